@@ -1,0 +1,1 @@
+"""The words and wires that frontend and workers share: messages, errors, transports, discovery."""

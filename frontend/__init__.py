@@ -1,0 +1,1 @@
+"""OpenAI's HTTP API in, token requests out, text back."""

@@ -1,0 +1,1 @@
+"""One engine, one role, one process."""

@@ -1,0 +1,1 @@
+"""The small, correct engine: transformers' gpt-oss over our own paged KV pool."""
