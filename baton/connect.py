@@ -1,0 +1,66 @@
+"""The flags both processes share: which registry, which request plane; and the objects they name."""
+
+import dataclasses
+import os
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from baton.discovery import Discovery
+from baton.flags import flag
+from baton.transport import Transport
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wires:
+    """How this process finds and reaches the others.
+
+    Unset, the registry is etcd if ETCD_ENDPOINTS is set, else a folder of this machine; the request plane is
+    NATS if NATS_SERVER is set, else TCP.
+    """
+
+    discovery_backend: Literal["file", "etcd"] | None = flag(None, "registry", env="BATON_DISCOVERY_BACKEND")
+    request_plane: Literal["tcp", "nats"] | None = flag(None, "request plane", env="BATON_REQUEST_PLANE")
+    etcd_endpoints: str = flag(
+        "http://127.0.0.1:2379", "etcd addresses", env="ETCD_ENDPOINTS", metavar="URLS"
+    )
+    nats_server: str = flag("nats://127.0.0.1:4222", "NATS address", env="NATS_SERVER", metavar="URL")
+    file_registry: Path | None = flag(None, "folder of the file registry", env="BATON_FILE_REGISTRY")
+    host: str = flag("127.0.0.1", "address to bind and to advertise to peers", env="BATON_HOST", metavar="IP")
+
+    def discovery(self) -> Discovery:
+        """The registry; nothing is connected before it is used."""
+        if self._registry() == "etcd":
+            from baton.etcd import EtcdDiscovery  # noqa: PLC0415  grpc is loaded only where it is used
+
+            return EtcdDiscovery(
+                self.etcd_endpoints,
+                username=os.environ.get("ETCD_AUTH_USERNAME"),
+                password=os.environ.get("ETCD_AUTH_PASSWORD"),
+            )
+        from baton.files import FilesDiscovery  # noqa: PLC0415
+
+        return FilesDiscovery(self.file_registry or _default_registry())
+
+    def transport(self) -> Transport:
+        """The request plane; nothing is connected before it is used."""
+        if self._plane() == "nats":
+            from baton.nats import NatsTransport  # noqa: PLC0415
+
+            return NatsTransport(self.nats_server)
+        from baton.tcp import TcpTransport  # noqa: PLC0415
+
+        return TcpTransport(bind_host=self.host)
+
+    def __str__(self) -> str:
+        return f"discovery={self._registry()} plane={self._plane()}"
+
+    def _registry(self) -> str:
+        return self.discovery_backend or ("etcd" if os.environ.get("ETCD_ENDPOINTS") else "file")
+
+    def _plane(self) -> str:
+        return self.request_plane or ("nats" if os.environ.get("NATS_SERVER") else "tcp")
+
+
+def _default_registry() -> Path:
+    return Path(tempfile.gettempdir()) / f"baton-{os.getuid()}" / "registry"

@@ -1,0 +1,147 @@
+"""Command lines from frozen dataclasses: a field is a flag, its default stands once, its source is known."""
+
+import argparse
+import dataclasses
+import functools
+import os
+import types
+from collections.abc import Sequence
+from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+_ONE_LINE_EACH = functools.partial(argparse.HelpFormatter, max_help_position=38, width=120)
+
+
+def flag(
+    default: object,
+    text: str,
+    *,
+    env: str | None = None,
+    metavar: str | None = None,
+    alias: str | None = None,
+) -> Any:
+    """A dataclass field that is also a flag. `env` names a variable that stands in for a flag not typed."""
+    return dataclasses.field(
+        default=default, metadata={"text": text, "env": env, "metavar": metavar, "alias": alias}
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Parsed(Generic[T]):
+    """The settings, and where each came from: `flag`, `default`, or the name of an environment variable."""
+
+    settings: T
+    sources: dict[str, str]
+
+    def typed(self, name: str) -> bool:
+        """True if the user wrote this flag on the command line."""
+        return self.sources[name] == "flag"
+
+    def lines(self) -> list[str]:
+        """`name=value (source)` for each setting, for the one print at start."""
+        values = _flatten(self.settings)
+        return [f"{name}={values[name]} ({source})" for name, source in self.sources.items()]
+
+
+def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str) -> Parsed[T]:
+    """Read `argv` (then the environment, then defaults) into `cls`, a dataclass of `flag` fields.
+
+    A field whose type is itself such a dataclass is a group of flags. Ends the process with status 2 and one
+    line on bad input, as argparse does.
+    """
+    parser = argparse.ArgumentParser(
+        prog=prog, description=description, allow_abbrev=False, formatter_class=_ONE_LINE_EACH
+    )
+    for field, kind in _leaves(cls):
+        _add_flag(parser, field, kind)
+    given = vars(parser.parse_args(argv))
+    sources: dict[str, str] = {}
+    return Parsed(_build(cls, given, sources, parser), sources)
+
+
+def _leaves(cls: type) -> list[tuple[dataclasses.Field[Any], Any]]:
+    hints = get_type_hints(cls)
+    found: list[tuple[dataclasses.Field[Any], Any]] = []
+    for field in dataclasses.fields(cls):
+        kind = hints[field.name]
+        if dataclasses.is_dataclass(kind):
+            found += _leaves(kind)  # type: ignore[arg-type]  # is_dataclass does not narrow to a type
+        else:
+            found.append((field, kind))
+    return found
+
+
+def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], kind: Any) -> None:
+    names = ["--" + field.name.replace("_", "-")]
+    if field.metadata["alias"]:
+        names.append(field.metadata["alias"])
+    text = field.metadata["text"]
+    if field.default not in (None, "", False):
+        text += f" [{field.default}]"
+    if field.metadata["env"]:
+        text += f" (env {field.metadata['env']})"
+    if kind is bool:
+        parser.add_argument(*names, action="store_true", default=argparse.SUPPRESS, help=text)
+        return
+    plain = _plain(kind)
+    parser.add_argument(
+        *names,
+        type=str if get_origin(plain) is Literal else plain,
+        choices=get_args(plain) if get_origin(plain) is Literal else None,
+        metavar=field.metadata["metavar"],
+        default=argparse.SUPPRESS,
+        help=text.replace("%", "%%"),
+    )
+
+
+def _plain(kind: Any) -> Any:
+    """`X` of `X | None`."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return next(arg for arg in get_args(kind) if arg is not type(None))
+    return kind
+
+
+def _build(
+    cls: type[T], given: dict[str, Any], sources: dict[str, str], parser: argparse.ArgumentParser
+) -> T:
+    hints = get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # T is a dataclass by contract
+        kind = hints[field.name]
+        if dataclasses.is_dataclass(kind):
+            values[field.name] = _build(kind, given, sources, parser)  # type: ignore[arg-type]
+            continue
+        env = field.metadata["env"]
+        if field.name in given:
+            values[field.name], sources[field.name] = given[field.name], "flag"
+        elif env and os.environ.get(env):
+            values[field.name], sources[field.name] = _from_env(env, kind, parser), env
+        else:
+            values[field.name], sources[field.name] = field.default, "default"
+    try:
+        return cls(**values)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def _from_env(env: str, kind: Any, parser: argparse.ArgumentParser) -> Any:
+    text = os.environ[env]
+    plain = _plain(kind)
+    if get_origin(plain) is Literal:
+        if text in get_args(plain):
+            return text
+        parser.error(f"{env}={text}: choose from {', '.join(get_args(plain))}")
+    if plain is bool:
+        return text.lower() in ("1", "true", "yes", "on")
+    try:
+        return plain(text)
+    except ValueError:
+        parser.error(f"{env}={text}: not a valid {plain.__name__}")
+
+
+def _flatten(settings: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        values |= _flatten(value) if dataclasses.is_dataclass(value) else {field.name: value}
+    return values

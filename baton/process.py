@@ -1,0 +1,65 @@
+"""The life of a process: run on uvloop, drain on the first signal, leave at once on the second."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import uvloop
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Shutdown:
+    """Set by SIGTERM or SIGINT. Whoever runs the process waits for it, drains, and returns."""
+
+    def __init__(self) -> None:
+        self._asked = asyncio.Event()
+
+    @property
+    def asked(self) -> bool:
+        """True once a signal has come."""
+        return self._asked.is_set()
+
+    async def wait(self) -> None:
+        """Return when a signal has come."""
+        await self._asked.wait()
+
+    def listen(self) -> None:
+        """Take SIGTERM and SIGINT of this process."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: int) -> None:
+        if self._asked.is_set():
+            log.warning("forced signal=%s", signal.Signals(number).name)
+            os._exit(128 + number)
+        log.info("draining signal=%s", signal.Signals(number).name)
+        self._asked.set()
+
+
+def run(main: Callable[[Shutdown], Coroutine[Any, Any, int]]) -> int:
+    """Run `main` to its end on uvloop with signals listened to; gives its exit status."""
+
+    async def listening() -> int:
+        shutdown = Shutdown()
+        shutdown.listen()
+        return await main(shutdown)
+
+    return uvloop.run(listening())
+
+
+async def first_of(*waits: Awaitable[T]) -> T:
+    """The result of whichever ends first; the others are cancelled and waited for."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task in done).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,15 @@
+"""Logs: one line for each state change, `key=value`, to stderr; set up in `main` only."""
+
+import logging
+import sys
+
+
+def configure_logging(level: str) -> None:
+    """Send every record of this process to stderr as `time level logger message`."""
+    stream = logging.StreamHandler(sys.stderr)
+    stream.setFormatter(
+        logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)s %(name)s %(message)s", "%H:%M:%S")
+    )
+    logging.basicConfig(level=level.upper(), handlers=[stream], force=True)
+    for noisy in ("httpx", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
