@@ -1,0 +1,31 @@
+"""A contiguous piece of host or CUDA memory, described without torch."""
+
+import ctypes
+
+import msgspec
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """`num_bytes` at `address`; on the CUDA device `device_index`, or on the host if that is None.
+
+    `owner` is the object that owns the bytes (tensor, bytearray): while somebody holds it they stay mapped.
+    A tensor `t` is `Memory(address=t.data_ptr(), num_bytes=t.nbytes, device_index=..., owner=t)`.
+    """
+
+    address: int
+    num_bytes: int
+    owner: object
+    device_index: int | None = None
+
+
+def host_memory(buffer: bytearray | memoryview) -> Memory:
+    """The bytes of a writable, contiguous buffer, not copied. Raises TypeError, ValueError if it is not one."""
+    array = (ctypes.c_char * memoryview(buffer).nbytes).from_buffer(buffer)
+    return Memory(address=ctypes.addressof(array), num_bytes=ctypes.sizeof(array), owner=array)
+
+
+def host_view(memory: Memory) -> memoryview:
+    """Host memory as writable bytes, not copied; the view keeps no owner. Raises ValueError on CUDA memory."""
+    if memory.device_index is not None:
+        raise ValueError("these bytes live on a CUDA device")
+    return memoryview((ctypes.c_char * memory.num_bytes).from_address(memory.address)).cast("B")
