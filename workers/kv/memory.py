@@ -19,13 +19,13 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def host_memory(buffer: bytearray | memoryview) -> Memory:
-    """The bytes of a writable, contiguous buffer, not copied. Raises TypeError, ValueError if it is not one."""
+    """The bytes of a writable, contiguous buffer, not copied; else raises TypeError or ValueError."""
     array = (ctypes.c_char * memoryview(buffer).nbytes).from_buffer(buffer)
     return Memory(address=ctypes.addressof(array), num_bytes=ctypes.sizeof(array), owner=array)
 
 
 def host_view(memory: Memory) -> memoryview:
-    """Host memory as writable bytes, not copied; the view keeps no owner. Raises ValueError on CUDA memory."""
+    """Host memory as writable bytes, not copied, not kept alive. Raises ValueError on CUDA memory."""
     if memory.device_index is not None:
         raise ValueError("these bytes live on a CUDA device")
     return memoryview((ctypes.c_char * memory.num_bytes).from_address(memory.address)).cast("B")

@@ -1,0 +1,70 @@
+"""The puller's end of every pull: asking the source, the deadline, and what each way to fail means."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from baton.errors import HandoffFailed
+from workers.kv.memory import Memory
+from workers.kv.source import Peer
+from workers.kv.transceiver import Ticket
+from workers.kv.wire import Ask, Fetched, Grant, Stands, receive_word, send_word
+
+Move = Callable[[socket.socket, Grant, Memory], Awaitable[None]]
+"""How a wire brings the bytes in; when it returns or raises, nobody writes the memory any more."""
+
+
+class Pulls:
+    """The running pulls of one transceiver of kind `wire`."""
+
+    def __init__(self, wire: str, move: Move) -> None:
+        self._wire = wire
+        self._move = move
+        self._running: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def pull(self, ticket: Ticket, into: Memory, deadline_s: float) -> None:
+        """See CacheTransceiver.pull."""
+        if ticket.wire != self._wire:
+            raise HandoffFailed(f"the KV is offered over {ticket.wire}, this worker pulls over {self._wire}")
+        if ticket.num_bytes != into.num_bytes:
+            raise ValueError(f"{ticket.num_bytes} bytes are offered, {into.num_bytes} would be pulled")
+        if self._closed:
+            raise HandoffFailed("the transceiver is closed")
+        task = asyncio.create_task(self._pull(ticket, into))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            async with asyncio.timeout(deadline_s):
+                await task
+        except TimeoutError:
+            raise HandoffFailed(f"the KV did not arrive within {deadline_s:g} s") from None
+        except (OSError, msgspec.DecodeError) as error:
+            raise HandoffFailed(f"the source of the KV is gone: {error}") from error
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is not None and caller.cancelling():
+                raise
+            raise HandoffFailed("the transceiver was closed during the pull") from None
+
+    async def close(self) -> None:
+        """End every pull with HandoffFailed."""
+        self._closed = True
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _pull(self, ticket: Ticket, into: Memory) -> None:
+        peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
+        family = socket.AF_INET6 if ":" in peer.host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await asyncio.get_running_loop().sock_connect(sock, (peer.host, peer.port))
+            await send_word(sock, Ask(ticket.offer_id, peer.secret))
+            grant = await receive_word(sock, Grant)
+            await self._move(sock, grant, into)
+            await send_word(sock, Fetched())
+            await receive_word(sock, Stands)

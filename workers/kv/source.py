@@ -1,0 +1,172 @@
+"""The source's end of every pull: a transceiver's offers, and the socket at which they are asked for."""
+
+import asyncio
+import hmac
+import itertools
+import logging
+import secrets
+import socket
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+
+import msgspec
+
+from baton.errors import HandoffFailed
+from workers.kv.memory import Memory
+from workers.kv.transceiver import Ticket
+from workers.kv.wire import Ask, Fetched, Refused, Stands, receive_word, send_word
+
+log = logging.getLogger(__name__)
+
+_SECRET_BYTES = 16
+_ASK_LIMIT_S = 5.0
+_MAX_SESSIONS = 256
+_ACCEPT_PAUSE_S = 0.1
+_GONE = "the KV is no longer offered: it was pulled, withdrawn, or has expired"
+
+Lend = Callable[[socket.socket, Memory], AbstractAsyncContextManager[None]]
+"""How a wire lets one puller read: entering sends the Grant, leaving takes the memory back."""
+
+
+class Peer(msgspec.Struct, frozen=True, array_like=True):
+    """`Ticket.peer`: where to ask for the offer, and the secret that opens it."""
+
+    host: str
+    port: int
+    secret: bytes
+
+
+class _Offer:
+    """One offer. `moved` is True once a peer has it, False once it was withdrawn."""
+
+    def __init__(self, payload: Memory) -> None:
+        self.payload = payload
+        self.secret = secrets.token_bytes(_SECRET_BYTES)
+        self.moved: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.readers: set[socket.socket] = set()
+
+    def end(self, *, moved: bool) -> None:
+        """End the offer, once; readers still at work learn it by the end of the connection's one half.
+
+        The other half stays open: a reader's memory is let go when that reader has hung up.
+        """
+        if not self.moved.done():
+            self.moved.set_result(moved)
+            for sock in self.readers:
+                _shut_down(sock, socket.SHUT_WR)
+
+
+class Source:
+    """Offers memory under tickets of kind `wire`, listening on `host` (an address the pullers can reach)."""
+
+    def __init__(self, wire: str, host: str, lend: Lend) -> None:
+        self._wire = wire
+        self._host = host
+        self._lend = lend
+        self._offers: dict[int, _Offer] = {}
+        self._ids = itertools.count(1)
+        self._listener: socket.socket | None = None
+        self._port = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Listen on an ephemeral port. Raises OSError."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.create_server((self._host, 0), family=family, backlog=_MAX_SESSIONS)
+        listener.setblocking(False)
+        self._listener = listener
+        self._port = listener.getsockname()[1]
+        self._spawn(self._accept(listener))
+
+    def offer(self, payload: Memory) -> Ticket:
+        """See CacheTransceiver.offer."""
+        if self._listener is None:
+            raise HandoffFailed("the transceiver is closed")
+        if payload.num_bytes < 1:
+            raise ValueError("an offer has at least one byte")
+        offer = _Offer(payload)
+        offer_id = next(self._ids)
+        self._offers[offer_id] = offer
+        peer = msgspec.msgpack.encode(Peer(self._host, self._port, offer.secret))
+        return Ticket(wire=self._wire, offer_id=offer_id, num_bytes=payload.num_bytes, peer=peer)
+
+    async def moved(self, ticket: Ticket) -> None:
+        """See CacheTransceiver.moved."""
+        offer = self._offers.get(ticket.offer_id)
+        if offer is None or not await asyncio.shield(offer.moved):
+            raise HandoffFailed("the offer was withdrawn before it was pulled")
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """See CacheTransceiver.withdraw."""
+        if offer := self._offers.pop(ticket.offer_id, None):
+            offer.end(moved=False)
+
+    async def close(self) -> None:
+        """Withdraw every offer, hang up on every puller."""
+        if self._listener is None:
+            return
+        self._listener.close()
+        self._listener = None
+        for offer in self._offers.values():
+            offer.end(moved=False)
+        self._offers.clear()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                log.warning("accept failed wire=%s error=%s", self._wire, error)
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+                continue
+            if len(self._tasks) > _MAX_SESSIONS:
+                log.warning("puller turned away wire=%s sessions=%d", self._wire, len(self._tasks))
+                sock.close()
+                continue
+            self._spawn(self._session(sock))
+
+    async def _session(self, sock: socket.socket) -> None:
+        """One puller, from its Ask until it hangs up."""
+        with sock:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            try:
+                async with asyncio.timeout(_ASK_LIMIT_S):
+                    ask = await receive_word(sock, Ask)
+                await self._answer(sock, ask)
+            except (OSError, HandoffFailed, TimeoutError) as error:
+                log.info("puller left wire=%s reason=%s", self._wire, error)
+
+    async def _answer(self, sock: socket.socket, ask: Ask) -> None:
+        offer = self._offers.get(ask.offer_id)
+        if offer is None or not hmac.compare_digest(offer.secret, ask.secret) or offer.moved.done():
+            await send_word(sock, Refused(_GONE))
+            return
+        offer.readers.add(sock)
+        try:
+            async with self._lend(sock, offer.payload):
+                await receive_word(sock, Fetched)
+        finally:
+            offer.readers.discard(sock)
+        if offer.moved.done():
+            await send_word(sock, Refused(_GONE))
+            return
+        offer.end(moved=True)
+        await send_word(sock, Stands())
+
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _shut_down(sock: socket.socket, how: int) -> None:
+    try:
+        sock.shutdown(how)
+    except OSError as error:
+        log.debug("shutdown error=%s", error)  # the puller was faster

@@ -1,0 +1,61 @@
+"""The cache transceiver over plain TCP: host memory only, needs nothing installed, works everywhere."""
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from workers.kv.memory import Memory, host_view
+from workers.kv.pulls import Pulls
+from workers.kv.source import Source
+from workers.kv.transceiver import Ticket
+from workers.kv.wire import Grant, receive_bytes, send_bytes, send_word
+
+
+class TcpTransceiver:
+    """Implements CacheTransceiver; the bytes follow the Grant on the same connection."""
+
+    transport_name = "tcp"
+    moves_device_memory = False
+
+    def __init__(self, host: str) -> None:
+        """`host`: the address to listen on, and at which pullers find this process."""
+        self._source = Source("tcp", host, _lend)
+        self._pulls = Pulls("tcp", _move)
+
+    async def start(self) -> None:
+        """See CacheTransceiver."""
+        await self._source.start()
+
+    def offer(self, payload: Memory) -> Ticket:
+        """See CacheTransceiver."""
+        host_view(payload)  # refuses device memory
+        return self._source.offer(payload)
+
+    async def moved(self, ticket: Ticket) -> None:
+        """See CacheTransceiver."""
+        await self._source.moved(ticket)
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """See CacheTransceiver."""
+        self._source.withdraw(ticket)
+
+    async def pull(self, ticket: Ticket, into: Memory, deadline_s: float) -> None:
+        """See CacheTransceiver."""
+        host_view(into)  # refuses device memory
+        await self._pulls.pull(ticket, into, deadline_s)
+
+    async def close(self) -> None:
+        """See CacheTransceiver."""
+        await self._pulls.close()
+        await self._source.close()
+
+
+@asynccontextmanager
+async def _lend(sock: socket.socket, payload: Memory) -> AsyncIterator[None]:
+    await send_word(sock, Grant())
+    await send_bytes(sock, host_view(payload))
+    yield
+
+
+async def _move(sock: socket.socket, _grant: Grant, into: Memory) -> None:
+    await receive_bytes(sock, host_view(into))
