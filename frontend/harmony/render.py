@@ -1,0 +1,177 @@
+"""A conversation as Harmony segments, ready to be tokenised: the prompt that gpt-oss was trained to read."""
+
+import re
+from collections.abc import Iterator
+
+from baton.errors import InvalidRequest
+from frontend.harmony.builtin_tools import BUILTIN_TOOLS, builtin_tools_section, is_builtin
+from frontend.harmony.conversation import (
+    AssistantTurn,
+    Conversation,
+    Instructions,
+    Tool,
+    ToolCall,
+    ToolResult,
+    Turn,
+    UserTurn,
+)
+from frontend.harmony.specials import Segment, SpecialToken
+from frontend.harmony.typescript import compact_json, type_of
+
+# A name is one word of a header: white space would end it, `<` would look like a control token.
+_NAME = re.compile(r"[^\s<>|=]+")
+_CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
+_FUNCTIONS_CHANNEL = "Calls to these tools must go to the commentary channel: 'functions'."
+
+
+def render(conversation: Conversation) -> list[Segment]:
+    """The whole prompt, up to `<|start|>assistant`, after which the model writes its header.
+
+    Instructions before the first other turn are joined, with a blank line between them, in the developer
+    message that also carries tools and response format; later ones stay where they were said. Reasoning is
+    left out of every turn up to the last final answer and kept after it, where a chain of tool calls is
+    still running. The text of a message is one segment, so that what was said in earlier turns stays equal
+    from request to request and its tokens can be cached.
+
+    Raises InvalidRequest if a name cannot stand in a header (`tools` or `messages`), a tool is unknown
+    (`tools`), a schema is nested too deeply (`tools`, `response_format`), or a tool result answers no call
+    of the history (`tool_call_id`).
+    """
+    turns = conversation.turns
+    num_leading = next((i for i, turn in enumerate(turns) if not isinstance(turn, Instructions)), len(turns))
+    leading = [turn.text for turn in turns[:num_leading] if isinstance(turn, Instructions)]
+
+    segments = [*_message("system", _system_text(conversation))]
+    developer = _developer_text(conversation, "\n\n".join(text for text in leading if text))
+    if developer:
+        segments += _message("developer", developer)
+    segments += _history(turns[num_leading:], conversation.builtin_tools)
+    return [*segments, SpecialToken.START, "assistant"]
+
+
+def _history(turns: tuple[Turn, ...], builtin_tools: tuple[str, ...]) -> Iterator[Segment]:
+    last_final = max((i for i, turn in enumerate(turns) if _is_final(turn)), default=-1)
+    called: dict[str, str] = {}
+    for i, turn in enumerate(turns):
+        match turn:
+            case Instructions(text=text):
+                yield from _message("developer", f"# Instructions\n\n{text}")
+            case UserTurn(text=text):
+                yield from _message("user", text)
+            case AssistantTurn():
+                called |= {call.call_id: _recipient(call, builtin_tools) for call in turn.tool_calls}
+                yield from _assistant(turn, called, keeps_reasoning=i > last_final)
+            case ToolResult():
+                yield from _tool_result(turn, called)
+
+
+def _is_final(turn: Turn) -> bool:
+    """Whether the turn ends with an answer; text beside calls is only a preamble."""
+    return isinstance(turn, AssistantTurn) and bool(turn.text) and not turn.tool_calls
+
+
+def _assistant(turn: AssistantTurn, called: dict[str, str], *, keeps_reasoning: bool) -> Iterator[Segment]:
+    if turn.reasoning and keeps_reasoning:
+        yield from _message("assistant", turn.reasoning, channel="analysis")
+    if turn.text:
+        channel = "commentary" if turn.tool_calls else "final"
+        yield from _message("assistant", turn.text, channel=channel)
+    for call in turn.tool_calls:
+        recipient = called[call.call_id]
+        header = "commentary json" if _is_function(recipient) else "analysis code"
+        yield from _message(
+            f"assistant to={recipient}", call.arguments, channel=header, end=SpecialToken.CALL
+        )
+
+
+def _tool_result(turn: ToolResult, called: dict[str, str]) -> Iterator[Segment]:
+    recipient = called.get(turn.call_id)
+    if recipient is None:
+        raise InvalidRequest(
+            f"The tool result for call {turn.call_id!r} answers no earlier tool call of the conversation.",
+            param="tool_call_id",
+        )
+    channel = "commentary" if _is_function(recipient) else "analysis"
+    yield from _message(f"{recipient} to=assistant", turn.text, channel=channel)
+
+
+def _recipient(call: ToolCall, builtin_tools: tuple[str, ...]) -> str:
+    name = call.name.removeprefix("functions.")
+    _check_name(name, "messages")
+    return name if is_builtin(name, builtin_tools) else f"functions.{name}"
+
+
+def _is_function(recipient: str) -> bool:
+    """Functions are called on commentary with JSON; built-in tools on analysis, with `code`."""
+    return recipient.startswith("functions.")
+
+
+def _message(
+    author: str, text: str, *, channel: str | None = None, end: SpecialToken = SpecialToken.END
+) -> Iterator[Segment]:
+    yield SpecialToken.START
+    yield author
+    if channel:
+        yield SpecialToken.CHANNEL
+        yield channel
+    yield SpecialToken.MESSAGE
+    if text:
+        yield text
+    yield end
+
+
+def _system_text(conversation: Conversation) -> str:
+    top = [conversation.model_identity, f"Knowledge cutoff: {conversation.knowledge_cutoff}"]
+    if conversation.current_date is not None:
+        top.append(f"Current date: {conversation.current_date}")
+    sections = ["\n".join(top), f"Reasoning: {conversation.reasoning_effort}"]
+    if conversation.builtin_tools:
+        unknown = set(conversation.builtin_tools) - set(BUILTIN_TOOLS)
+        if unknown:
+            raise InvalidRequest(f"There is no built-in tool {min(unknown)!r}.", param="tools")
+        sections.append(builtin_tools_section(conversation.builtin_tools))
+    sections.append(f"{_CHANNELS}\n{_FUNCTIONS_CHANNEL}" if conversation.tools else _CHANNELS)
+    return "\n\n".join(sections)
+
+
+def _developer_text(conversation: Conversation, instructions: str) -> str:
+    sections = []
+    if instructions:
+        sections += ["# Instructions", instructions]
+    if conversation.tools:
+        sections.append(_tools_section(conversation.tools))
+    if conversation.response_schema is not None:
+        name, schema = conversation.response_schema
+        sections += ["# Response Formats", f"## {name}", compact_json(schema)]
+    return "\n\n".join(sections)
+
+
+def _tools_section(tools: tuple[Tool, ...]) -> str:
+    lines = ["# Tools", "", "## functions", "", "namespace functions {", ""]
+    for tool in tools:
+        _check_name(tool.name, "tools")
+        lines += [f"// {line}" for line in _lines(tool.description or "")]
+        lines += [f"type {tool.name} = {_signature(tool)} => any;", ""]
+    return "\n".join([*lines, "} // namespace functions"])
+
+
+def _signature(tool: Tool) -> str:
+    if tool.parameters is None:
+        return "()"
+    try:
+        return f"(_: {type_of(tool.parameters)})"
+    except ValueError as error:
+        raise InvalidRequest(f"Tool {tool.name!r}: {error}.", param="tools") from error
+
+
+def _lines(text: str) -> list[str]:
+    """Lines as Rust's `str::lines` cuts them: at LF or CRLF only, without an empty last one."""
+    lines = text.split("\n")
+    if not lines[-1]:
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
+
+
+def _check_name(name: str, param: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest(f"The tool name {name!r} must be one word without any of '<>|='.", param=param)

@@ -1,0 +1,21 @@
+"""The control tokens of Harmony, and the segments a rendered prompt is made of."""
+
+import enum
+
+
+class SpecialToken(enum.Enum):
+    """A control token; the value is its literal text in `tokenizer.json`."""
+
+    STARTOFTEXT = "<|startoftext|>"
+    ENDOFTEXT = "<|endoftext|>"
+    START = "<|start|>"
+    CHANNEL = "<|channel|>"
+    CONSTRAIN = "<|constrain|>"
+    MESSAGE = "<|message|>"
+    END = "<|end|>"
+    CALL = "<|call|>"
+    RETURN = "<|return|>"
+
+
+Segment = str | SpecialToken
+"""Text that is always ordinary, whatever it says, or one control token."""
