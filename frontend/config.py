@@ -1,0 +1,28 @@
+"""The frontend's settings; each field is a flag."""
+
+import dataclasses
+from pathlib import Path
+
+from baton.connect import Wires
+from baton.flags import flag
+from frontend.router import RouterMode
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FrontendSettings:
+    """What `python -m frontend` takes."""
+
+    http_host: str = flag("127.0.0.1", "address to listen on", env="DYN_HTTP_HOST", metavar="IP")
+    http_port: int = flag(8000, "port to listen on", env="DYN_HTTP_PORT", metavar="PORT")
+    router_mode: RouterMode = flag("round-robin", "how workers are picked")
+    model_path: Path | None = flag(None, "folder with tokenizer.json, if the workers' is not on this machine")
+    request_timeout_s: float = flag(600.0, "deadline of a request", metavar="S")
+    drain_timeout_s: float = flag(30.0, "how long running answers may go on after SIGTERM", metavar="S")
+    log_level: str = flag("info", "debug, info, warning or error")
+    wires: Wires = dataclasses.field(default_factory=Wires)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.http_port <= 65535:
+            raise ValueError(f"--http-port {self.http_port}: a port is 0 to 65535")
+        if self.request_timeout_s <= 0:
+            raise ValueError(f"--request-timeout-s {self.request_timeout_s}: must be more than 0")

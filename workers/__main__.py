@@ -1,0 +1,38 @@
+"""`python -m workers`: one engine, one role, one process."""
+
+import logging
+import sys
+
+from baton.flags import parse
+from baton.process import Shutdown, run
+from baton.telemetry import configure_logging
+from workers.config import WorkerSettings
+from workers.engines.build import build_engine
+from workers.settings import SettingsError
+from workers.worker import new_identity, run_worker
+
+log = logging.getLogger("workers")
+
+
+def main(argv: list[str]) -> int:
+    """Exit status: 0 after a drain, 1 if the engine broke, 2 if the settings are wrong."""
+    parsed = parse(WorkerSettings, argv, prog="python -m workers", description="One engine, one role.")
+    settings = parsed.settings
+    configure_logging(settings.log_level)
+    identity = new_identity(settings)
+
+    async def life(shutdown: Shutdown) -> int:
+        try:
+            engine, lines = build_engine(parsed, identity)
+        except SettingsError as error:
+            sys.stderr.write(f"error: {error}\n")
+            return 2
+        log.info("settings %s", " ".join(parsed.lines()))
+        log.info("engine settings %s", " ".join(lines))
+        return await run_worker(settings, engine, identity, shutdown)
+
+    return run(life)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,78 @@
+"""A worker's settings; each field is a flag, named as in NVIDIA Dynamo's TensorRT-LLM worker."""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+from baton.connect import Wires
+from baton.flags import Parsed, flag
+from baton.messages import Role
+
+EngineName = Literal["embedded", "mocker"]
+DisaggregationMode = Literal["prefill", "decode", "agg"]
+
+_ENDPOINTS = {
+    Role.PREFILL: "dyn://dynamo.prefill.generate",
+    Role.DECODE: "dyn://dynamo.tensorrt_llm.generate",
+}
+
+# Flags that stand for an engine setting; typed, they win over the YAML.
+_ENGINE_FLAGS = {
+    "max_batch_size": "max_batch_size",
+    "max_num_tokens": "max_num_tokens",
+    "max_seq_len": "max_seq_len",
+    "free_gpu_memory_fraction": "kv_cache_config.free_gpu_memory_fraction",
+    "tensor_parallel_size": "tensor_parallel_size",
+    "expert_parallel_size": "moe_expert_parallel_size",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerSettings:
+    """What `python -m workers` takes."""
+
+    engine: EngineName = flag("embedded", "what runs the model")
+    model_path: Path = flag(
+        Path("models/demo"), "folder with config.json, weights, tokenizer.json", alias="--model"
+    )
+    served_model_name: str | None = flag(None, "name in the API [the folder's name]", metavar="NAME")
+    disaggregation_mode: DisaggregationMode = flag("agg", "role of this worker")
+    extra_engine_args: Path | None = flag(None, "engine settings", metavar="YAML")
+    max_batch_size: int | None = flag(None, "requests in one step", metavar="N")
+    max_num_tokens: int | None = flag(None, "tokens in one step", metavar="N")
+    max_seq_len: int | None = flag(None, "prompt and answer together, tokens", metavar="N")
+    free_gpu_memory_fraction: float | None = flag(None, "of the free memory, what KV takes", metavar="F")
+    tensor_parallel_size: int | None = flag(None, "GPUs that share each layer", metavar="N")
+    expert_parallel_size: int | None = flag(None, "GPUs that share the experts", metavar="N")
+    dyn_reasoning_parser: Literal["gpt_oss"] = flag("gpt_oss", "how reasoning is parsed")
+    dyn_tool_call_parser: Literal["harmony"] = flag("harmony", "how tool calls are parsed")
+    endpoint: str | None = flag(None, "route's name in discovery [by role]", metavar="DYN")
+    drain_timeout_s: float = flag(30.0, "how long running requests may go on after SIGTERM", metavar="S")
+    log_level: str = flag("info", "debug, info, warning or error")
+    wires: Wires = dataclasses.field(default_factory=Wires)
+
+    def __post_init__(self) -> None:
+        if self.endpoint is not None and not self.endpoint.startswith("dyn://"):
+            raise ValueError(f"--endpoint {self.endpoint}: must read dyn://namespace.component.endpoint")
+
+    @property
+    def role(self) -> Role:
+        """An aggregated worker is a decode worker that gets no handoff."""
+        return Role.PREFILL if self.disaggregation_mode == "prefill" else Role.DECODE
+
+    @property
+    def model(self) -> str:
+        """The name that clients ask for."""
+        return self.served_model_name or self.model_path.resolve().name
+
+    @property
+    def route(self) -> str:
+        """The endpoint's name in discovery and /health, as the guides show it."""
+        return self.endpoint or _ENDPOINTS[self.role]
+
+
+def typed_engine_flags(parsed: Parsed[WorkerSettings]) -> dict[str, object]:
+    """Engine settings that were typed as flags, by key path of the engine's YAML."""
+    return {
+        path: getattr(parsed.settings, name) for name, path in _ENGINE_FLAGS.items() if parsed.typed(name)
+    }

@@ -1,0 +1,65 @@
+"""From a name to an engine: its settings class, and what it needs to be built. Imports only what is named."""
+
+from collections.abc import Callable
+
+from baton.flags import Parsed
+from workers.config import WorkerSettings, typed_engine_flags
+from workers.engine import Engine
+from workers.settings import SettingsError, load_settings
+
+
+def build_engine(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
+    """The engine, not started, and its effective settings as `key=value (source)` lines.
+
+    Raises SettingsError with one line for the user: wrong YAML, missing model folder, engine not installed.
+    """
+    settings = parsed.settings
+    if not (settings.model_path / "config.json").is_file():
+        raise SettingsError(
+            f"--model-path {settings.model_path}: no config.json there; give a gpt-oss checkpoint folder"
+        )
+    return _BUILDERS[settings.engine](parsed, identity)
+
+
+def _embedded(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
+    try:
+        from workers.engines.embedded.engine import EmbeddedEngine  # noqa: PLC0415  torch: only if asked for
+    except ImportError as error:
+        raise SettingsError(
+            f"the embedded engine is not installed ({error}); pip install '.[embedded]'"
+        ) from error
+    from workers.engines.embedded.settings import EmbeddedSettings  # noqa: PLC0415
+    from workers.kv.choose import choose_transceiver  # noqa: PLC0415
+
+    settings = parsed.settings
+    loaded = load_settings(EmbeddedSettings, settings.extra_engine_args, typed_engine_flags(parsed))
+    wire = loaded.settings.cache_transceiver_config.backend
+    transceiver = None
+    if settings.disaggregation_mode != "agg":
+        transceiver = choose_transceiver(wire, host=settings.wires.host)
+    engine = EmbeddedEngine(
+        loaded.settings,
+        model_path=settings.model_path,
+        role=settings.role,
+        worker_id=identity[0],
+        incarnation=identity[1],
+        transceiver=transceiver,
+    )
+    return engine, loaded.lines()
+
+
+def _mocker(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
+    from workers.engines.mocker import MockerEngine, MockerSettings  # noqa: PLC0415
+
+    settings = parsed.settings
+    loaded = load_settings(MockerSettings, settings.extra_engine_args, typed_engine_flags(parsed))
+    engine = MockerEngine(
+        loaded.settings, model_path=settings.model_path, worker_id=identity[0], incarnation=identity[1]
+    )
+    return engine, loaded.lines()
+
+
+_BUILDERS: dict[str, Callable[[Parsed[WorkerSettings], tuple[str, str]], tuple[Engine, list[str]]]] = {
+    "embedded": _embedded,
+    "mocker": _mocker,
+}

@@ -1,0 +1,133 @@
+"""The life of a worker: start the engine, serve, register, drain, stop."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from baton.messages import GenerateRequest, Reply, Request, Role, StatsRequest, WorkerInfo
+from baton.process import Shutdown, first_of
+from workers.config import WorkerSettings
+from workers.engine import Engine, EngineInfo
+
+log = logging.getLogger(__name__)
+
+# A frontend may pick this worker until it has seen the withdrawal.
+WITHDRAWAL_SEEN_S = 0.5
+
+
+class Worker:
+    """One engine in one role, as its callers see it."""
+
+    def __init__(self, engine: Engine, role: Role) -> None:
+        self._engine = engine
+        self._role = role
+        self._num_running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def answer(self, request: Request) -> AsyncGenerator[Reply, None]:
+        """The replies to one request; closing them cancels the work."""
+        if isinstance(request, StatsRequest):
+            yield self._engine.stats()
+            return
+        self._num_running += 1
+        self._idle.clear()
+        try:
+            async with aclosing(self._run(request)) as replies:
+                async for reply in replies:
+                    yield reply
+        finally:
+            self._num_running -= 1
+            if not self._num_running:
+                self._idle.set()
+
+    def _run(self, request: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        run = self._engine.prefill if self._role is Role.PREFILL else self._engine.decode
+        return run(request)
+
+    async def drained(self, timeout_s: float) -> bool:
+        """Wait until nothing runs; False if that took longer than `timeout_s`. For prefill, what runs is also
+        what is pinned: a call ends when its handoff was pulled, expired or closed.
+        """
+        await asyncio.sleep(WITHDRAWAL_SEEN_S)
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            log.warning("drain timeout num_running=%d", self._num_running)
+            return False
+        return True
+
+
+def new_identity(settings: WorkerSettings) -> tuple[str, str]:
+    """(worker id, incarnation) of this process: readable, and never seen before."""
+    incarnation = secrets.token_hex(8)
+    return f"{settings.disaggregation_mode}-{incarnation[:8]}", incarnation
+
+
+async def run_worker(
+    settings: WorkerSettings, engine: Engine, identity: tuple[str, str], shutdown: Shutdown
+) -> int:
+    """From start to stop; the exit status: 0 after a drain, 1 if the engine broke."""
+    try:
+        info = await first_of(engine.start(), _asked(shutdown))
+        if info is None:
+            return 0
+        return await _serve(settings, engine, info, identity, shutdown)
+    finally:
+        await engine.stop()
+
+
+async def _asked(shutdown: Shutdown) -> None:
+    await shutdown.wait()
+
+
+async def _serve(
+    settings: WorkerSettings, engine: Engine, info: EngineInfo, identity: tuple[str, str], shutdown: Shutdown
+) -> int:
+    worker = Worker(engine, settings.role)
+    worker_id, incarnation = identity
+    discovery, transport = settings.wires.discovery(), settings.wires.transport()
+    try:
+        async with transport.serve(worker_id, worker.answer) as address:
+            card = _card(settings, info, worker_id, incarnation, address)
+            async with discovery.register(card):
+                log.info(
+                    "ready worker=%s endpoint=%s address=%s kv=%s",
+                    worker_id,
+                    card.endpoint,
+                    address,
+                    info.kv_transfer,
+                )
+                reason = await first_of(_asked(shutdown), engine.failed())
+            log.info("withdrawn worker=%s", worker_id)
+            if reason is not None:
+                log.error("engine failed worker=%s reason=%s", worker_id, reason)
+                return 1
+            await worker.drained(settings.drain_timeout_s)
+            return 0
+    finally:
+        await transport.close()
+        await discovery.close()
+
+
+def _card(
+    settings: WorkerSettings, info: EngineInfo, worker_id: str, incarnation: str, address: str
+) -> WorkerInfo:
+    return WorkerInfo(
+        worker_id=worker_id,
+        incarnation=incarnation,
+        role=settings.role,
+        endpoint=settings.route,
+        model=settings.model,
+        model_path=str(settings.model_path.resolve()),
+        address=address,
+        context_length=info.context_length,
+        engine=info.name,
+        engine_version=info.version,
+        reasoning_parser=settings.dyn_reasoning_parser,
+        tool_call_parser=settings.dyn_tool_call_parser,
+        kv_layout=info.kv_layout,
+        kv_transfer=info.kv_transfer,
+    )
