@@ -1,0 +1,110 @@
+"""Which fields of a body are served: the table of those refused by name, and the search for unknown ones."""
+
+import re
+from collections.abc import Mapping
+from typing import TypeVar, get_args
+
+import msgspec
+
+from baton.errors import InvalidRequest
+from frontend.schema import ChatBody, CompletionBody, Effort, Nvext, SamplingFields, StreamOptions, TemplateArgs
+
+Body = TypeVar("Body", bound=SamplingFields)
+Table = Mapping[str, tuple[tuple[object, ...], str]]
+
+# Fields that the APIs or the guides define and Baton does not serve: (values that ask for nothing, reason).
+# `null` asks for nothing everywhere.
+_GUIDED: Table = dict.fromkeys(
+    ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
+    ((), "The form of an answer cannot be enforced yet."),
+)
+_NOT_SERVED: dict[type[msgspec.Struct], Table] = {
+    ChatBody: {
+        **_GUIDED,
+        "audio": ((), "Answers are text; there is no audio output."),
+        "modalities": ((["text"],), 'Answers are text: only ["text"] can be asked for.'),
+        "functions": (([],), "It is deprecated: use `tools`."),
+        "function_call": (("none", "auto"), "It is deprecated: use `tool_choice`."),
+        "prediction": ((), "There are no predicted outputs."),
+        "web_search_options": ((), "There is no web search."),
+        "moderation": ((), "There is no moderation."),
+        "store": ((False,), "Chat completions are not stored."),
+        "service_tier": (("auto", "default"), "There is one service tier: `default`."),
+        "verbosity": (("medium",), "gpt-oss does not know it; ask for brevity in the instructions."),
+        "prompt_cache_retention": (("in_memory",), "Prompts are cached in memory only."),
+        "prompt_cache_options": (({}, {"mode": "implicit"}), "Prompts are cached implicitly only."),
+    },
+    CompletionBody: {
+        **_GUIDED,
+        "suffix": (("",), "Text cannot be inserted before a suffix."),
+        "echo": ((False,), "The prompt is not echoed; put it before the answer yourself."),
+        "best_of": ((1,), "Answers are not ranked; use `n`."),
+    },
+    Nvext: _GUIDED,
+    StreamOptions: {"include_obfuscation": ((False,), "Streams are not padded.")},
+    TemplateArgs: {},
+}
+# They change nothing in an answer by their definition, so whatever they say is served.
+_HINTS = frozenset({"safety_identifier", "prompt_cache_key"})
+_NESTED: dict[str, type[msgspec.Struct]] = {
+    "nvext": Nvext,
+    "stream_options": StreamOptions,
+    "chat_template_args": TemplateArgs,
+    "chat_template_kwargs": TemplateArgs,
+}
+
+_AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<field>.*)`$")
+_ALLOWED = {
+    "reasoning_effort": ", ".join(get_args(Effort)),
+    "role": "system, developer, user, assistant, tool",
+}
+
+
+def decode(raw: bytes, body_type: type[Body]) -> tuple[Body, tuple[str, ...]]:
+    """The validated body, and the paths of the fields in it that nobody knows, sorted.
+
+    Raises InvalidRequest for anything that is not served, `param` naming the field as `messages[0].role`.
+    """
+    try:
+        fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        unknown = _unknown(fields, body_type)
+        for name in _NESTED.keys() & fields.keys() & set(body_type.__struct_encode_fields__):
+            if bytes(fields[name]).startswith(b"{"):
+                inner = msgspec.json.decode(fields[name], type=dict[str, msgspec.Raw])
+                unknown += _unknown(inner, _NESTED[name], name + ".")
+        return msgspec.json.decode(raw, type=body_type), tuple(sorted(unknown))
+    except msgspec.ValidationError as error:
+        raise _named(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
+    except RecursionError:
+        raise InvalidRequest("The body is nested too deeply.") from None
+
+
+def _unknown(fields: Mapping[str, msgspec.Raw], struct: type[msgspec.Struct], path: str = "") -> list[str]:
+    """Paths of the fields that nobody knows; raises InvalidRequest for one that is known and not served."""
+    table = _NOT_SERVED[struct]
+    for name in fields.keys() & table.keys():
+        harmless, reason = table[name]
+        value = msgspec.json.decode(fields[name])
+        # The types are compared too: 0 is not False, 1.0 not 1.
+        if value is not None and not any(value == v and type(value) is type(v) for v in harmless):
+            raise InvalidRequest(f"`{path}{name}` is not served: {reason}", param=path + name)
+    known = table.keys() | set(struct.__struct_encode_fields__) | (_HINTS if not path else set())
+    return [path + name for name in fields if name not in known]
+
+
+def _named(text: str) -> InvalidRequest:
+    """msgspec's complaint as an error that names the field."""
+    parts = _AT.match(text)
+    what, path = (parts["what"], parts["path"] or "") if parts else (text, "")
+    path = path.replace("[...]", "")
+    missing = _MISSING.match(what)
+    if missing:
+        path = f"{path}.{missing['field']}".lstrip(".")
+        return InvalidRequest(f"`{path}` is missing.", param=path)
+    allowed = _ALLOWED.get(path.rpartition(".")[2])
+    if allowed and what.startswith("Invalid"):
+        what += f", must be one of {allowed}"
+    return InvalidRequest(f"`{path or 'body'}`: {what}.", param=path or None)
