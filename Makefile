@@ -1,0 +1,58 @@
+# What a person runs and what CI runs are the same targets.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help install up cluster dev servers test test-slow check format clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+
+# A stamp for each set of packages: installed again only when pyproject.toml changes.
+$(VENV)/.runtime: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Baton needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "error: no venv module; on Debian: apt-get install python3-venv"; exit 1; }
+	@echo "installing (torch is the big one)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch>=2.11,<=2.13"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[frontend,embedded]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group test --group check
+	@touch $@
+
+install: $(VENV)/.runtime ## make .venv with everything that serving needs
+
+up: install ## frontend, prefill and decode worker with the demo model on the CPU
+	@exec ./launch/local.sh
+
+cluster: install ## the same over etcd and NATS
+	@exec ./launch/local.sh --cluster
+
+dev: $(VENV)/.dev ## what tests and checks need, too
+
+servers: ## etcd and nats-server, by apt where that is allowed
+	@./tests/install_servers.sh
+
+test: dev servers ## all tests but the slow ones (under 10 minutes on two cores)
+	$(BIN)/python -m pytest
+
+test-slow: dev servers ## the slow ones
+	$(BIN)/python -m pytest -m slow --timeout 1800
+
+check: dev ## ruff, mypy strict, import-linter, budgets
+	$(BIN)/ruff check --quiet
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports --no-cache
+	$(BIN)/python tests/budgets.py
+
+format: dev ## let ruff write the files
+	$(BIN)/ruff check --fix --quiet
+	$(BIN)/ruff format --quiet
+
+clean: ## remove .venv, caches and run folders
+	rm -rf $(VENV) .run .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,80 @@
+"""`python -m baton`: what an operator asks. `status` shows who is live."""
+
+import dataclasses
+import sys
+import urllib.error
+import urllib.request
+from collections import Counter
+
+import msgspec
+
+from baton.flags import flag, parse
+
+MAX_BODY_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StatusSettings:
+    """What `python -m baton status` takes."""
+
+    url: str = flag("http://127.0.0.1:8000", "the frontend", metavar="URL")
+    brief: bool = flag(False, "one line: how many workers of each role")
+
+
+class _Instance(msgspec.Struct):
+    worker_id: str
+    role: str
+    model: str
+    engine: str
+    kv_transfer: str
+
+
+class _Health(msgspec.Struct):
+    status: str
+    instances: list[_Instance]
+    missing: list[str]
+
+
+def status(argv: list[str]) -> int:
+    """Print the live workers. Exit status: 0 healthy, 1 not, 2 no frontend there."""
+    settings = parse(StatusSettings, argv, prog="python -m baton status", description="Who is live.").settings
+    try:
+        health = _health(settings.url)
+    except (OSError, ValueError, msgspec.DecodeError) as error:
+        sys.stderr.write(f"error: no frontend answers at {settings.url}: {error}\n")
+        return 2
+    roles = Counter(instance.role for instance in health.instances)
+    lines = [f"{roles['prefill']} prefill, {roles['decode']} decode"]
+    if not settings.brief:
+        lines = [f"{health.status}: {lines[0]}", *(f"missing {name}" for name in health.missing)]
+        lines += [
+            f"{i.worker_id}  {i.role}  {i.model}  {i.engine}  {i.kv_transfer}" for i in health.instances
+        ]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0 if health.status == "healthy" else 1
+
+
+def _health(url: str) -> _Health:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:  # noqa: S310  the user's own URL
+            body = answer.read(MAX_BODY_BYTES)
+    except urllib.error.HTTPError as error:
+        if error.code != 503:
+            raise
+        body = error.read(MAX_BODY_BYTES)
+    return msgspec.json.decode(body, type=_Health)
+
+
+_COMMANDS = {"status": status}
+
+
+def main(argv: list[str]) -> int:
+    """Run a subcommand; 2 if there is none of that name."""
+    if not argv or argv[0] not in _COMMANDS:
+        sys.stderr.write(f"usage: python -m baton {{{','.join(_COMMANDS)}}} [--help]\n")
+        return 2
+    return _COMMANDS[argv[0]](argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,75 @@
+"""`python -m frontend`: OpenAI's API over a fleet of workers."""
+
+import logging
+import socket
+import sys
+
+import uvicorn
+
+from baton.flags import parse
+from baton.process import Shutdown, run
+from baton.telemetry import configure_logging
+from frontend.app import Services, create_app
+from frontend.config import FrontendSettings
+from frontend.fleet import Fleet
+from frontend.generate import Generator
+
+log = logging.getLogger("frontend")
+
+
+def main(argv: list[str]) -> int:
+    """Exit status: 0 after a drain, 2 if the settings are wrong or the port is taken."""
+    parsed = parse(
+        FrontendSettings, argv, prog="python -m frontend", description="OpenAI's API over the workers."
+    )
+    configure_logging(parsed.settings.log_level)
+    log.info("settings %s", " ".join(parsed.lines()))
+    try:
+        listener = _listen(parsed.settings.http_host, parsed.settings.http_port)
+    except OSError as error:
+        where = f"{parsed.settings.http_host}:{parsed.settings.http_port}"
+        sys.stderr.write(f"error: cannot listen on {where}: {error.strerror}; choose another --http-port\n")
+        return 2
+    return run(lambda shutdown: serve(parsed.settings, listener, shutdown))
+
+
+async def serve(settings: FrontendSettings, listener: socket.socket, shutdown: Shutdown) -> int:
+    """Serve until asked to stop, then let running answers finish within the drain timeout."""
+    discovery, transport = settings.wires.discovery(), settings.wires.transport()
+    fleet = Fleet(discovery, transport, model_path=settings.model_path)
+    generator = Generator(transport, fleet, settings.router_mode)
+    app = create_app(Services(fleet=fleet, generator=generator, request_timeout_s=settings.request_timeout_s))
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=int(settings.drain_timeout_s),
+    )
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    # Not Server.serve(): it takes the signals for itself, and this process has its own.
+    async with fleet.keep_current():
+        await server.startup(sockets=[listener])
+        log.info("listening address=http://%s:%d", *listener.getsockname()[:2])
+        await shutdown.wait()
+        await server.shutdown(sockets=[listener])
+    await transport.close()
+    await discovery.close()
+    return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=2048)
+    listener.setblocking(False)
+    return listener
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

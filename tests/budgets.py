@@ -1,0 +1,44 @@
+"""The house budgets: lines of a file, lines of a function. Run by `make check`; tabular files are named here."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 40
+PACKAGES = ("frontend", "workers", "baton", "tools")
+TABULAR: frozenset[str] = frozenset()
+
+
+def over_budget(path: Path) -> list[str]:
+    """`file:line: what` for each budget that this file breaks."""
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    found = []
+    num_lines = text.count("\n")
+    if num_lines > MAX_FILE_LINES and str(path) not in TABULAR:
+        found.append(f"{path}:1: {num_lines} lines, at most {MAX_FILE_LINES}")
+    if ast.get_docstring(tree) is None:
+        found.append(f"{path}:1: the first line says what the file owns")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or 0) - node.lineno + 1
+            if length > MAX_FUNCTION_LINES:
+                found.append(
+                    f"{path}:{node.lineno}: {node.name} has {length} lines, at most {MAX_FUNCTION_LINES}"
+                )
+    return found
+
+
+def main() -> int:
+    """1 if any file is over budget."""
+    listed = subprocess.run(["git", "ls-files", "*.py"], capture_output=True, text=True, check=True).stdout
+    files = [Path(name) for name in listed.split() if name.split("/")[0] in PACKAGES]
+    found = [line for path in files if path.exists() for line in over_budget(path)]
+    sys.stdout.write("".join(line + "\n" for line in found))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

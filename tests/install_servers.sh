@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# etcd and nats-server for the tests: those on the PATH are used, missing ones come by apt if that is allowed.
+set -euo pipefail
+missing=()
+command -v etcd >/dev/null || missing+=(etcd-server)
+command -v nats-server >/dev/null || missing+=(nats-server)
+[[ ${#missing[@]} -gt 0 ]] || exit 0
+sudo=()
+if [[ $(id -u) -ne 0 ]]; then
+    if ! sudo -n true 2>/dev/null; then
+        echo "error: the tests need ${missing[*]}; run: sudo apt-get install ${missing[*]}" >&2; exit 1
+    fi
+    sudo=(sudo -n)
+fi
+command -v apt-get >/dev/null || { echo "error: put etcd and nats-server on the PATH (no apt-get here)" >&2; exit 1; }
+# Packages must not start servers of their own on this machine.
+policy=/usr/sbin/policy-rc.d
+[[ -e $policy ]] || { printf '#!/bin/sh\nexit 101\n' | "${sudo[@]}" tee $policy >/dev/null; "${sudo[@]}" chmod +x $policy; trap '"${sudo[@]}" rm -f $policy' EXIT; }
+"${sudo[@]}" apt-get update -qq
+DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
