@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import os
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -43,8 +43,10 @@ class Parsed(Generic[T]):
         return [f"{name}={values[name]} ({source})" for name, source in self.sources.items()]
 
 
-def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str) -> Parsed[T]:
-    """Read `argv` (then the environment, then defaults) into `cls`, a dataclass of `flag` fields.
+def parse(
+    cls: type[T], argv: Sequence[str], *, prog: str, description: str, environ: Mapping[str, str] = os.environ
+) -> Parsed[T]:
+    """Read `argv` (then `environ`, then defaults) into `cls`, a dataclass of `flag` fields.
 
     A field whose type is itself such a dataclass is a group of flags. Ends the process with status 2 and one
     line on bad input, as argparse does.
@@ -56,7 +58,7 @@ def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str) -> 
         _add_flag(parser, field, kind)
     given = vars(parser.parse_args(argv))
     sources: dict[str, str] = {}
-    return Parsed(_build(cls, given, sources, parser), sources)
+    return Parsed(_build(cls, given, environ, sources, parser), sources)
 
 
 def _leaves(cls: type) -> list[tuple[dataclasses.Field[Any], Any]]:
@@ -102,20 +104,24 @@ def _plain(kind: Any) -> Any:
 
 
 def _build(
-    cls: type[T], given: dict[str, Any], sources: dict[str, str], parser: argparse.ArgumentParser
+    cls: type[T],
+    given: Mapping[str, Any],
+    environ: Mapping[str, str],
+    sources: dict[str, str],
+    parser: argparse.ArgumentParser,
 ) -> T:
     hints = get_type_hints(cls)
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # T is a dataclass by contract
         kind = hints[field.name]
         if dataclasses.is_dataclass(kind):
-            values[field.name] = _build(kind, given, sources, parser)  # type: ignore[arg-type]
+            values[field.name] = _build(kind, given, environ, sources, parser)  # type: ignore[arg-type]
             continue
         env = field.metadata["env"]
         if field.name in given:
             values[field.name], sources[field.name] = given[field.name], "flag"
-        elif env and os.environ.get(env):
-            values[field.name], sources[field.name] = _from_env(env, kind, parser), env
+        elif env and environ.get(env):
+            values[field.name], sources[field.name] = _from_env(env, environ[env], kind, parser), env
         else:
             values[field.name], sources[field.name] = field.default, "default"
     try:
@@ -124,8 +130,7 @@ def _build(
         parser.error(str(error))
 
 
-def _from_env(env: str, kind: Any, parser: argparse.ArgumentParser) -> Any:
-    text = os.environ[env]
+def _from_env(env: str, text: str, kind: Any, parser: argparse.ArgumentParser) -> Any:
     plain = _plain(kind)
     if get_origin(plain) is Literal:
         if text in get_args(plain):

@@ -1,4 +1,4 @@
-"""The house budgets: lines of a file, lines of a function. Run by `make check`; tabular files are named here."""
+"""The house budgets: lines of a file, lines of a function. `make check` runs it; tabular files are named."""
 
 import ast
 import subprocess

@@ -1,0 +1,77 @@
+"""Flags from dataclasses: precedence, sources, and one line for each mistake."""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from baton.flags import flag, parse
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+    mode: Literal["a", "b"] = flag("a", "a choice", env="TEST_BATON_MODE")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    port: int = flag(80, "a port", env="TEST_BATON_PORT")
+    folder: Path | None = flag(None, "a folder", alias="--dir")
+    loud: bool = flag(False, "a switch")
+    group: Group = dataclasses.field(default_factory=Group)
+
+    def __post_init__(self) -> None:
+        if self.port < 0:
+            raise ValueError("--port: not below 0")
+
+
+def read(*argv: str, **environ: str) -> Settings:
+    return parse(Settings, argv, prog="p", description="d", environ=environ).settings
+
+
+def test_a_typed_flag_beats_the_environment_which_beats_the_default() -> None:
+    assert read().port == 80
+    assert read(TEST_BATON_PORT="81").port == 81
+    assert read("--port", "82", TEST_BATON_PORT="81").port == 82
+
+
+def test_each_setting_knows_where_it_came_from() -> None:
+    parsed = parse(Settings, ["--port", "1"], prog="p", description="d", environ={"TEST_BATON_MODE": "b"})
+
+    assert parsed.sources == {
+        "port": "flag",
+        "folder": "default",
+        "loud": "default",
+        "mode": "TEST_BATON_MODE",
+    }
+    assert parsed.typed("port")
+    assert "mode=b (TEST_BATON_MODE)" in parsed.lines()
+
+
+def test_an_alias_a_switch_and_a_group_are_read() -> None:
+    settings = read("--dir", "/x", "--loud", "--mode", "b")
+
+    assert (settings.folder, settings.loud, settings.group.mode) == (Path("/x"), True, "b")
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "says"),
+    [
+        (["--port", "x"], {}, "invalid int value"),
+        (["--mode", "c"], {}, "invalid choice"),
+        (["--nope"], {}, "unrecognized arguments: --nope"),
+        (["--por", "1"], {}, "unrecognized arguments"),
+        (["--port", "-1"], {}, "--port: not below 0"),
+        ([], {"TEST_BATON_MODE": "c"}, "TEST_BATON_MODE=c: choose from a, b"),
+        ([], {"TEST_BATON_PORT": "x"}, "TEST_BATON_PORT=x: not a valid int"),
+    ],
+)
+def test_a_mistake_ends_with_status_2_and_says_what_is_wrong(
+    argv: list[str], env: dict[str, str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read(*argv, **env)
+
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err

@@ -1,0 +1,82 @@
+"""Engine settings: typed flag > YAML > default, and errors that name file, line and key path."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from workers.settings import SettingsError, load_settings
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cache:
+    tokens_per_block: int = 16
+    fraction: float = 0.9
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Engine:
+    max_batch_size: int = 8
+    device: str | None = None
+    cache: Cache = dataclasses.field(default_factory=Cache)
+
+    def __post_init__(self) -> None:
+        if self.max_batch_size < 1:
+            raise ValueError("max_batch_size: at least 1")
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "engine.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_typed_flag_beats_the_yaml_which_beats_the_default(tmp_path: Path) -> None:
+    path = write(tmp_path, "max_batch_size: 4\ncache:\n  fraction: 0.5\n")
+
+    loaded = load_settings(Engine, path, {"cache.fraction": 0.7})
+
+    assert loaded.settings == Engine(max_batch_size=4, cache=Cache(tokens_per_block=16, fraction=0.7))
+    assert loaded.sources == {
+        "max_batch_size": f"{path}:1",
+        "device": "default",
+        "cache.tokens_per_block": "default",
+        "cache.fraction": "flag",
+    }
+    assert f"max_batch_size=4 ({path}:1)" in loaded.lines()
+
+
+def test_no_yaml_and_an_empty_yaml_give_the_defaults(tmp_path: Path) -> None:
+    assert load_settings(Engine, None, {}).settings == Engine()
+    assert load_settings(Engine, write(tmp_path, "# nothing\n"), {}).settings == Engine()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("max_batch_sise: 4", ":1: max_batch_sise: unknown key; did you mean max_batch_size?"),
+        ("\ncache:\n  tokens_per_blok: 4", ":3: cache.tokens_per_blok: unknown key; did you mean cache.tokens_per_block?"),
+        ("cache:\n  zzz: 4", ":2: cache.zzz: unknown key; known: fraction, tokens_per_block"),
+        ("max_batch_size: many", ":1: max_batch_size: 'many': Expected `int`, got `str`"),
+        ("cache: 3", ":1: cache: must be a mapping"),
+        ("- 1", ":1: the file: must be a mapping"),
+        ("max_batch_size: 4\nmax_batch_size: 5", ":2: max_batch_size: given twice"),
+        ("max_batch_size: 0", "max_batch_size: at least 1"),
+        ("a: [", "not valid YAML"),
+    ],
+)
+def test_a_wrong_yaml_is_one_line_with_its_place(tmp_path: Path, text: str, says: str) -> None:
+    path = write(tmp_path, text)
+
+    with pytest.raises(SettingsError) as refused:
+        load_settings(Engine, path, {})
+
+    assert str(refused.value).startswith(str(path))
+    assert says in str(refused.value)
+
+
+def test_a_missing_yaml_and_a_flag_without_a_setting_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot be read: No such file"):
+        load_settings(Engine, tmp_path / "none.yaml", {})
+    with pytest.raises(SettingsError, match="tensor_parallel_size: this engine has no such setting"):
+        load_settings(Engine, None, {"tensor_parallel_size": 2})
