@@ -1,10 +1,20 @@
 """The seam to the registry: who is alive, kept current."""
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+import msgspec
+
 from baton.messages import WorkerInfo
+
+log = logging.getLogger(__name__)
+
+MAX_WORKERS = 4096
+"""More registrations than this are not read."""
+MAX_WORKER_BYTES = 64 * 1024
+"""A longer registration is not read; real ones are under 1 KiB."""
 
 
 class Discovery(Protocol):
@@ -26,3 +36,15 @@ class Discovery(Protocol):
     async def close(self) -> None:
         """Let go of connections."""
         ...
+
+
+def decode_worker(value: bytes, source: str) -> WorkerInfo | None:
+    """The registration that somebody wrote at `source`; None, and a log line, if it is not one."""
+    if len(value) > MAX_WORKER_BYTES:
+        log.warning("registration=skipped source=%s error=longer than %d bytes", source, MAX_WORKER_BYTES)
+        return None
+    try:
+        return msgspec.json.decode(value, type=WorkerInfo)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        log.warning("registration=skipped source=%s error=%s", source, error)
+        return None

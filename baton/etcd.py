@@ -1,0 +1,200 @@
+"""Discovery over etcd: a key on a lease for each worker, a watch for each who asks."""
+
+import asyncio
+import logging
+import math
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import grpc
+import msgspec
+
+from baton.discovery import MAX_WORKERS, decode_worker
+from baton.etcd_rpc import EtcdError, EtcdRpc
+from baton.messages import WorkerInfo
+
+log = logging.getLogger(__name__)
+
+PREFIX = b"v1/instances/"
+_ENDPOINT = re.compile(r"dyn://([^./]+)\.([^./]+)\.([^./]+)")
+_RETRY_S = 0.5
+
+
+def instance_key(info: WorkerInfo) -> bytes:
+    """`dyn://dynamo.prefill.generate` -> `v1/instances/dynamo/prefill/generate/{worker_id}`, as Dynamo does.
+
+    Raises ValueError if the endpoint is not of the form dyn://namespace.component.endpoint.
+    """
+    match = _ENDPOINT.fullmatch(info.endpoint)
+    if match is None:
+        raise ValueError(f"{info.endpoint!r} is no endpoint: write dyn://namespace.component.endpoint")
+    return PREFIX + "/".join((*match.groups(), quote(info.worker_id, safe=":"))).encode()
+
+
+class EtcdDiscovery:
+    """See `Discovery`. `endpoints` are comma separated members of one cluster, http:// or https://.
+
+    While etcd is away, watchers keep their last snapshot and registrations wait; that is logged once. When it
+    is back, it may have forgotten workers (frozen past their leases, or restored without its data) that are
+    about to register again. So for a lease's time after each outage a missing worker is still shown.
+    """
+
+    def __init__(
+        self,
+        endpoints: str,
+        *,
+        lease_ttl_s: float = 10.0,
+        username: str | None = None,
+        password: str | None = None,
+        ca_file: Path | None = None,
+        cert_file: Path | None = None,
+        key_file: Path | None = None,
+    ) -> None:
+        tls = [path.read_bytes() if path else None for path in (ca_file, key_file, cert_file)]
+        self._ttl_s = lease_ttl_s
+        self._doubt_s = max(lease_ttl_s, 5.0)  # a registration needs up to 4 s to come back: reconnect, retry
+        self._rpc = EtcdRpc(
+            endpoints,
+            timeout_s=min(3.0, max(1.0, lease_ttl_s / 3)),
+            username=username,
+            password=password,
+            credentials=grpc.ssl_channel_credentials(*tls) if any(tls) else None,
+        )
+        self._away = False
+
+    @asynccontextmanager
+    async def register(self, info: WorkerInfo) -> AsyncGenerator[None, None]:
+        """As in `Discovery`. Waits as long as etcd is away; raises EtcdError if etcd refuses the user."""
+        registration = _Registration(self._rpc, info, self._ttl_s)
+        keeper: asyncio.Task[None] | None = None
+        try:
+            await self._enrol(registration)
+            keeper = asyncio.create_task(self._keep(registration))
+            yield
+        finally:
+            if keeper is not None:
+                keeper.cancel()
+                await asyncio.gather(keeper, return_exceptions=True)
+            await registration.withdraw()
+
+    async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
+        """As in `Discovery`. Shows an empty fleet first if etcd is away; never raises."""
+        fleet: dict[bytes, WorkerInfo] = {}
+        shown: tuple[WorkerInfo, ...] | None = None
+        doubtful = False
+        while not self._rpc.closed:
+            try:
+                async with aclosing(self._follow(fleet, doubtful=doubtful)) as snapshots:
+                    async for snapshot in snapshots:
+                        if snapshot != shown:
+                            shown = snapshot
+                            yield snapshot
+                doubtful = False
+            except EtcdError as error:
+                doubtful = True
+                self._note(error)
+                if shown is None:
+                    shown = ()
+                    yield shown
+                await asyncio.sleep(_RETRY_S)
+
+    async def close(self) -> None:
+        """As in `Discovery`. Watches end."""
+        await self._rpc.close()
+
+    async def _follow(
+        self, fleet: dict[bytes, WorkerInfo], *, doubtful: bool
+    ) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
+        """List, then apply changes, showing the fleet after each; ends when the time of doubt is over."""
+        values, revision = await self._rpc.list_prefix(PREFIX, MAX_WORKERS)
+        self._note(None)
+        if not doubtful:
+            fleet.clear()
+        for key, value in values.items():
+            _apply(fleet, key, value)
+        duration_s = self._doubt_s if doubtful else None
+        async with aclosing(self._rpc.watch(PREFIX, revision + 1, duration_s)) as batches:
+            async for changes in batches:
+                for change in changes:
+                    if change.value is not None:
+                        _apply(fleet, change.key, change.value)
+                    elif not doubtful:
+                        fleet.pop(change.key, None)
+                yield tuple(sorted(fleet.values(), key=lambda info: info.worker_id))
+
+    async def _enrol(self, registration: "_Registration") -> None:
+        while True:
+            try:
+                await registration.hold()
+            except EtcdError as error:
+                if error.refused or self._rpc.closed:
+                    raise
+                self._note(error)
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self._note(None)
+                return
+
+    async def _keep(self, registration: "_Registration") -> None:
+        """Renew the lease three times in its life, and write again whatever etcd lost."""
+        beat_s = pause_s = self._ttl_s / 3
+        while not self._rpc.closed:
+            await asyncio.sleep(pause_s)
+            try:
+                await registration.hold()
+            except EtcdError as error:
+                self._note(error)
+                pause_s = min(beat_s, _RETRY_S)
+            else:
+                self._note(None)
+                pause_s = beat_s
+
+    def _note(self, error: EtcdError | None) -> None:
+        """Log when etcd goes and when it is back, once each."""
+        if error is not None and not self._away and not self._rpc.closed:
+            log.warning("registry=away kind=etcd error=%s", error)
+        elif error is None and self._away:
+            log.info("registry=back kind=etcd")
+        self._away = error is not None
+
+
+class _Registration:
+    """One worker's key and the lease it lives on."""
+
+    def __init__(self, rpc: EtcdRpc, info: WorkerInfo, ttl_s: float) -> None:
+        self._rpc = rpc
+        self._key = instance_key(info)
+        self._value = msgspec.json.encode(info)
+        self._ttl_s = math.ceil(ttl_s)
+        self._lease: int | None = None
+
+    async def hold(self) -> None:
+        """Keep the lease; write the key, again after the lease was lost or somebody deleted it."""
+        if self._lease is not None and not await self._rpc.keep_alive(self._lease):
+            self._lease = None
+        if self._lease is None:
+            self._lease = await self._rpc.grant(self._ttl_s)
+        elif await self._rpc.has(self._key):
+            return
+        await self._rpc.put(self._key, self._value, self._lease)
+        log.info("registration=written key=%s", self._key.decode())
+
+    async def withdraw(self) -> None:
+        """Delete the key, unless somebody wrote it on another lease; if etcd is away, the lease ends it."""
+        if self._lease is None:
+            return
+        try:
+            await self._rpc.revoke(self._lease)
+        except EtcdError as error:
+            log.warning("registration=left key=%s error=%s", self._key.decode(), error)
+
+
+def _apply(fleet: dict[bytes, WorkerInfo], key: bytes, value: bytes) -> None:
+    info = decode_worker(value, key.decode(errors="replace"))
+    if info is None:
+        fleet.pop(key, None)
+    else:
+        fleet[key] = info

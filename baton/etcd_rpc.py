@@ -1,0 +1,280 @@
+"""The part of etcd's v3 API that a registry needs, as plain coroutines over grpc.aio."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import msgspec
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+# name:type=number of every field in use, from etcd's rpc.proto and kv.proto; `*` marks a list. Described
+# here and not generated: no protoc, no clash with another etcd client's descriptors.
+_SCHEMA = """
+Header                 revision:int64=3
+KeyValue               key:bytes=1 value:bytes=5
+Event                  type:int32=1 kv:KeyValue=2
+RangeRequest           key:bytes=1 range_end:bytes=2 limit:int64=3
+RangeResponse          header:Header=1 kvs:KeyValue*=2 more:bool=3
+PutRequest             key:bytes=1 value:bytes=2 lease:int64=3
+PutResponse            header:Header=1
+LeaseGrantRequest      TTL:int64=1
+LeaseGrantResponse     ID:int64=2 TTL:int64=3
+LeaseRevokeRequest     ID:int64=1
+LeaseRevokeResponse    header:Header=1
+LeaseKeepAliveRequest  ID:int64=1
+LeaseKeepAliveResponse ID:int64=2 TTL:int64=3
+AuthenticateRequest    name:string=1 password:string=2
+AuthenticateResponse   token:string=2
+WatchCreate            key:bytes=1 range_end:bytes=2 start_revision:int64=3
+WatchRequest           create_request:WatchCreate=1
+WatchResponse          canceled:bool=4 compact_revision:int64=5 cancel_reason:string=6 events:Event*=11
+"""
+_PACKAGE = "baton.etcd"
+_DELETE = 1  # Event.type; 0 is a put
+
+# etcd answers pings more often than every 5 s, or without an open stream, with GOAWAY too_many_pings. Without
+# ping_timeout_ms a frozen server goes unnoticed.
+_CHANNEL_OPTIONS = (
+    ("grpc.keepalive_time_ms", 6_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.ping_timeout_ms", 3_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.max_receive_message_length", 32 * 1024 * 1024),
+    ("grpc.enable_http_proxy", 0),
+)
+_REFUSALS = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+_STALE_TOKEN = ("invalid auth token", "revision of auth store is old", "user name is empty")
+
+
+class EtcdError(Exception):
+    """A call failed. `refused`: etcd understood and said no, so that trying again changes nothing."""
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One event of a watch; `value` None: the key was deleted, by someone or with its lease."""
+
+    key: bytes
+    value: bytes | None
+
+
+def _message_classes() -> dict[str, Any]:
+    file = descriptor_pb2.FileDescriptorProto(name="baton_etcd.proto", package=_PACKAGE, syntax="proto3")
+    for line in _SCHEMA.strip().splitlines():
+        name, *fields = line.split()
+        message = file.message_type.add(name=name)
+        for spec in fields:
+            label, _, rest = spec.partition(":")
+            kind, _, number = rest.partition("=")
+            field = message.field.add(name=label, number=int(number))
+            repeated, kind = kind.endswith("*"), kind.rstrip("*")
+            field.label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL
+            if kind[0].isupper():
+                field.type, field.type_name = field.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
+            else:
+                field.type = field.Type.Value(f"TYPE_{kind.upper()}")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    names = [message.name for message in file.message_type]
+    return {n: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{n}")) for n in names}
+
+
+_MESSAGES = _message_classes()
+
+
+def _codecs(name: str) -> tuple[Any, Any]:
+    """The request's serializer and the response's parser."""
+    return _MESSAGES[f"{name}Request"].SerializeToString, _MESSAGES[f"{name}Response"].FromString
+
+
+def _target(endpoint: str) -> tuple[str, bool]:
+    """`http://host:port` -> (gRPC target, TLS?)."""
+    url = urlsplit(endpoint.strip())
+    if url.scheme not in {"http", "https"} or not url.hostname or url.path.strip("/"):
+        raise ValueError(f"{endpoint!r} is no etcd endpoint: write http://host:port or https://host:port")
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    return f"{host}:{url.port or 2379}", url.scheme == "https"
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """The first key after every key that starts with `prefix`, which must not end in 0xff."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+class EtcdRpc:
+    """One client of one etcd cluster. Each call takes `timeout_s` at most and raises EtcdError.
+
+    A call is not tried again, but for a token that went stale; after a failure the next one goes to the next
+    endpoint. Lives in one event loop: the channels are opened by the first call in it.
+    """
+
+    def __init__(
+        self,
+        endpoints: str,
+        *,
+        timeout_s: float,
+        username: str | None = None,
+        password: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self._targets = [_target(endpoint) for endpoint in endpoints.split(",")]
+        self._timeout_s = timeout_s
+        self._login = (username, password or "") if username else None
+        self._credentials = credentials or grpc.ssl_channel_credentials()
+        self.closed = False
+        self._token: str | None = None
+        self._current = 0
+        self._channels: dict[int, grpc.aio.Channel] = {}
+
+    async def list_prefix(self, prefix: bytes, limit: int) -> tuple[dict[bytes, bytes], int]:
+        """The values of at most `limit` keys that start with `prefix`, and the revision they are from."""
+        response = await self._call("KV/Range", key=prefix, range_end=prefix_end(prefix), limit=limit)
+        return {pair.key: pair.value for pair in response.kvs}, response.header.revision
+
+    async def has(self, key: bytes) -> bool:
+        """Whether the key exists."""
+        response = await self._call("KV/Range", key=key)
+        return bool(response.kvs)
+
+    async def put(self, key: bytes, value: bytes, lease: int) -> None:
+        """Write a key that lives as long as `lease`."""
+        await self._call("KV/Put", key=key, value=value, lease=lease)
+
+    async def grant(self, ttl_s: int) -> int:
+        """A new lease's id; etcd gives 2 s at least."""
+        response = await self._call("Lease/LeaseGrant", TTL=ttl_s)
+        return int(response.ID)
+
+    async def keep_alive(self, lease: int) -> bool:
+        """Renew a lease; False: it is lost, with every key on it (etcd says TTL 0, no error)."""
+        # A bidirectional stream in etcd's API; one request and one reply look the same on the wire.
+        response = await self._call("Lease/LeaseKeepAlive", ID=lease)
+        return bool(response.TTL > 0)
+
+    async def revoke(self, lease: int) -> None:
+        """End a lease and delete its keys."""
+        await self._call("Lease/LeaseRevoke", ID=lease)
+
+    async def watch(
+        self, prefix: bytes, revision: int, duration_s: float | None
+    ) -> AsyncGenerator[list[Change], None]:
+        """Changes under `prefix` from `revision` on; ends after `duration_s` if given.
+
+        The first, empty list says that the watch stands. Raises EtcdError when it broke, was refused, or the
+        revision is compacted: list again.
+        """
+        create = {"key": prefix, "range_end": prefix_end(prefix), "start_revision": revision}
+        # hasleader: a member that is cut off from its cluster ends the watch instead of going silent.
+        metadata = (*await self._metadata(), ("hasleader", "true"))
+        channel = self._channel()
+        stub = channel.unary_stream("/etcdserverpb.Watch/Watch", *_codecs("Watch"))
+        call = stub(_MESSAGES["WatchRequest"](create_request=create), timeout=duration_s, metadata=metadata)
+        responses = aiter(call)
+        try:
+            yield self._changes(await asyncio.wait_for(anext(responses), self._timeout_s))
+            async for response in responses:
+                yield self._changes(response)
+            raise EtcdError("etcd ended the watch")
+        except TimeoutError:
+            self._leave(channel)
+            raise EtcdError("etcd does not answer a watch") from None
+        except asyncio.CancelledError:
+            self._raise_if_closed()
+            raise
+        except grpc.aio.AioRpcError as error:
+            if duration_s is None or error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise self._failure(channel, error) from error
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """Close every connection; calls and watches under way end with EtcdError."""
+        self.closed = True
+        for channel in self._channels.values():
+            await channel.close(None)
+
+    def _raise_if_closed(self) -> None:
+        """Closing a channel makes grpc.aio raise CancelledError in tasks that nobody cancelled."""
+        task = asyncio.current_task()
+        if self.closed and (task is None or not task.cancelling()):
+            raise EtcdError("this client is closed")
+
+    def _changes(self, response: Any) -> list[Change]:
+        if response.canceled:
+            # A refused watch does not say whether only the token is stale: log in anew before the next one.
+            self._token = None
+            reason = response.cancel_reason or f"compacted up to revision {response.compact_revision}"
+            raise EtcdError(f"etcd cancelled the watch: {reason}")
+        return [Change(e.kv.key, None if e.type == _DELETE else e.kv.value) for e in response.events]
+
+    async def _call(self, path: str, **fields: Any) -> Any:
+        try:
+            return await self._send(path, await self._metadata(), fields)
+        except EtcdError as error:
+            if self._login is None or not str(error).endswith(_STALE_TOKEN):
+                raise
+        self._token = None
+        return await self._send(path, await self._metadata(), fields)
+
+    async def _metadata(self) -> tuple[tuple[str, str], ...]:
+        """The token of this user, after logging in if there is none."""
+        if self._login is None:
+            return ()
+        if self._token is None:
+            name, password = self._login
+            response = await self._send("Auth/Authenticate", (), {"name": name, "password": password})
+            self._token = str(response.token)
+        return (("token", self._token),)
+
+    async def _send(self, path: str, metadata: tuple[tuple[str, str], ...], fields: dict[str, Any]) -> Any:
+        name = path.partition("/")[2]
+        channel = self._channel()
+        stub = channel.unary_unary(f"/etcdserverpb.{path}", *_codecs(name))
+        request = _MESSAGES[f"{name}Request"](**fields)
+        try:
+            return await stub(request, timeout=self._timeout_s, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(channel, error) from error
+        except asyncio.CancelledError:
+            self._raise_if_closed()
+            raise
+
+    def _channel(self) -> grpc.aio.Channel:
+        """The channel to the endpoint in use; opened lazily, for it belongs to the running event loop."""
+        self._raise_if_closed()
+        if self._current not in self._channels:
+            target, tls = self._targets[self._current]
+            self._channels[self._current] = (
+                grpc.aio.secure_channel(target, self._credentials, _CHANNEL_OPTIONS)
+                if tls
+                else grpc.aio.insecure_channel(target, _CHANNEL_OPTIONS)
+            )
+        return self._channels[self._current]
+
+    def _leave(self, channel: grpc.aio.Channel) -> None:
+        """Turn to the next endpoint, unless a call beside this one did."""
+        if channel is self._channels.get(self._current):
+            self._current = (self._current + 1) % len(self._targets)
+
+    def _failure(self, channel: grpc.aio.Channel, error: grpc.aio.AioRpcError) -> EtcdError:
+        refused = error.code() in _REFUSALS
+        if not refused:
+            self._leave(channel)
+        return EtcdError(f"{error.code().name} {error.details() or ''}".strip(), refused=refused)
