@@ -1,0 +1,54 @@
+"""Multi-turn tool calling with the OpenAI SDK: `make up`, then `python examples/tool_calling.py`."""
+
+import json
+import os
+import sys
+
+from openai import OpenAI
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+
+QUESTION = "Hey, quick check: is everything up and running?"
+TOOLS: list[ChatCompletionToolParam] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_system_health",
+            "description": "Returns the current health status of the LLM runtime—use before critical "
+            "operations to verify the service is live.",
+            "parameters": {"type": "object", "properties": {}},
+        },
+    }
+]
+
+
+def get_system_health() -> dict[str, object]:
+    """What a real application would measure."""
+    return {"status": "ok", "uptime_seconds": 372045}
+
+
+def main() -> None:
+    """Ask, run the tools that the model calls, hand it the results, until it answers."""
+    client = OpenAI(base_url=os.environ.get("BATON_URL", "http://127.0.0.1:8000") + "/v1", api_key="not-used")
+    model = client.models.list().data[0].id
+    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": QUESTION}]
+    print("user:", QUESTION)
+    for _ in range(5):
+        completion = client.chat.completions.create(
+            model=model, messages=messages, tools=TOOLS, reasoning_effort="low", max_tokens=300, temperature=0
+        )
+        message = completion.choices[0].message
+        print("reasoning:", getattr(message, "reasoning_content", None))
+        if not message.tool_calls:
+            print("assistant:", message.content)
+            return
+        messages.append(message.to_dict())  # type: ignore[arg-type]  # the SDK's own way back into a request
+        for call in message.tool_calls:
+            assert call.type == "function"
+            result = json.dumps(get_system_health())
+            print(f"tool: {call.function.name}({call.function.arguments}) -> {result}")
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    sys.exit("no answer after five rounds")
+
+
+if __name__ == "__main__":
+    main()

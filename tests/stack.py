@@ -1,0 +1,138 @@
+"""A whole stack of real processes for the system tests: started, watched, killed, frozen, drained."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import httpx
+
+from tests.conftest import free_port
+
+ROOT = Path(__file__).parents[1]
+MODEL = "openai/gpt-oss-120b"
+START_TIMEOUT_S = 60.0
+
+
+class Process:
+    """One process of ours; its output lies in `log`."""
+
+    def __init__(self, name: str, command: list[str], log: Path, environ: Mapping[str, str]) -> None:
+        self.name = name
+        self.log = log
+        with log.open("ab") as out:
+            self.popen = subprocess.Popen(command, stdout=out, stderr=out, env=dict(environ), cwd=ROOT)
+
+    def kill(self) -> None:
+        """SIGKILL, reaped."""
+        self.popen.kill()
+        self.popen.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        """SIGTERM, SIGSTOP, SIGCONT."""
+        self.popen.send_signal(number)
+
+    def wait(self, timeout_s: float = 30.0) -> int:
+        """The exit status."""
+        return self.popen.wait(timeout_s)
+
+    def text(self) -> str:
+        """What it has logged so far."""
+        return self.log.read_text(errors="replace")
+
+    @property
+    def rss_bytes(self) -> int:
+        """Resident memory."""
+        status = Path(f"/proc/{self.popen.pid}/status").read_text()
+        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert found
+        return int(found[1]) * 1024
+
+
+class Stack:
+    """A frontend and workers on loopback; file registry and TCP unless `environ` says otherwise."""
+
+    def __init__(self, folder: Path, environ: Mapping[str, str] | None = None) -> None:
+        self._folder = folder
+        self.processes: list[Process] = []
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self.environ = {
+            **os.environ,
+            "BATON_DISCOVERY_BACKEND": "file",
+            "BATON_REQUEST_PLANE": "tcp",
+            "BATON_FILE_REGISTRY": str(folder / "registry"),
+            **(environ or {}),
+        }
+
+    def start(self, name: str, module: str, *arguments: str) -> Process:
+        """`python -m MODULE ARGUMENTS`."""
+        command = [sys.executable, "-m", module, *arguments]
+        process = Process(name, command, self._folder / f"{name}.log", self.environ)
+        self.processes.append(process)
+        return process
+
+    def frontend(self, *arguments: str) -> Process:
+        """The frontend at `url`."""
+        return self.start("frontend", "frontend", "--http-port", self.url.rpartition(":")[2], *arguments)
+
+    def worker(
+        self, mode: str, *, engine: str = "mocker", yaml: Path | None = None, name: str = ""
+    ) -> Process:
+        """A worker with the demo model; the mocker's YAML or the demo's unless `yaml` names one."""
+        demo = ROOT / "engine_configs/demo"
+        yaml = yaml or demo / ("mocker.yaml" if engine == "mocker" else f"{mode}.yaml")
+        arguments = ["--engine", engine, "--model-path", "models/demo", "--served-model-name", MODEL]
+        arguments += ["--disaggregation-mode", mode, "--extra-engine-args", str(yaml)]
+        return self.start(name or f"{mode}-{len(self.processes)}", "workers", *arguments)
+
+    def wait_ready(self, num_prefill: int, num_decode: int) -> None:
+        """Wait until that many workers of each role are live, and a request can be served."""
+
+        def ready() -> bool:
+            for process in self.processes:
+                assert process.popen.poll() in (None, 0, -9), (
+                    f"{process.name} died:\n{process.text()[-3000:]}"
+                )
+            roles = [instance["role"] for instance in self.health().get("instances", [])]
+            return (roles.count("prefill"), roles.count("decode")) == (num_prefill, num_decode)
+
+        wait_for(ready, START_TIMEOUT_S)
+
+    def health(self) -> dict[str, list[dict[str, str]]]:
+        """The body of /health; empty while the frontend does not listen."""
+        try:
+            found: dict[str, list[dict[str, str]]] = httpx.get(f"{self.url}/health").json()
+        except httpx.TransportError:
+            return {}
+        return found
+
+    def gauge(self, name: str) -> float:
+        """The sum over all workers of a figure in /metrics."""
+        text = httpx.get(f"{self.url}/metrics").text
+        return sum(
+            float(value) for value in re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
+        )
+
+    def wait_idle(self, timeout_s: float = 10.0) -> None:
+        """Wait until no request runs, no block is used and none is pinned on any worker."""
+        names = ("num_running", "num_waiting", "kv_used_blocks", "kv_pinned_blocks")
+        wait_for(lambda: not any(self.gauge(f"baton_{name}") for name in names), timeout_s)
+
+    def stop(self) -> None:
+        """Kill what still runs."""
+        for process in self.processes:
+            process.popen.kill()
+        for process in self.processes:
+            process.popen.wait()
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Return as soon as the condition holds; fails the test if it does not in time."""
+    give_up = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up, "the condition did not come true in time"
+        time.sleep(0.02)

@@ -1,0 +1,226 @@
+"""Failures done to real processes: every request ends with a result or a named error; nothing stays pinned."""
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.stack import MODEL, Stack, wait_for
+
+# Long enough to be killed in the middle, whatever the machine does.
+LONG = 400
+
+
+@pytest.fixture(params=["tcp and files", "nats and etcd"])
+def planes(request: pytest.FixtureRequest) -> dict[str, str]:
+    if request.param == "tcp and files":
+        return {}
+    etcd, nats = request.getfixturevalue("etcd_server"), request.getfixturevalue("nats_server")
+    return {
+        "BATON_DISCOVERY_BACKEND": "etcd",
+        "BATON_REQUEST_PLANE": "nats",
+        "ETCD_ENDPOINTS": etcd,
+        "NATS_SERVER": nats,
+    }
+
+
+@pytest.fixture
+def stack(tmp_path: Path, planes: dict[str, str]) -> Iterator[Stack]:
+    stack = Stack(tmp_path, planes)
+    yield stack
+    stack.stop()
+
+
+class Stream:
+    """A streamed completion, read event by event."""
+
+    def __init__(self, stack: Stack, num_tokens: int = LONG, prompt: str = "one two three") -> None:
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": num_tokens, "stream": True, "temperature": 0}
+        self._client = httpx.Client(timeout=30)
+        self._context = self._client.stream("POST", f"{stack.url}/v1/completions", json=body)
+        self.response = self._context.__enter__()
+        self._lines = self.response.iter_lines()
+        self.text = ""
+        self.finish_reason: str | None = None
+        self.error: dict[str, str] | None = None
+        self.done = False
+
+    def read(self, num_events: int | None = None) -> "Stream":
+        """The next events, or all that are left."""
+        while num_events is None or num_events > 0:
+            line = next(self._lines, None)
+            if line is None:
+                break
+            if not line.startswith("data: "):
+                continue
+            if line == "data: [DONE]":
+                self.done = True
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            if num_events is not None:
+                num_events -= 1
+            self.error = event.get("error", self.error)
+            for choice in event.get("choices", []):
+                self.text += choice["text"]
+                self.finish_reason = choice["finish_reason"] or self.finish_reason
+        return self
+
+    def close(self) -> None:
+        self._context.__exit__(None, None, None)
+        self._client.close()
+
+
+def whole_answer(stack: Stack, num_tokens: int = LONG, prompt: str = "one two three") -> str:
+    stream = Stream(stack, num_tokens, prompt).read()
+    assert (stream.finish_reason, stream.error, stream.done) == ("length", None, True)
+    stream.close()
+    return stream.text
+
+
+def test_a_client_that_leaves_frees_both_sides(stack: Stack) -> None:
+    stack.frontend(), stack.worker("prefill"), stack.worker("decode")
+    stack.wait_ready(1, 1)
+
+    stream = Stream(stack).read(3)
+    assert stack.gauge("baton_num_running") >= 1
+    stream.close()
+
+    stack.wait_idle(5)
+
+
+def test_a_killed_decode_worker_ends_its_streams_with_a_named_error_within_a_second(stack: Stack) -> None:
+    stack.frontend(), stack.worker("prefill")
+    decode = stack.worker("decode")
+    stack.wait_ready(1, 1)
+    streams = [Stream(stack).read(3) for _ in range(4)]
+
+    decode.kill()
+    killed = time.monotonic()
+    for stream in streams:
+        stream.read()
+        assert stream.error is not None
+        assert stream.error["code"] == "worker_lost"
+    assert time.monotonic() - killed < 1.0
+
+    stack.worker("decode")
+    wait_for(lambda: httpx.get(f"{stack.url}/health").status_code == 200, 30)
+    whole_answer(stack, 5)
+
+
+def test_a_stream_outlives_its_decode_worker_without_losing_a_token(stack: Stack) -> None:
+    stack.frontend(), stack.worker("prefill")
+    killed, _ = stack.worker("decode"), stack.worker("decode")
+    stack.wait_ready(1, 2)
+    expected = whole_answer(stack)
+    streams = [Stream(stack).read(3) for _ in range(2)]  # round-robin: one on each
+
+    killed.kill()
+
+    for stream in streams:
+        stream.read()
+        assert (stream.text, stream.finish_reason, stream.error) == (expected, "length", None)
+
+
+def test_a_killed_prefill_worker_costs_nobody_an_answer(stack: Stack) -> None:
+    stack.frontend(), stack.worker("decode")
+    prefills = [stack.worker("prefill"), stack.worker("prefill")]
+    stack.wait_ready(2, 1)
+    expected = whole_answer(stack)
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(whole_answer, stack) for _ in range(8)]
+        prefills[0].kill()
+        assert {answer.result() for answer in answers} == {expected}
+    prefills[1].kill()
+
+    assert whole_answer(stack) == expected
+
+
+def test_a_frozen_decode_worker_is_given_up(stack: Stack) -> None:
+    stack.frontend(), stack.worker("prefill")
+    frozen = stack.worker("decode")
+    stack.wait_ready(1, 1)
+
+    stream = Stream(stack).read(3)
+    frozen.signal(signal.SIGSTOP)
+    began = time.monotonic()
+    stream.read()
+
+    assert stream.error is not None
+    assert stream.error["code"] == "worker_lost"
+    assert time.monotonic() - began < 15
+
+
+def test_a_drained_worker_finishes_what_it_holds_and_takes_nothing_new(stack: Stack) -> None:
+    stack.frontend(), stack.worker("prefill")
+    old = stack.worker("decode")
+    stack.wait_ready(1, 1)
+    expected = whole_answer(stack)
+    stream = Stream(stack).read(3)
+
+    stack.worker("decode")
+    stack.wait_ready(1, 2)
+    old.signal(signal.SIGTERM)
+    wait_for(lambda: len(stack.health()["instances"]) == 2)
+    newer = Stream(stack).read(1)
+
+    assert stream.read().text == expected
+    assert old.wait(10) == 0
+    assert newer.read().text == expected
+
+
+def test_a_drained_prefill_worker_waits_for_its_handoffs(stack: Stack) -> None:
+    stack.frontend(), stack.worker("decode")
+    prefill = stack.worker("prefill")
+    stack.wait_ready(1, 1)
+    whole_answer(stack, 5)
+
+    prefill.signal(signal.SIGTERM)
+
+    assert prefill.wait(10) == 0
+    whole_answer(stack, 5)
+
+
+def test_a_drained_frontend_finishes_its_streams(stack: Stack) -> None:
+    frontend = stack.frontend()
+    stack.worker("prefill"), stack.worker("decode")
+    stack.wait_ready(1, 1)
+    expected = whole_answer(stack)
+    stream = Stream(stack).read(3)
+
+    frontend.signal(signal.SIGTERM)
+
+    assert stream.read().text == expected
+    assert stream.done
+    stream.close()
+    assert frontend.wait(10) == 0
+
+
+def test_a_killed_frontend_leaves_nothing_running(stack: Stack) -> None:
+    frontend = stack.frontend()
+    stack.worker("prefill"), stack.worker("decode")
+    stack.wait_ready(1, 1)
+    Stream(stack).read(3)
+
+    frontend.kill()
+    stack.frontend("--request-timeout-s", "60")
+    wait_for(lambda: stack.health() != {}, 20)
+
+    stack.wait_idle(15)
+
+
+def test_without_a_decode_worker_the_503_says_what_is_missing(stack: Stack) -> None:
+    stack.frontend(), stack.worker("prefill")
+    stack.wait_ready(1, 0)
+
+    health = httpx.get(f"{stack.url}/health")
+    answer = httpx.post(f"{stack.url}/v1/completions", json={"model": MODEL, "prompt": "x", "max_tokens": 1})
+
+    assert (health.status_code, health.json()["missing"]) == (503, [f"{MODEL}: decode"])
+    assert answer.status_code == 503
+    assert "decode" in answer.json()["error"]["message"]
