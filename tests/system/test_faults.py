@@ -1,4 +1,4 @@
-"""Failures done to real processes: every request ends with a result or a named error; nothing stays pinned."""
+"""Failures done to real processes: every request ends with a result or a named error; none stays pinned."""
 
 import json
 import signal
