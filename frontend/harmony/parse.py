@@ -1,0 +1,228 @@
+"""gpt-oss's answer, token by token, as deltas: total, incremental, without I/O."""
+
+import enum
+from collections import Counter
+from collections.abc import Sequence
+
+from frontend.harmony.deltas import Delta, MessageEnd, ToolCallStart
+from frontend.harmony.header import Header
+from frontend.harmony.message import Kind, OpenMessage
+from frontend.harmony.raw_header import RawHeader
+from frontend.harmony.specials import SpecialToken
+from frontend.harmony.vocabulary import Vocabulary
+
+
+class _Do(enum.Enum):
+    """What a control token does."""
+
+    START_HEADER = enum.auto()  # the header so far, if any, had no message; a new one begins
+    MARK = enum.auto()  # becomes part of the header
+    OPEN = enum.auto()  # ends the header; the body begins
+    END_HEADER = enum.auto()  # ends a header that has no body, and with it the message
+    END_BODY = enum.auto()
+    INTERRUPT = enum.auto()  # ends a body without `<|end|>`; then as in a header
+    IGNORE = enum.auto()
+
+
+_TABLE = {
+    # token: (in a header, in a body)
+    SpecialToken.START: (_Do.START_HEADER, _Do.INTERRUPT),
+    SpecialToken.CHANNEL: (_Do.MARK, _Do.INTERRUPT),
+    SpecialToken.CONSTRAIN: (_Do.MARK, _Do.IGNORE),
+    SpecialToken.MESSAGE: (_Do.OPEN, _Do.IGNORE),
+    SpecialToken.END: (_Do.END_HEADER, _Do.END_BODY),
+    SpecialToken.CALL: (_Do.END_HEADER, _Do.END_BODY),
+    SpecialToken.RETURN: (_Do.END_HEADER, _Do.END_BODY),
+    SpecialToken.ENDOFTEXT: (_Do.END_HEADER, _Do.END_BODY),
+    SpecialToken.STARTOFTEXT: (_Do.IGNORE, _Do.IGNORE),
+}
+
+_KIND_OF_CHANNEL = {"analysis": Kind.REASONING, "commentary": Kind.PREAMBLE, "final": Kind.TEXT}
+
+
+class HarmonyParser:
+    """Parses one answer; it starts where the prompt ends, after `<|start|>assistant`.
+
+    Any sequence of token ids is accepted. All text comes out, in order; control tokens never do; and, with
+    adjacent deltas of one message joined, the result does not depend on how the tokens were cut into `feed`
+    calls. The deltas of a message are followed by one MessageEnd; a message without text gives nothing.
+
+    A recipient makes a message a tool call, whatever its channel. A built-in tool that was not offered
+    (`browser.*`, `python`) is called in the chain of thought, so its message is reasoning. Text without any
+    channel is for the user, except where it has no `<|message|>` and another message follows it: then it was
+    thinking aloud. `repairs` counts, by kind, what was mended; `num_reasoning_tokens` counts the tokens of
+    reasoning text.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, offered_tools: frozenset[str]) -> None:
+        self.repairs: Counter[str] = Counter()
+        self.num_reasoning_tokens = 0
+        self._token_bytes = vocabulary.token_bytes
+        self._num_token_bytes = len(vocabulary.token_bytes)
+        self._controls = {token_id: token for token, token_id in vocabulary.special_ids.items()}
+        self._control_ids = frozenset(self._controls)
+        self._offered = offered_tools
+        self._position = 0  # of the next token in the answer
+        self._num_calls = 0
+        self._message: OpenMessage | None = None  # None: in a header
+        self._header = RawHeader(offered_tools, is_started=True, expects_role=False)
+
+    def feed(self, token_ids: Sequence[int]) -> list[Delta]:
+        """The deltas that these tokens complete."""
+        deltas: list[Delta] = []
+        if self._message is not None and self._control_ids.isdisjoint(token_ids):
+            self._read_body(self._message, token_ids, deltas)  # nearly every call while an answer streams
+            return deltas
+        body_start = 0
+        for i, token_id in enumerate(token_ids):
+            control = self._controls.get(token_id)
+            if self._message is not None:
+                if control is None:
+                    continue
+                self._read_body(self._message, token_ids[body_start:i], deltas)
+            if control is None:
+                self._read_header(token_id, deltas)
+            else:
+                self._obey(control, deltas)
+            self._position += 1
+            body_start = i + 1
+        if self._message is not None:
+            self._read_body(self._message, token_ids[body_start:], deltas)
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        """What is left when the stream ends here, wherever that is."""
+        deltas: list[Delta] = []
+        if self._message is not None:
+            self._end_message(self._message, deltas, is_complete=False)
+        else:
+            self._end_header(deltas, is_cut=True)
+        return deltas
+
+    def _obey(self, control: SpecialToken, deltas: list[Delta]) -> None:
+        in_header, in_body = _TABLE[control]
+        if self._message is None:
+            self._obey_in_header(in_header, control, deltas)
+        elif in_body is _Do.IGNORE:
+            self.repairs["stray_control"] += 1
+        else:
+            self._end_message(self._message, deltas)
+            if in_body is _Do.INTERRUPT:
+                self.repairs["missing_end"] += 1
+                self._obey_in_header(in_header, control, deltas)
+
+    def _obey_in_header(self, action: _Do, control: SpecialToken, deltas: list[Delta]) -> None:
+        match action:
+            case _Do.START_HEADER:
+                self._end_header(deltas, more_follows=True)
+                self._header = RawHeader(self._offered, is_started=True, expects_role=True)
+            case _Do.MARK:
+                # Text before a channel: that was a message of its own, whose end is missing.
+                if control is SpecialToken.CHANNEL and self._header.num_text_words() > 1:
+                    self._end_header(deltas, more_follows=True)
+                self._header.append_marker(control, self._position)
+                self._limit_header(deltas)
+            case _Do.OPEN:
+                self._open_body(deltas)
+            case _Do.END_HEADER:
+                self._end_header(deltas, more_follows=control is SpecialToken.END)
+            case _:
+                self.repairs["stray_control"] += 1
+
+    def _read_header(self, token_id: int, deltas: list[Delta]) -> None:
+        self._header.append(self._bytes_of((token_id,))[0], self._position)
+        self._limit_header(deltas)
+
+    def _limit_header(self, deltas: list[Delta]) -> None:
+        """Lets text through that was waiting for its `<|message|>`, and what follows it."""
+        if not self._header.is_too_long:
+            return
+        header = self._header.read_unended()
+        tokens = self._header.text_tokens(header)
+        if tokens:
+            self._count_repairs(header)
+            self._open_message(header, tokens, deltas)
+        else:
+            self._header = RawHeader(self._offered, is_started=False, expects_role=False)
+
+    def _end_header(self, deltas: list[Delta], *, more_follows: bool = False, is_cut: bool = False) -> None:
+        """Ends a header without `<|message|>`: text in it is the message's, a recipient is a call."""
+        if not self._header.is_blank:
+            header = self._header.read_unended(is_cut=is_cut)
+            tokens = self._header.text_tokens(header)
+            if tokens or (header.call is not None and not is_cut):
+                self._count_repairs(header)
+                otherwise = Kind.REASONING if more_follows else Kind.TEXT
+                message = self._open_message(header, tokens, deltas, otherwise=otherwise)
+                self._end_message(message, deltas, is_complete=not is_cut)
+        self._header = RawHeader(self._offered, is_started=False, expects_role=False)
+
+    def _open_body(self, deltas: list[Delta]) -> None:
+        header = self._header.read()
+        self._count_repairs(header)
+        tokens = self._header.text_tokens(header)
+        if tokens:
+            self.repairs["text_in_header"] += 1
+            aside = self._open_message(Header(hidden=True), tokens, deltas)
+            self._end_message(aside, deltas)
+        self._open_message(header, [], deltas)
+
+    def _count_repairs(self, header: Header) -> None:
+        self.repairs.update(header.repairs)
+        if not self._header.is_started:
+            self.repairs["missing_start"] += 1
+        if self._header.expects_role and not header.has_role:
+            self.repairs["missing_role"] += 1
+
+    def _open_message(
+        self,
+        header: Header,
+        tokens: Sequence[tuple[int, bytes]],
+        deltas: list[Delta],
+        *,
+        otherwise: Kind = Kind.TEXT,
+    ) -> OpenMessage:
+        """Begins a message with the text that stood in its header; `otherwise`: its kind without channel."""
+        kind = _kind_of(header, otherwise)
+        position = tokens[0][0] if tokens else self._position + 1
+        message = self._message = OpenMessage(kind, self._num_calls, position)
+        if header.call is not None and kind is Kind.CALL:
+            deltas.append(ToolCallStart(self._num_calls, header.call))
+            self._num_calls += 1
+        if tokens:
+            pieces = [data for _, data in tokens]
+            self._say(message, pieces, tokens[-1][0] + 1 - len(pieces), deltas)
+        return message
+
+    def _read_body(self, message: OpenMessage, token_ids: Sequence[int], deltas: list[Delta]) -> None:
+        self._say(message, self._bytes_of(token_ids), self._position, deltas)
+        self._position += len(token_ids)
+
+    def _say(self, message: OpenMessage, pieces: Sequence[bytes], position: int, deltas: list[Delta]) -> None:
+        delta = message.read(pieces, position)
+        if delta is not None:
+            deltas.append(delta)
+        if message.kind is Kind.REASONING:
+            self.num_reasoning_tokens += len(pieces)
+
+    def _bytes_of(self, token_ids: Sequence[int]) -> list[bytes]:
+        table = self._token_bytes
+        num = self._num_token_bytes
+        return [table[token_id] if 0 <= token_id < num else b"" for token_id in token_ids]
+
+    def _end_message(self, message: OpenMessage, deltas: list[Delta], *, is_complete: bool = True) -> None:
+        delta = message.end()
+        if delta is not None:
+            deltas.append(delta)
+        if message.has_spoken or message.kind is Kind.CALL:
+            deltas.append(MessageEnd(is_complete))
+        self._message = None
+        self._header = RawHeader(self._offered, is_started=False, expects_role=False)
+
+
+def _kind_of(header: Header, otherwise: Kind) -> Kind:
+    if header.hidden:
+        return Kind.REASONING
+    if header.call is not None:
+        return Kind.CALL
+    return _KIND_OF_CHANNEL.get(header.channel or "", otherwise)

@@ -1,0 +1,72 @@
+"""A header while its tokens come in: the bytes so far, and which token each of them came from."""
+
+from frontend.harmony.header import Header, read_header, read_unended_header
+from frontend.harmony.specials import SpecialToken
+
+# A header that grows longer than this never was one: its `<|message|>` is missing, and the text must not be
+# held back any longer. Before a channel is named there is time, since what ends the message says what it was.
+MAX_HEADER_BYTES = 1024
+MAX_HEADER_BYTES_AFTER_CHANNEL = 256
+
+
+class RawHeader:
+    """`is_started` says that a `<|start|>` came before, `expects_role` that a role is due after it."""
+
+    def __init__(self, offered: frozenset[str], *, is_started: bool, expects_role: bool) -> None:
+        self.is_started = is_started
+        self.expects_role = expects_role
+        self._offered = offered
+        self._raw = bytearray()
+        self._pieces: list[tuple[int, int, bool]] = []  # offset in `_raw`, token position, is a control token
+        self._longest_name = max((len(name.encode()) for name in offered), default=0)
+        self._has_channel = False
+        self._max_bytes = MAX_HEADER_BYTES + self._longest_name
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether there is nothing but white space."""
+        return not self._raw.strip()
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether this can no longer be a header."""
+        return len(self._raw) > self._max_bytes
+
+    def append(self, data: bytes, position: int) -> None:
+        """One ordinary token's bytes."""
+        if data:
+            self._pieces.append((len(self._raw), position, False))
+            self._raw += data
+
+    def append_marker(self, token: SpecialToken, position: int) -> None:
+        """`<|channel|>` or `<|constrain|>`."""
+        self._pieces.append((len(self._raw), position, True))
+        self._raw += token.value.encode()
+        if token is SpecialToken.CHANNEL and not self._has_channel:
+            self._has_channel = True
+            self._max_bytes = len(self._raw) + MAX_HEADER_BYTES_AFTER_CHANNEL + self._longest_name
+
+    def read(self) -> Header:
+        """The header, now that its `<|message|>` has come."""
+        return read_header(bytes(self._raw), self._offered)
+
+    def read_unended(self, *, is_cut: bool = False) -> Header:
+        """The header, since no `<|message|>` will come."""
+        return read_unended_header(bytes(self._raw), self._offered, is_cut=is_cut)
+
+    def num_text_words(self) -> int:
+        """How many words of text there are if the header ends here without `<|message|>`."""
+        start, stop = self.read_unended().text
+        return len(self._raw[start:stop].split())
+
+    def text_tokens(self, header: Header) -> list[tuple[int, bytes]]:
+        """(position, bytes) of the tokens of `header.text`, without control tokens and white space before."""
+        start, stop = header.text
+        text = self._raw[start:stop]
+        start += len(text) - len(text.lstrip())
+        ends = [offset for offset, _, _ in self._pieces[1:]] + [len(self._raw)]
+        return [
+            (position, bytes(self._raw[max(offset, start) : min(end, stop)]))
+            for (offset, position, is_control), end in zip(self._pieces, ends, strict=True)
+            if not is_control and offset < stop and end > start
+        ]
