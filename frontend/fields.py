@@ -7,7 +7,15 @@ from typing import TypeVar, get_args
 import msgspec
 
 from baton.errors import InvalidRequest
-from frontend.schema import ChatBody, CompletionBody, Effort, Nvext, SamplingFields, StreamOptions, TemplateArgs
+from frontend.schema import (
+    ChatBody,
+    CompletionBody,
+    Effort,
+    Nvext,
+    SamplingFields,
+    StreamOptions,
+    TemplateArgs,
+)
 
 Body = TypeVar("Body", bound=SamplingFields)
 Table = Mapping[str, tuple[tuple[object, ...], str]]

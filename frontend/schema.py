@@ -35,8 +35,8 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """What both APIs say about choosing tokens. `top_k` 0 or -1 is off; `ignore_eos`, `min_tokens`, `top_k`,
-    `min_p`, `repetition_penalty` and `stop_token_ids` are extensions that the NVIDIA and vLLM servers have too."""
+    """What both APIs say about choosing tokens. `top_k` 0 or -1 is off. `ignore_eos`, `min_tokens`, `top_k`,
+    `min_p`, `repetition_penalty`, `stop_token_ids` are extensions, named as in NVIDIA's and vLLM's servers."""
 
     model: Annotated[str, msgspec.Meta(min_length=1)]
     max_tokens: Count | None = None

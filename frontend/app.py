@@ -1,0 +1,102 @@
+"""The app: routes, and the error envelope for what no route answers; the only web-framework import."""
+
+import logging
+import time
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from baton.errors import BatonError
+from frontend import openapi
+from frontend.answers import ErrorBody, ErrorDetail, ModelBody, ModelList
+from frontend.chat import prepare_chat
+from frontend.completions import prepare_completion
+from frontend.exchange import retry_after
+from frontend.metrics import CONTENT_TYPE
+from frontend.respond import Endpoint, Prepare
+from frontend.services import Services
+
+__all__ = ["Services", "create_app"]
+
+log = logging.getLogger(__name__)
+
+# One line for each API that generates.
+GENERATING: dict[str, Prepare] = {
+    "/v1/chat/completions": prepare_chat,
+    "/v1/completions": prepare_completion,
+}
+
+
+def create_app(services: Services) -> FastAPI:
+    """The ASGI app over these services, whose life is the caller's.
+
+    The routes that generate are ASGI apps of their own: between engine and socket there is no framework.
+    """
+    app = FastAPI(title="Baton", redoc_url=None, redirect_slashes=False)
+    for path, prepare in GENERATING.items():
+        app.router.routes.append(Route(path, Endpoint(path, prepare, services), methods=["POST"]))
+    _add_reading_routes(app, services)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(BatonError, _baton_error)
+    app.add_exception_handler(Exception, _unexpected_error)
+    page = openapi.page(app.title, app.version)
+    # FastAPI documents its own path functions only; the page shows the structs that really validate.
+    app.openapi = lambda: page  # type: ignore[method-assign]
+    return app
+
+
+def _add_reading_routes(app: FastAPI, services: Services) -> None:
+    fleet = services.fleet
+    started_s = int(time.time())
+
+    def model_body(name: str) -> ModelBody:
+        return ModelBody(id=name, created=started_s, context_length=fleet.served(name).context_length)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return _json(ModelList(data=[model_body(name) for name in fleet.models()]))
+
+    # A name may have slashes in it: openai/gpt-oss-120b.
+    @app.get("/v1/models/{model:path}")
+    async def model(model: str) -> Response:
+        return _json(model_body(model))
+
+    @app.get("/health")
+    async def health() -> Response:
+        found = fleet.health()
+        return _json(found, 200 if found.status == "healthy" else 503)
+
+    @app.get("/live")
+    async def live() -> Response:
+        return Response(b'{"status":"live"}', media_type="application/json")
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        page = services.metrics.page(await fleet.stats())
+        return Response(page, headers={"content-type": CONTENT_TYPE.decode()})
+
+
+def _json(body: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the framework refuses: 404 for an unknown route, 405 for a method."""
+    assert isinstance(error, HTTPException)
+    code = {404: "route_not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
+    message = f"{request.method} {request.url.path}: {error.detail}."
+    detail = ErrorDetail(message=message, type="invalid_request_error", code=code)
+    return _json(ErrorBody(error=detail), error.status_code, dict(error.headers or {}))
+
+
+async def _baton_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 the framework's signature
+    assert isinstance(error, BatonError)
+    headers = {name.decode(): value.decode() for name, value in retry_after(error)}
+    return _json(ErrorBody.of(error), error.status, headers)
+
+
+async def _unexpected_error(request: Request, error: Exception) -> Response:
+    log.error("unexpected failure path=%s", request.url.path, exc_info=error)
+    return _json(ErrorBody.of(BatonError("Something broke in the server; its log says what.")), 500)

@@ -1,0 +1,242 @@
+"""Carries an answer from the fleet to the client, streamed or whole; stops the work when the client leaves."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Protocol
+
+import msgspec
+
+from baton.errors import BatonError, DeadlineExceeded
+from baton.messages import GenerateRequest, TokenChunk
+from frontend import sse
+from frontend.exchange import ClientGone, Exchange, Receive, Scope, Send, ignored_header
+from frontend.metrics import Tally
+from frontend.sampling import Asker
+from frontend.services import Services
+
+log = logging.getLogger(__name__)
+
+CLIENT_GONE_STATUS = 499
+# How much longer than the request's deadline an answer may take: its error still has to reach the client.
+GRACE_S = 30.0
+
+
+class Choice(Protocol):
+    """One choice of an answer: chunks in, bytes of the stream out (none if the answer is not streamed)."""
+
+    @property
+    def request(self) -> GenerateRequest:
+        """What is sent to a worker."""
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """True once the text has ended by itself, whatever the model would still say."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens received."""
+        ...
+
+    def feed(self, chunk: TokenChunk) -> bytes:
+        """What a chunk adds."""
+        ...
+
+    def finish(self) -> bytes:
+        """What is left when the last chunk was fed, with the finish reason."""
+        ...
+
+
+class Answer(Protocol):
+    """An answer of one API. `ignored` are the fields of the body that nobody knows."""
+
+    model: str
+    stream: bool
+    ignored: tuple[str, ...]
+
+    @property
+    def choices(self) -> Sequence[Choice]:
+        """The choices, by index."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        ...
+
+    @property
+    def repairs(self) -> Mapping[str, int]:
+        """Malformed output that was understood, by kind."""
+        ...
+
+    def opening(self) -> bytes:
+        """The stream's first events."""
+        ...
+
+    def closing(self) -> bytes:
+        """The stream's last events."""
+        ...
+
+    def failure(self, error: BatonError) -> bytes:
+        """The event that ends a stream that has failed."""
+        ...
+
+    def body(self) -> msgspec.Struct:
+        """The whole answer."""
+        ...
+
+
+Prepare = Callable[[bytes, Asker, Services], Awaitable[Answer]]
+"""From a body to an answer that can be begun. Raises the BatonError that refuses it."""
+
+
+class Endpoint:
+    """The ASGI app of one POST route that generates. Every failure is an error envelope, and counted."""
+
+    def __init__(self, route: str, prepare: Prepare, services: Services) -> None:
+        self._route = route
+        self._prepare = prepare
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        exchange = Exchange(scope, receive, send)
+        tally = self._services.metrics.begin(self._route)
+        try:
+            await self._respond(exchange, tally)
+        except ClientGone:
+            tally.disconnected = True
+            log.info("client gone request_id=%s route=%s", exchange.request_id, self._route)
+        except asyncio.CancelledError:
+            tally.disconnected = True
+            raise
+        finally:
+            if tally.disconnected:
+                tally.status = CLIENT_GONE_STATUS
+            self._services.metrics.end(tally)
+
+    async def _respond(self, exchange: Exchange, tally: Tally) -> None:
+        services = self._services
+        try:
+            async with asyncio.timeout(services.request_timeout_s + GRACE_S):
+                body = await exchange.read_body(services.max_body_bytes)
+                asker = Asker(
+                    request_id=exchange.request_id,
+                    deadline_s=services.request_timeout_s,
+                    trace=exchange.trace,
+                )
+                answer = await self._prepare(body, asker, services)
+                services.metrics.count_ignored(answer.ignored)
+                tally.model = answer.model
+                await _generate(exchange, answer, services, tally)
+        except ClientGone:
+            raise
+        except Exception as error:  # noqa: BLE001 the client gets an envelope, whatever broke
+            failure = as_baton_error(error, exchange.request_id)
+            tally.status = failure.status
+            if exchange.started:
+                # The client has not read for so long that the grace is over too: no use to write more.
+                raise ClientGone from None
+            await exchange.answer_error(failure)
+
+
+def as_baton_error(error: Exception, request_id: str) -> BatonError:
+    """What the client is told; a failure that nobody foresaw is logged with its traceback."""
+    match error:
+        case BatonError():
+            return error
+        case TimeoutError():
+            return _too_late()
+        case _:
+            log.error("unexpected failure request_id=%s", request_id, exc_info=error)
+            return BatonError(f"Something broke in the server; its log has request {request_id}.")
+
+
+def _too_late() -> BatonError:
+    return DeadlineExceeded("The request's deadline is over; ask for less, or allow more time.")
+
+
+async def _generate(exchange: Exchange, answer: Answer, services: Services, tally: Tally) -> None:
+    outbox = sse.Outbox(len(answer.choices))
+    overdue = asyncio.get_running_loop().call_later(services.request_timeout_s, outbox.fail, _too_late())
+    try:
+        async with _tasks(
+            _watch_client(exchange, outbox),
+            *(_pump(choice, services, outbox, tally) for choice in answer.choices),
+        ):
+            if answer.stream:
+                await _stream(exchange, answer, outbox, services, tally)
+            else:
+                await outbox.take()
+                await exchange.answer(200, answer.body(), ignored_header(answer.ignored))
+    finally:
+        overdue.cancel()
+        tally.num_choices = len(answer.choices)
+        tally.num_prompt_tokens = answer.num_prompt_tokens
+        tally.num_completion_tokens = sum(choice.num_tokens for choice in answer.choices)
+        tally.repairs = answer.repairs
+
+
+@asynccontextmanager
+async def _tasks(*works: Awaitable[None]) -> AsyncGenerator[None, None]:
+    """Run works beside the body of the context, and none of them longer."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _watch_client(exchange: Exchange, outbox: sse.Outbox) -> None:
+    await exchange.client_gone()
+    outbox.fail(ClientGone())
+
+
+async def _pump(choice: Choice, services: Services, outbox: sse.Outbox, tally: Tally) -> None:
+    """From a choice's chunks to the outbox. A failure is the reader's to report."""
+    try:
+        async with aclosing(services.generator.generate(choice.request)) as chunks:
+            async for chunk in chunks:
+                if tally.first_token_s is None:
+                    tally.first_token_s = time.perf_counter()
+                outbox.put(choice.feed(chunk))
+                if choice.stopped:
+                    break
+                if outbox.full:
+                    await outbox.room()
+        outbox.put(choice.finish())
+    except Exception as error:  # noqa: BLE001 handed to the reader, which raises it
+        outbox.close(error)
+    else:
+        outbox.close()
+
+
+async def _stream(
+    exchange: Exchange, answer: Answer, outbox: sse.Outbox, services: Services, tally: Tally
+) -> None:
+    """Headers go out with the first events, or after a while without; then an error can only be an event."""
+    try:
+        async with asyncio.timeout(services.first_event_wait_s):
+            first = await outbox.take()
+    except TimeoutError:
+        first = b""
+    await exchange.start(200, sse.CONTENT_TYPE, [*sse.HEADERS, *ignored_header(answer.ignored)])
+    await exchange.write(answer.opening() + first)
+    async with _tasks(outbox.keep_alive(services.keep_alive_s)):
+        try:
+            while data := await outbox.take():
+                await exchange.write(data)
+        except ClientGone:
+            raise
+        except Exception as error:  # noqa: BLE001 the client gets an error event, whatever broke
+            failure = as_baton_error(error, exchange.request_id)
+            tally.status = failure.status
+            await exchange.end(answer.failure(failure))
+            return
+    await exchange.end(answer.closing())

@@ -1,0 +1,92 @@
+"""Server-sent events: their bytes, and the outbox that joins all that are ready into one write."""
+
+import asyncio
+
+import msgspec
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+CONTENT_TYPE = b"text/event-stream; charset=utf-8"
+HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+
+MAX_UNSENT_BYTES = 1 << 20
+
+
+def event(body: msgspec.Struct) -> bytes:
+    """One event without a name. JSON has no line break of its own, so the data is one line."""
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+class Outbox:
+    """Bytes of one answer on their way from its writers (one for each choice) to its one reader.
+
+    All that is ready when the reader comes is one piece. Writers that are ahead of a slow client wait in
+    `room()`. One loop, no locks.
+    """
+
+    def __init__(self, num_writers: int) -> None:
+        self._num_writers = num_writers
+        self._parts: list[bytes] = []
+        self._num_bytes = 0
+        self._num_puts = 0
+        self._error: BaseException | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._drained = asyncio.Event()
+
+    def put(self, data: bytes) -> None:
+        """Add bytes; nothing is nothing."""
+        if data:
+            self._parts.append(data)
+            self._num_bytes += len(data)
+            self._num_puts += 1
+            self._wake()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """A writer has ended. The first error ends the whole answer, after what was put before it."""
+        self._num_writers -= 1
+        self._error = self._error or error
+        self._wake()
+
+    def fail(self, error: BaseException) -> None:
+        """End the answer now: what was put and not taken is lost."""
+        self._parts.clear()
+        self.close(error)
+
+    async def take(self) -> bytes:
+        """All that is ready, waiting for something; b"" when every writer has ended. Raises the error."""
+        while not self._parts:
+            if self._error is not None:
+                raise self._error
+            if self._num_writers <= 0:
+                return b""
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        self._num_bytes = 0
+        self._drained.set()
+        return data
+
+    @property
+    def full(self) -> bool:
+        """True if writers should wait for `room()`."""
+        return self._num_bytes > MAX_UNSENT_BYTES
+
+    async def room(self) -> None:
+        """Wait until the reader has taken what there is."""
+        while self.full:
+            self._drained.clear()
+            await self._drained.wait()
+
+    async def keep_alive(self, every_s: float) -> None:
+        """Put a comment whenever nothing was put for so long. Runs until cancelled."""
+        seen = self._num_puts
+        while True:
+            await asyncio.sleep(every_s)
+            if self._num_puts == seen:
+                self.put(KEEP_ALIVE)
+            seen = self._num_puts
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
