@@ -21,11 +21,11 @@ def choose_transceiver(backend: str, *, host: str = "127.0.0.1") -> CacheTransce
         return TcpTransceiver(host)
     try:
         # Loaded here, not above: machines without UCX run the rest of this package.
-        ucx = importlib.import_module("workers.kv.ucx")
+        direct = importlib.import_module("workers.kv.direct")
     except ImportError as error:
         if backend == "UCX":
             raise
         log.warning("kv transfer=tcp reason=UCX does not load: %s", error)
         return TcpTransceiver(host)
-    transceiver: CacheTransceiver = ucx.UcxTransceiver(host)
+    transceiver: CacheTransceiver = direct.DirectTransceiver(host)
     return transceiver

@@ -2,27 +2,28 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import msgspec
 
 from baton.errors import HandoffFailed
-from workers.kv.memory import Memory
+from workers.kv.memory import Memory, host_view
 from workers.kv.source import Peer
 from workers.kv.transceiver import Ticket
-from workers.kv.wire import Ask, Fetched, Grant, Stands, receive_word, send_word
+from workers.kv.wire import Ask, Fetched, Grant, Stands, receive_bytes, receive_word, send_word
 
-Move = Callable[[socket.socket, Grant, Memory], Awaitable[None]]
+Fetch = Callable[[Ticket, Memory], Awaitable[None]]
 """How a wire brings the bytes in; when it returns or raises, nobody writes the memory any more."""
 
 
 class Pulls:
     """The running pulls of one transceiver of kind `wire`."""
 
-    def __init__(self, wire: str, move: Move) -> None:
+    def __init__(self, wire: str, fetch: Fetch) -> None:
         self._wire = wire
-        self._move = move
-        self._running: set[asyncio.Task[None]] = set()
+        self._fetch = fetch
+        self._running: set[asyncio.Future[None]] = set()
         self._closed = False
 
     async def pull(self, ticket: Ticket, into: Memory, deadline_s: float) -> None:
@@ -33,7 +34,7 @@ class Pulls:
             raise ValueError(f"{ticket.num_bytes} bytes are offered, {into.num_bytes} would be pulled")
         if self._closed:
             raise HandoffFailed("the transceiver is closed")
-        task = asyncio.create_task(self._pull(ticket, into))
+        task = asyncio.ensure_future(self._fetch(ticket, into))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         try:
@@ -56,15 +57,26 @@ class Pulls:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def _pull(self, ticket: Ticket, into: Memory) -> None:
-        peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
-        family = socket.AF_INET6 if ":" in peer.host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as sock:
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await asyncio.get_running_loop().sock_connect(sock, (peer.host, peer.port))
-            await send_word(sock, Ask(ticket.offer_id, peer.secret))
-            grant = await receive_word(sock, Grant)
-            await self._move(sock, grant, into)
-            await send_word(sock, Fetched())
-            await receive_word(sock, Stands)
+
+@asynccontextmanager
+async def asking(ticket: Ticket, *, direct: bool) -> AsyncIterator[tuple[socket.socket, Grant]]:
+    """Ask the source; inside the context the bytes are fetched, at its end the source confirms them.
+
+    Raises HandoffFailed when the source refuses, OSError when it is gone.
+    """
+    peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
+    family = socket.AF_INET6 if ":" in peer.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(sock, (peer.host, peer.port))
+        await send_word(sock, Ask(ticket.offer_id, peer.secret, direct))
+        yield sock, await receive_word(sock, Grant)
+        await send_word(sock, Fetched())
+        await receive_word(sock, Stands)
+
+
+async def fetch_stream(ticket: Ticket, into: Memory) -> None:
+    """Fetch an offer over the socket, into host memory. Raises as `asking` does."""
+    async with asking(ticket, direct=False) as (sock, _):
+        await receive_bytes(sock, host_view(into))

@@ -6,15 +6,15 @@ import itertools
 import logging
 import secrets
 import socket
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import msgspec
 
 from baton.errors import HandoffFailed
-from workers.kv.memory import Memory
+from workers.kv.memory import Memory, host_view
 from workers.kv.transceiver import Ticket
-from workers.kv.wire import Ask, Fetched, Refused, Stands, receive_word, send_word
+from workers.kv.wire import Ask, Fetched, Grant, Refused, Stands, receive_word, send_bytes, send_word
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _ACCEPT_PAUSE_S = 0.1
 _GONE = "the KV is no longer offered: it was pulled, withdrawn, or has expired"
 
 Lend = Callable[[socket.socket, Memory], AbstractAsyncContextManager[None]]
-"""How a wire lets one puller read: entering sends the Grant, leaving takes the memory back."""
+"""How one puller gets at the memory: entering sends the Grant, leaving takes the memory back."""
 
 
 class Peer(msgspec.Struct, frozen=True, array_like=True):
@@ -57,12 +57,15 @@ class _Offer:
 
 
 class Source:
-    """Offers memory under tickets of kind `wire`, listening on `host` (an address the pullers can reach)."""
+    """Offers memory under tickets of kind `wire`, listening on `host` (an address the pullers can reach).
 
-    def __init__(self, wire: str, host: str, lend: Lend) -> None:
+    Every source can stream host memory; `lend_direct` serves pullers that ask to read by themselves.
+    """
+
+    def __init__(self, wire: str, host: str, lend_direct: Lend | None = None) -> None:
         self._wire = wire
         self._host = host
-        self._lend = lend
+        self._lend_direct = lend_direct
         self._offers: dict[int, _Offer] = {}
         self._ids = itertools.count(1)
         self._listener: socket.socket | None = None
@@ -147,9 +150,13 @@ class Source:
         if offer is None or not hmac.compare_digest(offer.secret, ask.secret) or offer.moved.done():
             await send_word(sock, Refused(_GONE))
             return
+        lend = self._lend_direct if ask.direct else _stream
+        if lend is None or (lend is _stream and offer.payload.device_index is not None):
+            await send_word(sock, Refused(f"the source, over {self._wire}, cannot move this memory that way"))
+            return
         offer.readers.add(sock)
         try:
-            async with self._lend(sock, offer.payload):
+            async with lend(sock, offer.payload):
                 await receive_word(sock, Fetched)
         finally:
             offer.readers.discard(sock)
@@ -163,6 +170,13 @@ class Source:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+@asynccontextmanager
+async def _stream(sock: socket.socket, payload: Memory) -> AsyncIterator[None]:
+    await send_word(sock, Grant())
+    await send_bytes(sock, host_view(payload))
+    yield
 
 
 def _shut_down(sock: socket.socket, how: int) -> None:

@@ -1,26 +1,21 @@
 """The cache transceiver over plain TCP: host memory only, needs nothing installed, works everywhere."""
 
-import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 from workers.kv.memory import Memory, host_view
-from workers.kv.pulls import Pulls
+from workers.kv.pulls import Pulls, fetch_stream
 from workers.kv.source import Source
 from workers.kv.transceiver import Ticket
-from workers.kv.wire import Grant, receive_bytes, send_bytes, send_word
 
 
 class TcpTransceiver:
-    """Implements CacheTransceiver; the bytes follow the Grant on the same connection."""
+    """Implements CacheTransceiver; the bytes follow the source's Grant on the same connection."""
 
     transport_name = "tcp"
     moves_device_memory = False
 
     def __init__(self, host: str) -> None:
         """`host`: the address to listen on, and at which pullers find this process."""
-        self._source = Source("tcp", host, _lend)
-        self._pulls = Pulls("tcp", _move)
+        self._source = Source("tcp", host)
+        self._pulls = Pulls("tcp", fetch_stream)
 
     async def start(self) -> None:
         """See CacheTransceiver."""
@@ -48,14 +43,3 @@ class TcpTransceiver:
         """See CacheTransceiver."""
         await self._pulls.close()
         await self._source.close()
-
-
-@asynccontextmanager
-async def _lend(sock: socket.socket, payload: Memory) -> AsyncIterator[None]:
-    await send_word(sock, Grant())
-    await send_bytes(sock, host_view(payload))
-    yield
-
-
-async def _move(sock: socket.socket, _grant: Grant, into: Memory) -> None:
-    await receive_bytes(sock, host_view(into))

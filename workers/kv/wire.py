@@ -3,7 +3,7 @@
     puller                      source
     Ask(offer, secret)   ->
                          <-     Grant(words), or Refused
-           (the bytes move: over this socket, or read by UCX)
+           (the bytes move: streamed over this socket, or read out of the source's memory)
     Fetched              ->
                          <-     Stands, or Refused: only now do the bytes count
 
@@ -27,14 +27,18 @@ _SLICE_BYTES = 256 * 1024
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
-    """The puller's first word; the secret comes from the ticket."""
+    """The puller's first word; the secret comes from the ticket.
+
+    `direct`: the puller reads the source's memory by itself; else the bytes follow the Grant on this socket.
+    """
 
     offer_id: int
     secret: bytes
+    direct: bool
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, tag="grant"):
-    """The offer stands; `words` are the wire's own: where and how to read it."""
+    """The offer stands. `words`, of a direct wire, tell where and how to read it."""
 
     words: bytes = b""
 

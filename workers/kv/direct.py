@@ -1,0 +1,127 @@
+"""The cache transceiver over UCX: the puller reads the source's memory by itself, at the link's speed."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import msgspec
+
+from baton.errors import HandoffFailed
+from workers.kv.memory import Memory
+from workers.kv.poller import Poller
+from workers.kv.pulls import Pulls, asking, fetch_stream
+from workers.kv.source import Peer, Source
+from workers.kv.transceiver import Ticket
+from workers.kv.ucx import Fabric, NoDirectPath, Reach, Read
+from workers.kv.wire import Grant, send_word
+
+log = logging.getLogger(__name__)
+
+_MAX_REMEMBERED = 256
+
+
+class DirectTransceiver:
+    """Implements CacheTransceiver. Host memory that UCX cannot read directly is streamed instead."""
+
+    moves_device_memory = True
+
+    def __init__(self, host: str) -> None:
+        """`host`: the address to listen on, and at which pullers find this process."""
+        self._poller = Poller()
+        self._fabric = Fabric(host, self._poller.submit)
+        self._source = Source("ucx", host, self._lend)
+        self._pulls = Pulls("ucx", self._fetch)
+        self._no_path: set[tuple[str, int]] = set()
+        self._direct = False
+
+    @property
+    def transport_name(self) -> str:
+        """`ucx (cma)` when this machine's processes can read each other's host memory, which is tried at the
+        start. What is used between two machines or two CUDA devices is UCX's own choice.
+        """
+        return "ucx (cma)" if self._direct else "ucx (stream)"
+
+    async def start(self) -> None:
+        """See CacheTransceiver."""
+        self._poller.start("kv-ucx", self._fabric.poll)
+        try:
+            self._direct = await asyncio.wrap_future(self._poller.submit(self._fabric.open))
+            await self._source.start()
+        except BaseException:
+            await self.close()
+            raise
+
+    def offer(self, payload: Memory) -> Ticket:
+        """See CacheTransceiver."""
+        return self._source.offer(payload)
+
+    async def moved(self, ticket: Ticket) -> None:
+        """See CacheTransceiver."""
+        await self._source.moved(ticket)
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """See CacheTransceiver."""
+        self._source.withdraw(ticket)
+
+    async def pull(self, ticket: Ticket, into: Memory, deadline_s: float) -> None:
+        """See CacheTransceiver."""
+        await self._pulls.pull(ticket, into, deadline_s)
+
+    async def close(self) -> None:
+        """See CacheTransceiver."""
+        await self._pulls.close()
+        await self._source.close()
+        self._poller.submit(self._fabric.close)
+        await asyncio.to_thread(self._poller.stop)
+
+    @asynccontextmanager
+    async def _lend(self, sock: socket.socket, payload: Memory) -> AsyncIterator[None]:
+        reach = await asyncio.wrap_future(self._poller.submit(self._fabric.lend, payload))
+        try:
+            await send_word(sock, Grant(msgspec.msgpack.encode(reach)))
+            yield
+        finally:
+            self._poller.submit(self._fabric.take_back)
+
+    async def _fetch(self, ticket: Ticket, into: Memory) -> None:
+        peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
+        place = (peer.host, peer.port)
+        if place in self._no_path:
+            await fetch_stream(ticket, into)
+            return
+        try:
+            async with asking(ticket, direct=True) as (sock, grant):
+                await self._read(sock, msgspec.msgpack.decode(grant.words, type=Reach), into)
+        except NoDirectPath as error:
+            if into.device_index is not None:
+                raise HandoffFailed(f"no direct path from the source to this CUDA device: {error}") from error
+            await fetch_stream(ticket, into)
+            log.warning("kv streamed peer=%s:%d reason=no direct path: %s", *place, error)
+            if len(self._no_path) >= _MAX_REMEMBERED:
+                self._no_path.clear()
+            self._no_path.add(place)
+
+    async def _read(self, sock: socket.socket, reach: Reach, into: Memory) -> None:
+        """Read the source's memory; returns or raises only when nobody writes `into` any more."""
+        read = Read(reach, into)
+        self._poller.submit(self._fabric.begin, read)
+        ended = asyncio.wrap_future(read.ended)
+        hung_up = asyncio.create_task(_hung_up(sock))
+        try:
+            await asyncio.wait({ended, hung_up}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hung_up.cancel()
+            if not ended.done():
+                self._poller.submit(self._fabric.give_up, read)
+            while not (ended.done() and hung_up.done()):
+                with suppress(asyncio.CancelledError):  # a second one; the first is on its way up
+                    await asyncio.wait({ended, hung_up})
+        ended.result()
+
+
+async def _hung_up(sock: socket.socket) -> None:
+    """Return when the source has withdrawn the offer or is gone: until Fetched it says nothing else."""
+    with suppress(OSError):
+        await asyncio.get_running_loop().sock_recv(sock, 1)
