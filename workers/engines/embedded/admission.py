@@ -1,0 +1,70 @@
+"""What the engine can take: turns a request into a sequence for the scheduler, or says why it is refused."""
+
+from dataclasses import dataclass
+
+from baton.errors import InvalidRequest
+from baton.messages import GenerateRequest
+from workers.engines.embedded.scheduler import Sequence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What one request may ask for. `max_prompt_tokens` None: prompts are chunked, any length will do."""
+
+    context_length: int
+    vocab_size: int
+    max_prompt_tokens: int | None
+
+
+def new_sequence(request: GenerateRequest, limits: Limits, *, hands_off: bool) -> Sequence:
+    """A waiting sequence with blocks to reserve for its whole answer or, if it hands off, for its prompt.
+
+    Raises InvalidRequest.
+    """
+    _check_lengths(request, limits)
+    _check_tokens(request, limits.vocab_size)
+    sampling = request.sampling
+    num_tokens = len(request.token_ids)
+    num_left = sampling.max_tokens - request.num_generated
+    return Sequence(
+        token_ids=list(request.token_ids),
+        num_prompt=num_tokens - request.num_generated,
+        sampling=sampling,
+        num_reserved=num_tokens if hands_off else min(num_tokens + num_left, limits.context_length),
+        pulls_kv=request.handoff is not None and not hands_off,
+        hands_off=hands_off,
+    )
+
+
+def _check_lengths(request: GenerateRequest, limits: Limits) -> None:
+    num_tokens = len(request.token_ids)
+    if not 0 <= request.num_generated < num_tokens:
+        raise InvalidRequest(f"of {num_tokens} tokens, {request.num_generated} cannot be generated ones")
+    if num_tokens >= limits.context_length:
+        raise InvalidRequest(
+            f"the prompt has {num_tokens} tokens; the context of {limits.context_length} holds "
+            f"{limits.context_length - 1} and an answer",
+            param="messages",
+        )
+    longest = limits.max_prompt_tokens
+    if longest is not None and num_tokens > longest and request.handoff is None:
+        raise InvalidRequest(
+            f"the prompt has {num_tokens} tokens; without enable_chunked_prefill max_num_tokens ({longest}) "
+            "is the most",
+            param="messages",
+        )
+    if request.sampling.max_tokens <= request.num_generated:
+        raise InvalidRequest(
+            f"max_tokens is {request.sampling.max_tokens}; {request.num_generated} tokens exist already",
+            param="max_tokens",
+        )
+
+
+def _check_tokens(request: GenerateRequest, vocab_size: int) -> None:
+    """An id that the model does not have would break the step of every request that runs beside it."""
+    sampling = request.sampling
+    lowest = min(*request.token_ids, *sampling.logit_bias, 0)
+    highest = max(*request.token_ids, *sampling.logit_bias, 0)
+    if lowest < 0 or highest >= vocab_size:
+        wrong = lowest if lowest < 0 else highest
+        raise InvalidRequest(f"token id {wrong} is not in the model's vocabulary of {vocab_size}")

@@ -1,0 +1,189 @@
+"""The embedded engine: transformers' gpt-oss behind the `Engine` protocol; torch has a thread of its own."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from baton.errors import HandoffFailed, NotReady, WorkerLost
+from baton.messages import GenerateRequest, KvHandoff, Role, TokenChunk, WorkerStats
+from workers.engine import EngineInfo
+from workers.engines.embedded.admission import Limits, new_sequence
+from workers.engines.embedded.call import Call
+from workers.engines.embedded.model import VERSIONS
+from workers.engines.embedded.runner import Runner
+from workers.engines.embedded.scheduler import Scheduler
+from workers.engines.embedded.settings import EmbeddedSettings
+from workers.engines.embedded.steps import StepLoop
+from workers.engines.embedded.transfer import Transfers
+from workers.kv.transceiver import CacheTransceiver
+
+
+class EmbeddedEngine:
+    """Continuous batching, chunked prefill and paged KV on a CPU or one GPU.
+
+    `worker_id` and `incarnation` go into handoffs. A prefill worker needs a `transceiver`; the engine starts
+    and closes it. The same request gives the same tokens alone or in a batch, chunked or not, prefilled here
+    or elsewhere: exactly so in float32, as far as rounding allows in bfloat16.
+    """
+
+    def __init__(
+        self,
+        settings: EmbeddedSettings,
+        *,
+        model_path: Path,
+        role: Role,
+        worker_id: str,
+        incarnation: str,
+        transceiver: CacheTransceiver | None,
+    ) -> None:
+        if role is Role.PREFILL and transceiver is None:
+            raise ValueError("a prefill worker needs a transceiver: set cache_transceiver_config")
+        self._settings = settings
+        self._model_path = model_path
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._transceiver = transceiver
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="embedded-compute")
+        self._steps: StepLoop | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._transfers: Transfers | None = None
+        self._started = asyncio.Event()
+        self._stopped = False
+
+    async def start(self) -> EngineInfo:
+        """Load the checkpoint and warm up. Raises OSError, ValueError, ImportError."""
+        if self._transceiver is not None:
+            await self._transceiver.start()
+        loop = asyncio.get_running_loop()
+        on_device = self._transceiver is not None and self._transceiver.moves_device_memory
+        runner = await loop.run_in_executor(self._thread, Runner, self._settings, self._model_path, on_device)
+        steps = self._steps = self._new_steps(runner)
+        if self._transceiver is not None:
+            self._transfers = Transfers(
+                steps,
+                self._transceiver,
+                worker_id=self._worker_id,
+                incarnation=self._incarnation,
+                version=VERSIONS,
+                ttl_s=self._settings.cache_transceiver_config.kv_transfer_timeout_ms / 1000,
+            )
+        self._running = asyncio.create_task(steps.run(), name="embedded-steps")
+        self._started.set()
+        return EngineInfo(
+            name="embedded",
+            version=VERSIONS,
+            context_length=runner.context_length,
+            kv_layout=runner.pool.layout,
+            kv_transfer=self._transceiver.transport_name if self._transceiver is not None else "",
+        )
+
+    async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
+        """Yield the handoff, or the finished answer. See `Engine.prefill`."""
+        steps, transfers = self._ready(), self._transfers
+        if transfers is None:
+            raise HandoffFailed("this worker has no transceiver: set cache_transceiver_config")
+        call = self._open(steps, request, hands_off=True)
+        try:
+            first = await call.next_chunk()
+            assert first is not None
+            if first.finish_reason is not None:
+                yield first
+                return
+            call.transfer = asyncio.create_task(transfers.hand_over(call, first))
+            while (reply := await call.next_reply()) is not None:
+                yield reply
+        finally:
+            transfers.withdraw(call)
+            steps.close(call)
+
+    async def decode(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Yield the answer's chunks. See `Engine.decode`."""
+        steps, handoff = self._ready(), request.handoff
+        if handoff is not None and self._transfers is None:
+            raise HandoffFailed("this worker has no transceiver: set cache_transceiver_config")
+        call = self._open(steps, request, hands_off=False)
+        try:
+            if handoff is not None and self._transfers is not None:
+                call.transfer = asyncio.create_task(self._transfers.take_over(call, handoff))
+            while (chunk := await call.next_chunk()) is not None:
+                yield chunk
+        finally:
+            steps.close(call)
+
+    def stats(self) -> WorkerStats:
+        """Figures of this moment; the counters run from the start of the process."""
+        steps, transfers = self._steps, self._transfers
+        if steps is None:
+            return WorkerStats()
+        ledger = steps.scheduler.ledger
+        stats = WorkerStats(
+            num_running=steps.scheduler.num_running,
+            num_waiting=steps.scheduler.num_waiting,
+            kv_blocks=ledger.num_blocks,
+            kv_used_blocks=ledger.num_used,
+            kv_pinned_blocks=ledger.num_pinned,
+            num_prompt_tokens=steps.num_prompt_tokens,
+            num_generated_tokens=steps.num_generated_tokens,
+        )
+        if transfers is None:
+            return stats
+        return msgspec.structs.replace(
+            stats,
+            num_handoffs=transfers.num_handoffs,
+            num_handoffs_expired=transfers.num_expired,
+            kv_moved_bytes=transfers.moved_bytes,
+            kv_move_s=transfers.move_s,
+        )
+
+    async def failed(self) -> str:
+        """Wait until something goes wrong on the compute thread: the state of the pool is unknown then."""
+        await self._started.wait()
+        assert self._steps is not None
+        await self._steps.broke.wait()
+        return self._steps.reason
+
+    async def stop(self) -> None:
+        """End every call with WorkerLost, wait for the step under way, free the model. Idempotent."""
+        self._stopped = True
+        if self._steps is not None:
+            self._steps.fail_all(WorkerLost("the worker stopped while it held the request"))
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+        await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
+        if self._transceiver is not None:
+            await self._transceiver.close()
+        self._steps = self._running = self._transfers = None
+
+    def _ready(self) -> StepLoop:
+        if self._steps is None or self._stopped:
+            raise NotReady("the engine is not running")
+        return self._steps
+
+    def _open(self, steps: StepLoop, request: GenerateRequest, *, hands_off: bool) -> Call:
+        runner = steps.runner
+        limits = Limits(
+            context_length=runner.context_length,
+            vocab_size=runner.vocab_size,
+            max_prompt_tokens=None
+            if self._settings.enable_chunked_prefill
+            else self._settings.max_num_tokens,
+        )
+        return steps.open(request, new_sequence(request, limits, hands_off=hands_off))
+
+    def _new_steps(self, runner: Runner) -> StepLoop:
+        settings = self._settings
+        scheduler = Scheduler(
+            num_blocks=runner.pool.num_blocks,
+            tokens_per_block=runner.pool.tokens_per_block,
+            context_length=runner.context_length,
+            max_batch_size=settings.max_batch_size,
+            max_num_tokens=settings.max_num_tokens,
+            chunked_prefill=settings.enable_chunked_prefill,
+        )
+        return StepLoop(
+            runner, self._thread, scheduler, max_calls=settings.max_batch_size + settings.max_queue_size
+        )

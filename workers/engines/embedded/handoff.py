@@ -1,0 +1,57 @@
+"""What the embedded engine writes into a handoff's `engine_state`, and the checks when it opens one."""
+
+import msgspec
+
+from baton.errors import HandoffFailed
+from baton.messages import KvHandoff, KvLayout, TokenLogprob
+from workers.kv.transceiver import Ticket
+
+
+class HandoffState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="embedded-1"):
+    """Where the KV lies, its shape, and the first token's log-probability if the request asked for it.
+
+    The tag names the engine and the order of the payload: another engine's state cannot be opened.
+    """
+
+    version: str
+    layout: KvLayout
+    ticket: Ticket
+    logprob: TokenLogprob | None = None
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(HandoffState)
+
+
+def pack(state: HandoffState) -> bytes:
+    """The bytes for `KvHandoff.engine_state`."""
+    return _ENCODER.encode(state)
+
+
+def unpack(handoff: KvHandoff, *, version: str, layout: KvLayout) -> HandoffState:
+    """Open a handoff for an engine of `version` whose pool has `layout`.
+
+    Raises HandoffFailed, with both values, if its KV would not fit this pool.
+    """
+    try:
+        state = _DECODER.decode(handoff.engine_state)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise HandoffFailed(
+            f"the handoff of worker {handoff.worker_id} is not the embedded engine's: {error}"
+        ) from error
+    for what, theirs, ours in (("engine", state.version, version), ("KV layout", state.layout, layout)):
+        if theirs != ours:
+            raise HandoffFailed(
+                f"{what} of prefill worker {handoff.worker_id} is {theirs}, of this worker {ours}"
+            )
+    return state
+
+
+def check_size(handoff: KvHandoff, state: HandoffState, *, num_tokens: int, num_bytes: int) -> None:
+    """The payload must be the KV of exactly this request's `num_tokens`, `num_bytes` long here."""
+    if handoff.num_prompt_tokens != num_tokens:
+        raise HandoffFailed(f"the handoff has {handoff.num_prompt_tokens} tokens, its request {num_tokens}")
+    if state.ticket.num_bytes != num_bytes:
+        raise HandoffFailed(
+            f"the handoff offers {state.ticket.num_bytes} bytes of KV, {num_bytes} are needed"
+        )

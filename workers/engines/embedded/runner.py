@@ -1,0 +1,123 @@
+"""What the compute thread does: owns model and KV pool, runs steps, moves KV in and out of the pool."""
+
+from pathlib import Path
+
+import torch
+
+from baton.messages import Sampling
+from workers.engines.embedded.attention import Span, plan_attention
+from workers.engines.embedded.ledger import Lease
+from workers.engines.embedded.model import GptOss
+from workers.engines.embedded.pool import KvPool
+from workers.engines.embedded.sampling import Draw, Sampled, sample
+from workers.engines.embedded.scheduler import Sequence, Work
+from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
+from workers.engines.embedded.staging import Buffer, Staging
+
+_CPU_POOL_BYTES = 1 << 30
+
+
+class Runner:
+    """The torch side of the engine. Every method runs on the one compute thread, one at a time."""
+
+    def __init__(self, settings: EmbeddedSettings, model_path: Path, stage_on_device: bool) -> None:
+        # Of this thread only: OpenMP keeps the figure for each thread.
+        torch.set_num_threads(settings.num_threads)
+        self._device = _device(settings.device)
+        dtype = _dtype(settings.dtype, torch.bfloat16 if self._device.type == "cuda" else torch.float32)
+        self._model = GptOss(model_path, dtype=dtype, device=self._device)
+        self.vocab_size = self._model.vocab_size
+        self.pool = self._new_pool(settings.kv_cache_config, dtype)
+        self.staging = Staging(self._device, on_device=stage_on_device and self._device.type == "cuda")
+        self._windows = set(self.pool.shape.windows)
+        # A request must fit the pool alone, or it could never be admitted.
+        self.context_length = min(
+            settings.max_seq_len or self._model.context_length,
+            self._model.context_length,
+            self.pool.num_blocks * self.pool.tokens_per_block,
+        )
+        if self.context_length < 2:
+            raise ValueError(f"a KV pool of {self.context_length} tokens holds no prompt and answer")
+        self._warm_up()
+
+    @torch.inference_mode()
+    def step(self, works: list[Work]) -> list[Sampled | None]:
+        """Run all `works`, those of one token first; what was chosen for each that samples."""
+        paged = plan_attention([_span(work) for work in works], self.pool, self._windows)
+        token_ids = [token_id for work in works for token_id in work.token_ids]
+        positions = [work.start + offset for work in works for offset in range(len(work.token_ids))]
+        sampled_rows = []
+        end = 0
+        for work in works:
+            end += len(work.token_ids)
+            if work.samples:
+                sampled_rows.append(end - 1)
+        logits = self._model.forward(token_ids, positions, sampled_rows, paged)
+        draws = [_draw(work.sequence) for work in works if work.samples]
+        chosen = iter(sample(logits, draws) if draws else [])
+        return [next(chosen) if work.samples else None for work in works]
+
+    @torch.inference_mode()
+    def gather(self, sequence: Sequence) -> Buffer:
+        """The KV of all that `sequence` has computed, contiguous, in a staging buffer."""
+        assert sequence.lease is not None
+        buffer = self.staging.take(self.pool.num_handoff_bytes(sequence.num_computed))
+        self.pool.gather(sequence.lease.blocks, sequence.num_computed, buffer.tensor)
+        return buffer
+
+    @torch.inference_mode()
+    def scatter(self, buffer: Buffer, sequence: Sequence) -> None:
+        """Store a gathered buffer as the KV of all `sequence.token_ids`."""
+        assert sequence.lease is not None
+        self.pool.scatter(buffer.tensor, sequence.lease.blocks, len(sequence.token_ids))
+
+    def _warm_up(self) -> None:
+        """One prompt and one decode step in the first blocks, so that no request pays for what is lazy."""
+        num_tokens = min(4, self.context_length - 1)
+        sequence = Sequence([0] * num_tokens, num_tokens, Sampling(max_tokens=2, seed=0), num_tokens + 1)
+        sequence.lease = Lease(tuple(range(-(-sequence.num_reserved // self.pool.tokens_per_block))))
+        self.step([Work(sequence, 0, sequence.token_ids, samples=True)])
+        self.step([Work(sequence, num_tokens, [0], samples=True)])
+
+    def _new_pool(self, settings: KvCacheSettings, compute_dtype: torch.dtype) -> KvPool:
+        dtype = _dtype(settings.dtype, compute_dtype)
+        shape = self._model.kv_shape
+        num_layers = len(shape.windows)
+        token_bytes = num_layers * 2 * shape.num_kv_heads * shape.head_dim * dtype.itemsize
+        room_bytes = _CPU_POOL_BYTES
+        if self._device.type == "cuda":
+            free_bytes, _ = torch.cuda.mem_get_info(self._device)
+            room_bytes = int(free_bytes * settings.free_gpu_memory_fraction)
+        elif settings.max_tokens is not None:
+            room_bytes = settings.max_tokens * token_bytes
+        num_tokens = min(settings.max_tokens or room_bytes, room_bytes // token_bytes)
+        num_blocks = num_tokens // settings.tokens_per_block
+        if num_blocks < 1:
+            raise ValueError(f"no memory for one KV block of {settings.tokens_per_block * token_bytes} bytes")
+        return KvPool(
+            shape,
+            num_blocks=num_blocks,
+            tokens_per_block=settings.tokens_per_block,
+            dtype=dtype,
+            compute_dtype=compute_dtype,
+            device=self._device,
+        )
+
+
+def _span(work: Work) -> Span:
+    assert work.sequence.lease is not None
+    return Span(work.start, len(work.token_ids), work.sequence.lease.blocks)
+
+
+def _draw(sequence: Sequence) -> Draw:
+    return Draw(sequence.sampling, sequence.token_ids, sequence.num_prompt)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _dtype(name: str, default: torch.dtype) -> torch.dtype:
+    return {"auto": default, "float32": torch.float32, "bfloat16": torch.bfloat16}[name]

@@ -1,0 +1,123 @@
+"""Positional sampling: token i of choice c is drawn with the random number of (seed, c, i)."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from baton.messages import Sampling, TokenLogprob
+
+_UINT64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One token to choose: by which `sampling`, after which `token_ids`; `num_prompt` of them are prompt."""
+
+    sampling: Sampling
+    token_ids: list[int]
+    num_prompt: int
+
+    @property
+    def index(self) -> int:
+        """The place of the token in the answer, from 0."""
+        return len(self.token_ids) - self.num_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A chosen token and, if asked for, its log-probability."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+
+
+def uniform(seed: int, choice: int, index: int) -> float:
+    """A number in [0, 1) that depends on its arguments only: Philox, counter-based, so nothing is kept."""
+    bits = np.random.Philox(key=[seed & _UINT64, choice], counter=index).random_raw()
+    return float(int(bits) >> 11) * 2.0**-53
+
+
+def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
+    """Choose one token for each row of `logits` [B, vocab], float32; changes `logits`.
+
+    Log-probabilities are the model's own, from before any of the sampling settings. These apply in vLLM's
+    order: logit bias, penalties, `min_tokens`, temperature, then min_p, top_k and top_p.
+    """
+    tops = {
+        row: _logprobs(logits[row]) for row, draw in enumerate(draws) if draw.sampling.logprobs is not None
+    }
+    for row, draw in enumerate(draws):
+        _adjust(logits[row], draw)
+    chosen = logits.argmax(dim=-1)
+    random = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0]
+    if random:
+        rows = torch.tensor(random, device=logits.device)
+        chosen[rows] = _draw(logits[rows], [draws[row] for row in random])
+    return [
+        Sampled(token_id, _entry(tops[row], token_id, draws[row].sampling.logprobs) if row in tops else None)
+        for row, token_id in enumerate(chosen.tolist())
+    ]
+
+
+def _logprobs(row: torch.Tensor) -> torch.Tensor:
+    return torch.log_softmax(row, dim=-1)
+
+
+def _entry(logprobs: torch.Tensor, token_id: int, num_top: int | None) -> TokenLogprob:
+    values, ids = logprobs.topk(min(num_top or 0, len(logprobs)))
+    top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return TokenLogprob(token_id, float(logprobs[token_id]), top)
+
+
+def _adjust(row: torch.Tensor, draw: Draw) -> None:
+    """Bias, penalties and the ban on stop tokens, in place; most requests have none of them."""
+    sampling = draw.sampling
+    if sampling.logit_bias:
+        ids = torch.tensor(list(sampling.logit_bias), device=row.device)
+        row[ids] += torch.tensor(list(sampling.logit_bias.values()), device=row.device)
+    if sampling.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted(set(draw.token_ids)), device=row.device)
+        scores = row[seen]
+        row[seen] = torch.where(
+            scores > 0, scores / sampling.repetition_penalty, scores * sampling.repetition_penalty
+        )
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        answer = torch.tensor(draw.token_ids[draw.num_prompt :], dtype=torch.int64, device=row.device)
+        counts = torch.bincount(answer, minlength=len(row))
+        row -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
+    if draw.index < sampling.min_tokens and not sampling.ignore_eos:
+        row[[stop for stop in sampling.stop_token_ids if 0 <= stop < len(row)]] = -torch.inf
+
+
+def _draw(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
+    """Inverse transform sampling, in the order of the ids and in float64, of `logits` [B, vocab] -> [B]."""
+    temperatures = [draw.sampling.temperature for draw in draws]
+    probs = torch.softmax(logits.double() / _column(temperatures, logits), dim=-1)
+    if any(draw.sampling.top_k or draw.sampling.top_p < 1 or draw.sampling.min_p for draw in draws):
+        probs = _truncate(probs, draws)
+    cumulated = probs.cumsum(dim=-1)
+    numbers = [uniform(draw.sampling.seed, draw.sampling.choice, draw.index) for draw in draws]
+    wanted = _column(numbers, logits) * cumulated[:, -1:]
+    return torch.searchsorted(cumulated, wanted, right=True).squeeze(1).clamp_(max=logits.shape[1] - 1)
+
+
+def _truncate(probs: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
+    """Zero what min_p, top_k and top_p take away, each of the distribution that the one before left."""
+    vocab = probs.shape[1]
+    ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
+    floors = _column([draw.sampling.min_p for draw in draws], probs) * ordered[:, :1]
+    ranks = torch.arange(vocab, device=probs.device)
+    kept = (ordered >= floors) & (ranks < _column([draw.sampling.top_k or vocab for draw in draws], probs))
+    ordered = ordered * kept
+    # A token stays if those likelier than it do not make up top_p yet; the likeliest always does.
+    before = ordered.cumsum(dim=-1) - ordered
+    shares = [draw.sampling.top_p if draw.sampling.top_p < 1 else math.inf for draw in draws]
+    limits = _column(shares, probs) * ordered.sum(dim=-1, keepdim=True)
+    ordered = ordered * ((before < limits) | (ranks == 0))
+    return torch.zeros_like(probs).scatter_(1, ids, ordered)
+
+
+def _column(values: list[float] | list[int], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]

@@ -1,0 +1,199 @@
+"""The scheduler: which requests run in the next step, with how many of their tokens; no torch, no clock."""
+
+import enum
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from baton.messages import FinishReason, Sampling
+from workers.engines.embedded.ledger import BlockLedger, Lease
+
+
+class Phase(enum.Enum):
+    """The life of a sequence.
+
+    WAITING -> RUNNING -> DONE without disaggregation; a prefill worker's goes RUNNING -> PINNED -> DONE, a
+    decode worker's with a handoff WAITING -> PULLING -> RUNNING -> DONE. Any phase may go to DONE.
+    """
+
+    WAITING = "waiting"
+    PULLING = "pulling"
+    RUNNING = "running"
+    PINNED = "pinned"
+    DONE = "done"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request's tokens and where it stands.
+
+    `token_ids` is the prompt and all that was generated, by an earlier attempt too; the first `num_prompt`
+    are the prompt. The KV of the first `num_computed` is in `lease.blocks`. `num_reserved` is the most
+    tokens it can come to: its blocks are reserved at admission, so nothing that runs is ever evicted.
+    `pulls_kv`: its prompt's KV comes from a prefill worker; `hands_off`: it goes to a decode worker.
+    """
+
+    token_ids: list[int]
+    num_prompt: int
+    sampling: Sampling
+    num_reserved: int
+    pulls_kv: bool = False
+    hands_off: bool = False
+    phase: Phase = Phase.WAITING
+    num_computed: int = 0
+    lease: Lease | None = None
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of the answer so far; the index of the next one."""
+        return len(self.token_ids) - self.num_prompt
+
+    def finish_reason(self, context_length: int) -> FinishReason | None:
+        """Why the answer ends with the token that it has now, if it does."""
+        sampling = self.sampling
+        if not sampling.ignore_eos and self.token_ids[-1] in sampling.stop_token_ids:
+            return "stop"
+        if self.num_generated >= sampling.max_tokens or len(self.token_ids) >= context_length:
+            return "length"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """`token_ids` of one sequence to run, at positions from `start`. If `samples`, they are its last ones."""
+
+    sequence: Sequence
+    start: int
+    token_ids: list[int]
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step runs: the decoding sequences (one token each) first, then prompts, oldest first.
+
+    `to_pull` were admitted now and wait for their KV from a prefill worker.
+    """
+
+    work: list[Work] = field(default_factory=list)
+    to_pull: list[Sequence] = field(default_factory=list)
+
+
+class Scheduler:
+    """First come, first served; a sequence is admitted when its whole reservation fits the free blocks.
+
+    So it cannot deadlock: all that was admitted can run to its end without another block.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        tokens_per_block: int,
+        context_length: int,
+        max_batch_size: int,
+        max_num_tokens: int,
+        chunked_prefill: bool,
+    ) -> None:
+        self.ledger = BlockLedger(num_blocks)
+        self._tokens_per_block = tokens_per_block
+        self._context_length = context_length
+        self._max_batch_size = max_batch_size
+        self._max_num_tokens = max_num_tokens
+        self._chunked_prefill = chunked_prefill
+        self._waiting: deque[Sequence] = deque()
+        self._admitted: dict[Sequence, None] = {}  # in order of admission; running or pulling
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without blocks yet."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that run or pull their KV."""
+        return len(self._admitted)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence; its reservation must fit an empty pool."""
+        if self._num_blocks(sequence) > self.ledger.num_blocks:
+            raise ValueError("the sequence can never be admitted: the pool is smaller than its reservation")
+        self._waiting.append(sequence)
+
+    def plan(self) -> Step:
+        """Admit what fits and choose the next step's work; empty if there is nothing to compute."""
+        step = Step(to_pull=list(self._admit()))
+        running = [sequence for sequence in self._admitted if sequence.phase is Phase.RUNNING]
+        prompts = [sequence for sequence in running if len(sequence.token_ids) - sequence.num_computed > 1]
+        for sequence in running:
+            if len(sequence.token_ids) - sequence.num_computed == 1:
+                step.work.append(_next_work(sequence, 1))
+        budget = self._max_num_tokens - len(step.work)
+        for sequence in prompts:
+            num_left = len(sequence.token_ids) - sequence.num_computed
+            if budget <= 0 or (num_left > budget and not self._chunked_prefill):
+                break  # the oldest prompt goes first: none behind it may starve it
+            step.work.append(_next_work(sequence, min(num_left, budget)))
+            budget -= min(num_left, budget)
+        return step
+
+    def advance(self, work: Work, token_id: int | None) -> FinishReason | None:
+        """The step that ran `work` is over and, if it sampled, chose `token_id`; says if that ends it.
+
+        A sequence that hands off is pinned then: its prompt is done and waits for a peer, out of the batch.
+        """
+        sequence = work.sequence
+        sequence.num_computed += len(work.token_ids)
+        if token_id is None:
+            return None
+        reason = self._append(sequence, token_id)
+        if reason is None and sequence.hands_off:
+            assert sequence.lease is not None
+            self.ledger.pin(sequence.lease)
+            del self._admitted[sequence]
+            sequence.phase = Phase.PINNED
+        return reason
+
+    def pulled(self, sequence: Sequence, first_token: int) -> FinishReason | None:
+        """The KV of the whole prompt is in the sequence's blocks: decode goes on from `first_token`."""
+        sequence.num_computed = len(sequence.token_ids)
+        sequence.phase = Phase.RUNNING
+        return self._append(sequence, first_token)
+
+    def _append(self, sequence: Sequence, token_id: int) -> FinishReason | None:
+        sequence.token_ids.append(token_id)
+        reason = sequence.finish_reason(self._context_length)
+        if reason is not None:
+            self.remove(sequence)
+        return reason
+
+    def remove(self, sequence: Sequence) -> None:
+        """Finished, failed or cancelled, in any phase: free its blocks. Idempotent."""
+        if sequence.phase is Phase.WAITING:
+            self._waiting.remove(sequence)
+        self._admitted.pop(sequence, None)
+        sequence.phase = Phase.DONE
+        if sequence.lease is not None:
+            self.ledger.free(sequence.lease)
+
+    def _num_blocks(self, sequence: Sequence) -> int:
+        return -(-sequence.num_reserved // self._tokens_per_block)
+
+    def _admit(self) -> Iterator[Sequence]:
+        while self._waiting and len(self._admitted) < self._max_batch_size:
+            sequence = self._waiting[0]
+            lease = self.ledger.reserve(self._num_blocks(sequence))
+            if lease is None:
+                return
+            self._waiting.popleft()
+            sequence.lease = lease
+            self._admitted[sequence] = None
+            sequence.phase = Phase.PULLING if sequence.pulls_kv else Phase.RUNNING
+            if sequence.pulls_kv:
+                yield sequence
+
+
+def _next_work(sequence: Sequence, num_tokens: int) -> Work:
+    start = sequence.num_computed
+    end = start + num_tokens
+    return Work(sequence, start, sequence.token_ids[start:end], samples=end == len(sequence.token_ids))

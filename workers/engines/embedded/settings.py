@@ -1,0 +1,80 @@
+"""The embedded engine's settings: the keys of its YAML, named as in TensorRT-LLM where they mean the same."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+def _require(holds: bool, key: str, value: object, rule: str) -> None:
+    if not holds:
+        raise ValueError(f"{key}: {value!r} is not possible; it must be {rule}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvCacheSettings:
+    """The paged KV pool. `tokens_per_block` and `dtype` must be equal on prefill and decode workers.
+
+    The pool holds `max_tokens` tokens, or what `free_gpu_memory_fraction` of the GPU memory left after the
+    weights has room for, whichever is less; on a CPU, `max_tokens` or 1 GiB.
+    """
+
+    tokens_per_block: int = 32
+    max_tokens: int | None = None
+    free_gpu_memory_fraction: float = 0.9
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+
+    def __post_init__(self) -> None:
+        _require(self.tokens_per_block >= 1, "tokens_per_block", self.tokens_per_block, "at least 1")
+        _require(
+            self.max_tokens is None or self.max_tokens >= self.tokens_per_block,
+            "max_tokens",
+            self.max_tokens,
+            f"at least one block ({self.tokens_per_block} tokens)",
+        )
+        fraction = self.free_gpu_memory_fraction
+        _require(0 < fraction <= 1, "free_gpu_memory_fraction", fraction, "above 0 and at most 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheTransceiverSettings:
+    """How KV travels between workers; a prefilled cache waits `kv_transfer_timeout_ms` to be pulled."""
+
+    backend: Literal["DEFAULT", "UCX", "TCP"] = "DEFAULT"
+    kv_transfer_timeout_ms: int = 60_000
+
+    def __post_init__(self) -> None:
+        timeout_ms = self.kv_transfer_timeout_ms
+        _require(timeout_ms > 0, "kv_transfer_timeout_ms", timeout_ms, "above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddedSettings:
+    """One step runs at most `max_batch_size` requests and `max_num_tokens` tokens.
+
+    `max_seq_len` None is the model's own context. `max_queue_size` requests may wait beyond those that run.
+    `dtype` "auto" is float32 on a CPU, bfloat16 on a GPU. `num_threads` is torch's, for the compute thread.
+    """
+
+    max_batch_size: int = 32
+    max_num_tokens: int = 512
+    max_seq_len: int | None = None
+    max_queue_size: int = 256
+    enable_chunked_prefill: bool = True
+    kv_cache_config: KvCacheSettings = field(default_factory=KvCacheSettings)
+    cache_transceiver_config: CacheTransceiverSettings = field(default_factory=CacheTransceiverSettings)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    num_threads: int = 1
+
+    def __post_init__(self) -> None:
+        _require(self.max_batch_size >= 1, "max_batch_size", self.max_batch_size, "at least 1")
+        _require(
+            self.max_num_tokens >= self.max_batch_size,
+            "max_num_tokens",
+            self.max_num_tokens,
+            f"at least max_batch_size ({self.max_batch_size}): a step has one token of each request",
+        )
+        _require(
+            self.max_seq_len is None or self.max_seq_len >= 2, "max_seq_len", self.max_seq_len, "at least 2"
+        )
+        _require(self.max_queue_size >= 0, "max_queue_size", self.max_queue_size, "0 or more")
+        _require(self.num_threads >= 1, "num_threads", self.num_threads, "at least 1")

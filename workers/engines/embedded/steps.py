@@ -1,0 +1,146 @@
+"""The step loop: plans on the event loop, computes on the compute thread, delivers once per step."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from baton.errors import BatonError, DeadlineExceeded, EngineFailure, Overloaded
+from baton.messages import FinishReason, GenerateRequest, TokenChunk, Usage
+from workers.engines.embedded.call import Call
+from workers.engines.embedded.runner import Runner
+from workers.engines.embedded.sampling import Sampled
+from workers.engines.embedded.scheduler import Phase, Scheduler, Sequence, Step
+
+T = TypeVar("T")
+
+_LOG = logging.getLogger(__name__)
+_RETRY_AFTER_S = 1.0
+
+
+class StepLoop:
+    """Owns the open calls and the scheduler; nothing here touches torch.
+
+    The thread does one thing after another, so a block may be freed while a step still touches it: whoever
+    gets it next is computed after that step.
+    """
+
+    def __init__(
+        self, runner: Runner, thread: ThreadPoolExecutor, scheduler: Scheduler, max_calls: int
+    ) -> None:
+        self.runner = runner
+        self.scheduler = scheduler
+        self.num_prompt_tokens = 0
+        self.num_generated_tokens = 0
+        self.broke = asyncio.Event()
+        self.reason = ""
+        self._thread = thread
+        self._max_calls = max_calls
+        self._calls: dict[Sequence, Call] = {}
+        self._wake = asyncio.Event()
+
+    def open(self, request: GenerateRequest, sequence: Sequence) -> Call:
+        """Queue a sequence. Raises Overloaded when the queue is full, EngineFailure on a broken engine."""
+        if self.broke.is_set():
+            raise EngineFailure(self.reason)
+        num_open = self.scheduler.num_running + self.scheduler.num_waiting
+        if num_open >= self._max_calls:
+            raise Overloaded(
+                f"{num_open} requests run or wait here, {self._max_calls} is the most",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        loop = asyncio.get_running_loop()
+        call = Call(request, sequence, loop.call_later(request.deadline_s, self._expire, sequence))
+        self._calls[sequence] = call
+        self.scheduler.add(sequence)
+        self._wake.set()
+        return call
+
+    def close(self, call: Call) -> None:
+        """The call's generator is done or was closed: nothing of it may stay."""
+        call.deadline.cancel()
+        if call.transfer is not None:
+            call.transfer.cancel()
+        self.free(call)
+        self._calls.pop(call.sequence, None)
+
+    def free(self, call: Call) -> None:
+        """Take the call's sequence out, in whatever phase it is. Idempotent."""
+        self.scheduler.remove(call.sequence)
+        self._wake.set()
+
+    def fail(self, call: Call, error: BatonError) -> None:
+        """End the call with `error`."""
+        self.free(call)
+        call.outbox.put_nowait(error)
+
+    def fail_all(self, error: BatonError) -> None:
+        """End every call with `error`."""
+        for call in list(self._calls.values()):
+            self.fail(call, error)
+
+    def resume(self, call: Call, first: Sampled) -> None:
+        """The prompt's KV has arrived: deliver its first token and go on with the second."""
+        self._deliver(call, first, self.scheduler.pulled(call.sequence, first.token_id))
+        self._wake.set()
+
+    async def on_thread(self, function: Callable[..., T], *args: object) -> T:
+        """Run one thing on the compute thread; what it raises breaks the engine and is EngineFailure."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, function, *args)
+        except Exception as error:
+            _LOG.exception("engine broke")
+            self._break(f"{type(error).__name__}: {error}")
+            raise EngineFailure(self.reason) from error
+
+    async def run(self) -> None:
+        """Step until cancelled or broken."""
+        while not self.broke.is_set():
+            step = self.scheduler.plan()
+            for sequence in step.to_pull:
+                self._calls[sequence].admitted.set()
+            if step.work:
+                await self._step(step)
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+
+    async def _step(self, step: Step) -> None:
+        try:
+            sampled = await self.on_thread(self.runner.step, step.work)
+        except EngineFailure:
+            return  # every call has been told
+        for work, token in zip(step.work, sampled, strict=True):
+            sequence = work.sequence
+            call = self._calls.get(sequence)
+            if call is None or sequence.phase is not Phase.RUNNING:
+                continue  # closed while it was computed
+            self.num_prompt_tokens += max(0, min(len(work.token_ids), sequence.num_prompt - work.start))
+            reason = self.scheduler.advance(work, token.token_id if token is not None else None)
+            if token is not None:
+                self._deliver(call, token, reason)
+                self.num_generated_tokens += 1
+
+    def _deliver(self, call: Call, token: Sampled, reason: FinishReason | None) -> None:
+        sequence = call.sequence
+        usage = None
+        if reason is not None:
+            usage = Usage(sequence.num_prompt, 0, sequence.num_generated)
+        logprobs = (token.logprob,) if token.logprob is not None else None
+        call.outbox.put_nowait(TokenChunk((token.token_id,), reason, usage, logprobs))
+        if reason is not None:
+            call.outbox.put_nowait(None)
+
+    def _expire(self, sequence: Sequence) -> None:
+        call = self._calls[sequence]
+        phase = sequence.phase.value
+        self.fail(
+            call, DeadlineExceeded(f"the request's {call.request.deadline_s:g} s were over while {phase}")
+        )
+
+    def _break(self, reason: str) -> None:
+        self.reason = reason
+        self.broke.set()
+        self.fail_all(EngineFailure(reason))

@@ -1,0 +1,135 @@
+"""A request's KV on its way: prefill offers it and waits, decode pulls it into its own blocks."""
+
+import asyncio
+
+from baton.errors import EngineFailure, HandoffFailed
+from baton.messages import KvHandoff, TokenChunk
+from workers.engines.embedded.call import Call
+from workers.engines.embedded.handoff import HandoffState, check_size, pack, unpack
+from workers.engines.embedded.sampling import Sampled
+from workers.engines.embedded.scheduler import Phase
+from workers.engines.embedded.staging import Buffer
+from workers.engines.embedded.steps import StepLoop
+from workers.kv.transceiver import CacheTransceiver, Ticket
+
+
+class Transfers:
+    """Both ends of the handoff, each a coroutine that reports into its call's outbox.
+
+    The prefill end copies the KV into contiguous host memory and keeps the blocks pinned while that copy is
+    offered: so the pool's size bounds the copies, too. `ttl_s` is how long an offer waits.
+    """
+
+    def __init__(
+        self,
+        steps: StepLoop,
+        transceiver: CacheTransceiver,
+        *,
+        worker_id: str,
+        incarnation: str,
+        version: str,
+        ttl_s: float,
+    ) -> None:
+        self.num_handoffs = 0
+        self.num_expired = 0
+        self.moved_bytes = 0
+        self.move_s = 0.0
+        self._steps = steps
+        self._transceiver = transceiver
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._version = version
+        self._ttl_s = ttl_s
+
+    async def hand_over(self, call: Call, first: TokenChunk) -> None:
+        """Offer the KV of the prompt; the outbox gets the handoff, and later None when it has moved."""
+        steps = self._steps
+        try:
+            buffer = await steps.on_thread(steps.runner.gather, call.sequence)
+        except EngineFailure:
+            return  # the step loop has told every call
+        try:
+            # If the deadline came first, the call has failed and nothing is offered.
+            if call.sequence.phase is Phase.PINNED:
+                await self._offer(call, first, buffer)
+        except HandoffFailed as error:
+            steps.fail(call, error)
+        finally:
+            self.withdraw(call)
+            steps.runner.staging.give_back(buffer)
+
+    async def _offer(self, call: Call, first: TokenChunk, buffer: Buffer) -> None:
+        ttl_s = min(self._ttl_s, call.deadline.when() - asyncio.get_running_loop().time())
+        ticket = call.ticket = self._transceiver.offer(buffer.used)
+        call.outbox.put_nowait(self._handoff(call, first, ticket, ttl_s))
+        self.num_handoffs += 1
+        try:
+            async with asyncio.timeout(ttl_s):
+                await self._transceiver.moved(ticket)
+        except TimeoutError:
+            self.num_expired += 1
+            raise HandoffFailed(f"no decode worker pulled the KV within {ttl_s:.3g} s") from None
+        self.moved_bytes += ticket.num_bytes
+        self._steps.free(call)
+        call.outbox.put_nowait(None)
+
+    def _handoff(self, call: Call, first: TokenChunk, ticket: Ticket, ttl_s: float) -> KvHandoff:
+        state = HandoffState(
+            version=self._version,
+            layout=self._steps.runner.pool.layout,
+            ticket=ticket,
+            logprob=first.logprobs[0] if first.logprobs else None,
+        )
+        return KvHandoff(
+            worker_id=self._worker_id,
+            incarnation=self._incarnation,
+            first_token=first.token_ids[0],
+            num_prompt_tokens=call.sequence.num_computed,
+            ttl_s=ttl_s,
+            engine_state=pack(state),
+        )
+
+    def withdraw(self, call: Call) -> None:
+        """End the call's offer if it has one. Idempotent."""
+        if call.ticket is not None:
+            self._transceiver.withdraw(call.ticket)
+
+    async def take_over(self, call: Call, handoff: KvHandoff) -> None:
+        """Pull the KV once the call has blocks, store it, and let the call decode from the first token."""
+        try:
+            await self._pull(call, handoff)
+        except TimeoutError:
+            self._steps.fail(
+                call, HandoffFailed(f"the handoff's {handoff.ttl_s:.3g} s were over in the queue")
+            )
+        except HandoffFailed as error:
+            self._steps.fail(call, error)
+        except EngineFailure:
+            return  # the step loop has told every call
+
+    async def _pull(self, call: Call, handoff: KvHandoff) -> None:
+        runner, num_tokens = self._steps.runner, len(call.sequence.token_ids)
+        state = unpack(handoff, version=self._version, layout=runner.pool.layout)
+        num_bytes = runner.pool.num_handoff_bytes(num_tokens)
+        check_size(handoff, state, num_tokens=num_tokens, num_bytes=num_bytes)
+        expires_at = asyncio.get_running_loop().time() + handoff.ttl_s
+        async with asyncio.timeout_at(min(expires_at, call.deadline.when())):
+            await call.admitted.wait()
+        buffer = await self._steps.on_thread(runner.staging.take, num_bytes)
+        try:
+            await self._fill(buffer, state.ticket, expires_at)
+            if call.sequence.phase is not Phase.PULLING:
+                return  # the deadline came first: the blocks may be another's by now
+            await self._steps.on_thread(runner.scatter, buffer, call.sequence)
+        finally:
+            runner.staging.give_back(buffer)
+        if call.sequence.phase is Phase.PULLING:
+            self.num_handoffs += 1
+            self._steps.resume(call, Sampled(handoff.first_token, state.logprob))
+
+    async def _fill(self, buffer: Buffer, ticket: Ticket, expires_at: float) -> None:
+        loop = asyncio.get_running_loop()
+        started_at = loop.time()
+        await self._transceiver.pull(ticket, buffer.used, expires_at - started_at)
+        self.move_s += loop.time() - started_at
+        self.moved_bytes += buffer.num_bytes
