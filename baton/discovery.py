@@ -41,10 +41,10 @@ class Discovery(Protocol):
 def decode_worker(value: bytes, source: str) -> WorkerInfo | None:
     """The registration that somebody wrote at `source`; None, and a log line, if it is not one."""
     if len(value) > MAX_WORKER_BYTES:
-        log.warning("registration=skipped source=%s error=longer than %d bytes", source, MAX_WORKER_BYTES)
+        log.warning("registration=skipped source=%r error=longer than %d bytes", source, MAX_WORKER_BYTES)
         return None
     try:
         return msgspec.json.decode(value, type=WorkerInfo)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        log.warning("registration=skipped source=%s error=%s", source, error)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        log.warning("registration=skipped source=%r error=%s", source, error)
         return None

@@ -35,7 +35,8 @@ _PACKAGE = "baton.etcd"
 _DELETE = 1  # Event.type; 0 is a put
 
 # etcd answers pings more often than every 5 s, or without an open stream, with GOAWAY too_many_pings. Without
-# ping_timeout_ms a frozen server goes unnoticed.
+# ping_timeout_ms a frozen server goes unnoticed; without max_pings_without_data 0 an idle watch notices it
+# after a minute (54 s measured, 6 s with it).
 _CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 6_000),
     ("grpc.keepalive_timeout_ms", 3_000),

@@ -51,7 +51,7 @@ class FilesDiscovery:
             registration.withdraw()
 
     async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
-        """As in `Discovery`. Looks 20 times a second; raises OSError for a folder that others can write to."""
+        """As in `Discovery`. Looks 20 times a second; raises OSError if others can write to the folder."""
         _make_private(self._folder)
         view = _View(self._folder, self._ttl_s)
         shown: tuple[WorkerInfo, ...] | None = None
@@ -191,12 +191,12 @@ class _View:
         self._seen[name] = seen
 
     def _gone(self, name: str, seen: _Seen) -> bool:
-        path = self._folder / name
         if seen.info is None:  # not ours: left alone, kept in mind so that it is reported once
-            return _inode(path) != seen.inode
+            return _inode(self._folder / name) != seen.inode
         if not seen.is_dead():
             return False
         # Its owner died. A new one may take the name right now; then that one writes again.
+        path = self._folder / name
         if _inode(path) == seen.inode:
             path.unlink(missing_ok=True)
         return True

@@ -1,0 +1,340 @@
+"""The contract of Discovery, held to by each registry: etcd (a real server) and files."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from baton.discovery import Discovery
+from baton.etcd import PREFIX, EtcdDiscovery
+from baton.etcd_rpc import EtcdRpc, prefix_end
+from baton.files import FilesDiscovery
+from tests.conftest import LaunchServer
+from tests.registry import Snapshot, etcd_api, onlooker, worker
+
+TTL_S = 2.0
+SOON_S = 1.0
+
+# A worker process: registers itself, says so, and lives on.
+_CHILD = """
+import asyncio, sys
+from pathlib import Path
+from tests.registry import worker
+
+async def main(kind, where, ttl_s, worker_id):
+    if kind == "etcd":
+        from baton.etcd import EtcdDiscovery
+        discovery = EtcdDiscovery(where, lease_ttl_s=ttl_s)
+    else:
+        from baton.files import FilesDiscovery
+        discovery = FilesDiscovery(Path(where), ttl_s=ttl_s)
+    async with discovery.register(worker(worker_id)):
+        print("registered", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4]))
+"""
+
+
+class Registry:
+    """One kind of registry: makes clients, child processes, and damage."""
+
+    def __init__(self, kind: str, where: str) -> None:
+        self.kind = kind
+        self.where = where
+        self._children: list[subprocess.Popen[str]] = []
+
+    def client(self) -> Discovery:
+        if self.kind == "etcd":
+            return EtcdDiscovery(self.where, lease_ttl_s=TTL_S)
+        return FilesDiscovery(Path(self.where), ttl_s=TTL_S)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[Discovery, None]:
+        discovery = self.client()
+        try:
+            yield discovery
+        finally:
+            await discovery.close()
+
+    def spawn(self, worker_id: str) -> subprocess.Popen[str]:
+        """A registered worker process."""
+        command = [sys.executable, "-c", _CHILD, self.kind, self.where, str(TTL_S), worker_id]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._children.append(child)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "registered\n"
+        return child
+
+    async def write(self, name: str, value: bytes) -> None:
+        """Write what another program might."""
+        if self.kind == "files":
+            (Path(self.where) / f"{name}.json").write_bytes(value)
+            return
+        rpc = EtcdRpc(self.where, timeout_s=3)
+        await rpc.put(PREFIX + f"other/program/x/{name}".encode(), value, await rpc.grant(2))
+        await rpc.close()
+
+    def delete_everything(self) -> None:
+        """Delete all registrations, as an operator might by mistake."""
+        if self.kind == "etcd":
+            etcd_api(self.where, "kv/deleterange", key=PREFIX, range_end=prefix_end(PREFIX))
+        else:
+            for path in Path(self.where).iterdir():
+                path.unlink()
+
+    def stop(self) -> None:
+        for child in self._children:
+            child.kill()
+            child.wait()
+            assert child.stdout is not None
+            child.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def own_etcd(launch_etcd: LaunchServer) -> str:
+    return launch_etcd().url
+
+
+@pytest.fixture(params=["etcd", "files"])
+def registry(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Registry]:
+    if request.param == "etcd":
+        registry = Registry("etcd", request.getfixturevalue("own_etcd"))
+        registry.delete_everything()
+    else:
+        registry = Registry("files", str(tmp_path / "registry"))
+    yield registry
+    registry.stop()
+
+
+def ids(snapshot: Snapshot) -> list[str]:
+    return [info.worker_id for info in snapshot]
+
+
+def test_a_registered_worker_is_seen_with_every_field(registry: Registry) -> None:
+    async def main() -> None:
+        async with registry.open() as discovery, onlooker(discovery) as looker:
+            assert looker.now == ()
+            async with discovery.register(worker("w1")):
+                await looker.until(lambda snapshot: snapshot == (worker("w1"),), SOON_S)
+
+    asyncio.run(main())
+
+
+def test_leaving_the_context_withdraws_at_once(registry: Registry) -> None:
+    async def main() -> None:
+        async with registry.open() as discovery, onlooker(discovery) as looker:
+            async with discovery.register(worker("w1")):
+                await looker.until_shown("w1")
+            await looker.until_shown(timeout_s=SOON_S)
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_registration_is_withdrawn_at_once(registry: Registry) -> None:
+    async def live(discovery: Discovery) -> None:
+        async with discovery.register(worker("w1")):
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with registry.open() as discovery, onlooker(discovery) as looker:
+            task = asyncio.create_task(live(discovery))
+            await looker.until_shown("w1")
+            task.cancel()
+            await looker.until_shown(timeout_s=SOON_S)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(main())
+
+
+def test_every_watcher_sees_the_same_and_a_late_one_sees_all_at_once(registry: Registry) -> None:
+    async def main() -> None:
+        async with (
+            registry.open() as first,
+            registry.open() as second,
+            onlooker(first) as early,
+            second.register(worker("b")),
+            first.register(worker("a", namespace="other")),
+        ):
+            await early.until_shown("a", "b")
+            async with onlooker(second) as late:
+                assert ids(late.now or ()) == ["a", "b"]
+                assert late.num_snapshots == 1
+                async with first.register(worker("c")):
+                    await early.until_shown("a", "b", "c", timeout_s=SOON_S)
+                    await late.until_shown("a", "b", "c", timeout_s=SOON_S)
+
+    asyncio.run(main())
+
+
+def test_a_newer_registration_replaces_an_older_one_and_outlives_it(registry: Registry) -> None:
+    async def main() -> None:
+        newer = worker("w1", incarnation="second")
+        async with registry.open() as discovery, onlooker(discovery) as looker, AsyncExitStack() as older:
+            await older.enter_async_context(discovery.register(worker("w1")))
+            await looker.until_shown("w1")
+            async with discovery.register(newer):
+                await looker.until(lambda snapshot: snapshot == (newer,), SOON_S)
+                await older.aclose()
+                async with discovery.register(worker("w2")):
+                    await looker.until_shown("w1", "w2")
+                await looker.until(lambda snapshot: snapshot == (newer,), SOON_S)
+                assert looker.lost == {"w2"}
+
+    asyncio.run(main())
+
+
+def test_many_workers_come_and_go(registry: Registry) -> None:
+    async def main() -> None:
+        names = [f"w{index:02}" for index in range(64)]
+        async with registry.open() as discovery, onlooker(discovery) as looker:
+            async with AsyncExitStack() as stack:
+                for name in names:
+                    await stack.enter_async_context(discovery.register(worker(name)))
+                await looker.until_shown(*names)
+                assert looker.lost == set()
+            await looker.until_shown()
+            assert looker.lost == set(names)
+
+    asyncio.run(main())
+
+
+def test_an_idle_registry_sends_no_snapshots(registry: Registry) -> None:
+    async def main() -> None:
+        async with (
+            registry.open() as discovery,
+            discovery.register(worker("w1")),
+            onlooker(discovery) as looker,
+        ):
+            await asyncio.sleep(TTL_S)  # three renewals of the lease
+            assert looker.num_snapshots == 1
+
+    asyncio.run(main())
+
+
+def test_a_killed_process_vanishes_within_the_leases_time(registry: Registry) -> None:
+    child = registry.spawn("killed")
+
+    async def main() -> None:
+        async with (
+            registry.open() as discovery,
+            discovery.register(worker("alive")),
+            onlooker(discovery) as looker,
+        ):
+            await looker.until_shown("alive", "killed")
+            child.kill()
+            took_s = await looker.until_shown("alive", timeout_s=TTL_S + 2)
+            assert looker.lost == {"killed"}
+            assert registry.kind == "etcd" or took_s < SOON_S
+
+    asyncio.run(main())
+
+
+def test_a_frozen_process_vanishes_and_comes_back(registry: Registry) -> None:
+    child = registry.spawn("frozen")
+
+    async def main() -> None:
+        async with registry.open() as discovery, onlooker(discovery) as looker:
+            await looker.until_shown("frozen")
+            child.send_signal(signal.SIGSTOP)
+            took_s = await looker.until_shown(timeout_s=TTL_S + 2)
+            assert took_s > TTL_S / 3
+            child.send_signal(signal.SIGCONT)
+            await looker.until_shown("frozen", timeout_s=TTL_S + 2)
+
+    asyncio.run(main())
+
+
+def test_a_process_that_was_killed_can_register_again_at_once(registry: Registry) -> None:
+    registry.spawn("w1").kill()
+
+    async def main() -> None:
+        again = worker("w1", incarnation="second")
+        async with (
+            registry.open() as discovery,
+            onlooker(discovery) as looker,
+            discovery.register(again),
+        ):
+            await looker.until(lambda snapshot: snapshot == (again,), SOON_S)
+            looker.lost.clear()
+            await asyncio.sleep(TTL_S + 1)  # the killed one's lease ends
+            assert looker.lost == set()
+
+    asyncio.run(main())
+
+
+def test_a_registration_that_somebody_deleted_is_written_again(registry: Registry) -> None:
+    async def main() -> None:
+        async with registry.open() as discovery, discovery.register(worker("w1")):
+            registry.delete_everything()
+            await asyncio.sleep(TTL_S / 2)
+            async with onlooker(discovery) as looker:
+                await looker.until_shown("w1", timeout_s=TTL_S)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b'{"worker_id": "x"', id="cut off"),
+        pytest.param(b'{"worker_id": "x"}', id="fields missing"),
+        pytest.param(b'{"worker_id": "\xff"}', id="not UTF-8"),
+        pytest.param(b'{"x": ' + b"[" * 60_000, id="nested deeply"),
+        pytest.param(b'"' + b"x" * 70_000 + b'"', id="too long"),
+    ],
+)
+def test_what_others_wrote_is_skipped_with_a_log_line(
+    registry: Registry, value: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with registry.open() as discovery, discovery.register(worker("w1")):
+            await registry.write("junk", value)
+            async with onlooker(discovery) as looker:
+                await looker.until_shown("w1", timeout_s=SOON_S)
+
+    asyncio.run(main())
+    assert "registration=skipped" in caplog.text
+
+
+def test_a_watch_closes_with_nothing_left_behind(registry: Registry) -> None:
+    async def wait_for_change(discovery: Discovery) -> None:
+        async with aclosing(discovery.watch()) as snapshots:
+            await anext(snapshots)
+            await anext(snapshots)
+
+    async def main() -> None:
+        alone = asyncio.all_tasks()
+        async with registry.open() as discovery:
+            async with aclosing(discovery.watch()) as snapshots:
+                assert await anext(snapshots) == ()
+            waiting = asyncio.create_task(wait_for_change(discovery))
+            async with onlooker(discovery):
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+        async with asyncio.timeout(SOON_S):
+            while asyncio.all_tasks() != alone:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+
+
+def test_a_change_reaches_a_watcher_in_milliseconds(registry: Registry) -> None:
+    async def main() -> None:
+        async with registry.open() as watching, registry.open() as other, onlooker(watching) as looker:
+            took_s = []
+            for index in range(10):
+                async with other.register(worker(f"w{index}")):
+                    took_s.append(await looker.until_shown(f"w{index}"))
+                await looker.until_shown()
+            assert sorted(took_s)[len(took_s) // 2] < 0.25
+
+    asyncio.run(main())
