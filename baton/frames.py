@@ -1,0 +1,239 @@
+"""What the two request planes say to each other: typed envelopes, and frames of them, as bytes.
+
+A frame is `[number, [envelope, ...]]` in msgpack, with everything that one side had ready for the other in
+one turn of its event loop. Frames of one link are numbered from 0 in each direction, so that a lost one is
+noticed. The first envelope of the first frame is a `Hello`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from baton.errors import BatonError, EngineFailure, ErrorInfo, InvalidRequest
+from baton.messages import Reply, Request
+
+VERSION = 1
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+"""Nothing larger is sent or read. A plane may allow less: NATS its server's max_payload (1 MiB)."""
+
+_LENGTH_BYTES = 4
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """Opens each direction of a link: the protocol's version, and which worker the caller means."""
+
+    version: int
+    worker: str
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Starts a stream; its number was never used on this link before."""
+
+    stream: int
+    request: Request
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """The caller has stopped iterating."""
+
+    stream: int
+
+
+class Credit(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """The caller has consumed this many replies; the worker may send as many more."""
+
+    stream: int
+    num_replies: int
+
+
+class Next(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """One reply."""
+
+    stream: int
+    reply: Reply
+
+
+class End(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """The stream is complete."""
+
+    stream: int
+
+
+class Fail(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """The stream has failed."""
+
+    stream: int
+    error: ErrorInfo
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """The sender's event loop turns. Sent at each tick by both sides, so nobody has to ask."""
+
+
+class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """The sender has dropped the link, with every stream on it."""
+
+    reason: str
+
+
+ToWorker = Hello | Open | Cancel | Credit | Beat | Goodbye
+ToCaller = Hello | Next | End | Fail | Beat | Goodbye
+Envelope = ToWorker | ToCaller
+T = TypeVar("T")
+
+FROM_CALLER = msgspec.msgpack.Decoder(tuple[int, list[ToWorker]])
+FROM_WORKER = msgspec.msgpack.Decoder(tuple[int, list[ToCaller]])
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+class LinkBroken(Exception):
+    """What came from the peer cannot be trusted any more; the link has to go. Never leaves the planes."""
+
+
+class Wire(Protocol):
+    """What a plane lends to a link: a way out for frames; `writable` is clear while that is too full."""
+
+    writable: asyncio.Event
+
+    @property
+    def max_frame_bytes(self) -> int:
+        """The largest frame that `send` takes."""
+        ...
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame, or keep it until it can be sent. Never waits; does nothing after `close`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the peer, after what was sent before has left. Nobody waits for `writable` any more."""
+        ...
+
+
+class Outbox:
+    """Envelopes on their way to one peer: all that were put in one turn of the event loop leave in one frame.
+
+    `refuse(envelope, error)` is told of an envelope that cannot be sent (too big by itself, or not msgpack)
+    and may give a small one that goes in its place.
+    """
+
+    def __init__(self, wire: Wire, refuse: Callable[[Envelope, BatonError], Envelope | None]) -> None:
+        self._wire = wire
+        self._refuse = refuse
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[Envelope] = []
+        self._number = 0
+        self._closed = False
+
+    def put(self, envelope: Envelope) -> None:
+        """Send `envelope` at the end of this turn."""
+        if not self._waiting:
+            self._loop.call_soon(self._flush)
+        self._waiting.append(envelope)
+
+    def close(self, last: Goodbye) -> None:
+        """Send what waits and `last` at once, and nothing after it."""
+        self._waiting.append(last)
+        self._flush()
+        self._closed = True
+
+    def _flush(self) -> None:
+        envelopes, self._waiting = self._waiting, []
+        if envelopes and not self._closed:
+            self._send(envelopes)
+
+    def _send(self, envelopes: list[Envelope]) -> None:
+        """One frame; halves of it if it is too big or if something in it cannot be encoded."""
+        try:
+            frame, limit = _ENCODER.encode((self._number, envelopes)), self._wire.max_frame_bytes
+        except (TypeError, ValueError, OverflowError) as error:
+            refusal: BatonError = EngineFailure(f"a message cannot be encoded: {error}")
+        else:
+            if len(frame) <= limit:
+                self._number += 1
+                self._wire.send(frame)
+                return
+            refusal = InvalidRequest(
+                f"a message of {len(frame)} bytes is over this plane's limit of {limit}; make it shorter"
+            )
+        if len(envelopes) == 1:
+            instead = self._refuse(envelopes[0], refusal)
+            if instead is not None:
+                self._send([instead])
+            return
+        middle = len(envelopes) // 2
+        self._send(envelopes[:middle])
+        self._send(envelopes[middle:])
+
+
+class Inbox(Generic[T]):
+    """Opens the frames of one peer, and checks what every frame must hold: version, worker, order.
+
+    Also counts the ticks since something was heard. Ticks, not seconds: a process that was itself stopped
+    for a while first reads what waits in its sockets, and then calls its peers dead.
+    """
+
+    def __init__(self, decoder: "msgspec.msgpack.Decoder[tuple[int, list[T]]]", worker: str) -> None:
+        self._decoder = decoder
+        self._worker = worker
+        self._number = 0
+        self._silent_ticks = 0
+
+    def open(self, frame: bytes | bytearray) -> list[T]:
+        """The envelopes of the next frame. Raises LinkBroken."""
+        try:
+            number, envelopes = self._decoder.decode(frame)
+        except msgspec.MsgspecError as error:
+            raise LinkBroken(f"version {VERSION} cannot read what it sent: {error}") from None
+        if number != self._number:
+            raise LinkBroken(f"frame {self._number} was lost, {number} came")
+        if number == 0:
+            self._greet(envelopes)
+        self._number += 1
+        self._silent_ticks = 0
+        return envelopes
+
+    def tick(self) -> int:
+        """Count one more tick; gives the number of ticks since the last frame."""
+        self._silent_ticks += 1
+        return self._silent_ticks
+
+    def _greet(self, envelopes: list[T]) -> None:
+        hello = envelopes[0] if envelopes else None
+        if not isinstance(hello, Hello):
+            raise LinkBroken("it did not say hello")
+        if hello.version != VERSION:
+            raise LinkBroken(f"it speaks version {hello.version} of the protocol, this process {VERSION}")
+        if hello.worker != self._worker:
+            raise LinkBroken(f"{hello.worker} is not here, {self._worker} is")
+
+
+def with_length(frame: bytes) -> bytes:
+    """`frame` as it goes through a byte stream: four bytes of length, big-endian, then the frame."""
+    return len(frame).to_bytes(_LENGTH_BYTES, "big") + frame
+
+
+class Splitter:
+    """Takes frames out of a byte stream that was cut anywhere."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytearray]:
+        """The frames that `data` completes. Raises LinkBroken at a length over MAX_FRAME_BYTES."""
+        buffer = self._buffer
+        buffer += data
+        frames: list[bytearray] = []
+        start = 0
+        while len(buffer) - start >= _LENGTH_BYTES:
+            begin = start + _LENGTH_BYTES
+            size = int.from_bytes(buffer[start:begin], "big")
+            if size > MAX_FRAME_BYTES:
+                raise LinkBroken(f"a frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
+            if len(buffer) < begin + size:
+                break
+            start = begin + size
+            frames.append(buffer[begin:start])
+        del buffer[:start]
+        return frames

@@ -1,0 +1,297 @@
+"""The request plane over NATS: frames as messages, one wildcard subject for each worker and for each caller.
+
+The caller of a link draws a token. Frames to the worker go to `WORKER.token` with reply subject
+`CALLER.token`, frames to the caller the other way round. So every frame to a process that is gone comes back
+at once as the server's "no responders" (503), with the token that says which link is meant.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import re
+import secrets
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from baton import frames
+from baton.errors import WorkerLost
+from baton.messages import Reply, Request
+from baton.serving import Service, WorkerLink
+from baton.streams import CallerLink, Pace, call_over
+from baton.transport import Answer
+
+CONNECT_TIMEOUT_S = 3
+CLOSE_S = 1
+"""How long `close` waits for what is still to be sent."""
+_TICK_S = 0.25
+"""Beats find a dead worker within this time, while calls run; a link without calls is dropped."""
+_HIGH_WATER_BYTES = 1024 * 1024
+_SCHEME = "nats://"
+_CALLER = "baton.v1.caller."
+_WORKER = "baton.v1.worker."
+_UNFIT = re.compile(r"[^A-Za-z0-9_-]")
+_NO_RESPONDERS = "503"
+# nats-py gives up after 60 attempts and notices a hung server after 4 minutes, unless told otherwise.
+_OPTIONS: dict[str, Any] = {
+    "name": "baton", "connect_timeout": CONNECT_TIMEOUT_S,
+    "max_reconnect_attempts": -1, "reconnect_time_wait": _TICK_S,
+    "ping_interval": 5, "max_outstanding_pings": 2,
+}  # fmt: skip
+# What may wait in this process; over it nats-py drops, which is found as a gap in the frames' numbers.
+_LIMITS: dict[str, Any] = {"pending_bytes_limit": 256 * 1024 * 1024}
+
+Link = CallerLink | WorkerLink
+log = logging.getLogger(__name__)
+
+
+class NatsTransport:
+    """`Transport` over a NATS server; addresses are `nats://SUBJECT`, the subject new for each `serve`.
+
+    Connects when it is first used, then reconnects for ever. A peer that says nothing for `liveness_s` is
+    dead. `options` go to nats-py's `connect` as they are: `user` and `password`, `token`, `user_credentials`
+    (path of a .creds file), `nkeys_seed`, `tls` (an ssl.SSLContext).
+    """
+
+    def __init__(self, server_url: str, *, liveness_s: float = 10.0, **options: Any) -> None:
+        tick_s = min(_TICK_S, liveness_s / 4)
+        self._pace = Pace(tick_s=tick_s, num_silent=round(liveness_s / tick_s), num_idle=1)
+        self._server_url = server_url
+        self._options = {"flush_timeout": liveness_s, **_OPTIONS, **options}
+        self._lock = asyncio.Lock()
+        self._post: _Post | None = None
+        self._inbox = _Box(f"{_CALLER}{secrets.token_hex(8)}")
+        self._links: dict[str, CallerLink] = {}
+        self._boxes = [self._inbox]
+        self._closed = False
+
+    @contextlib.asynccontextmanager
+    async def serve(self, worker_id: str, answer: Answer) -> AsyncIterator[str]:
+        """`Transport.serve`. Raises ConnectionError if the NATS server is not there."""
+        subject = f"{_WORKER}{_UNFIT.sub('_', worker_id)}.{secrets.token_hex(4)}"
+        service = Service(subject, answer, self._pace)
+        post = await self._connected()
+        box = _Box(subject, accept=lambda to, reply, forget: service.accept(_Wire(post, to, reply, forget)))
+        self._boxes.append(box)
+        try:
+            subscription = await post.subscribe(box)
+            try:
+                yield f"{_SCHEME}{subject}"
+            finally:
+                await service.stop()
+                with contextlib.suppress(nats.errors.Error):
+                    await subscription.unsubscribe()
+        finally:
+            self._boxes.remove(box)
+
+    def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
+        """`Transport.call`."""
+        return call_over(functools.partial(self._link_to, address), request)
+
+    async def close(self) -> None:
+        """`Transport.close`."""
+        self._closed = True
+        for link in list(self._links.values()):
+            link.lose("this side has closed its transport")
+        async with self._lock:
+            if self._post is not None:
+                await self._post.close()
+
+    async def _link_to(self, address: str) -> CallerLink:
+        """The live link to `address`. Raises WorkerLost if there can be none."""
+        link = self._links.get(address)
+        if link is not None:
+            return link
+        subject = address.removeprefix(_SCHEME)
+        if not subject.startswith(_WORKER):
+            raise WorkerLost(f"{address!r} is not the address of a worker on the NATS plane")
+        try:
+            post = await self._connected()
+        except ConnectionError as error:
+            raise WorkerLost(str(error)) from error
+        return self._links.get(address) or self._new_link(post, address, subject)
+
+    def _new_link(self, post: "_Post", address: str, subject: str) -> CallerLink:
+        token = secrets.token_hex(8)
+
+        def forget() -> None:
+            self._links.pop(address, None)
+            self._inbox.links.pop(token, None)
+
+        wire = _Wire(post, f"{subject}.{token}", f"{self._inbox.subject}.{token}", forget)
+        link = self._links[address] = self._inbox.links[token] = CallerLink(wire, subject, self._pace)
+        return link
+
+    async def _connected(self) -> "_Post":
+        """The connection; made when it is first asked for. Raises ConnectionError."""
+        async with self._lock:
+            if self._closed:
+                raise ConnectionError("this side has closed its transport")
+            if self._post is None:
+                self._post = await self._connect()
+            if not self._post.connected:
+                raise ConnectionError("the NATS server is away")
+            return self._post
+
+    async def _connect(self) -> "_Post":
+        client = Client()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                callbacks = {"error_cb": _on_error, "disconnected_cb": self._on_disconnect}
+                await client.connect(self._server_url, **callbacks, **self._options)
+                await client.subscribe(f"{self._inbox.subject}.*", cb=self._inbox.receive, **_LIMITS)
+        except (OSError, TimeoutError, nats.errors.Error) as error:
+            await client.close()
+            place = self._server_url.rpartition("@")[2]  # what stands before it is secret
+            raise ConnectionError(f"no NATS server at {place}: {error!r}") from error
+        return _Post(client)
+
+    async def _on_disconnect(self) -> None:
+        """Frames may have been lost on the way: every link ends, on both sides, and calls start anew."""
+        if self._post is not None:
+            self._post.forget_all()
+        for box in self._boxes:
+            for link in list(box.links.values()):
+                link.lose("the NATS server is away")
+
+
+Accept = Callable[[str, str, Callable[[], object]], WorkerLink]
+"""Makes the link to a new caller from the subject to it, the subject it wrote to, and how to forget it."""
+
+
+class _Box:
+    """One wildcard subject that this process listens to, and the links that end there, by token."""
+
+    def __init__(self, subject: str, accept: "Accept | None" = None) -> None:
+        self.subject = subject
+        self.links: dict[str, Link] = {}
+        self._accept = accept
+
+    async def receive(self, message: Msg) -> None:
+        """Hand a frame to its link; a worker's box makes one for a new caller."""
+        token = message.subject.rpartition(".")[2]
+        link = self.links.get(token)
+        if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
+            if link is not None:
+                link.lose("nobody listens at its subject any more")
+            return
+        if link is None and self._accept is not None and message.reply:
+            forget = functools.partial(self.links.pop, token, None)
+            link = self._accept(message.reply, message.subject, forget)
+            self.links[token] = link
+        if link is not None:
+            link.receive(message.data)
+
+
+class _Post:
+    """The connection to the server, and what waits to be published on it.
+
+    nats-py's `publish` is a coroutine; one task runs it for all links. It waits while nats-py holds 2 MiB
+    that the server did not take; with _HIGH_WATER_BYTES more waiting here, generators wait too.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self._client = client
+        self._waiting: deque[tuple[str, bytes, str]] = deque()
+        self._waiting_bytes = 0
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._publisher = asyncio.get_running_loop().create_task(self._publish())
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server is there."""
+        return bool(self._client.is_connected)
+
+    @property
+    def max_frame_bytes(self) -> int:
+        """The largest message that the server takes."""
+        return min(int(self._client.max_payload), frames.MAX_FRAME_BYTES)
+
+    async def subscribe(self, box: _Box) -> Subscription:
+        """Listen at the box's subject, and wait until the server knows it. Raises ConnectionError."""
+        try:
+            subscription = await self._client.subscribe(f"{box.subject}.*", cb=box.receive, **_LIMITS)
+            await self._client.flush(timeout=CONNECT_TIMEOUT_S)
+        except nats.errors.Error as error:
+            raise ConnectionError(f"the NATS server did not take a subscription: {error!r}") from error
+        return subscription
+
+    def put(self, subject: str, frame: bytes, reply: str) -> None:
+        """Publish `frame` soon; nothing while the server is away, since every link is lost then."""
+        if not self.connected or self._closing:
+            return
+        self._waiting.append((subject, frame, reply))
+        self._waiting_bytes += len(frame)
+        self._wake.set()
+        if self._waiting_bytes > _HIGH_WATER_BYTES:
+            self.writable.clear()
+
+    def forget_all(self) -> None:
+        """Drop what waits."""
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self.writable.set()
+
+    async def close(self) -> None:
+        """Send what waits, within CLOSE_S, and disconnect."""
+        self._closing = True
+        self._wake.set()
+        await asyncio.wait({self._publisher}, timeout=CLOSE_S)
+        self._publisher.cancel()
+        with contextlib.suppress(nats.errors.Error, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._client.flush()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._client.close()
+
+    async def _publish(self) -> None:
+        while not self._closing or self._waiting:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                subject, frame, reply = self._waiting.popleft()
+                self._waiting_bytes -= len(frame)
+                try:
+                    await self._client.publish(subject, frame, reply)
+                except nats.errors.Error as error:
+                    # The receiver finds the gap with the next frame, or the server's absence ends the link.
+                    log.warning("publish_failed subject=%s reason=%r", subject, error)
+            self.writable.set()
+
+
+class _Wire:
+    """`Wire` of one link: where its frames go, and where the answer, or the 503, comes back."""
+
+    def __init__(self, post: _Post, to: str, reply: str, forget: Callable[[], object]) -> None:
+        self.writable = post.writable
+        self._post = post
+        self._to = to
+        self._reply = reply
+        self._forget = forget
+
+    @property
+    def max_frame_bytes(self) -> int:
+        """`Wire.max_frame_bytes`."""
+        return self._post.max_frame_bytes
+
+    def send(self, frame: bytes) -> None:
+        """`Wire.send`."""
+        self._post.put(self._to, frame, self._reply)
+
+    def close(self) -> None:
+        """`Wire.close`; the server goes on serving the other links."""
+        self._forget()
+
+
+async def _on_error(error: Exception) -> None:
+    log.warning("nats_error reason=%r", error)

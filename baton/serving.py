@@ -1,0 +1,198 @@
+"""The worker's end of a link, for both planes: one task runs one generator for each call of a caller."""
+
+import asyncio
+import contextlib
+import functools
+import logging
+
+from baton import frames
+from baton.errors import BatonError, EngineFailure, ErrorInfo, NotReady, Overloaded, WorkerLost
+from baton.frames import Beat, Cancel, Credit, End, Envelope, Fail, Goodbye, Hello, Next, Open
+from baton.messages import GenerateRequest, Request
+from baton.streams import WINDOW, Bell, Pace, Pulse
+from baton.transport import Answer
+
+MAX_STREAMS = 4096
+"""Streams of one link; a worker refuses more with Overloaded."""
+MAX_CALLERS = 1024
+"""Links of one worker."""
+STOP_S = 5.0
+"""How long `Service.stop` waits for generators to close."""
+
+log = logging.getLogger(__name__)
+
+
+class _Stream:
+    """One running answer, as its worker sees it."""
+
+    __slots__ = ("bell", "credit", "task")
+
+    def __init__(self) -> None:
+        self.credit = WINDOW
+        self.bell = Bell()
+        self.task: asyncio.Task[None]
+
+
+class WorkerLink:
+    """The worker's end of the link to one caller."""
+
+    def __init__(self, wire: frames.Wire, service: "Service") -> None:
+        self._wire = wire
+        self._service = service
+        self._lost = False
+        self._streams: dict[int, _Stream] = {}
+        self._inbox = frames.Inbox(frames.FROM_CALLER, service.worker)
+        self._outbox = frames.Outbox(wire, self._cannot_send)
+        self._outbox.put(Hello(frames.VERSION, service.worker))
+        self._pulse = Pulse(service.pace.tick_s, self._tick)
+
+    def receive(self, frame: bytes | bytearray) -> None:
+        """Take in one frame of the caller; one that cannot be right loses the link."""
+        try:
+            for envelope in self._inbox.open(frame):
+                self._take(envelope)
+        except frames.LinkBroken as broken:
+            self.lose(str(broken))
+
+    def lose(self, reason: str) -> None:
+        """Close every generator of this caller and let go of the wire. Only the first time counts."""
+        if self._lost:
+            return
+        self._lost = True
+        self._pulse.stop()
+        if self._streams:
+            log.warning("caller_lost streams=%d reason=%s", len(self._streams), reason)
+        for stream in self._streams.values():
+            stream.task.cancel()
+        self._service.links.discard(self)
+        self._outbox.close(Goodbye(reason))
+        self._wire.close()
+
+    def stop_streams(self) -> None:
+        """Close every generator. Callers get WorkerLost at once; what else a generator says is not heard."""
+        stopped = WorkerLost(f"worker {self._service.worker} has stopped").to_wire()
+        for number, stream in self._streams.items():
+            self._outbox.put(Fail(number, stopped))
+            stream.task.cancel()
+
+    def _take(self, envelope: frames.ToWorker) -> None:
+        match envelope:
+            case Hello():
+                self._service.admit(self)
+            case Open(number, request):
+                self._open(number, request)
+            case Cancel(number):
+                stream = self._streams.get(number)
+                if stream is not None:
+                    stream.task.cancel()
+            case Credit(number, num_replies):
+                stream = self._streams.get(number)
+                if stream is not None:
+                    stream.credit += num_replies
+                    stream.bell.ring()
+            case Goodbye(reason):
+                self.lose(reason)
+
+    def _open(self, number: int, request: Request) -> None:
+        if number in self._streams:
+            raise frames.LinkBroken(f"stream {number} was opened twice")
+        if self._service.stopping or self._lost:
+            self._outbox.put(Fail(number, NotReady("the worker is stopping; ask another one").to_wire()))
+        elif len(self._streams) >= MAX_STREAMS:
+            full = Overloaded(f"{MAX_STREAMS} streams are open to this worker", retry_after_s=1.0)
+            self._outbox.put(Fail(number, full.to_wire()))
+        else:
+            stream = self._streams[number] = _Stream()
+            stream.task = asyncio.get_running_loop().create_task(self._answer(number, stream, request))
+            stream.task.add_done_callback(functools.partial(self._closed, number))
+            self._service.tasks.add(stream.task)
+
+    def _closed(self, number: int, task: asyncio.Task[None]) -> None:
+        del self._streams[number]
+        self._service.tasks.discard(task)
+
+    async def _answer(self, number: int, stream: _Stream, request: Request) -> None:
+        """Send what the worker's generator yields, then how it ended."""
+        put, writable = self._outbox.put, self._wire.writable
+        try:
+            async with contextlib.aclosing(self._service.answer(request)) as replies:
+                async for reply in replies:
+                    put(Next(number, reply))
+                    stream.credit -= 1
+                    while stream.credit <= 0:
+                        await stream.bell.rung()
+                    if not writable.is_set():
+                        await writable.wait()
+            put(End(number))
+        except BatonError as error:
+            put(Fail(number, error.to_wire()))
+        except asyncio.CancelledError:
+            # If it was the caller's wish, nobody hears this; if the engine cancelled itself, the caller must.
+            put(Fail(number, _broken(request)))
+            raise
+        except Exception:
+            # The edge of the process: whatever an engine raises, its caller hears of it.
+            log.exception("answer_failed request=%s", _name(request))
+            put(Fail(number, _broken(request)))
+
+    def _cannot_send(self, envelope: Envelope, error: BatonError) -> Fail | None:
+        if not isinstance(envelope, Next | Fail):
+            return None
+        log.error("reply_refused reason=%s", error.message)
+        stream = self._streams.get(envelope.stream)
+        if stream is not None:
+            stream.task.cancel()
+        return Fail(envelope.stream, error.to_wire())
+
+    def _tick(self) -> None:
+        if self._inbox.tick() > self._service.pace.num_silent:
+            self.lose("the caller is silent")
+        else:
+            self._outbox.put(Beat())
+
+
+class Service:
+    """What one worker serves, to all its callers."""
+
+    def __init__(self, worker: str, answer: Answer, pace: Pace) -> None:
+        self.worker = worker
+        self.answer = answer
+        self.pace = pace
+        self.stopping = False
+        self.stopped = False
+        self.links: set[WorkerLink] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def accept(self, wire: frames.Wire) -> WorkerLink:
+        """The link for a new caller."""
+        link = WorkerLink(wire, self)
+        self.links.add(link)
+        return link
+
+    def admit(self, link: WorkerLink) -> None:
+        """Drop a new link if there are too many, or if it came too late."""
+        if self.stopped:
+            link.lose("the worker has stopped")
+        elif len(self.links) > MAX_CALLERS:
+            link.lose(f"{MAX_CALLERS} callers are connected to this worker")
+
+    async def stop(self) -> None:
+        """Refuse new calls, close every generator (callers get WorkerLost), then drop the links."""
+        self.stopping = True
+        for link in self.links:
+            link.stop_streams()
+        if self.tasks:
+            await asyncio.wait(self.tasks, timeout=STOP_S)
+        self.stopped = True
+        for link in list(self.links):
+            link.lose("the worker has stopped")
+
+
+def _name(request: Request) -> str:
+    return request.request_id if isinstance(request, GenerateRequest) else "stats"
+
+
+def _broken(request: Request) -> ErrorInfo:
+    return EngineFailure(
+        f"the engine failed on request {_name(request)}; the worker's log says why"
+    ).to_wire()

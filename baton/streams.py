@@ -1,0 +1,216 @@
+"""The caller's end of a link, for both planes: many calls at once over one way to one worker.
+
+Sans-I/O: a plane brings frames (`receive`) and takes frames away (`Wire`). The worker may have WINDOW replies
+of a stream on the way; the caller gives credit back as it consumes them. So a slow consumer stops its own
+generator at the worker, nobody else's, and what waits for it is bounded.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import msgspec
+
+from baton import frames
+from baton.errors import BatonError, InvalidRequest, WorkerLost, from_wire
+from baton.frames import Beat, Cancel, Credit, End, Envelope, Fail, Goodbye, Hello, Next, Open
+from baton.messages import Reply, Request
+
+WINDOW = 256
+"""Replies of one stream that are sent and not yet consumed."""
+
+log = logging.getLogger(__name__)
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """A plane's clock: a beat each `tick_s`; a peer is dead after `num_silent` ticks without a word; a caller
+    lets go of a link on which it had no call for `num_idle` ticks.
+    """
+
+    tick_s: float
+    num_silent: int
+    num_idle: int
+
+
+class Pulse:
+    """Calls `tick` every `tick_s` until it is stopped."""
+
+    def __init__(self, tick_s: float, tick: Callable[[], None]) -> None:
+        self._tick_s = tick_s
+        self._tick = tick
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(tick_s, self._beat)
+
+    def stop(self) -> None:
+        """No tick after this."""
+        self._timer.cancel()
+
+    def _beat(self) -> None:
+        self._timer = self._loop.call_later(self._tick_s, self._beat)
+        self._tick()
+
+
+class Bell:
+    """Wakes one waiting task; rung while nobody waits, it does nothing."""
+
+    __slots__ = ("_waiter",)
+
+    def __init__(self) -> None:
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def rung(self) -> None:
+        """Wait for the next ring."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def ring(self) -> None:
+        """Wake the waiting task."""
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class _Call:
+    """One running call, as its caller sees it: what has arrived, and how it ended."""
+
+    __slots__ = ("bell", "ended", "error", "number", "replies")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.replies: list[Reply] = []
+        self.ended = False
+        self.error: BatonError | None = None
+        self.bell = Bell()
+
+    def end(self, error: BatonError | None) -> None:
+        self.ended = True
+        self.error = error
+        self.bell.ring()
+
+
+class CallerLink:
+    """The caller's end of the link to one worker. Lost once, it stays lost: the plane makes a new one."""
+
+    def __init__(self, wire: frames.Wire, worker: str, pace: Pace) -> None:
+        self.lost: str | None = None
+        self.writable = wire.writable
+        self._wire = wire
+        self._worker = worker
+        self._pace = pace
+        self._calls: dict[int, _Call] = {}
+        self._num_opened = 0
+        self._num_idle = 0
+        self._inbox = frames.Inbox(frames.FROM_WORKER, worker)
+        self._outbox = frames.Outbox(wire, self._cannot_send)
+        self._outbox.put(Hello(frames.VERSION, worker))
+        self._pulse = Pulse(pace.tick_s, self._tick)
+
+    def receive(self, frame: bytes | bytearray) -> None:
+        """Take in one frame of the worker; one that cannot be right loses the link."""
+        try:
+            for envelope in self._inbox.open(frame):
+                if type(envelope) is Next:
+                    self._push(envelope)
+                else:
+                    self._control(envelope)
+        except frames.LinkBroken as broken:
+            self.lose(str(broken))
+
+    def lose(self, reason: str) -> None:
+        """End every call with WorkerLost and let go of the wire. Only the first time counts."""
+        if self.lost is not None:
+            return
+        self.lost = reason
+        self._pulse.stop()
+        if self._calls:
+            log.warning("worker_lost worker=%s calls=%d reason=%s", self._worker, len(self._calls), reason)
+        for call in self._calls.values():
+            call.end(WorkerLost(f"worker {self._worker} was lost: {reason}"))
+        self._calls.clear()
+        self._outbox.close(Goodbye(reason))
+        self._wire.close()
+
+    def open(self, request: Request) -> _Call:
+        """Start a call. Raises WorkerLost on a lost link."""
+        if self.lost is not None:
+            raise WorkerLost(f"worker {self._worker} was lost: {self.lost}")
+        self._num_opened += 1
+        call = self._calls[self._num_opened] = _Call(self._num_opened)
+        self._outbox.put(Open(call.number, request))
+        return call
+
+    def consumed(self, call: _Call, num_replies: int) -> None:
+        """Let the worker send as many more."""
+        if not call.ended:
+            self._outbox.put(Credit(call.number, num_replies))
+
+    def leave(self, call: _Call) -> None:
+        """Forget the call; the worker is told unless it has ended."""
+        if self._calls.pop(call.number, None) is not None:
+            self._outbox.put(Cancel(call.number))
+
+    def _push(self, envelope: Next) -> None:
+        call = self._calls.get(envelope.stream)
+        if call is None:
+            return
+        call.replies.append(envelope.reply)
+        if len(call.replies) > WINDOW:
+            raise frames.LinkBroken("it sent more replies than its window")
+        call.bell.ring()
+
+    def _control(self, envelope: frames.ToCaller) -> None:
+        match envelope:
+            case End(stream):
+                self._end(stream, None)
+            case Fail(stream, error):
+                self._end(stream, from_wire(error))
+            case Goodbye(reason):
+                self.lose(reason)
+
+    def _end(self, stream: int, error: BatonError | None) -> None:
+        call = self._calls.pop(stream, None)
+        if call is not None:
+            call.end(error)
+
+    def _cannot_send(self, envelope: Envelope, error: BatonError) -> None:
+        if isinstance(envelope, Open):
+            self._end(envelope.stream, InvalidRequest(error.message))
+
+    def _tick(self) -> None:
+        self._num_idle = 0 if self._calls else self._num_idle + 1
+        if self._inbox.tick() > self._pace.num_silent:
+            self.lose("it does not answer")
+        elif self._num_idle >= self._pace.num_idle:
+            self.lose("idle")
+        else:
+            self._outbox.put(Beat())
+
+
+async def call_over(
+    link_to: Callable[[], Awaitable[CallerLink]], request: Request
+) -> AsyncGenerator[Reply, None]:
+    """`Transport.call` for a plane that can make a link to the worker."""
+    link = await link_to()
+    await link.writable.wait()
+    call = link.open(request)
+    num_consumed = 0
+    try:
+        while True:
+            replies, call.replies = call.replies, []
+            for reply in replies:
+                yield reply
+            num_consumed += len(replies)
+            if num_consumed >= WINDOW // 2:
+                link.consumed(call, num_consumed)
+                num_consumed = 0
+            if call.replies:
+                continue
+            if call.ended:
+                break
+            await call.bell.rung()
+        if call.error is not None:
+            raise call.error
+    finally:
+        link.leave(call)

@@ -1,0 +1,210 @@
+"""The request plane over TCP: one connection for each pair of caller and worker, frames with their length."""
+
+import asyncio
+import contextlib
+import functools
+import secrets
+import urllib.parse
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import cast
+
+from baton import frames
+from baton.errors import WorkerLost
+from baton.messages import Reply, Request
+from baton.serving import Service, WorkerLink
+from baton.streams import CallerLink, Pace, call_over
+from baton.transport import Answer
+
+CONNECT_TIMEOUT_S = 3.0
+CLOSE_S = 1.0
+"""How long a closed connection may go on sending what it holds."""
+IDLE_S = 60.0
+"""A caller closes a connection on which it had no call for so long."""
+_TICK_S = 1.0
+_HIGH_WATER_BYTES = 1024 * 1024
+"""With more than this unsent, generators wait; the frame of one turn may come on top."""
+_WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104  names them to refuse them
+
+
+class TcpTransport:
+    """`Transport` over plain TCP; addresses are `tcp://HOST:PORT/WORKER.TOKEN`, the token new each time.
+
+    `serve` listens on a free port of `bind_host`. `advertise_host` is what callers connect to, `bind_host`
+    unless given. A peer that says nothing for `liveness_s` is dead.
+    """
+
+    def __init__(
+        self,
+        *,
+        bind_host: str = "127.0.0.1",
+        advertise_host: str | None = None,
+        liveness_s: float = 10.0,
+    ) -> None:
+        tick_s = min(_TICK_S, liveness_s / 4)
+        self._bind_host = bind_host
+        self._advertise_host = advertise_host or bind_host
+        self._pace = Pace(
+            tick_s=tick_s, num_silent=round(liveness_s / tick_s), num_idle=round(IDLE_S / tick_s)
+        )
+        self._links: dict[str, CallerLink] = {}
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._sockets: set[asyncio.Future[None]] = set()
+        self._closed = False
+
+    @contextlib.asynccontextmanager
+    async def serve(self, worker_id: str, answer: Answer) -> AsyncIterator[str]:
+        """`Transport.serve`. Raises OSError if `bind_host` is not ours, ValueError if it is a wildcard."""
+        host = self._advertise_host
+        if host in _WILDCARDS:
+            raise ValueError(f"bound to {self._bind_host!r}: advertise_host must say where callers connect")
+        service = Service(
+            f"{urllib.parse.quote(worker_id, safe='')}.{secrets.token_hex(4)}", answer, self._pace
+        )
+        sockets: set[asyncio.Future[None]] = set()
+
+        def accept() -> _Connection:
+            connection = _Connection(sockets)
+            connection.link = service.accept(connection)
+            return connection
+
+        server = await asyncio.get_running_loop().create_server(accept, self._bind_host, 0)
+        port = server.sockets[0].getsockname()[1]
+        try:
+            yield f"tcp://{f'[{host}]' if ':' in host else host}:{port}/{service.worker}"
+        finally:
+            server.close()
+            await service.stop()
+            await _all_closed(sockets)
+
+    def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
+        """`Transport.call`."""
+        return call_over(functools.partial(self._link_to, address), request)
+
+    async def close(self) -> None:
+        """`Transport.close`."""
+        self._closed = True
+        for link in list(self._links.values()):
+            link.lose("this side has closed its transport")
+        for task in self._connecting:
+            task.cancel()
+        await asyncio.gather(*self._connecting, return_exceptions=True)
+        await _all_closed(self._sockets)
+
+    async def _link_to(self, address: str) -> CallerLink:
+        """The live link to `address`, connected or being connected."""
+        link = self._links.get(address)
+        if link is not None:
+            return link
+        if self._closed:
+            raise WorkerLost("this side has closed its transport")
+        host, port, worker = _parts(address)
+        connection = _Connection(self._sockets, forget=functools.partial(self._links.pop, address, None))
+        link = self._links[address] = connection.link = CallerLink(connection, worker, self._pace)
+        task = asyncio.get_running_loop().create_task(_connect(connection, host, port))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+        return link
+
+
+class _Connection(asyncio.Protocol):
+    """One socket: the Wire of the link it carries. What is sent before it is connected waits."""
+
+    max_frame_bytes = frames.MAX_FRAME_BYTES
+
+    link: CallerLink | WorkerLink
+
+    def __init__(
+        self, sockets: set[asyncio.Future[None]], forget: Callable[[], object] = lambda: None
+    ) -> None:
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self._loop = asyncio.get_running_loop()
+        self._sockets = sockets
+        self._forget = forget
+        self._splitter = frames.Splitter()
+        self._transport: asyncio.Transport | None = None
+        self._early: list[bytes] = []
+        self._closing = False
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send what waited."""
+        transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
+        transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+        self._transport = transport
+        self._sockets.add(self._gone)
+        transport.writelines(self._early)
+        self._early.clear()
+        if self._closing:
+            self._hang_up(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand whole frames to the link."""
+        try:
+            for frame in self._splitter.feed(data):
+                self.link.receive(frame)
+        except frames.LinkBroken as broken:
+            self.link.lose(str(broken))
+
+    def pause_writing(self) -> None:
+        """The peer reads slower than we write: let generators wait."""
+        self.writable.clear()
+
+    def resume_writing(self) -> None:
+        """The peer has caught up."""
+        self.writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The peer's process has gone, or one of us has hung up."""
+        self._sockets.discard(self._gone)
+        self._gone.set_result(None)
+        self.link.lose(f"the connection broke: {exc}" if exc else "the connection was closed")
+
+    def send(self, frame: bytes) -> None:
+        """`Wire.send`."""
+        if self._transport is None:
+            self._early.append(frames.with_length(frame))
+        elif not self._transport.is_closing():
+            self._transport.write(frames.with_length(frame))
+
+    def close(self) -> None:
+        """`Wire.close`; the peer gets CLOSE_S to read the rest."""
+        self._closing = True
+        self.writable.set()
+        self._forget()
+        if self._transport is not None:
+            self._hang_up(self._transport)
+
+    def _hang_up(self, transport: asyncio.Transport) -> None:
+        transport.close()
+        abort = self._loop.call_later(CLOSE_S, transport.abort)
+        self._gone.add_done_callback(lambda _: abort.cancel())
+
+
+async def _connect(connection: _Connection, host: str, port: int) -> None:
+    """Connect, or lose the link."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await loop.create_connection(lambda: connection, host, port)
+    except TimeoutError:
+        connection.link.lose(f"{host}:{port} did not take the connection in {CONNECT_TIMEOUT_S} s")
+    except OSError as error:
+        connection.link.lose(f"cannot connect to {host}:{port}: {error}")
+
+
+def _parts(address: str) -> tuple[str, int, str]:
+    """Host, port and worker of an address. Raises WorkerLost if it is not a TCP worker's."""
+    try:
+        url = urllib.parse.urlsplit(address)
+        if url.scheme == "tcp" and url.hostname and url.port:
+            return url.hostname, url.port, url.path.removeprefix("/")
+    except ValueError:
+        pass
+    raise WorkerLost(f"{address!r} is not the address of a worker on the TCP plane")
+
+
+async def _all_closed(sockets: set[asyncio.Future[None]]) -> None:
+    """Wait until the peers have hung up too, not for ever."""
+    if sockets:
+        await asyncio.wait(set(sockets), timeout=2 * CLOSE_S)

@@ -1,0 +1,102 @@
+"""Frames as bytes: any cut of the stream, every limit, nothing lost unnoticed."""
+
+import asyncio
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton import frames
+from baton.frames import Beat, End, Envelope, Hello, Inbox, LinkBroken, Next, Outbox, Splitter
+from baton.messages import TokenChunk
+
+
+class Sent:
+    """A wire that keeps what is sent."""
+
+    def __init__(self, max_frame_bytes: int = frames.MAX_FRAME_BYTES) -> None:
+        self.max_frame_bytes = max_frame_bytes
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self.frames: list[bytes] = []
+
+    def send(self, frame: bytes) -> None:
+        self.frames.append(frame)
+
+    def close(self) -> None:
+        pass
+
+
+def frame(number: int, *envelopes: Envelope) -> bytes:
+    return msgspec.msgpack.encode((number, envelopes))
+
+
+@given(st.lists(st.binary(max_size=300), max_size=20), st.data())
+def test_frames_survive_any_cut_of_the_byte_stream(sent: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(frames.with_length(frame) for frame in sent)
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=30).map(sorted))
+    splitter, received = Splitter(), list[bytearray]()
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        received += splitter.feed(stream[start:end])
+    assert received == sent
+
+
+def test_a_length_over_the_limit_is_refused_before_its_bytes_come() -> None:
+    with pytest.raises(LinkBroken, match="over the limit"):
+        Splitter().feed((frames.MAX_FRAME_BYTES + 1).to_bytes(4, "big"))
+
+
+def test_a_length_at_the_limit_is_waited_for() -> None:
+    assert Splitter().feed(frames.MAX_FRAME_BYTES.to_bytes(4, "big")) == []
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_frame_break_the_link_and_nothing_else(noise: bytes) -> None:
+    with pytest.raises(LinkBroken):
+        Inbox(frames.FROM_CALLER, "w").open(noise)
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (frame(0, Hello(frames.VERSION + 1, "w")), "speaks version 2"),
+        (frame(0, Hello(frames.VERSION, "v")), "v is not here"),
+        (frame(0, End(1)), "did not say hello"),
+        (frame(0), "did not say hello"),
+        (frame(1, Hello(frames.VERSION, "w")), "frame 0 was lost"),
+        (msgspec.msgpack.encode((0, [[99, 1]])), "cannot read"),
+    ],
+)
+def test_a_link_starts_with_the_right_hello_or_not_at_all(first: bytes, reason: str) -> None:
+    with pytest.raises(LinkBroken, match=reason):
+        Inbox(frames.FROM_WORKER, "w").open(first)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_frame_that_is_lost_or_comes_twice_breaks_the_link(number: int) -> None:
+    inbox = Inbox(frames.FROM_WORKER, "w")
+    inbox.open(frame(0, Hello(frames.VERSION, "w")))
+    with pytest.raises(LinkBroken, match="frame 1 was lost"):
+        inbox.open(frame(number, Beat()))
+
+
+@given(st.lists(st.integers(0, 60), max_size=40), st.integers(60, 300))
+def test_any_envelopes_leave_in_order_in_frames_below_the_limit(sizes: list[int], limit: int) -> None:
+    replies: list[Envelope] = [Next(i, TokenChunk(token_ids=(9,) * size)) for i, size in enumerate(sizes)]
+    wire, refused = Sent(limit), list[Envelope]()
+
+    async def scenario() -> None:
+        outbox = Outbox(wire, lambda envelope, _: refused.append(envelope))
+        for reply in replies:
+            outbox.put(reply)
+        await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    opened = [frames.FROM_WORKER.decode(each) for each in wire.frames]
+    assert [number for number, _ in opened] == list(range(len(opened)))
+    assert all(len(each) <= limit for each in wire.frames)
+    assert [envelope for _, envelopes in opened for envelope in envelopes] == [
+        reply for reply in replies if reply not in refused
+    ]
+    assert all(len(frame(0, envelope)) > limit for envelope in refused)

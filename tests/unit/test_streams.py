@@ -1,0 +1,292 @@
+"""Both ends of a link back to back, without sockets: windows, limits, failures, ends."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import msgspec
+import pytest
+
+from baton import frames
+from baton.errors import BatonError, EngineFailure, InvalidRequest, NotReady, Overloaded, WorkerLost
+from baton.frames import Envelope, Goodbye, Hello, Next
+from baton.messages import GenerateRequest, Reply, Request, Sampling, TokenChunk
+from baton.serving import MAX_STREAMS, Service, WorkerLink
+from baton.streams import WINDOW, CallerLink, Pace, call_over
+
+PACE = Pace(tick_s=60.0, num_silent=4, num_idle=4)
+
+
+def a_request(max_tokens: int = 1, seed: int = 0) -> GenerateRequest:
+    sampling = Sampling(max_tokens=max_tokens, seed=seed)
+    return GenerateRequest(request_id="r", model="m", token_ids=[1], sampling=sampling, deadline_s=9.0)
+
+
+async def count_up(request: Request) -> AsyncGenerator[Reply, None]:
+    assert isinstance(request, GenerateRequest)
+    for token_id in range(request.sampling.max_tokens):
+        yield TokenChunk(token_ids=(token_id,))
+
+
+class Sent:
+    """A wire that keeps what is sent."""
+
+    def __init__(self, max_frame_bytes: int = frames.MAX_FRAME_BYTES) -> None:
+        self.max_frame_bytes = max_frame_bytes
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self.frames: list[bytes] = []
+        self.closed = False
+
+    def send(self, frame: bytes) -> None:
+        self.frames.append(frame)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Back(Sent):
+    """A wire that brings each frame to the other end in the next turn."""
+
+    other: CallerLink | WorkerLink
+
+    def send(self, frame: bytes) -> None:
+        super().send(frame)
+        asyncio.get_running_loop().call_soon(self.other.receive, frame)
+
+
+class Pair:
+    """A caller and a worker, back to back."""
+
+    def __init__(self, answer: Callable[[Request], AsyncGenerator[Reply, None]], limit: int = 10_000) -> None:
+        self.service = Service("w", answer, PACE)
+        self.to_worker, self.to_caller = Back(limit), Back(limit)
+        self.caller = self.to_caller.other = CallerLink(self.to_worker, "w", PACE)
+        self.worker = self.to_worker.other = self.service.accept(self.to_caller)
+
+    def call(self, request: Request) -> AsyncGenerator[Reply, None]:
+        async def link() -> CallerLink:
+            return self.caller
+
+        return call_over(link, request)
+
+
+def frame(number: int, *envelopes: Envelope) -> bytes:
+    return msgspec.msgpack.encode((number, envelopes))
+
+
+async def turns(until: Callable[[], bool]) -> None:
+    """Let the event loop turn until the condition holds."""
+    for _ in range(1000):
+        if until():
+            return
+        await asyncio.sleep(0)
+    pytest.fail("the condition did not come true")
+
+
+async def tokens(stream: AsyncGenerator[Reply, None]) -> list[int]:
+    return [reply.token_ids[0] async for reply in stream if isinstance(reply, TokenChunk)]
+
+
+def in_loop(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+def test_all_of_one_turn_leaves_in_one_frame() -> None:
+    async def scenario() -> None:
+        async def three(_: Request) -> AsyncGenerator[Reply, None]:
+            for token_id in range(3):
+                yield TokenChunk(token_ids=(token_id,))
+
+        pair = Pair(three)
+        results = await asyncio.gather(*(tokens(pair.call(a_request())) for _ in range(50)))
+        assert results == [[0, 1, 2]] * 50
+        assert len(pair.to_worker.frames) == 2  # the hello, then 50 requests
+        assert len(pair.to_caller.frames) == 2  # the hello, then 50 answers
+
+    in_loop(scenario)
+
+
+def test_a_slow_consumer_holds_one_window_and_stops_nobody_else() -> None:
+    async def scenario() -> None:
+        num_made = 0
+
+        async def endless(request: Request) -> AsyncGenerator[Reply, None]:
+            nonlocal num_made
+            async for reply in count_up(request):
+                num_made += 1
+                yield reply
+
+        pair = Pair(endless)
+        slow = pair.call(a_request(5 * WINDOW))
+        first = await anext(slow)
+        assert first == TokenChunk(token_ids=(0,))
+        num_made_by_slow = num_made
+        assert num_made_by_slow <= WINDOW
+        assert await tokens(pair.call(a_request(3 * WINDOW))) == list(range(3 * WINDOW))
+        assert num_made == num_made_by_slow + 3 * WINDOW
+        assert await tokens(slow) == list(range(1, 5 * WINDOW))
+
+    in_loop(scenario)
+
+
+def test_a_worker_that_ignores_the_window_is_cut_off() -> None:
+    async def scenario() -> None:
+        wire = Sent()
+        link = CallerLink(wire, "w", PACE)
+        call = link.open(a_request())
+        flood = [Next(call.number, TokenChunk(token_ids=(1,)))] * (WINDOW + 1)
+        link.receive(frame(0, Hello(frames.VERSION, "w"), *flood))
+        assert isinstance(call.error, WorkerLost)
+        assert wire.closed
+
+    in_loop(scenario)
+
+
+def test_generators_wait_while_the_wire_is_full() -> None:
+    async def scenario() -> None:
+        pair = Pair(count_up)
+        pair.to_caller.writable.clear()
+        running = asyncio.ensure_future(tokens(pair.call(a_request(100))))
+        await turns(lambda: len(pair.to_caller.frames) == 2)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(pair.to_caller.frames) == 2
+        pair.to_caller.writable.set()
+        assert await running == list(range(100))
+
+    in_loop(scenario)
+
+
+def test_a_request_over_the_limit_is_invalid_and_says_both_sizes() -> None:
+    async def scenario() -> None:
+        pair = Pair(count_up, limit=200)
+        request = msgspec.structs.replace(a_request(), token_ids=[1] * 500)
+        fine, bad = await asyncio.gather(
+            tokens(pair.call(a_request())), tokens(pair.call(request)), return_exceptions=True
+        )
+        assert fine == [0]
+        assert isinstance(bad, InvalidRequest)
+        assert "bytes" in bad.message
+        assert "200" in bad.message
+
+    in_loop(scenario)
+
+
+@pytest.mark.parametrize(
+    ("reply", "failure"),
+    [
+        (TokenChunk(token_ids=(1,) * 500), InvalidRequest),
+        (TokenChunk(token_ids=(2**70,)), EngineFailure),
+        (TokenChunk(token_ids=(object(),)), EngineFailure),  # type: ignore[arg-type]
+    ],
+)
+def test_a_reply_that_cannot_travel_fails_its_stream_alone(
+    reply: TokenChunk, failure: type[BatonError]
+) -> None:
+    async def scenario() -> None:
+        async def answer(request: Request) -> AsyncGenerator[Reply, None]:
+            assert isinstance(request, GenerateRequest)
+            yield reply if request.sampling.seed else TokenChunk(token_ids=(0,))
+
+        pair = Pair(answer, limit=300)
+        fine, bad = await asyncio.gather(
+            tokens(pair.call(a_request())), tokens(pair.call(a_request(seed=1))), return_exceptions=True
+        )
+        assert fine == [0]
+        assert isinstance(bad, failure)
+
+    in_loop(scenario)
+
+
+def test_an_engine_that_cancels_itself_is_heard_of() -> None:
+    async def scenario() -> None:
+        async def answer(_: Request) -> AsyncGenerator[Reply, None]:
+            yield TokenChunk(token_ids=(0,))
+            raise asyncio.CancelledError
+
+        with pytest.raises(EngineFailure):
+            await tokens(Pair(answer).call(a_request()))
+
+    in_loop(scenario)
+
+
+def test_more_streams_than_the_limit_are_refused_as_overload() -> None:
+    async def scenario() -> None:
+        async def forever(_: Request) -> AsyncGenerator[Reply, None]:
+            await asyncio.Event().wait()
+            yield TokenChunk(token_ids=())
+
+        pair = Pair(forever, limit=frames.MAX_FRAME_BYTES)
+        running = [asyncio.ensure_future(tokens(pair.call(a_request()))) for _ in range(MAX_STREAMS)]
+        await turns(lambda: len(pair.service.tasks) == MAX_STREAMS)
+        with pytest.raises(Overloaded):
+            await tokens(pair.call(a_request()))
+        pair.caller.lose("test")
+        lost = await asyncio.gather(*running, return_exceptions=True)
+        assert all(isinstance(each, WorkerLost) for each in lost)
+        await turns(lambda: not pair.service.tasks)
+
+    in_loop(scenario)
+
+
+def test_a_stopping_worker_refuses_new_calls_and_loses_running_ones() -> None:
+    async def scenario() -> None:
+        closing, may_close = asyncio.Event(), asyncio.Event()
+
+        async def answer(_: Request) -> AsyncGenerator[Reply, None]:
+            try:
+                yield TokenChunk(token_ids=(0,))
+                await asyncio.Event().wait()
+            finally:
+                closing.set()
+                await may_close.wait()
+
+        pair = Pair(answer)
+        running = pair.call(a_request())
+        await anext(running)
+        stopping = asyncio.ensure_future(pair.service.stop())
+        await closing.wait()
+        with pytest.raises(NotReady):
+            await tokens(pair.call(a_request()))
+        with pytest.raises(WorkerLost):
+            await anext(running)
+        may_close.set()
+        await stopping
+        assert not pair.service.tasks
+        await turns(lambda: pair.caller.lost is not None)
+
+    in_loop(scenario)
+
+
+def test_ticks_without_a_word_lose_the_link_on_both_sides() -> None:
+    async def scenario() -> None:
+        pace = Pace(tick_s=0.001, num_silent=4, num_idle=1000)
+        wires = Sent(), Sent()
+        caller = CallerLink(wires[0], "w", pace)
+        call = caller.open(a_request())
+        Service("w", count_up, pace).accept(wires[1])
+        async with asyncio.timeout(5):
+            await call.bell.rung()
+        assert isinstance(call.error, WorkerLost)
+        while not all(wire.closed for wire in wires):
+            await asyncio.sleep(0.001)
+        assert Goodbye("it does not answer") in frames.FROM_CALLER.decode(wires[0].frames[-1])[1]
+        assert Goodbye("the caller is silent") in frames.FROM_WORKER.decode(wires[1].frames[-1])[1]
+
+    in_loop(scenario)
+
+
+def test_a_link_without_calls_is_let_go() -> None:
+    async def scenario() -> None:
+        wire = Sent()
+        link = CallerLink(wire, "w", Pace(tick_s=0.001, num_silent=1000, num_idle=2))
+        while not wire.closed:
+            await asyncio.sleep(0.001)
+        assert link.lost == "idle"
+        assert Goodbye("idle") in frames.FROM_CALLER.decode(wire.frames[-1])[1]
+
+    in_loop(scenario)
