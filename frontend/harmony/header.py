@@ -13,7 +13,8 @@ CHANNELS = ("analysis", "commentary", "final")
 CONTENT_TYPES = ("json", "code", "text", "none")
 # Namespaces that are called without `functions.`; `container` is one the model knows and nobody offers.
 BUILTIN_NAMESPACES = frozenset({"browser", "python", "container"})
-_NOBODY = frozenset({"", "all", "functions", "functions.", *ROLES})
+_NAMELESS = frozenset({"", "functions", "functions."})
+_NOBODY = _NAMELESS | {"all", *ROLES}
 
 # One alternative a kind of part. A control token counts as one even where the model spelled it in ordinary
 # text: it learns that from histories in which names had control text glued to them.
@@ -27,7 +28,8 @@ _PARTS = re.compile(
       (?= \s | <\| | to= | analysis | commentary | final | $ )
     | (?P<bare> analysis | commentary | final ) (?= \s | <\| | to= | $ )
     | (?P<type> json | code | text | none ) (?= [\s<{\["] | $ )
-    | (?P<word> (?: (?! <\|(?:channel|constrain)\|> ) [^\s{] )+ | \{ )
+    | (?P<control> <\|\w*(?:\|>)? )
+    | (?P<word> (?: (?! <\| ) [^\s{] )+ | \{ )
     """,
     re.VERBOSE,
 )
@@ -178,7 +180,7 @@ def _recipient(parts: list[_Part], offered: frozenset[str], repairs: list[str]) 
         repairs.append("repeated_recipient")
     if named:
         return named[0]
-    if "" in explicit:
+    if not _NAMELESS.isdisjoint(explicit):
         repairs.append("missing_recipient")
     if any(value in ROLES for value in explicit):
         return None
@@ -203,8 +205,8 @@ def _call_name(recipient: str, offered: frozenset[str], repairs: list[str]) -> s
     """
     name = recipient.removeprefix("functions.")
     namespace = recipient.partition(".")[0]
-    if namespace in BUILTIN_NAMESPACES and name not in offered:
-        return recipient if namespace in offered else None
+    if namespace in BUILTIN_NAMESPACES:
+        return recipient if offered & {namespace, recipient} else None
     if name == recipient:
         repairs.append("bare_recipient")
     if name in offered:

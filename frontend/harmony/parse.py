@@ -120,7 +120,7 @@ class HarmonyParser:
                 # Text before a channel: that was a message of its own, whose end is missing.
                 if control is SpecialToken.CHANNEL and self._header.num_text_words() > 1:
                     self._end_header(deltas, more_follows=True)
-                self._header.append_marker(control, self._position)
+                self._header.append_marker(control)
                 self._limit_header(deltas)
             case _Do.OPEN:
                 self._open_body(deltas)

@@ -17,7 +17,7 @@ class RawHeader:
         self.expects_role = expects_role
         self._offered = offered
         self._raw = bytearray()
-        self._pieces: list[tuple[int, int, bool]] = []  # offset in `_raw`, token position, is a control token
+        self._pieces: list[tuple[int, int, bytes]] = []  # ordinary tokens: offset in `_raw`, position, bytes
         self._longest_name = max((len(name.encode()) for name in offered), default=0)
         self._has_channel = False
         self._max_bytes = MAX_HEADER_BYTES + self._longest_name
@@ -35,12 +35,11 @@ class RawHeader:
     def append(self, data: bytes, position: int) -> None:
         """One ordinary token's bytes."""
         if data:
-            self._pieces.append((len(self._raw), position, False))
+            self._pieces.append((len(self._raw), position, data))
             self._raw += data
 
-    def append_marker(self, token: SpecialToken, position: int) -> None:
+    def append_marker(self, token: SpecialToken) -> None:
         """`<|channel|>` or `<|constrain|>`."""
-        self._pieces.append((len(self._raw), position, True))
         self._raw += token.value.encode()
         if token is SpecialToken.CHANNEL and not self._has_channel:
             self._has_channel = True
@@ -64,9 +63,8 @@ class RawHeader:
         start, stop = header.text
         text = self._raw[start:stop]
         start += len(text) - len(text.lstrip())
-        ends = [offset for offset, _, _ in self._pieces[1:]] + [len(self._raw)]
         return [
-            (position, bytes(self._raw[max(offset, start) : min(end, stop)]))
-            for (offset, position, is_control), end in zip(self._pieces, ends, strict=True)
-            if not is_control and offset < stop and end > start
+            (position, data[max(start - offset, 0) : stop - offset])
+            for offset, position, data in self._pieces
+            if offset < stop and offset + len(data) > start
         ]

@@ -1,0 +1,159 @@
+"""The parser, case by case: tests/data/harmony_cases.yaml says what it makes of an answer."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from frontend.harmony.deltas import (
+    Delta,
+    MessageEnd,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from frontend.harmony.parse import HarmonyParser
+from frontend.harmony.raw_header import MAX_HEADER_BYTES, MAX_HEADER_BYTES_AFTER_CHANNEL
+from frontend.harmony.specials import SpecialToken
+from frontend.harmony.vocabulary import Vocabulary
+
+CASES = yaml.safe_load((Path(__file__).parents[1] / "data" / "harmony_cases.yaml").read_text())
+TOOLS = frozenset({"get_weather", "bash"})
+
+# The toy vocabulary: a token for each byte, then the control tokens, then one that has no meaning.
+RESERVED_ID = 256 + len(SpecialToken)
+VOCABULARY = Vocabulary(
+    special_ids={token: 256 + i for i, token in enumerate(SpecialToken)},
+    token_bytes=[bytes([byte]) for byte in range(256)] + [b""] * (len(SpecialToken) + 1),
+)
+_CONTROL = re.compile(r"(<\|(?:byte:..|[a-z]+)\|>)")
+
+
+def encode(text: str) -> list[int]:
+    ids: list[int] = []
+    for part in _CONTROL.split(text):
+        if part.startswith("<|byte:"):
+            ids.append(int(part[7:9], 16))
+        elif part == "<|reserved|>":
+            ids.append(RESERVED_ID)
+        elif _CONTROL.fullmatch(part):
+            ids.append(VOCABULARY.special_ids[SpecialToken(part)])
+        else:
+            ids += part.replace("⟨|", "<|").replace("|⟩", "|>").encode()
+    return ids
+
+
+def parse(text: str, tools: frozenset[str] = TOOLS) -> tuple[list[Delta], HarmonyParser]:
+    parser = HarmonyParser(VOCABULARY, tools)
+    return parser.feed(encode(text)) + parser.finish(), parser
+
+
+def messages(deltas: Sequence[Delta]) -> list[dict[str, str]]:
+    """One dict a message, as in the table."""
+    found: list[dict[str, str]] = []
+    is_open = False
+    for delta in deltas:
+        key, text = "", ""
+        match delta:
+            case MessageEnd():
+                is_open = False
+                continue
+            case ToolCallStart(name=name):
+                found.append({"call": name, "arguments": ""})
+                is_open = True
+                continue
+            case ToolCallArguments(text=text):
+                key = "arguments"
+            case ReasoningDelta(text=text):
+                key = "reasoning"
+            case TextDelta(text=text, preamble=preamble):
+                key = "preamble" if preamble else "text"
+        if not is_open:
+            found.append({})
+            is_open = True
+        found[-1][key] = found[-1].get(key, "") + text
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_an_answer_becomes_its_messages(case: dict[str, Any]) -> None:
+    deltas, parser = parse(case["tokens"], frozenset(case.get("tools", TOOLS)))
+
+    assert messages(deltas) == case["gives"]
+    ends = [delta.complete for delta in deltas if isinstance(delta, MessageEnd)]
+    is_cut = case.get("cut", False)
+    assert ends == [True] * (len(ends) - is_cut) + [False] * is_cut
+    assert dict(parser.repairs) == case.get("repairs", {})
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_an_answer_token_by_token_becomes_the_same_messages(case: dict[str, Any]) -> None:
+    parser = HarmonyParser(VOCABULARY, frozenset(case.get("tools", TOOLS)))
+    deltas = [delta for token_id in encode(case["tokens"]) for delta in parser.feed([token_id])]
+
+    assert messages(deltas + parser.finish()) == case["gives"]
+    assert dict(parser.repairs) == case.get("repairs", {})
+
+
+def test_deltas_say_which_tokens_they_are() -> None:
+    parser = HarmonyParser(VOCABULARY, TOOLS)
+    header = encode("<|channel|>final<|message|>")
+    num = len(header)
+
+    assert parser.feed(header) == []
+    assert parser.feed(encode("ab<|byte:C3|>")) == [TextDelta("ab", num, num + 3)]
+    assert parser.feed(encode("<|byte:A9|>")) == [TextDelta("é", num + 3, num + 4)]
+    assert parser.feed(encode("<|byte:C3|>")) == []
+    assert parser.feed(encode("<|byte:A9|><|return|>")) == [
+        TextDelta("é", num + 4, num + 6),
+        MessageEnd(),
+    ]
+
+
+def test_text_of_a_broken_header_says_which_tokens_it_is() -> None:
+    deltas, _ = parse("<|channel|>final  Hi<|return|>")
+    assert deltas == [TextDelta("Hi", 8, 10), MessageEnd()]
+
+
+def test_reasoning_tokens_are_counted_without_headers_and_control_tokens() -> None:
+    _, parser = parse(
+        "<|channel|>analysis<|message|>12345<|end|><|start|>assistant<|channel|>analysis 678<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>answer<|return|>"
+    )
+    assert parser.num_reasoning_tokens == 8
+
+
+def test_text_is_not_held_back_for_ever_when_its_message_token_is_missing() -> None:
+    parser = HarmonyParser(VOCABULARY, TOOLS)
+    text = "We need words. " * 40
+    deltas = parser.feed(encode("<|channel|>analysis " + text))
+
+    assert len(messages(deltas)[0]["reasoning"]) > len(text) - MAX_HEADER_BYTES_AFTER_CHANNEL
+    assert messages(deltas + parser.finish()) == [{"reasoning": text}]
+
+
+def test_text_without_any_header_is_for_the_user_once_it_is_long() -> None:
+    text = "Once upon a time. " * 100
+    deltas = HarmonyParser(VOCABULARY, TOOLS).feed(encode(text))
+    assert len(messages(deltas)[0]["text"]) > len(text) - MAX_HEADER_BYTES
+
+
+def test_header_marks_without_end_are_not_kept() -> None:
+    parser = HarmonyParser(VOCABULARY, TOOLS)
+    assert parser.feed(encode("<|channel|>" * 5000)) == []
+    assert messages(parser.feed(encode("final<|message|>Hi"))) == [{"text": "Hi"}]
+
+
+def test_ids_outside_the_vocabulary_say_nothing() -> None:
+    parser = HarmonyParser(VOCABULARY, TOOLS)
+    ids = [-1, 10**9, *encode("<|channel|>final<|message|>H"), -1, -257, 10**9, *encode("i<|return|>")]
+    assert messages(parser.feed(ids)) == [{"text": "Hi"}]
+
+
+def test_ids_may_come_as_a_tuple() -> None:
+    parser = HarmonyParser(VOCABULARY, TOOLS)
+    assert messages(parser.feed(tuple(encode("<|channel|>final<|message|>Hi<|return|>")))) == [{"text": "Hi"}]

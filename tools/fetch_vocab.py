@@ -1,0 +1,134 @@
+"""gpt-oss's real vocabulary for tests: fetched from the npm package js-tiktoken, as a tokenizer.json."""
+
+import argparse
+import base64
+import hashlib
+import itertools
+import json
+import re
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+PACKAGE = "js-tiktoken@1.0.21"
+RANKS_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
+FOLDER = Path(__file__).parents[1] / "tests" / "data" / ".vocab"
+NUM_RANKS = 199_998
+VOCAB_SIZE = 201_088
+CONTROL_TOKENS = {
+    199998: "<|startoftext|>",
+    199999: "<|endoftext|>",
+    200002: "<|return|>",
+    200003: "<|constrain|>",
+    200005: "<|channel|>",
+    200006: "<|start|>",
+    200007: "<|end|>",
+    200008: "<|message|>",
+    200012: "<|call|>",
+}
+_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+PATTERN = "|".join(
+    [
+        rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{_SUFFIX}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_SUFFIX}",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
+
+
+def main() -> None:
+    """`make vocab`: writes o200k_base.tiktoken and tokenizer.json, unless they are there."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder to write to")
+    folder: Path = parser.parse_args().out
+    ranks = folder / "o200k_base.tiktoken"
+    if not ranks.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".gitignore").write_text("*\n")
+        ranks.write_bytes(_checked(_fetch()))
+    if not (folder / "tokenizer.json").exists():
+        write_tokenizer(ranks, folder)
+    print(f"vocabulary: {folder}")
+
+
+def write_tokenizer(ranks_path: Path, folder: Path) -> None:
+    """Writes gpt-oss's `tokenizer.json`, made from the ranks; some seconds. ValueError: not those ranks."""
+    ranks = {
+        base64.b64decode(token): int(rank)
+        for token, rank in map(bytes.split, _checked(ranks_path.read_bytes()).splitlines())
+    }
+    names = {i: CONTROL_TOKENS.get(i, f"<|reserved_{i}|>") for i in range(NUM_RANKS, VOCAB_SIZE)}
+    characters = _characters()
+    written = {token: "".join(characters[byte] for byte in token) for token in ranks}
+    merges = [[written[part] for part in _last_merge(token, ranks)] for token in ranks if len(token) > 1]
+    split = {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [_added_token(token_id, name) for token_id, name in names.items()],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "vocab": {written[token]: rank for token, rank in ranks.items()},
+            "merges": merges,
+        },
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
+
+
+def _fetch() -> bytes:
+    """The ranks file, put together from the package's lines `! OFFSET TOKEN TOKEN ...`."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["npm", "pack", "--silent", PACKAGE], cwd=folder, check=True, timeout=120)
+        with tarfile.open(next(Path(folder).glob("*.tgz"))) as archive:
+            member = archive.extractfile("package/dist/ranks/o200k_base.js")
+            assert member is not None
+            source = member.read().decode()
+    lines = re.search(r'"bpe_ranks":"([^"]*)"', source)
+    assert lines is not None
+    tokens: dict[int, str] = {}
+    for line in lines[1].replace("\\n", "\n").splitlines():
+        _, offset, *words = line.split()
+        tokens |= {int(offset) + i: word for i, word in enumerate(words)}
+    return "".join(f"{tokens[rank]} {rank}\n" for rank in sorted(tokens)).encode()
+
+
+def _checked(ranks: bytes) -> bytes:
+    digest = hashlib.sha256(ranks).hexdigest()
+    if digest != RANKS_SHA256:
+        raise ValueError(f"these are not o200k_base's ranks: sha256 {digest}")
+    return ranks
+
+
+def _last_merge(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
+    """The two parts that become `token` in the last step of its own encoding."""
+    parts = [bytes([byte]) for byte in token]
+    while len(parts) > 2:
+        pairs = [ranks.get(left + right, NUM_RANKS) for left, right in itertools.pairwise(parts)]
+        i = pairs.index(min(pairs))
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    return parts
+
+
+def _characters() -> dict[int, str]:
+    """GPT-2's map: printable bytes stand for themselves, the others for characters from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + i) for i, byte in enumerate(others)}
+
+
+def _added_token(token_id: int, content: str) -> dict[str, object]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token_id, "content": content, **flags, "special": True}
+
+
+if __name__ == "__main__":
+    main()
