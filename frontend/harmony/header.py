@@ -74,6 +74,8 @@ def read_header(raw: bytes, offered: frozenset[str]) -> Header:
     if unknown and unknown[-1] is parts[-1]:
         unknown.pop()
         repairs.append("unknown_content_type")
+    if any(part.kind == "control" for part in parts):
+        repairs.append("control_text")
     text = (unknown[0].start, unknown[-1].stop) if unknown else (0, 0)
     return _fold(parts, offered, text, repairs)
 
