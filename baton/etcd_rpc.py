@@ -1,6 +1,7 @@
 """The part of etcd's v3 API that a registry needs, as plain coroutines over grpc.aio."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 from urllib.parse import urlsplit
@@ -186,6 +187,7 @@ class EtcdRpc:
         metadata = (*await self._metadata(), ("hasleader", "true"))
         channel = self._channel()
         stub = channel.unary_stream("/etcdserverpb.Watch/Watch", *_codecs("Watch"))
+        end = time.monotonic() + (duration_s or 0)
         call = stub(_MESSAGES["WatchRequest"](create_request=create), timeout=duration_s, metadata=metadata)
         responses = aiter(call)
         try:
@@ -200,7 +202,8 @@ class EtcdRpc:
             self._raise_if_closed()
             raise
         except grpc.aio.AioRpcError as error:
-            if duration_s is None or error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+            # A deadline has as many names as there are parties to notice it first: the clock tells.
+            if duration_s is None or time.monotonic() < end - 0.5:
                 raise self._failure(channel, error) from error
         finally:
             call.cancel()

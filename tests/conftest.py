@@ -29,26 +29,26 @@ def free_port() -> int:
 class ServerProcess:
     """One real server that a test may kill, freeze and start again; it keeps its port and its data."""
 
-    def __init__(self, command: list[str], url: str, port: int, data: Path) -> None:
+    def __init__(self, command: list[str], url: str, data: Path, *, ready: bytes) -> None:
         self.url = url
         self.data = data
         self._command = command
-        self._port = port
+        self._ready = ready
         self._log = data.with_suffix(".log")
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it and wait until it listens; fails the test when it does not."""
+        """Start it and wait until its log says that it serves; fails the test when it does not."""
         with self._log.open("ab") as log:
+            before = log.tell()
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
         give_up = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < give_up and self._process.poll() is None:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self._port)) == 0:
-                    return
+            if self._ready in self._log.read_bytes()[before:]:
+                return
             time.sleep(0.01)
         self.kill()
-        pytest.fail(f"{self._command[0]} does not listen: {self._log.read_text()[-2000:]}")
+        pytest.fail(f"{self._command[0]} does not start: {self._log.read_text()[-2000:]}")
 
     def kill(self) -> None:
         """SIGKILL; does nothing if it is not running."""
@@ -99,7 +99,7 @@ def launch_etcd(_servers: list[ServerProcess], tmp_path_factory: pytest.TempPath
         command += [f"--listen-client-urls={url}", f"--advertise-client-urls={url}"]
         command += [f"--listen-peer-urls={peer_url}", f"--initial-advertise-peer-urls={peer_url}"]
         command += [f"--initial-cluster=default={peer_url}", *extra]
-        server = ServerProcess(command, url, port, data)
+        server = ServerProcess(command, url, data, ready=b"ready to serve client requests")
         _servers.append(server)
         server.start()
         return server
@@ -114,7 +114,7 @@ def launch_nats(_servers: list[ServerProcess], tmp_path_factory: pytest.TempPath
     def launch(*extra: str) -> ServerProcess:
         data, port = tmp_path_factory.mktemp("nats") / "data", free_port()
         command = [_binary("nats-server", "nats-server"), "-a", "127.0.0.1", "-p", str(port), *extra]
-        server = ServerProcess(command, f"nats://127.0.0.1:{port}", port, data)
+        server = ServerProcess(command, f"nats://127.0.0.1:{port}", data, ready=b"Server is ready")
         _servers.append(server)
         server.start()
         return server

@@ -1,0 +1,290 @@
+"""What etcd does to us: killed, frozen, wiped, compacted, locked, gone; with a real server each time."""
+
+import asyncio
+import shutil
+import subprocess
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from baton.etcd import PREFIX, EtcdDiscovery
+from baton.etcd_rpc import EtcdError, EtcdRpc
+from tests.conftest import LaunchServer, ServerProcess, free_port
+from tests.registry import etcd_api, onlooker, worker
+
+TTL_S = 2.0
+HEAL_S = 8.0
+
+
+@pytest.fixture
+def launch(launch_etcd: LaunchServer) -> Iterator[LaunchServer]:
+    """Like `launch_etcd`, but its servers end with the test."""
+    servers: list[ServerProcess] = []
+
+    def launch(*extra: str, scheme: str = "http") -> ServerProcess:
+        servers.append(launch_etcd(*extra, scheme=scheme))
+        return servers[-1]
+
+    yield launch
+    for server in servers:
+        server.kill()
+
+
+@pytest.fixture
+def etcd(launch: LaunchServer) -> ServerProcess:
+    return launch()
+
+
+@asynccontextmanager
+async def client(
+    url: str, ttl_s: float = TTL_S, password: str | None = None
+) -> AsyncGenerator[EtcdDiscovery]:
+    user = "root" if password else None
+    discovery = EtcdDiscovery(url, lease_ttl_s=ttl_s, username=user, password=password)
+    try:
+        yield discovery
+    finally:
+        await discovery.close()
+
+
+def restart(etcd: ServerProcess) -> None:
+    etcd.kill()
+    etcd.start()
+
+
+def wipe(etcd: ServerProcess) -> None:
+    etcd.kill()
+    shutil.rmtree(etcd.data)
+    etcd.start()
+
+
+@pytest.mark.parametrize("fault", [restart, wipe])
+def test_nobody_is_lost_when_etcd_restarts(
+    etcd: ServerProcess, fault: Callable[[ServerProcess], None]
+) -> None:
+    async def main() -> None:
+        async with (
+            client(etcd.url) as working,
+            client(etcd.url) as watching,
+            working.register(worker("w1")),
+            working.register(worker("w2")),
+            onlooker(watching) as looker,
+        ):
+            await looker.until_shown("w1", "w2")
+            await asyncio.to_thread(fault, etcd)
+            async with working.register(worker("w3")):
+                await looker.until_shown("w1", "w2", "w3", timeout_s=HEAL_S)
+            async with client(etcd.url) as fresh, onlooker(fresh) as later:
+                await later.until_shown("w1", "w2", timeout_s=HEAL_S)
+            # The time of doubt ends: what left meanwhile is let go, nobody else.
+            await looker.until_shown("w1", "w2", timeout_s=HEAL_S)
+            assert looker.lost == {"w3"}
+
+    asyncio.run(main())
+
+
+def test_nobody_is_lost_while_etcd_is_frozen_past_the_leases(etcd: ServerProcess) -> None:
+    async def main() -> None:
+        async with (
+            client(etcd.url) as working,
+            client(etcd.url) as watching,
+            working.register(worker("w1")),
+            onlooker(watching) as looker,
+        ):
+            await looker.until_shown("w1")
+            etcd.freeze()
+            await asyncio.sleep(10)  # pings fail after 9 s at most
+            etcd.thaw()
+            async with working.register(worker("w2")):
+                await looker.until_shown("w1", "w2", timeout_s=HEAL_S)
+            assert looker.lost == set()
+
+    asyncio.run(main())
+
+
+def test_a_short_freeze_heals_by_itself_and_holds_nobody_up(etcd: ServerProcess) -> None:
+    async def main() -> None:
+        async with client(etcd.url) as working, client(etcd.url) as watching, onlooker(watching) as looker:
+            async with working.register(worker("w1")):
+                async with working.register(worker("w2")):
+                    await looker.until_shown("w1", "w2")
+                    etcd.freeze()
+                    start = time.monotonic()
+                assert time.monotonic() - start < 2  # leaving gives up on a silent etcd
+                await asyncio.sleep(3 - (time.monotonic() - start))
+                assert looker.lost == set()
+                etcd.thaw()
+                await looker.until_shown("w1", timeout_s=HEAL_S)
+                await asyncio.sleep(TTL_S)
+                await looker.until_shown("w1", timeout_s=HEAL_S)
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_died_while_etcd_was_away_is_let_go(etcd: ServerProcess) -> None:
+    async def main() -> None:
+        async with client(etcd.url) as working, client(etcd.url) as watching, client(etcd.url) as dying:
+            async with working.register(worker("alive")), onlooker(watching) as looker:
+                async with dying.register(worker("dead")):
+                    await looker.until_shown("alive", "dead")
+                    etcd.kill()
+                    await dying.close()
+                await asyncio.to_thread(etcd.start)
+                await looker.until_shown("alive", timeout_s=2 * HEAL_S)
+
+    asyncio.run(main())
+
+
+def test_a_frontend_and_a_worker_may_start_before_etcd(etcd: ServerProcess) -> None:
+    etcd.kill()
+
+    async def main() -> None:
+        async with client(etcd.url) as working, client(etcd.url) as watching, onlooker(watching) as looker:
+            assert looker.now == ()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(asyncio.to_thread(etcd.start))
+                async with working.register(worker("w1")):
+                    await looker.until_shown("w1", timeout_s=HEAL_S)
+
+    asyncio.run(main())
+
+
+def test_a_compacted_revision_is_refused_and_the_fleet_listed_again(etcd: ServerProcess) -> None:
+    async def main() -> None:
+        rpc = EtcdRpc(etcd.url, timeout_s=3)
+        async with client(etcd.url) as working, client(etcd.url) as watching, onlooker(watching) as looker:
+            async with working.register(worker("w1")):
+                await looker.until_shown("w1")
+                etcd.freeze()  # the watch stands still while the store goes on without it
+                etcd.thaw()
+                for _ in range(20):
+                    async with working.register(worker("brief")):
+                        pass
+                _, revision = await rpc.list_prefix(PREFIX, 10)
+                await asyncio.to_thread(etcd_api, etcd.url, "kv/compaction", revision=str(revision))
+                with pytest.raises(EtcdError, match="compacted"):
+                    async with aclosing(rpc.watch(PREFIX, 1, None)) as changes:
+                        await anext(changes)
+                        await anext(changes)
+                await asyncio.to_thread(restart, etcd)
+                async with working.register(worker("w2")):
+                    await looker.until_shown("w1", "w2", timeout_s=HEAL_S)
+        await rpc.close()
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def locked_etcd(launch: LaunchServer) -> ServerProcess:
+    """An etcd that wants a password, with tokens that end after a second."""
+    etcd = launch("--auth-token-ttl=1")
+    etcd_api(etcd.url, "auth/user/add", name="root", password="sesame")
+    etcd_api(etcd.url, "auth/role/add", name="root")
+    etcd_api(etcd.url, "auth/user/grant", user="root", role="root")
+    etcd_api(etcd.url, "auth/enable")
+    return etcd
+
+
+def test_a_stale_token_is_renewed(locked_etcd: ServerProcess) -> None:
+    async def main() -> None:
+        url = locked_etcd.url
+        async with client(url, 30, "sesame") as working, client(url, 30, "sesame") as watching:
+            async with working.register(worker("w1")), onlooker(watching) as looker:
+                await looker.until_shown("w1")
+                await asyncio.sleep(3)  # no call within the token's time
+                async with working.register(worker("w2")):
+                    await looker.until_shown("w1", "w2")
+                    await asyncio.to_thread(restart, locked_etcd)  # forgets every token
+                    async with working.register(worker("w3")):
+                        await looker.until_shown("w1", "w2", "w3", timeout_s=HEAL_S)
+
+    asyncio.run(main())
+
+
+def test_a_wrong_password_is_an_error_for_the_worker_and_a_log_line_for_the_frontend(
+    locked_etcd: ServerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def register(discovery: EtcdDiscovery) -> None:
+        async with discovery.register(worker("w1")):
+            pass
+
+    async def main() -> None:
+        for password in ("wrong", None):
+            async with client(locked_etcd.url, password=password) as discovery:
+                with pytest.raises(EtcdError, match="authentication failed|user name is empty"):
+                    await register(discovery)
+                async with onlooker(discovery) as looker:
+                    assert looker.now == ()
+
+    asyncio.run(main())
+    assert "registry=away" in caplog.text
+
+
+def test_the_next_endpoint_is_used_when_one_is_dead_or_dies(launch: LaunchServer) -> None:
+    first, second = launch(), launch()
+    endpoints = f"http://127.0.0.1:{free_port()},{first.url},{second.url}"
+
+    async def main() -> None:
+        async with client(endpoints) as working, client(endpoints) as watching, onlooker(watching) as looker:
+            async with working.register(worker("w1")):
+                await looker.until_shown("w1")
+                first.kill()
+                async with client(second.url) as direct, onlooker(direct) as other:
+                    await other.until_shown("w1", timeout_s=HEAL_S)
+                async with working.register(worker("w2")):
+                    await looker.until_shown("w1", "w2", timeout_s=HEAL_S)
+                assert looker.lost == set()
+
+    asyncio.run(main())
+
+
+def test_closing_the_client_ends_its_watches(etcd: ServerProcess) -> None:
+    async def main() -> None:
+        async with client(etcd.url) as discovery, onlooker(discovery) as looker:
+            ended = asyncio.create_task(looker.follow())
+            async with discovery.register(worker("w1")):
+                await looker.until_shown("w1")
+                await discovery.close()
+            async with asyncio.timeout(5):
+                await ended
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    """A folder with ca.pem, and a cert.pem with key.pem for 127.0.0.1 that it signed."""
+    if shutil.which("openssl") is None:
+        pytest.fail("openssl is not on the PATH: apt-get install openssl")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    ec = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    openssl("req", "-x509", *ec, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "1")
+    openssl("req", *ec, "-keyout", "key.pem", "-out", "cert.csr", "-subj", "/CN=etcd")
+    (tmp_path / "san").write_text("subjectAltName=IP:127.0.0.1")
+    signing = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "1", "-extfile", "san"]
+    openssl("x509", "-req", "-in", "cert.csr", "-out", "cert.pem", *signing)
+    return tmp_path
+
+
+def test_tls_with_client_certificates(launch: LaunchServer, certificates: Path) -> None:
+    ca, cert, key = (certificates / name for name in ("ca.pem", "cert.pem", "key.pem"))
+    server = [f"--cert-file={cert}", f"--key-file={key}", f"--trusted-ca-file={ca}", "--client-cert-auth"]
+    etcd = launch(*server, scheme="https")
+
+    async def main() -> None:
+        discovery = EtcdDiscovery(etcd.url, ca_file=ca, cert_file=cert, key_file=key)
+        async with discovery.register(worker("w1")), onlooker(discovery) as looker:
+            await looker.until_shown("w1")
+        await discovery.close()
+        stranger = EtcdDiscovery(etcd.url, ca_file=ca)
+        async with onlooker(stranger) as looker:
+            assert looker.now == ()
+        await stranger.close()
+
+    asyncio.run(main())
