@@ -143,7 +143,7 @@ class NatsTransport:
         client = Client()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                callbacks = {"error_cb": _on_error, "disconnected_cb": self._on_disconnect}
+                callbacks: dict[str, Any] = {"error_cb": _on_error, "disconnected_cb": self._on_disconnect}
                 await client.connect(self._server_url, **callbacks, **self._options)
                 await client.subscribe(f"{self._inbox.subject}.*", cb=self._inbox.receive, **_LIMITS)
         except (OSError, TimeoutError, nats.errors.Error) as error:

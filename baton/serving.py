@@ -88,7 +88,7 @@ class WorkerLink:
             case Credit(number, num_replies):
                 stream = self._streams.get(number)
                 if stream is not None:
-                    stream.credit += num_replies
+                    stream.credit = min(stream.credit + num_replies, WINDOW)
                     stream.bell.ring()
             case Goodbye(reason):
                 self.lose(reason)

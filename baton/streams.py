@@ -193,7 +193,9 @@ async def call_over(
 ) -> AsyncGenerator[Reply, None]:
     """`Transport.call` for a plane that can make a link to the worker."""
     link = await link_to()
-    await link.writable.wait()
+    while not link.writable.is_set():
+        await link.writable.wait()
+        link = await link_to()  # the one we waited for may be lost
     call = link.open(request)
     num_consumed = 0
     try:

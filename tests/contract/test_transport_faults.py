@@ -1,0 +1,292 @@
+"""Both request planes with real processes that are killed, frozen and restarted, and peers that misbehave."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from baton import frames
+from baton.errors import WorkerLost
+from baton.messages import Reply, Request, TokenChunk
+from baton.nats import NatsTransport
+from baton.tcp import TcpTransport
+from baton.transport import Transport
+from tests.conftest import LaunchServer, ServerProcess, free_port
+from tests.planes import Endless, Plane, a_request, count_up, tokens
+
+SOON_S = 1.0
+LIVENESS_S = 1.0
+
+
+@pytest.fixture(params=["tcp-uvloop", "tcp-asyncio", "nats-uvloop"])
+def plane(request: pytest.FixtureRequest, nats_server: str) -> Plane:
+    return Plane(request.param, nats_server)
+
+
+class Peer:
+    """A child process on the same plane; see tests/plane_peer.py."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def says(self) -> str:
+        assert self._process.stdout is not None
+        async with asyncio.timeout(10):
+            return (await self._process.stdout.readline()).decode().strip()
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+
+@contextlib.asynccontextmanager
+async def peer(plane: Plane, *address: str, liveness_s: float = 10.0) -> AsyncIterator[Peer]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.plane_peer", plane.name, plane.nats_url, str(liveness_s), *address),
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": "."},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield Peer(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def within(limit_s: float) -> AsyncIterator[None]:
+    """Like asyncio.timeout, but says how long it took."""
+    start_s = time.monotonic()
+    try:
+        async with asyncio.timeout(10):
+            yield
+    finally:
+        took_s = time.monotonic() - start_s
+    assert took_s < limit_s, f"took {took_s:.2f} s"
+
+
+def test_a_killed_worker_is_noticed_at_once(plane: Plane) -> None:
+    async def scenario(caller: Transport, _: Transport) -> None:
+        async with peer(plane) as worker:
+            address = await worker.says()
+            running = [caller.call(address, a_request()) for _ in range(3)]
+            for call in running:
+                await anext(call)
+            worker.signal(signal.SIGKILL)
+            async with within(SOON_S):
+                for call in running:
+                    with pytest.raises(WorkerLost):
+                        await anext(call)
+            async with within(SOON_S):
+                with pytest.raises(WorkerLost):
+                    await anext(caller.call(address, a_request()))
+
+    plane.run(scenario)
+
+
+def test_a_frozen_worker_is_lost_after_the_liveness_limit_and_welcome_again(plane: Plane) -> None:
+    async def scenario(caller: Transport, _: Transport) -> None:
+        async with peer(plane) as worker:
+            address = await worker.says()
+            call = caller.call(address, a_request())
+            await anext(call)
+            worker.signal(signal.SIGSTOP)
+            start_s = time.monotonic()
+            async with within(LIVENESS_S + SOON_S):
+                with pytest.raises(WorkerLost, match="does not answer"):
+                    await anext(call)
+            assert time.monotonic() - start_s > LIVENESS_S / 2
+            worker.signal(signal.SIGCONT)
+            call = caller.call(address, a_request())
+            async with within(SOON_S):
+                await anext(call)
+            await call.aclose()
+
+    plane.run(scenario, liveness_s=LIVENESS_S)
+
+
+def test_a_killed_caller_frees_its_generators_at_once(plane: Plane) -> None:
+    async def scenario(_: Transport, worker: Transport) -> None:
+        endless = Endless()
+        async with worker.serve("w", endless.answer) as address, peer(plane, address) as caller:
+            assert "TokenChunk" in await caller.says()
+            caller.signal(signal.SIGKILL)
+            async with within(SOON_S):
+                await endless.closed.wait()
+
+    plane.run(scenario)
+
+
+def test_a_frozen_caller_frees_its_generators_after_the_liveness_limit(plane: Plane) -> None:
+    async def scenario(_: Transport, worker: Transport) -> None:
+        endless = Endless()
+        async with worker.serve("w", endless.answer) as address, peer(plane, address) as caller:
+            assert "TokenChunk" in await caller.says()
+            caller.signal(signal.SIGSTOP)
+            async with within(LIVENESS_S + SOON_S):
+                await endless.closed.wait()
+
+    plane.run(scenario, liveness_s=LIVENESS_S)
+
+
+def test_a_long_silence_of_the_engine_is_no_fault(plane: Plane) -> None:
+    async def scenario(caller: Transport, worker: Transport) -> None:
+        async def answer(_: Request) -> AsyncGenerator[Reply, None]:
+            await asyncio.sleep(3 * 0.2)
+            yield TokenChunk(token_ids=(1,))
+
+        async with worker.serve("w", answer) as address:
+            assert await tokens(caller.call(address, a_request())) == [1]
+
+    plane.run(scenario, liveness_s=0.2)
+
+
+def test_a_caller_that_closes_ends_its_calls_and_the_workers_generators(plane: Plane) -> None:
+    async def scenario(caller: Transport, worker: Transport) -> None:
+        endless = Endless()
+        async with worker.serve("w", endless.answer) as address:
+            running = caller.call(address, a_request())
+            await anext(running)
+            waiting = asyncio.ensure_future(anext(running))
+            await asyncio.sleep(0)
+            async with within(SOON_S):
+                await caller.close()
+                with pytest.raises(WorkerLost):
+                    await waiting
+                await endless.closed.wait()
+            with pytest.raises(WorkerLost):
+                await anext(caller.call(address, a_request()))
+
+    plane.run(scenario)
+
+
+@pytest.fixture
+def own_nats(launch_nats: LaunchServer) -> ServerProcess:
+    """A NATS server that the test may kill."""
+    return launch_nats()
+
+
+@pytest.mark.parametrize("harm", [ServerProcess.kill, ServerProcess.freeze])
+def test_calls_fail_while_nats_is_away_and_work_when_it_is_back(
+    own_nats: ServerProcess, harm: Callable[[ServerProcess], None]
+) -> None:
+    async def scenario(caller: Transport, worker: Transport) -> None:
+        endless = Endless()
+
+        async def answer(request: Request) -> AsyncGenerator[Reply, None]:
+            async for reply in count_up(request) if request == a_request(2) else endless.answer(request):
+                yield reply
+
+        async with worker.serve("w", answer) as address:
+            running = caller.call(address, a_request())
+            await anext(running)
+            harm(own_nats)
+            async with within(LIVENESS_S + SOON_S):
+                with pytest.raises(WorkerLost):
+                    await anext(running)
+                await endless.closed.wait()
+            async with within(LIVENESS_S + SOON_S):
+                with pytest.raises(WorkerLost):
+                    await anext(caller.call(address, a_request()))
+            await asyncio.to_thread(own_nats.thaw if harm is ServerProcess.freeze else own_nats.start)
+            async with within(5):
+                assert await eventually(lambda: tokens(caller.call(address, a_request(2)))) == [0, 1]
+
+    Plane("nats-uvloop", own_nats.url).run(scenario, liveness_s=LIVENESS_S)
+
+
+async def eventually(attempt: Callable[[], Awaitable[list[int]]]) -> list[int]:
+    while True:
+        try:
+            return await attempt()
+        except WorkerLost:
+            await asyncio.sleep(0.05)
+
+
+def test_without_a_nats_server_calls_and_workers_fail_within_the_connect_timeout() -> None:
+    async def scenario() -> None:
+        transport = NatsTransport(f"nats://user:secret@127.0.0.1:{free_port()}")
+        async with within(8):
+            with pytest.raises(WorkerLost, match="no NATS server") as caught:
+                await anext(transport.call("nats://baton.v1.worker.w.1", a_request()))
+            with pytest.raises(ConnectionError):
+                await transport.serve("w", count_up).__aenter__()
+            await transport.close()
+        assert "secret" not in caught.value.message
+
+    asyncio.run(scenario())
+
+
+def test_a_port_that_takes_connections_and_says_nothing_is_a_lost_worker() -> None:
+    async def scenario() -> None:
+        transport = TcpTransport(liveness_s=0.3)
+        with socket.create_server(("127.0.0.1", 0)) as mute:
+            async with within(0.3 + SOON_S):
+                with pytest.raises(WorkerLost, match="does not answer"):
+                    await anext(transport.call(f"tcp://127.0.0.1:{mute.getsockname()[1]}/w", a_request()))
+                await transport.close()
+
+    asyncio.run(scenario())
+
+
+@contextlib.asynccontextmanager
+async def raw_connection(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    host, _, port = address.removeprefix("tcp://").partition("/")[0].partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+@pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\1\xc1"], ids=["http", "frame"])
+def test_a_worker_hangs_up_on_noise_and_serves_on(noise: bytes) -> None:
+    async def scenario() -> None:
+        transport = TcpTransport()
+        async with transport.serve("w", count_up) as address:
+            async with raw_connection(address) as (reader, writer), within(SOON_S):
+                writer.write(noise)
+                await reader.read()
+            assert await tokens(transport.call(address, a_request(2))) == [0, 1]
+        await transport.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_that_does_not_read_fills_no_memory() -> None:
+    async def scenario() -> None:
+        num_made_bytes = 0
+
+        async def flood(_: Request) -> AsyncGenerator[Reply, None]:
+            nonlocal num_made_bytes
+            while True:
+                num_made_bytes += 100_000
+                yield TokenChunk(token_ids=(1,) * 100_000)
+                await asyncio.sleep(0)
+
+        transport = TcpTransport()
+        async with transport.serve("w", flood) as address:
+            hello = frames.Hello(frames.VERSION, address.rpartition("/")[2])
+            opens = [frames.Open(number, a_request()) for number in range(20)]
+            credits_ = [frames.Credit(number, 1_000_000) for number in range(20)]
+            async with raw_connection(address) as (_, writer):
+                writer.write(frames.with_length(msgspec.msgpack.encode((0, [hello, *opens, *credits_]))))
+                num_before = -1
+                while num_before != num_made_bytes:
+                    num_before = num_made_bytes
+                    await asyncio.sleep(0.2)
+            assert 0 < num_made_bytes < 64 * 1024 * 1024
+        await transport.close()
+
+    asyncio.run(scenario())

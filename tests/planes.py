@@ -1,0 +1,87 @@
+"""What the tests of the request planes share: a plane on an event loop, a request, answers."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import uvloop
+
+from baton.messages import GenerateRequest, KvHandoff, Reply, Request, Sampling, TokenChunk
+from baton.nats import NatsTransport
+from baton.tcp import TcpTransport
+from baton.transport import Transport
+
+Stream = AsyncGenerator[Reply, None]
+HANDOFF = KvHandoff(
+    worker_id="w", incarnation="i", first_token=7, num_prompt_tokens=3, ttl_s=1.5, engine_state=b"\x00\xff"
+)
+
+
+class Plane:
+    """One plane on one event loop, such as `tcp-uvloop`, and how to make its transports."""
+
+    def __init__(self, name: str, nats_url: str) -> None:
+        self.name = name
+        self.nats_url = nats_url
+        self._kind, _, self._loop = name.partition("-")
+
+    def transport(self, liveness_s: float = 10.0) -> Transport:
+        if self._kind == "tcp":
+            return TcpTransport(liveness_s=liveness_s)
+        return NatsTransport(self.nats_url, liveness_s=liveness_s)
+
+    def run(
+        self, scenario: Callable[[Transport, Transport], Awaitable[None]], liveness_s: float = 10.0
+    ) -> None:
+        """Run `scenario(caller, worker)` with two transports, which are closed afterwards, within 30 s."""
+
+        async def bounded() -> None:
+            caller, worker = self.transport(liveness_s), self.transport(liveness_s)
+            async with asyncio.timeout(30):
+                try:
+                    await scenario(caller, worker)
+                finally:
+                    await caller.close()
+                    await worker.close()
+
+        uvloop.run(bounded()) if self._loop == "uvloop" else asyncio.run(bounded())
+
+
+def a_request(max_tokens: int = 3, token_ids: list[int] | None = None) -> GenerateRequest:
+    return GenerateRequest(
+        request_id="r1",
+        model="m",
+        token_ids=token_ids or [1, 2, 3],
+        sampling=Sampling(max_tokens=max_tokens, seed=2**63 - 1, logit_bias={5: -1.5}, stop_token_ids=(9,)),
+        deadline_s=9.5,
+        handoff=HANDOFF,
+    )
+
+
+async def count_up(request: Request) -> Stream:
+    """As many chunks as the request asks for, each with its index as its token."""
+    assert isinstance(request, GenerateRequest)
+    for token_id in range(request.sampling.max_tokens):
+        yield TokenChunk(token_ids=(token_id,))
+
+
+async def tokens(stream: Stream) -> list[int]:
+    """The first token of each chunk."""
+    return [reply.token_ids[0] async for reply in stream if isinstance(reply, TokenChunk)]
+
+
+class Endless:
+    """Yields a chunk, then waits for ever; says when it runs and when it was closed."""
+
+    def __init__(self, num_replies: int = 1) -> None:
+        self.running = asyncio.Event()
+        self.closed = asyncio.Event()
+        self._num_replies = num_replies
+
+    async def answer(self, _: Request) -> Stream:
+        try:
+            self.running.set()
+            for token_id in range(self._num_replies):
+                yield TokenChunk(token_ids=(token_id,))
+            await asyncio.Event().wait()
+        finally:
+            self.closed.set()
