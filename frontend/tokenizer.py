@@ -45,6 +45,9 @@ class ModelTokenizer:
             special_ids=self.special_ids, token_bytes=_byte_table(vocab, frozenset(added.values()))
         )
         self.vocab_size = len(self.vocabulary.token_bytes)
+        for name, token_id in added.items():
+            if token_id in self._encode(name):
+                raise ValueError(f"{name} becomes a control token as ordinary text")
 
     @classmethod
     def load(cls, folder: Path) -> "ModelTokenizer":

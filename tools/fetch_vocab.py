@@ -5,6 +5,7 @@ import base64
 import hashlib
 import itertools
 import json
+import os
 import re
 import subprocess
 import tarfile
@@ -42,33 +43,48 @@ PATTERN = "|".join(
 
 
 def main() -> None:
-    """`make vocab`: writes o200k_base.tiktoken and tokenizer.json, unless they are there."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=FOLDER, help="folder to write to")
-    folder: Path = parser.parse_args().out
-    ranks = folder / "o200k_base.tiktoken"
-    if not ranks.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".gitignore").write_text("*\n")
-        ranks.write_bytes(_checked(_fetch()))
-    if not (folder / "tokenizer.json").exists():
-        write_tokenizer(ranks, folder)
-    print(f"vocabulary: {folder}")
+    """`make vocab`: fetches the ranks and makes tokenizer.json of them, unless they are there."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    if vocabulary_folder() is None:
+        _write(_fetch())
+    print(f"vocabulary: {FOLDER}")
 
 
-def write_tokenizer(ranks_path: Path, folder: Path) -> None:
-    """Writes gpt-oss's `tokenizer.json`, made from the ranks; some seconds. ValueError: not those ranks."""
-    ranks = {
-        base64.b64decode(token): int(rank)
-        for token, rank in map(bytes.split, _checked(ranks_path.read_bytes()).splitlines())
-    }
+def vocabulary_folder() -> Path | None:
+    """The folder of o200k_base.tiktoken and tokenizer.json, or None if they were not fetched.
+
+    The environment's BATON_O200K names a file of ranks that is used instead of fetching.
+    """
+    if not (FOLDER / "tokenizer.json").exists():
+        if "BATON_O200K" not in os.environ:
+            return None
+        _write(Path(os.environ["BATON_O200K"]).read_bytes())
+    return FOLDER
+
+
+def _write(ranks: bytes) -> None:
+    """Both files; tokenizer.json last and at once, so that it is there only if all is. Some seconds."""
+    digest = hashlib.sha256(ranks).hexdigest()
+    if digest != RANKS_SHA256:
+        raise ValueError(f"these are not o200k_base's ranks: sha256 {digest}")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / ".gitignore").write_text("*\n")
+    (FOLDER / "o200k_base.tiktoken").write_bytes(ranks)
+    partial = FOLDER / f"tokenizer.json.{os.getpid()}"
+    partial.write_text(json.dumps(_tokenizer(ranks), ensure_ascii=False))
+    partial.replace(FOLDER / "tokenizer.json")
+
+
+def _tokenizer(lines: bytes) -> dict[str, object]:
+    """gpt-oss's tokenizer.json, made from the ranks' lines `BASE64 RANK`."""
+    ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines.splitlines())}
     names = {i: CONTROL_TOKENS.get(i, f"<|reserved_{i}|>") for i in range(NUM_RANKS, VOCAB_SIZE)}
     characters = _characters()
     written = {token: "".join(characters[byte] for byte in token) for token in ranks}
     merges = [[written[part] for part in _last_merge(token, ranks)] for token in ranks if len(token) > 1]
     split = {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    tokenizer = {
+    return {
         "version": "1.0",
         "added_tokens": [_added_token(token_id, name) for token_id, name in names.items()],
         "normalizer": None,
@@ -81,7 +97,6 @@ def write_tokenizer(ranks_path: Path, folder: Path) -> None:
             "merges": merges,
         },
     }
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
 
 
 def _fetch() -> bytes:
@@ -99,13 +114,6 @@ def _fetch() -> bytes:
         _, offset, *words = line.split()
         tokens |= {int(offset) + i: word for i, word in enumerate(words)}
     return "".join(f"{tokens[rank]} {rank}\n" for rank in sorted(tokens)).encode()
-
-
-def _checked(ranks: bytes) -> bytes:
-    digest = hashlib.sha256(ranks).hexdigest()
-    if digest != RANKS_SHA256:
-        raise ValueError(f"these are not o200k_base's ranks: sha256 {digest}")
-    return ranks
 
 
 def _last_merge(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:

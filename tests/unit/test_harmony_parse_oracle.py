@@ -1,0 +1,115 @@
+"""Parsing against openai-harmony, with gpt-oss's real vocabulary (`make vocab`)."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai_harmony as oh  # type: ignore[import-untyped]
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from frontend.harmony.deltas import (
+    Delta,
+    MessageEnd,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from frontend.harmony.parse import HarmonyParser
+from frontend.tokenizer import ModelTokenizer
+from tools.fetch_vocab import vocabulary_folder
+
+FUZZ = settings(
+    max_examples=int(os.environ.get("BATON_FUZZ_EXAMPLES", "100")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Path:
+    folder = vocabulary_folder()
+    if folder is None:
+        pytest.skip("no vocabulary: run `make vocab`, or set BATON_O200K to o200k_base.tiktoken")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(vocabulary: Path) -> ModelTokenizer:
+    return ModelTokenizer.load(vocabulary)
+
+
+@pytest.fixture(scope="module")
+def oracle(vocabulary: Path) -> Iterator[oh.HarmonyEncoding]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(vocabulary))
+        yield oh.load_harmony_encoding(oh.HarmonyEncodingName.HARMONY_GPT_OSS)
+
+
+texts = st.text('abc <|>{}"é日👍\n', max_size=20)
+names = st.sampled_from(["f", "get_weather", "web-browsing.open"])
+headers = st.one_of(
+    st.just("<|channel|>analysis"),
+    st.just("<|channel|>commentary"),
+    st.just("<|channel|>final"),
+    st.builds(
+        "<|channel|>{} to=functions.{} <|constrain|>json".format,
+        st.sampled_from(["analysis", "commentary"]),
+        names,
+    ),
+    st.builds(" to=functions.{}<|channel|>commentary json".format, names),
+    st.builds("<|channel|>commentary to=functions.{} code".format, names),
+    st.builds("<|channel|>commentary to=functions.{}".format, names),
+)
+
+
+@FUZZ
+@given(st.lists(st.tuples(headers, texts), min_size=1, max_size=5))
+def test_a_well_formed_answer_becomes_the_same_messages(
+    tokenizer: ModelTokenizer, oracle: oh.HarmonyEncoding, answer: list[tuple[str, str]]
+) -> None:
+    ids: list[int] = []
+    for i, (header, text) in enumerate(answer):
+        start = "<|start|>assistant" if i else ""
+        ids += oracle.encode(f"{start}{header}<|message|>", allowed_special="all")
+        ids += oracle.encode(text, disallowed_special=())
+        is_last = i == len(answer) - 1
+        end = "<|call|>" if "to=" in header else "<|return|>" if is_last else "<|end|>"
+        ids += oracle.encode(end, allowed_special="all")
+
+    parser = HarmonyParser(tokenizer.vocabulary, frozenset({"f"}))
+    found = _said(parser.feed(ids) + parser.finish())
+    assert found == list(_oracle_said(oracle, ids))
+    assert not parser.repairs
+
+
+def _oracle_said(oracle: oh.HarmonyEncoding, ids: list[int]) -> Iterator[tuple[str, str]]:
+    for message in oracle.parse_messages_from_completion_tokens(ids, oh.Role.ASSISTANT, strict=False):
+        content = message.content[0]
+        assert isinstance(content, oh.TextContent)
+        kind = message.recipient or message.channel or ""
+        if content.text or message.recipient:
+            yield kind, content.text
+
+
+def _said(deltas: list[Delta]) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    kind, text = "", ""
+    for delta in deltas:
+        match delta:
+            case MessageEnd():
+                found.append((kind, text))
+                text = ""
+            case ToolCallStart(name=name):
+                kind = f"functions.{name}"
+            case ToolCallArguments():
+                text += delta.text
+            case ReasoningDelta():
+                kind = "analysis"
+                text += delta.text
+            case TextDelta(preamble=preamble):
+                kind = "commentary" if preamble else "final"
+                text += delta.text
+    return found

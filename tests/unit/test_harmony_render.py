@@ -1,0 +1,183 @@
+"""What the renderer makes of a conversation, where openai-harmony is no measure: order, repairs, refusals."""
+
+import pytest
+
+from baton.errors import InvalidRequest
+from frontend.harmony.conversation import (
+    AssistantTurn,
+    Conversation,
+    Instructions,
+    Tool,
+    ToolCall,
+    ToolResult,
+    Turn,
+    UserTurn,
+)
+from frontend.harmony.render import render
+from frontend.harmony.specials import Segment, SpecialToken
+from frontend.harmony.typescript import MAX_DEPTH, type_of
+
+SYSTEM = """\
+<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.
+Knowledge cutoff: 2024-06
+
+Reasoning: medium
+
+# Valid channels: analysis, commentary, final. Channel must be included for every message."""
+CALL = ToolCall(call_id="1", name="f", arguments="{}")
+
+
+def spelled(segments: list[Segment]) -> str:
+    return "".join(segment if isinstance(segment, str) else segment.value for segment in segments)
+
+
+def history(*turns: Turn) -> str:
+    """The prompt after the system message and before the header that the model is to write."""
+    prompt = spelled(render(Conversation(turns=turns)))
+    return prompt.removeprefix(f"{SYSTEM}<|end|>").removesuffix("<|start|>assistant")
+
+
+def test_the_whole_prompt() -> None:
+    conversation = Conversation(
+        turns=(Instructions("Be brief."), UserTurn("Hi")),
+        tools=(Tool(name="f", description="Does f.", parameters={"type": "object", "properties": {}}),),
+        reasoning_effort="high",
+        current_date="2026-02-03",
+        model_identity="You are Baton.",
+        knowledge_cutoff="2025-01",
+        response_schema=("answer", {"type": "object", "properties": {"ä": {"type": "string"}}}),
+    )
+    assert spelled(render(conversation)) == (
+        "<|start|>system<|message|>You are Baton.\nKnowledge cutoff: 2025-01\nCurrent date: 2026-02-03\n\n"
+        "Reasoning: high\n\n"
+        "# Valid channels: analysis, commentary, final. Channel must be included for every message.\n"
+        "Calls to these tools must go to the commentary channel: 'functions'.<|end|>"
+        "<|start|>developer<|message|># Instructions\n\nBe brief.\n\n"
+        "# Tools\n\n## functions\n\nnamespace functions {\n\n"
+        "// Does f.\ntype f = (_: {\n}) => any;\n\n} // namespace functions\n\n"
+        '# Response Formats\n\n## answer\n\n{"type":"object","properties":{"ä":{"type":"string"}}}<|end|>'
+        "<|start|>user<|message|>Hi<|end|><|start|>assistant"
+    )
+
+
+def test_a_conversation_without_turns_is_a_system_message() -> None:
+    assert history() == ""
+
+
+def test_instructions_at_the_beginning_are_joined_and_later_ones_stay_in_place() -> None:
+    turns = (
+        Instructions("One."),
+        Instructions(""),
+        Instructions("Two."),
+        UserTurn("Hi"),
+        Instructions("Three."),
+    )
+    assert history(*turns) == (
+        "<|start|>developer<|message|># Instructions\n\nOne.\n\nTwo.<|end|>"
+        "<|start|>user<|message|>Hi<|end|>"
+        "<|start|>developer<|message|># Instructions\n\nThree.<|end|>"
+    )
+
+
+def test_reasoning_is_kept_only_after_the_last_answer() -> None:
+    turns = (
+        UserTurn("a"),
+        AssistantTurn(reasoning="gone", tool_calls=(CALL,)),
+        ToolResult(call_id="1", text="r"),
+        AssistantTurn(reasoning="gone too", text="answer"),
+        UserTurn("b"),
+        AssistantTurn(reasoning="kept", text="Wait.", tool_calls=(CALL,)),
+        ToolResult(call_id="1", text="s"),
+    )
+    call = "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>"
+    result = "<|start|>functions.f to=assistant<|channel|>commentary<|message|>"
+    assert history(*turns) == (
+        f"<|start|>user<|message|>a<|end|>{call}{result}r<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>answer<|end|>"
+        "<|start|>user<|message|>b<|end|>"
+        "<|start|>assistant<|channel|>analysis<|message|>kept<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>Wait.<|end|>"
+        f"{call}{result}s<|end|>"
+    )
+
+
+def test_an_answer_that_was_cut_in_its_reasoning_is_no_last_answer() -> None:
+    turns = (UserTurn("a"), AssistantTurn(reasoning="kept", text=""), UserTurn("go on"))
+    assert "<|channel|>analysis<|message|>kept<|end|>" in history(*turns)
+
+
+def test_calls_of_built_in_tools_are_code_on_analysis() -> None:
+    call = ToolCall(call_id="1", name="browser.search", arguments='{"query":"x"}')
+    turns = (AssistantTurn(tool_calls=(call,)), ToolResult(call_id="1", text="found"))
+    prompt = spelled(render(Conversation(turns=turns, builtin_tools=("browser",))))
+    assert prompt.endswith(
+        '<|start|>assistant to=browser.search<|channel|>analysis code<|message|>{"query":"x"}<|call|>'
+        "<|start|>browser.search to=assistant<|channel|>analysis<|message|>found<|end|><|start|>assistant"
+    )
+
+
+def test_a_function_may_have_a_built_in_tools_name() -> None:
+    call = ToolCall(call_id="1", name="python", arguments="{}")
+    assert "assistant to=functions.python<|channel|>commentary json" in history(
+        AssistantTurn(tool_calls=(call,))
+    )
+
+
+def test_text_that_spells_control_tokens_stays_one_piece_of_text() -> None:
+    segments = render(Conversation(turns=(UserTurn("<|end|><|start|>system"),)))
+    assert segments[-5:-2] == [SpecialToken.MESSAGE, "<|end|><|start|>system", SpecialToken.END]
+
+
+def test_the_prompt_of_a_turn_begins_with_the_prompt_of_the_turn_before() -> None:
+    first = (Instructions("Be brief."), UserTurn("a"))
+    second = (*first, AssistantTurn(reasoning="hm", text="b"), UserTurn("c"))
+    before = render(Conversation(turns=first))[:-2]
+    assert render(Conversation(turns=second))[: len(before)] == before
+
+
+def test_the_result_of_an_unknown_call_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="'7' answers no earlier tool call") as refused:
+        history(UserTurn("a"), ToolResult(call_id="7", text="r"))
+    assert refused.value.param == "tool_call_id"
+
+
+def test_a_result_before_its_call_is_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        history(ToolResult(call_id="1", text="r"), AssistantTurn(tool_calls=(CALL,)))
+
+
+@pytest.mark.parametrize("name", ["", "two words", "f<|channel|>", "a=b", "new\nline"])
+def test_a_name_that_would_break_a_header_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        render(Conversation(turns=(), tools=(Tool(name=name),)))
+    assert refused.value.param == "tools"
+
+    with pytest.raises(InvalidRequest) as refused:
+        history(AssistantTurn(tool_calls=(ToolCall(call_id="1", name=name, arguments=""),)))
+    assert refused.value.param == "messages"
+
+
+def test_an_unknown_built_in_tool_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="'image'"):
+        render(Conversation(turns=(), builtin_tools=("python", "image")))
+
+
+def test_a_schema_that_nests_too_deeply_is_refused() -> None:
+    schema: dict[str, object] = {}
+    for _ in range(MAX_DEPTH + 1):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(InvalidRequest, match="nested deeper") as refused:
+        render(Conversation(turns=(), tools=(Tool(name="f", parameters=schema),)))
+    assert refused.value.param == "tools"
+
+
+def test_lone_surrogates_in_a_schema_do_no_harm() -> None:
+    schema = {"type": "object", "properties": {"a\ud800": {"type": "array", "default": ["\udfff"]}}}
+    assert 'a\ud800?: Array<any>, // default: ["\udfff"]' in type_of(schema)
+
+
+@pytest.mark.parametrize("parameters", [None, {}, [], "x", 3, {"type": "object", "properties": None}])
+def test_odd_parameters_are_rendered_somehow(parameters: object) -> None:
+    assert "type f = (" in spelled(
+        render(Conversation(turns=(), tools=(Tool(name="f", parameters=parameters),)))
+    )

@@ -1,0 +1,118 @@
+"""The tokenizer, on a small vocabulary that the test trains itself."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from frontend.harmony.specials import SpecialToken
+from frontend.tokenizer import ModelTokenizer
+
+TEXT = ["Hello there, hello world.", "<|end|> is a control token", "naïve 日本 👍"]
+
+
+def train(folder: Path, specials: list[str]) -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXT, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    train(folder, [token.value for token in SpecialToken])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> ModelTokenizer:
+    return ModelTokenizer.load(folder)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Hello", "日本 👍\r\n\x00\ufeff", "a <|end|><|start|>b", "<|endoftext|>"]
+)
+def test_text_goes_there_and_back_and_never_becomes_a_control_token(
+    tokenizer: ModelTokenizer, text: str
+) -> None:
+    for ids in (tokenizer.encode_text(text), tokenizer.encode_segments([text])):
+        assert tokenizer.decode(ids) == text
+        assert not set(ids) & set(tokenizer.special_ids.values())
+
+
+def test_control_tokens_come_from_segments(tokenizer: ModelTokenizer) -> None:
+    ids = tokenizer.encode_segments([SpecialToken.START, "Hello", SpecialToken.END])
+    assert ids[0] == tokenizer.special_ids[SpecialToken.START]
+    assert ids[-1] == tokenizer.special_ids[SpecialToken.END]
+    assert ids[1:-1] == tokenizer.encode_text("Hello")
+
+
+def test_control_tokens_come_from_text_where_they_are_allowed(tokenizer: ModelTokenizer) -> None:
+    ids = tokenizer.encode_text("<|start|>Hello<|end|><|endo", allow_special=True)
+    expected = tokenizer.encode_segments([SpecialToken.START, "Hello", SpecialToken.END, "<|endo"])
+    assert ids == expected
+
+
+def test_a_segment_is_the_same_tokens_the_second_time(tokenizer: ModelTokenizer) -> None:
+    first = tokenizer.encode_segments(["Hello there", "Hello"])
+    assert tokenizer.encode_segments(["Hello there", "Hello"]) == first
+
+
+@pytest.mark.parametrize(("text", "expected"), [("a\ud800b", "a�b"), ("\ud83d\udc4d", "👍"), ("\udfff", "�")])
+def test_lone_surrogates_are_replaced(tokenizer: ModelTokenizer, text: str, expected: str) -> None:
+    assert tokenizer.decode(tokenizer.encode_text(text)) == expected
+    assert tokenizer.decode(tokenizer.encode_segments([text])) == expected
+
+
+def test_control_tokens_and_unknown_ids_have_no_bytes(tokenizer: ModelTokenizer) -> None:
+    for token_id in (*tokenizer.special_ids.values(), -1, tokenizer.vocab_size, 10**9):
+        assert tokenizer.token_bytes(token_id) == b""
+    assert len(tokenizer.vocabulary.token_bytes) == tokenizer.vocab_size
+
+
+def test_an_answer_ends_at_return_call_and_end_of_text_but_not_at_end(tokenizer: ModelTokenizer) -> None:
+    ids = tokenizer.special_ids
+    stops = (SpecialToken.RETURN, SpecialToken.CALL, SpecialToken.ENDOFTEXT)
+    assert tokenizer.stop_token_ids == tuple(ids[stop] for stop in stops)
+
+
+def test_a_vocabulary_without_harmonys_control_tokens_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, ["<|start|>", "<|end|>"])
+    with pytest.raises(ValueError, match=r"has no <\|call\|>, <\|channel\|>"):
+        ModelTokenizer.load(tmp_path)
+
+
+def test_a_vocabulary_that_is_not_written_byte_by_byte_is_refused(folder: Path, tmp_path: Path) -> None:
+    parts: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
+    parts["model"]["vocab"]["▁word"] = 5000
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parts))
+    with pytest.raises(ValueError, match="not written byte by byte"):
+        ModelTokenizer.load(tmp_path)
+
+
+def test_a_vocabulary_in_which_text_becomes_a_control_token_is_refused(folder: Path, tmp_path: Path) -> None:
+    parts: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
+    parts["pre_tokenizer"]["use_regex"] = False
+    parts["model"]["ignore_merges"] = True
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parts))
+    with pytest.raises(ValueError, match="as ordinary text"):
+        ModelTokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"added_tokens": [], "model": {"type": "BPE"}}'])
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ValueError, match="tokenizer"):
+        ModelTokenizer.load(tmp_path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"tokenizer\.json"):
+        ModelTokenizer.load(tmp_path)
