@@ -1,5 +1,6 @@
 """`python -m frontend`: OpenAI's API over a fleet of workers."""
 
+import asyncio
 import logging
 import socket
 import sys
@@ -7,7 +8,7 @@ import sys
 import uvicorn
 
 from baton.flags import parse
-from baton.process import Shutdown, run
+from baton.process import Shutdown, first_of, run
 from baton.telemetry import configure_logging
 from frontend.app import Services, create_app
 from frontend.config import FrontendSettings
@@ -54,10 +55,10 @@ async def serve(settings: FrontendSettings, listener: socket.socket, shutdown: S
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
     # Not Server.serve(): it takes the signals for itself, and this process has its own.
-    async with fleet.keep_current():
+    async with fleet.keep_current() as following:
         await server.startup(sockets=[listener])
         log.info("listening address=http://%s:%d", *listener.getsockname()[:2])
-        await shutdown.wait()
+        await first_of(shutdown.wait(), asyncio.shield(following))
         await server.shutdown(sockets=[listener])
     await transport.close()
     await discovery.close()

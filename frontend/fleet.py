@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
@@ -12,12 +12,13 @@ from baton.discovery import Discovery
 from baton.errors import BatonError, ModelNotFound, NoWorkers
 from baton.messages import Role, StatsRequest, WorkerInfo, WorkerStats
 from baton.transport import Transport
+from frontend.pairing import refused_pairs, why_not_paired
 from frontend.tokenizer import ModelTokenizer
 
 log = logging.getLogger(__name__)
 
-SUSPECT_S = 5.0
 STATS_TIMEOUT_S = 1.0
+PROBE_EVERY_S = 0.5
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -41,12 +42,15 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of /health. `missing` says what must be started before a request can be served."""
+    """The body of /health. `missing` says what must be started before a request can be served; `lost` are
+    workers that are registered and do not answer.
+    """
 
     status: str
     endpoints: list[str]
     instances: list[Instance]
     missing: list[str]
+    lost: list[str]
     refused_pairs: list[str]
 
 
@@ -59,76 +63,88 @@ class Fleet:
         self._model_path = model_path
         self._workers: tuple[WorkerInfo, ...] = ()
         self._tokenizers: dict[str, ModelTokenizer] = {}
-        self._suspects: dict[str, float] = {}
-        self._refused: list[str] = []
+        self._probes: dict[str, asyncio.Task[None]] = {}
 
     @asynccontextmanager
-    async def keep_current(self) -> AsyncGenerator[None, None]:
-        """Follow discovery while the context is open."""
-        task = asyncio.create_task(self._follow())
+    async def keep_current(self) -> AsyncGenerator[asyncio.Task[None], None]:
+        """Follow discovery while the context is open; gives the task that does: it ends only by failing."""
+        follow = asyncio.create_task(self._follow())
         try:
-            yield
+            yield follow
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            tasks = [follow, *self._probes.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def workers(self, model: str, role: Role, *, paired_with: WorkerInfo | None = None) -> list[WorkerInfo]:
-        """Live workers of a role, those lost lately left out as long as there are others.
+        """Live workers of a role, ordered by id.
 
         A prefill worker that no decode worker can take KV from is not listed; with `paired_with`, only decode
         workers that can take KV from that prefill worker are.
         """
-        found = [w for w in self._workers if w.model == model and w.role is role]
+        found = [w for w in self._live() if w.model == model and w.role is role]
         if paired_with is not None:
-            found = [w for w in found if why_not_paired(paired_with, w) is None]
-        elif role is Role.PREFILL:
-            decodes = [w for w in self._workers if w.model == model and w.role is Role.DECODE]
-            found = [w for w in found if any(why_not_paired(w, d) is None for d in decodes)]
-        now = asyncio.get_running_loop().time()
-        return [w for w in found if self._suspects.get(w.incarnation, 0.0) <= now] or found
+            return [w for w in found if why_not_paired(paired_with, w) is None]
+        if role is Role.DECODE:
+            return found
+        decodes = [w for w in self._live() if w.model == model and w.role is Role.DECODE]
+        return [w for w in found if any(why_not_paired(w, d) is None for d in decodes)]
 
     def suspect(self, worker: WorkerInfo) -> None:
-        """Prefer others for a while: a request has just lost this worker."""
-        self._suspects[worker.incarnation] = asyncio.get_running_loop().time() + SUSPECT_S
+        """A request has lost this worker: it gets no more until it answers a probe. Its lease may take long
+        to end, and a frozen process keeps it.
+        """
+        if worker.incarnation not in self._probes:
+            self._probes[worker.incarnation] = asyncio.create_task(self._probe(worker))
 
     def models(self) -> list[str]:
         """Names that can be asked for now."""
-        return sorted(
-            {w.model for w in self._workers if w.role is Role.DECODE and w.model in self._tokenizers}
-        )
+        decodes = {w.model for w in self._live() if w.role is Role.DECODE}
+        return sorted(decodes & self._tokenizers.keys())
 
     def served(self, model: str) -> ServedModel:
         """Raises ModelNotFound for a name nobody has, NoWorkers if its decode workers are missing."""
         mine = [worker for worker in self._workers if worker.model == model]
         if not self._workers:
-            raise NoWorkers(
-                "No worker is live: prefill and decode are missing. Start a decode worker.", retry_after_s=1
-            )
+            raise NoWorkers("No worker is live; prefill and decode are missing.", retry_after_s=1)
         if not mine:
             known = ", ".join(self.models()) or "none yet"
             raise ModelNotFound(f"The model {model!r} is not served here. Served: {known}.", param="model")
-        if not any(worker.role is Role.DECODE for worker in mine):
-            raise NoWorkers(f"No decode worker is live for {model!r}; start one.", retry_after_s=1)
+        if not self.workers(model, Role.DECODE):
+            raise NoWorkers(f"No decode worker of {model!r} is live; start one.", retry_after_s=1)
         if model not in self._tokenizers:
             raise NoWorkers(f"The tokenizer of {model!r} is still being loaded; try again.", retry_after_s=1)
         return ServedModel(model, min(w.context_length for w in mine), self._tokenizers[model])
 
     def health(self) -> Health:
         """Healthy as soon as one model can be served; what else is missing is named all the same."""
-        ready = set(self.models())
+        ready, live = set(self.models()), self._live()
         missing = [] if ready else [f"{w.model}: decode" for w in self._workers] or ["prefill", "decode"]
         return Health(
             status="healthy" if ready else "unhealthy",
-            endpoints=sorted({w.endpoint for w in self._workers}),
-            instances=[_instance(w) for w in self._workers],
+            endpoints=sorted({w.endpoint for w in live}),
+            instances=[_instance(w) for w in live],
             missing=sorted(set(missing)),
-            refused_pairs=self._refused,
+            lost=[w.worker_id for w in self._workers if w.incarnation in self._probes],
+            refused_pairs=refused_pairs(self._workers),
         )
 
     async def stats(self) -> list[tuple[WorkerInfo, WorkerStats]]:
         """The figures of every worker that answers within a second."""
         found = await asyncio.gather(*(self._ask(worker) for worker in self._workers))
         return [pair for pair in found if pair is not None]
+
+    def _live(self) -> list[WorkerInfo]:
+        return [worker for worker in self._workers if worker.incarnation not in self._probes]
+
+    async def _probe(self, worker: WorkerInfo) -> None:
+        """Ask a suspect until it answers, or is no longer registered."""
+        log.warning("lost worker=%s", worker.worker_id)
+        while worker in self._workers and await self._ask(worker) is None:  # noqa: ASYNC110 nobody tells us
+            await asyncio.sleep(PROBE_EVERY_S)
+        del self._probes[worker.incarnation]
+        log.info("probed worker=%s registered=%s", worker.worker_id, worker in self._workers)
 
     async def _ask(self, worker: WorkerInfo) -> tuple[WorkerInfo, WorkerStats] | None:
         try:
@@ -138,7 +154,7 @@ class Fleet:
                         if isinstance(reply, WorkerStats):
                             return worker, reply
         except (BatonError, TimeoutError) as error:
-            log.info("no stats worker=%s error=%s", worker.worker_id, error)
+            log.debug("no stats worker=%s error=%s", worker.worker_id, error)
         return None
 
     async def _follow(self) -> None:
@@ -146,7 +162,6 @@ class Fleet:
             async for workers in snapshots:
                 self._log_change(workers)
                 self._workers = workers
-                self._refused = list(_refused_pairs(workers))
                 for worker in workers:
                     await self._load_tokenizer(worker)
 
@@ -169,29 +184,6 @@ class Fleet:
             )
         for incarnation in before.keys() - after.keys():
             log.info("left worker=%s", before[incarnation].worker_id)
-            self._suspects.pop(incarnation, None)
-
-
-def why_not_paired(prefill: WorkerInfo, decode: WorkerInfo) -> str | None:
-    """Why the KV of one cannot go to the other, naming both values; None if it can."""
-    for name, left, right in (
-        ("engine", prefill.engine, decode.engine),
-        ("engine version", prefill.engine_version, decode.engine_version),
-        ("kv layout", prefill.kv_layout, decode.kv_layout),
-        ("kv transfer", prefill.kv_transfer.split(" ")[0], decode.kv_transfer.split(" ")[0]),
-    ):
-        if left != right:
-            return f"{prefill.worker_id} -> {decode.worker_id}: {name} {left} is not {right}"
-    return None
-
-
-def _refused_pairs(workers: tuple[WorkerInfo, ...]) -> Iterable[str]:
-    for prefill in workers:
-        for decode in workers:
-            if prefill.role is Role.PREFILL and decode.role is Role.DECODE and prefill.model == decode.model:
-                reason = why_not_paired(prefill, decode)
-                if reason:
-                    yield reason
 
 
 def _instance(worker: WorkerInfo) -> Instance:

@@ -59,6 +59,7 @@ class Stack:
     def __init__(self, folder: Path, environ: Mapping[str, str] | None = None) -> None:
         self._folder = folder
         self.processes: list[Process] = []
+        self.closing: list[Callable[[], None]] = []
         self.url = f"http://127.0.0.1:{free_port()}"
         self.environ = {
             **os.environ,
@@ -123,7 +124,9 @@ class Stack:
         wait_for(lambda: not any(self.gauge(f"baton_{name}") for name in names), timeout_s)
 
     def stop(self) -> None:
-        """Kill what still runs."""
+        """Close what tests have opened to it (`closing`), kill what still runs."""
+        for close in self.closing:
+            close()
         for process in self.processes:
             process.popen.kill()
         for process in self.processes:

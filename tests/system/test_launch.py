@@ -1,4 +1,4 @@
-"""`launch/local.sh` as a newcomer meets it: ready in a line, gone without a trace, a clear line for a slip."""
+"""`launch/local.sh` as a newcomer meets it: ready in a line, gone without trace, a clear line for a slip."""
 
 import os
 import shutil

@@ -177,8 +177,8 @@ def _num_prompt_tokens(request: GenerateRequest) -> int:
 
 def _checksum(request: GenerateRequest) -> bytes:
     """Four bytes that the prompt decides, whatever was generated since."""
-    prompt = [*request.token_ids[:8], _num_prompt_tokens(request)]
-    return zlib.crc32(repr(prompt).encode()).to_bytes(4, "big")
+    num_tokens = _num_prompt_tokens(request)
+    return zlib.crc32(repr((num_tokens, request.token_ids[: min(8, num_tokens)])).encode()).to_bytes(4, "big")
 
 
 def _read_vocabulary(path: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
