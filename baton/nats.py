@@ -29,7 +29,6 @@ from baton.transport import Answer
 
 CONNECT_TIMEOUT_S = 3
 CLOSE_S = 1
-"""How long `close` waits for what is still to be sent."""
 _TICK_S = 0.25
 """Beats find a dead worker within this time, while calls run; a link without calls is dropped."""
 _HIGH_WATER_BYTES = 1024 * 1024
@@ -63,9 +62,9 @@ class NatsTransport:
         tick_s = min(_TICK_S, liveness_s / 4)
         self._pace = Pace(tick_s=tick_s, num_silent=round(liveness_s / tick_s), num_idle=1)
         self._server_url = server_url
-        self._options = {"flush_timeout": liveness_s, **_OPTIONS, **options}
-        self._lock = asyncio.Lock()
-        self._post: _Post | None = None
+        callbacks = {"error_cb": _on_error, "disconnected_cb": self._on_disconnect}
+        self._options: dict[str, Any] = {"flush_timeout": liveness_s, **callbacks, **_OPTIONS, **options}
+        self._connecting: asyncio.Task[_Post] | None = None
         self._inbox = _Box(f"{_CALLER}{secrets.token_hex(8)}")
         self._links: dict[str, CallerLink] = {}
         self._boxes = [self._inbox]
@@ -78,17 +77,15 @@ class NatsTransport:
         service = Service(subject, answer, self._pace)
         post = await self._connected()
         box = _Box(subject, accept=lambda to, reply, forget: service.accept(_Wire(post, to, reply, forget)))
+        subscription = await post.subscribe(box)
         self._boxes.append(box)
         try:
-            subscription = await post.subscribe(box)
-            try:
-                yield f"{_SCHEME}{subject}"
-            finally:
-                await service.stop()
-                with contextlib.suppress(nats.errors.Error):
-                    await subscription.unsubscribe()
+            yield f"{_SCHEME}{subject}"
         finally:
+            await service.stop()
             self._boxes.remove(box)
+            with contextlib.suppress(nats.errors.Error):
+                await subscription.unsubscribe()
 
     def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
         """`Transport.call`."""
@@ -99,9 +96,9 @@ class NatsTransport:
         self._closed = True
         for link in list(self._links.values()):
             link.lose("this side has closed its transport")
-        async with self._lock:
-            if self._post is not None:
-                await self._post.close()
+        if self._connecting is not None:
+            with contextlib.suppress(ConnectionError):
+                await (await self._connecting).close()
 
     async def _link_to(self, address: str) -> CallerLink:
         """The live link to `address`. Raises WorkerLost if there can be none."""
@@ -130,21 +127,25 @@ class NatsTransport:
 
     async def _connected(self) -> "_Post":
         """The connection; made when it is first asked for. Raises ConnectionError."""
-        async with self._lock:
-            if self._closed:
-                raise ConnectionError("this side has closed its transport")
-            if self._post is None:
-                self._post = await self._connect()
-            if not self._post.connected:
-                raise ConnectionError("the NATS server is away")
-            return self._post
+        if self._closed:
+            raise ConnectionError("this side has closed its transport")
+        if self._connecting is None:
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+            self._connecting.add_done_callback(self._on_connect)
+        post = await asyncio.shield(self._connecting)
+        if not post.connected:
+            raise ConnectionError("the NATS server is away")
+        return post
+
+    def _on_connect(self, task: "asyncio.Task[_Post]") -> None:
+        if task.cancelled() or task.exception() is not None:
+            self._connecting = None  # whoever asks next tries again
 
     async def _connect(self) -> "_Post":
         client = Client()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                callbacks: dict[str, Any] = {"error_cb": _on_error, "disconnected_cb": self._on_disconnect}
-                await client.connect(self._server_url, **callbacks, **self._options)
+                await client.connect(self._server_url, **self._options)
                 await client.subscribe(f"{self._inbox.subject}.*", cb=self._inbox.receive, **_LIMITS)
         except (OSError, TimeoutError, nats.errors.Error) as error:
             await client.close()
@@ -154,8 +155,8 @@ class NatsTransport:
 
     async def _on_disconnect(self) -> None:
         """Frames may have been lost on the way: every link ends, on both sides, and calls start anew."""
-        if self._post is not None:
-            self._post.forget_all()
+        if self._connecting is not None and self._connecting.done():
+            self._connecting.result().forget_all()
         for box in self._boxes:
             for link in list(box.links.values()):
                 link.lose("the NATS server is away")
@@ -168,7 +169,7 @@ Accept = Callable[[str, str, Callable[[], object]], WorkerLink]
 class _Box:
     """One wildcard subject that this process listens to, and the links that end there, by token."""
 
-    def __init__(self, subject: str, accept: "Accept | None" = None) -> None:
+    def __init__(self, subject: str, accept: Accept | None = None) -> None:
         self.subject = subject
         self.links: dict[str, Link] = {}
         self._accept = accept
@@ -263,9 +264,10 @@ class _Post:
                 self._waiting_bytes -= len(frame)
                 try:
                     await self._client.publish(subject, frame, reply)
-                except nats.errors.Error as error:
-                    # The receiver finds the gap with the next frame, or the server's absence ends the link.
-                    log.warning("publish_failed subject=%s reason=%r", subject, error)
+                except Exception:
+                    # One frame's trouble, whatever it is, must not end the task that serves every link.
+                    # Its receiver finds the gap with the next frame.
+                    log.exception("publish_failed subject=%s", subject)
             self.writable.set()
 
 

@@ -32,6 +32,11 @@ class _Stream:
         self.bell = Bell()
         self.task: asyncio.Task[None]
 
+    def cancel(self) -> None:
+        """Close the generator. Only once: a second time would interrupt its `finally`."""
+        if not self.task.cancelling():
+            self.task.cancel()
+
 
 class WorkerLink:
     """The worker's end of the link to one caller."""
@@ -63,7 +68,7 @@ class WorkerLink:
         if self._streams:
             log.warning("caller_lost streams=%d reason=%s", len(self._streams), reason)
         for stream in self._streams.values():
-            stream.task.cancel()
+            stream.cancel()
         self._service.links.discard(self)
         self._outbox.close(Goodbye(reason))
         self._wire.close()
@@ -73,7 +78,7 @@ class WorkerLink:
         stopped = WorkerLost(f"worker {self._service.worker} has stopped").to_wire()
         for number, stream in self._streams.items():
             self._outbox.put(Fail(number, stopped))
-            stream.task.cancel()
+            stream.cancel()
 
     def _take(self, envelope: frames.ToWorker) -> None:
         match envelope:
@@ -84,7 +89,7 @@ class WorkerLink:
             case Cancel(number):
                 stream = self._streams.get(number)
                 if stream is not None:
-                    stream.task.cancel()
+                    stream.cancel()
             case Credit(number, num_replies):
                 stream = self._streams.get(number)
                 if stream is not None:
@@ -141,11 +146,11 @@ class WorkerLink:
         log.error("reply_refused reason=%s", error.message)
         stream = self._streams.get(envelope.stream)
         if stream is not None:
-            stream.task.cancel()
+            stream.cancel()
         return Fail(envelope.stream, error.to_wire())
 
     def _tick(self) -> None:
-        if self._inbox.tick() > self._service.pace.num_silent:
+        if self._inbox.tick() >= self._service.pace.num_silent:
             self.lose("the caller is silent")
         else:
             self._outbox.put(Beat())

@@ -180,7 +180,7 @@ class CallerLink:
 
     def _tick(self) -> None:
         self._num_idle = 0 if self._calls else self._num_idle + 1
-        if self._inbox.tick() > self._pace.num_silent:
+        if self._inbox.tick() >= self._pace.num_silent:
             self.lose("it does not answer")
         elif self._num_idle >= self._pace.num_idle:
             self.lose("idle")

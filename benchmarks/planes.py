@@ -59,7 +59,8 @@ class SteppingEngine:
         if len(self._waiting) >= self._num_running:
             waiting, self._waiting = self._waiting, []
             for step in waiting:
-                step.set_result(None)
+                if not step.done():
+                    step.set_result(None)
 
 
 def make_transport(url: str) -> Transport:

@@ -235,7 +235,7 @@ def test_more_streams_than_the_limit_are_refused_as_overload() -> None:
 
 def test_a_stopping_worker_refuses_new_calls_and_loses_running_ones() -> None:
     async def scenario() -> None:
-        closing, may_close = asyncio.Event(), asyncio.Event()
+        closing, may_close, closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def answer(_: Request) -> AsyncGenerator[Reply, None]:
             try:
@@ -244,6 +244,7 @@ def test_a_stopping_worker_refuses_new_calls_and_loses_running_ones() -> None:
             finally:
                 closing.set()
                 await may_close.wait()
+                closed.set()
 
         pair = Pair(answer)
         running = pair.call(a_request())
@@ -254,8 +255,10 @@ def test_a_stopping_worker_refuses_new_calls_and_loses_running_ones() -> None:
             await tokens(pair.call(a_request()))
         with pytest.raises(WorkerLost):
             await anext(running)
+        pair.worker.lose("the caller has gone too")  # which must not interrupt the generator's `finally`
         may_close.set()
         await stopping
+        assert closed.is_set()
         assert not pair.service.tasks
         await turns(lambda: pair.caller.lost is not None)
 
