@@ -1,0 +1,83 @@
+"""The folder of the file registry: who may write to it, and what is cleaned up."""
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from baton.files import FilesDiscovery
+from tests.registry import Snapshot, onlooker, worker
+
+
+def look(folder: Path) -> Snapshot:
+    async def main() -> Snapshot:
+        async with aclosing(FilesDiscovery(folder).watch()) as snapshots:
+            return await anext(snapshots)
+
+    return asyncio.run(main())
+
+
+def test_the_folder_is_made_for_this_user_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "runtime" / "registry"
+    assert look(folder) == ()
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(PermissionError, match="0700"):
+        look(tmp_path)
+
+
+def test_the_file_of_a_dead_process_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "w1.json").write_bytes(msgspec.json.encode(worker("w1")))
+    assert look(tmp_path) == ()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.write_bytes(b"not ours"),
+        lambda path: path.mkdir(),
+        os.mkfifo,
+        lambda path: path.symlink_to("/etc/passwd"),
+    ],
+    ids=["another program's file", "folder", "pipe", "link"],
+)
+def test_what_is_not_ours_is_skipped_and_left_alone(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    path = tmp_path / "junk.json"
+    make(path)
+    assert look(tmp_path) == ()
+    assert os.path.lexists(path)
+
+
+def test_a_locked_file_that_nobody_touches_is_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "w1.json"
+    path.write_bytes(msgspec.json.encode(worker("w1")))
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert look(tmp_path) == (worker("w1"),)
+        os.utime(path, (0, 0))
+        assert look(tmp_path) == ()
+        assert path.exists()
+
+
+def test_a_folder_that_was_deleted_loses_nobody_and_is_made_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        folder = tmp_path / "registry"
+        discovery = FilesDiscovery(folder, ttl_s=0.3)
+        async with discovery.register(worker("w1")), onlooker(discovery) as looker:
+            await looker.until_shown("w1")
+            folder.rename(tmp_path / "elsewhere")
+            async with onlooker(FilesDiscovery(folder, ttl_s=0.3)) as later:
+                await later.until_shown("w1", timeout_s=2)
+            assert looker.lost == set()
+        assert list(folder.iterdir()) == []
+
+    asyncio.run(main())
