@@ -28,6 +28,10 @@ class Wires:
     file_registry: Path | None = flag(None, "folder of the file registry", env="BATON_FILE_REGISTRY")
     host: str = flag("127.0.0.1", "address to bind and to advertise to peers", env="BATON_HOST", metavar="IP")
 
+    def __post_init__(self) -> None:
+        if self.host in ("0.0.0.0", "::"):  # noqa: S104  refused here
+            raise ValueError(f"--host {self.host}: peers cannot reach that; give this machine's own address")
+
     def discovery(self) -> Discovery:
         """The registry; nothing is connected before it is used."""
         if self._registry() == "etcd":

@@ -12,9 +12,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import msgspec
 
 from baton import frames
-from baton.errors import BatonError, InvalidRequest, WorkerLost, from_wire
+from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, WorkerLost, from_wire
 from baton.frames import Beat, Cancel, Credit, End, Envelope, Fail, Goodbye, Hello, Next, Open
-from baton.messages import Reply, Request
+from baton.messages import GenerateRequest, Reply, Request
 
 WINDOW = 256
 """Replies of one stream that are sent and not yet consumed."""
@@ -197,6 +197,7 @@ async def call_over(
         await link.writable.wait()
         link = await link_to()  # the one we waited for may be lost
     call = link.open(request)
+    overdue = _end_overdue(call, request)
     num_consumed = 0
     try:
         while True:
@@ -215,4 +216,14 @@ async def call_over(
         if call.error is not None:
             raise call.error
     finally:
+        if overdue is not None:
+            overdue.cancel()
         link.leave(call)
+
+
+def _end_overdue(call: _Call, request: Request) -> asyncio.TimerHandle | None:
+    """End the call at its deadline, even if the worker that should have done so hangs."""
+    if not isinstance(request, GenerateRequest):
+        return None
+    error = DeadlineExceeded("The request's deadline is over; ask for less, or allow more time.")
+    return asyncio.get_running_loop().call_later(request.deadline_s, call.end, error)

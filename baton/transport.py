@@ -19,6 +19,7 @@ class Transport(Protocol):
     * A peer that dies ends each running call with WorkerLost at once (within 1 s); a peer that hangs, within
       the plane's liveness limit. The worker closes the generators of a caller that is gone.
     * Replies arrive in order, none lost, none twice.
+    * A call of a GenerateRequest ends with DeadlineExceeded when its `deadline_s` is over, whoever hangs.
     """
 
     def serve(self, worker_id: str, answer: Answer) -> AbstractAsyncContextManager[str]:

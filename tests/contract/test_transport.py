@@ -211,6 +211,19 @@ def test_a_request_too_big_for_the_plane_is_invalid_and_harms_nobody(plane: Plan
     plane.run(scenario)
 
 
+def test_a_worker_that_goes_on_for_ever_ends_at_the_deadline(plane: Plane) -> None:
+    endless = Endless()
+
+    async def scenario(caller: Transport, worker: Transport) -> None:
+        async with worker.serve("w", endless.answer) as address:
+            overdue = msgspec.structs.replace(a_request(), deadline_s=0.2)
+            with pytest.raises(errors.DeadlineExceeded):
+                await tokens(caller.call(address, overdue))
+            await endless.closed.wait()
+
+    plane.run(scenario)
+
+
 def test_a_slow_consumer_stops_its_own_generator_only(plane: Plane) -> None:
     async def scenario(caller: Transport, worker: Transport) -> None:
         num_made = dict.fromkeys(("slow", "fast"), 0)
