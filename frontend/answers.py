@@ -90,8 +90,8 @@ class ToolCallBody(msgspec.Struct, kw_only=True):
 class ChatMessage(msgspec.Struct, kw_only=True):
     """The answer. `reasoning` and `reasoning_content` are the same text, under the names of two clients."""
 
-    content: str | None
     role: Literal["assistant"] = "assistant"
+    content: str | None
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET

@@ -1,7 +1,7 @@
 """The app: routes, and the error envelope for what no route answers; the only web-framework import."""
 
-import logging
 import time
+from collections.abc import Mapping
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -13,14 +13,12 @@ from frontend import openapi
 from frontend.answers import ErrorBody, ErrorDetail, ModelBody, ModelList
 from frontend.chat import prepare_chat
 from frontend.completions import prepare_completion
-from frontend.exchange import retry_after
+from frontend.exchange import Receive, Scope, Send, retry_after
 from frontend.metrics import CONTENT_TYPE
 from frontend.respond import Endpoint, Prepare
 from frontend.services import Services
 
 __all__ = ["Services", "create_app"]
-
-log = logging.getLogger(__name__)
 
 # One line for each API that generates.
 GENERATING: dict[str, Prepare] = {
@@ -29,14 +27,31 @@ GENERATING: dict[str, Prepare] = {
 }
 
 
-def create_app(services: Services) -> FastAPI:
-    """The ASGI app over these services, whose life is the caller's.
+class App:
+    """ASGI: what generates goes straight to its endpoint, everything else through the framework, whose
+    middleware would cost every write of every stream three more calls."""
 
-    The routes that generate are ASGI apps of their own: between engine and socket there is no framework.
-    """
+    def __init__(self, endpoints: Mapping[str, Endpoint], framework: FastAPI) -> None:
+        self._endpoints = endpoints
+        self._framework = framework
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        generates = scope["type"] == "http" and scope["method"] == "POST"
+        endpoint = self._endpoints.get(scope["path"]) if generates else None
+        await (endpoint or self._framework)(scope, receive, send)
+
+
+def create_app(services: Services) -> App:
+    """The app over these services, whose life is the caller's."""
+    endpoints = {path: Endpoint(path, prepare, services) for path, prepare in GENERATING.items()}
+    return App(endpoints, _framework(services, endpoints))
+
+
+def _framework(services: Services, endpoints: Mapping[str, Endpoint]) -> FastAPI:
     app = FastAPI(title="Baton", redoc_url=None, redirect_slashes=False)
-    for path, prepare in GENERATING.items():
-        app.router.routes.append(Route(path, Endpoint(path, prepare, services), methods=["POST"]))
+    for path, endpoint in endpoints.items():  # known here too, so that another method is a 405
+        app.router.routes.append(Route(path, endpoint, methods=["POST"]))
     _add_reading_routes(app, services)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(BatonError, _baton_error)
@@ -97,6 +112,6 @@ async def _baton_error(request: Request, error: Exception) -> Response:  # noqa:
     return _json(ErrorBody.of(error), error.status, headers)
 
 
-async def _unexpected_error(request: Request, error: Exception) -> Response:
-    log.error("unexpected failure path=%s", request.url.path, exc_info=error)
+async def _unexpected_error(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    # The framework raises it again once this is sent, so that the server logs it with its traceback.
     return _json(ErrorBody.of(BatonError("Something broke in the server; its log says what.")), 500)

@@ -79,6 +79,7 @@ class ChatChoice:
         self._num_calls = 0
         self._gap = {ReasoningDelta: "", TextDelta: ""}
         self._open: type[ReasoningDelta] | type[TextDelta] | None = None
+        self._is_plain = self._stops is None and self._logprobs is None
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -112,12 +113,11 @@ class ChatChoice:
         return out + self._sink.end(finish_reason)
 
     def _write(self, deltas: Sequence[Delta]) -> bytes:
-        out = []
+        out = b""
         for delta in deltas:
-            if self.stopped:
-                break
-            out.append(self._delta(delta))
-        return out[0] if len(out) == 1 else b"".join(out)
+            if not self.stopped:
+                out += self._delta(delta)
+        return out
 
     def _delta(self, delta: Delta) -> bytes:
         match delta:
@@ -140,6 +140,8 @@ class ChatChoice:
         return self._sink.call(delta.index, delta.name)
 
     def _text(self, delta: TextDelta) -> bytes:
+        if self._is_plain and self._open is TextDelta:  # nearly every token of an answer
+            return self._sink.text(delta.text, None)
         text = self._spaced(delta)
         if self._stops is not None:
             text, self.stopped = self._stops.push(text)

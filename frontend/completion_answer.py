@@ -28,7 +28,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class CompletionChoice:
-    """A `Choice` of `frontend.respond`: text, cut before a stop string. Control tokens have none."""
+    """A `Choice` of `frontend.respond`: text without its stop string or stop token."""
 
     def __init__(
         self,
@@ -45,6 +45,9 @@ class CompletionChoice:
         self._tokenizer = tokenizer
         self._head = head
         self._tail = tail
+        self._special_bytes: dict[int, bytes] = {}
+        if body.skip_special_tokens is False:
+            self._special_bytes = {i: token.value.encode() for token, i in tokenizer.special_ids.items()}
         self._decoder = IncrementalDecoder()
         self._stops = StopStrings([body.stop] if isinstance(body.stop, str) else body.stop or ())
         self._cut_ids = frozenset(request.sampling.stop_token_ids)
@@ -64,7 +67,7 @@ class CompletionChoice:
             self.num_cached_tokens = chunk.usage.num_cached_tokens if chunk.usage else 0
             if chunk.finish_reason == "stop" and token_ids and token_ids[-1] in self._cut_ids:
                 token_ids = token_ids[:-1]
-        data = b"".join(map(self._tokenizer.token_bytes, token_ids))
+        data = b"".join([self._special_bytes.get(i) or self._tokenizer.token_bytes(i) for i in token_ids])
         text, self.stopped = self._stops.push(self._decoder.push(data))
         return self._event(text) if text else b""
 

@@ -1,4 +1,4 @@
-"""Carries an answer from the fleet to the client, streamed or whole; stops the work when the client leaves."""
+"""Carries an answer from the fleet to the client, streamed or whole; stops when the client leaves."""
 
 import asyncio
 import logging

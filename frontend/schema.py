@@ -36,7 +36,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 class SamplingFields(msgspec.Struct, kw_only=True):
     """What both APIs say about choosing tokens. `top_k` 0 or -1 is off. `ignore_eos`, `min_tokens`, `top_k`,
-    `min_p`, `repetition_penalty`, `stop_token_ids` are extensions, named as in NVIDIA's and vLLM's servers."""
+    `min_p`, `repetition_penalty`, `stop_token_ids` are extensions, named as NVIDIA's and vLLM's do."""
 
     model: Annotated[str, msgspec.Meta(min_length=1)]
     max_tokens: Count | None = None
@@ -182,8 +182,10 @@ class ChatBody(SamplingFields, kw_only=True):
 class CompletionBody(SamplingFields, kw_only=True):
     """`POST /v1/completions`: raw text or token ids; a list of either gives `n` choices for each.
 
-    Control tokens written in a text prompt are taken as such. `max_tokens` is 16 unless given, as OpenAI's.
+    Control tokens written in a text prompt are taken as such; those of the answer are left out of its text
+    unless `skip_special_tokens` is false. `max_tokens` is 16 unless given, as OpenAI's.
     """
 
     prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
+    skip_special_tokens: bool | None = None

@@ -1,0 +1,199 @@
+"""A frontend whose model is a script: byte-level tokenizer, scripted tokens, fleet of one, ASGI client."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from baton.errors import BatonError, ModelNotFound
+from baton.messages import GenerateRequest, TokenChunk, TokenLogprob, Usage, WorkerInfo, WorkerStats
+from frontend.app import Services, create_app
+from frontend.fleet import Health, ServedModel
+from frontend.harmony.specials import SpecialToken
+from frontend.tokenizer import ModelTokenizer
+
+MODEL = "toy/gpt-oss"
+CONTEXT_LENGTH = 4096
+
+
+def byte_tokenizer() -> ModelTokenizer:
+    """One token a byte (id = position in the byte alphabet), then Harmony's control tokens."""
+    vocab = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    ordinary = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    ordinary.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    added = {token.value: len(vocab) + i for i, token in enumerate(SpecialToken)}
+    return ModelTokenizer(ordinary, vocab, added)
+
+
+TOKENIZER = byte_tokenizer()
+
+
+class ScriptedFleet:
+    """One model, always there unless `error` says otherwise."""
+
+    def __init__(self, error: BatonError | None = None) -> None:
+        self.error = error
+
+    def models(self) -> list[str]:
+        return [MODEL]
+
+    def served(self, model: str) -> ServedModel:
+        if self.error is not None:
+            raise self.error
+        if model != MODEL:
+            raise ModelNotFound(f"The model {model!r} is not served here.", param="model")
+        return ServedModel(MODEL, CONTEXT_LENGTH, TOKENIZER)
+
+    def health(self) -> Health:
+        status = "unhealthy" if self.error else "healthy"
+        return Health(status=status, endpoints=[], instances=[], missing=[], lost=[], refused_pairs=[])
+
+    async def stats(self) -> list[tuple[WorkerInfo, WorkerStats]]:
+        return []
+
+
+class ScriptedTokens:
+    """Says `texts[choice]`, Harmony with control tokens, a few tokens a chunk; remembers what it was asked.
+
+    `ends` counts the generators that were closed. With `pause_at`, generation waits at that token for
+    `go_on`; with `fail_at`, `error` is raised there.
+    """
+
+    def __init__(
+        self,
+        *texts: str,
+        tokens_per_chunk: int = 3,
+        pause_at: int | None = None,
+        fail_at: int | None = None,
+        error: Exception | None = None,
+    ) -> None:
+        self.requests: list[GenerateRequest] = []
+        self.go_on = asyncio.Event()
+        self.paused = asyncio.Event()
+        self.num_ended = 0
+        self._texts = texts
+        self._tokens_per_chunk = tokens_per_chunk
+        self._pause_at = pause_at
+        self._fail_at = fail_at
+        self._error = error
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        self.requests.append(request)
+        text = self._texts[request.sampling.choice % len(self._texts)]
+        token_ids = TOKENIZER.encode_text(text, allow_special=True)
+        limit = request.sampling.max_tokens
+        finish_reason = "length" if limit < len(token_ids) else "stop"
+        token_ids = token_ids[:limit]
+        usage = Usage(len(request.token_ids), 2, len(token_ids))
+        try:
+            for start in range(0, len(token_ids), self._tokens_per_chunk):
+                await self._reach(start)
+                ids = token_ids[start : start + self._tokens_per_chunk]
+                chunk = TokenChunk(token_ids=tuple(ids), logprobs=_logprobs(request, ids))
+                if start + len(ids) == len(token_ids):
+                    chunk = msgspec.structs.replace(chunk, finish_reason=finish_reason, usage=usage)
+                yield chunk
+        finally:
+            self.num_ended += 1
+
+    async def _reach(self, position: int) -> None:
+        if self._pause_at is not None and position >= self._pause_at:
+            self.paused.set()
+            await self.go_on.wait()
+        if self._fail_at is not None and position >= self._fail_at:
+            assert self._error is not None
+            raise self._error
+
+
+def _logprobs(request: GenerateRequest, ids: Sequence[int]) -> tuple[TokenLogprob, ...] | None:
+    num_top = request.sampling.logprobs
+    if num_top is None:
+        return None
+    return tuple(TokenLogprob(i, -0.5, ((i, -0.5), (7, float("-inf")))[:num_top]) for i in ids)
+
+
+class Reply(msgspec.Struct):
+    """What the client got; `writes` are the pieces of the body as they were sent."""
+
+    status: int
+    headers: dict[str, str]
+    writes: list[bytes]
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.writes)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> Any:
+        return self.json["error"]
+
+    @property
+    def events(self) -> list[Any]:
+        """The data of each event as JSON; `[DONE]` stays text; comments are left out."""
+        datas = [e.removeprefix("data: ") for e in self.body.decode().split("\n\n") if e.startswith("data: ")]
+        return [data if data == "[DONE]" else json.loads(data) for data in datas]
+
+
+class Client:
+    """Calls an app in this process, in ASGI's terms; `leave` set makes it go away."""
+
+    def __init__(self, tokens: ScriptedTokens, fleet: ScriptedFleet | None = None, **settings: Any) -> None:
+        self.tokens = tokens
+        self.services = Services(fleet=fleet or ScriptedFleet(), generator=tokens, **settings)
+        self.app = create_app(self.services)
+        self.leave = asyncio.Event()
+        self.on_write: Callable[[bytes], None] = lambda _: None
+
+    async def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> Reply:
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await self.request("POST", path, raw, headers)
+
+    async def chat(self, **fields: Any) -> Reply:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], **fields}
+        return await self.post("/v1/chat/completions", body)
+
+    async def complete(self, prompt: object, **fields: Any) -> Reply:
+        return await self.post("/v1/completions", {"model": MODEL, "prompt": prompt, **fields})
+
+    async def get(self, path: str) -> Reply:
+        return await self.request("GET", path, b"")
+
+    def metric(self, name: str, **labels: str) -> float:
+        value = self.services.metrics.registry.get_sample_value(name, labels)
+        return 0.0 if value is None else value
+
+    async def request(
+        self, method: str, path: str, raw: bytes, headers: dict[str, str] | None = None
+    ) -> Reply:
+        reply = Reply(0, {}, [])
+        pending = [raw]
+
+        async def receive() -> dict[str, Any]:
+            if pending:
+                return {"type": "http.request", "body": pending.pop(), "more_body": False}
+            await self.leave.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                reply.status = message["status"]
+                reply.headers = {n.decode().lower(): v.decode() for n, v in message["headers"]}
+            elif message.get("body"):
+                reply.writes.append(message["body"])
+                self.on_write(message["body"])
+
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "path": path,
+            "raw_path": path.encode(), "root_path": "", "scheme": "http", "query_string": b"",
+            "headers": [(n.encode(), v.encode()) for n, v in (headers or {}).items()],
+            "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
+        }  # fmt: skip
+        await self.app(scope, receive, send)
+        return reply

@@ -1,0 +1,139 @@
+"""A chat body as a conversation: pure functions, no HTTP."""
+
+import json
+from typing import Any
+
+import pytest
+
+from baton.errors import InvalidRequest
+from frontend.chat import check_served, conversation, not_enforced
+from frontend.fields import decode
+from frontend.harmony.conversation import (
+    AssistantTurn,
+    Conversation,
+    Instructions,
+    Tool,
+    ToolCall,
+    ToolResult,
+    UserTurn,
+)
+from frontend.schema import ChatBody
+
+HEALTH_TOOL = {
+    "type": "function",
+    "function": {"name": "get_system_health", "parameters": {"type": "object"}},
+}
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}
+CALL = {"id": "call-1", "type": "function", "function": {"name": "get_system_health", "arguments": "{}"}}
+
+
+def body_of(*messages: dict[str, Any], **fields: Any) -> ChatBody:
+    listed = list(messages) or [{"role": "user", "content": "Hi"}]
+    return decode(json.dumps({"model": "m", "messages": listed, **fields}).encode(), ChatBody)[0]
+
+
+def talk_of(*messages: dict[str, Any], **fields: Any) -> Conversation:
+    return conversation(body_of(*messages, **fields), "2026-11-21")
+
+
+def test_each_role_becomes_its_turn_in_order() -> None:
+    talk = talk_of(
+        {"role": "system", "content": "Be brief."},
+        {
+            "role": "developer",
+            "content": [{"type": "text", "text": "No "}, {"type": "text", "text": "jokes."}],
+        },
+        {"role": "user", "content": "All up?"},
+        {"role": "assistant", "content": None, "reasoning_content": "Look.", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "call-1", "content": [{"type": "text", "text": "ok"}]},
+        {"role": "assistant", "content": "All up.", "reasoning": "Fine."},
+        {"role": "user", "content": "Thanks"},
+    )
+    called = ToolCall(call_id="call-1", name="get_system_health", arguments="{}")
+    assert talk.turns == (
+        Instructions("Be brief."),
+        Instructions("No jokes."),
+        UserTurn("All up?"),
+        AssistantTurn(reasoning="Look.", tool_calls=(called,)),
+        ToolResult(call_id="call-1", text="ok"),
+        AssistantTurn(reasoning="Fine.", text="All up."),
+        UserTurn("Thanks"),
+    )  # fmt: skip
+    assert talk.current_date == "2026-11-21"
+
+
+def test_tools_are_offered_unless_tool_choice_is_none() -> None:
+    offered = (Tool(name="get_system_health", parameters={"type": "object"}),)
+    assert talk_of(tools=[HEALTH_TOOL]).tools == offered
+    assert talk_of(tools=[HEALTH_TOOL], tool_choice="auto").tools == offered
+    assert talk_of(tools=[HEALTH_TOOL], tool_choice="none").tools == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort"),
+    [
+        ({}, "medium"),
+        ({"reasoning_effort": "high"}, "high"),
+        ({"chat_template_args": {"reasoning_effort": "low"}}, "low"),
+        ({"chat_template_kwargs": {"reasoning_effort": "low"}}, "low"),
+        ({"reasoning_effort": "high", "chat_template_args": {"reasoning_effort": "low"}}, "high"),
+    ],
+)
+def test_reasoning_effort_is_heard_wherever_it_is_said(fields: dict[str, Any], effort: str) -> None:
+    assert talk_of(**fields).reasoning_effort == effort
+
+
+def test_a_tool_result_without_its_call_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        talk_of({"role": "user", "content": "x"}, {"role": "tool", "tool_call_id": "nope", "content": "y"})
+    assert caught.value.param == "messages[1].tool_call_id"
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "user", "content": [{"type": "text", "text": "a"}, IMAGE]}, "messages[0].content[1].type"),
+        ({"role": "user", "content": [{"type": "input_audio"}]}, "messages[0].content[0].type"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
+        ({"role": "assistant", "content": "x", "function_call": {"name": "f"}}, "messages[0].function_call"),
+        ({"role": "assistant", "content": "x", "audio": {"id": "a"}}, "messages[0].audio"),
+    ],
+)  # fmt: skip
+def test_content_that_is_not_text_is_refused_with_its_path(message: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        talk_of(message)
+    assert caught.value.param == param
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        talk_of(tools=[HEALTH_TOOL, HEALTH_TOOL])
+    assert caught.value.param == "tools[1].function.name"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 17}, "n"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ],
+)
+def test_what_cannot_be_honoured_yet_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_served(body_of(**fields), max_choices=16)
+    assert caught.value.param == param
+
+
+def test_wishes_that_are_not_enforced_are_named() -> None:
+    strict = {"type": "function", "function": {"name": "f", "strict": True}}
+    named = {"role": "user", "content": "x", "name": "Ada"}
+    assert list(not_enforced(body_of(named, tools=[strict]))) == [
+        "tools[].function.strict",
+        "messages[].name",
+    ]
+    assert list(not_enforced(body_of(tools=[HEALTH_TOOL]))) == []

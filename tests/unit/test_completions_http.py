@@ -1,0 +1,134 @@
+"""Raw completions, and the routes beside the generating ones, through the whole app with a scripted model."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from openai.types import Completion
+
+from baton.errors import NoWorkers
+from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedFleet, ScriptedTokens
+
+TEXT = "Once upon a time"
+ENDED = TEXT + "<|return|>"
+
+
+def complete(prompt: object, *, text: str = ENDED, **fields: Any) -> Reply:
+    return asyncio.run(Client(ScriptedTokens(text)).complete(prompt, **fields))
+
+
+def get(path: str, fleet: ScriptedFleet | None = None) -> Reply:
+    return asyncio.run(Client(ScriptedTokens(ENDED), fleet).get(path))
+
+
+def test_a_completion_is_the_raw_text_of_the_answer() -> None:
+    reply = complete("x", max_tokens=100)
+    Completion.model_validate(reply.json)
+    assert reply.json["choices"] == [{"index": 0, "text": TEXT, "finish_reason": "stop", "logprobs": None}]
+    assert reply.json["usage"]["completion_tokens"] == len(TEXT) + 1
+
+
+def test_sixteen_tokens_are_the_default() -> None:
+    assert complete("x", text="y" * 50).json["choices"][0]["text"] == "y" * 16
+
+
+def test_a_stream_of_a_completion_ends_with_its_reason_and_usage() -> None:
+    reply = complete("x", max_tokens=100, stream=True, stream_options={"include_usage": True})
+    *chunks, usage, done = reply.events
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == TEXT
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert usage["choices"] == []
+    assert usage["usage"]["prompt_tokens"] == 1
+    assert done == "[DONE]"
+
+
+def test_a_list_of_prompts_gives_n_choices_for_each() -> None:
+    client = Client(ScriptedTokens(ENDED))
+    reply = asyncio.run(client.complete(["a", "bc"], n=2))
+    assert [choice["index"] for choice in reply.json["choices"]] == [0, 1, 2, 3]
+    assert [len(r.token_ids) for r in client.tokens.requests] == [1, 1, 2, 2]
+    assert reply.json["usage"]["prompt_tokens"] == 3
+
+
+def test_token_ids_are_taken_as_they_are() -> None:
+    client = Client(ScriptedTokens(ENDED))
+    asyncio.run(client.complete([1, 2, 3]))
+    asyncio.run(client.complete([[4], [5, 6]]))
+    assert [r.token_ids for r in client.tokens.requests] == [[1, 2, 3], [4], [5, 6]]
+
+
+def test_control_tokens_in_a_text_prompt_are_control_tokens() -> None:
+    client = Client(ScriptedTokens(ENDED))
+    asyncio.run(client.complete("<|start|>"))
+    assert client.tokens.requests[0].token_ids == TOKENIZER.encode_text("<|start|>", allow_special=True)
+    assert len(client.tokens.requests[0].token_ids) == 1
+
+
+def test_control_tokens_of_the_answer_are_shown_when_asked_for() -> None:
+    raw = "<|channel|>final<|message|>Hi<|return|>"
+    assert complete("x", text=raw).json["choices"][0]["text"] == "finalHi"
+    shown = complete("x", text=raw, skip_special_tokens=False).json["choices"][0]["text"]
+    assert shown == "<|channel|>final<|message|>Hi"
+
+
+@pytest.mark.parametrize(
+    "prompt", ["", [], [[]], ["a", 1], [99999], [[1], [99999]], [-1], {"a": 1}, ["a", ""]]
+)
+def test_a_prompt_that_is_none_is_refused(prompt: object) -> None:
+    reply = complete(prompt)
+    assert reply.status == 400
+    assert reply.error["param"].startswith("prompt")
+
+
+def test_a_stop_string_cuts_the_text() -> None:
+    choice = complete("x", max_tokens=50, stop=" a").json["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("Once upon", "stop")
+
+
+def test_logprobs_come_as_parallel_lists() -> None:
+    logprobs = complete("x", logprobs=1, max_tokens=4).json["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["O", "n", "c", "e"]
+    assert logprobs["text_offset"] == [0, 1, 2, 3]
+    assert logprobs["top_logprobs"][0] == {"O": -0.5}
+
+
+def test_models_are_listed_and_found_by_a_name_with_a_slash() -> None:
+    assert [model["id"] for model in get("/v1/models").json["data"]] == [MODEL]
+    assert get(f"/v1/models/{MODEL}").json["id"] == MODEL
+    assert get("/v1/models/other").error["code"] == "model_not_found"
+
+
+def test_health_is_200_when_a_request_could_be_served_and_else_503() -> None:
+    assert get("/health").status == 200
+    unhealthy = get("/health", ScriptedFleet(NoWorkers("Nobody.")))
+    assert (unhealthy.status, unhealthy.json["status"]) == (503, "unhealthy")
+    assert get("/live").status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/v1/nothing", 404), ("/v1/models/", 404), ("/v1/completions", 405)]
+)
+def test_what_no_route_answers_is_an_envelope_too(path: str, status: int) -> None:
+    reply = get(path)
+    assert reply.status == status
+    assert set(reply.error) == {"message", "type", "param", "code"}
+
+
+def test_metrics_count_tokens_and_times() -> None:
+    client = Client(ScriptedTokens(ENDED))
+
+    async def scenario() -> Reply:
+        await client.complete("abc")
+        return await client.get("/metrics")
+
+    page = asyncio.run(scenario()).body.decode()
+    assert f'baton_prompt_tokens_total{{model="{MODEL}"}} 3.0' in page
+    assert f'baton_completion_tokens_total{{model="{MODEL}"}} 16.0' in page
+    assert "baton_time_to_first_token_seconds_count" in page
+    assert "baton_num_running" in page
+
+
+def test_the_openapi_page_shows_the_real_schemas() -> None:
+    page = get("/openapi.json").json
+    assert set(page["paths"]["/v1/chat/completions"]["post"]["responses"]) == {"200", "default"}
+    assert "reasoning_effort" in page["components"]["schemas"]["ChatBody"]["properties"]

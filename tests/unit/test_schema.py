@@ -1,0 +1,161 @@
+"""What the bodies accept, refuse by name, and report as unknown."""
+
+import json
+import typing
+from typing import Any
+
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+
+from baton.errors import InvalidRequest
+from frontend.fields import decode
+from frontend.schema import ChatBody, CompletionBody
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+COMPLETION: dict[str, Any] = {"model": "m", "prompt": "Hi"}
+
+
+def chat(**fields: Any) -> tuple[ChatBody, tuple[str, ...]]:
+    return decode(json.dumps({**CHAT, **fields}).encode(), ChatBody)
+
+
+def refusal(raw: bytes, body_type: type[ChatBody] | type[CompletionBody] = ChatBody) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        decode(raw, body_type)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": 3}]}]}, "messages[0].content[0].type"),
+        ({"messages": []}, "messages"),
+        ({"model": 5}, "model"),
+        ({"n": 0}, "n"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": -0.1}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 2.5}, "max_tokens"),
+        ({"seed": 2**64}, "seed"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"logit_bias": {"word": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"reasoning_effort": "minimal"}, "reasoning_effort"),
+        ({"chat_template_args": {"reasoning_effort": "none"}}, "chat_template_args.reasoning_effort"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"nvext": [1]}, "nvext"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_refused_with_the_path_of_its_field(fields: dict[str, Any], param: str) -> None:
+    body = {**CHAT, **fields}
+    if "type" in param and "tools" in param:
+        body["tools"][0]["function"] = {"name": "x"}
+    error = refusal(json.dumps(body).encode())
+    assert error.param == param
+    assert error.message.startswith(f"`{param}`")
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"[1]", b'{"model": "m"', b"\xff\xfe", b'{"a": NaN}', b'"text"', b"null"]
+)
+def test_a_body_that_is_no_json_object_is_refused(raw: bytes) -> None:
+    assert refusal(raw).status == 400
+
+
+def test_a_missing_field_is_named() -> None:
+    assert refusal(b'{"messages": [{"role": "user", "content": "x"}]}').param == "model"
+    assert refusal(b'{"model": "m"}').param == "messages"
+    assert refusal(b'{"model": "m"}', CompletionBody).param == "prompt"
+
+
+@pytest.mark.parametrize("deep", [b'{"zzz":' + b"[" * 100_000, b'{"tools":' + b'[{"a":' * 100_000])
+def test_a_body_nested_without_end_is_refused(deep: bytes) -> None:
+    assert refusal(deep).status == 400
+
+
+def test_half_a_surrogate_pair_is_refused() -> None:
+    assert refusal(b'{"model":"m","messages":[{"role":"user","content":"\\ud800 "}]}').status == 400
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("audio", {"voice": "x", "format": "wav"}),
+        ("modalities", ["text", "audio"]),
+        ("functions", [{"name": "f"}]),
+        ("function_call", {"name": "f"}),
+        ("prediction", {"type": "content", "content": "x"}),
+        ("web_search_options", {}),
+        ("moderation", {"model": "omni"}),
+        ("store", True),
+        ("service_tier", "flex"),
+        ("verbosity", "low"),
+        ("prompt_cache_retention", "24h"),
+        ("guided_json", {"type": "object"}),
+        ("structured_outputs", {"regex": "a"}),
+    ],
+)
+def test_a_field_that_is_not_served_is_refused_by_name_unless_it_is_null(field: str, value: object) -> None:
+    assert refusal(json.dumps({**CHAT, field: value}).encode()).param == field
+    assert chat(**{field: None})[1] == ()
+
+
+@pytest.mark.parametrize("field", ["suffix", "echo", "best_of"])
+def test_completions_refuse_what_they_do_not_serve(field: str) -> None:
+    value = {"suffix": "x", "echo": True, "best_of": 2}[field]
+    assert refusal(json.dumps({**COMPLETION, field: value}).encode(), CompletionBody).param == field
+
+
+def test_guided_decoding_is_refused_inside_nvext_too() -> None:
+    assert (
+        refusal(json.dumps({**CHAT, "nvext": {"guided_regex": "a*"}}).encode()).param == "nvext.guided_regex"
+    )
+
+
+def test_values_that_ask_for_nothing_are_accepted() -> None:
+    fields = {
+        "modalities": ["text"], "store": False, "service_tier": "auto", "verbosity": "medium",
+        "function_call": "none", "functions": [], "prompt_cache_key": "k", "safety_identifier": "s",
+        "user": "u", "metadata": {"a": "b"}, "response_format": {"type": "text"}, "tools": [], "stop": [],
+    }  # fmt: skip
+    assert chat(**fields)[1] == ()
+
+
+def test_true_is_not_one_and_zero_is_not_false() -> None:
+    assert refusal(json.dumps({**COMPLETION, "best_of": True}).encode(), CompletionBody).param == "best_of"
+    assert refusal(json.dumps({**CHAT, "store": 0}).encode()).param == "store"
+
+
+def test_unknown_fields_are_reported_with_their_path() -> None:
+    _, unknown = chat(foo=1, nvext={"bar": 2, "top_k": 3}, chat_template_args={"enable_thinking": True})
+    assert unknown == ("chat_template_args.enable_thinking", "foo", "nvext.bar")
+
+
+@pytest.mark.parametrize(
+    ("params", "body_type", "body"),
+    [
+        (chat_create_params.CompletionCreateParamsNonStreaming, ChatBody, CHAT),
+        (completion_create_params.CompletionCreateParamsNonStreaming, CompletionBody, COMPLETION),
+    ],
+)
+def test_every_field_of_the_openai_sdk_is_served_or_refused_by_name(
+    params: Any, body_type: type[ChatBody] | type[CompletionBody], body: dict[str, Any]
+) -> None:
+    for field in typing.get_type_hints(params):
+        try:
+            _, unknown = decode(json.dumps({**body, field: body.get(field, "?")}).encode(), body_type)
+        except InvalidRequest as error:
+            assert error.param == field  # noqa: PT017 either way is right
+        else:
+            assert field not in unknown

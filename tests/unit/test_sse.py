@@ -1,0 +1,99 @@
+"""The outbox: what is ready goes out together, errors come last, slow readers slow the writers."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+from frontend.sse import KEEP_ALIVE, MAX_UNSENT_BYTES, Outbox
+
+T = TypeVar("T")
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work)
+
+
+def test_everything_ready_is_taken_as_one_piece() -> None:
+    async def scenario() -> list[bytes]:
+        outbox = Outbox(1)
+        outbox.put(b"a")
+        outbox.put(b"")
+        outbox.put(b"b")
+        outbox.close()
+        return [await outbox.take(), await outbox.take()]
+
+    assert run(scenario()) == [b"ab", b""]
+
+
+def test_the_reader_waits_for_the_next_bytes_and_ends_with_the_last_writer() -> None:
+    async def scenario() -> list[bytes]:
+        outbox = Outbox(2)
+        taken: list[bytes] = []
+
+        async def read() -> None:
+            while data := await outbox.take():
+                taken.append(data)
+
+        async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+            tasks.create_task(read())
+            await asyncio.sleep(0)
+            outbox.put(b"a")
+            outbox.close()
+            while not taken:
+                await asyncio.sleep(0)
+            outbox.put(b"b")
+            outbox.close()
+        return taken
+
+    assert run(scenario()) == [b"a", b"b"]
+
+
+def test_a_writers_error_comes_after_what_was_put_before_it() -> None:
+    async def scenario() -> None:
+        outbox = Outbox(2)
+        outbox.put(b"a")
+        outbox.close(ValueError("broken"))
+        assert await outbox.take() == b"a"
+        await outbox.take()
+
+    with pytest.raises(ValueError, match="broken"):
+        run(scenario())
+
+
+def test_to_fail_is_to_drop_what_was_not_taken() -> None:
+    async def scenario() -> None:
+        outbox = Outbox(1)
+        outbox.put(b"a")
+        outbox.fail(ValueError("gone"))
+        await outbox.take()
+
+    with pytest.raises(ValueError, match="gone"):
+        run(scenario())
+
+
+def test_a_writer_ahead_of_a_slow_reader_waits_for_room() -> None:
+    async def scenario() -> None:
+        outbox = Outbox(1)
+        outbox.put(b"x" * (MAX_UNSENT_BYTES + 1))
+        assert outbox.full
+        waiting = asyncio.create_task(outbox.room())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await outbox.take()
+        await asyncio.wait_for(waiting, 5)
+        assert not outbox.full
+
+    run(scenario())
+
+
+def test_a_silent_outbox_says_that_it_is_alive() -> None:
+    async def scenario() -> bytes:
+        outbox = Outbox(1)
+        ticking = asyncio.create_task(outbox.keep_alive(0.001))
+        data = await asyncio.wait_for(outbox.take(), 5)
+        ticking.cancel()
+        return data
+
+    assert run(scenario()).startswith(KEEP_ALIVE)
