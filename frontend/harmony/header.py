@@ -14,7 +14,7 @@ CONTENT_TYPES = ("json", "code", "text", "none")
 # Namespaces that are called without `functions.`; `container` is one the model knows and nobody offers.
 BUILTIN_NAMESPACES = frozenset({"browser", "python", "container"})
 _NAMELESS = frozenset({"", "functions", "functions."})
-_NOBODY = _NAMELESS | {"all", *ROLES}
+_NOBODY = _NAMELESS | {"all", *ROLES, *CHANNELS, *CONTENT_TYPES}
 
 # One alternative a kind of part. A control token counts as one even where the model spelled it in ordinary
 # text: it learns that from histories in which names had control text glued to them.
@@ -63,15 +63,24 @@ class _Part(msgspec.Struct):
     stop: int
 
 
-def read_header(raw: bytes, offered: frozenset[str]) -> Header:
-    """A header that `<|message|>` ended: all of `raw` was meant as header, control tokens spelled out."""
+def read_header(raw: bytes, offered: frozenset[str], *, expects_role: bool) -> Header:
+    """A header that `<|message|>` ended: all of `raw` was meant as header, control tokens spelled out.
+
+    Of the words that mean nothing, the first may be a role, if one is due, and the last a content type; the
+    others are text.
+    """
     parts = _split(raw, offered)
     unknown = [part for part in parts if part.kind == "word"]
     repairs = []
-    if unknown and unknown[0] is parts[0] and (len(parts) == 1 or parts[1].kind == "channel"):
+    if (
+        expects_role
+        and unknown
+        and unknown[0] is parts[0]
+        and (len(parts) == 1 or parts[1].kind == "channel")
+    ):
         unknown.pop(0)
         repairs.append("wrong_role")
-    if unknown and unknown[-1] is parts[-1]:
+    if unknown and unknown[-1] is parts[-1] and len(parts) > 1:
         unknown.pop()
         repairs.append("unknown_content_type")
     if any(part.kind == "control" for part in parts):
@@ -80,14 +89,16 @@ def read_header(raw: bytes, offered: frozenset[str]) -> Header:
     return _fold(parts, offered, text, repairs)
 
 
-def read_unended_header(raw: bytes, offered: frozenset[str], *, is_cut: bool = False) -> Header:
+def read_unended_header(
+    raw: bytes, offered: frozenset[str], *, expects_role: bool, is_cut: bool = False
+) -> Header:
     """A header without `<|message|>`: the first thing that is no header word begins the message's text.
 
     `is_cut` says that the stream ended here: a last word that was going to be a header word is no text.
     """
     parts = _split(raw, offered)
     for i, part in enumerate(parts):
-        start = _text_start(parts, i, raw)
+        start = _text_start(parts, i, raw, expects_role)
         if start is None or (is_cut and i == len(parts) - 1 and _is_unfinished(part)):
             continue
         return _fold(parts[: i + (part.kind == "channel")], offered, (start, len(raw)), ["missing_message"])
@@ -107,7 +118,7 @@ def _split(raw: bytes, offered: frozenset[str]) -> list[_Part]:
     return parts
 
 
-def _text_start(parts: list[_Part], i: int, raw: bytes) -> int | None:
+def _text_start(parts: list[_Part], i: int, raw: bytes, expects_role: bool) -> int | None:
     """Where text begins if part `i` cannot belong to a header that `<|message|>` does not end."""
     part = parts[i]
     following = parts[i + 1] if i + 1 < len(parts) else None
@@ -131,7 +142,7 @@ def _text_start(parts: list[_Part], i: int, raw: bytes) -> int | None:
                 is_header_next or part.value.startswith("functions.") or raw[part.stop :].lstrip()[:1] == b"{"
             )
         case _:
-            known = i == 0 and following is not None and following.kind == "channel"
+            known = expects_role and i == 0 and following is not None and following.kind == "channel"
     return None if known else part.value_start
 
 
@@ -144,6 +155,9 @@ def _is_unfinished(part: _Part) -> bool:
 def _fold(parts: list[_Part], offered: frozenset[str], text: tuple[int, int], repairs: list[str]) -> Header:
     channel = _channel(parts, repairs)
     recipient = _recipient(parts, offered, repairs)
+    types = [part.value for part in parts if part.kind == "constrain" and part.value != recipient]
+    if any(value and value not in CONTENT_TYPES for value in types):
+        repairs.append("unknown_content_type")
     if recipient is not None:
         call = _call_name(recipient, offered, repairs)
         hidden = call is None

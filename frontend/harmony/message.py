@@ -20,12 +20,14 @@ class OpenMessage:
     """`call_index` counts the calls of an answer; `position` is that of the first token of the message.
 
     Every token belongs to one delta, the one that says its last byte, so a delta's tokens begin where those
-    of the delta before it ended. `has_spoken` says whether there was any text.
+    of the delta before it ended. `has_spoken` says whether there was any text, `num_tokens` how many tokens
+    there were, those without text included.
     """
 
     def __init__(self, kind: Kind, call_index: int, position: int) -> None:
         self.kind = kind
         self.has_spoken = False
+        self.num_tokens = 0
         self._call_index = call_index
         self._first_unsaid = position
         self._last_read = position  # position after the last token that had any bytes
@@ -34,6 +36,7 @@ class OpenMessage:
     def read(self, pieces: Sequence[bytes], position: int) -> Delta | None:
         """The delta for tokens with these bytes, the first of which is at `position`."""
         num_read = len(pieces)
+        self.num_tokens += num_read
         while num_read and not pieces[num_read - 1]:
             num_read -= 1  # tokens without bytes at the end wait for what follows, if anything does
         if not num_read:

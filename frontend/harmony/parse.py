@@ -50,13 +50,12 @@ class HarmonyParser:
     A recipient makes a message a tool call, whatever its channel. A built-in tool that was not offered
     (`browser.*`, `python`) is called in the chain of thought, so its message is reasoning. Text without any
     channel is for the user, except where it has no `<|message|>` and another message follows it: then it was
-    thinking aloud. `repairs` counts, by kind, what was mended; `num_reasoning_tokens` counts the tokens of
-    reasoning text.
+    thinking aloud. `repairs` counts, by kind, what was mended.
     """
 
     def __init__(self, vocabulary: Vocabulary, offered_tools: frozenset[str]) -> None:
         self.repairs: Counter[str] = Counter()
-        self.num_reasoning_tokens = 0
+        self._num_ended_reasoning_tokens = 0
         self._token_bytes = vocabulary.token_bytes
         self._num_token_bytes = len(vocabulary.token_bytes)
         self._controls = {token_id: token for token, token_id in vocabulary.special_ids.items()}
@@ -69,10 +68,13 @@ class HarmonyParser:
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
         """The deltas that these tokens complete."""
+        message = self._message
+        if message is not None and self._control_ids.isdisjoint(token_ids):
+            # Nearly every call while an answer streams.
+            delta = message.read(self._bytes_of(token_ids), self._position)
+            self._position += len(token_ids)
+            return [] if delta is None else [delta]
         deltas: list[Delta] = []
-        if self._message is not None and self._control_ids.isdisjoint(token_ids):
-            self._read_body(self._message, token_ids, deltas)  # nearly every call while an answer streams
-            return deltas
         body_start = 0
         for i, token_id in enumerate(token_ids):
             control = self._controls.get(token_id)
@@ -99,6 +101,13 @@ class HarmonyParser:
             self._end_header(deltas, is_cut=True)
         return deltas
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of reasoning text so far, without headers and control tokens."""
+        message = self._message
+        is_open = message is not None and message.kind is Kind.REASONING
+        return self._num_ended_reasoning_tokens + (message.num_tokens if message and is_open else 0)
+
     def _obey(self, control: SpecialToken, deltas: list[Delta]) -> None:
         in_header, in_body = _TABLE[control]
         if self._message is None:
@@ -118,7 +127,7 @@ class HarmonyParser:
                 self._header = RawHeader(self._offered, is_started=True, expects_role=True)
             case _Do.MARK:
                 # Text before a channel: that was a message of its own, whose end is missing.
-                if control is SpecialToken.CHANNEL and self._header.num_text_words() > 1:
+                if control is SpecialToken.CHANNEL and self._header.is_text():
                     self._end_header(deltas, more_follows=True)
                 self._header.append_marker(control)
                 self._limit_header(deltas)
@@ -191,33 +200,31 @@ class HarmonyParser:
             self._num_calls += 1
         if tokens:
             pieces = [data for _, data in tokens]
-            self._say(message, pieces, tokens[-1][0] + 1 - len(pieces), deltas)
+            _append(deltas, message.read(pieces, tokens[-1][0] + 1 - len(pieces)))
         return message
 
     def _read_body(self, message: OpenMessage, token_ids: Sequence[int], deltas: list[Delta]) -> None:
-        self._say(message, self._bytes_of(token_ids), self._position, deltas)
+        _append(deltas, message.read(self._bytes_of(token_ids), self._position))
         self._position += len(token_ids)
-
-    def _say(self, message: OpenMessage, pieces: Sequence[bytes], position: int, deltas: list[Delta]) -> None:
-        delta = message.read(pieces, position)
-        if delta is not None:
-            deltas.append(delta)
-        if message.kind is Kind.REASONING:
-            self.num_reasoning_tokens += len(pieces)
 
     def _bytes_of(self, token_ids: Sequence[int]) -> list[bytes]:
         table = self._token_bytes
-        num = self._num_token_bytes
-        return [table[token_id] if 0 <= token_id < num else b"" for token_id in token_ids]
+        size = self._num_token_bytes
+        return [table[token_id] if 0 <= token_id < size else b"" for token_id in token_ids]
 
     def _end_message(self, message: OpenMessage, deltas: list[Delta], *, is_complete: bool = True) -> None:
-        delta = message.end()
-        if delta is not None:
-            deltas.append(delta)
+        _append(deltas, message.end())
+        if message.kind is Kind.REASONING:
+            self._num_ended_reasoning_tokens += message.num_tokens
         if message.has_spoken or message.kind is Kind.CALL:
             deltas.append(MessageEnd(is_complete))
         self._message = None
         self._header = RawHeader(self._offered, is_started=False, expects_role=False)
+
+
+def _append(deltas: list[Delta], delta: Delta | None) -> None:
+    if delta is not None:
+        deltas.append(delta)
 
 
 def _kind_of(header: Header, otherwise: Kind) -> Kind:

@@ -47,16 +47,21 @@ class RawHeader:
 
     def read(self) -> Header:
         """The header, now that its `<|message|>` has come."""
-        return read_header(bytes(self._raw), self._offered)
+        return read_header(bytes(self._raw), self._offered, expects_role=self.expects_role)
 
     def read_unended(self, *, is_cut: bool = False) -> Header:
         """The header, since no `<|message|>` will come."""
-        return read_unended_header(bytes(self._raw), self._offered, is_cut=is_cut)
+        return read_unended_header(
+            bytes(self._raw), self._offered, expects_role=self.expects_role, is_cut=is_cut
+        )
 
-    def num_text_words(self) -> int:
-        """How many words of text there are if the header ends here without `<|message|>`."""
-        start, stop = self.read_unended().text
-        return len(self._raw[start:stop].split())
+    def is_text(self) -> bool:
+        """Whether a `<|channel|>` that comes now begins another header, since this one has become text."""
+        if not self._pieces:
+            return False
+        with_channel = bytes(self._raw) + SpecialToken.CHANNEL.value.encode()
+        start, _ = read_unended_header(with_channel, self._offered, expects_role=self.expects_role).text
+        return bool(self._raw[start:].strip())
 
     def text_tokens(self, header: Header) -> list[tuple[int, bytes]]:
         """(position, bytes) of the tokens of `header.text`, without control tokens and white space before."""
