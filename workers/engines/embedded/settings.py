@@ -52,6 +52,7 @@ class EmbeddedSettings:
 
     `max_seq_len` None is the model's own context. `max_queue_size` requests may wait beyond those that run.
     `dtype` "auto" is float32 on a CPU, bfloat16 on a GPU. `num_threads` is torch's, for the compute thread.
+    The parallel sizes exist to say that this engine runs on one device.
     """
 
     max_batch_size: int = 32
@@ -64,6 +65,8 @@ class EmbeddedSettings:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     num_threads: int = 1
+    tensor_parallel_size: int = 1
+    moe_expert_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         _require(self.max_batch_size >= 1, "max_batch_size", self.max_batch_size, "at least 1")
@@ -77,4 +80,7 @@ class EmbeddedSettings:
             self.max_seq_len is None or self.max_seq_len >= 2, "max_seq_len", self.max_seq_len, "at least 2"
         )
         _require(self.max_queue_size >= 0, "max_queue_size", self.max_queue_size, "0 or more")
+        for key in ("tensor_parallel_size", "moe_expert_parallel_size"):
+            size = getattr(self, key)
+            _require(size == 1, key, size, "1: the embedded engine runs on one device")
         _require(self.num_threads >= 1, "num_threads", self.num_threads, "at least 1")

@@ -135,9 +135,12 @@ class StepLoop:
 
     def _expire(self, sequence: Sequence) -> None:
         call = self._calls[sequence]
-        phase = sequence.phase.value
+        phase = sequence.phase
+        if phase is Phase.DONE:
+            return  # what ended it is in the outbox
         self.fail(
-            call, DeadlineExceeded(f"the request's {call.request.deadline_s:g} s were over while {phase}")
+            call,
+            DeadlineExceeded(f"the request's {call.request.deadline_s:g} s were over while {phase.value}"),
         )
 
     def _break(self, reason: str) -> None:

@@ -1,6 +1,8 @@
 """A request's KV on its way: prefill offers it and waits, decode pulls it into its own blocks."""
 
 import asyncio
+import logging
+from collections.abc import Coroutine
 
 from baton.errors import EngineFailure, HandoffFailed
 from baton.messages import KvHandoff, TokenChunk
@@ -11,6 +13,8 @@ from workers.engines.embedded.scheduler import Phase
 from workers.engines.embedded.staging import Buffer
 from workers.engines.embedded.steps import StepLoop
 from workers.kv.transceiver import CacheTransceiver, Ticket
+
+_LOG = logging.getLogger(__name__)
 
 
 class Transfers:
@@ -43,17 +47,35 @@ class Transfers:
 
     async def hand_over(self, call: Call, first: TokenChunk) -> None:
         """Offer the KV of the prompt; the outbox gets the handoff, and later None when it has moved."""
-        steps = self._steps
+        await self._report(call, self._hand_over(call, first))
+
+    async def take_over(self, call: Call, handoff: KvHandoff) -> None:
+        """Pull the KV once the call has blocks, store it, and let the call decode from the first token."""
+        await self._report(call, self._take_over(call, handoff))
+
+    def withdraw(self, call: Call) -> None:
+        """End the call's offer if it has one. Idempotent."""
+        if call.ticket is not None:
+            self._transceiver.withdraw(call.ticket)
+
+    async def _report(self, call: Call, transfer: Coroutine[None, None, None]) -> None:
         try:
-            buffer = await steps.on_thread(steps.runner.gather, call.sequence)
+            await transfer
         except EngineFailure:
             return  # the step loop has told every call
+        except HandoffFailed as error:
+            self._steps.fail(call, error)
+        except Exception as error:  # noqa: BLE001 whatever a wire raises ends this one request only
+            _LOG.exception("request_id=%s transfer failed", call.request.request_id)
+            self._steps.fail(call, HandoffFailed(f"the KV did not move: {type(error).__name__}: {error}"))
+
+    async def _hand_over(self, call: Call, first: TokenChunk) -> None:
+        steps = self._steps
+        buffer = await steps.on_thread(steps.runner.gather, call.sequence)
         try:
             # If the deadline came first, the call has failed and nothing is offered.
             if call.sequence.phase is Phase.PINNED:
                 await self._offer(call, first, buffer)
-        except HandoffFailed as error:
-            steps.fail(call, error)
         finally:
             self.withdraw(call)
             steps.runner.staging.give_back(buffer)
@@ -89,32 +111,17 @@ class Transfers:
             engine_state=pack(state),
         )
 
-    def withdraw(self, call: Call) -> None:
-        """End the call's offer if it has one. Idempotent."""
-        if call.ticket is not None:
-            self._transceiver.withdraw(call.ticket)
-
-    async def take_over(self, call: Call, handoff: KvHandoff) -> None:
-        """Pull the KV once the call has blocks, store it, and let the call decode from the first token."""
-        try:
-            await self._pull(call, handoff)
-        except TimeoutError:
-            self._steps.fail(
-                call, HandoffFailed(f"the handoff's {handoff.ttl_s:.3g} s were over in the queue")
-            )
-        except HandoffFailed as error:
-            self._steps.fail(call, error)
-        except EngineFailure:
-            return  # the step loop has told every call
-
-    async def _pull(self, call: Call, handoff: KvHandoff) -> None:
+    async def _take_over(self, call: Call, handoff: KvHandoff) -> None:
         runner, num_tokens = self._steps.runner, len(call.sequence.token_ids)
         state = unpack(handoff, version=self._version, layout=runner.pool.layout)
         num_bytes = runner.pool.num_handoff_bytes(num_tokens)
         check_size(handoff, state, num_tokens=num_tokens, num_bytes=num_bytes)
         expires_at = asyncio.get_running_loop().time() + handoff.ttl_s
-        async with asyncio.timeout_at(min(expires_at, call.deadline.when())):
-            await call.admitted.wait()
+        try:
+            async with asyncio.timeout_at(expires_at):
+                await call.admitted.wait()
+        except TimeoutError:
+            raise HandoffFailed(f"the handoff's {handoff.ttl_s:.3g} s were over in the queue") from None
         buffer = await self._steps.on_thread(runner.staging.take, num_bytes)
         try:
             await self._fill(buffer, state.ticket, expires_at)

@@ -1,0 +1,425 @@
+"""The contract of Engine, held to by each engine that runs here, with real KV transfers between two."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from baton.errors import DeadlineExceeded, HandoffFailed, InvalidRequest, NotReady, Overloaded, WorkerLost
+from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, TokenChunk, TokenLogprob, Usage
+from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt, write_checkpoint
+from workers.engine import Engine
+from workers.engines.embedded.engine import EmbeddedEngine
+from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
+from workers.kv.choose import choose_transceiver
+
+T = TypeVar("T")
+
+PATIENCE_S = 20.0
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+SEEDED: dict[str, Any] = {"temperature": 1.5, "seed": 7, "top_p": 0.95, "frequency_penalty": 0.3}
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a test asks of an engine; it must run prompts in chunks that are shorter than its longest."""
+
+    max_batch_size: int = 8
+    max_queue_size: int = 64
+    ttl_s: float = 30.0
+
+
+Build = Callable[[Role, Limits], Engine]
+
+
+def _embedded(checkpoint: Path) -> Build:
+    def build(role: Role, limits: Limits) -> Engine:
+        settings = EmbeddedSettings(
+            max_batch_size=limits.max_batch_size,
+            max_num_tokens=32,
+            max_queue_size=limits.max_queue_size,
+            kv_cache_config=KvCacheSettings(tokens_per_block=8, max_tokens=4096),
+            cache_transceiver_config=CacheTransceiverSettings(
+                kv_transfer_timeout_ms=round(limits.ttl_s * 1000)
+            ),
+        )
+        return EmbeddedEngine(
+            settings,
+            model_path=checkpoint,
+            role=role,
+            worker_id=role.value,
+            incarnation="1",
+            transceiver=choose_transceiver("TCP"),
+        )
+
+    return build
+
+
+ENGINES = {"embedded": _embedded}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(params=list(ENGINES))
+def build(request: pytest.FixtureRequest, checkpoint: Path) -> Build:
+    """Makes engines of one kind; another engine joins the suite by a line in ENGINES."""
+    return ENGINES[request.param](checkpoint)
+
+
+@asynccontextmanager
+async def started(build: Build, *roles: Role, limits: Limits | None = None) -> AsyncIterator[list[Engine]]:
+    """Engines of these roles; when the test is over they must hold nothing."""
+    async with AsyncExitStack() as stack:
+        engines = []
+        for role in roles:
+            engine = build(role, limits or Limits())
+            stack.push_async_callback(engine.stop)
+            await engine.start()
+            engines.append(engine)
+        yield engines
+        for engine in engines:
+            await until_idle(engine)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def until_idle(engine: Engine) -> None:
+    """Nothing runs, waits, is held or pinned."""
+
+    def idle() -> bool:
+        stats = engine.stats()
+        return (stats.num_running, stats.num_waiting, stats.kv_used_blocks, stats.kv_pinned_blocks) == (
+            0,
+        ) * 4
+
+    await until(idle)
+
+
+def ask(token_ids: list[int], **options: Any) -> GenerateRequest:
+    """A greedy request for 12 tokens; `options` are of the request or of its sampling."""
+    sampling = {"max_tokens": 12, "seed": 0, "temperature": 0.0} | options
+    return GenerateRequest(
+        request_id="r1",
+        model="m",
+        token_ids=token_ids,
+        deadline_s=sampling.pop("deadline_s", PATIENCE_S),
+        num_generated=sampling.pop("num_generated", 0),
+        handoff=sampling.pop("handoff", None),
+        sampling=Sampling(**sampling),
+    )
+
+
+async def chunks(answer: AsyncGenerator[T, None]) -> list[T]:
+    async with asyncio.timeout(PATIENCE_S), aclosing(answer):
+        return [chunk async for chunk in answer]
+
+
+def tokens(answer: list[TokenChunk]) -> list[int]:
+    """The token ids, after checking that the last chunk alone is a last one."""
+    assert [chunk.finish_reason is not None for chunk in answer] == [False] * (len(answer) - 1) + [True]
+    assert [chunk.usage is not None for chunk in answer] == [False] * (len(answer) - 1) + [True]
+    return [token_id for chunk in answer for token_id in chunk.token_ids]
+
+
+async def alone(engine: Engine, request: GenerateRequest) -> list[int]:
+    return tokens(await chunks(engine.decode(request)))
+
+
+async def next_handoff(replies: AsyncGenerator[KvHandoff | TokenChunk, None]) -> KvHandoff:
+    async with asyncio.timeout(PATIENCE_S):
+        handoff = await anext(replies)
+    assert isinstance(handoff, KvHandoff)
+    return handoff
+
+
+async def disaggregated(prefill: Engine, decode: Engine, request: GenerateRequest) -> list[TokenChunk]:
+    """Prefill here, decode there; the prefill generator must end by itself once the KV has moved."""
+    async with aclosing(prefill.prefill(request)) as replies:
+        handoff = await next_handoff(replies)
+        answer = await chunks(decode.decode(msgspec.structs.replace(request, handoff=handoff)))
+        async with asyncio.timeout(PATIENCE_S):
+            assert await anext(replies, None) is None
+    return answer
+
+
+async def cancelled(work: Coroutine[Any, Any, object], once: Callable[[], bool]) -> None:
+    """Start `work`, wait for `once`, cancel it."""
+    task = asyncio.create_task(work)
+    await until(once)
+    assert not task.done()
+    task.cancel()
+    await asyncio.wait([task], timeout=PATIENCE_S)
+    assert task.cancelled()
+
+
+async def expect(error: type[Exception], match: str | None, answer: AsyncGenerator[Any, None]) -> None:
+    """The answer ends with this error, after whatever it yields."""
+    with pytest.raises(error, match=match):
+        await chunks(answer)
+
+
+def test_start_tells_what_the_engine_is_and_stop_ends_it(build: Build) -> None:
+    async def main() -> None:
+        engine = build(Role.DECODE, Limits())
+        await expect(NotReady, "not running", engine.decode(ask(prompt(5))))
+        info = await engine.start()
+        assert info.name
+        assert info.version
+        assert info.context_length == CONTEXT_LENGTH
+        await alone(engine, ask(prompt(5)))
+        await engine.stop()
+        await engine.stop()
+        await expect(NotReady, "not running", engine.decode(ask(prompt(5))))
+
+    asyncio.run(main())
+
+
+def test_an_answer_ends_at_max_tokens_with_its_usage(build: Build) -> None:
+    async def main() -> None:
+        async with started(build, Role.DECODE) as (engine,):
+            answer = await chunks(engine.decode(ask(prompt(20))))
+            assert len(tokens(answer)) == 12
+            assert answer[-1].finish_reason == "length"
+            assert answer[-1].usage == Usage(20, 0, 12)
+            stats = engine.stats()
+            assert (stats.num_prompt_tokens, stats.num_generated_tokens) == (20, 12)
+
+    asyncio.run(main())
+
+
+def test_a_stop_token_ends_the_answer_and_is_its_last(build: Build) -> None:
+    async def main() -> None:
+        async with started(build, Role.DECODE) as (engine,):
+            whole = await alone(engine, ask(prompt(20)))
+            stop = whole[3]
+            end = whole.index(stop) + 1
+            answer = await chunks(engine.decode(ask(prompt(20), stop_token_ids=(stop,))))
+            assert tokens(answer) == whole[:end]
+            assert (answer[-1].finish_reason, answer[-1].usage) == ("stop", Usage(20, 0, end))
+            ignoring = ask(prompt(20), stop_token_ids=(stop,), ignore_eos=True)
+            assert await alone(engine, ignoring) == whole
+            later = await alone(engine, ask(prompt(20), stop_token_ids=(stop,), min_tokens=6))
+            assert len(later) > 6
+            assert stop not in later[:6]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("num_tokens", [1, 17, 150])
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_disaggregated_equals_aggregated(build: Build, num_tokens: int, sampling: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+            request = ask(prompt(num_tokens), **sampling, logprobs=2)
+            expected = await chunks(decode.decode(request))
+            answer = await disaggregated(prefill, decode, request)
+            assert tokens(answer) == tokens(expected)
+            assert answer[-1].usage == expected[-1].usage
+            for got, want in zip(logprobs(answer), logprobs(expected), strict=True):
+                assert got.token_id == want.token_id
+                assert got.logprob == pytest.approx(want.logprob, abs=1e-4)
+                assert [token_id for token_id, _ in got.top] == [token_id for token_id, _ in want.top]
+            assert (prefill.stats().num_handoffs, decode.stats().num_handoffs) == (1, 1)
+            assert prefill.stats().kv_moved_bytes == decode.stats().kv_moved_bytes > 0
+
+    asyncio.run(main())
+
+
+def logprobs(answer: list[TokenChunk]) -> list[TokenLogprob]:
+    return [entry for chunk in answer for entry in chunk.logprobs or ()]
+
+
+def test_a_mixed_crowd_gets_what_each_gets_alone(build: Build) -> None:
+    requests = [
+        ask(prompt(length, seed=length), max_tokens=4 + length % 9, **sampling)
+        for length in (1, 3, 16, 40, 90, 200)
+        for sampling in (GREEDY, SEEDED)
+    ]
+
+    async def main() -> None:
+        async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+            expected = [await alone(decode, request) for request in requests]
+            crowd = asyncio.gather(*[alone(decode, request) for request in requests])
+            handed = asyncio.gather(*[disaggregated(prefill, decode, request) for request in requests])
+            assert await crowd == expected
+            assert [tokens(answer) for answer in await handed] == expected
+
+    asyncio.run(main())
+
+
+def test_a_first_token_that_ends_the_answer_needs_no_handoff(build: Build) -> None:
+    async def main() -> None:
+        async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+            (first,) = await alone(decode, ask(prompt(20), max_tokens=1))
+            for options in ({"max_tokens": 1}, {"stop_token_ids": (first,)}):
+                (reply,) = await chunks(prefill.prefill(ask(prompt(20), **options)))
+                assert isinstance(reply, TokenChunk)
+                assert tokens([reply]) == [first]
+                assert reply.usage == Usage(20, 0, 1)
+            assert prefill.stats().num_handoffs == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("num_generated", [1, 5, 11])
+def test_a_resumed_answer_goes_on_exactly(build: Build, num_generated: int, sampling: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+            whole = await alone(decode, ask(prompt(30), **sampling))
+            so_far = prompt(30) + whole[:num_generated]
+            rest = ask(so_far, num_generated=num_generated, **sampling)
+            answer = await chunks(decode.decode(rest))
+            assert whole[:num_generated] + tokens(answer) == whole
+            assert answer[-1].usage == Usage(30, 0, 12)
+            if num_generated < 11:  # else the first token would end it
+                answer = await disaggregated(prefill, decode, rest)
+                assert whole[:num_generated] + tokens(answer) == whole
+
+    asyncio.run(main())
+
+
+def test_closing_while_it_waits_or_prefills_or_decodes_frees_everything(build: Build) -> None:
+    async def main() -> None:
+        async with started(build, Role.DECODE, limits=Limits(max_batch_size=1)) as (engine,):
+            long = ask(prompt(400), max_tokens=100)
+            prefilling = chunks(engine.decode(long))
+            await cancelled(prefilling, lambda: engine.stats().num_running == 1)
+            await until_idle(engine)
+
+            async with aclosing(engine.decode(long)) as answer:
+                await anext(answer)
+                assert engine.stats().kv_used_blocks > 0
+                await cancelled(chunks(engine.decode(long)), lambda: engine.stats().num_waiting == 1)
+                assert engine.stats().num_waiting == 0
+            await until_idle(engine)
+            assert engine.stats().num_generated_tokens < 100
+
+    asyncio.run(main())
+
+
+def test_closing_a_prefill_before_its_handoff_frees_everything(build: Build) -> None:
+    async def main() -> None:
+        async with started(build, Role.PREFILL) as (engine,):
+            work = next_handoff(engine.prefill(ask(prompt(400))))
+            await cancelled(work, lambda: engine.stats().num_running == 1)
+            await until_idle(engine)
+
+    asyncio.run(main())
+
+
+def test_closing_a_prefill_after_its_handoff_frees_the_pin_and_fails_the_pull(build: Build) -> None:
+    async def main() -> None:
+        async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+            request = ask(prompt(40))
+            async with aclosing(prefill.prefill(request)) as replies:
+                handoff = await next_handoff(replies)
+                assert prefill.stats().kv_pinned_blocks == 5
+            assert prefill.stats().kv_pinned_blocks == 0
+            late = msgspec.structs.replace(request, handoff=handoff)
+            await expect(HandoffFailed, None, decode.decode(late))
+
+    asyncio.run(main())
+
+
+def test_a_handoff_that_nobody_pulls_expires(build: Build) -> None:
+    async def main() -> None:
+        async with started(build, Role.PREFILL, limits=Limits(ttl_s=0.1)) as (engine,):
+            replies = engine.prefill(ask(prompt(40)))
+            handoff = await next_handoff(replies)
+            assert handoff.ttl_s <= 0.1
+            with pytest.raises(HandoffFailed, match="pulled"):
+                await anext(replies)
+            assert engine.stats().num_handoffs_expired == 1
+
+    asyncio.run(main())
+
+
+def test_a_handoff_of_another_prompt_or_engine_is_refused(build: Build) -> None:
+    async def main() -> None:
+        async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+            async with aclosing(prefill.prefill(ask(prompt(40)))) as replies:
+                handoff = await next_handoff(replies)
+                other = ask(prompt(41), handoff=handoff)
+                await expect(HandoffFailed, "40.*41", decode.decode(other))
+            foreign = msgspec.structs.replace(handoff, engine_state=b"\x01not ours")
+            await expect(HandoffFailed, "prefill", decode.decode(ask(prompt(40), handoff=foreign)))
+
+    asyncio.run(main())
+
+
+def test_the_deadline_ends_what_waits_and_what_runs(build: Build) -> None:
+    async def main() -> None:
+        async with started(build, Role.DECODE, limits=Limits(max_batch_size=1)) as (engine,):
+            slow = ask(prompt(10), max_tokens=CONTEXT_LENGTH - 10, deadline_s=0.15)
+            running, waiting = (
+                asyncio.create_task(expect(DeadlineExceeded, word, engine.decode(slow)))
+                for word in ("running", "waiting")
+            )
+            await asyncio.gather(running, waiting)
+            await until_idle(engine)
+
+    asyncio.run(main())
+
+
+def test_what_cannot_fit_is_refused_with_both_numbers(build: Build) -> None:
+    async def main() -> None:
+        async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+            too_long = ask(prompt(CONTEXT_LENGTH))
+            for answer in (prefill.prefill(too_long), decode.decode(too_long)):
+                await expect(InvalidRequest, f"{CONTEXT_LENGTH} tokens.*context.*{CONTEXT_LENGTH}", answer)
+            full = await chunks(decode.decode(ask(prompt(CONTEXT_LENGTH - 3))))
+            assert (len(tokens(full)), full[-1].finish_reason) == (3, "length")
+
+    asyncio.run(main())
+
+
+def test_a_token_that_the_model_does_not_have_harms_nobody(build: Build) -> None:
+    async def main() -> None:
+        async with started(build, Role.DECODE) as (engine,):
+            for token_ids in ([1, 10_000_000], [1, -1]):
+                await expect(InvalidRequest, str(token_ids[1]), engine.decode(ask(token_ids)))
+            await expect(InvalidRequest, "no token", engine.decode(ask([])))
+            await alone(engine, ask(prompt(5)))
+
+    asyncio.run(main())
+
+
+def test_a_full_queue_says_when_to_come_back(build: Build) -> None:
+    async def main() -> None:
+        limits = Limits(max_batch_size=1, max_queue_size=1)
+        async with started(build, Role.DECODE, limits=limits) as (engine,):
+            crowd = [asyncio.create_task(alone(engine, ask(prompt(10), max_tokens=60))) for _ in range(2)]
+            await until(lambda: engine.stats().num_running + engine.stats().num_waiting == 2)
+            with pytest.raises(Overloaded) as caught:
+                await alone(engine, ask(prompt(10)))
+            assert caught.value.retry_after_s is not None
+            await asyncio.gather(*crowd)
+
+    asyncio.run(main())
+
+
+def test_stop_ends_what_still_runs(build: Build) -> None:
+    async def main() -> None:
+        engine = build(Role.DECODE, Limits())
+        await engine.start()
+        running = asyncio.create_task(
+            expect(WorkerLost, "stopped", engine.decode(ask(prompt(10), max_tokens=400)))
+        )
+        await until(lambda: engine.stats().num_generated_tokens > 2)
+        await engine.stop()
+        await running
+
+    asyncio.run(main())

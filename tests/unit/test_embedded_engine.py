@@ -1,0 +1,263 @@
+"""The embedded engine beside wires that hang, fail or lie, and when its own thread breaks."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.errors import BatonError, DeadlineExceeded, EngineFailure, HandoffFailed
+from baton.messages import GenerateRequest, KvHandoff, Role, Sampling
+from tests.tiny_gpt_oss import prompt, write_checkpoint
+from workers.engines.embedded.engine import EmbeddedEngine
+from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
+from workers.kv.memory import Memory, host_view
+from workers.kv.transceiver import CacheTransceiver, Ticket
+
+PATIENCE_S = 20.0
+
+
+class Wire:
+    """A CacheTransceiver inside one process; `on_pull` runs before each pull."""
+
+    transport_name = "memory"
+    moves_device_memory = False
+
+    def __init__(self) -> None:
+        self.offers: dict[int, Memory] = {}
+        self.num_pulls = 0
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.fault: Exception | None = None
+        self._moved: dict[int, asyncio.Event] = {}
+
+    async def start(self) -> None:
+        pass
+
+    def offer(self, payload: Memory) -> Ticket:
+        offer_id = len(self._moved)
+        self.offers[offer_id] = payload
+        self._moved[offer_id] = asyncio.Event()
+        return Ticket(wire="memory", offer_id=offer_id, num_bytes=payload.num_bytes, peer=b"")
+
+    async def moved(self, ticket: Ticket) -> None:
+        await self._moved[ticket.offer_id].wait()
+
+    def withdraw(self, ticket: Ticket) -> None:
+        self.offers.pop(ticket.offer_id, None)
+
+    async def pull(self, ticket: Ticket, into: Memory, deadline_s: float) -> None:
+        self.num_pulls += 1
+        async with asyncio.timeout(PATIENCE_S):
+            await self.hold.wait()
+        if self.fault is not None:
+            raise self.fault
+        if ticket.offer_id not in self.offers:
+            raise HandoffFailed("the offer was withdrawn")
+        host_view(into)[:] = host_view(self.offers[ticket.offer_id])
+        self._moved[ticket.offer_id].set()
+
+    async def close(self) -> None:
+        self.offers.clear()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@contextlib.asynccontextmanager
+async def engine(
+    checkpoint: Path,
+    wire: CacheTransceiver,
+    role: Role = Role.DECODE,
+    tokens_per_block: int = 8,
+    **options: Any,
+) -> AsyncIterator[EmbeddedEngine]:
+    """A started engine that must hold nothing when the test is over."""
+    settings = EmbeddedSettings(
+        kv_cache_config=KvCacheSettings(tokens_per_block=tokens_per_block, max_tokens=2048), **options
+    )
+    each = EmbeddedEngine(
+        settings, model_path=checkpoint, role=role, worker_id=role.value, incarnation="1", transceiver=wire
+    )
+    await each.start()
+    try:
+        yield each
+        await until(lambda: (each.stats().kv_used_blocks, each.stats().kv_pinned_blocks) == (0, 0))
+        assert (each.stats().num_running, each.stats().num_waiting) == (0, 0)
+    finally:
+        await each.stop()
+
+
+def ask(handoff: KvHandoff | None = None, deadline_s: float = PATIENCE_S, **sampling: Any) -> GenerateRequest:
+    return GenerateRequest(
+        request_id="r1",
+        model="m",
+        token_ids=prompt(40),
+        sampling=Sampling(**({"max_tokens": 6, "seed": 0, "temperature": 0.0} | sampling)),
+        deadline_s=deadline_s,
+        handoff=handoff,
+    )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def answer(each: EmbeddedEngine, request: GenerateRequest) -> list[int]:
+    async with asyncio.timeout(PATIENCE_S), contextlib.aclosing(each.decode(request)) as chunks:
+        return [token_id async for chunk in chunks for token_id in chunk.token_ids]
+
+
+@contextlib.asynccontextmanager
+async def handed(checkpoint: Path, wire: Wire, **options: Any) -> AsyncIterator[KvHandoff]:
+    """The handoff of a prefill engine that stays up meanwhile."""
+    async with engine(checkpoint, wire, Role.PREFILL, **options) as prefill:
+        async with contextlib.aclosing(prefill.prefill(ask())) as replies:
+            handoff = await anext(replies)
+            assert isinstance(handoff, KvHandoff)
+            yield handoff
+        assert wire.offers == {}
+
+
+def test_a_pull_that_hangs_is_cancelled_with_its_request(checkpoint: Path) -> None:
+    async def main() -> None:
+        wire = Wire()
+        async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
+            wire.hold.clear()
+            task = asyncio.create_task(answer(decode, ask(handoff)))
+            await until(lambda: wire.num_pulls == 1)
+            assert decode.stats().kv_used_blocks > 0
+            task.cancel()
+            await asyncio.wait([task])
+            assert decode.stats().kv_used_blocks == 0
+
+    asyncio.run(main())
+
+
+def test_the_deadline_ends_a_pull_that_hangs(checkpoint: Path) -> None:
+    async def main() -> None:
+        wire = Wire()
+        async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
+            wire.hold.clear()
+            with pytest.raises(DeadlineExceeded, match="pulling"):
+                await answer(decode, ask(handoff, deadline_s=0.1))
+
+    asyncio.run(main())
+
+
+def test_a_handoff_that_expires_in_the_queue_is_not_pulled(checkpoint: Path) -> None:
+    async def main() -> None:
+        wire = Wire()
+        async with (
+            handed(checkpoint, wire) as handoff,
+            engine(checkpoint, wire, max_batch_size=1) as decode,
+            contextlib.aclosing(decode.decode(ask(max_tokens=400))) as busy,
+        ):
+            await anext(busy)
+            short = KvHandoff(
+                **{name: getattr(handoff, name) for name in handoff.__struct_fields__} | {"ttl_s": 0.05}
+            )
+            with pytest.raises(HandoffFailed, match="in the queue"):
+                await answer(decode, ask(short))
+            assert wire.num_pulls == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fault", [HandoffFailed("the peer is gone"), OSError("cable cut")])
+def test_whatever_the_wire_raises_fails_this_handoff_only(checkpoint: Path, fault: Exception) -> None:
+    async def main() -> None:
+        wire = Wire()
+        async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
+            wire.fault = fault
+            with pytest.raises(HandoffFailed, match=str(fault)):
+                await answer(decode, ask(handoff))
+            assert len(await answer(decode, ask())) == 6
+
+    asyncio.run(main())
+
+
+def test_a_pool_of_another_layout_names_both(checkpoint: Path) -> None:
+    async def main() -> None:
+        wire = Wire()
+        async with (
+            handed(checkpoint, wire) as handoff,
+            engine(checkpoint, wire, tokens_per_block=16) as decode,
+        ):
+            with pytest.raises(HandoffFailed, match=r"tokens_per_block=8.*tokens_per_block=16"):
+                await answer(decode, ask(handoff))
+
+    asyncio.run(main())
+
+
+def test_a_decode_worker_without_a_wire_refuses_handoffs(checkpoint: Path) -> None:
+    async def main() -> None:
+        wire = Wire()
+        async with handed(checkpoint, wire) as handoff:
+            alone = EmbeddedEngine(
+                EmbeddedSettings(),
+                model_path=checkpoint,
+                role=Role.DECODE,
+                worker_id="d",
+                incarnation="1",
+                transceiver=None,
+            )
+            await alone.start()
+            with pytest.raises(HandoffFailed, match="cache_transceiver_config"):
+                await answer(alone, ask(handoff))
+            await alone.stop()
+
+    asyncio.run(main())
+
+
+def test_an_exception_in_a_step_fails_all_that_runs_and_the_engine(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with engine(checkpoint, Wire()) as decode:
+            failed = asyncio.create_task(decode.failed())
+            running = asyncio.create_task(answer(decode, ask(max_tokens=400)))
+            await until(lambda: decode.stats().num_generated_tokens > 2)
+            assert not failed.done()
+            no_float = 10**400  # no wire could bring it; torch cannot hold it
+            with pytest.raises(EngineFailure, match="Overflow"):
+                await answer(decode, ask(logit_bias={1: no_float}))
+            with pytest.raises(EngineFailure, match="Overflow"):
+                await running
+            with pytest.raises(EngineFailure, match="Overflow"):
+                await answer(decode, ask())
+            async with asyncio.timeout(PATIENCE_S):
+                assert "Overflow" in await failed
+
+    asyncio.run(main())
+
+
+def test_a_folder_without_a_checkpoint_fails_the_start(tmp_path: Path) -> None:
+    async def main() -> None:
+        lost = EmbeddedEngine(
+            EmbeddedSettings(),
+            model_path=tmp_path,
+            role=Role.DECODE,
+            worker_id="d",
+            incarnation="1",
+            transceiver=None,
+        )
+        with pytest.raises(OSError, match=tmp_path.name):
+            await lost.start()
+        await lost.stop()
+
+    asyncio.run(main())
+
+
+def test_a_prompt_that_must_not_be_chunked_is_refused_when_too_long(checkpoint: Path) -> None:
+    async def main() -> None:
+        options: dict[str, Any] = {"enable_chunked_prefill": False, "max_num_tokens": 39}
+        async with engine(checkpoint, Wire(), **options) as decode:
+            with pytest.raises(BatonError, match=r"40 tokens.*enable_chunked_prefill.*39"):
+                await answer(decode, ask())
+
+    asyncio.run(main())

@@ -1,0 +1,130 @@
+"""Positional sampling: each setting does what OpenAI or Hugging Face say, whatever else is in the batch."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from baton.messages import Sampling
+from workers.engines.embedded.sampling import Draw, sample, uniform
+
+VOCAB = 8
+LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0, -3.0])
+
+
+def draw(token_ids: tuple[int, ...] = (0,), num_prompt: int = 1, **sampling: Any) -> Draw:
+    settings = {"max_tokens": 100, "seed": 0, "temperature": 0.0} | sampling
+    return Draw(Sampling(**settings), list(token_ids), num_prompt)
+
+
+def chosen(*draws: Draw) -> list[int]:
+    return [sampled.token_id for sampled in sample(LOGITS.repeat(len(draws), 1), list(draws))]
+
+
+def shares(num: int = 20_000, **sampling: Any) -> np.ndarray:
+    """How often each token is drawn over `num` seeds."""
+    draws = [draw(seed=seed, **({"temperature": 1.0} | sampling)) for seed in range(num)]
+    return np.bincount(chosen(*draws), minlength=VOCAB) / num
+
+
+def probabilities(logits: torch.Tensor = LOGITS) -> np.ndarray:
+    return torch.softmax(logits.double(), -1).numpy()
+
+
+def test_temperature_0_takes_the_likeliest() -> None:
+    assert chosen(draw(), draw(seed=5)) == [0, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_draws_follow_the_distribution(temperature: float) -> None:
+    expected = probabilities(LOGITS / temperature)
+    np.testing.assert_allclose(shares(temperature=temperature), expected, atol=0.015)
+
+
+def test_a_token_depends_on_seed_choice_and_place_only() -> None:
+    numbers = {
+        uniform(seed, choice, index) for seed in range(5) for choice in range(5) for index in range(40)
+    }
+    assert len(numbers) == 5 * 5 * 40
+    assert all(0 <= number < 1 for number in numbers)
+    assert uniform(-1, 0, 3) == uniform(-1, 0, 3) != uniform(1, 0, 3)
+
+
+def test_the_rest_of_the_batch_changes_nothing() -> None:
+    mixed = [
+        draw(seed=seed, token_ids=tuple(range(1 + seed % 5)), **settings)
+        for seed in range(30)
+        for settings in (
+            {"temperature": 1.0},
+            {"temperature": 0.7, "top_p": 0.8},
+            {"temperature": 1.3, "top_k": 3, "min_p": 0.05},
+            {"temperature": 1.0, "frequency_penalty": 1.0, "logit_bias": {3: 2.0}},
+            {},
+        )
+    ]
+    assert chosen(*mixed) == [chosen(each)[0] for each in mixed]
+
+
+def test_top_k_keeps_the_k_likeliest() -> None:
+    expected = probabilities(LOGITS[:3])
+    np.testing.assert_allclose(shares(top_k=3)[:3], expected, atol=0.015)
+
+
+def test_top_p_keeps_the_fewest_that_make_up_p() -> None:
+    first, second = probabilities()[:2]
+    assert np.count_nonzero(shares(500, top_p=first - 0.01)) == 1
+    assert np.count_nonzero(shares(500, top_p=first + 0.01)) == 2
+    assert np.count_nonzero(shares(500, top_p=first + second + 0.01)) == 3
+
+
+def test_min_p_is_relative_to_the_likeliest() -> None:
+    limit = math.exp(LOGITS[2] - LOGITS[0])
+    assert np.count_nonzero(shares(500, min_p=limit * 0.99)) == 3
+    assert np.count_nonzero(shares(500, min_p=limit * 1.01)) == 2
+
+
+def test_logit_bias_is_added_before_the_choice() -> None:
+    assert chosen(draw(logit_bias={5: 3.5}), draw(logit_bias={0: -100.0})) == [5, 1]
+
+
+def test_frequency_and_presence_penalties_count_the_answer_not_the_prompt() -> None:
+    prompt_only = draw((0, 0, 0), 3, frequency_penalty=2.0, presence_penalty=2.0)
+    once = draw((0, 0), 1, frequency_penalty=0.6)
+    twice = draw((0, 0, 0), 1, frequency_penalty=0.6)
+    present = draw((0, 0, 0, 1), 1, presence_penalty=1.2)
+    assert chosen(prompt_only, once, twice, present) == [0, 0, 1, 0]
+    assert chosen(draw((0, 0, 0), 1, presence_penalty=1.2)) == [1]
+
+
+def test_repetition_penalty_counts_the_prompt_too_and_pushes_negative_logits_down() -> None:
+    assert chosen(draw((0,), 1, repetition_penalty=2.5)) == [1]
+    expected = LOGITS.clone()
+    expected[[0, 5]] = torch.tensor([1.0, -2.0])
+    np.testing.assert_allclose(
+        shares(token_ids=(0, 5), num_prompt=2, repetition_penalty=2.0), probabilities(expected), atol=0.015
+    )
+
+
+def test_stop_tokens_cannot_come_before_min_tokens() -> None:
+    early = draw((3, 3), 1, min_tokens=2, stop_token_ids=(0, 1, 7))
+    late = draw((3, 3, 3), 1, min_tokens=2, stop_token_ids=(0, 1, 7))
+    ignored = draw((3,), 1, min_tokens=2, stop_token_ids=(0,), ignore_eos=True)
+    assert chosen(early, late, ignored) == [2, 0, 0]
+
+
+def test_logprobs_are_the_models_own_before_any_setting() -> None:
+    expected = torch.log_softmax(LOGITS, -1).tolist()
+    plain, changed, none = sample(
+        LOGITS.repeat(3, 1), [draw(logprobs=2), draw(logprobs=0, logit_bias={4: 9.0}), draw()]
+    )
+    assert plain.logprob is not None
+    assert plain.logprob.token_id == 0
+    assert plain.logprob.logprob == pytest.approx(expected[0])
+    assert [token_id for token_id, _ in plain.logprob.top] == [0, 1]
+    assert [value for _, value in plain.logprob.top] == pytest.approx(expected[:2])
+    assert changed.logprob is not None
+    assert (changed.token_id, changed.logprob.top) == (4, ())
+    assert changed.logprob.logprob == pytest.approx(expected[4])
+    assert none.logprob is None

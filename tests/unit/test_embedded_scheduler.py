@@ -1,0 +1,180 @@
+"""The scheduler: what runs in a step, who waits, and that everything ends with every block given back."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.messages import Sampling
+from workers.engines.embedded.scheduler import Phase, Scheduler, Sequence, Step
+
+STOP = 99
+
+
+def scheduler(
+    *, num_blocks: int = 100, max_batch_size: int = 4, max_num_tokens: int = 16, chunked_prefill: bool = True
+) -> Scheduler:
+    return Scheduler(
+        num_blocks=num_blocks,
+        tokens_per_block=4,
+        context_length=64,
+        max_batch_size=max_batch_size,
+        max_num_tokens=max_num_tokens,
+        chunked_prefill=chunked_prefill,
+    )
+
+
+def sequence(
+    num_tokens: int, max_tokens: int = 5, *, pulls_kv: bool = False, hands_off: bool = False
+) -> Sequence:
+    return Sequence(
+        token_ids=list(range(num_tokens)),
+        num_prompt=num_tokens,
+        sampling=Sampling(max_tokens=max_tokens, seed=0, stop_token_ids=(STOP,)),
+        num_reserved=num_tokens if hands_off else num_tokens + max_tokens,
+        pulls_kv=pulls_kv,
+        hands_off=hands_off,
+    )
+
+
+def sizes(step: Step) -> list[tuple[int, int]]:
+    """(start, tokens) of each piece of work."""
+    return [(work.start, len(work.token_ids)) for work in step.work]
+
+
+def finish_step(target: Scheduler, step: Step, token_id: int = 7) -> None:
+    for work in step.work:
+        target.advance(work, token_id if work.samples else None)
+
+
+def test_a_prompt_runs_in_chunks_and_samples_after_the_last() -> None:
+    target = scheduler()
+    target.add(sequence(40))
+    seen = []
+    for _ in range(4):
+        step = target.plan()
+        seen += [(work.start, len(work.token_ids), work.samples) for work in step.work]
+        finish_step(target, step)
+    assert seen == [(0, 16, False), (16, 16, False), (32, 8, True), (40, 1, True)]
+
+
+def test_decodes_come_first_and_prompts_share_what_is_left() -> None:
+    target = scheduler()
+    target.add(sequence(4))
+    finish_step(target, target.plan())
+    target.add(sequence(10))
+    target.add(sequence(10))
+    assert sizes(target.plan()) == [(4, 1), (0, 10), (0, 5)]
+
+
+def test_a_prompt_that_must_not_be_chunked_waits_for_room_and_lets_none_pass() -> None:
+    target = scheduler(chunked_prefill=False)
+    for num_tokens in (10, 10, 2):
+        target.add(sequence(num_tokens))
+    step = target.plan()
+    assert sizes(step) == [(0, 10)]
+    finish_step(target, step)
+    assert sizes(target.plan()) == [(10, 1), (0, 10), (0, 2)]
+
+
+def test_admission_is_in_order_even_if_a_later_one_would_fit() -> None:
+    target = scheduler(num_blocks=6)
+    first, large, small = sequence(10, 6), sequence(12, 4), sequence(2, 2)
+    for each in (first, large, small):
+        target.add(each)
+    step = target.plan()
+    assert (first.phase, large.phase, small.phase) == (Phase.RUNNING, Phase.WAITING, Phase.WAITING)
+    assert (target.num_running, target.num_waiting) == (1, 2)
+    finish_step(target, step, STOP)
+    target.plan()
+    assert (first.phase, large.phase, small.phase) == (Phase.DONE, Phase.RUNNING, Phase.RUNNING)
+
+
+def test_a_full_batch_makes_the_next_wait() -> None:
+    target = scheduler(max_batch_size=2)
+    for _ in range(3):
+        target.add(sequence(2))
+    target.plan()
+    assert (target.num_running, target.num_waiting) == (2, 1)
+
+
+def test_a_sequence_that_pulls_runs_only_when_its_kv_is_there() -> None:
+    target = scheduler()
+    pulling = sequence(9, pulls_kv=True)
+    target.add(pulling)
+    step = target.plan()
+    assert (step.to_pull, step.work) == ([pulling], [])
+    assert target.plan().to_pull == []
+    assert target.pulled(pulling, 7) is None
+    assert sizes(target.plan()) == [(9, 1)]
+
+
+def test_a_sequence_that_hands_off_is_pinned_with_its_prompt_done() -> None:
+    target = scheduler()
+    handed = sequence(9, hands_off=True)
+    target.add(handed)
+    finish_step(target, target.plan())
+    assert handed.phase is Phase.PINNED
+    assert (target.num_running, target.ledger.num_used, target.ledger.num_pinned) == (0, 0, 3)
+    assert target.plan().work == []
+    target.remove(handed)
+    assert target.ledger.num_pinned == 0
+
+
+def test_a_first_token_that_ends_the_answer_is_not_handed_off() -> None:
+    target = scheduler()
+    handed = sequence(9, hands_off=True)
+    target.add(handed)
+    (work,) = target.plan().work
+    assert target.advance(work, STOP) == "stop"
+    assert (handed.phase, target.ledger.num_free) == (Phase.DONE, 100)
+
+
+def test_what_can_never_fit_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="never be admitted"):
+        scheduler(num_blocks=2).add(sequence(9))
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> Sequence:
+    kind = draw(st.sampled_from(["plain", "pulls_kv", "hands_off"]))
+    return sequence(
+        draw(st.integers(1, 40)),
+        draw(st.integers(1, 8)),
+        pulls_kv=kind == "pulls_kv",
+        hands_off=kind == "hands_off",
+    )
+
+
+@given(
+    arrivals=st.lists(sequences(), max_size=12),
+    num_blocks=st.integers(12, 30),
+    max_batch_size=st.integers(1, 4),
+    max_num_tokens=st.integers(4, 64),
+    data=st.data(),
+)
+def test_everything_ends_and_every_block_comes_back(
+    arrivals: list[Sequence], num_blocks: int, max_batch_size: int, max_num_tokens: int, data: st.DataObject
+) -> None:
+    target = scheduler(num_blocks=num_blocks, max_batch_size=max_batch_size, max_num_tokens=max_num_tokens)
+    for each in arrivals:
+        target.add(each)
+    pulling: list[Sequence] = []
+    for _ in range(12 * 60):
+        if all(each.phase is Phase.DONE for each in arrivals):
+            break
+        step = target.plan()
+        assert sum(len(work.token_ids) for work in step.work) <= max_num_tokens
+        assert len(step.work) <= max_batch_size
+        lengths = [len(work.token_ids) > 1 for work in step.work]
+        assert lengths == sorted(lengths), "the pieces of one token come first"
+        finish_step(target, step)
+        for each in pulling:
+            if each.phase is Phase.PULLING:
+                target.pulled(each, 7)
+        pulling = step.to_pull
+        for each in arrivals:
+            if each.phase is Phase.PINNED or data.draw(st.integers(0, 19)) == 0:
+                target.remove(each)
+    assert all(each.phase is Phase.DONE for each in arrivals)
+    assert target.ledger.num_free == num_blocks
+    assert (target.num_running, target.num_waiting) == (0, 0)

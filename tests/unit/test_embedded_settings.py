@@ -1,0 +1,37 @@
+"""The embedded engine's settings: the demo's files load, and impossible values say what would be possible."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
+from workers.settings import load_settings
+
+DEMO = Path(__file__).parents[2] / "engine_configs" / "demo"
+
+
+@pytest.mark.parametrize("name", ["prefill", "decode", "agg"])
+def test_the_demo_settings_load(name: str) -> None:
+    settings = load_settings(EmbeddedSettings, DEMO / f"{name}.yaml", {}).settings
+    assert settings.kv_cache_config.tokens_per_block == 32
+
+
+@pytest.mark.parametrize(
+    ("cls", "value", "message"),
+    [
+        (EmbeddedSettings, {"max_batch_size": 0}, "max_batch_size: 0 is not possible; it must be at least 1"),
+        (EmbeddedSettings, {"max_num_tokens": 8}, "max_num_tokens: 8 .* max_batch_size"),
+        (EmbeddedSettings, {"max_seq_len": 1}, "max_seq_len"),
+        (EmbeddedSettings, {"max_queue_size": -1}, "max_queue_size"),
+        (EmbeddedSettings, {"num_threads": 0}, "num_threads"),
+        (EmbeddedSettings, {"tensor_parallel_size": 4}, "tensor_parallel_size: 4 .* one device"),
+        (KvCacheSettings, {"tokens_per_block": 0}, "tokens_per_block"),
+        (KvCacheSettings, {"max_tokens": 31}, "max_tokens: 31 .* one block"),
+        (KvCacheSettings, {"free_gpu_memory_fraction": 1.5}, "free_gpu_memory_fraction"),
+        (CacheTransceiverSettings, {"kv_transfer_timeout_ms": 0}, "kv_transfer_timeout_ms"),
+    ],
+)
+def test_an_impossible_value_is_named_with_its_rule(cls: Any, value: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cls(**value)
