@@ -9,12 +9,13 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 
 from baton.errors import HandoffFailed
+from workers.kv.fabric import Fabric, Read
 from workers.kv.memory import Memory
 from workers.kv.poller import Poller
 from workers.kv.pulls import Pulls, asking, fetch_stream
 from workers.kv.source import Peer, Source
 from workers.kv.transceiver import Ticket
-from workers.kv.ucx import Fabric, NoDirectPath, Reach, Read
+from workers.kv.ucx import NoDirectPath, Reach
 from workers.kv.wire import Grant, send_word
 
 log = logging.getLogger(__name__)
@@ -78,12 +79,13 @@ class DirectTransceiver:
 
     @asynccontextmanager
     async def _lend(self, sock: socket.socket, payload: Memory) -> AsyncIterator[None]:
-        reach = await asyncio.wrap_future(self._poller.submit(self._fabric.lend, payload))
+        lent = self._poller.submit(self._fabric.lend, payload)
         try:
+            reach = await asyncio.wrap_future(lent)
             await send_word(sock, Grant(msgspec.msgpack.encode(reach)))
             yield
         finally:
-            self._poller.submit(self._fabric.take_back)
+            self._poller.submit(self._fabric.take_back, lent)
 
     async def _fetch(self, ticket: Ticket, into: Memory) -> None:
         peer = msgspec.msgpack.decode(ticket.peer, type=Peer)

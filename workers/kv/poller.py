@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -50,9 +51,10 @@ class Poller:
         busy = False
         while True:
             try:
-                call = self._calls.get(timeout=_POLL_PAUSE_S if busy else None)
+                # Not get(timeout=...): now and then CPython 3.11's waits for ever (measured).
+                call = self._calls.get(block=not busy)
             except queue.Empty:
-                pass
+                time.sleep(_POLL_PAUSE_S)
             else:
                 if call is None:
                     return

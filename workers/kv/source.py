@@ -162,9 +162,9 @@ class Source:
             offer.readers.discard(sock)
         if offer.moved.done():
             await send_word(sock, Refused(_GONE))
-            return
-        offer.end(moved=True)
-        await send_word(sock, Stands())
+        elif not _hung_up(sock):  # a puller that gave up meanwhile has not got it
+            offer.end(moved=True)
+            await send_word(sock, Stands())
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -177,6 +177,13 @@ async def _stream(sock: socket.socket, payload: Memory) -> AsyncIterator[None]:
     await send_word(sock, Grant())
     await send_bytes(sock, host_view(payload))
     yield
+
+
+def _hung_up(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
 
 
 def _shut_down(sock: socket.socket, how: int) -> None:

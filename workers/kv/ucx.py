@@ -1,44 +1,31 @@
-"""UCX, through NIXL: registered memory and one-sided reads. The only file that imports NIXL; see direct.py.
-
-Everything here runs on one thread (NIXL without locks crashes on the second). What was measured, and why it
-is used the way it is, stands in docs/decisions.md under "KV transfer".
-"""
+"""UCX, through NIXL: memory that peers may read, and reads of theirs. The only file that imports NIXL."""
 
 import contextlib
-import logging
 import os
 import secrets
-import time
 import weakref
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
-from workers.kv.memory import Memory, host_memory
+from workers.kv.memory import Memory
 
 # NIXL reads it when it is imported; its default writes progress reports to stdout.
 os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
 import nixl_cu13._api as nixl
-import nixl_cu13._bindings as nixl_errors
+import nixl_cu13._bindings as nixl_bindings
 
-log = logging.getLogger(__name__)
-
-# Over plain TCP, UCX only emulates reads: the source's UCX then aborts the source's process when a reader
-# dies, and a read given up goes on writing. Without emulation such a read fails at once, before any byte.
+# Over plain TCP UCX only emulates reads, and badly: when a reader dies in the middle, the source's UCX aborts
+# the source's process (measured with UCX 1.23). Without emulation such a read fails at once, unposted.
 _NO_EMULATION = "PROTO_EMULATION_ENABLE=n"
 _LOOPBACK_ONLY = "NET_DEVICES=lo"
-_PROBE_BYTES = 4096
-_PROBE_LIMIT_S = 2.0
-# How long a read that nobody wants any more may take to end by itself.
-_GRACE_S = 0.5
-_MAX_PEERS = 64
+_MAX_GONE = 256
 
-_NIXL_ERRORS: tuple[type[Exception], ...] = tuple(
-    error for error in vars(nixl_errors).values() if isinstance(error, type) and issubclass(error, Exception)
+_NIXL_ERRORS: tuple[type[Exception], ...] = (
+    RuntimeError,
+    *(e for e in vars(nixl_bindings).values() if isinstance(e, type) and issubclass(e, Exception)),
 )
-_START_ERRORS: tuple[type[Exception], ...] = (RuntimeError, *_NIXL_ERRORS)
 
 
 class NoDirectPath(OSError):
@@ -48,7 +35,7 @@ class NoDirectPath(OSError):
 class Reach(msgspec.Struct, frozen=True, array_like=True):
     """`Grant.words`: where the payload lies, and NIXL's words for reading there.
 
-    `epoch` changes whenever the agent forgets a registration: what was learnt before is then void.
+    `epoch` changes when the agent's earlier words for some address have become wrong.
     """
 
     agent: str
@@ -58,203 +45,122 @@ class Reach(msgspec.Struct, frozen=True, array_like=True):
     device_index: int | None
 
 
-class Read:
-    """One read into `into`. `ended` is set when nobody writes `into` any more: None, or the failure."""
+class Agent:
+    """One NIXL agent and the memory registered with it, each for as long as its Memory object lives.
 
-    def __init__(self, reach: Reach, into: Memory) -> None:
-        self.reach = reach
-        self.into = into
-        self.ended: Future[None] = Future()
-        self.handle: Any = None
-        self.give_up_at = float("inf")
+    Only one thread may touch it: on a second one NIXL crashes.
+    """
 
-    def end(self, error: Exception | None) -> None:
-        """Let go of NIXL's handle and tell who waits."""
-        if self.handle is not None:
-            with contextlib.suppress(*_NIXL_ERRORS):
-                self.handle.release()
-            self.handle = None
-        if error is None:
-            self.ended.set_result(None)
-        else:
-            self.ended.set_exception(error)
+    def __init__(self, *, loopback: bool, post: Callable[..., object]) -> None:
+        """`loopback` binds to that device; `post(call, *args)` runs a call on this agent's thread, later.
 
-
-class _Agent:
-    """One NIXL agent and the memory registered with it, each for as long as its Memory object lives."""
-
-    def __init__(self, ucx_config: str, post: Callable[..., object]) -> None:
+        Raises OSError.
+        """
         self.name = f"baton-{os.getpid()}-{secrets.token_hex(8)}"
         self.epoch = 0
         self._post = post
-        self._regions: dict[weakref.ref[Memory], Any] = {}
+        self._regions: dict[weakref.ref[Memory], _Region] = {}
+        self._gone: list[_Region] = []
+        ucx_config = ",".join([_NO_EMULATION, *([_LOOPBACK_ONLY] if loopback else [])])
         # The agent's own thread would spin on a core; ours polls, and only when there is work.
         config = nixl.nixl_agent_config(backends=[], enable_prog_thread=False)
-        self.api: Any = nixl.nixl_agent(self.name, config)
-        self.api.create_backend("UCX", {"engine_config": ucx_config})
+        with _as_os_error("UCX does not start"):
+            self._api: Any = nixl.nixl_agent(self.name, config)
+            self._api.create_backend("UCX", {"engine_config": ucx_config})
 
-    def register(self, memory: Memory) -> Any:
-        """NIXL's descriptors of the registered whole that `memory` is a part of."""
-        whole = memory.whole or memory
-        region = self._regions.get(weakref.ref(whole))
-        if region is None:
-            place = (whole.address, whole.num_bytes, whole.device_index or 0, "")
-            region = self.api.register_memory([place], mem_type=_kind(whole.device_index))
-            self._regions[weakref.ref(whole, self._on_gone)] = region
-        return region
+    def reach(self, payload: Memory) -> Reach:
+        """Register the whole that `payload` is a part of, once, and tell how to read it. Raises OSError."""
+        with _as_os_error("UCX does not register this memory"):
+            metadata = self._register(payload.whole or payload)
+        return Reach(self.name, self.epoch, metadata, payload.address, payload.device_index)
+
+    def read(self, reach: Reach, into: Memory) -> Any:
+        """Post a read of `into.num_bytes`; gives its handle. Raises NoDirectPath."""
+        with _as_os_error("UCX does not read there", NoDirectPath):
+            self._register(into.whole or into)
+            self._api.add_remote_agent(reach.metadata)  # once for each region; cheap for a known one
+            local = self._descs(into.address, into.num_bytes, into.device_index)
+            remote = self._descs(reach.address, into.num_bytes, reach.device_index)
+            handle = self._api.initialize_xfer("READ", local, remote, reach.agent)
+            self._api.transfer(handle)
+        return handle
+
+    def is_done(self, handle: Any) -> bool:
+        """Drive a read on; True when every byte is there. Raises NoDirectPath when it has failed."""
+        with _as_os_error("UCX lost the source", NoDirectPath):
+            state = self._api.check_xfer_state(handle)
+        if state == "ERR":
+            raise NoDirectPath("UCX: the read failed")
+        return bool(state == "DONE")
+
+    def release(self, handle: Any) -> None:
+        """Let go of a read's handle. That does not stop a read under way; only `close` does."""
+        with contextlib.suppress(*_NIXL_ERRORS):
+            handle.release()
+
+    def progress(self) -> None:
+        """Answer readers that connect; their reads themselves need nothing from this side."""
+        with contextlib.suppress(*_NIXL_ERRORS):
+            self._api.get_new_notifs()
 
     def close(self) -> None:
-        """Free everything. UCX drops what is still under way: afterwards nothing is written any more."""
+        """Free everything, handles released before. What is under way is dropped: nobody writes any more."""
         self._regions.clear()
-        self.api = None
+        self._api = None
+
+    def _register(self, whole: Memory) -> bytes:
+        region = self._regions.get(weakref.ref(whole))
+        if region is None:
+            region = self._new_region(whole)
+            self._regions[weakref.ref(whole, self._on_gone)] = region
+        return region.metadata
+
+    def _new_region(self, whole: Memory) -> "_Region":
+        device = whole.device_index or 0
+        place = (whole.address, whole.num_bytes, device, "")
+        descs = self._api.register_memory([place], mem_type=_kind(whole.device_index))
+        metadata: bytes = self._api.get_partial_agent_metadata(descs, True, ["UCX"])
+        region = _Region((device, whole.address, whole.num_bytes), descs, metadata)
+        if len(self._gone) > _MAX_GONE or any(region.contradicts(gone) for gone in self._gone):
+            self._gone.clear()
+            self.epoch += 1
+        return region
 
     def _on_gone(self, whole: weakref.ref[Memory]) -> None:
         self._post(self._deregister, whole)
 
     def _deregister(self, whole: weakref.ref[Memory]) -> None:
-        region = self._regions.pop(whole, None)
-        if region is not None:
-            self.api.deregister_memory(region)
-            self.epoch += 1
+        if region := self._regions.pop(whole, None):
+            self._api.deregister_memory(region.descs)
+            self._gone.append(region)
+
+    def _descs(self, address: int, num_bytes: int, device_index: int | None) -> Any:
+        return self._api.get_xfer_descs([(address, num_bytes, device_index or 0)], _kind(device_index))
 
 
-class Fabric:
-    """Lends memory to readers and reads what others lend. Every method runs on the poller's thread.
+class _Region:
+    """One registration: its span (device, address, bytes), NIXL's handle, and the words for a peer."""
 
-    Two agents, because the reading one must sometimes be thrown away to stop a read, and the memory that we
-    lend, with those who read it, should not notice.
-    """
+    def __init__(self, span: tuple[int, int, int], descs: Any, metadata: bytes) -> None:
+        self.span = span
+        self.descs = descs
+        self.metadata = metadata
 
-    def __init__(self, host: str, post: Callable[..., object]) -> None:
-        """`post(call, *args)` runs a call on this fabric's thread, later."""
-        loopback = host == "::1" or host.startswith("127.")
-        self._ucx_config = ",".join([_NO_EMULATION, *([_LOOPBACK_ONLY] if loopback else [])])
-        self._post = post
-        self._num_lent = 0
-        self._reads: list[Read] = []
-        self._epochs: dict[str, int] = {}
-
-    def open(self) -> bool:
-        """Create the agents; True if one can read the other's host memory directly. Raises OSError."""
-        try:
-            self._source = _Agent(self._ucx_config, self._post)
-            self._reader = _Agent(self._ucx_config, self._post)
-        except _START_ERRORS as error:
-            raise OSError(f"UCX does not start: {error!r}") from error
-        payload = host_memory(bytearray(_PROBE_BYTES))
-        probe = Read(self.lend(payload), host_memory(bytearray(_PROBE_BYTES)))
-        self.begin(probe)
-        probe.give_up_at = time.monotonic() + _PROBE_LIMIT_S
-        while self.poll() and not probe.ended.done():
-            pass
-        self.take_back()
-        return probe.ended.exception() is None
-
-    def lend(self, payload: Memory) -> Reach:
-        """Let peers read `payload` until `take_back`, once for each call. Raises OSError."""
-        try:
-            region = self._source.register(payload)
-            metadata = self._source.api.get_partial_agent_metadata(region, True, ["UCX"])
-        except _NIXL_ERRORS as error:
-            raise OSError(f"UCX does not register this memory: {error!r}") from error
-        self._num_lent += 1
-        return Reach(self._source.name, self._source.epoch, metadata, payload.address, payload.device_index)
-
-    def take_back(self) -> None:
-        """End of one `lend`."""
-        self._num_lent -= 1
-
-    def begin(self, read: Read) -> None:
-        """Start a read; `read.ended` tells how it went."""
-        self._reads.append(read)
-        self._advance(read)
-
-    def give_up(self, read: Read) -> None:
-        """Nobody wants this read any more: see that it ends soon."""
-        read.give_up_at = min(read.give_up_at, time.monotonic() + _GRACE_S)
-
-    def poll(self) -> bool:
-        """Drive what is under way; True if anything is."""
-        if self._num_lent:
-            with contextlib.suppress(*_NIXL_ERRORS):
-                self._source.api.get_new_notifs()  # answers readers that connect
-        for read in tuple(self._reads):
-            self._advance(read)
-        return bool(self._num_lent or self._reads)
-
-    def close(self) -> None:
-        """End every read, free the agents."""
-        self._drop_reads(ConnectionAbortedError("the transceiver was closed"))
-        self._reader.close()
-        self._source.close()
-
-    def _advance(self, read: Read) -> None:
-        if read.ended.done():
-            return  # another read took it along
-        try:
-            state = self._reader.api.check_xfer_state(read.handle) if read.handle else self._post_read(read)
-        except Exception as error:  # noqa: BLE001 whatever NIXL throws, somebody waits for this read to end
-            self._end(read, NoDirectPath(f"UCX: {error!r}"))
-            self._forget(read.reach.agent)
-            return
-        if state == "DONE":
-            self._end(read, None)
-        elif state == "ERR":
-            self._end(read, NoDirectPath("UCX: the read failed"))
-            self._forget(read.reach.agent)
-        elif time.monotonic() > read.give_up_at:
-            self._cut_off()
-
-    def _post_read(self, read: Read) -> str:
-        """Post the read once the peer's registrations are those of its epoch; gives NIXL's state."""
-        reach, api = read.reach, self._reader.api
-        if self._epochs.get(reach.agent, reach.epoch) != reach.epoch:
-            if any(other.handle and other.reach.agent == reach.agent for other in self._reads):
-                return "PROC"  # those reads still use the old ones
-            self._forget(reach.agent)
-        self._reader.register(read.into)
-        api.add_remote_agent(reach.metadata)
-        self._epochs[reach.agent] = reach.epoch
-        self._limit_peers()
-        local = (read.into.address, read.into.num_bytes, read.into.device_index or 0)
-        remote = (reach.address, read.into.num_bytes, reach.device_index or 0)
-        read.handle = api.initialize_xfer(
-            "READ",
-            api.get_xfer_descs([local], mem_type=_kind(read.into.device_index)),
-            api.get_xfer_descs([remote], mem_type=_kind(reach.device_index)),
-            reach.agent,
-        )
-        state: str = api.transfer(read.handle)
-        return state
-
-    def _end(self, read: Read, error: Exception | None) -> None:
-        self._reads.remove(read)
-        read.end(error)
-
-    def _cut_off(self) -> None:
-        """Stop every read now. Neither releasing the handle nor disconnecting would: the agent has to go."""
-        log.warning("ucx reads cut off num=%d reason=a source hangs", len(self._reads))
-        self._drop_reads(ConnectionAbortedError("a read of this process hung and was cut off"))
-        self._reader.close()
-        self._reader = _Agent(self._ucx_config, self._post)
-
-    def _drop_reads(self, error: Exception) -> None:
-        for read in tuple(self._reads):
-            self._end(read, error)
-        self._epochs.clear()
-
-    def _forget(self, agent: str) -> None:
-        if self._epochs.pop(agent, None) is not None:
-            with contextlib.suppress(*_NIXL_ERRORS):
-                self._reader.api.remove_remote_agent(agent)
-
-    def _limit_peers(self) -> None:
-        """Forget the peer known longest, most likely a process long gone."""
-        in_use = {read.reach.agent for read in self._reads}
-        if len(self._epochs) > _MAX_PEERS:
-            for agent in [name for name in self._epochs if name not in in_use][:1]:
-                self._forget(agent)
+    def contradicts(self, gone: "_Region") -> bool:
+        """True if a peer that still knows `gone` could take its words for this region's."""
+        device, address, num_bytes = self.span
+        gone_device, gone_address, gone_num_bytes = gone.span
+        overlap = address < gone_address + gone_num_bytes and gone_address < address + num_bytes
+        return device == gone_device and overlap and self.metadata != gone.metadata
 
 
 def _kind(device_index: int | None) -> str:
     return "DRAM" if device_index is None else "VRAM"
+
+
+@contextlib.contextmanager
+def _as_os_error(what: str, kind: type[OSError] = OSError) -> Iterator[None]:
+    try:
+        yield
+    except _NIXL_ERRORS as error:
+        raise kind(f"{what}: {error!r}") from error

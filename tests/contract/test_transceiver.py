@@ -1,0 +1,477 @@
+"""The contract of CacheTransceiver, held to by each wire, across real processes that die and freeze."""
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import msgspec
+import pytest
+
+from baton.errors import HandoffFailed
+from tests.kv_peer import KINDS, Answer, Command, open_transceiver, pattern
+from workers.kv.memory import host_memory
+from workers.kv.source import Peer as SourcePeer
+from workers.kv.source import Source
+from workers.kv.transceiver import CacheTransceiver, Ticket
+
+LARGE_BYTES = 128 << 20
+SOON_S = 1.0
+
+needs_nixl = pytest.mark.skipif(
+    importlib.util.find_spec("nixl_cu13") is None, reason="nixl_cu13 is not installed"
+)
+WIRES = [pytest.param(kind, marks=[] if kind == "tcp" else [needs_nixl]) for kind in KINDS]
+
+
+class Far:
+    """The other process."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.kv_peer", kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def started(self) -> "Far":
+        self._answer()
+        return self
+
+    async def ask(self, command: Command) -> Answer:
+        """One command, one answer."""
+        return await asyncio.to_thread(self._ask, command)
+
+    async def begin_pull(self, ticket: Ticket, seed: int = 0, deadline_s: float = 10.0) -> None:
+        await self.ask(Command("pull", ticket=ticket, seed=seed, deadline_s=deadline_s))
+
+    async def end_of_pull(self) -> Answer:
+        return await self.ask(Command("pulled"))
+
+    async def pull(self, ticket: Ticket, seed: int = 0, deadline_s: float = 10.0) -> Answer:
+        """A whole pull."""
+        await self.begin_pull(ticket, seed, deadline_s)
+        return await self.end_of_pull()
+
+    async def offer(self, num_bytes: int, seed: int = 0) -> Ticket:
+        answer = await self.ask(Command("offer", num_bytes=num_bytes, seed=seed))
+        assert answer.ticket
+        return answer.ticket
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+    def _ask(self, command: Command) -> Answer:
+        assert self.process.stdin
+        self.process.stdin.write(msgspec.json.encode(command) + b"\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Answer:
+        assert self.process.stdout
+        return msgspec.json.decode(self.process.stdout.readline(), type=Answer)
+
+
+@pytest.fixture(scope="module", params=WIRES)
+def far(request: pytest.FixtureRequest) -> Iterator[Far]:
+    """One process for all tests that do not kill it."""
+    process = Far(request.param)
+    yield process.started()
+    process.end()
+
+
+@contextlib.contextmanager
+def victim(kind: str) -> Iterator[Far]:
+    """A process to be killed."""
+    process = Far(kind)
+    try:
+        yield process.started()
+    finally:
+        process.end()
+
+
+@contextlib.asynccontextmanager
+async def near(kind: str) -> AsyncIterator[CacheTransceiver]:
+    """A transceiver of this process."""
+    transceiver = open_transceiver(kind)
+    await transceiver.start()
+    try:
+        yield transceiver
+    finally:
+        await transceiver.close()
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
+    """Wait for a condition, looking at every turn of the loop."""
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def failure(pull: "asyncio.Task[None]") -> float:
+    """Seconds until the pull ends, which must be with HandoffFailed."""
+    start = time.monotonic()
+    with pytest.raises(HandoffFailed):
+        await pull
+    return time.monotonic() - start
+
+
+def readers_of(transceiver: CacheTransceiver, ticket: Ticket) -> int:
+    """How many pullers are at work on an offer; no public method tells."""
+    source: Source = transceiver._source  # type: ignore[attr-defined]  # noqa: SLF001
+    return len(source._offers[ticket.offer_id].readers)  # noqa: SLF001
+
+
+@pytest.mark.parametrize("num_bytes", [1, 4096, 5 << 20, 64 << 20])
+def test_bytes_arrive_as_they_were_offered(far: Far, num_bytes: int) -> None:
+    async def scenario() -> None:
+        async with near(far.kind) as here:
+            ticket = await far.offer(num_bytes, seed=3)
+            into = bytearray(num_bytes)
+            await here.pull(ticket, host_memory(into), 10)
+            assert into == pattern(num_bytes, 3)
+
+    asyncio.run(scenario())
+
+
+def test_the_source_learns_that_the_bytes_have_moved(far: Far) -> None:
+    async def scenario() -> None:
+        async with near(far.kind) as here:
+            ticket = here.offer(host_memory(pattern(1 << 20, 5)))
+            moved = asyncio.create_task(here.moved(ticket))
+            answer = await far.pull(ticket, seed=5)
+            assert answer.intact, answer.error
+            async with asyncio.timeout(SOON_S):
+                await moved
+            await here.moved(ticket)
+            here.withdraw(ticket)
+            assert (await far.pull(ticket)).error
+
+    asyncio.run(scenario())
+
+
+def test_fifty_offers_move_at_once(far: Far) -> None:
+    async def scenario() -> None:
+        async with near(far.kind) as here:
+            tickets = [await far.offer(100_000 + i, seed=i) for i in range(50)]
+            buffers = [bytearray(ticket.num_bytes) for ticket in tickets]
+            pulls = [here.pull(t, host_memory(b), 20) for t, b in zip(tickets, buffers, strict=True)]
+            await asyncio.gather(*pulls)
+            for i, buffer in enumerate(buffers):
+                assert buffer == pattern(len(buffer), i)
+
+    asyncio.run(scenario())
+
+
+def test_a_staging_buffer_is_used_again_for_other_bytes_and_sizes(far: Far) -> None:
+    async def scenario() -> None:
+        async with near(far.kind) as here:
+            buffer = bytearray(1 << 20)
+            staging = host_memory(buffer)
+            for seed, num_bytes in enumerate((900_000, 1000, 70_000, 1000)):
+                buffer[100 : 100 + num_bytes] = pattern(num_bytes, seed)
+                ticket = here.offer(staging.part(100, num_bytes))
+                answer = await far.pull(ticket, seed=seed)
+                assert answer.intact, answer.error
+                here.withdraw(ticket)
+                back = await far.offer(num_bytes, seed=seed + 50)
+                await here.pull(back, staging.part(7, num_bytes), 10)
+                assert buffer[7 : 7 + num_bytes] == pattern(num_bytes, seed + 50)
+
+    asyncio.run(scenario())
+
+
+def test_what_was_withdrawn_is_not_pulled(far: Far) -> None:
+    async def scenario() -> None:
+        async with near(far.kind) as here:
+            ticket = here.offer(host_memory(pattern(4096, 1)))
+            moved = asyncio.create_task(here.moved(ticket))
+            await asyncio.sleep(0)
+            here.withdraw(ticket)
+            here.withdraw(ticket)
+            with pytest.raises(HandoffFailed):
+                await moved
+            answer = await far.pull(ticket)
+            assert answer.error
+            assert answer.elapsed_s < SOON_S
+
+    asyncio.run(scenario())
+
+
+def test_an_offer_nobody_wants_is_waited_for_no_longer_than_the_waiter_likes(far: Far) -> None:
+    async def scenario() -> None:
+        async with near(far.kind) as here:
+            ticket = here.offer(host_memory(pattern(4096, 1)))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await here.moved(ticket)
+            assert (await far.pull(ticket, seed=1)).intact  # giving up the wait ended nothing
+            await here.moved(ticket)
+
+    asyncio.run(scenario())
+
+
+def test_overwriting_withdrawn_memory_under_a_running_pull_spoils_no_pull(far: Far) -> None:
+    """At any moment of the pull: it delivers what was offered, or fails."""
+
+    async def scenario() -> None:
+        async with near(far.kind) as here:
+            buffer = pattern(16 << 20, 1)
+            original = bytes(buffer)
+            payload = host_memory(buffer)
+            num_failed = 0
+            for step in range(16):
+                buffer[:] = original
+                ticket = here.offer(payload)
+                await far.begin_pull(ticket, seed=1)
+                with contextlib.suppress(TimeoutError):
+                    await until(lambda t=ticket: readers_of(here, t) > 0, 0.02)  # type: ignore[misc]
+                await asyncio.sleep(step * 0.001)
+                here.withdraw(ticket)
+                buffer[:] = bytes(len(buffer))
+                answer = await far.end_of_pull()
+                assert answer.intact or answer.error
+                num_failed += answer.error is not None
+            assert num_failed
+
+    asyncio.run(scenario())
+
+
+def test_a_wrong_secret_opens_nothing(far: Far) -> None:
+    async def scenario() -> None:
+        async with near(far.kind) as here:
+            ticket = await far.offer(4096, seed=2)
+            peer = msgspec.msgpack.decode(ticket.peer, type=SourcePeer)
+            guess = msgspec.structs.replace(peer, secret=bytes(len(peer.secret)))
+            forged = msgspec.structs.replace(ticket, peer=msgspec.msgpack.encode(guess))
+            into = bytearray(4096)
+            with pytest.raises(HandoffFailed):
+                await here.pull(forged, host_memory(into), 5)
+            assert into == bytes(4096)
+            await here.pull(ticket, host_memory(into), 5)
+            assert into == pattern(4096, 2)
+
+    asyncio.run(scenario())
+
+
+def test_a_ticket_for_another_wire_or_another_size_is_refused(far: Far) -> None:
+    async def scenario() -> None:
+        async with near(far.kind) as here:
+            ticket = await far.offer(4096)
+            into = host_memory(bytearray(4096))
+            with pytest.raises(HandoffFailed):
+                await here.pull(msgspec.structs.replace(ticket, wire="pigeon"), into, 5)
+            with pytest.raises(HandoffFailed):
+                await here.pull(msgspec.structs.replace(ticket, peer=b"x"), into, 5)
+            with pytest.raises(ValueError, match="4095"):
+                await here.pull(ticket, host_memory(bytearray(4095)), 5)
+            with pytest.raises(ValueError, match="at least one byte"):
+                here.offer(host_memory(bytearray(0)))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "words", [b"GET / HTTP/1.1\r\n\r\n", struct.pack("<I", 5) + b"\xc1\xc1\xc1\xc1\xc1", b"\xff\xff\xff\xff"]
+)
+def test_a_stranger_who_talks_nonsense_is_hung_up_on(far: Far, words: bytes) -> None:
+    async def scenario() -> None:
+        peer = msgspec.msgpack.decode((await far.offer(4096)).peer, type=SourcePeer)
+        reader, writer = await asyncio.open_connection(peer.host, peer.port)
+        writer.write(words)
+        with contextlib.suppress(ConnectionResetError):
+            async with asyncio.timeout(SOON_S):
+                assert await reader.read() == b""
+        writer.close()
+        with contextlib.suppress(ConnectionResetError):
+            await writer.wait_closed()
+
+    asyncio.run(scenario())
+
+
+def test_a_frozen_source_costs_the_puller_its_deadline_and_never_writes_later(far: Far) -> None:
+    async def scenario() -> None:
+        for step in range(4):  # frozen while connecting, while the bytes move, before it confirms
+            async with near(far.kind) as here:
+                ticket = await far.offer(32 << 20, seed=1)
+                into = bytearray(32 << 20)
+                pull = asyncio.create_task(here.pull(ticket, host_memory(into), 0.3))
+                await asyncio.sleep(step * 0.002)
+                far.signal(signal.SIGSTOP)
+                try:
+                    elapsed_s = await failure(pull)
+                    into[:] = b"\x55" * len(into)
+                finally:
+                    far.signal(signal.SIGCONT)
+                assert elapsed_s < 0.3 + SOON_S
+                again = bytearray(32 << 20)
+                await here.pull(ticket, host_memory(again), 10)  # a failed pull leaves the offer standing
+                assert again == pattern(32 << 20, 1)
+                assert into == b"\x55" * len(into)
+
+    asyncio.run(scenario())
+
+
+def test_a_frozen_puller_does_not_keep_the_source_from_its_memory(far: Far) -> None:
+    async def scenario() -> None:
+        async with near(far.kind) as here:
+            buffer = pattern(LARGE_BYTES, 1)
+            ticket = here.offer(host_memory(buffer))
+            await far.begin_pull(ticket, seed=1)
+            await until(lambda: readers_of(here, ticket) > 0)
+            far.signal(signal.SIGSTOP)
+            try:
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.1):
+                        await here.moved(ticket)
+                here.withdraw(ticket)
+                buffer[:] = bytes(len(buffer))
+            finally:
+                far.signal(signal.SIGCONT)
+            assert (await far.end_of_pull()).error
+            fresh = here.offer(host_memory(pattern(4096, 9)))
+            assert (await far.pull(fresh, seed=9)).intact
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_a_killed_source_fails_the_pull_at_once_and_its_successor_is_pulled_from(kind: str) -> None:
+    async def scenario() -> None:
+        async with near(kind) as here:
+            with victim(kind) as far:
+                warm = await far.offer(4096, seed=1)
+                await here.pull(warm, host_memory(bytearray(4096)), 10)
+                ticket = await far.offer(LARGE_BYTES, seed=1)
+                into = bytearray(LARGE_BYTES)
+                pull = asyncio.create_task(here.pull(ticket, host_memory(into), 30))
+                await until(lambda: into[0] != 0)
+                far.signal(signal.SIGKILL)
+                assert await failure(pull) < SOON_S
+                late = asyncio.create_task(here.pull(ticket, host_memory(into), 30))
+                assert await failure(late) < SOON_S
+            with victim(kind) as far:
+                ticket = await far.offer(4096, seed=2)
+                small = bytearray(4096)
+                await here.pull(ticket, host_memory(small), 10)
+                assert small == pattern(4096, 2)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_a_killed_puller_leaves_the_offer_to_the_next_one(kind: str) -> None:
+    async def scenario() -> None:
+        async with near(kind) as here:
+            ticket = here.offer(host_memory(pattern(LARGE_BYTES, 1)))
+            with victim(kind) as far:
+                await far.begin_pull(ticket, seed=1)
+                await until(lambda: readers_of(here, ticket) > 0)
+                far.signal(signal.SIGKILL)
+                await until(lambda: readers_of(here, ticket) == 0)
+            with victim(kind) as far:
+                assert (await far.pull(ticket, seed=1)).intact
+            await here.moved(ticket)
+
+    asyncio.run(scenario())
+
+
+def test_closing_ends_every_wait(far: Far) -> None:
+    async def scenario() -> None:
+        async with near(far.kind) as here:
+            ticket = here.offer(host_memory(pattern(4096, 1)))
+            moved = asyncio.create_task(here.moved(ticket))
+            there = await far.offer(4096)
+            far.signal(signal.SIGSTOP)
+            try:
+                pull = asyncio.create_task(here.pull(there, host_memory(bytearray(4096)), 30))
+                await asyncio.sleep(0.02)
+                async with asyncio.timeout(SOON_S):
+                    await here.close()
+                    await failure(pull)
+            finally:
+                far.signal(signal.SIGCONT)
+            with pytest.raises(HandoffFailed):
+                await moved
+            with pytest.raises(HandoffFailed):
+                here.offer(host_memory(bytearray(1)))
+            with pytest.raises(HandoffFailed):
+                await here.pull(there, host_memory(bytearray(4096)), 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_pull_is_cancelled_and_the_offer_stands(far: Far) -> None:
+    async def scenario() -> None:
+        async with near(far.kind) as here:
+            ticket = await far.offer(32 << 20, seed=1)
+            into = host_memory(bytearray(32 << 20))
+            pull = asyncio.create_task(here.pull(ticket, into, 10))
+            await asyncio.sleep(0.003)
+            pull.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await pull
+            await here.pull(ticket, into, 10)
+
+    asyncio.run(scenario())
+
+
+def test_two_hundred_rounds_leak_neither_files_nor_threads(far: Far) -> None:
+    async def rounds(here: CacheTransceiver, num: int) -> tuple[int, int, int, int]:
+        for i in range(num):
+            buffer = bytearray(5000)
+            ticket = await far.offer(5000, seed=i)
+            await here.pull(ticket, host_memory(buffer), 10)
+            await far.ask(Command("withdraw", ticket=ticket))
+            back = here.offer(host_memory(buffer))
+            assert (await far.pull(back, seed=i)).intact
+            here.withdraw(back)
+        there = await far.ask(Command("ping"))
+        num_fds = len(os.listdir("/proc/self/fd"))
+        return num_fds, threading.active_count(), there.num_fds, there.num_threads
+
+    async def scenario() -> None:
+        async with near(far.kind) as here:
+            before = await rounds(here, 10)
+            after = await rounds(here, 200)
+            assert all(now <= then + 1 for now, then in zip(after, before, strict=True)), (before, after)
+
+    asyncio.run(scenario())
+
+
+def test_pinned_offers_cost_no_cpu(far: Far) -> None:
+    async def scenario() -> None:
+        tickets = [await far.offer(4096) for _ in range(10)]
+        before = await far.ask(Command("ping"))
+        await asyncio.sleep(0.5)
+        after = await far.ask(Command("ping"))
+        assert after.cpu_s - before.cpu_s < 0.02
+        for ticket in tickets:
+            await far.ask(Command("withdraw", ticket=ticket))
+
+    asyncio.run(scenario())
+
+
+def test_only_loopback_is_listened_on_unless_told(far: Far) -> None:
+    async def scenario() -> None:
+        peer = msgspec.msgpack.decode((await far.offer(1)).peer, type=SourcePeer)
+        assert peer.host == "127.0.0.1"
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as elsewhere:
+            assert elsewhere.connect_ex(("127.0.0.2", peer.port)) != 0
+
+    asyncio.run(scenario())

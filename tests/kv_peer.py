@@ -1,0 +1,120 @@
+"""A process with one cache transceiver that does what its parent says: the far end in its tests.
+
+Started as `python -m tests.kv_peer tcp|ucx|ucx-stream`; one JSON command a line on stdin, one answer a line.
+"""
+
+import asyncio
+import os
+import sys
+import threading
+import time
+import zlib
+from typing import IO
+
+import msgspec
+
+from baton.errors import HandoffFailed
+from workers.kv.choose import choose_transceiver
+from workers.kv.memory import Memory, host_memory
+from workers.kv.transceiver import CacheTransceiver, Ticket
+
+KINDS = ("tcp", "ucx", "ucx-stream")
+
+
+def open_transceiver(kind: str) -> CacheTransceiver:
+    """A transceiver not yet started; `ucx-stream` is UCX on a machine where it can read nothing directly."""
+    if kind == "ucx-stream":
+        os.environ["UCX_TLS"] = "tcp,self"
+    else:
+        os.environ.pop("UCX_TLS", None)
+    os.environ["UCX_LOG_LEVEL"] = "fatal"  # it reports each lost peer as an error
+    return choose_transceiver(kind.partition("-")[0].upper())
+
+
+def pattern(num_bytes: int, seed: int) -> bytearray:
+    """Bytes that differ by place and seed."""
+    block = bytearray(zlib.crc32(bytes([seed % 256, i % 256])) % 256 for i in range(4093))
+    return (block * (num_bytes // len(block) + 1))[:num_bytes]
+
+
+class Command(msgspec.Struct, frozen=True):
+    """`do` is offer, withdraw, pull, pulled, ping or quit; the rest is what that needs."""
+
+    do: str
+    num_bytes: int = 0
+    seed: int = 0
+    deadline_s: float = 10.0
+    ticket: Ticket | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """`error` is set when a pull failed; `cpu_s`, `num_fds`, `num_threads` are this process's."""
+
+    ticket: Ticket | None = None
+    error: str | None = None
+    intact: bool = False
+    elapsed_s: float = 0.0
+    name: str = ""
+    cpu_s: float = 0.0
+    num_fds: int = 0
+    num_threads: int = 0
+
+
+class Peer:
+    """Carries out commands one after the other; a pull runs on its own until `pulled` asks for its end."""
+
+    def __init__(self, transceiver: CacheTransceiver) -> None:
+        self._transceiver = transceiver
+        self._pull: asyncio.Task[Answer] | None = None
+        self._into: Memory | None = None
+
+    async def carry_out(self, command: Command) -> Answer:
+        if command.do == "offer":
+            payload = host_memory(pattern(command.num_bytes, command.seed))
+            return Answer(ticket=self._transceiver.offer(payload))
+        if command.do == "withdraw" and command.ticket:
+            self._transceiver.withdraw(command.ticket)
+        elif command.do == "pull":
+            self._pull = asyncio.create_task(self._pulling(command))
+        elif command.do == "pulled" and self._pull:
+            return await self._pull
+        return Answer(
+            name=self._transceiver.transport_name,
+            cpu_s=time.process_time(),
+            num_fds=len(os.listdir("/proc/self/fd")),
+            num_threads=threading.active_count(),
+        )
+
+    async def _pulling(self, command: Command) -> Answer:
+        assert command.ticket
+        buffer = bytearray(command.ticket.num_bytes)
+        start = time.monotonic()
+        try:
+            await self._transceiver.pull(command.ticket, host_memory(buffer), command.deadline_s)
+        except HandoffFailed as error:
+            return Answer(error=error.message, elapsed_s=time.monotonic() - start)
+        elapsed_s = time.monotonic() - start
+        return Answer(intact=buffer == pattern(len(buffer), command.seed), elapsed_s=elapsed_s)
+
+
+async def serve(kind: str, commands: IO[bytes], answers: IO[bytes]) -> None:
+    """Start the transceiver, say so, and obey until told to quit or the parent is gone."""
+    transceiver = open_transceiver(kind)
+    await transceiver.start()
+    peer = Peer(transceiver)
+    answer = Answer(name=transceiver.transport_name)
+    while True:
+        answers.write(msgspec.json.encode(answer) + b"\n")
+        answers.flush()
+        line = await asyncio.to_thread(commands.readline)
+        if not line:
+            break
+        command = msgspec.json.decode(line, type=Command)
+        if command.do == "quit":
+            break
+        answer = await peer.carry_out(command)
+    await transceiver.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(sys.argv[1], sys.stdin.buffer, sys.stdout.buffer))

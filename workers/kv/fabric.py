@@ -1,0 +1,179 @@
+"""Which reads are under way, over which agent, and how each one ends. Runs on the poller's thread alone."""
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from workers.kv.memory import Memory, host_memory
+from workers.kv.ucx import Agent, NoDirectPath, Reach
+
+log = logging.getLogger(__name__)
+
+_PROBE_BYTES = 4096
+_PROBE_LIMIT_S = 2.0
+# How long a read that nobody wants any more may take to end by itself.
+_GRACE_S = 0.5
+_MAX_PEERS = 64
+
+
+class Read:
+    """One read into `into`. `ended` is set when nobody writes `into` any more: None, or the failure."""
+
+    def __init__(self, reach: Reach, into: Memory) -> None:
+        self.reach = reach
+        self.into = into
+        self.ended: Future[None] = Future()
+        self.handle: Any = None
+        self.give_up_at = float("inf")
+
+
+class _Peer:
+    """A source as this process reads it: an agent for it alone, which can be thrown away with its reads.
+
+    Nothing less stops a read that hangs: after releasing its handle and disconnecting, UCX still wrote when
+    the source woke up (measured). And each reconnection of one agent leaked two file descriptors a side.
+    """
+
+    def __init__(self, agent: Agent, epoch: int) -> None:
+        self.agent = agent
+        self.epoch = epoch
+        self.reads: list[Read] = []
+
+    def step(self, read: Read) -> bool:
+        """Post the read, or drive it on; True when it is done. Raises NoDirectPath."""
+        if read.handle is None:
+            self.reads.append(read)
+            read.handle = self.agent.read(read.reach, read.into)
+        return self.agent.is_done(read.handle)
+
+    def finish(self, read: Read) -> None:
+        """A read that is done."""
+        self.reads.remove(read)
+        self.agent.release(read.handle)
+        read.ended.set_result(None)
+
+    def close(self, error: OSError) -> None:
+        """End every read with `error`; afterwards none of them writes."""
+        for read in self.reads:
+            if read.handle is not None:
+                self.agent.release(read.handle)
+                read.handle = None
+        self.agent.close()
+        for read in self.reads:
+            read.ended.set_exception(error)
+        self.reads.clear()
+
+
+class Fabric:
+    """Lends memory to readers, and reads what others lend."""
+
+    def __init__(self, host: str, post: Callable[..., object]) -> None:
+        """`post(call, *args)` runs a call on this fabric's thread, later."""
+        self._loopback = host == "::1" or host.startswith("127.")
+        self._post = post
+        self._num_lent = 0
+        self._waiting: list[Read] = []
+        self._peers: dict[str, _Peer] = {}
+        self._source: Agent | None = None
+
+    def open(self) -> bool:
+        """Start UCX; True if one agent can read another's host memory directly. Raises OSError."""
+        self._source = self._new_agent()
+        payload, into = host_memory(bytearray(_PROBE_BYTES)), host_memory(bytearray(_PROBE_BYTES))
+        probe = Read(self.lend(payload), into)
+        probe.give_up_at = time.monotonic() + _PROBE_LIMIT_S
+        self.begin(probe)
+        while self.poll() and not probe.ended.done():
+            pass
+        self._num_lent -= 1
+        self._lose(self._source.name, NoDirectPath("the probe is over"))
+        return probe.ended.exception() is None
+
+    def lend(self, payload: Memory) -> Reach:
+        """Let peers read `payload` until `take_back`, once for each call. Raises OSError."""
+        if self._source is None:
+            raise OSError("UCX is closed")
+        reach = self._source.reach(payload)
+        self._num_lent += 1
+        return reach
+
+    def take_back(self, lent: "Future[Reach]") -> None:
+        """The end of one `lend`, if that came to pass."""
+        if not lent.cancelled() and lent.exception() is None:
+            self._num_lent -= 1
+
+    def begin(self, read: Read) -> None:
+        """Start a read; `read.ended` tells how it went."""
+        self._waiting.append(read)
+
+    def give_up(self, read: Read) -> None:
+        """Nobody wants this read any more: see that it ends soon."""
+        read.give_up_at = min(read.give_up_at, time.monotonic() + _GRACE_S)
+
+    def poll(self) -> bool:
+        """Drive what is under way; True if anything is."""
+        if self._num_lent and self._source is not None:
+            self._source.progress()
+        for peer in tuple(self._peers.values()):
+            for read in tuple(peer.reads):
+                self._drive(peer, read)
+        for read in tuple(self._waiting):
+            self._start(read)
+        return bool(self._num_lent or self._waiting or any(peer.reads for peer in self._peers.values()))
+
+    def close(self) -> None:
+        """End every read, free the agents."""
+        closed = ConnectionAbortedError("the transceiver was closed")
+        for name in tuple(self._peers):
+            self._lose(name, closed)
+        for read in self._waiting:
+            read.ended.set_exception(closed)
+        self._waiting.clear()
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+    def _start(self, read: Read) -> None:
+        reach = read.reach
+        peer = self._peers.get(reach.agent)
+        if peer is not None and peer.epoch != reach.epoch:
+            if peer.reads and time.monotonic() < read.give_up_at:
+                return  # what they know of the source's memory still holds for them
+            self._lose(reach.agent, ConnectionAbortedError("the source has changed its registrations"))
+            peer = None
+        self._waiting.remove(read)
+        try:
+            peer = peer or self._meet(reach)
+        except OSError as error:
+            read.ended.set_exception(error)
+        else:
+            self._drive(peer, read)
+
+    def _meet(self, reach: Reach) -> _Peer:
+        idle = [name for name, peer in self._peers.items() if not peer.reads]
+        if len(self._peers) >= _MAX_PEERS and idle:
+            self._lose(idle[0], ConnectionAbortedError("too many peers"))  # likely a process long gone
+        peer = self._peers[reach.agent] = _Peer(self._new_agent(), reach.epoch)
+        return peer
+
+    def _drive(self, peer: _Peer, read: Read) -> None:
+        if read.ended.done():
+            return  # lost together with another read of its peer
+        try:
+            if peer.step(read):
+                peer.finish(read)
+            elif time.monotonic() > read.give_up_at:
+                log.warning("ucx read cut off source=%s reason=it hangs", read.reach.agent)
+                self._lose(read.reach.agent, ConnectionAbortedError("a read from this source hung"))
+        except Exception as error:  # noqa: BLE001 whatever it is, somebody waits for this read to end
+            lost = error if isinstance(error, OSError) else OSError(repr(error))
+            self._lose(read.reach.agent, lost)
+
+    def _lose(self, name: str, error: OSError) -> None:
+        if peer := self._peers.pop(name, None):
+            peer.close(error)
+
+    def _new_agent(self) -> Agent:
+        return Agent(loopback=self._loopback, post=self._post)
