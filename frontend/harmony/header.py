@@ -1,7 +1,7 @@
 """The grammar of a message header, and what is made of headers that break it.
 
 A header names a role, a channel, a recipient and a content type, in any order. gpt-oss breaks it in about one
-turn of twenty-five, in ways that are known; each has a rule here and a name in `Header.repairs`.
+turn of twenty-five, in ways that are known; each has a rule here and a name in `REPAIRS`.
 """
 
 import re

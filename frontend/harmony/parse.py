@@ -50,7 +50,7 @@ class HarmonyParser:
     A recipient makes a message a tool call, whatever its channel. A built-in tool that was not offered
     (`browser.*`, `python`) is called in the chain of thought, so its message is reasoning. Text without any
     channel is for the user, except where it has no `<|message|>` and another message follows it: then it was
-    thinking aloud. `repairs` counts, by kind, what was mended.
+    thinking aloud. `repairs` counts what was mended, by the kinds in `REPAIRS`.
     """
 
     def __init__(self, vocabulary: Vocabulary, offered_tools: frozenset[str]) -> None:
@@ -64,7 +64,8 @@ class HarmonyParser:
         self._position = 0  # of the next token in the answer
         self._num_calls = 0
         self._message: OpenMessage | None = None  # None: in a header
-        self._header = RawHeader(offered_tools, is_started=True, expects_role=False)
+        self._max_name_bytes = max((len(name.encode()) for name in offered_tools), default=0)
+        self._header = self._new_header(is_started=True)
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
         """The deltas that these tokens complete."""
@@ -104,9 +105,10 @@ class HarmonyParser:
     @property
     def num_reasoning_tokens(self) -> int:
         """Tokens of reasoning text so far, without headers and control tokens."""
-        message = self._message
-        is_open = message is not None and message.kind is Kind.REASONING
-        return self._num_ended_reasoning_tokens + (message.num_tokens if message and is_open else 0)
+        num_tokens = self._num_ended_reasoning_tokens
+        if self._message is not None and self._message.kind is Kind.REASONING:
+            num_tokens += self._message.num_tokens
+        return num_tokens
 
     def _obey(self, control: SpecialToken, deltas: list[Delta]) -> None:
         in_header, in_body = _TABLE[control]
@@ -124,7 +126,7 @@ class HarmonyParser:
         match action:
             case _Do.START_HEADER:
                 self._end_header(deltas, more_follows=True)
-                self._header = RawHeader(self._offered, is_started=True, expects_role=True)
+                self._header = self._new_header(is_started=True, expects_role=True)
             case _Do.MARK:
                 # Text before a channel: that was a message of its own, whose end is missing.
                 if control is SpecialToken.CHANNEL and self._header.is_text():
@@ -137,6 +139,11 @@ class HarmonyParser:
                 self._end_header(deltas, more_follows=control is SpecialToken.END)
             case _:
                 self.repairs["stray_control"] += 1
+
+    def _new_header(self, *, is_started: bool = False, expects_role: bool = False) -> RawHeader:
+        return RawHeader(
+            self._offered, self._max_name_bytes, is_started=is_started, expects_role=expects_role
+        )
 
     def _read_header(self, token_id: int, deltas: list[Delta]) -> None:
         self._header.append(self._bytes_of((token_id,))[0], self._position)
@@ -152,7 +159,7 @@ class HarmonyParser:
             self._count_repairs(header)
             self._open_message(header, tokens, deltas)
         else:
-            self._header = RawHeader(self._offered, is_started=False, expects_role=False)
+            self._header = self._new_header()
 
     def _end_header(self, deltas: list[Delta], *, more_follows: bool = False, is_cut: bool = False) -> None:
         """Ends a header without `<|message|>`: text in it is the message's, a recipient is a call."""
@@ -164,7 +171,7 @@ class HarmonyParser:
                 otherwise = Kind.REASONING if more_follows else Kind.TEXT
                 message = self._open_message(header, tokens, deltas, otherwise=otherwise)
                 self._end_message(message, deltas, is_complete=not is_cut)
-        self._header = RawHeader(self._offered, is_started=False, expects_role=False)
+        self._header = self._new_header()
 
     def _open_body(self, deltas: list[Delta]) -> None:
         header = self._header.read()
@@ -219,7 +226,7 @@ class HarmonyParser:
         if message.has_spoken or message.kind is Kind.CALL:
             deltas.append(MessageEnd(is_complete))
         self._message = None
-        self._header = RawHeader(self._offered, is_started=False, expects_role=False)
+        self._header = self._new_header()
 
 
 def _append(deltas: list[Delta], delta: Delta | None) -> None:

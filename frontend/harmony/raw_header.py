@@ -10,17 +10,22 @@ MAX_HEADER_BYTES_AFTER_CHANNEL = 256
 
 
 class RawHeader:
-    """`is_started` says that a `<|start|>` came before, `expects_role` that a role is due after it."""
+    """`max_name_bytes` is the length of the longest tool name, which a header must have room for.
 
-    def __init__(self, offered: frozenset[str], *, is_started: bool, expects_role: bool) -> None:
+    `is_started` says that a `<|start|>` came before, `expects_role` that a role is due after it.
+    """
+
+    def __init__(
+        self, offered: frozenset[str], max_name_bytes: int, *, is_started: bool, expects_role: bool
+    ) -> None:
         self.is_started = is_started
         self.expects_role = expects_role
         self._offered = offered
         self._raw = bytearray()
         self._pieces: list[tuple[int, int, bytes]] = []  # ordinary tokens: offset in `_raw`, position, bytes
-        self._longest_name = max((len(name.encode()) for name in offered), default=0)
+        self._max_name_bytes = max_name_bytes
         self._has_channel = False
-        self._max_bytes = MAX_HEADER_BYTES + self._longest_name
+        self._max_bytes = MAX_HEADER_BYTES + self._max_name_bytes
 
     @property
     def is_blank(self) -> bool:
@@ -43,7 +48,7 @@ class RawHeader:
         self._raw += token.value.encode()
         if token is SpecialToken.CHANNEL and not self._has_channel:
             self._has_channel = True
-            self._max_bytes = len(self._raw) + MAX_HEADER_BYTES_AFTER_CHANNEL + self._longest_name
+            self._max_bytes = len(self._raw) + MAX_HEADER_BYTES_AFTER_CHANNEL + self._max_name_bytes
 
     def read(self) -> Header:
         """The header, now that its `<|message|>` has come."""

@@ -18,6 +18,7 @@ from frontend.harmony.deltas import (
 )
 from frontend.harmony.parse import HarmonyParser
 from frontend.harmony.raw_header import MAX_HEADER_BYTES, MAX_HEADER_BYTES_AFTER_CHANNEL
+from frontend.harmony.repairs import REPAIRS
 from frontend.harmony.specials import SpecialToken
 from frontend.harmony.vocabulary import Vocabulary
 
@@ -97,6 +98,10 @@ def test_an_answer_token_by_token_becomes_the_same_messages(case: dict[str, Any]
 
     assert messages(deltas + parser.finish()) == case["gives"]
     assert dict(parser.repairs) == case.get("repairs", {})
+
+
+def test_every_kind_of_repair_has_a_case() -> None:
+    assert {kind for case in CASES for kind in case.get("repairs", {})} == set(REPAIRS)
 
 
 def test_deltas_say_which_tokens_they_are() -> None:

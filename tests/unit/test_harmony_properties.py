@@ -17,6 +17,7 @@ from frontend.harmony.deltas import (
     ToolCallStart,
 )
 from frontend.harmony.parse import HarmonyParser
+from frontend.harmony.repairs import REPAIRS
 from frontend.harmony.specials import SpecialToken
 from frontend.harmony.vocabulary import Vocabulary
 
@@ -147,6 +148,7 @@ def text_of(deltas: Sequence[Delta]) -> str:
 @given(streams, st.lists(st.integers(0, 7), max_size=20))
 def test_the_result_does_not_depend_on_how_tokens_were_split(ids: list[int], sizes: list[int]) -> None:
     whole, parser = parse([ids])
+    assert set(parser.repairs) <= set(REPAIRS)
     for chunks in (cuts(ids, sizes), cuts(ids, [1] * len(ids))):
         deltas, other = parse(chunks)
         assert merged(deltas) == merged(whole)
