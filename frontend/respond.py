@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from baton.errors import BatonError, DeadlineExceeded
+from baton.errors import BatonError, DeadlineExceeded, NotReady
 from baton.messages import GenerateRequest, TokenChunk
 from frontend import sse
 from frontend.exchange import ClientGone, Exchange, Receive, Scope, Send, ignored_header
@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 CLIENT_GONE_STATUS = 499
 # How much longer than the request's deadline an answer may take: its error still has to reach the client.
 GRACE_S = 30.0
+# The server cancels what still runs when its drain deadline is over; the client is told why, if it listens.
+GOODBYE_S = 1.0
+_SHUTTING_DOWN = NotReady("The server is shutting down; try again.", retry_after_s=1)
 
 
 class Choice(Protocol):
@@ -111,9 +114,6 @@ class Endpoint:
         except ClientGone:
             tally.disconnected = True
             log.info("client gone request_id=%s route=%s", exchange.request_id, self._route)
-        except asyncio.CancelledError:
-            tally.disconnected = True
-            raise
         finally:
             if tally.disconnected:
                 tally.status = CLIENT_GONE_STATUS
@@ -135,9 +135,18 @@ class Endpoint:
                 await _generate(exchange, answer, services, tally)
         except ClientGone:
             raise
+        except asyncio.CancelledError:
+            tally.status = _SHUTTING_DOWN.status
+            if not exchange.started:
+                async with asyncio.timeout(GOODBYE_S):
+                    await exchange.answer_error(_SHUTTING_DOWN)
+            raise
         except Exception as error:  # noqa: BLE001 the client gets an envelope, whatever broke
             failure = as_baton_error(error, exchange.request_id)
             tally.status = failure.status
+            log.info(
+                "refused request_id=%s status=%d code=%s", exchange.request_id, failure.status, failure.code
+            )
             if exchange.started:
                 # The client has not read for so long that the grace is over too: no use to write more.
                 raise ClientGone from None
@@ -233,6 +242,10 @@ async def _stream(
             while data := await outbox.take():
                 await exchange.write(data)
         except ClientGone:
+            raise
+        except asyncio.CancelledError:
+            async with asyncio.timeout(GOODBYE_S):
+                await exchange.end(answer.failure(_SHUTTING_DOWN))
             raise
         except Exception as error:  # noqa: BLE001 the client gets an error event, whatever broke
             failure = as_baton_error(error, exchange.request_id)

@@ -326,6 +326,24 @@ def test_a_client_that_leaves_ends_the_generation_at_once(stream: bool) -> None:
     assert client.metric("baton_running_requests", route=route) == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_must_stop_says_so(stream: bool) -> None:
+    async def scenario() -> bytes:
+        client = Client(ScriptedTokens(ANSWER, pause_at=30))
+        said: list[bytes] = []
+        client.on_write = said.append
+        answering = asyncio.create_task(client.chat(stream=stream))
+        await asyncio.wait_for(client.tokens.paused.wait(), 5)
+        await asyncio.sleep(0)
+        answering.cancel()
+        await asyncio.wait([answering], timeout=5)
+        assert answering.cancelled()
+        assert client.tokens.num_ended == 1
+        return b"".join(said)
+
+    assert b'"code":"not_ready"' in asyncio.run(scenario())
+
+
 def test_headers_and_comments_go_out_while_a_long_prefill_runs() -> None:
     async def scenario() -> Reply:
         tokens = ScriptedTokens(ANSWER, pause_at=0)
