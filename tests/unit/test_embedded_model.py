@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import GptOssForCausalLM
 
-from tests.tiny_gpt_oss import VOCAB_SIZE, WINDOW, prompt, write_checkpoint
+from tests.tiny_gpt_oss import VOCAB_SIZE, WINDOW, prompt, write_checkpoint, write_mxfp4_checkpoint
 from workers.engines.embedded.attention import Span, plan_attention
 from workers.engines.embedded.model import GptOss
 from workers.engines.embedded.pool import KvPool
@@ -130,3 +130,12 @@ def test_gathered_kv_is_all_that_decode_needs(
 def test_sliding_layers_hand_over_their_window_only(paged: Paged) -> None:
     row_bytes = 2 * 2 * 16 * 4  # K and V, 2 heads, 16 wide, float32
     assert paged.pool.num_handoff_bytes(100) == row_bytes * (2 * 100 + 2 * (WINDOW - 1))
+
+
+def test_an_mxfp4_checkpoint_is_the_model_that_it_encodes(tmp_path: Path) -> None:
+    packed, plain = tmp_path / "packed", tmp_path / "plain"
+    write_mxfp4_checkpoint(packed, plain)
+    ids = prompt(30)
+    torch.testing.assert_close(
+        Paged(packed).run_in_chunks(ids, 30), Paged(plain).run_in_chunks(ids, 30), atol=0, rtol=0
+    )

@@ -41,21 +41,19 @@ def new_sequence(request: GenerateRequest, limits: Limits, *, hands_off: bool) -
 def _check_lengths(request: GenerateRequest, limits: Limits) -> None:
     num_tokens = len(request.token_ids)
     if num_tokens == 0:
-        raise InvalidRequest("the prompt has no token", param="messages")
+        raise InvalidRequest("the prompt has no token")
     if not 0 <= request.num_generated < num_tokens:
         raise InvalidRequest(f"of {num_tokens} tokens, {request.num_generated} cannot be generated ones")
     if num_tokens >= limits.context_length:
         raise InvalidRequest(
             f"the prompt has {num_tokens} tokens; the context of {limits.context_length} holds "
             f"{limits.context_length - 1} and an answer",
-            param="messages",
         )
     longest = limits.max_prompt_tokens
     if longest is not None and num_tokens > longest and request.handoff is None:
         raise InvalidRequest(
             f"the prompt has {num_tokens} tokens; without enable_chunked_prefill max_num_tokens ({longest}) "
             "is the most",
-            param="messages",
         )
     if request.sampling.max_tokens <= request.num_generated:
         raise InvalidRequest(

@@ -91,12 +91,17 @@ class StepLoop:
         try:
             return await loop.run_in_executor(self._thread, function, *args)
         except Exception as error:
-            _LOG.exception("engine broke")
-            self._break(f"{type(error).__name__}: {error}")
+            self._break(error)
             raise EngineFailure(self.reason) from error
 
     async def run(self) -> None:
-        """Step until cancelled or broken."""
+        """Step until cancelled or broken. An exception here breaks it: nobody else would tell."""
+        try:
+            await self._run()
+        except Exception as error:  # noqa: BLE001 whatever it is, `failed` has to tell
+            self._break(error)
+
+    async def _run(self) -> None:
         while not self.broke.is_set():
             step = self.scheduler.plan()
             for sequence in step.to_pull:
@@ -143,7 +148,8 @@ class StepLoop:
             DeadlineExceeded(f"the request's {call.request.deadline_s:g} s were over while {phase.value}"),
         )
 
-    def _break(self, reason: str) -> None:
-        self.reason = reason
+    def _break(self, error: Exception) -> None:
+        _LOG.error("engine broke", exc_info=error)
+        self.reason = f"{type(error).__name__}: {error}"
         self.broke.set()
-        self.fail_all(EngineFailure(reason))
+        self.fail_all(EngineFailure(self.reason))
