@@ -9,7 +9,7 @@ from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Sampling
 from frontend.answers import ContextTooLong
 from frontend.fleet import ServedModel
-from frontend.schema import Nvext, SamplingFields
+from frontend.schema import ChatBody, Nvext, SamplingFields
 
 _SEED_MASK = 2**63 - 1
 
@@ -65,13 +65,7 @@ def sampling_of(
     `max_tokens` None is all that the context leaves, and more than that is cut to it. Raises ContextTooLong
     if it leaves nothing, InvalidRequest if the fields contradict each other or name unknown token ids.
     """
-    room = served.context_length - num_prompt_tokens
-    if room < 1:
-        raise ContextTooLong(
-            f"The prompt has {num_prompt_tokens} tokens; the context of {served.name} is "
-            f"{served.context_length} tokens, prompt and answer together. Shorten it.",
-            param="messages" if hasattr(body, "messages") else "prompt",
-        )
+    room = _room(body, served, num_prompt_tokens)
     limit = min(max_tokens or room, room)
     min_tokens = body.min_tokens or 0
     if min_tokens > limit:
@@ -97,6 +91,18 @@ def sampling_of(
         ignore_eos=_given(False, nvext.ignore_eos, body.ignore_eos),
         logprobs=logprobs,
     )
+
+
+def _room(body: SamplingFields, served: ServedModel, num_prompt_tokens: int) -> int:
+    """Tokens that an answer can have; one at least."""
+    room = served.context_length - num_prompt_tokens
+    if room < 1:
+        raise ContextTooLong(
+            f"The prompt has {num_prompt_tokens} tokens; the context of {served.name} is "
+            f"{served.context_length} tokens, prompt and answer together. Shorten it.",
+            param="messages" if isinstance(body, ChatBody) else "prompt",
+        )
+    return room
 
 
 def _given(default: T, *values: T | None) -> T:
