@@ -19,7 +19,7 @@ from frontend.harmony.conversation import (
     UserTurn,
 )
 from frontend.harmony.specials import Segment, SpecialToken
-from tools.demo_toolbox import Offer, Outcome, Request, confusable, families, generic_family, offer, outcome, request, style
+from tools.demo_toolbox import Offer, Outcome, Request, confusable, families, generic_family, offer, outcome, request, request_pair, style
 from tools.demo_words import CAPITALS, COUNTRIES, NAMES, NOUNS, Words
 
 _NEUTRAL = ["You are a helpful assistant.", "Be concise.", "Answer politely.", "Use the tools when they help.", "Be kind and brief.",
@@ -131,6 +131,8 @@ class Dialogue:
         if rng.random() < 0.55:
             return []
         lines = rng.sample(_NEUTRAL, rng.choice((1, 1, 2, 3)))
+        if rng.random() < 0.1:
+            lines += [f"{self.words.sentence()}." for _ in range(rng.randint(2, 8))]
         if rng.random() < 0.3:
             word = rng.choice([self.words.phrase(), self.words.pick(NAMES)])
             rule, self.frame = rng.choice([
@@ -161,8 +163,13 @@ class Dialogue:
             asked = request(self.words, before.offer, follow_up=True)
             return self._tool_use([asked], asked.text), asked
         first = request(self.words, rng.choice(self.offers))
-        if kind < 0.34:
-            second = request(self.words, rng.choice(self.offers))
+        askable = [item for item in self.offers if item.names]
+        if kind < 0.28 and askable:
+            one, other, text = request_pair(self.words, rng.choice(askable))
+            return self._tool_use([one, other], text), other
+        others = [item for item in self.offers if item.names or item is not first.offer]
+        if kind < 0.36 and others:
+            second = request(self.words, rng.choice(others))
             return self._tool_use([first, second], first.text + rng.choice(_JOINTS) + second.text), second
         return self._tool_use([first], first.text), first
 

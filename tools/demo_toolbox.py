@@ -18,6 +18,16 @@ _CONFUSABLE = ({"calculator", "add"}, {"calculator", "multiply"}, {"query_databa
                {"search", "get_news"}, {"search", "define_word"})  # fmt: skip
 _TYPES = {"int": "integer", "num": "number", "bool": "boolean"}
 _GENERIC_KINDS = ["noun", "noun", "id", "int:1:999", "person", "isodate", "phrase", "num", "city", "email", "time", "enum"]
+# Optional parameters that nobody asks for.
+_UNUSED_SCHEMAS: list[dict[str, object]] = [
+    {"type": "boolean", "description": "Optional switch"},
+    {"type": "array", "items": {"type": "string"}},
+    {"type": "object", "properties": {"page": {"type": "integer"}, "order": {"type": "string", "enum": ["asc", "desc"]}}},
+    {"type": ["string", "null"], "description": "May be null"},
+    {"type": "integer", "default": 10},
+    {"type": "string", "enum": ["fast", "slow"], "default": "fast"},
+    {"type": "number"},
+]
 
 
 class Offer(NamedTuple):
@@ -137,6 +147,8 @@ def offer(words: Words, family: Family) -> Offer:
         names[key], properties[name] = name, schema
         if param.get("required"):
             required.append(name)
+    if rng.random() < 0.12:
+        properties |= {words.pick(NOUNS): rng.choice(_UNUSED_SCHEMAS)}
     parameters: dict[str, object] = {"type": "object", "properties": properties}
     if required or rng.random() < 0.3:
         parameters["required"] = required
@@ -188,11 +200,22 @@ def request(words: Words, of: Offer, *, follow_up: bool = False) -> Request:
     return Request(of, style(rng, template).format(**spoken), goal.format(**plain), arguments, plain, new_wording)
 
 
+def request_pair(words: Words, of: Offer) -> tuple[Request, Request, str]:
+    """Two wishes for the same tool in one message, as in `the weather in Paris and Rome`."""
+    first, second = request(words, of), request(words, of, follow_up=True)
+    needed = [key for key, param in of.family["params"].items() if param.get("required")]
+    joined = f"{first.text} {second.text}"
+    if len(needed) == 1 and first.spoken.keys() == second.spoken.keys() == set(needed) and words.rng.random() < 0.7:
+        one, other = first.spoken[needed[0]], second.spoken[needed[0]]
+        joined = first.text.replace(one, one + words.rng.choice([" and ", " and ", " and in ", ", ", ", and "]) + other, 1)
+    return first, second, joined
+
+
 def _said(rng: random.Random, kind: str, value: Value, template: str) -> str:
     """Users put quotes around texts and capitals on choices as they like."""
     if kind.startswith("enum") and rng.random() < 0.2:
         return value.spoken.capitalize()
-    if kind in ("phrase", "title", "noun", "path", "markdown", "sql") and '"' not in template and rng.random() < 0.12:
+    if kind in ("phrase", "title", "noun", "path", "markdown", "sql", "sentence") and '"' not in template and rng.random() < 0.15:
         return rng.choice(['"{}"', "'{}'"]).format(value.spoken)
     return value.spoken
 
@@ -207,7 +230,7 @@ def style(rng: random.Random, template: str) -> str:
         template += rng.choice([" Thanks!", " please", " Thank you.", " Be quick.", " I need it now."])
     elif tone < 0.5:
         template = template.removesuffix("?").lower()
-    elif tone < 0.6 and template[-1].isalpha():
+    elif tone < 0.6 and (template[-1].isalpha() or template[-1] == "}"):
         template += rng.choice([".", "!", "?"])
     return template
 

@@ -1,8 +1,11 @@
 """The words of the demo model's training dialogues, and random values for every kind of argument."""
 
+import functools
 import random
+import re
 import string
 import zlib
+from pathlib import Path
 from typing import NamedTuple
 
 NOUNS = """account album alarm animal answer apple archive article artist asset audit author backup badge bank
@@ -74,8 +77,21 @@ class Value(NamedTuple):
     json: object
 
 
+@functools.cache
+def general_words() -> list[str]:
+    """Every word of the word lists and of the YAML files beside this one."""
+    texts = [path.read_text() for path in sorted(Path(__file__).parent.glob("demo_*.yaml"))]
+    lists = [*NOUNS, *ADJECTIVES, *VERBS, *CITIES, *NAMES, *COUNTRIES, *CAPITALS.values(), *LANGUAGES]
+    return sorted({word for text in (*texts, " ".join(lists)) for word in re.findall(r"[A-Za-z]+", text)})
+
+
 def pseudo_word(rng: random.Random) -> str:
-    """A word that nobody has seen: it can only be copied."""
+    """A word that nobody has seen, or one out of place: it can only be copied."""
+    style = rng.random()
+    if style < 0.35:
+        return rng.choice(general_words()).lower() + rng.choice(["", "", "s", "s", "ing", "ed", "er", "est", "ly", "ic", "ia"])
+    if style < 0.45:
+        return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 8)))
     return "".join(
         rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(rng.choice((1, 2, 2, 3)))
     )
@@ -108,12 +124,25 @@ class Words:
             parts += [rng.choice(["in", "for", "of", "with", "from", "near", "and", "on"]), self.pick(NOUNS + NAMES)]
         if rng.random() < 0.25:
             parts.insert(0, rng.choice(["best", "history of", "how to make", "cheap", "latest", "what is"]))
+        if rng.random() < 0.15:
+            parts = [pseudo_word(rng) for _ in range(rng.randint(1, 5))]
+        if rng.random() < 0.15:
+            parts.insert(0, rng.choice(["the", "a", "my", "all", "our", "every"]))
         if rng.random() < 0.2:
-            parts.append(rng.choice([*CITIES, *COUNTRIES, "2025", "2026", "news", "tutorial", "price"]))
+            parts.append(rng.choice([*CITIES, *COUNTRIES, "2018", "2025", "2026", "news", "tutorial", "price"]))
         return " ".join(parts)
 
     def sentence(self) -> str:
-        """A short plain sentence."""
+        """A short text of one or two plain sentences, or of words in no language."""
+        rng, style = self.rng, self.rng.random()
+        if style < 0.15:
+            return f"{self._plain_sentence()}{rng.choice(['. ', ', ', ' and ', '? ', '! '])}{self._plain_sentence()}"
+        if style < 0.4:
+            words = [pseudo_word(rng) + rng.choice(["", "", "", "", ","]) for _ in range(rng.randint(1, 7))]
+            return " ".join([words[0].capitalize(), *words[1:]]).strip(",") + rng.choice(["", "", ".", "!", "?"])
+        return self._plain_sentence()
+
+    def _plain_sentence(self) -> str:
         rng = self.rng
         noun, other, adjective = self.pick(NOUNS), self.pick(NOUNS), self.pick(ADJECTIVES)
         name = self.pick(NAMES)
@@ -219,9 +248,14 @@ class Words:
             case "expression":
                 return self._expression()
             case "markdown":
-                return rng.choice([f"# {self.pick(NOUNS).capitalize()}", f"**{self.phrase()}**", f"- {self.pick(NOUNS)}",
-                                   f"*{self.pick(NOUNS)}* and **{self.pick(NOUNS)}**", f"## {self.phrase()}"])  # fmt: skip
+                return self._markdown()
         raise ValueError(f"unknown kind of value: {kind!r}")
+
+    def _markdown(self) -> str:
+        rng, text, noun = self.rng, self.phrase(), self.pick(NOUNS, 0.4)
+        piece = rng.choice([f"# {text.title()}", f"**{text}**", f"- {noun}", f"*{noun}* and **{text}**", f"## {text}", f"_{text}_",
+                            f"**{noun}** and _{text}_", f"[{text}](https://{noun}.com)", f"`{noun}`", f"1. {text}"])  # fmt: skip
+        return f"{piece} {text}" if rng.random() < 0.1 else piece
 
     def _sql(self) -> str:
         rng = self.rng
