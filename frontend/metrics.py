@@ -14,7 +14,7 @@ CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
-_FIELD = re.compile(r"[A-Za-z_.]{1,64}")
+_FIELD = re.compile(r"[A-Za-z0-9_.\[\]]{1,64}")
 _MAX_FIELDS = 100
 
 

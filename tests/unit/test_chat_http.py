@@ -136,6 +136,19 @@ def test_a_stop_string_that_does_not_come_holds_nothing_back() -> None:
     assert joined(chat(ANSWER, stop="world?", stream=True), "content") == "Hello wörld"
 
 
+def test_the_clients_own_stop_token_is_no_part_of_the_text() -> None:
+    (exclamation,) = TOKENIZER.encode_text("!")
+    choice = chat("<|channel|>final<|message|>Stop!", stop_token_ids=[exclamation]).json["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Stop", "stop")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_preamble_and_the_answer_after_it_are_two_paragraphs(stream: bool) -> None:
+    reply = chat(PREAMBLE + "<|channel|>final<|message|>Done.<|return|>", stream=stream)
+    content = joined(reply, "content") if stream else reply.json["choices"][0]["message"]["content"]
+    assert content == "One moment.\n\nDone."
+
+
 def test_reasoning_is_left_out_when_the_client_does_not_want_it() -> None:
     reply = chat(ANSWER, include_reasoning=False, stream=True)
     assert joined(reply, "reasoning") == ""
@@ -259,7 +272,7 @@ def test_the_names_of_unknown_fields_do_not_fill_the_metrics() -> None:
     client = Client(ScriptedTokens(ANSWER))
     reply = asyncio.run(client.chat(**{f"field{'x' * i}": i for i in range(200)}, **{"a\nb": 1}))
     assert len(reply.headers["x-baton-ignored"]) <= 1000
-    assert client.metric("baton_ignored_fields_total", field="other") >= 100
+    assert client.metric("baton_ignored_fields_total", field="other") == 101
 
 
 @pytest.mark.parametrize(
