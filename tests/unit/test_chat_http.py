@@ -270,7 +270,7 @@ def test_unknown_fields_are_ignored_named_in_a_header_and_counted() -> None:
 
 def test_the_names_of_unknown_fields_do_not_fill_the_metrics() -> None:
     client = Client(ScriptedTokens(ANSWER))
-    reply = asyncio.run(client.chat(**{f"field{'x' * i}": i for i in range(200)}, **{"a\nb": 1}))
+    reply = asyncio.run(client.chat(**{f"field{i}": i for i in range(200)}, **{"a\nb": 1}))
     assert len(reply.headers["x-baton-ignored"]) <= 1000
     assert client.metric("baton_ignored_fields_total", field="other") == 101
 
