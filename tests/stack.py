@@ -112,11 +112,16 @@ class Stack:
         return found
 
     def gauge(self, name: str) -> float:
-        """The sum over all workers of a figure in /metrics."""
-        text = httpx.get(f"{self.url}/metrics").text
-        return sum(
-            float(value) for value in re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
-        )
+        """The sum of a figure over all workers, once each of them has told it."""
+        found: list[str] = []
+
+        def told_by_all() -> bool:
+            text = httpx.get(f"{self.url}/metrics").text
+            found[:] = re.findall(rf"^{name}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE)
+            return len(found) == len(self.health()["instances"]) > 0
+
+        wait_for(told_by_all)
+        return sum(map(float, found))
 
     def wait_idle(self, timeout_s: float = 10.0) -> None:
         """Wait until no request runs, no block is used and none is pinned on any worker."""

@@ -1,0 +1,216 @@
+"""The demo model through real processes: the guide's conversation, and disaggregated == aggregated."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.stack import MODEL, ROOT, Stack, wait_for
+
+HEALTH_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_system_health",
+        "description": "Returns the current health status of the LLM runtime—use before critical operations "
+        "to verify the service is live.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+QUESTION = {"role": "user", "content": "Hey, quick check: is everything up and running?"}
+CALL = {
+    "role": "assistant",
+    "tool_calls": [
+        {"id": "call-1", "type": "function", "function": {"name": "get_system_health", "arguments": "{}"}}
+    ],
+}
+RESULT = {"role": "tool", "tool_call_id": "call-1", "content": '{"status":"ok","uptime_seconds":372045}'}
+GUIDE = {
+    "model": MODEL,
+    "chat_template_args": {"reasoning_effort": "low"},
+    "tools": [HEALTH_TOOL],
+    "response_format": {"type": "text"},
+    "max_tokens": 300,
+    "temperature": 0,
+}
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module", params=["tcp and files", "nats and etcd"])
+def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One prefill and one decode worker."""
+    environ = {}
+    if request.param == "nats and etcd":
+        environ = {
+            "BATON_DISCOVERY_BACKEND": "etcd",
+            "BATON_REQUEST_PLANE": "nats",
+            "ETCD_ENDPOINTS": request.getfixturevalue("etcd_server"),
+            "NATS_SERVER": request.getfixturevalue("nats_server"),
+        }
+    stack = Stack(tmp_path_factory.mktemp("stack"), environ)
+    stack.frontend(), stack.worker("prefill", engine="embedded"), stack.worker("decode", engine="embedded")
+    stack.wait_ready(1, 1)
+    yield stack
+    stack.stop()
+
+
+@pytest.fixture(scope="module")
+def aggregated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One worker that does both."""
+    stack = Stack(tmp_path_factory.mktemp("aggregated"))
+    stack.frontend(), stack.worker("agg", engine="embedded")
+    stack.wait_ready(0, 1)
+    yield stack
+    stack.stop()
+
+
+def chat(stack: Stack, **body: Any) -> Json:
+    answer = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    found: Json = answer.json()
+    return found
+
+
+def streamed(stack: Stack, **body: Any) -> Json:
+    """The message that a stream adds up to, with its finish reason."""
+    message: Json = {"content": "", "reasoning_content": "", "tool_calls": [], "finish_reason": None}
+    with httpx.stream(
+        "POST", f"{stack.url}/v1/chat/completions", json=body | {"stream": True}, timeout=60
+    ) as r:
+        events = [line[6:] for line in r.iter_lines() if line.startswith("data: ")]
+    assert events.pop() == "[DONE]"
+    for event in map(json.loads, events):
+        (choice,) = event["choices"]
+        delta = choice["delta"]
+        message["finish_reason"] = choice["finish_reason"] or message["finish_reason"]
+        message["content"] += delta.get("content") or ""
+        message["reasoning_content"] += delta.get("reasoning_content") or ""
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                message["tool_calls"].append(call["function"])
+            else:
+                message["tool_calls"][call["index"]]["arguments"] += call["function"]["arguments"]
+    return message
+
+
+def test_the_guides_first_round_reasons_and_calls_the_tool(stack: Stack) -> None:
+    (choice,) = chat(stack, messages=[QUESTION], **GUIDE)["choices"]
+
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["reasoning_content"] == choice["message"]["reasoning"] != ""
+    assert call["function"] == {"name": "get_system_health", "arguments": "{}"}
+    assert streamed(stack, messages=[QUESTION], **GUIDE) == {
+        "content": "",
+        "reasoning_content": choice["message"]["reasoning_content"],
+        "tool_calls": [call["function"]],
+        "finish_reason": "tool_calls",
+    }
+
+
+def test_the_guides_second_round_answers_with_the_tools_result(stack: Stack) -> None:
+    (choice,) = chat(stack, messages=[QUESTION, CALL, RESULT], **GUIDE)["choices"]
+
+    assert choice["finish_reason"] == "stop"
+    assert "372045" in choice["message"]["content"]
+    assert choice["message"]["reasoning_content"]
+    assert "tool_calls" not in choice["message"]
+    whole = streamed(stack, messages=[QUESTION, CALL, RESULT], **GUIDE)
+    assert (whole["content"], whole["finish_reason"]) == (choice["message"]["content"], "stop")
+
+
+def test_the_example_runs_as_it_stands(stack: Stack) -> None:
+    command = [sys.executable, str(ROOT / "examples/tool_calling.py")]
+
+    environ = stack.environ | {"BATON_URL": stack.url}
+    run = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=True)
+
+    assert "tool: get_system_health({})" in run.stdout
+    assert "assistant:" in run.stdout
+
+
+def test_the_openai_sdk_streams(stack: Stack) -> None:
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none") as client:
+        stream = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Hello there!"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = list(stream)
+
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens > 0
+
+
+SAMPLINGS: list[Json] = [
+    {"temperature": 0},
+    {"temperature": 1, "seed": 7},
+    {"temperature": 0.7, "seed": 8, "top_p": 0.9, "top_k": 40, "min_p": 0.02},
+    {"temperature": 1, "seed": 9, "frequency_penalty": 0.5, "presence_penalty": 0.5, "n": 3},
+    {"temperature": 1, "seed": 10, "repetition_penalty": 1.2, "logit_bias": {"100": -100}, "min_tokens": 20},
+]
+PROMPTS: list[Json] = [
+    {"messages": [QUESTION], "tools": [HEALTH_TOOL]},
+    {"messages": [QUESTION, CALL, RESULT], "tools": [HEALTH_TOOL]},
+    {"messages": [{"role": "user", "content": "Tell me about " + "the weather in Lisbon, and " * 120}]},
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("prompt", PROMPTS, ids=["call", "answer", "longer than chunk and window"])
+def test_disaggregated_is_aggregated_token_for_token(
+    stack: Stack, aggregated: Stack, prompt: Json, sampling: Json
+) -> None:
+    body = {"model": MODEL, "max_tokens": 60, "logprobs": True, **prompt, **sampling}
+
+    one, other = chat(stack, **body), chat(aggregated, **body)
+
+    assert one["usage"] == other["usage"]
+    assert _tokens(one) == _tokens(other)
+    assert stack.gauge("baton_num_handoffs") > 0
+    assert aggregated.gauge("baton_num_handoffs") == 0
+
+
+def _tokens(answer: Json) -> list[Json]:
+    """What was generated; call ids are drawn anew, log probabilities are equal but for rounding."""
+    found = []
+    for choice in answer["choices"]:
+        message = choice["message"]
+        calls = [call["function"] for call in message.get("tool_calls", ())]
+        tokens = [entry["token"] for entry in (choice["logprobs"] or {}).get("content", ())]
+        found.append({**message, "tool_calls": calls, "tokens": tokens, "why": choice["finish_reason"]})
+    return found
+
+
+def test_a_client_that_leaves_frees_the_kv_of_both_sides(stack: Stack) -> None:
+    body = {"model": MODEL, "prompt": "once upon a time " * 20, "max_tokens": 3000, "ignore_eos": True}
+    with httpx.stream("POST", f"{stack.url}/v1/completions", json=body | {"stream": True}) as r:
+        lines = r.iter_lines()
+        next(lines)
+        wait_for(lambda: stack.gauge("baton_kv_used_blocks") > 0)
+
+    stack.wait_idle()
+
+
+@pytest.mark.parametrize("when_s", [0.0, 0.02, 0.1, 0.3])
+def test_leaving_in_any_phase_frees_everything(stack: Stack, when_s: float) -> None:
+    body = {"model": MODEL, "prompt": "again and again " * 300, "max_tokens": 1000, "ignore_eos": True}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{stack.url}/v1/completions", json=body, timeout=httpx.Timeout(5, read=when_s or 0.001))
+
+    stack.wait_idle()
+
+
+def test_nothing_is_held_and_the_wire_is_named_when_all_is_done(stack: Stack) -> None:
+    stack.wait_idle()
+
+    wires = {instance["kv_transfer"] for instance in stack.health()["instances"]}
+    assert len(wires) == 1
+    assert wires.pop().split(" ")[0] in {"ucx", "tcp"}
