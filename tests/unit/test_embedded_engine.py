@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from baton.errors import BatonError, DeadlineExceeded, EngineFailure, HandoffFailed
@@ -160,9 +161,7 @@ def test_a_handoff_that_expires_in_the_queue_is_not_pulled(checkpoint: Path) -> 
             contextlib.aclosing(decode.decode(ask(max_tokens=400))) as busy,
         ):
             await anext(busy)
-            short = KvHandoff(
-                **{name: getattr(handoff, name) for name in handoff.__struct_fields__} | {"ttl_s": 0.05}
-            )
+            short = msgspec.structs.replace(handoff, ttl_s=0.05)
             with pytest.raises(HandoffFailed, match="in the queue"):
                 await answer(decode, ask(short))
             assert wire.num_pulls == 0
@@ -179,6 +178,20 @@ def test_whatever_the_wire_raises_fails_this_handoff_only(checkpoint: Path, faul
             with pytest.raises(HandoffFailed, match=str(fault)):
                 await answer(decode, ask(handoff))
             assert len(await answer(decode, ask())) == 6
+
+    asyncio.run(main())
+
+
+def test_a_handoff_of_another_prompt_names_both_lengths(checkpoint: Path) -> None:
+    async def main() -> None:
+        wire = Wire()
+        async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
+            other = msgspec.structs.replace(ask(handoff), token_ids=prompt(41))
+            with pytest.raises(HandoffFailed, match=r"40 tokens.*41"):
+                await answer(decode, other)
+            foreign = msgspec.structs.replace(handoff, engine_state=b"\x01not ours")
+            with pytest.raises(HandoffFailed, match="not the embedded engine's"):
+                await answer(decode, ask(foreign))
 
     asyncio.run(main())
 
