@@ -182,13 +182,16 @@ def test_whatever_the_wire_raises_fails_this_handoff_only(checkpoint: Path, faul
     asyncio.run(main())
 
 
-def test_a_handoff_of_another_prompt_names_both_lengths(checkpoint: Path) -> None:
+def test_a_handoff_that_does_not_fit_says_why(checkpoint: Path) -> None:
     async def main() -> None:
         wire = Wire()
         async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
             other = msgspec.structs.replace(ask(handoff), token_ids=prompt(41))
             with pytest.raises(HandoffFailed, match=r"40 tokens.*41"):
                 await answer(decode, other)
+            odd = msgspec.structs.replace(handoff, first_token=128)
+            with pytest.raises(HandoffFailed, match=r"128 .* vocabulary of 128"):
+                await answer(decode, ask(odd))
             foreign = msgspec.structs.replace(handoff, engine_state=b"\x01not ours")
             with pytest.raises(HandoffFailed, match="not the embedded engine's"):
                 await answer(decode, ask(foreign))

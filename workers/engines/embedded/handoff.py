@@ -47,11 +47,17 @@ def unpack(handoff: KvHandoff, *, version: str, layout: KvLayout) -> HandoffStat
     return state
 
 
-def check_size(handoff: KvHandoff, state: HandoffState, *, num_tokens: int, num_bytes: int) -> None:
-    """The payload must be the KV of exactly this request's `num_tokens`, `num_bytes` long here."""
+def check_fits(
+    handoff: KvHandoff, state: HandoffState, *, num_tokens: int, num_bytes: int, vocab_size: int
+) -> None:
+    """The payload must be the KV of exactly this request's `num_tokens`, `num_bytes` long here, and the first
+    token one of the model's. Raises HandoffFailed.
+    """
     if handoff.num_prompt_tokens != num_tokens:
         raise HandoffFailed(f"the handoff has {handoff.num_prompt_tokens} tokens, its request {num_tokens}")
     if state.ticket.num_bytes != num_bytes:
         raise HandoffFailed(
             f"the handoff offers {state.ticket.num_bytes} bytes of KV, {num_bytes} are needed"
         )
+    if not 0 <= handoff.first_token < vocab_size:
+        raise HandoffFailed(f"first token {handoff.first_token} is not in the vocabulary of {vocab_size}")

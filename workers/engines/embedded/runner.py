@@ -82,15 +82,14 @@ class Runner:
     def _new_pool(self, settings: KvCacheSettings, compute_dtype: torch.dtype) -> KvPool:
         dtype = _dtype(settings.dtype, compute_dtype)
         shape = self._model.kv_shape
-        num_layers = len(shape.windows)
-        token_bytes = num_layers * 2 * shape.num_kv_heads * shape.head_dim * dtype.itemsize
-        room_bytes = _CPU_POOL_BYTES
+        token_bytes = len(shape.windows) * 2 * shape.num_kv_heads * shape.head_dim * dtype.itemsize
+        wanted = settings.max_tokens
         if self._device.type == "cuda":
             free_bytes, _ = torch.cuda.mem_get_info(self._device)
-            room_bytes = int(free_bytes * settings.free_gpu_memory_fraction)
-        elif settings.max_tokens is not None:
-            room_bytes = settings.max_tokens * token_bytes
-        num_tokens = min(settings.max_tokens or room_bytes, room_bytes // token_bytes)
+            room = int(free_bytes * settings.free_gpu_memory_fraction) // token_bytes
+            num_tokens = room if wanted is None else min(wanted, room)
+        else:
+            num_tokens = _CPU_POOL_BYTES // token_bytes if wanted is None else wanted
         num_blocks = num_tokens // settings.tokens_per_block
         if num_blocks < 1:
             raise ValueError(f"no memory for one KV block of {settings.tokens_per_block * token_bytes} bytes")

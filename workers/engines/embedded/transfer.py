@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from baton.errors import EngineFailure, HandoffFailed
 from baton.messages import KvHandoff, TokenChunk
 from workers.engines.embedded.call import Call
-from workers.engines.embedded.handoff import HandoffState, check_size, pack, unpack
+from workers.engines.embedded.handoff import HandoffState, check_fits, pack, unpack
 from workers.engines.embedded.sampling import Sampled
 from workers.engines.embedded.scheduler import Phase
 from workers.engines.embedded.staging import Buffer
@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 class Transfers:
     """Both ends of the handoff, each a coroutine that reports into its call's outbox.
 
-    The prefill end copies the KV into contiguous host memory and keeps the blocks pinned while that copy is
+    The prefill end copies the KV into one contiguous buffer and keeps the blocks pinned while that copy is
     offered: so the pool's size bounds the copies, too. `ttl_s` is how long an offer waits.
     """
 
@@ -115,7 +115,7 @@ class Transfers:
         runner, num_tokens = self._steps.runner, len(call.sequence.token_ids)
         state = unpack(handoff, version=self._version, layout=runner.pool.layout)
         num_bytes = runner.pool.num_handoff_bytes(num_tokens)
-        check_size(handoff, state, num_tokens=num_tokens, num_bytes=num_bytes)
+        check_fits(handoff, state, num_tokens=num_tokens, num_bytes=num_bytes, vocab_size=runner.vocab_size)
         expires_at = asyncio.get_running_loop().time() + handoff.ttl_s
         try:
             async with asyncio.timeout_at(expires_at):
