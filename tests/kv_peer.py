@@ -4,14 +4,19 @@ Started as `python -m tests.kv_peer tcp|ucx|ucx-stream`; one JSON command a line
 """
 
 import asyncio
+import contextlib
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
 import zlib
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import IO
 
 import msgspec
+import pytest
 
 from baton.errors import HandoffFailed
 from workers.kv.choose import choose_transceiver
@@ -37,6 +42,15 @@ def pattern(num_bytes: int, seed: int) -> bytearray:
     return (block * (num_bytes // len(block) + 1))[:num_bytes]
 
 
+def on_device(payload: bytearray, device: int) -> Memory:
+    """A copy of the bytes on a CUDA device; `owner` is the tensor."""
+    import torch  # noqa: PLC0415  a second to load, and for the tests with GPUs only
+
+    tensor = torch.frombuffer(payload, dtype=torch.uint8).to(f"cuda:{device}")
+    torch.cuda.synchronize(device)
+    return Memory(address=tensor.data_ptr(), num_bytes=len(payload), device_index=device, owner=tensor)
+
+
 class Command(msgspec.Struct, frozen=True):
     """`do` is offer, withdraw, pull, pulled, ping or quit; the rest is what that needs."""
 
@@ -45,6 +59,7 @@ class Command(msgspec.Struct, frozen=True):
     seed: int = 0
     deadline_s: float = 10.0
     ticket: Ticket | None = None
+    device: int | None = None
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -70,8 +85,9 @@ class Peer:
 
     async def carry_out(self, command: Command) -> Answer:
         if command.do == "offer":
-            payload = host_memory(pattern(command.num_bytes, command.seed))
-            return Answer(ticket=self._transceiver.offer(payload))
+            payload = pattern(command.num_bytes, command.seed)
+            memory = host_memory(payload) if command.device is None else on_device(payload, command.device)
+            return Answer(ticket=self._transceiver.offer(memory))
         if command.do == "withdraw" and command.ticket:
             self._transceiver.withdraw(command.ticket)
         elif command.do == "pull":
@@ -114,6 +130,97 @@ async def serve(kind: str, commands: IO[bytes], answers: IO[bytes]) -> None:
             break
         answer = await peer.carry_out(command)
     await transceiver.close()
+
+
+class Far:
+    """The parent's hold on such a process."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.kv_peer", kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def started(self) -> "Far":
+        self._answer()
+        return self
+
+    async def ask(self, command: Command) -> Answer:
+        """One command, one answer."""
+        return await asyncio.to_thread(self._ask, command)
+
+    async def begin_pull(self, ticket: Ticket, seed: int = 0, deadline_s: float = 10.0) -> None:
+        await self.ask(Command("pull", ticket=ticket, seed=seed, deadline_s=deadline_s))
+
+    async def end_of_pull(self) -> Answer:
+        return await self.ask(Command("pulled"))
+
+    async def pull(self, ticket: Ticket, seed: int = 0, deadline_s: float = 10.0) -> Answer:
+        """A whole pull."""
+        await self.begin_pull(ticket, seed, deadline_s)
+        return await self.end_of_pull()
+
+    async def offer(self, num_bytes: int, seed: int = 0, device: int | None = None) -> Ticket:
+        answer = await self.ask(Command("offer", num_bytes=num_bytes, seed=seed, device=device))
+        assert answer.ticket
+        return answer.ticket
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+    def _ask(self, command: Command) -> Answer:
+        assert self.process.stdin
+        self.process.stdin.write(msgspec.json.encode(command) + b"\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Answer:
+        assert self.process.stdout
+        return msgspec.json.decode(self.process.stdout.readline(), type=Answer)
+
+
+@contextlib.contextmanager
+def victim(kind: str) -> Iterator[Far]:
+    """A process to be killed."""
+    process = Far(kind)
+    try:
+        yield process.started()
+    finally:
+        process.end()
+
+
+@contextlib.asynccontextmanager
+async def near(kind: str) -> AsyncIterator[CacheTransceiver]:
+    """A transceiver of this process."""
+    transceiver = open_transceiver(kind)
+    await transceiver.start()
+    try:
+        yield transceiver
+    finally:
+        await transceiver.close()
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
+    """Wait for a condition, looking at every turn of the loop."""
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def failure(pull: "asyncio.Task[None]") -> float:
+    """Seconds until the pull ends, which must be with HandoffFailed."""
+    start = time.monotonic()
+    with pytest.raises(HandoffFailed):
+        await pull
+    return time.monotonic() - start
 
 
 if __name__ == "__main__":

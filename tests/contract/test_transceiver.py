@@ -7,17 +7,14 @@ import os
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
-from tests.kv_peer import KINDS, Answer, Command, open_transceiver, pattern
+from tests.kv_peer import KINDS, Command, Far, failure, near, pattern, until, victim
 from workers.kv.memory import host_memory
 from workers.kv.source import Peer as SourcePeer
 from workers.kv.source import Source
@@ -32,103 +29,12 @@ needs_nixl = pytest.mark.skipif(
 WIRES = [pytest.param(kind, marks=[] if kind == "tcp" else [needs_nixl]) for kind in KINDS]
 
 
-class Far:
-    """The other process."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.kv_peer", kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-
-    def started(self) -> "Far":
-        self._answer()
-        return self
-
-    async def ask(self, command: Command) -> Answer:
-        """One command, one answer."""
-        return await asyncio.to_thread(self._ask, command)
-
-    async def begin_pull(self, ticket: Ticket, seed: int = 0, deadline_s: float = 10.0) -> None:
-        await self.ask(Command("pull", ticket=ticket, seed=seed, deadline_s=deadline_s))
-
-    async def end_of_pull(self) -> Answer:
-        return await self.ask(Command("pulled"))
-
-    async def pull(self, ticket: Ticket, seed: int = 0, deadline_s: float = 10.0) -> Answer:
-        """A whole pull."""
-        await self.begin_pull(ticket, seed, deadline_s)
-        return await self.end_of_pull()
-
-    async def offer(self, num_bytes: int, seed: int = 0) -> Ticket:
-        answer = await self.ask(Command("offer", num_bytes=num_bytes, seed=seed))
-        assert answer.ticket
-        return answer.ticket
-
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
-
-    def _ask(self, command: Command) -> Answer:
-        assert self.process.stdin
-        self.process.stdin.write(msgspec.json.encode(command) + b"\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> Answer:
-        assert self.process.stdout
-        return msgspec.json.decode(self.process.stdout.readline(), type=Answer)
-
-
 @pytest.fixture(scope="module", params=WIRES)
 def far(request: pytest.FixtureRequest) -> Iterator[Far]:
     """One process for all tests that do not kill it."""
     process = Far(request.param)
     yield process.started()
     process.end()
-
-
-@contextlib.contextmanager
-def victim(kind: str) -> Iterator[Far]:
-    """A process to be killed."""
-    process = Far(kind)
-    try:
-        yield process.started()
-    finally:
-        process.end()
-
-
-@contextlib.asynccontextmanager
-async def near(kind: str) -> AsyncIterator[CacheTransceiver]:
-    """A transceiver of this process."""
-    transceiver = open_transceiver(kind)
-    await transceiver.start()
-    try:
-        yield transceiver
-    finally:
-        await transceiver.close()
-
-
-async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
-    """Wait for a condition, looking at every turn of the loop."""
-    async with asyncio.timeout(limit_s):
-        while not condition():
-            await asyncio.sleep(0)
-
-
-async def failure(pull: "asyncio.Task[None]") -> float:
-    """Seconds until the pull ends, which must be with HandoffFailed."""
-    start = time.monotonic()
-    with pytest.raises(HandoffFailed):
-        await pull
-    return time.monotonic() - start
 
 
 def readers_of(transceiver: CacheTransceiver, ticket: Ticket) -> int:

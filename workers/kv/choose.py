@@ -10,10 +10,10 @@ log = logging.getLogger(__name__)
 
 
 def choose_transceiver(backend: str, *, host: str = "127.0.0.1") -> CacheTransceiver:
-    """The transceiver for `backend`: `UCX`, `TCP`, or `DEFAULT` (UCX if its library loads, else TCP).
+    """The transceiver for `backend`: `UCX`, `TCP`, or `DEFAULT` (UCX if it runs here, else TCP); not started.
 
-    `host` is the address to listen on, and at which other workers reach this one. Raises ImportError when UCX
-    is insisted on and does not load, ValueError for an unknown name.
+    `host` is the address to listen on, and at which other workers reach this one. Raises ImportError or
+    OSError when UCX is insisted on and does not run, ValueError for an unknown name. May take a second.
     """
     if backend not in {"DEFAULT", "UCX", "TCP"}:
         raise ValueError(f"unknown KV transfer backend {backend!r}: use DEFAULT, UCX or TCP")
@@ -22,10 +22,11 @@ def choose_transceiver(backend: str, *, host: str = "127.0.0.1") -> CacheTransce
     try:
         # Loaded here, not above: machines without UCX run the rest of this package.
         direct = importlib.import_module("workers.kv.direct")
-    except ImportError as error:
+        importlib.import_module("workers.kv.ucx").check()
+    except (ImportError, OSError) as error:
         if backend == "UCX":
             raise
-        log.warning("kv transfer=tcp reason=UCX does not load: %s", error)
+        log.warning("kv transfer=tcp reason=UCX does not run here: %s", error)
         return TcpTransceiver(host)
     transceiver: CacheTransceiver = direct.DirectTransceiver(host)
     return transceiver

@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import socket
+import weakref
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 
 import msgspec
@@ -34,6 +36,7 @@ class DirectTransceiver:
         self._fabric = Fabric(host, self._poller.submit)
         self._source = Source("ucx", host, self._lend)
         self._pulls = Pulls("ucx", self._fetch)
+        self._reaches: weakref.WeakKeyDictionary[Memory, Future[Reach]] = weakref.WeakKeyDictionary()
         self._no_path: set[tuple[str, int]] = set()
         self._direct = False
 
@@ -56,7 +59,10 @@ class DirectTransceiver:
 
     def offer(self, payload: Memory) -> Ticket:
         """See CacheTransceiver."""
-        return self._source.offer(payload)
+        ticket = self._source.offer(payload)
+        # Registered while the ticket travels.
+        self._reaches[payload] = self._poller.submit(self._fabric.reach, payload)
+        return ticket
 
     async def moved(self, ticket: Ticket) -> None:
         """See CacheTransceiver."""
@@ -79,13 +85,13 @@ class DirectTransceiver:
 
     @asynccontextmanager
     async def _lend(self, sock: socket.socket, payload: Memory) -> AsyncIterator[None]:
-        lent = self._poller.submit(self._fabric.lend, payload)
+        self._poller.submit(self._fabric.lend)
         try:
-            reach = await asyncio.wrap_future(lent)
+            reach = await asyncio.wrap_future(self._reaches[payload])
             await send_word(sock, Grant(msgspec.msgpack.encode(reach)))
             yield
         finally:
-            self._poller.submit(self._fabric.take_back, lent)
+            self._poller.submit(self._fabric.take_back)
 
     async def _fetch(self, ticket: Ticket, into: Memory) -> None:
         peer = msgspec.msgpack.decode(ticket.peer, type=Peer)

@@ -16,6 +16,10 @@ _PROBE_LIMIT_S = 2.0
 # How long a read that nobody wants any more may take to end by itself.
 _GRACE_S = 0.5
 _MAX_PEERS = 64
+# A GPU's read lasts 0.02 to 3 ms and moves on at each poll only, so poll without a pause at first: with one
+# of 0.1 ms, 1 GiB took 3.9 ms instead of 2.7 (H200). What lasts longer waits for the other side.
+_EAGER_S = 5e-3
+_PAUSE_S = 100e-6
 
 
 class Read:
@@ -74,6 +78,7 @@ class Fabric:
         self._loopback = host == "::1" or host.startswith("127.")
         self._post = post
         self._num_lent = 0
+        self._eager_until = 0.0
         self._waiting: list[Read] = []
         self._peers: dict[str, _Peer] = {}
         self._source: Agent | None = None
@@ -82,38 +87,41 @@ class Fabric:
         """Start UCX; True if one agent can read another's host memory directly. Raises OSError."""
         self._source = self._new_agent()
         payload, into = host_memory(bytearray(_PROBE_BYTES)), host_memory(bytearray(_PROBE_BYTES))
-        probe = Read(self.lend(payload), into)
+        probe = Read(self.reach(payload), into)
+        self.lend()
         probe.give_up_at = time.monotonic() + _PROBE_LIMIT_S
         self.begin(probe)
-        while self.poll() and not probe.ended.done():
-            pass
-        self._num_lent -= 1
+        while not probe.ended.done():
+            self.poll()
+        self.take_back()
         self._lose(self._source.name, NoDirectPath("the probe is over"))
         return probe.ended.exception() is None
 
-    def lend(self, payload: Memory) -> Reach:
-        """Let peers read `payload` until `take_back`, once for each call. Raises OSError."""
+    def reach(self, payload: Memory) -> Reach:
+        """Register `payload` and tell how to read it. Raises OSError."""
         if self._source is None:
             raise OSError("UCX is closed")
-        reach = self._source.reach(payload)
-        self._num_lent += 1
-        return reach
+        return self._source.reach(payload)
 
-    def take_back(self, lent: "Future[Reach]") -> None:
-        """The end of one `lend`, if that came to pass."""
-        if not lent.cancelled() and lent.exception() is None:
-            self._num_lent -= 1
+    def lend(self) -> None:
+        """A reader is at work: answer when it connects, until `take_back` is called as often as this."""
+        self._num_lent += 1
+
+    def take_back(self) -> None:
+        """A reader has ended."""
+        self._num_lent -= 1
 
     def begin(self, read: Read) -> None:
         """Start a read; `read.ended` tells how it went."""
         self._waiting.append(read)
+        self._eager_until = time.monotonic() + _EAGER_S
 
     def give_up(self, read: Read) -> None:
         """Nobody wants this read any more: see that it ends soon."""
         read.give_up_at = min(read.give_up_at, time.monotonic() + _GRACE_S)
 
-    def poll(self) -> bool:
-        """Drive what is under way; True if anything is."""
+    def poll(self) -> float | None:
+        """Drive what is under way; gives the seconds to the next time, None when nothing is under way."""
         if self._num_lent and self._source is not None:
             self._source.progress()
         for peer in tuple(self._peers.values()):
@@ -121,7 +129,9 @@ class Fabric:
                 self._drive(peer, read)
         for read in tuple(self._waiting):
             self._start(read)
-        return bool(self._num_lent or self._waiting or any(peer.reads for peer in self._peers.values()))
+        if not (self._num_lent or self._waiting or any(peer.reads for peer in self._peers.values())):
+            return None
+        return 0 if time.monotonic() < self._eager_until else _PAUSE_S
 
     def close(self) -> None:
         """End every read, free the agents."""

@@ -9,19 +9,19 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Short against a transfer, long against a poll: 1 to 3 % of a core while polling, nothing when idle.
-_POLL_PAUSE_S = 100e-6
+Poll = Callable[[], float | None]
+"""Gives the seconds until it is to be called again; None when only a new call can make work. Never raises."""
 
 
 class Poller:
-    """Runs calls in order; in between calls `poll` every 0.1 ms for as long as it returns True."""
+    """Runs calls in order, and in between the poll, as often as that asks for."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def start(self, name: str, poll: Callable[[], bool]) -> None:
-        """Start the thread. `poll` must not raise."""
+    def start(self, name: str, poll: Poll) -> None:
+        """Start the thread."""
         self._thread = threading.Thread(target=self._run, args=(poll,), name=name, daemon=True)
         self._thread.start()
 
@@ -47,17 +47,17 @@ class Poller:
             self._thread.join()
             self._thread = None
 
-    def _run(self, poll: Callable[[], bool]) -> None:
-        busy = False
+    def _run(self, poll: Poll) -> None:
+        pause_s: float | None = None
         while True:
             try:
                 # Not get(timeout=...): now and then CPython 3.11's waits for ever (measured).
-                call = self._calls.get(block=not busy)
+                call = self._calls.get(block=pause_s is None)
             except queue.Empty:
-                time.sleep(_POLL_PAUSE_S)
+                time.sleep(pause_s or 0)
             else:
                 if call is None:
                     return
                 call()
                 del call  # else its arguments live on until the next one
-            busy = poll()
+            pause_s = poll()

@@ -45,6 +45,11 @@ class Reach(msgspec.Struct, frozen=True, array_like=True):
     device_index: int | None
 
 
+def check() -> None:
+    """Start UCX and stop it again. Raises OSError with the reason when this machine cannot."""
+    Agent(loopback=True, post=lambda call: call).close()
+
+
 class Agent:
     """One NIXL agent and the memory registered with it, each for as long as its Memory object lives.
 

@@ -1,0 +1,104 @@
+"""A thread that runs calls in order and polls only while there is work."""
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from workers.kv.poller import Poller
+
+LIMIT_S = 5.0
+
+
+class Work:
+    """Work that is done after some polls."""
+
+    def __init__(self) -> None:
+        self.num_left = 0
+        self.num_polls = 0
+        self.done = threading.Event()
+
+    def begin(self, num_polls: int) -> None:
+        self.num_left = num_polls
+
+    def poll(self) -> float | None:
+        self.num_polls += 1
+        if self.num_left == 0:
+            return None
+        self.num_left -= 1
+        if self.num_left == 0:
+            self.done.set()
+        return 0.0
+
+
+@pytest.fixture
+def work() -> Work:
+    return Work()
+
+
+@pytest.fixture
+def poller(work: Work) -> Iterator[Poller]:
+    poller = Poller()
+    poller.start("under-test", work.poll)
+    yield poller
+    poller.stop()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_calls_run_in_order_on_one_other_thread(poller: Poller) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def note(number: int) -> None:
+        seen.append((number, threading.get_ident()))
+
+    for future in [poller.submit(note, number) for number in range(100)]:
+        future.result(LIMIT_S)
+    assert [number for number, _ in seen] == list(range(100))
+    assert {thread for _, thread in seen} != {threading.get_ident()}
+    assert len({thread for _, thread in seen}) == 1
+
+
+def test_a_call_that_raises_fails_its_own_future_only(poller: Poller) -> None:
+    def fail() -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError):
+        poller.submit(fail).result(LIMIT_S)
+    assert poller.submit(lambda: 7).result(LIMIT_S) == 7
+
+
+def test_it_polls_until_the_work_is_done_and_then_rests(poller: Poller, work: Work) -> None:
+    poller.submit(work.begin, 50).result(LIMIT_S)
+    assert work.done.wait(LIMIT_S)
+    wait_until(lambda: work.num_polls == 51)
+    poller.submit(lambda: None).result(LIMIT_S)
+    wait_until(lambda: work.num_polls == 52)  # one for the call, none in between
+
+
+def test_what_a_call_was_given_is_let_go_when_it_is_over(poller: Poller) -> None:
+    class Payload:
+        pass
+
+    payload = Payload()
+    there = weakref.ref(payload)
+    poller.submit(lambda _: None, payload).result(LIMIT_S)
+    del payload
+    wait_until(lambda: there() is None)
+
+
+def test_stopping_runs_what_was_submitted_and_is_idempotent(work: Work) -> None:
+    poller = Poller()
+    poller.stop()
+    poller.start("under-test", work.poll)
+    last = poller.submit(lambda: "ran")
+    poller.stop()
+    poller.stop()
+    assert last.result(0) == "ran"
