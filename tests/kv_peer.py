@@ -5,6 +5,7 @@ Started as `python -m tests.kv_peer tcp|ucx|ucx-stream`; one JSON command a line
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import signal
 import subprocess
@@ -21,9 +22,18 @@ import pytest
 from baton.errors import HandoffFailed
 from workers.kv.choose import choose_transceiver
 from workers.kv.memory import Memory, host_memory
+from workers.kv.source import Source
 from workers.kv.transceiver import CacheTransceiver, Ticket
 
+LARGE_BYTES = 128 << 20
+SOON_S = 1.0
 KINDS = ("tcp", "ucx", "ucx-stream")
+
+
+needs_nixl = pytest.mark.skipif(
+    importlib.util.find_spec("nixl_cu13") is None, reason="nixl_cu13 is not installed"
+)
+WIRES = [pytest.param(kind, marks=[] if kind == "tcp" else [needs_nixl]) for kind in KINDS]
 
 
 def open_transceiver(kind: str) -> CacheTransceiver:
@@ -185,6 +195,12 @@ class Far:
     def _answer(self) -> Answer:
         assert self.process.stdout
         return msgspec.json.decode(self.process.stdout.readline(), type=Answer)
+
+
+def readers_of(transceiver: CacheTransceiver, ticket: Ticket) -> int:
+    """How many pullers are at work on an offer; no public method tells."""
+    source: Source = transceiver._source  # type: ignore[attr-defined]  # noqa: SLF001
+    return len(source._offers[ticket.offer_id].readers)  # noqa: SLF001
 
 
 @contextlib.contextmanager
