@@ -22,7 +22,7 @@ def choose_transceiver(backend: str, *, host: str = "127.0.0.1") -> CacheTransce
     try:
         # Loaded here, not above: machines without UCX run the rest of this package.
         direct = importlib.import_module("workers.kv.direct")
-        importlib.import_module("workers.kv.ucx").check()
+        importlib.import_module("workers.kv.ucx").check(host)
     except (ImportError, OSError) as error:
         if backend == "UCX":
             raise

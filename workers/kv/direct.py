@@ -96,7 +96,7 @@ class DirectTransceiver:
     async def _fetch(self, ticket: Ticket, into: Memory) -> None:
         peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
         place = (peer.host, peer.port)
-        if place in self._no_path:
+        if place in self._no_path and into.device_index is None:
             await fetch_stream(ticket, into)
             return
         try:

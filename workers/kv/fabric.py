@@ -75,7 +75,7 @@ class Fabric:
 
     def __init__(self, host: str, post: Callable[..., object]) -> None:
         """`post(call, *args)` runs a call on this fabric's thread, later."""
-        self._loopback = host == "::1" or host.startswith("127.")
+        self._host = host
         self._post = post
         self._num_lent = 0
         self._eager_until = 0.0
@@ -186,4 +186,4 @@ class Fabric:
             peer.close(error)
 
     def _new_agent(self) -> Agent:
-        return Agent(loopback=self._loopback, post=self._post)
+        return Agent(self._host, self._post)

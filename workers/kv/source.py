@@ -137,7 +137,7 @@ class Source:
         with sock:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            _notice_dead_host(sock)
             try:
                 async with asyncio.timeout(_ASK_LIMIT_S):
                     ask = await receive_word(sock, Ask)
@@ -177,6 +177,15 @@ async def _stream(sock: socket.socket, payload: Memory) -> AsyncIterator[None]:
     await send_word(sock, Grant())
     await send_bytes(sock, host_view(payload))
     yield
+
+
+def _notice_dead_host(sock: socket.socket) -> None:
+    """Half a minute after a machine vanished without a word, its connections end."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):  # Linux
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
 def _hung_up(sock: socket.socket) -> bool:

@@ -45,9 +45,9 @@ class Reach(msgspec.Struct, frozen=True, array_like=True):
     device_index: int | None
 
 
-def check() -> None:
+def check(host: str) -> None:
     """Start UCX and stop it again. Raises OSError with the reason when this machine cannot."""
-    Agent(loopback=True, post=lambda call: call).close()
+    Agent(host, post=lambda call: call).close()
 
 
 class Agent:
@@ -56,16 +56,16 @@ class Agent:
     Only one thread may touch it: on a second one NIXL crashes.
     """
 
-    def __init__(self, *, loopback: bool, post: Callable[..., object]) -> None:
-        """`loopback` binds to that device; `post(call, *args)` runs a call on this agent's thread, later.
-
-        Raises OSError.
+    def __init__(self, host: str, post: Callable[..., object]) -> None:
+        """`host` is where peers reach this process; a loopback address binds UCX, too, to that device alone.
+        `post(call, *args)` runs a call on this agent's thread, later. Raises OSError.
         """
         self.name = f"baton-{os.getpid()}-{secrets.token_hex(8)}"
         self.epoch = 0
         self._post = post
         self._regions: dict[weakref.ref[Memory], _Region] = {}
         self._gone: list[_Region] = []
+        loopback = host == "::1" or host.startswith("127.")
         ucx_config = ",".join([_NO_EMULATION, *([_LOOPBACK_ONLY] if loopback else [])])
         # The agent's own thread would spin on a core; ours polls, and only when there is work.
         config = nixl.nixl_agent_config(backends=[], enable_prog_thread=False)
