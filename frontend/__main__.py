@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import socket
 import sys
 
@@ -29,7 +30,8 @@ def main(argv: list[str]) -> int:
         listener = _listen(parsed.settings.http_host, parsed.settings.http_port)
     except OSError as error:
         where = f"{parsed.settings.http_host}:{parsed.settings.http_port}"
-        sys.stderr.write(f"error: cannot listen on {where}: {error.strerror}; choose another --http-port\n")
+        why = os.strerror(error.errno) if error.errno else str(error)
+        sys.stderr.write(f"error: cannot listen on {where}: {why}; choose another --http-port\n")
         return 2
     return run(lambda shutdown: serve(parsed.settings, listener, shutdown))
 

@@ -40,6 +40,7 @@ class CompletionChoice:
     ) -> None:
         self.request = request
         self.stopped = False
+        self._streamed = bool(body.stream)
         self.num_tokens = 0
         self.num_cached_tokens = 0
         self._tokenizer = tokenizer
@@ -90,8 +91,10 @@ class CompletionChoice:
         )
 
     def _event(self, text: str, finish: bytes = b"null") -> bytes:
-        logprobs = b"null" if self.request.sampling.logprobs is None else _encode(self._new_logprobs())
         self._text.append(text)
+        if not self._streamed:
+            return b""
+        logprobs = b"null" if self.request.sampling.logprobs is None else _encode(self._new_logprobs())
         self._num_chars += len(text)
         return b"".join(
             (

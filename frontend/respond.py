@@ -180,7 +180,8 @@ async def _generate(exchange: Exchange, answer: Answer, services: Services, tall
             if answer.stream:
                 await _stream(exchange, answer, outbox, services, tally)
             else:
-                await outbox.take()
+                nothing = await outbox.take()
+                assert not nothing, "the choices of a whole answer give no bytes"
                 await exchange.answer(200, answer.body(), ignored_header(answer.ignored))
     finally:
         overdue.cancel()

@@ -69,7 +69,9 @@ class ScriptedTokens:
         pause_at: int | None = None,
         fail_at: int | None = None,
         error: Exception | None = None,
+        all_ready: bool = False,
     ) -> None:
+        self._all_ready = all_ready
         self.requests: list[GenerateRequest] = []
         self.go_on = asyncio.Event()
         self.paused = asyncio.Event()
@@ -90,6 +92,8 @@ class ScriptedTokens:
         usage = Usage(len(request.token_ids), 2, len(token_ids))
         try:
             for start in range(0, len(token_ids), self._tokens_per_chunk):
+                if not self._all_ready:
+                    await asyncio.sleep(0)  # as over a request plane, one chunk comes after the other
                 await self._reach(start)
                 ids = token_ids[start : start + self._tokens_per_chunk]
                 chunk = TokenChunk(token_ids=tuple(ids), logprobs=_logprobs(request, ids))

@@ -71,7 +71,11 @@ async def run_worker(
 ) -> int:
     """From start to stop; the exit status: 0 after a drain, 1 if the engine broke."""
     try:
-        info = await first_of(engine.start(), _asked(shutdown))
+        try:
+            info = await first_of(engine.start(), _asked(shutdown))
+        except (OSError, ValueError, ImportError) as error:
+            log.error("engine did not start: %s", error)  # noqa: TRY400  the sentence is for the user
+            return 1
         if info is None:
             return 0
         return await _serve(settings, engine, info, identity, shutdown)

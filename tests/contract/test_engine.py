@@ -16,6 +16,7 @@ from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt, write_checkpoint
 from workers.engine import Engine
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
+from workers.engines.mocker import MockerEngine, MockerSettings
 from workers.kv.choose import choose_transceiver
 
 T = TypeVar("T")
@@ -60,8 +61,29 @@ def _embedded(checkpoint: Path) -> Build:
     return build
 
 
-ENGINES = {"embedded": _embedded}
-WITHOUT_MODEL: set[str] = set()  # engines whose tokens mean nothing: no stop tokens, logprobs or vocabulary
+def _mocker(_: Path) -> Build:
+    def build(role: Role, limits: Limits) -> Engine:
+        settings = MockerSettings(
+            prefill_tokens_per_s=20_000,
+            decode_step_ms=1,
+            max_batch_size=limits.max_batch_size,
+            max_queue_size=limits.max_queue_size,
+            max_seq_len=CONTEXT_LENGTH,
+            handoff_ttl_s=limits.ttl_s,
+        )
+        return MockerEngine(
+            settings,
+            model_path=Path("models/demo"),
+            worker_id=role.value,
+            incarnation="1",
+            transceiver=choose_transceiver("TCP"),
+        )
+
+    return build
+
+
+ENGINES = {"embedded": _embedded, "mocker": _mocker}
+WITHOUT_MODEL = {"mocker"}  # engines whose tokens mean nothing: no stop tokens, logprobs or vocabulary
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ def launches() -> Iterator[list[Launch]]:
     yield started
     for launch in started:
         launch.popen.terminate()
-        launch.popen.wait(60)
+        launch.popen.communicate(timeout=60)
 
 
 @pytest.mark.parametrize("arguments", [(), ("--cluster",)])

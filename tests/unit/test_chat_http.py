@@ -70,7 +70,7 @@ def test_a_stream_says_the_same_in_openais_order() -> None:
 
 
 def test_chunks_that_are_ready_together_go_out_in_one_write() -> None:
-    reply = chat(ANSWER, stream=True, script={"tokens_per_chunk": 1})
+    reply = chat(ANSWER, stream=True, script={"tokens_per_chunk": 1, "all_ready": True})
     assert len(reply.writes) <= 3
     assert len(reply.events) > 10
 

@@ -55,7 +55,10 @@ def test_no_yaml_and_an_empty_yaml_give_the_defaults(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("max_batch_sise: 4", ":1: max_batch_sise: unknown key; did you mean max_batch_size?"),
-        ("\ncache:\n  tokens_per_blok: 4", ":3: cache.tokens_per_blok: unknown key; did you mean cache.tokens_per_block?"),
+        (
+            "\ncache:\n  tokens_per_blok: 4",
+            ":3: cache.tokens_per_blok: unknown key; did you mean cache.tokens_per_block?",
+        ),
         ("cache:\n  zzz: 4", ":2: cache.zzz: unknown key; known: fraction, tokens_per_block"),
         ("max_batch_size: many", ":1: max_batch_size: 'many': Expected `int`, got `str`"),
         ("cache: 3", ":1: cache: must be a mapping"),

@@ -36,7 +36,12 @@ def _embedded(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tupl
     wire = loaded.settings.cache_transceiver_config.backend
     transceiver = None
     if settings.disaggregation_mode != "agg":
-        transceiver = choose_transceiver(wire, host=settings.wires.host)
+        try:
+            transceiver = choose_transceiver(wire, host=settings.wires.host)
+        except (ImportError, OSError) as error:
+            raise SettingsError(
+                f"cache_transceiver_config.backend: {wire} does not run here: {error}; try DEFAULT or TCP"
+            ) from error
     engine = EmbeddedEngine(
         loaded.settings,
         model_path=settings.model_path,
@@ -50,11 +55,16 @@ def _embedded(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tupl
 
 def _mocker(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
     from workers.engines.mocker import MockerEngine, MockerSettings  # noqa: PLC0415
+    from workers.kv.choose import choose_transceiver  # noqa: PLC0415
 
     settings = parsed.settings
     loaded = load_settings(MockerSettings, settings.extra_engine_args, typed_engine_flags(parsed))
     engine = MockerEngine(
-        loaded.settings, model_path=settings.model_path, worker_id=identity[0], incarnation=identity[1]
+        loaded.settings,
+        model_path=settings.model_path,
+        worker_id=identity[0],
+        incarnation=identity[1],
+        transceiver=choose_transceiver("TCP", host=settings.wires.host),
     )
     return engine, loaded.lines()
 
