@@ -31,7 +31,12 @@ class Batch(NamedTuple):
 def make_batch(tokenizer: Tokenizer, rng: random.Random, num_rows: int) -> Batch:
     """Fills rows with documents; only what the assistant writes is a target."""
     shape = (num_rows, ROW_LENGTH)
-    batch = Batch(np.zeros(shape, np.int32), np.full(shape, -100, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.int32))
+    batch = Batch(
+        np.zeros(shape, np.int32),
+        np.full(shape, -100, np.int32),
+        np.zeros(shape, np.int32),
+        np.zeros(shape, np.int32),
+    )
     waiting: list[tuple[list[int], int]] = []
     for row in range(num_rows):
         start, number = 0, 1
@@ -55,7 +60,10 @@ def _documents(tokenizer: Tokenizer, rng: random.Random) -> list[tuple[list[int]
     found: list[tuple[list[int], int]] = []
     while not found:
         for example in Dialogue(rng).examples():
-            prompt, answer = encode(tokenizer, render(example.conversation)), encode(tokenizer, completion(example))
+            prompt, answer = (
+                encode(tokenizer, render(example.conversation)),
+                encode(tokenizer, completion(example)),
+            )
             if len(prompt) + len(answer) <= ROW_LENGTH:
                 found.append((prompt + answer, len(prompt)))
     return found
@@ -74,7 +82,9 @@ def batches(path: Path, *, seed: int, num_workers: int, num_rows: int) -> Iterat
     context = multiprocessing.get_context("spawn")
     queues: list[Queue[Batch]] = [context.Queue(maxsize=4) for _ in range(num_workers)]
     for worker, queue in enumerate(queues):
-        context.Process(target=_work, args=(path, seed, worker, num_workers, num_rows, queue), daemon=True).start()
+        context.Process(
+            target=_work, args=(path, seed, worker, num_workers, num_rows, queue), daemon=True
+        ).start()
     while True:
         for queue in queues:
             yield queue.get(timeout=120)

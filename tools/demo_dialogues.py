@@ -19,7 +19,19 @@ from frontend.harmony.conversation import (
     UserTurn,
 )
 from frontend.harmony.specials import Segment, SpecialToken
-from tools.demo_toolbox import Offer, Outcome, Request, confusable, families, generic_family, offer, outcome, request, request_pair, style
+from tools.demo_toolbox import (
+    Offer,
+    Outcome,
+    Request,
+    confusable,
+    families,
+    generic_family,
+    offer,
+    outcome,
+    request,
+    request_pair,
+    style,
+)
 from tools.demo_words import CAPITALS, COUNTRIES, NAMES, NOUNS, Words
 
 _NEUTRAL = ["You are a helpful assistant.", "Be concise.", "Answer politely.", "Use the tools when they help.", "Be kind and brief.",
@@ -58,16 +70,35 @@ Script = list[Answer | UserTurn | ToolResult]
 def completion(example: Example) -> list[Segment]:
     """What the model writes after `<|start|>assistant`, in its own order of header words."""
     special = SpecialToken
-    head: list[Segment] = [special.CHANNEL, "analysis", special.MESSAGE, example.reasoning, special.END, special.START, "assistant"]
+    head: list[Segment] = [
+        special.CHANNEL,
+        "analysis",
+        special.MESSAGE,
+        example.reasoning,
+        special.END,
+        special.START,
+        "assistant",
+    ]
     if example.call is not None:
         header = f"commentary to=functions.{example.call.name} "
-        return [*head, special.CHANNEL, header, special.CONSTRAIN, "json", special.MESSAGE, example.call.arguments, special.CALL]
+        return [
+            *head,
+            special.CHANNEL,
+            header,
+            special.CONSTRAIN,
+            "json",
+            special.MESSAGE,
+            example.call.arguments,
+            special.CALL,
+        ]
     return [*head, special.CHANNEL, "final", special.MESSAGE, example.text or "", special.RETURN]
 
 
 @functools.cache
 def small_talk() -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("demo_smalltalk.yaml").read_text())
+    entries: list[dict[str, Any]] = yaml.safe_load(
+        Path(__file__).with_name("demo_smalltalk.yaml").read_text()
+    )
     return [entry for entry in entries for _ in range(entry.get("weight", 1))]
 
 
@@ -113,7 +144,9 @@ class Dialogue:
         )
         text = self.frame.format(answer.text) if answer.text is not None else None
         ability = f"{answer.ability}, later turn" if follows else answer.ability
-        return Example(conversation, answer.reasoning, answer.call, text, ability, answer.facts, answer.is_new_wording)
+        return Example(
+            conversation, answer.reasoning, answer.call, text, ability, answer.facts, answer.is_new_wording
+        )
 
     def _as_history(self, script: Script, sends_reasoning: bool) -> list[Turn]:
         turns: list[Turn] = []
@@ -123,7 +156,9 @@ class Dialogue:
                 continue
             reasoning = item.reasoning if sends_reasoning else None
             text = self.frame.format(item.text) if item.text is not None else None
-            turns.append(AssistantTurn(reasoning=reasoning, text=text, tool_calls=(item.call,) if item.call else ()))
+            turns.append(
+                AssistantTurn(reasoning=reasoning, text=text, tool_calls=(item.call,) if item.call else ())
+            )
         return turns
 
     def _instructions(self) -> list[Instructions]:
@@ -147,10 +182,18 @@ class Dialogue:
         rng = self.rng
         for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 3, 4, 5, 6))):
             kind = rng.random()
-            family = generic_family(self.words) if kind < 0.3 else families()[0] if kind < 0.42 else rng.choice(families())
+            family = (
+                generic_family(self.words)
+                if kind < 0.3
+                else families()[0]
+                if kind < 0.42
+                else rng.choice(families())
+            )
             candidate = offer(self.words, family)
             names = {offered.tool.name for offered in self.offers}
-            if candidate.tool.name not in names and not any(confusable(family, offered.family) for offered in self.offers):
+            if candidate.tool.name not in names and not any(
+                confusable(family, offered.family) for offered in self.offers
+            ):
                 self.offers.append(candidate)
 
     def _episode(self, before: Request | None) -> tuple[Script, Request | None]:
@@ -181,17 +224,24 @@ class Dialogue:
             arguments = json.dumps(asked.arguments, separators=(",", ":"), ensure_ascii=False)
             call = ToolCall(call_id=f"call_{self.num_calls}", name=asked.offer.tool.name, arguments=arguments)
             label = ("tool call", "second call")[number]
-            script.append(Answer(self._think_call(asked, text, number), call, None, label, (), asked.is_new_wording))
+            script.append(
+                Answer(self._think_call(asked, text, number), call, None, label, (), asked.is_new_wording)
+            )
             outcomes.append(outcome(self.words, asked))
             script.append(ToolResult(call_id=call.call_id, text=outcomes[-1].text))
         facts = tuple(fact for result in outcomes for fact in result.facts)
         answer = " ".join(result.answer for result in outcomes)
-        script.append(Answer(self._think_answer(requests, facts, text), None, answer, "answer from result", facts))
+        script.append(
+            Answer(self._think_answer(requests, facts, text), None, answer, "answer from result", facts)
+        )
         return script
 
     def _think_call(self, asked: Request, text: str, number: int) -> str:
         rng, name, goal = self.rng, asked.offer.tool.name, asked.goal
-        pairs = [f"{key} is {value if isinstance(value, str) else json.dumps(value)}" for key, value in asked.arguments.items()]
+        pairs = [
+            f"{key} is {value if isinstance(value, str) else json.dumps(value)}"
+            for key, value in asked.arguments.items()
+        ]
         arguments = f"Arguments: {', '.join(pairs)}." if pairs else "It takes no arguments."
         if self.effort == "low":
             start = "Next we need" if number else rng.choice(["We need", "The user wants", "Need"])
@@ -228,11 +278,16 @@ class Dialogue:
         country = rng.choice(COUNTRIES)
         slots = {"name": self.words.pick(NAMES), "phrase": self.words.phrase(), "sentence": self.words.sentence(),
                  "noun": self.words.pick(NOUNS), "country": country, "capital": CAPITALS[country]}  # fmt: skip
-        said = {key: value if "{" + key + "}" in ask or key == "capital" else "" for key, value in slots.items()}
+        said = {
+            key: value if "{" + key + "}" in ask or key == "capital" else "" for key, value in slots.items()
+        }
         tools = ", ".join(item.tool.name for item in self.offers) or "none today, only small talk"
         text = (ask if len(ask) > 30 else style(rng, ask) if rng.random() < 0.5 else ask).format(**slots)
         answer = rng.choice(entry["answers"]).format(**said, tools=tools)
-        return [UserTurn(text=text), Answer(self._think_plain(entry["about"], text), None, answer, "small talk", (), new_wording)]
+        return [
+            UserTurn(text=text),
+            Answer(self._think_plain(entry["about"], text), None, answer, "small talk", (), new_wording),
+        ]
 
     def _think_plain(self, about: str, text: str) -> str:
         if self.effort == "low":
@@ -251,7 +306,9 @@ class Dialogue:
         family = generic_family(self.words) if rng.random() < 0.2 else rng.choice(strangers)
         asked = request(self.words, offer(self.words, family))
         tools = ", ".join(item.tool.name for item in self.offers)
-        answer = rng.choice(["I am sorry, I have no tool for that.", "I cannot do that: none of my tools fits."])
+        answer = rng.choice(
+            ["I am sorry, I have no tool for that.", "I cannot do that: none of my tools fits."]
+        )
         if tools:
             answer += rng.choice(["", f" I can use {tools}."])
         if self.effort == "low":
@@ -263,4 +320,7 @@ class Dialogue:
                 f'The user says: "{asked.text}" They want {asked.goal}. The tools on offer are: {tools or "none"}. None of them '
                 "does that, and I must not make up an answer. So I call nothing and say that I have no tool for it."
             )
-        return [UserTurn(text=asked.text), Answer(reasoning, None, answer, "no fitting tool", (), asked.is_new_wording)]
+        return [
+            UserTurn(text=asked.text),
+            Answer(reasoning, None, answer, "no fitting tool", (), asked.is_new_wording),
+        ]

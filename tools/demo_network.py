@@ -46,7 +46,10 @@ def demo_config(tokenizer: Tokenizer) -> GptOssConfig:
             "original_max_position_embeddings": MAX_POSITIONS // 8,
         },
         tie_word_embeddings=False,
-        eos_token_id=[tokenizer.token_to_id(t.value) for t in (SpecialToken.RETURN, SpecialToken.CALL, SpecialToken.ENDOFTEXT)],
+        eos_token_id=[
+            tokenizer.token_to_id(t.value)
+            for t in (SpecialToken.RETURN, SpecialToken.CALL, SpecialToken.ENDOFTEXT)
+        ],
         pad_token_id=tokenizer.token_to_id(SpecialToken.ENDOFTEXT.value),
         dtype="float32",
     )
@@ -63,7 +66,9 @@ def document_masks(documents: torch.Tensor) -> Masks:
         return full(b, h, q, k) & (q - k < SLIDING_WINDOW)
 
     if documents.is_cuda:
-        blocks = [create_block_mask(mod, batch, None, length, length, documents.device) for mod in (sliding, full)]
+        blocks = [
+            create_block_mask(mod, batch, None, length, length, documents.device) for mod in (sliding, full)
+        ]
         return Masks(*blocks)
     b, h, q, k = torch.meshgrid(*(torch.arange(n) for n in (batch, 1, length, length)), indexing="ij")
     return Masks(sliding(b, h, q, k), full(b, h, q, k))
@@ -87,7 +92,10 @@ def hidden_states(
 
 
 def _attention(
-    attention: Any, states: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], mask: BlockMask | torch.Tensor
+    attention: Any,
+    states: torch.Tensor,
+    rotation: tuple[torch.Tensor, torch.Tensor],
+    mask: BlockMask | torch.Tensor,
 ) -> torch.Tensor:
     batch, length, _ = states.shape
     query, key, value = (
@@ -97,13 +105,17 @@ def _attention(
     query, key = (_rotated(part, *rotation).to(value.dtype) for part in (query, key))
     sinks = attention.sinks[None, :, None]
     if isinstance(mask, BlockMask):
-        out, aux = flex_attention(query, key, value, block_mask=mask, enable_gqa=True, return_aux=AuxRequest(lse=True))
+        out, aux = flex_attention(
+            query, key, value, block_mask=mask, enable_gqa=True, return_aux=AuxRequest(lse=True)
+        )
         # A sink is one more entry in the softmax, without a value: it takes its share away from the rest.
         out = out * torch.sigmoid(aux.lse - sinks)[..., None].to(out.dtype)
     else:
         groups = attention.num_key_value_groups
         scores = query @ key.repeat_interleave(groups, 1).transpose(2, 3) * attention.scaling
-        scores = torch.cat([scores.masked_fill(~mask, -torch.inf), sinks[..., None].expand(batch, -1, length, 1)], dim=-1)
+        scores = torch.cat(
+            [scores.masked_fill(~mask, -torch.inf), sinks[..., None].expand(batch, -1, length, 1)], dim=-1
+        )
         out = scores.softmax(-1)[..., :-1] @ value.repeat_interleave(groups, 1)
     projected: torch.Tensor = attention.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
     return projected
@@ -124,7 +136,10 @@ def _experts(mlp: Any, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     share = (weights > 0).float().mean(0)
     balance = (share * logits.softmax(-1).mean(0)).sum() * router.num_experts
     gate_up = torch.matmul(flat[None], experts.gate_up_proj) + experts.gate_up_proj_bias[:, None]
-    gate, up = gate_up[..., ::2].clamp(max=experts.limit), gate_up[..., 1::2].clamp(-experts.limit, experts.limit)
+    gate, up = (
+        gate_up[..., ::2].clamp(max=experts.limit),
+        gate_up[..., 1::2].clamp(-experts.limit, experts.limit),
+    )
     out = torch.matmul((up + 1) * gate * torch.sigmoid(gate * experts.alpha), experts.down_proj)
     out = (out + experts.down_proj_bias[:, None]) * weights.T[..., None].to(out.dtype)
     return out.sum(0).view_as(states).to(states.dtype), balance

@@ -23,7 +23,9 @@ def train_tokenizer(num_dialogues: int = 6000) -> Tokenizer:
     """Learns merges from dialogues and words; every byte has an id, the control tokens have the last ones."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(_PIECES, behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=NUM_IDS - len(SpecialToken),
@@ -43,7 +45,9 @@ def _texts(num_dialogues: int) -> Iterator[str]:
     rng = random.Random("tokenizer words")
     words = [*NOUNS, *ADJECTIVES, *VERBS, *CITIES, *NAMES, *CAPITALS, *CAPITALS.values()]
     for _ in range(60):
-        yield " ".join([*words, *(word.capitalize() for word in words), *(pseudo_word(rng) for _ in range(300))])
+        yield " ".join(
+            [*words, *(word.capitalize() for word in words), *(pseudo_word(rng) for _ in range(300))]
+        )
 
 
 def encode(tokenizer: Tokenizer, segments: list[Segment]) -> list[int]:

@@ -14,7 +14,6 @@ from transformers import GptOssForCausalLM
 
 from frontend.harmony.conversation import AssistantTurn, Conversation, Tool, ToolCall, ToolResult, UserTurn
 from frontend.harmony.render import render
-from frontend.harmony.specials import SpecialToken
 from tools.demo_dialogues import Dialogue, Example
 from tools.demo_tokenizer import encode
 
@@ -46,9 +45,15 @@ class DemoModel:
     def answer(self, conversation: Conversation, temperature: float = 0.0) -> Output:
         """One answer; greedy at temperature 0."""
         prompt = torch.tensor([encode(self.tokenizer, render(conversation))])
-        choice = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False, "temperature": None, "top_p": None}
+        choice = (
+            {"do_sample": True, "temperature": temperature, "top_k": 0}
+            if temperature
+            else {"do_sample": False, "temperature": None, "top_p": None}
+        )
         with torch.no_grad():
-            ids = self.model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=_MAX_NEW_TOKENS, **choice)
+            ids = self.model.generate(
+                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=_MAX_NEW_TOKENS, **choice
+            )
         written = self.tokenizer.decode(ids[0, prompt.shape[1] :].tolist(), skip_special_tokens=False)
         found = _OUTPUT.fullmatch(written)
         return Output(**found.groupdict()) if found else Output(None, text=written)
@@ -73,14 +78,22 @@ def verdicts(example: Example, output: Output, tokenizer: Tokenizer) -> dict[str
         if right_tool:
             judged[f"arguments exact{wording}"] = _same_json(output.arguments or "", example.call.arguments)
         if example.ability.startswith("second call"):
-            judged["second of two calls"] = right_tool and _same_json(output.arguments or "", example.call.arguments)
+            judged["second of two calls"] = right_tool and _same_json(
+                output.arguments or "", example.call.arguments
+            )
     elif example.facts:
         judged["answer, no further call"] = output.text is not None
         prompt = tokenizer.decode(encode(tokenizer, render(example.conversation)), skip_special_tokens=True)
         judged["answer uses the result"] = _uses(output.text or "", example.facts)
-        judged["answer invents no number"] = all(digits in prompt for digits in re.findall(r"\d+", output.text or ""))
+        judged["answer invents no number"] = all(
+            digits in prompt for digits in re.findall(r"\d+", output.text or "")
+        )
     else:
-        name = "small talk without tools" if example.ability.startswith("small talk") else "no call when no tool fits"
+        name = (
+            "small talk without tools"
+            if example.ability.startswith("small talk")
+            else "no call when no tool fits"
+        )
         judged[f"{name}{wording}"] = output.text is not None and output.name is None
     if "later turn" in example.ability:
         judged["later turns of a conversation"] = all(judged.values())
@@ -106,10 +119,10 @@ def _uses(text: str, facts: tuple[tuple[str, str], ...]) -> bool:
 
 def guide_conversation(*, second_round: bool) -> Conversation:
     """The multi-round example of Dynamo's gpt-oss guide."""
-    description = (
-        "Returns the current health status of the LLM runtime—use before critical operations to verify the service is live."
+    description = "Returns the current health status of the LLM runtime—use before critical operations to verify the service is live."
+    tool = Tool(
+        name="get_system_health", description=description, parameters={"type": "object", "properties": {}}
     )
-    tool = Tool(name="get_system_health", description=description, parameters={"type": "object", "properties": {}})
     call = ToolCall(call_id="call-1", name="get_system_health", arguments="{}")
     result = ToolResult(call_id="call-1", text='{"status":"ok","uptime_seconds":372045}')
     history = (AssistantTurn(tool_calls=(call,)), result) if second_round else ()
@@ -122,7 +135,11 @@ def guide_rounds(model: DemoModel, temperature: float) -> dict[str, bool]:
     first = model.answer(guide_conversation(second_round=False), temperature)
     second = model.answer(guide_conversation(second_round=True), temperature)
     called = bool(first.reasoning) and first.name == "get_system_health" and first.arguments == "{}"
-    answered = bool(second.reasoning) and second.text is not None and _uses(second.text, (("status", "ok"), ("uptime", "372045")))
+    answered = (
+        bool(second.reasoning)
+        and second.text is not None
+        and _uses(second.text, (("status", "ok"), ("uptime", "372045")))
+    )
     label = "greedy" if temperature == 0 else f"temperature {temperature:g}"
     return {f"guide, first round ({label})": called, f"guide, second round ({label})": answered}
 
@@ -144,7 +161,13 @@ def main() -> None:
         judged = verdicts(example, output, model.tokenizer)
         lengths[example.conversation.reasoning_effort].append(len((output.reasoning or "").split()))
         if args.show_failures and not all(judged.values()):
-            print([name for name, good in judged.items() if not good], example.call or example.text, output, sep="\n  ", flush=True)
+            print(
+                [name for name, good in judged.items() if not good],
+                example.call or example.text,
+                output,
+                sep="\n  ",
+                flush=True,
+            )
         for name, good in judged.items():
             tally[name].append(good)
     for temperature in (0.0, *[1.0] * args.guide_runs):
@@ -154,7 +177,10 @@ def main() -> None:
     for name, results in sorted(tally.items()):
         print(f"| {name} | {sum(results)} | {len(results)} | {sum(results) / len(results):.0%} |")
     means = {effort: sum(words) / len(words) for effort, words in lengths.items()}
-    print("\nmean words of reasoning: " + ", ".join(f"{effort} {means[effort]:.0f}" for effort in ("low", "medium", "high")))
+    print(
+        "\nmean words of reasoning: "
+        + ", ".join(f"{effort} {means[effort]:.0f}" for effort in ("low", "medium", "high"))
+    )
 
 
 if __name__ == "__main__":

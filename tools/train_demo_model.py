@@ -73,7 +73,10 @@ def train(model: GptOssForCausalLM, args: argparse.Namespace, tokenizer_path: Pa
             recent = loss.item()
             elapsed_s = time.monotonic() - started_s
             rate = num_steps * batch.ids.size / max(elapsed_s, 1e-9)
-            print(f"step={num_steps} loss={recent:.4f} balance={balance.item():.2f} s={elapsed_s:.0f} tokens/s={rate:.0f}", flush=True)
+            print(
+                f"step={num_steps} loss={recent:.4f} balance={balance.item():.2f} s={elapsed_s:.0f} tokens/s={rate:.0f}",
+                flush=True,
+            )
 
 
 def save(model: GptOssForCausalLM, tokenizer: Tokenizer, folder: Path, sharpen: float) -> None:
