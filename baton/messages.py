@@ -13,13 +13,41 @@ class Role(enum.Enum):
     DECODE = "decode"
 
 
+class MessageForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A kind of message: one of `headers`, then a body, then `end`.
+
+    In `headers` and `end`, `<|name|>` is the control token of that name; a body has none. `schema` is the
+    JSON schema, as JSON text, of the JSON value that the body is; None: the body is any text. If `lenient`,
+    what the engine cannot enforce of the schema is left out; else that is InvalidRequest. `param` is the
+    field of the client's request that asked for it, for the error's sake.
+    """
+
+    headers: tuple[str, ...]
+    end: str
+    schema: str | None = None
+    lenient: bool = False
+    param: str | None = None
+
+
+class Guided(msgspec.Struct, frozen=True, kw_only=True):
+    """The form of an answer: any number of messages of the `leading` forms, then one of the `last` forms.
+
+    An engine that cannot enforce it raises InvalidRequest. Nothing is said of tokens after the last message.
+    """
+
+    leading: tuple[MessageForm, ...] = ()
+    last: tuple[MessageForm, ...]
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to choose tokens. Sampling is positional: the random number of token i of choice c comes from
     (seed, c, i) alone, so a resumed request goes on exactly.
 
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1.0 are off. `logprobs` None gives none, 0 the chosen
     token's, n also the n likeliest. `stop_token_ids` end the answer unless `ignore_eos`; not before
-    `min_tokens` tokens exist. `seed` is always set: the frontend draws one when the client gave none.
+    `min_tokens` tokens exist, unless `guided` leaves nothing else to choose. `seed` is always set: the
+    frontend draws one when the client gave none. `guided` is enforced before all the others, which choose
+    among what it allows.
     """
 
     max_tokens: int
@@ -37,6 +65,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ignore_eos: bool = False
     logprobs: int | None = None
     choice: int = 0
+    guided: Guided | None = None
 
 
 class KvHandoff(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="handoff"):

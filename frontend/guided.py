@@ -1,0 +1,146 @@
+"""What a client demands of an answer's form, as the Harmony messages that the answer may be made of."""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from baton.errors import InvalidRequest
+from baton.messages import Guided, MessageForm, Sampling
+
+MAX_SCHEMA_BYTES = 128 << 10
+
+_NEXT_MESSAGE = "<|end|><|start|>assistant"
+_ANALYSIS = MessageForm(headers=("<|channel|>analysis<|message|>",), end=_NEXT_MESSAGE)
+_PREAMBLE = MessageForm(headers=("<|channel|>commentary<|message|>",), end=_NEXT_MESSAGE)
+_FINAL = MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>")
+# The model writes calls in all these ways: half of them on `analysis`.
+_CHANNELS = ("commentary", "analysis")
+_CALL_TYPES = (" <|constrain|>json", " json", "")
+
+
+class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A function of the request. `parameters` is its JSON schema (None: no arguments), `param` the name of
+    the field in which it stands. The arguments of a `strict` one follow the schema in every call."""
+
+    name: str
+    parameters: object = None
+    strict: bool = False
+    param: str = "tools"
+
+
+class CallChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """`tool_choice`: whether a tool must be called, and which may be (None: all that are offered)."""
+
+    must_call: bool = False
+    names: frozenset[str] | None = None
+
+
+class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """The visible answer is JSON that follows `schema`; unless `strict`, what cannot be enforced of the
+    schema is left out. `param` is the name of the field that has the schema."""
+
+    schema: object
+    strict: bool = False
+    param: str = "response_format"
+
+
+ANY_OBJECT: object = {"type": "object"}
+
+
+def guided(
+    tools: Sequence[OfferedTool], choice: CallChoice | None = None, answer: AnswerFormat | None = None
+) -> Guided | None:
+    """The form of the answer, or None if nothing is demanded. Thinking is free in all of them.
+
+    `tools` are those that the prompt shows. With an `answer` format there is no preamble, since that would
+    be visible text beside the JSON. Raises InvalidRequest, naming `tool_choice` or the schema's field, for
+    a choice of tools that are not offered and for schemas beyond `MAX_SCHEMA_BYTES`.
+    """
+    choice = choice or CallChoice()
+    callable_tools = _callable(tools, choice)
+    if not (choice.must_call or choice.names is not None or answer or any(tool.strict for tool in tools)):
+        return None
+    last = [_call(tool, is_enforced=choice.must_call or tool.strict) for tool in callable_tools]
+    if not choice.must_call:
+        last.append(_FINAL if answer is None else _final(answer))
+    is_free = answer is None and not choice.must_call
+    form = Guided(leading=(_ANALYSIS, _PREAMBLE) if is_free else (_ANALYSIS,), last=tuple(last))
+    _check_size(form)
+    return form
+
+
+def with_form(sampling: Sampling, form: Guided | None) -> Sampling:
+    """`sampling` held to `form`. Raises InvalidRequest if the answer could not end where the form does."""
+    if form is not None and sampling.ignore_eos:
+        raise InvalidRequest(
+            "`ignore_eos` contradicts a demanded form (`response_format`, `tool_choice`, strict `tools`): "
+            "the answer has to end where its form is complete.",
+            param="ignore_eos",
+        )
+    return sampling if form is None else msgspec.structs.replace(sampling, guided=form)
+
+
+def _callable(tools: Sequence[OfferedTool], choice: CallChoice) -> list[OfferedTool]:
+    if choice.must_call and not tools:
+        raise InvalidRequest("`tool_choice` demands a call, but no `tools` are given.", param="tool_choice")
+    if choice.names is None:
+        return list(tools)
+    missing = choice.names - {tool.name for tool in tools}
+    if missing or not choice.names:
+        what = f"{min(missing)!r}, which is not among `tools`" if missing else "no tool"
+        raise InvalidRequest(f"`tool_choice` names {what}.", param="tool_choice")
+    return [tool for tool in tools if tool.name in choice.names]
+
+
+def _call(tool: OfferedTool, *, is_enforced: bool) -> MessageForm:
+    form = MessageForm(headers=tuple(_call_headers(tool.name)), end="<|call|>")
+    if not is_enforced:
+        return form
+    return msgspec.structs.replace(
+        form, schema=_text(_arguments(tool), tool.param), lenient=not tool.strict, param=tool.param
+    )
+
+
+def _call_headers(name: str) -> Iterator[str]:
+    recipient = f" to=functions.{name}"
+    for channel in _CHANNELS:
+        for content_type in _CALL_TYPES:
+            yield f"<|channel|>{channel}{recipient}{content_type}<|message|>"
+            yield f"{recipient}<|channel|>{channel}{content_type}<|message|>"
+
+
+def _arguments(tool: OfferedTool) -> object:
+    """Arguments are an object, whether the schema says so or not."""
+    if tool.parameters is None:
+        return {"type": "object", "additionalProperties": False}
+    return {"type": "object", **tool.parameters} if isinstance(tool.parameters, dict) else tool.parameters
+
+
+def _final(answer: AnswerFormat) -> MessageForm:
+    return MessageForm(
+        headers=(*_FINAL.headers, "<|channel|>final <|constrain|>json<|message|>"),
+        end=_FINAL.end,
+        schema=_text(answer.schema, answer.param),
+        lenient=not answer.strict,
+        param=answer.param,
+    )
+
+
+def _text(schema: object, param: str) -> str:
+    try:
+        return msgspec.json.encode(schema).decode()
+    except (RecursionError, UnicodeEncodeError) as error:
+        raise InvalidRequest(
+            f"`{param}`: the schema cannot be written as JSON: {error}.", param=param
+        ) from None
+
+
+def _check_size(form: Guided) -> None:
+    num_bytes = 0
+    for message in form.last:
+        num_bytes += len(message.schema or "")
+        if num_bytes > MAX_SCHEMA_BYTES:
+            raise InvalidRequest(
+                f"`{message.param}`: the schemas to enforce are more than {MAX_SCHEMA_BYTES} bytes long.",
+                param=message.param,
+            )
