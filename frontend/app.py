@@ -15,7 +15,7 @@ from frontend.chat import prepare_chat
 from frontend.completions import prepare_completion
 from frontend.exchange import Receive, Scope, Send, retry_after
 from frontend.metrics import CONTENT_TYPE
-from frontend.respond import Endpoint, Prepare
+from frontend.respond import Endpoint, Prepare, generating
 from frontend.services import Services
 
 __all__ = ["Services", "create_app"]
@@ -44,7 +44,7 @@ class App:
 
 def create_app(services: Services) -> App:
     """The app over these services, whose life is the caller's."""
-    endpoints = {path: Endpoint(path, prepare, services) for path, prepare in GENERATING.items()}
+    endpoints = {path: Endpoint(path, generating(prepare), services) for path, prepare in GENERATING.items()}
     return App(endpoints, _framework(services, endpoints))
 
 

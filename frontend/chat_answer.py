@@ -79,6 +79,9 @@ class ChatAnswer:
             metadata=UNSET if self._metadata is None else self._metadata,
         )
 
+    async def settle(self) -> None:
+        """Nothing is kept."""
+
     def usage(self) -> UsageBody:
         """The counts so far; the prompt, which all choices share, counts once."""
         return UsageBody.of(

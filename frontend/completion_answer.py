@@ -167,6 +167,9 @@ class CompletionAnswer:
             usage=self.usage(),
         )
 
+    async def settle(self) -> None:
+        """Nothing is kept."""
+
     def usage(self) -> UsageBody:
         """The counts so far."""
         firsts = (choice for choice in self.choices if choice.request.sampling.choice == 0)

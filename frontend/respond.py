@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -54,12 +54,33 @@ class Choice(Protocol):
         ...
 
 
-class Answer(Protocol):
-    """An answer of one API. `ignored` are the fields of the body that nobody knows."""
+class Stream(Protocol):
+    """What stands around the events of a stream. `ignored` are the fields of the body that nobody knows."""
+
+    ignored: tuple[str, ...]
+
+    def opening(self) -> bytes:
+        """The stream's first events."""
+        ...
+
+    def closing(self) -> bytes:
+        """The stream's last events."""
+        ...
+
+    def failure(self, error: BatonError) -> bytes:
+        """The event that ends a stream that has failed."""
+        ...
+
+    async def settle(self) -> None:
+        """Called once when the answer has ended, well or not, before the client gets the end of it."""
+        ...
+
+
+class Answer(Stream, Protocol):
+    """An answer of one API, streamed or whole."""
 
     model: str
     stream: bool
-    ignored: tuple[str, ...]
 
     @property
     def choices(self) -> Sequence[Choice]:
@@ -76,33 +97,25 @@ class Answer(Protocol):
         """Malformed output that was understood, by kind."""
         ...
 
-    def opening(self) -> bytes:
-        """The stream's first events."""
-        ...
-
-    def closing(self) -> bytes:
-        """The stream's last events."""
-        ...
-
-    def failure(self, error: BatonError) -> bytes:
-        """The event that ends a stream that has failed."""
-        ...
-
     def body(self) -> msgspec.Struct:
         """The whole answer."""
         ...
 
 
+AnyAnswer = TypeVar("AnyAnswer", bound=Answer)
 Prepare = Callable[[bytes, Asker, Services], Awaitable[Answer]]
 """From a body to an answer that can be begun. Raises the BatonError that refuses it."""
 
+Serve = Callable[[Exchange, Services, Tally], Awaitable[None]]
+"""Answers a request. Raises what the client is told in an error envelope."""
+
 
 class Endpoint:
-    """The ASGI app of one POST route that generates. Every failure is an error envelope, and counted."""
+    """The ASGI app of one route. Every failure is an error envelope, and counted under the route's name."""
 
-    def __init__(self, route: str, prepare: Prepare, services: Services) -> None:
+    def __init__(self, route: str, serve: Serve, services: Services) -> None:
         self._route = route
-        self._prepare = prepare
+        self._serve = serve
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,16 +136,7 @@ class Endpoint:
         services = self._services
         try:
             async with asyncio.timeout(services.request_timeout_s + GRACE_S):
-                body = await exchange.read_body(services.max_body_bytes)
-                asker = Asker(
-                    request_id=exchange.request_id,
-                    deadline_s=services.request_timeout_s,
-                    trace=exchange.trace,
-                )
-                answer = await self._prepare(body, asker, services)
-                services.metrics.count_ignored(answer.ignored)
-                tally.model = answer.model
-                await _generate(exchange, answer, services, tally)
+                await self._serve(exchange, services, tally)
         except ClientGone:
             raise
         except asyncio.CancelledError:
@@ -153,25 +157,52 @@ class Endpoint:
             await exchange.answer_error(failure)
 
 
+def generating(prepare: Prepare) -> Serve:
+    """What a route does that generates one answer."""
+
+    async def serve(exchange: Exchange, services: Services, tally: Tally) -> None:
+        answer = await prepared(prepare, exchange, services, tally)
+        await generate(exchange, answer, services, tally)
+
+    return serve
+
+
+async def prepared(
+    prepare: Callable[[bytes, Asker, Services], Awaitable[AnyAnswer]],
+    exchange: Exchange,
+    services: Services,
+    tally: Tally,
+) -> AnyAnswer:
+    """The answer to the request's body, not begun yet."""
+    body = await exchange.read_body(services.max_body_bytes)
+    asker = Asker(request_id=exchange.request_id, deadline_s=services.request_timeout_s, trace=exchange.trace)
+    answer = await prepare(body, asker, services)
+    services.metrics.count_ignored(answer.ignored)
+    tally.model = answer.model
+    return answer
+
+
 def as_baton_error(error: Exception, request_id: str) -> BatonError:
     """What the client is told; a failure that nobody foresaw is logged with its traceback."""
     match error:
         case BatonError():
             return error
         case TimeoutError():
-            return _too_late()
+            return too_late()
         case _:
             log.error("unexpected failure request_id=%s", request_id, exc_info=error)
             return BatonError(f"Something broke in the server; its log has request {request_id}.")
 
 
-def _too_late() -> BatonError:
+def too_late() -> BatonError:
+    """What a request is told whose time is over."""
     return DeadlineExceeded("The request's deadline is over; ask for less, or allow more time.")
 
 
-async def _generate(exchange: Exchange, answer: Answer, services: Services, tally: Tally) -> None:
+async def generate(exchange: Exchange, answer: Answer, services: Services, tally: Tally) -> None:
+    """Generate the answer and send it; the client's leaving ends both."""
     outbox = sse.Outbox(len(answer.choices))
-    overdue = asyncio.get_running_loop().call_later(services.request_timeout_s, outbox.fail, _too_late())
+    overdue = asyncio.get_running_loop().call_later(services.request_timeout_s, outbox.fail, too_late())
     try:
         async with _tasks(
             _watch_client(exchange, outbox),
@@ -182,6 +213,7 @@ async def _generate(exchange: Exchange, answer: Answer, services: Services, tall
             else:
                 nothing = await outbox.take()
                 assert not nothing, "the choices of a whole answer give no bytes"
+                await answer.settle()
                 await exchange.answer(200, answer.body(), ignored_header(answer.ignored))
     finally:
         overdue.cancel()
@@ -227,8 +259,16 @@ async def _pump(choice: Choice, services: Services, outbox: sse.Outbox, tally: T
         outbox.close()
 
 
+async def relay(
+    exchange: Exchange, stream: Stream, outbox: sse.Outbox, services: Services, tally: Tally
+) -> None:
+    """Send what others put into the outbox, until it ends or the client leaves."""
+    async with _tasks(_watch_client(exchange, outbox)):
+        await _stream(exchange, stream, outbox, services, tally)
+
+
 async def _stream(
-    exchange: Exchange, answer: Answer, outbox: sse.Outbox, services: Services, tally: Tally
+    exchange: Exchange, answer: Stream, outbox: sse.Outbox, services: Services, tally: Tally
 ) -> None:
     """Headers go out with the first events, or after a while without; then an error can only be an event."""
     try:
@@ -251,6 +291,8 @@ async def _stream(
         except Exception as error:  # noqa: BLE001 the client gets an error event, whatever broke
             failure = as_baton_error(error, exchange.request_id)
             tally.status = failure.status
-            await exchange.end(answer.failure(failure))
-            return
-    await exchange.end(answer.closing())
+            data = answer.failure(failure)
+        else:
+            data = answer.closing()
+        await answer.settle()
+    await exchange.end(data)
