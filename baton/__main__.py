@@ -56,7 +56,7 @@ def status(argv: list[str]) -> int:
 
 def _health(url: str) -> _Health:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:  # noqa: S310  the user's own URL
+        with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:  # noqa: S310  the user's own URL
             body = answer.read(MAX_BODY_BYTES)
     except urllib.error.HTTPError as error:
         if error.code != 503:

@@ -41,6 +41,9 @@ class Wires:
                 self.etcd_endpoints,
                 username=os.environ.get("ETCD_AUTH_USERNAME"),
                 password=os.environ.get("ETCD_AUTH_PASSWORD"),
+                ca_file=os.environ.get("ETCD_AUTH_CA"),
+                cert_file=os.environ.get("ETCD_AUTH_CLIENT_CERT"),
+                key_file=os.environ.get("ETCD_AUTH_CLIENT_KEY"),
             )
         from baton.files import FilesDiscovery  # noqa: PLC0415
 

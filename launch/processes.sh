@@ -66,8 +66,13 @@ wait_for_the_end() {
 died() { # died PID STATUS
     local name=${NAMES[$1]}
     unset "NAMES[$1]"
-    { echo "$name ended with status $2; its last lines (all of them: $RUN_DIR/$name.log):"
-      tail -n 15 "$RUN_DIR/$name.log" | sed "s/^/  $name | /"; } >&2
+    local last; last=$(tail -n 1 "$RUN_DIR/$name.log")
+    if [[ $last == *error:\ * ]]; then # a mistake that the process itself names
+        echo "$name: $last" >&2
+    else
+        echo "$name ended with status $2; its last lines (all of them: $RUN_DIR/$name.log):" >&2
+        tail -n 15 "$RUN_DIR/$name.log" | sed "s/^/  $name | /" >&2
+    fi
     end_all
     exit 1
 }

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# etcd and nats-server for the tests: those on the PATH are used, missing ones come by apt if that is allowed.
+# etcd, nats-server, openssl for the tests: those on the PATH are used, missing ones come by apt if that is allowed.
 set -euo pipefail
 missing=()
 command -v etcd >/dev/null || missing+=(etcd-server)
 command -v nats-server >/dev/null || missing+=(nats-server)
+command -v openssl >/dev/null || missing+=(openssl)
 [[ ${#missing[@]} -gt 0 ]] || exit 0
 sudo=()
 if [[ $(id -u) -ne 0 ]]; then
