@@ -41,9 +41,9 @@ class Wires:
                 self.etcd_endpoints,
                 username=os.environ.get("ETCD_AUTH_USERNAME"),
                 password=os.environ.get("ETCD_AUTH_PASSWORD"),
-                ca_file=os.environ.get("ETCD_AUTH_CA"),
-                cert_file=os.environ.get("ETCD_AUTH_CLIENT_CERT"),
-                key_file=os.environ.get("ETCD_AUTH_CLIENT_KEY"),
+                ca_file=_path_from("ETCD_AUTH_CA"),
+                cert_file=_path_from("ETCD_AUTH_CLIENT_CERT"),
+                key_file=_path_from("ETCD_AUTH_CLIENT_KEY"),
             )
         from baton.files import FilesDiscovery  # noqa: PLC0415
 
@@ -67,6 +67,10 @@ class Wires:
 
     def _plane(self) -> str:
         return self.request_plane or ("nats" if os.environ.get("NATS_SERVER") else "tcp")
+
+
+def _path_from(variable: str) -> Path | None:
+    return Path(os.environ[variable]) if os.environ.get(variable) else None
 
 
 def _default_registry() -> Path:
