@@ -12,6 +12,7 @@ from baton.messages import GenerateRequest, KvHandoff, Role, TokenChunk, WorkerS
 from workers.engine import EngineInfo
 from workers.engines.embedded.admission import Limits, new_sequence
 from workers.engines.embedded.call import Call
+from workers.engines.embedded.grammar import Grammars
 from workers.engines.embedded.model import VERSIONS
 from workers.engines.embedded.runner import Runner
 from workers.engines.embedded.scheduler import Scheduler
@@ -50,6 +51,7 @@ class EmbeddedEngine:
         self._steps: StepLoop | None = None
         self._running: asyncio.Task[None] | None = None
         self._transfers: Transfers | None = None
+        self._grammars: Grammars | None = None
         self._started = asyncio.Event()
         self._stopped = False
 
@@ -60,6 +62,7 @@ class EmbeddedEngine:
         loop = asyncio.get_running_loop()
         on_device = self._transceiver is not None and self._transceiver.moves_device_memory
         runner = await loop.run_in_executor(self._thread, Runner, self._settings, self._model_path, on_device)
+        self._grammars = await asyncio.to_thread(Grammars.load, self._model_path, runner.vocab_size)
         steps = self._steps = self._new_steps(runner)
         if self._transceiver is not None:
             self._transfers = Transfers(
@@ -85,7 +88,7 @@ class EmbeddedEngine:
         steps, transfers = self._ready(), self._transfers
         if transfers is None:
             raise HandoffFailed("this worker has no transceiver: set cache_transceiver_config")
-        call = self._open(steps, request, hands_off=True)
+        call = await self._open(steps, request, hands_off=True)
         try:
             first = await call.next_chunk()
             assert first is not None
@@ -104,7 +107,7 @@ class EmbeddedEngine:
         steps, handoff = self._ready(), request.handoff
         if handoff is not None and self._transfers is None:
             raise HandoffFailed("this worker has no transceiver: set cache_transceiver_config")
-        call = self._open(steps, request, hands_off=False)
+        call = await self._open(steps, request, hands_off=False)
         try:
             if handoff is not None and self._transfers is not None:
                 call.transfer = asyncio.create_task(self._transfers.take_over(call, handoff))
@@ -156,14 +159,16 @@ class EmbeddedEngine:
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
         if self._transceiver is not None:
             await self._transceiver.close()
-        self._steps = self._running = self._transfers = None
+        if self._grammars is not None:
+            self._grammars.close()
+        self._steps = self._running = self._transfers = self._grammars = None
 
     def _ready(self) -> StepLoop:
         if self._steps is None or self._stopped:
             raise NotReady("the engine is not running")
         return self._steps
 
-    def _open(self, steps: StepLoop, request: GenerateRequest, *, hands_off: bool) -> Call:
+    async def _open(self, steps: StepLoop, request: GenerateRequest, *, hands_off: bool) -> Call:
         runner = steps.runner
         limits = Limits(
             context_length=runner.context_length,
@@ -172,7 +177,12 @@ class EmbeddedEngine:
             if self._settings.enable_chunked_prefill
             else self._settings.max_num_tokens,
         )
-        return steps.open(request, new_sequence(request, limits, hands_off=hands_off))
+        sequence = new_sequence(request, limits, hands_off=hands_off)
+        if request.sampling.guided is not None:
+            assert self._grammars is not None
+            sequence.matcher = await self._grammars.matcher(request.sampling.guided)
+            steps = self._ready()  # it may have been stopped meanwhile
+        return steps.open(request, sequence)
 
     def _new_steps(self, runner: Runner) -> StepLoop:
         settings = self._settings

@@ -109,7 +109,7 @@ def _span(work: Work) -> Span:
 
 
 def _draw(sequence: Sequence) -> Draw:
-    return Draw(sequence.sampling, sequence.token_ids, sequence.num_prompt)
+    return Draw(sequence.sampling, sequence.token_ids, sequence.num_prompt, sequence.matcher)
 
 
 def _device(name: str) -> torch.device:

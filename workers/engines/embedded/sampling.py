@@ -7,17 +7,21 @@ import numpy as np
 import torch
 
 from baton.messages import Sampling, TokenLogprob
+from workers.engines.embedded.grammar import Matcher
 
 _UINT64 = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One token to choose: by which `sampling`, after which `token_ids`; `num_prompt` of them are prompt."""
+    """One token to choose: by which `sampling`, after which `token_ids`; `num_prompt` of them are prompt.
+    `matcher` says which tokens the form of the answer allows.
+    """
 
     sampling: Sampling
     token_ids: list[int]
     num_prompt: int
+    matcher: Matcher | None = None
 
     @property
     def index(self) -> int:
@@ -43,7 +47,7 @@ def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
     """Choose one token for each row of `logits` [B, vocab], float32; changes `logits`.
 
     Log-probabilities are the model's own, from before any of the sampling settings. These apply in vLLM's
-    order: logit bias, penalties, `min_tokens`, temperature, then min_p, top_k and top_p.
+    order: logit bias, penalties, `min_tokens` and the form, temperature, then min_p, top_k and top_p.
     """
     tops = {
         row: _logprobs(logits[row]) for row, draw in enumerate(draws) if draw.sampling.logprobs is not None
@@ -72,7 +76,7 @@ def _entry(logprobs: torch.Tensor, token_id: int, num_top: int | None) -> TokenL
 
 
 def _adjust(row: torch.Tensor, draw: Draw) -> None:
-    """Bias, penalties and the ban on stop tokens, in place; most requests have none of them."""
+    """Bias, penalties and the tokens that must not come, in place; most requests have none of them."""
     sampling = draw.sampling
     if sampling.logit_bias:
         ids = torch.tensor(list(sampling.logit_bias), device=row.device)
@@ -87,8 +91,26 @@ def _adjust(row: torch.Tensor, draw: Draw) -> None:
         answer = torch.tensor(draw.token_ids[draw.num_prompt :], dtype=torch.int64, device=row.device)
         counts = torch.bincount(answer, minlength=len(row))
         row -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
+    stops: list[int] = []
     if draw.index < sampling.min_tokens and not sampling.ignore_eos:
-        row[[stop for stop in sampling.stop_token_ids if 0 <= stop < len(row)]] = -torch.inf
+        stops = [stop for stop in sampling.stop_token_ids if 0 <= stop < len(row)]
+    if draw.matcher is not None:
+        stops = _hold_to_form(row, draw, stops)
+    if stops:
+        row[stops] = -torch.inf
+
+
+def _hold_to_form(row: torch.Tensor, draw: Draw, stops: list[int]) -> list[int]:
+    """Ban what the form does not allow; those of `stops` that can be banned too: all, or none if the form
+    allows nothing else.
+    """
+    assert draw.matcher is not None
+    allowed = draw.matcher.allowed(draw.token_ids, draw.num_prompt)
+    if allowed is None:
+        return stops
+    row.masked_fill_(torch.from_numpy(~allowed).to(row.device), -torch.inf)
+    allowed[stops] = False
+    return stops if allowed.any() else []
 
 
 def _draw(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from baton.messages import FinishReason, Sampling
+from workers.engines.embedded.grammar import Matcher
 from workers.engines.embedded.ledger import BlockLedger, Lease
 
 
@@ -31,6 +32,7 @@ class Sequence:
     are the prompt. The KV of the first `num_computed` is in `lease.blocks`. `num_reserved` is the most
     tokens it can come to: its blocks are reserved at admission, so nothing that runs is ever evicted.
     `pulls_kv`: its prompt's KV comes from a prefill worker; `hands_off`: it goes to a decode worker.
+    `matcher` holds the answer to a form; only the compute thread touches it once the sequence is queued.
     """
 
     token_ids: list[int]
@@ -39,6 +41,7 @@ class Sequence:
     num_reserved: int
     pulls_kv: bool = False
     hands_off: bool = False
+    matcher: Matcher | None = None
     phase: Phase = Phase.WAITING
     num_computed: int = 0
     lease: Lease | None = None

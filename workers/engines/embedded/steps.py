@@ -122,6 +122,9 @@ class StepLoop:
             call = self._calls.get(sequence)
             if call is None or sequence.phase is not Phase.RUNNING:
                 continue  # closed while it was computed
+            if sequence.matcher is not None and sequence.matcher.error is not None:
+                self.fail(call, sequence.matcher.error)
+                continue
             self.num_prompt_tokens += max(0, min(len(work.token_ids), sequence.num_prompt - work.start))
             reason = self.scheduler.advance(work, token.token_id if token is not None else None)
             if token is not None:
