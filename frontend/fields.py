@@ -7,17 +7,17 @@ from typing import TypeVar, get_args
 import msgspec
 
 from baton.errors import InvalidRequest
+from frontend.response_schema import Reasoning, ResponseBody, TextConfig
 from frontend.schema import (
     ChatBody,
     CompletionBody,
     Effort,
     Nvext,
-    SamplingFields,
     StreamOptions,
     TemplateArgs,
 )
 
-Body = TypeVar("Body", bound=SamplingFields)
+Body = TypeVar("Body", bound=msgspec.Struct)
 Table = Mapping[str, tuple[tuple[object, ...], str]]
 
 # Fields that the APIs or the guides define and Baton does not serve: (values that ask for nothing, reason).
@@ -48,6 +48,26 @@ _NOT_SERVED: dict[type[msgspec.Struct], Table] = {
         "echo": ((False,), "The prompt is not echoed; put it before the answer yourself."),
         "best_of": ((1,), "Answers are not ranked; use `n`."),
     },
+    ResponseBody: {
+        "access_programs": ((), "There are no access programs."),
+        "context_management": (([],), "The context is not managed: send what the model shall read."),
+        "conversation": ((), "There are no conversation objects; use `previous_response_id`."),
+        "image": ((), "Answers are text."),
+        "moderation": ((), "There is no moderation."),
+        "prompt": ((), "There are no stored prompt templates."),
+        "prompt_cache_options": (({}, {"mode": "implicit"}), "Prompts are cached implicitly only."),
+        "prompt_cache_retention": (("in_memory",), "Prompts are cached in memory only."),
+        "service_tier": (("auto", "default"), "There is one service tier: `default`."),
+        "truncation": (("disabled",), "Nothing is left out of the input."),
+    },
+    Reasoning: {
+        "context": (("auto", "current_turn"), "Reasoning is kept up to the next final answer."),
+        "generate_summary": (("auto",), "There are no summaries; the reasoning itself is given."),
+        "mode": (("standard",), "There is one mode: `standard`."),
+    },
+    TextConfig: {
+        "verbosity": (("medium",), "gpt-oss does not know it; ask for brevity in the instructions."),
+    },
     Nvext: _GUIDED,
     StreamOptions: {"include_obfuscation": ((False,), "Streams are not padded.")},
     TemplateArgs: {},
@@ -56,6 +76,8 @@ _NOT_SERVED: dict[type[msgspec.Struct], Table] = {
 _HINTS = frozenset({"safety_identifier", "prompt_cache_key"})
 _NESTED: dict[str, type[msgspec.Struct]] = {
     "nvext": Nvext,
+    "reasoning": Reasoning,
+    "text": TextConfig,
     "stream_options": StreamOptions,
     "chat_template_args": TemplateArgs,
     "chat_template_kwargs": TemplateArgs,
@@ -83,7 +105,7 @@ def decode(raw: bytes, body_type: type[Body]) -> tuple[Body, tuple[str, ...]]:
                 unknown += _unknown(inner, _NESTED[name], name + ".")
         return msgspec.json.decode(raw, type=body_type), tuple(sorted(unknown))
     except msgspec.ValidationError as error:
-        raise _named(str(error)) from None
+        raise named_error(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
     except RecursionError:
@@ -103,11 +125,11 @@ def _unknown(fields: Mapping[str, msgspec.Raw], struct: type[msgspec.Struct], pa
     return [path + name for name in fields if name not in known]
 
 
-def _named(text: str) -> InvalidRequest:
-    """msgspec's complaint as an error that names the field."""
+def named_error(text: str, inside: str = "") -> InvalidRequest:
+    """msgspec's complaint as an error that names the field; `inside` is the path of what was decoded."""
     parts = _AT.match(text)
     what, path = (parts["what"], parts["path"] or "") if parts else (text, "")
-    path = path.replace("[...]", "")
+    path = ".".join(name for name in (inside, path.replace("[...]", "")) if name)
     missing = _MISSING.match(what)
     if missing:
         path = f"{path}.{missing['field']}".lstrip(".")

@@ -36,9 +36,11 @@ class UserTurn(msgspec.Struct, frozen=True, tag="user"):
 
 
 class AssistantTurn(msgspec.Struct, frozen=True, kw_only=True, tag="assistant"):
-    """One earlier answer: reasoning, then visible text (a preamble when calls follow), then calls."""
+    """One earlier answer: reasoning, a preamble, then visible text (a preamble, too, when calls follow),
+    then calls."""
 
     reasoning: str | None = None
+    preamble: str | None = None
     text: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
 

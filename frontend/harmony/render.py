@@ -73,6 +73,8 @@ def _is_final(turn: Turn) -> bool:
 def _assistant(turn: AssistantTurn, called: dict[str, str], *, keeps_reasoning: bool) -> Iterator[Segment]:
     if turn.reasoning and keeps_reasoning:
         yield from _message("assistant", turn.reasoning, channel="analysis")
+    if turn.preamble:
+        yield from _message("assistant", turn.preamble, channel="commentary")
     if turn.text:
         channel = "commentary" if turn.tool_calls else "final"
         yield from _message("assistant", turn.text, channel=channel)

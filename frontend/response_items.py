@@ -1,0 +1,313 @@
+"""The items of a response's input and output: read leniently, kept in one shape, made turns of Harmony."""
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from baton.errors import InvalidRequest
+from frontend.answers import ContentLogprob
+from frontend.fields import named_error
+from frontend.harmony.conversation import (
+    AssistantTurn,
+    Instructions,
+    ToolCall,
+    ToolResult,
+    Turn,
+    UserTurn,
+)
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+Phase = Literal["commentary", "final_answer"]
+
+_ROLES = ("user", "assistant", "system", "developer")
+
+
+class InputText(msgspec.Struct, kw_only=True, tag_field="type", tag="input_text"):
+    """Text that the client wrote."""
+
+    text: str
+
+
+class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
+    """Text that the model wrote; there are never annotations."""
+
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[ContentLogprob] = []
+
+
+class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
+    """A thought, as it was thought."""
+
+    text: str
+
+
+class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
+    """What somebody said. `phase` tells a model's preambles from its answer."""
+
+    id: str
+    role: Literal["user", "assistant", "system", "developer"]
+    status: ItemStatus
+    content: list[InputText | OutputText]
+    phase: Phase | msgspec.UnsetType = msgspec.UNSET
+
+
+class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
+    """A chain of thought; there are never summaries."""
+
+    id: str
+    summary: list[Any] = []
+    content: list[ReasoningText] = []
+    status: ItemStatus
+
+
+class FunctionCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
+    """A call that the model asks for; `arguments` is the text that it wrote."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus
+
+
+class FunctionOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call_output"):
+    """What a function returned."""
+
+    id: str
+    call_id: str
+    output: str | list[InputText]
+    status: ItemStatus
+
+
+Item = MessageItem | ReasoningItem | FunctionCallItem | FunctionOutputItem
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem
+
+
+class GivenPart(msgspec.Struct, kw_only=True):
+    """A content part as clients write it; only text is served."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+Content = str | list[GivenPart]
+
+
+class GivenMessage(msgspec.Struct, kw_only=True):
+    """A message; its `type` may be left out."""
+
+    role: str
+    content: Content
+    id: str | None = None
+    phase: Phase | None = None
+
+
+class GivenReasoning(msgspec.Struct, kw_only=True):
+    """Reasoning of an earlier answer."""
+
+    id: str | None = None
+    content: list[GivenPart] | None = None
+    encrypted_content: str | None = None
+
+
+class GivenCall(msgspec.Struct, kw_only=True):
+    """A call of an earlier answer."""
+
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+
+
+class GivenOutput(msgspec.Struct, kw_only=True):
+    """What a function returned for a call."""
+
+    call_id: str
+    output: Content
+    id: str | None = None
+
+
+class GivenReference(msgspec.Struct, kw_only=True):
+    """An item of a stored response, by its id."""
+
+    id: str
+
+
+_GIVEN: dict[str, type[msgspec.Struct]] = {
+    "message": GivenMessage,
+    "reasoning": GivenReasoning,
+    "function_call": GivenCall,
+    "function_call_output": GivenOutput,
+    "item_reference": GivenReference,
+}
+_TEXT_TYPES = frozenset({"input_text", "output_text", "text", "reasoning_text"})
+
+
+def new_id(prefix: str) -> str:
+    """An id of a kind of thing: `resp`, `msg`, `rs`, `fc`, `fco`."""
+    return f"{prefix}_{secrets.token_hex(24)}"
+
+
+def read_input(given: str | list[dict[str, Any]]) -> list[Item | GivenReference]:
+    """The body's `input`, item by item, each with an id. Raises InvalidRequest for what is not served."""
+    if isinstance(given, str):
+        return [_message(GivenMessage(role="user", content=given), "input")]
+    return [_read(item, f"input[{i}]") for i, item in enumerate(given)]
+
+
+def _read(fields: dict[str, Any], path: str) -> Item | GivenReference:
+    kind = fields.get("type")
+    if kind is None:  # both may leave their type out
+        kind = "message" if "role" in fields else "item_reference"
+    if kind not in _GIVEN:
+        raise InvalidRequest(f"`{path}.type` {kind!r} is not served.", param=f"{path}.type")
+    try:
+        given = msgspec.convert(fields, _GIVEN[kind])
+    except msgspec.ValidationError as error:
+        raise named_error(str(error), path) from None
+    match given:
+        case GivenMessage():
+            return _message(given, path)
+        case GivenReasoning():
+            return _reasoning(given, path)
+        case GivenCall():
+            return FunctionCallItem(
+                id=given.id or new_id("fc"),
+                call_id=given.call_id,
+                name=given.name,
+                arguments=given.arguments,
+                status="completed",
+            )
+        case GivenOutput():
+            texts = given.output if isinstance(given.output, str) else _texts(given.output, f"{path}.output")
+            output = texts if isinstance(texts, str) else [InputText(text=text) for text in texts]
+            return FunctionOutputItem(
+                id=given.id or new_id("fco"), call_id=given.call_id, output=output, status="completed"
+            )
+        case _:
+            assert isinstance(given, GivenReference)
+            return given
+
+
+def _message(given: GivenMessage, path: str) -> MessageItem:
+    role = next((role for role in _ROLES if role == given.role), None)
+    if role is None:
+        raise InvalidRequest(
+            f"`{path}.role`: must be one of {', '.join(_ROLES)}, not {given.role!r}.", param=f"{path}.role"
+        )
+    part = OutputText if role == "assistant" else InputText
+    return MessageItem(
+        id=given.id or new_id("msg"),
+        role=role,  # type: ignore[arg-type]  # one of _ROLES, which the Literal repeats
+        status="completed",
+        content=[part(text=text) for text in _texts(given.content, f"{path}.content")],
+        phase=given.phase or msgspec.UNSET,
+    )
+
+
+def _reasoning(given: GivenReasoning, path: str) -> ReasoningItem:
+    if given.encrypted_content and not given.content:
+        raise InvalidRequest(
+            f"`{path}.encrypted_content` cannot be read here; give the reasoning as `content`.",
+            param=f"{path}.encrypted_content",
+        )
+    texts = _texts(given.content or [], f"{path}.content")
+    return ReasoningItem(
+        id=given.id or new_id("rs"),
+        content=[ReasoningText(text=text) for text in texts],
+        status="completed",
+    )
+
+
+def _texts(content: Content, path: str) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    return [_text(part, f"{path}[{i}]") for i, part in enumerate(content)]
+
+
+def _text(part: GivenPart, path: str) -> str:
+    if part.type not in _TEXT_TYPES and part.type != "refusal":
+        raise InvalidRequest(
+            f"`{path}.type` {part.type!r} is not served: items are text.", param=f"{path}.type"
+        )
+    name = "refusal" if part.type == "refusal" else "text"
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is None:
+        raise InvalidRequest(f"`{path}.{name}` is missing.", param=f"{path}.{name}")
+    return text
+
+
+def turns(items: Iterable[Item], path_of: Callable[[int], str]) -> Iterator[Turn]:
+    """The items as turns of a conversation; `path_of` names the body's field of an item, by position.
+
+    What the model said between two things that others said is one turn for each thought, so that it is
+    rendered as it was written. Raises InvalidRequest for the output of a call that nobody made.
+    """
+    turn = AssistantTurn()
+    called: set[str] = set()
+    for i, item in enumerate(items):
+        if isinstance(item, FunctionCallItem):
+            called.add(item.call_id)
+        spoken = _spoken(item)
+        if spoken == AssistantTurn():
+            continue
+        if spoken is not None and _follows(spoken, turn):
+            turn = _joined(turn, spoken)
+            continue
+        if turn != AssistantTurn():
+            yield turn
+        turn = spoken or AssistantTurn()
+        if isinstance(item, FunctionOutputItem):
+            if item.call_id not in called:
+                path = f"{path_of(i)}.call_id"
+                raise InvalidRequest(f"`{path}`: there is no earlier call {item.call_id!r}.", param=path)
+            yield ToolResult(call_id=item.call_id, text=_joined_text(item.output))
+        elif isinstance(item, MessageItem) and item.role != "assistant":
+            text = _joined_text(item.content)
+            yield UserTurn(text) if item.role == "user" else Instructions(text)
+    if turn != AssistantTurn():
+        yield turn
+
+
+def _spoken(item: Item) -> AssistantTurn | None:
+    """An item of the model's as a turn of its own."""
+    match item:
+        case ReasoningItem():
+            return AssistantTurn(reasoning="".join(part.text for part in item.content) or None)
+        case FunctionCallItem():
+            call = ToolCall(call_id=item.call_id, name=item.name, arguments=item.arguments)
+            return AssistantTurn(tool_calls=(call,))
+        case MessageItem(role="assistant"):
+            text = _joined_text(item.content) or None
+            is_preamble = item.phase == "commentary"
+            return AssistantTurn(preamble=text) if is_preamble else AssistantTurn(text=text)
+        case _:
+            return None
+
+
+def _follows(new: AssistantTurn, turn: AssistantTurn) -> bool:
+    """Whether `new` may be said in the same turn: a turn is thought, preamble, text, calls, in this order."""
+    if new.tool_calls:
+        return True
+    if new.text:
+        return not (turn.text or turn.tool_calls)
+    if new.preamble:
+        return not (turn.preamble or turn.text or turn.tool_calls)
+    return turn == AssistantTurn()
+
+
+def _joined(turn: AssistantTurn, new: AssistantTurn) -> AssistantTurn:
+    return AssistantTurn(
+        reasoning=turn.reasoning or new.reasoning,
+        preamble=turn.preamble or new.preamble,
+        text=turn.text or new.text,
+        tool_calls=turn.tool_calls + new.tool_calls,
+    )
+
+
+def _joined_text(parts: str | Iterable[InputText | OutputText]) -> str:
+    return parts if isinstance(parts, str) else "".join(part.text for part in parts)

@@ -1,0 +1,133 @@
+"""The request body of the Responses API, as msgspec structs that validate what they decode."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from frontend.schema import (
+    Bias,
+    Count,
+    Effort,
+    Nvext,
+    Penalty,
+    Seed,
+    Share,
+    StreamOptions,
+    TemplateArgs,
+    TokenId,
+    TokenName,
+    TopLogprobs,
+)
+
+LOGPROBS = "message.output_text.logprobs"
+# What can be asked to be included, all but the first of parts that no answer of this server has.
+Includable = Literal[
+    "message.output_text.logprobs",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+MetadataKey = Annotated[str, msgspec.Meta(max_length=64)]
+MetadataValue = Annotated[str, msgspec.Meta(max_length=512)]
+Metadata = Annotated[dict[MetadataKey, MetadataValue], msgspec.Meta(max_length=16)]
+
+
+class Reasoning(msgspec.Struct, kw_only=True):
+    """How much to think. There are no summaries: `auto` gets none, as the answer says."""
+
+    effort: Effort | None = None
+    summary: Literal["auto"] | None = None
+
+
+class TextFormat(msgspec.Struct, kw_only=True):
+    """The form the answer must have; `name`, `schema`, `strict`, `description` belong to `json_schema`."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class TextConfig(msgspec.Struct, kw_only=True):
+    """What is asked of the answer's text."""
+
+    format: TextFormat | None = None
+
+
+class ResponseTool(msgspec.Struct, kw_only=True):
+    """A tool; of all types only `function` is served. `parameters` is its JSON schema."""
+
+    type: str
+    name: FunctionName | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+    is_async: bool | None = msgspec.field(name="async", default=None)
+    allowed_callers: list[str] | None = None
+    output_schema: dict[str, Any] | None = None
+
+
+class NamedTool(msgspec.Struct, kw_only=True):
+    """A tool of the request, by name."""
+
+    type: str
+    name: str | None = None
+
+
+class ToolChoice(msgspec.Struct, kw_only=True):
+    """One function that must be called, or (`allowed_tools`) those among which the model may choose."""
+
+    type: str
+    name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[NamedTool] | None = None
+
+
+class ResponseBody(msgspec.Struct, kw_only=True):
+    """`POST /v1/responses`. Items of `input` are those of `frontend.response_items`. Extensions are the chat
+    API's, under the same names."""
+
+    model: Annotated[str, msgspec.Meta(min_length=1)]
+    input: str | list[dict[str, Any]] = []
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Count | None = None
+    reasoning: Reasoning | None = None
+    text: TextConfig | None = None
+    include: list[Includable] | None = None
+    top_logprobs: TopLogprobs | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    top_p: Share | None = None
+    max_output_tokens: Count | None = None
+    metadata: Metadata | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    min_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Share | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=10)] | None = None
+    logit_bias: dict[TokenName, Bias] | None = None
+    seed: Seed | None = None
+    stop_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=64)] | None = None
+    ignore_eos: bool | None = None
+    nvext: Nvext | None = None
+    chat_template_args: TemplateArgs | None = None
+    chat_template_kwargs: TemplateArgs | None = None
