@@ -113,7 +113,7 @@ def bare_agent(
     import nixl_cu13._api as nixl  # noqa: PLC0415  after UCX's environment
 
     agent = nixl.nixl_agent(f"agent-{index}", nixl.nixl_agent_config(backends=[], enable_prog_thread=False))
-    agent.create_backend("UCX", {})
+    agent.create_backend("UCX", {"engine_config": "CUDA_IPC_ENABLE_GET_ZCOPY=on"})
     memory = allocate(device, index, num_bytes, value)
     place = (memory.address, num_bytes, memory.device_index or 0, "")
     agent.register_memory([place], mem_type="DRAM" if device == "cpu" else "VRAM")

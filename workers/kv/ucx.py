@@ -19,6 +19,8 @@ import nixl_cu13._bindings as nixl_bindings
 # Over plain TCP UCX only emulates reads, and badly: when a reader dies in the middle, the source's UCX aborts
 # the source's process (measured with UCX 1.23). Without emulation such a read fails at once, unposted.
 _NO_EMULATION = "PROTO_EMULATION_ENABLE=n"
+# Left to itself, UCX reads GPU memory over CUDA IPC only where there is NVLink.
+_CUDA_IPC_READS = "CUDA_IPC_ENABLE_GET_ZCOPY=on"
 _LOOPBACK_ONLY = "NET_DEVICES=lo"
 _MAX_GONE = 256
 
@@ -66,7 +68,7 @@ class Agent:
         self._regions: dict[weakref.ref[Memory], _Region] = {}
         self._gone: list[_Region] = []
         loopback = host == "::1" or host.startswith("127.")
-        ucx_config = ",".join([_NO_EMULATION, *([_LOOPBACK_ONLY] if loopback else [])])
+        ucx_config = ",".join([_NO_EMULATION, _CUDA_IPC_READS, *([_LOOPBACK_ONLY] if loopback else [])])
         # The agent's own thread would spin on a core; ours polls, and only when there is work.
         config = nixl.nixl_agent_config(backends=[], enable_prog_thread=False)
         with _as_os_error("UCX does not start"):
