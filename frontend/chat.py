@@ -8,7 +8,9 @@ from msgspec import structs
 
 from baton.errors import InvalidRequest
 from frontend.chat_answer import ChatAnswer
+from frontend.chat_form import form_of, response_schema
 from frontend.fields import decode
+from frontend.guided import with_form
 from frontend.harmony.conversation import (
     AssistantTurn,
     Conversation,
@@ -44,6 +46,7 @@ async def prepare_chat(raw: bytes, asker: Asker, services: Services) -> ChatAnsw
     """An answer that can be begun. Raises the BatonError that refuses the body."""
     body, unknown = decode(raw, ChatBody)
     check_served(body, services.max_choices)
+    form = form_of(body)
     served = services.fleet.served(body.model)
     talk = conversation(body, datetime.now(UTC).date().isoformat())
     if len(raw) > LONG_BODY_BYTES:
@@ -57,7 +60,7 @@ async def prepare_chat(raw: bytes, asker: Asker, services: Services) -> ChatAnsw
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
-    requests = token_requests(asker, served, [token_ids], sampling, body.n or 1)
+    requests = token_requests(asker, served, [token_ids], with_form(sampling, form), body.n or 1)
     offered = frozenset(tool.name for tool in talk.tools)
     return ChatAnswer(body, served, requests, offered, ignored=(*unknown, *not_enforced(body)))
 
@@ -70,22 +73,10 @@ def check_served(body: ChatBody, max_choices: int) -> None:
         raise InvalidRequest("`stream_options` needs `stream`: true.", param="stream_options")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("`top_logprobs` needs `logprobs`: true.", param="top_logprobs")
-    if body.response_format is not None and body.response_format.type != "text":
-        raise InvalidRequest(
-            f"`response_format` {body.response_format.type} is not served: The form of an answer cannot be "
-            "enforced yet.",
-            param="response_format",
-        )
-    if body.tool_choice not in (None, "none", "auto"):
-        raise InvalidRequest(
-            "`tool_choice` can be none or auto: a call cannot be enforced yet.", param="tool_choice"
-        )
 
 
 def not_enforced(body: ChatBody) -> Iterator[str]:
     """Paths of the fields that are known, and taken as a wish only."""
-    if any(tool.function.strict for tool in body.tools or ()):
-        yield "tools[].function.strict"
     if any(message.name is not None for message in body.messages):
         yield "messages[].name"
 
@@ -103,6 +94,7 @@ def conversation(body: ChatBody, current_date: str) -> Conversation:
         tools=() if body.tool_choice == "none" else _tools(body),
         reasoning_effort=_effort(body, args),
         current_date=current_date,
+        response_schema=response_schema(body),
     )
     return talk if identity is None else structs.replace(talk, model_identity=identity)
 

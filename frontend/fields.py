@@ -24,7 +24,7 @@ Table = Mapping[str, tuple[tuple[object, ...], str]]
 # `null` asks for nothing everywhere.
 _GUIDED: Table = dict.fromkeys(
     ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
-    ((), "The form of an answer cannot be enforced yet."),
+    ((), "Ask chat completions for a form of the answer with `response_format`."),
 )
 _NOT_SERVED: dict[type[msgspec.Struct], Table] = {
     ChatBody: {

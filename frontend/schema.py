@@ -147,10 +147,59 @@ class ToolDefinition(msgspec.Struct, kw_only=True):
     type: Literal["function"] = "function"
 
 
-class ResponseFormat(msgspec.Struct, kw_only=True):
-    """The form the answer must have; of the three only `text` is served."""
+class NamedFunction(msgspec.Struct, kw_only=True):
+    """A function that is meant by its name."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    name: str
+
+
+class FunctionChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
+    """`tool_choice`: this function must be called."""
+
+    function: NamedFunction
+
+
+class AllowedTool(msgspec.Struct, kw_only=True):
+    """One of the functions that may be called."""
+
+    function: NamedFunction
+    type: Literal["function"] = "function"
+
+
+class AllowedTools(msgspec.Struct, kw_only=True):
+    """The functions that may be called, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], msgspec.Meta(min_length=1)]
+
+
+class AllowedToolsChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """`tool_choice`: the prompt shows all tools, but only these may be called."""
+
+    allowed_tools: AllowedTools
+
+
+class TextFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
+    """`response_format`: any text."""
+
+
+class JsonObjectFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json_object"):
+    """`response_format`: some JSON object."""
+
+
+class NamedSchema(msgspec.Struct, kw_only=True):
+    """A JSON schema with the name under which the prompt shows it."""
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json_schema"):
+    """`response_format`: JSON that follows a schema; unless `strict`, as far as it can be enforced."""
+
+    json_schema: NamedSchema
 
 
 class TemplateArgs(msgspec.Struct, kw_only=True):
@@ -173,9 +222,9 @@ class ChatBody(SamplingFields, kw_only=True):
     chat_template_kwargs: TemplateArgs | None = None
     include_reasoning: bool | None = None
     tools: list[ToolDefinition] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedToolsChoice | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
+    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
     metadata: Annotated[dict[str, str], msgspec.Meta(max_length=16)] | None = None
 
 

@@ -115,10 +115,6 @@ def test_two_tools_of_one_name_are_refused() -> None:
     ("fields", "param"),
     [
         ({"n": 17}, "n"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
     ],
@@ -130,10 +126,6 @@ def test_what_cannot_be_honoured_yet_is_refused_by_name(fields: dict[str, Any], 
 
 
 def test_wishes_that_are_not_enforced_are_named() -> None:
-    strict = {"type": "function", "function": {"name": "f", "strict": True}}
     named = {"role": "user", "content": "x", "name": "Ada"}
-    assert list(not_enforced(body_of(named, tools=[strict]))) == [
-        "tools[].function.strict",
-        "messages[].name",
-    ]
+    assert list(not_enforced(body_of(named))) == ["messages[].name"]
     assert list(not_enforced(body_of(tools=[HEALTH_TOOL]))) == []

@@ -21,10 +21,12 @@ from baton.errors import (
     Overloaded,
     WorkerLost,
 )
-from baton.messages import GenerateRequest, KvHandoff, TokenChunk, Usage, WorkerStats
+from baton.messages import GenerateRequest, Guided, KvHandoff, TokenChunk, Usage, WorkerStats
 from workers.engine import EngineInfo
 from workers.kv.memory import host_memory
 from workers.kv.transceiver import CacheTransceiver, Ticket
+
+_HEADER = "<|channel|>final<|message|>"  # of every answer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,6 +165,7 @@ class MockerEngine:
         num_tokens, limit = len(request.token_ids), self._settings.max_seq_len
         if num_tokens >= limit:
             raise InvalidRequest(f"The prompt has {num_tokens} tokens; this worker's context is {limit}.")
+        _check_form(request.sampling.guided)
         if self._slots.locked() and self._figures["num_waiting"] >= self._settings.max_queue_size:
             raise Overloaded("The worker's queue is full; try again later.", retry_after_s=1)
         deadline = asyncio.get_running_loop().time() + request.deadline_s
@@ -234,6 +237,16 @@ async def _within(deadline: float, work: Coroutine[Any, Any, object]) -> None:
 
 def _overdue() -> BatonError:
     return DeadlineExceeded("The request's deadline is over; ask for less, or allow more time.")
+
+
+def _check_form(form: Guided | None) -> None:
+    """Raises InvalidRequest unless the answer, a final message of any text, happens to have the form."""
+    if form is None or any(_HEADER in last.headers and last.schema is None for last in form.last):
+        return
+    param = next((last.param for last in form.last if last.param is not None), None)
+    raise InvalidRequest(
+        f"`{param}` cannot be enforced: this is the mocker, an engine without a model.", param=param
+    )
 
 
 def _num_prompt_tokens(request: GenerateRequest) -> int:
