@@ -28,6 +28,10 @@ class Shutdown:
         """Return when a signal has come."""
         await self._asked.wait()
 
+    def ask(self) -> None:
+        """Ask the process to drain, as the first signal does."""
+        self._asked.set()
+
     def listen(self) -> None:
         """Take SIGTERM and SIGINT of this process."""
         loop = asyncio.get_running_loop()
@@ -39,7 +43,7 @@ class Shutdown:
             log.warning("forced signal=%s", signal.Signals(number).name)
             os._exit(128 + number)
         log.info("draining signal=%s", signal.Signals(number).name)
-        self._asked.set()
+        self.ask()
 
 
 def run(main: Callable[[Shutdown], Coroutine[Any, Any, int]]) -> int:

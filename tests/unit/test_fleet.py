@@ -1,0 +1,213 @@
+"""The live fleet: who can be asked, who is missing, who is lost and comes back, who cannot be paired."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from baton.errors import ModelNotFound, NoWorkers, WorkerLost
+from baton.messages import KvLayout, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
+from frontend.fleet import Fleet
+from frontend.pairing import refused_pairs, why_not_paired
+
+DEMO = Path(__file__).parents[2] / "models/demo"
+LAYOUT = KvLayout(dtype="bfloat16", tokens_per_block=32, num_layers=2, num_kv_heads=2, head_dim=64)
+
+
+def worker(name: str, **changes: object) -> WorkerInfo:
+    info = WorkerInfo(
+        worker_id=name,
+        incarnation=name,
+        role=Role.PREFILL if name.startswith("p") else Role.DECODE,
+        endpoint="dyn://dynamo.prefill.generate" if name.startswith("p") else "dyn://dynamo.backend.generate",
+        model="m",
+        model_path=str(DEMO),
+        address=name,
+        context_length=100,
+        engine="embedded",
+        engine_version="1",
+        kv_layout=LAYOUT,
+        kv_transfer="ucx (cma)",
+    )
+    return msgspec.structs.replace(info, **changes)
+
+
+class Registry:
+    """A discovery and a transport in which `dead` workers do not answer."""
+
+    def __init__(self, *workers: WorkerInfo) -> None:
+        self.dead: set[str] = set()
+        self.num_probes = 0
+        self._snapshots: asyncio.Queue[tuple[WorkerInfo, ...]] = asyncio.Queue()
+        self.show(*workers)
+
+    def show(self, *workers: WorkerInfo) -> None:
+        self._snapshots.put_nowait(workers)
+
+    async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
+        while True:
+            yield await self._snapshots.get()
+
+    async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
+        assert isinstance(request, StatsRequest)
+        self.num_probes += 1
+        if address in self.dead:
+            raise WorkerLost("no answer")
+        yield WorkerStats(num_running=3)
+
+    def serve(self, worker_id: str, answer: object) -> AbstractAsyncContextManager[str]:
+        raise NotImplementedError
+
+    def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        pass
+
+
+async def until(condition: object) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def test_a_model_is_served_as_soon_as_it_has_a_decode_worker() -> None:
+    async def main() -> None:
+        registry = Registry()
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            with pytest.raises(NoWorkers, match="prefill and decode are missing"):
+                fleet.served("m")
+            assert fleet.health().missing == ["decode", "prefill"]
+
+            registry.show(worker("p1"))
+            await until(lambda: fleet.health().instances)
+            with pytest.raises(NoWorkers, match="No decode worker of 'm' is live"):
+                fleet.served("m")
+            assert (fleet.health().status, fleet.health().missing) == ("unhealthy", ["m: decode"])
+
+            registry.show(worker("d1", context_length=50), worker("p1"))
+            await until(lambda: fleet.models() == ["m"])
+            assert fleet.served("m").context_length == 50
+            assert fleet.health().status == "healthy"
+            assert fleet.health().endpoints == [
+                "dyn://dynamo.backend.generate",
+                "dyn://dynamo.prefill.generate",
+            ]
+            with pytest.raises(ModelNotFound, match="Served: m"):
+                fleet.served("other")
+
+    asyncio.run(main())
+
+
+def test_a_lost_worker_is_left_out_until_it_answers_again() -> None:
+    async def main() -> None:
+        lost = worker("d1")
+        registry = Registry(lost, worker("d2"))
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: fleet.models() == ["m"])
+            registry.dead.add("d1")
+            fleet.suspect(lost)
+            fleet.suspect(lost)
+            assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
+            assert fleet.health().lost == ["d1"]
+
+            registry.dead.clear()
+            await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+            assert fleet.health().lost == []
+
+    asyncio.run(main())
+
+
+def test_a_lost_worker_that_leaves_the_registry_is_probed_no_more() -> None:
+    async def main() -> None:
+        lost = worker("d1")
+        registry = Registry(lost)
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: fleet.models() == ["m"])
+            registry.dead.add("d1")
+            fleet.suspect(lost)
+            await until(lambda: registry.num_probes == 1)
+            assert fleet.health().status == "unhealthy"
+
+            registry.show()
+            await until(lambda: fleet.health().lost == [])
+
+    asyncio.run(main())
+
+
+def test_figures_come_from_every_worker_that_answers() -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1"), worker("p1"))
+        registry.dead.add("p1")
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: fleet.models() == ["m"])
+            found = [(info.worker_id, stats.num_running) for info, stats in await fleet.stats()]
+            assert found == [("d1", 3)]
+
+    asyncio.run(main())
+
+
+def test_a_registry_that_fails_is_noticed() -> None:
+    class Broken(Registry):
+        async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
+            raise RuntimeError("broken")
+            yield ()  # type: ignore[unreachable]  # makes it a generator
+
+    async def main() -> None:
+        registry = Broken()
+        async with Fleet(registry, registry).keep_current() as following:
+            with pytest.raises(RuntimeError, match="broken"):
+                await following
+
+    asyncio.run(main())
+
+
+def test_without_a_tokenizer_a_model_waits() -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1", model_path="/none"))
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: fleet.health().instances)
+            with pytest.raises(NoWorkers, match="tokenizer"):
+                fleet.served("m")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"engine": "vllm"}, "engine embedded is not vllm"),
+        ({"engine_version": "2"}, "engine version 1 is not 2"),
+        ({"kv_transfer": "tcp"}, "kv transfer ucx is not tcp"),
+        (
+            {"kv_layout": msgspec.structs.replace(LAYOUT, dtype="float8")},
+            "dtype='bfloat16'.* is not .*'float8'",
+        ),
+        ({"kv_layout": msgspec.structs.replace(LAYOUT, tokens_per_block=16)}, "tokens_per_block=32.*=16"),
+    ],
+)
+def test_unlike_workers_are_not_paired_and_both_values_are_told(
+    changes: dict[str, object], says: str
+) -> None:
+    prefill, decode = worker("p1"), worker("d1", **changes)
+
+    reason = why_not_paired(prefill, decode)
+
+    assert reason is not None
+    assert reason.startswith("p1 -> d1: ")
+    with pytest.raises(ValueError, match=says):
+        raise ValueError(reason)
+    assert refused_pairs((prefill, decode, worker("d2"))) == [reason]
+
+
+def test_like_workers_are_paired_whatever_their_transport_within_the_wire() -> None:
+    assert why_not_paired(worker("p1"), worker("d1", kv_transfer="ucx (tcp)")) is None

@@ -1,0 +1,134 @@
+"""A worker's life: it answers in its role, drains what it holds, and ends with its engine."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+
+from baton.connect import Wires
+from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, StatsRequest, TokenChunk, WorkerStats
+from baton.process import Shutdown
+from workers.config import WorkerSettings
+from workers.engine import EngineInfo
+from workers.worker import Worker, new_identity, run_worker
+
+REQUEST = GenerateRequest(
+    request_id="r", model="m", token_ids=[1], sampling=Sampling(max_tokens=1, seed=0), deadline_s=5
+)
+
+
+class ScriptedEngine:
+    """An engine whose answers wait for `go_on`; it fails when told to."""
+
+    def __init__(self, start_error: Exception | None = None) -> None:
+        self.go_on = asyncio.Event()
+        self.broken = asyncio.Event()
+        self.num_closed = 0
+        self.stopped = False
+        self._start_error = start_error
+
+    async def start(self) -> EngineInfo:
+        if self._start_error:
+            raise self._start_error
+        return EngineInfo(name="scripted", version="1", context_length=10)
+
+    async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
+        yield KvHandoff(
+            worker_id="p", incarnation="p", first_token=1, num_prompt_tokens=1, ttl_s=9, engine_state=b""
+        )
+
+    async def decode(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        try:
+            yield TokenChunk((1,))
+            await self.go_on.wait()
+            yield TokenChunk((2,), "length")
+        finally:
+            self.num_closed += 1
+
+    def stats(self) -> WorkerStats:
+        return WorkerStats(num_running=7)
+
+    async def failed(self) -> str:
+        await self.broken.wait()
+        return "the GPU fell off"
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+
+def test_each_role_runs_its_half_and_both_tell_their_figures() -> None:
+    async def main() -> None:
+        prefill, decode = Worker(ScriptedEngine(), Role.PREFILL), Worker(ScriptedEngine(), Role.DECODE)
+        assert isinstance(await anext(prefill.answer(REQUEST)), KvHandoff)
+        assert isinstance(await anext(decode.answer(REQUEST)), TokenChunk)
+        assert [reply async for reply in decode.answer(StatsRequest())] == [WorkerStats(num_running=7)]
+
+    asyncio.run(main())
+
+
+def test_closing_an_answer_closes_the_engines_generator() -> None:
+    async def main() -> None:
+        engine = ScriptedEngine()
+        async with aclosing(Worker(engine, Role.DECODE).answer(REQUEST)) as answer:
+            await anext(answer)
+        assert engine.num_closed == 1
+
+    asyncio.run(main())
+
+
+def test_draining_waits_for_what_runs_and_not_for_ever() -> None:
+    async def main() -> None:
+        engine = ScriptedEngine()
+        worker = Worker(engine, Role.DECODE)
+        answer = worker.answer(REQUEST)
+        await anext(answer)
+        assert not await worker.drained(0.05)
+        draining = asyncio.create_task(worker.drained(10))
+        engine.go_on.set()
+        assert [reply async for reply in answer]
+        assert await draining
+
+    asyncio.run(main())
+
+
+def settings(folder: Path) -> WorkerSettings:
+    wires = Wires(discovery_backend="file", request_plane="tcp", file_registry=folder / "registry")
+    return WorkerSettings(model_path=folder, wires=wires)
+
+
+def life(folder: Path, engine: ScriptedEngine) -> int:
+    async def main() -> int:
+        chosen = settings(folder)
+        return await run_worker(chosen, engine, new_identity(chosen), Shutdown())
+
+    return asyncio.run(main())
+
+
+def test_a_broken_engine_ends_the_process_with_an_error(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    engine.broken.set()
+
+    assert life(tmp_path, engine) == 1
+    assert engine.stopped
+
+
+def test_an_engine_that_does_not_start_is_an_error_not_a_traceback(tmp_path: Path) -> None:
+    assert life(tmp_path, ScriptedEngine(OSError("no weights"))) == 1
+
+
+def test_an_asked_shutdown_drains_and_ends_well(tmp_path: Path) -> None:
+    async def main() -> int:
+        chosen, shutdown = settings(tmp_path), Shutdown()
+        running = asyncio.create_task(run_worker(chosen, ScriptedEngine(), new_identity(chosen), shutdown))
+        while not list((tmp_path / "registry").glob("*.json")):
+            await asyncio.sleep(0.01)
+        shutdown.ask()
+        return await running
+
+    assert asyncio.run(main()) == 0
+
+
+def test_identities_are_never_the_same() -> None:
+    chosen = WorkerSettings(disaggregation_mode="prefill")
+    assert len({new_identity(chosen) for _ in range(100)}) == 100
+    assert new_identity(chosen)[0].startswith("prefill-")
