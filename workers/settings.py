@@ -1,10 +1,11 @@
-"""Engine settings from YAML: typed flag > YAML > default; each value has a source, each error a line."""
+"""Engine settings: typed flag > override > YAML > default; each value has a source, each error a place."""
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, Protocol, TypeVar, get_type_hints
 
 import msgspec
 import yaml
@@ -12,46 +13,155 @@ import yaml
 T = TypeVar("T")
 
 MAX_YAML_BYTES = 1 << 20
+OVERRIDE = "--override-engine-args"
+
+Given = dict[str, tuple[object, str]]
+"""Values that somebody gave, by key path of the leaf, with their sources."""
 
 
 class SettingsError(Exception):
     """A setting that cannot be used. The message names file, line and key path, and what would be right."""
 
 
+class InvalidField(ValueError):
+    """A field of one settings class has a value that it refuses; the loader adds key path and place."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class Schema(Protocol):
+    """What the loader asks of a settings class, whatever kind of class it is."""
+
+    def fields(self) -> Mapping[str, "Schema | None"]:
+        """The known keys; None is a leaf, a schema is a mapping of its own."""
+        ...
+
+    def nullable(self, name: str) -> bool:
+        """Whether a nested mapping may be null instead."""
+        ...
+
+    def convert(self, name: str, value: object) -> object:
+        """A leaf as its field wants it. Raises ValueError."""
+        ...
+
+    def default(self, name: str) -> object:
+        """What a leaf is, or a nested mapping if it is not a mapping, when nobody gives it."""
+        ...
+
+    def build(self, values: dict[str, object]) -> Any:
+        """The settings from what was given, by name. Raises ValueError; InvalidField if one is to blame."""
+        ...
+
+
+class DataclassSchema:
+    """Dataclasses of leaves and of other such dataclasses."""
+
+    def __init__(self, cls: type) -> None:
+        self._cls = cls
+        self._hints = get_type_hints(cls)
+
+    def fields(self) -> Mapping[str, Schema | None]:
+        """See `Schema`."""
+        nested = {name: kind for name, kind in self._hints.items() if dataclasses.is_dataclass(kind)}
+        return {name: DataclassSchema(nested[name]) if name in nested else None for name in self._hints}
+
+    def nullable(self, name: str) -> bool:  # noqa: ARG002  a nested dataclass is always there
+        """See `Schema`."""
+        return False
+
+    def convert(self, name: str, value: object) -> object:
+        """See `Schema`."""
+        return msgspec.convert(value, self._hints[name])
+
+    def default(self, name: str) -> object:
+        """See `Schema`."""
+        return next(field.default for field in dataclasses.fields(self._cls) if field.name == name)
+
+    def build(self, values: dict[str, object]) -> Any:
+        """See `Schema`."""
+        return self._cls(**values)
+
+
 @dataclasses.dataclass(frozen=True)
 class Loaded(Generic[T]):
-    """The settings, and where each leaf came from: `flag`, `FILE:LINE` or `default`, by key path."""
+    """The settings; each leaf's effective value and where it came from, by key path.
+
+    A source is `flag`, `FILE:LINE`, `--override-engine-args` or `default`.
+    """
 
     settings: T
+    values: dict[str, object]
     sources: dict[str, str]
 
     def lines(self) -> list[str]:
         """`key.path=value (source)` for each leaf, for the one print at start."""
-        return [f"{path}={_at(self.settings, path)} ({source})" for path, source in self.sources.items()]
+        return [f"{path}={self.values[path]} ({source})" for path, source in self.sources.items()]
 
 
 def load_settings(cls: type[T], yaml_path: Path | None, typed: Mapping[str, object]) -> Loaded[T]:
-    """Build `cls`, a dataclass of leaves and of other such dataclasses.
+    """Build the dataclass `cls` from a YAML file and flags. Raises SettingsError; see `read` and `build`."""
+    schema = DataclassSchema(cls)
+    loaded: Loaded[T] = build(schema, read(schema, yaml_path, typed), str(yaml_path or "engine settings"))
+    return loaded
 
-    `typed` are the values of flags that were typed, by key path (`kv_cache_config.free_gpu_memory_fraction`).
+
+def read(
+    schema: Schema,
+    yaml_path: Path | None,
+    typed: Mapping[str, object],
+    override: str | None = None,
+    renamed: Mapping[str, str] | None = None,
+) -> Given:
+    """What was given, merged leaf by leaf at every depth: nothing is built before all have spoken.
+
+    `typed` are the values of flags that were typed, by key path (`kv_cache_config.free_gpu_memory_fraction`);
+    `override` is a JSON object; `renamed` says of keys that went away what they are called now.
     Raises SettingsError.
     """
-    given: dict[str, tuple[object, str]] = {}
+    given: Given = {}
+    walk = _Walk(given, renamed or {})
     if yaml_path is not None:
-        given |= _read_yaml(cls, yaml_path)
-    known = _leaf_paths(cls)
+        walk.enter(schema, _read_yaml(yaml_path), "")
+    if override is not None:
+        walk.enter(schema, _read_json(override), "")
     for path, value in typed.items():
-        if path not in known:
+        if not _has(schema, path):
             raise SettingsError(f"flag for {path}: this engine has no such setting; leave the flag out")
-        given[path] = (value, "flag")
-    sources = {path: given[path][1] if path in given else "default" for path in known}
-    try:
-        return Loaded(_build(cls, "", given), sources)
-    except ValueError as error:
-        raise SettingsError(f"{yaml_path or 'engine settings'}: {error}") from error
+        put(given, path, value, "flag")
+    return given
 
 
-def _read_yaml(cls: type, path: Path) -> dict[str, tuple[object, str]]:
+def put(given: Given, path: str, value: object, source: str) -> None:
+    """Give a leaf its value. What stood above or below it (a mapping that was null, or is now) goes."""
+    for other in [p for p in given if p.startswith(f"{path}.") or path.startswith(f"{p}.")]:
+        del given[other]
+    given[path] = (value, source)
+
+
+def build(schema: Schema, given: Given, origin: str) -> Loaded[Any]:
+    """The settings from what was given. `origin` names them in errors that no single key is to blame for.
+
+    Raises SettingsError.
+    """
+    values: dict[str, object] = {}
+    sources: dict[str, str] = {}
+    settings = _build(schema, "", given, origin)
+    _effective(schema, "", given, values, sources)
+    return Loaded(settings, values, sources)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Node:
+    """A value and the place where it stands; a mapping has `entries`, in the order of the text."""
+
+    place: str
+    value: object
+    entries: Sequence[tuple[str, "_Node"]] | None = None
+
+
+def _read_yaml(path: Path) -> _Node:
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -60,62 +170,107 @@ def _read_yaml(cls: type, path: Path) -> dict[str, tuple[object, str]]:
         raise SettingsError(f"{path}: {len(text)} bytes; an engine YAML has at most {MAX_YAML_BYTES}")
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
+        return _Node(f"{path}:1", None, ()) if root is None else _from_yaml(root, path, root)
+    except (yaml.YAMLError, RecursionError) as error:
         raise SettingsError(f"{path}: not valid YAML: {error}") from error
-    if root is None:
-        return {}
-    found: dict[str, tuple[object, str]] = {}
-    _walk(cls, root, "", path, found)
-    return found
 
 
-def _walk(cls: type, node: yaml.Node, prefix: str, path: Path, found: dict[str, tuple[object, str]]) -> None:
-    """Collect the leaves under `node` by key path, each checked against the type of its field."""
-    if not isinstance(node, yaml.MappingNode):
-        raise SettingsError(f"{_place(path, node)}: {prefix.rstrip('.') or 'the file'}: must be a mapping")
-    hints = get_type_hints(cls)
-    for key_node, value_node in node.value:
-        key = str(key_node.value)
-        where = _place(path, key_node)
-        if key not in hints:
-            near = difflib.get_close_matches(key, hints, n=1)
-            hint = f"; did you mean {prefix}{near[0]}?" if near else f"; known: {', '.join(sorted(hints))}"
-            raise SettingsError(f"{where}: {prefix}{key}: unknown key{hint}")
-        if prefix + key in found or any(other.startswith(f"{prefix}{key}.") for other in found):
-            raise SettingsError(f"{where}: {prefix}{key}: given twice")
-        if dataclasses.is_dataclass(hints[key]):
-            _walk(hints[key], value_node, f"{prefix}{key}.", path, found)
-            continue
-        value = yaml.SafeLoader("").construct_document(value_node)
+def _from_yaml(node: yaml.Node, path: Path, key: yaml.Node) -> _Node:
+    entries = None
+    if isinstance(node, yaml.MappingNode):
+        entries = [(str(name.value), _from_yaml(value, path, name)) for name, value in node.value]
+    value = yaml.SafeLoader("").construct_document(node)
+    return _Node(f"{path}:{key.start_mark.line + 1}", value, entries)
+
+
+def _read_json(text: str) -> _Node:
+    try:
+        return _from_json(json.loads(text))
+    except ValueError as error:
+        raise SettingsError(f"{OVERRIDE}: not valid JSON: {error}") from error
+
+
+def _from_json(value: object) -> _Node:
+    entries = None
+    if isinstance(value, dict):
+        entries = [(str(name), _from_json(nested)) for name, nested in value.items()]
+    return _Node(OVERRIDE, value, entries)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Walk:
+    """Collects the leaves under a node, each checked against its field."""
+
+    given: Given
+    renamed: Mapping[str, str]
+
+    def enter(self, schema: Schema, node: _Node, prefix: str) -> None:
+        if node.entries is None:
+            raise SettingsError(f"{node.place}: {prefix.rstrip('.') or 'the file'}: must be a mapping")
+        fields = schema.fields()
+        seen: set[str] = set()
+        for name, child in node.entries:
+            path = prefix + name
+            if name not in fields:
+                raise SettingsError(f"{child.place}: {path}: unknown key{self._hint(fields, prefix, name)}")
+            if name in seen:
+                raise SettingsError(f"{child.place}: {path}: given twice")
+            seen.add(name)
+            nested = fields[name]
+            if nested is None or (child.value is None and schema.nullable(name)):
+                put(self.given, path, self._leaf(schema, name, path, child), child.place)
+            else:
+                self.enter(nested, child, f"{path}.")
+
+    def _leaf(self, schema: Schema, name: str, path: str, node: _Node) -> object:
         try:
-            found[prefix + key] = (msgspec.convert(value, hints[key]), where)
-        except msgspec.ValidationError as error:
-            raise SettingsError(f"{where}: {prefix}{key}: {value!r}: {error}") from error
+            return schema.convert(name, node.value)
+        except ValueError as error:
+            raise SettingsError(f"{node.place}: {path}: {node.value!r}: {error}") from error
+
+    def _hint(self, fields: Mapping[str, Schema | None], prefix: str, name: str) -> str:
+        if prefix + name in self.renamed:
+            return f"; {self.renamed[prefix + name]}"
+        near = difflib.get_close_matches(name, fields, n=1)
+        return f"; did you mean {prefix}{near[0]}?" if near else f"; known: {', '.join(sorted(fields))}"
 
 
-def _place(path: Path, node: yaml.Node) -> str:
-    return f"{path}:{node.start_mark.line + 1}"
+def _has(schema: Schema, path: str) -> bool:
+    name, _, rest = path.partition(".")
+    fields = schema.fields()
+    if name not in fields:
+        return False
+    nested = fields[name]
+    return not rest if nested is None else bool(rest) and _has(nested, rest)
 
 
-def _leaf_paths(cls: type, prefix: str = "") -> list[str]:
-    found: list[str] = []
-    for name, kind in get_type_hints(cls).items():
-        nested = isinstance(kind, type) and dataclasses.is_dataclass(kind)
-        found += _leaf_paths(kind, f"{prefix}{name}.") if nested else [prefix + name]
-    return found
+def _build(schema: Schema, prefix: str, given: Given, origin: str) -> Any:
+    values: dict[str, object] = {}
+    for name, nested in schema.fields().items():
+        path = prefix + name
+        if path in given:
+            values[name] = given[path][0]
+        elif nested is not None and any(other.startswith(f"{path}.") for other in given):
+            values[name] = _build(nested, f"{path}.", given, origin)
+    try:
+        return schema.build(values)
+    except InvalidField as error:
+        path = prefix + error.name
+        raise SettingsError(f"{given[path][1] if path in given else origin}: {path}: {error}") from error
+    except ValueError as error:
+        raise SettingsError(f"{origin}: {error}") from error
 
 
-def _build(cls: type[T], prefix: str, given: Mapping[str, tuple[object, str]]) -> T:
-    values: dict[str, Any] = {}
-    for name, kind in get_type_hints(cls).items():
-        if dataclasses.is_dataclass(kind):
-            values[name] = _build(kind, f"{prefix}{name}.", given)  # type: ignore[arg-type]
-        elif prefix + name in given:
-            values[name] = given[prefix + name][0]
-    return cls(**values)
-
-
-def _at(settings: object, path: str) -> object:
-    for name in path.split("."):
-        settings = getattr(settings, name)
-    return settings
+def _effective(
+    schema: Schema, prefix: str, given: Given, values: dict[str, object], sources: dict[str, str]
+) -> None:
+    """Every leaf's value and source. A nested mapping that is null is a leaf: `cuda_graph_config=None`."""
+    for name, nested in schema.fields().items():
+        path = prefix + name
+        below = any(other.startswith(f"{path}.") for other in given)
+        if path in given:
+            values[path], sources[path] = given[path]
+        elif nested is None or (schema.nullable(name) and not below and schema.default(name) is None):
+            values[path], sources[path] = schema.default(name), "default"
+        else:
+            _effective(nested, f"{path}.", given, values, sources)
