@@ -19,6 +19,7 @@ DECODE_ENGINE_ARGS=${DECODE_ENGINE_ARGS:-engine_configs/demo/decode.yaml}
 START_TIMEOUT_S=${START_TIMEOUT_S:-120}
 PYTHON=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
 
+STOP_STATUS=0 # Ctrl-C is how `make up` ends, no failure
 . launch/processes.sh
 
 if [[ ${1:-} == --cluster ]]; then

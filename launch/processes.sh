@@ -1,39 +1,76 @@
 # Sourced by the launch scripts: starts processes, waits until they serve, ends all of them with the first.
-# Logs lie in $RUN_DIR (a fresh folder under .run/), one file a process.
+# Logs lie in $RUN_DIR (a fresh folder under .run/), one file a process. Set before sourcing:
+#   DRY_RUN=1       print each command instead of starting it
+#   FOLLOW=1        show the logs as they grow, each line with its process's name
+#   STOP_STATUS     exit status after Ctrl-C or SIGTERM [128 + signal]
+#   STOP_TIMEOUT_S  how long processes may take to end before they are killed [35]
+# shellcheck shell=bash
 
 RUN_DIR=${RUN_DIR:-$PWD/.run/$(date +%H%M%S)-$$}
-mkdir -p "$RUN_DIR"
+[[ -n ${DRY_RUN:-} ]] || mkdir -p "$RUN_DIR"
 declare -A NAMES=()
+FOLLOWERS=()
 
-start() { # start NAME COMMAND...
+start() { # start NAME COMMAND... ; `env VAR=value COMMAND...` gives it variables of its own
     local name=$1; shift
+    if [[ -n ${DRY_RUN:-} ]]; then
+        echo "$(quoted "$@") &"
+        return
+    fi
     # A process group of its own: a Ctrl-C in the terminal reaches this script only, which then ends them in turn.
     setsid "$@" >"$RUN_DIR/$name.log" 2>&1 </dev/null &
     NAMES[$!]=$name
+    if [[ -n ${FOLLOW:-} ]]; then
+        # shellcheck disable=SC2016 # expanded by the inner shell
+        setsid bash -c 'tail -n +1 -f "$0" | sed -u "s/^/$1 | /"' "$RUN_DIR/$name.log" "$name" &
+        FOLLOWERS+=("$!")
+    fi
+}
+
+quoted() { # a command line that can be pasted into a shell
+    [[ $1 != env ]] || shift
+    local word line=""
+    for word in "$@"; do
+        [[ $word =~ ^[A-Za-z0-9_./:=,@%+-]+$ ]] || word=$(printf '%q' "$word")
+        line+="$word "
+    done
+    echo "${line% }"
+}
+
+set_variable() { # set_variable NAME VALUE: for all processes
+    export "$1=$2"
+    [[ -z ${DRY_RUN:-} ]] || echo "export $(quoted "$1=$2")"
 }
 
 start_cluster() {
     if [[ -z ${ETCD_ENDPOINTS:-} ]]; then
-        command -v etcd >/dev/null || fail "etcd is not on the PATH: apt-get install etcd-server, or set ETCD_ENDPOINTS"
+        on_the_path etcd || fail "etcd is not on the PATH: apt-get install etcd-server, or set ETCD_ENDPOINTS"
         local client peer; client=$(free_port); peer=$(free_port)
-        export ETCD_ENDPOINTS=http://127.0.0.1:$client
-        start etcd etcd --data-dir "$RUN_DIR/etcd" --listen-client-urls "$ETCD_ENDPOINTS" \
+        ETCD_ENDPOINTS=http://127.0.0.1:$client
+        FOLLOW='' start etcd etcd --data-dir "$RUN_DIR/etcd" --listen-client-urls "$ETCD_ENDPOINTS" \
             --advertise-client-urls "$ETCD_ENDPOINTS" --listen-peer-urls "http://127.0.0.1:$peer" \
             --initial-advertise-peer-urls "http://127.0.0.1:$peer" --initial-cluster "default=http://127.0.0.1:$peer"
     fi
     if [[ -z ${NATS_SERVER:-} ]]; then
-        command -v nats-server >/dev/null || fail "nats-server is not on the PATH: apt-get install nats-server, or set NATS_SERVER"
+        on_the_path nats-server || fail "nats-server is not on the PATH: apt-get install nats-server, or set NATS_SERVER"
         local port; port=$(free_port)
-        export NATS_SERVER=nats://127.0.0.1:$port
-        start nats nats-server --addr 127.0.0.1 --port "$port"
+        NATS_SERVER=nats://127.0.0.1:$port
+        FOLLOW='' start nats nats-server --addr 127.0.0.1 --port "$port"
     fi
-    export BATON_DISCOVERY_BACKEND=etcd BATON_REQUEST_PLANE=nats
+    set_variable ETCD_ENDPOINTS "$ETCD_ENDPOINTS"
+    set_variable NATS_SERVER "$NATS_SERVER"
+    set_variable BATON_DISCOVERY_BACKEND etcd
+    set_variable BATON_REQUEST_PLANE nats
 }
+
+on_the_path() { [[ -n ${DRY_RUN:-} ]] || command -v "$1" >/dev/null; }
 
 free_port() { "$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 
+listens() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; } # listens PORT
+
 wait_until_ready() { # wait_until_ready URL NUM_PREFILL NUM_DECODE
-    local begin=$SECONDS seen="" last=""
+    local begin=$SECONDS tell=0 seen="" last=""
     while ((SECONDS - begin < START_TIMEOUT_S)); do
         check_alive
         seen=$("$PYTHON" -m baton status --url "$1" --brief 2>/dev/null) || seen=${seen:-frontend starting}
@@ -41,8 +78,10 @@ wait_until_ready() { # wait_until_ready URL NUM_PREFILL NUM_DECODE
             echo "ready: $1 ($seen)"
             return
         fi
-        [[ $seen == "$last" ]] || echo "starting: $seen (of $2 prefill, $3 decode)"
-        last=$seen
+        if [[ $seen != "$last" ]] || ((SECONDS >= tell)); then
+            echo "starting: $seen (of $2 prefill, $3 decode), $((SECONDS - begin)) s"
+            last=$seen tell=$((SECONDS + 30))
+        fi
         sleep 0.3
     done
     fail "not ready after $START_TIMEOUT_S s ($seen); logs: $RUN_DIR, or allow more: START_TIMEOUT_S"
@@ -66,6 +105,8 @@ wait_for_the_end() {
 died() { # died PID STATUS
     local name=${NAMES[$1]}
     unset "NAMES[$1]"
+    kill -KILL -- "-$1" 2>/dev/null || true # its children: they hold GPUs
+    stop_following
     local last; last=$(tail -n 1 "$RUN_DIR/$name.log")
     if [[ $last == *error:\ * ]]; then # a mistake that the process itself names
         echo "$name: $last" >&2
@@ -77,22 +118,41 @@ died() { # died PID STATUS
     exit 1
 }
 
-end_all() { # frontend first, so that it stops taking requests; then everybody else at once
-    trap '' INT TERM HUP
-    local pid name
-    for name in frontend ""; do
-        for pid in "${!NAMES[@]}"; do
-            [[ -z $name || ${NAMES[$pid]} == "$name" ]] || continue
-            kill -TERM "$pid" 2>/dev/null || true
-        done
-    done
-    local begin=$SECONDS
+end_all() { # frontend, workers, then etcd and NATS: each still has what it needs to finish its requests
+    local deadline=$((SECONDS + ${STOP_TIMEOUT_S:-35})) names
+    trap 'deadline=0' INT TERM HUP # asked again: no more patience
+    for names in frontend '*-*' '*'; do end_those "$names"; done
+    stop_following
+}
+
+end_those() { # end_those PATTERN; `deadline` is end_all's
+    local pid ending=()
     for pid in "${!NAMES[@]}"; do
-        while kill -0 "$pid" 2>/dev/null && ((SECONDS - begin < 35)); do sleep 0.1; done
-        kill -KILL "$pid" 2>/dev/null || true
+        # shellcheck disable=SC2053 # a pattern, not a name
+        [[ ${NAMES[$pid]} == $1 ]] || continue
+        kill -TERM "$pid" 2>/dev/null || true
+        ending+=("$pid")
+        unset "NAMES[$pid]"
     done
+    for pid in "${ending[@]}"; do
+        while kill -0 "$pid" 2>/dev/null && ((SECONDS < deadline)); do sleep 0.1 || true; done
+        kill -KILL -- "-$pid" 2>/dev/null || true
+    done
+}
+
+stop_following() {
+    local pid
+    for pid in "${FOLLOWERS[@]}"; do kill -- "-$pid" 2>/dev/null || true; done
+    FOLLOWERS=()
+}
+
+interrupted() { # interrupted STATUS
+    echo; echo "stopping"
+    end_all
+    exit "${STOP_STATUS:-$1}"
 }
 
 fail() { echo "error: $*" >&2; end_all; exit 1; }
 
-trap 'echo; echo "stopping"; end_all; exit 0' INT TERM HUP
+trap 'interrupted 130' INT
+trap 'interrupted 143' TERM HUP

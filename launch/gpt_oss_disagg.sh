@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# gpt-oss-120b on one node of 8 B200: a frontend, prefill on GPUs 0-3, decode on GPUs 4-7, over etcd and NATS.
+#   launch/gpt_oss_disagg.sh             check, start, wait until ready; Ctrl-C ends all of it
+#   launch/gpt_oss_disagg.sh --dry-run   print the commands, start nothing
+# The variables below may be set otherwise, and those at the top of launch/trtllm.sh. A role's GPUs are shared out
+# evenly to its workers; *_FLAGS stand instead of the defaults, *_EXTRA_FLAGS come last, and the last flag counts.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+case ${1:-} in
+    "") ;;
+    --dry-run) DRY_RUN=1 ;;
+    *) echo "usage: launch/gpt_oss_disagg.sh [--dry-run]" >&2; exit 2 ;;
+esac
+
+SERVED_MODEL_NAME=${SERVED_MODEL_NAME:-openai/gpt-oss-120b}
+NUM_PREFILL=${NUM_PREFILL:-1}
+NUM_DECODE=${NUM_DECODE:-1}
+PREFILL_CUDA_VISIBLE_DEVICES=${PREFILL_CUDA_VISIBLE_DEVICES:-0,1,2,3}
+DECODE_CUDA_VISIBLE_DEVICES=${DECODE_CUDA_VISIBLE_DEVICES:-4,5,6,7}
+PREFILL_ENGINE_ARGS=${PREFILL_ENGINE_ARGS:-engine_configs/gpt-oss-120b/prefill.yaml}
+DECODE_ENGINE_ARGS=${DECODE_ENGINE_ARGS:-engine_configs/gpt-oss-120b/decode.yaml}
+
+. launch/trtllm.sh
+
+prefill_tp=$(gpus_each "$PREFILL_CUDA_VISIBLE_DEVICES" "$NUM_PREFILL")
+decode_tp=$(gpus_each "$DECODE_CUDA_VISIBLE_DEVICES" "$NUM_DECODE")
+PREFILL_FLAGS=${PREFILL_FLAGS---max-num-tokens 20000 --max-batch-size 32 --free-gpu-memory-fraction 0.9 \
+    --tensor-parallel-size $prefill_tp --expert-parallel-size $prefill_tp}
+DECODE_FLAGS=${DECODE_FLAGS---max-num-tokens 16384 --free-gpu-memory-fraction 0.9 \
+    --tensor-parallel-size $decode_tp --expert-parallel-size $decode_tp}
+read -ra prefill_flags <<<"$PREFILL_FLAGS ${PREFILL_EXTRA_FLAGS:-}"
+read -ra decode_flags <<<"$DECODE_FLAGS ${DECODE_EXTRA_FLAGS:-}"
+
+prepare --prefill-engine-args "$PREFILL_ENGINE_ARGS" --decode-engine-args "$DECODE_ENGINE_ARGS" \
+    --prefill-gpus "$PREFILL_CUDA_VISIBLE_DEVICES" --decode-gpus "$DECODE_CUDA_VISIBLE_DEVICES"
+start_frontend
+start_workers prefill "$NUM_PREFILL" "$PREFILL_CUDA_VISIBLE_DEVICES" "$PREFILL_ENGINE_ARGS" "${prefill_flags[@]}"
+start_workers decode "$NUM_DECODE" "$DECODE_CUDA_VISIBLE_DEVICES" "$DECODE_ENGINE_ARGS" "${decode_flags[@]}"
+serve "$NUM_PREFILL" "$NUM_DECODE"

@@ -1,0 +1,88 @@
+# Sourced by the gpt-oss launch scripts: what they share. Each of these variables may be set otherwise:
+#   MODEL_PATH SERVED_MODEL_NAME HTTP_HOST HTTP_PORT ROUTER_MODE ENGINE START_TIMEOUT_S PYTHON
+#   ETCD_ENDPOINTS NATS_SERVER  [what listens on 2379 and 4222, as `docker compose up` has it; else started here]
+#   SKIP_DOCTOR=1               [python -m baton doctor stops a start that cannot succeed]
+# shellcheck shell=bash
+
+MODEL_PATH=${MODEL_PATH:-/model}
+HTTP_HOST=${HTTP_HOST:-${DYN_HTTP_HOST:-127.0.0.1}}
+HTTP_PORT=${HTTP_PORT:-8000}
+ROUTER_MODE=${ROUTER_MODE:-round-robin}
+ENGINE=${ENGINE:-trtllm}
+START_TIMEOUT_S=${START_TIMEOUT_S:-1800} # weights are read, kernels tuned, graphs captured: minutes
+STOP_TIMEOUT_S=${STOP_TIMEOUT_S:-100}    # a worker drains for 30 s, its engine may take 60 s
+PYTHON=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
+FOLLOW=1
+
+. launch/processes.sh
+
+set_environment() { # set_environment NAME=VALUE... : where the user has not
+    local pair
+    for pair in "$@"; do
+        set_variable "${pair%%=*}" "$(printenv "${pair%%=*}" || echo "${pair#*=}")"
+    done
+}
+
+gpus_each() { # gpus_each LIST NUM_WORKERS: how many GPUs each worker has, its tensor and expert parallel size
+    local gpus; IFS=, read -ra gpus <<<"$1"
+    (($2 > 0 && ${#gpus[@]} % $2 == 0)) || fail "${#gpus[@]} GPUs ($1) cannot be shared by $2 workers"
+    echo $((${#gpus[@]} / $2))
+}
+
+prepare() { # prepare DOCTOR_FLAGS... : environment, etcd and NATS, checks
+    if [[ $ENGINE == trtllm ]]; then
+        set_environment TRTLLM_ENABLE_PDL=1 TRT_LLM_DISABLE_LOAD_WEIGHTS_IN_PARALLEL=True
+        # KV between processes of one node: CUDA memory is told apart without a cache that may be stale.
+        set_environment UCX_CUDA_COPY_ASYNC_MEM_TYPE=cuda UCX_CUDA_COPY_DMABUF=no UCX_MEMTYPE_CACHE=n \
+            UCX_RNDV_PIPELINE_ERROR_HANDLING=y
+    fi
+    set_variable DYN_HTTP_HOST "$HTTP_HOST"
+    join_cluster
+    if [[ $ENGINE == trtllm && -z ${SKIP_DOCTOR:-} ]]; then
+        check_first "$PYTHON" -m baton doctor --model-path "$MODEL_PATH" "$@" --http-port "$HTTP_PORT"
+    fi
+}
+
+join_cluster() {
+    [[ -n ${ETCD_ENDPOINTS:-} ]] || ! listens 2379 || ETCD_ENDPOINTS=http://127.0.0.1:2379
+    [[ -n ${NATS_SERVER:-} ]] || ! listens 4222 || NATS_SERVER=nats://127.0.0.1:4222
+    local given="${ETCD_ENDPOINTS:-} ${NATS_SERVER:-}" url
+    start_cluster
+    [[ -z ${DRY_RUN:-} ]] || return 0
+    for url in "$ETCD_ENDPOINTS" "$NATS_SERVER"; do
+        until [[ $given == *"$url"* ]] || listens "${url##*:}"; do check_alive; sleep 0.1; done
+    done
+}
+
+check_first() { # check_first DOCTOR... : 0 all well, 1 warnings, 2 it cannot work
+    if [[ -n ${DRY_RUN:-} ]]; then
+        quoted "$@"
+        return
+    fi
+    local status=0
+    "$@" || status=$?
+    ((status < 2)) || fail "not started: repair what is named above (or SKIP_DOCTOR=1)"
+}
+
+start_frontend() {
+    start frontend "$PYTHON" -m frontend --router-mode "$ROUTER_MODE" --http-port "$HTTP_PORT"
+}
+
+start_workers() { # start_workers MODE NUM_WORKERS GPUS YAML FLAGS...
+    local mode=$1 num=$2 yaml=$4 gpus each i share
+    IFS=, read -ra gpus <<<"$3"
+    each=$(gpus_each "$3" "$num")
+    shift 4
+    for ((i = 0; i < num; i++)); do
+        share=$(IFS=,; echo "${gpus[*]:i * each:each}")
+        start "$mode-$i" env CUDA_VISIBLE_DEVICES="$share" "$PYTHON" -m workers --engine "$ENGINE" \
+            --model-path "$MODEL_PATH" --served-model-name "$SERVED_MODEL_NAME" --extra-engine-args "$yaml" \
+            --dyn-reasoning-parser gpt_oss --dyn-tool-call-parser harmony --disaggregation-mode "$mode" "$@"
+    done
+}
+
+serve() { # serve NUM_PREFILL NUM_DECODE: until Ctrl-C, or until a process ends
+    [[ -z ${DRY_RUN:-} ]] || exit 0
+    wait_until_ready "http://$HTTP_HOST:$HTTP_PORT" "$1" "$2"
+    wait_for_the_end
+}
