@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install up cluster dev servers vocab test test-slow check format clean
+.PHONY: help install up cluster dev servers vocab test test-slow fuzz check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ test: dev servers ## all tests but the slow ones (under 10 minutes on two cores)
 
 test-slow: dev servers ## the slow ones
 	$(BIN)/python -m pytest -m slow --timeout 1800
+
+fuzz: dev ## a million examples of each property of the Harmony parser (hours)
+	BATON_FUZZ_EXAMPLES=1000000 $(BIN)/python -m pytest --timeout 0 tests/unit/test_harmony_properties.py
 
 check: dev ## ruff, mypy strict, import-linter, budgets
 	$(BIN)/ruff check --quiet
