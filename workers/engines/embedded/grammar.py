@@ -20,8 +20,8 @@ COMPILE_TIMEOUT_S = 5.0
 _NUM_CACHED = 64
 # Bound what one schema can take: a state is 1-2 kB, fuel is about 20 us a thousand.
 _LIMITS = LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
-# Unbounded, a model that is unsure what to write next may write white space for ever.
-_WHITE_SPACE = r"[ \n\t]{0,32}"
+# Enough to write JSON in one line or indented; if it were free, an unsure model would write it for ever.
+_WHITE_SPACE = r" ?|\n[ \t]{0,16}"
 _CONTROL = re.compile(r"(<\|\w+\|>)")
 # A control token has no text, so this matches none.
 _TEXT = r"TEXT: /(.|\n)+/"

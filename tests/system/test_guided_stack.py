@@ -1,0 +1,197 @@
+"""The form of an answer is enforced end to end, at temperature 1, prefill and decode on two workers."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any, Literal
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+from tests.stack import MODEL, Stack
+
+Json = dict[str, Any]
+
+SEEDS = range(8)
+# The demo model has seen no JSON but arguments: what has no bound (a string, the digits of a number) it may
+# write until its tokens are used up, and a cut answer is no JSON. So all but one schema have bounds.
+MAX_TOKENS = 400
+REPORT = {
+    "type": "object",
+    "properties": {
+        "status": {"enum": ["ok", "degraded", "down"]},
+        "uptime_days": {"type": "integer", "minimum": 0, "maximum": 999},
+        "load": {"enum": [0.25, 0.5, 1]},
+        "note": {"anyOf": [{"type": "string", "maxLength": 20}, {"type": "null"}]},
+        "disks": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 3,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "pattern": "^sd[a-z]$"},
+                    "full": {"type": "boolean"},
+                },
+                "required": ["name", "full"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    "required": ["status", "uptime_days", "load", "note", "disks"],
+    "additionalProperties": False,
+}
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 30}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+HEALTH = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS: list[Json] = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "get_system_health", "parameters": HEALTH}},
+]
+PARAMETERS: dict[str, Json] = {"get_weather": WEATHER, "get_system_health": HEALTH}
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One prefill and one decode worker with the demo model."""
+    stack = Stack(tmp_path_factory.mktemp("guided"))
+    stack.frontend(), stack.worker("prefill", engine="embedded"), stack.worker("decode", engine="embedded")
+    stack.wait_ready(1, 1)
+    yield stack
+    stack.stop()
+
+
+def ask(stack: Stack, **fields: Any) -> Json:
+    """The first choice of an answer at temperature 1."""
+    messages = [{"role": "user", "content": "Is everything up and running?"}]
+    body = {"model": MODEL, "messages": messages, "max_tokens": MAX_TOKENS, "temperature": 1, **fields}
+    reply = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    choice: Json = reply.json()["choices"][0]
+    return choice
+
+
+def ask_all(stack: Stack, *, min_complete: int = len(SEEDS), **fields: Any) -> list[Json]:
+    """One answer for each of the seeds, all at once; only those that were not cut."""
+    with ThreadPoolExecutor(len(SEEDS)) as threads:
+        choices = list(threads.map(lambda seed: ask(stack, seed=seed, **fields), SEEDS))
+    complete = [choice for choice in choices if choice["finish_reason"] != "length"]
+    assert len(complete) >= min_complete
+    return complete
+
+
+def json_schema(schema: Json, *, strict: bool) -> Json:
+    return {"type": "json_schema", "json_schema": {"name": "report", "schema": schema, "strict": strict}}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_answer_validates_against_its_schema(stack: Stack, strict: bool) -> None:
+    for choice in ask_all(stack, response_format=json_schema(REPORT, strict=strict)):
+        assert choice["finish_reason"] == "stop"
+        jsonschema.validate(json.loads(choice["message"]["content"]), REPORT)
+
+
+def test_a_json_object_is_one(stack: Stack) -> None:
+    for choice in ask_all(
+        stack, min_complete=1, response_format={"type": "json_object"}, frequency_penalty=1
+    ):
+        assert isinstance(json.loads(choice["message"]["content"]), dict)
+
+
+@pytest.mark.parametrize(
+    ("tool_choice", "expected"),
+    [
+        ("required", {"get_weather", "get_system_health"}),
+        ({"type": "function", "function": {"name": "get_weather"}}, {"get_weather"}),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "required",
+                    "tools": [{"type": "function", "function": {"name": "get_system_health"}}],
+                },
+            },
+            {"get_system_health"},
+        ),
+    ],
+    ids=["required", "named", "allowed"],
+)
+def test_a_demanded_call_is_made_with_valid_arguments(
+    stack: Stack, tool_choice: object, expected: set[str]
+) -> None:
+    for choice in ask_all(stack, tools=TOOLS, tool_choice=tool_choice):
+        assert choice["finish_reason"] == "tool_calls"
+        [call] = choice["message"]["tool_calls"]
+        assert call["function"]["name"] in expected
+        arguments = json.loads(call["function"]["arguments"])
+        jsonschema.validate(arguments, PARAMETERS[call["function"]["name"]])
+
+
+def test_strict_tools_stay_a_choice_and_their_arguments_are_valid(stack: Stack) -> None:
+    strict = [{"type": "function", "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    for choice in ask_all(stack, tools=strict):
+        for call in choice["message"].get("tool_calls") or ():
+            arguments = json.loads(call["function"]["arguments"])
+            jsonschema.validate(arguments, PARAMETERS[call["function"]["name"]])
+
+
+class Disk(BaseModel):
+    """A part of what the client asks for."""
+
+    name: Literal["sda", "sdb"]
+    free_gb: Annotated[int, Field(ge=0, le=999)]
+
+
+class Machine(BaseModel):
+    """What the client asks for."""
+
+    healthy: bool
+    disk: Disk
+
+
+def test_the_openai_sdk_parses_into_a_model(stack: Stack) -> None:
+    client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none")
+    completion = client.chat.completions.parse(
+        model=MODEL,
+        messages=[{"role": "user", "content": "How is the machine?"}],
+        response_format=Machine,
+        max_tokens=MAX_TOKENS,
+        seed=1,
+    )
+    parsed = completion.choices[0].message.parsed
+    assert isinstance(parsed, Machine)
+
+
+def test_streamed_and_whole_are_the_same_json(stack: Stack) -> None:
+    fields: Json = {"response_format": json_schema(REPORT, strict=True), "seed": 3, "model": MODEL}
+    whole = ask(stack, **fields)["message"]["content"]
+    client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none")
+    stream = client.chat.completions.create(
+        messages=[{"role": "user", "content": "Is everything up and running?"}],
+        max_tokens=MAX_TOKENS,
+        temperature=1,
+        stream=True,
+        **fields,
+    )
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert json.loads(streamed) == json.loads(whole)
+
+
+def test_a_schema_that_cannot_be_enforced_is_a_400_with_the_reason(stack: Stack) -> None:
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "x"}],
+        "response_format": json_schema({"type": "object", "not": {"required": ["a"]}}, strict=True),
+    }
+    for stream in (False, True):
+        reply = httpx.post(f"{stack.url}/v1/chat/completions", json={**body, "stream": stream})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"]) == (400, "response_format.json_schema.schema")
+        assert "not" in error["message"]
