@@ -1,0 +1,173 @@
+"""JSON schemas to hold random answers to, and what is needed to make such answers and to read them."""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import numpy as np
+from hypothesis import strategies as st
+
+from baton.messages import Guided
+from frontend.guided import AnswerFormat, guided
+from frontend.harmony.deltas import ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
+from frontend.harmony.parse import HarmonyParser
+from frontend.tokenizer import ModelTokenizer
+from workers.engines.embedded.grammar import Grammars
+
+Json = dict[str, Any]
+
+MAX_TOKENS = 2000
+CASES: dict[str, Json] = {
+    "enum": {"enum": ["red", 'gr"ün', 3, None, {"a": [1]}]},
+    "nested": {
+        "type": "object",
+        "properties": {"a": {"type": "object", "properties": {"b": {"const": "x"}}, "required": ["b"]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    },
+    "optional": {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}, "b": {"type": "null"}, "c": {"enum": [1, 2]}},
+        "required": ["b"],
+        "additionalProperties": False,
+    },
+    "array": {
+        "type": "array",
+        "items": {"type": "integer", "minimum": -5, "maximum": 12},
+        "minItems": 2,
+        "maxItems": 4,
+    },
+    "tuple": {
+        "type": "array",
+        "prefixItems": [{"const": 1}, {"type": "boolean"}],
+        "items": False,
+        "minItems": 2,
+    },
+    "number": {"type": "number", "minimum": -0.5, "exclusiveMaximum": 1.25},
+    "multiple": {"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 100},
+    "string": {"type": "string", "minLength": 2, "maxLength": 8},
+    "pattern": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{1,4}$"},
+    "format": {"type": "string", "format": "date"},
+    "any_of": {
+        "anyOf": [
+            {"type": "integer", "maximum": 9, "minimum": 0},
+            {"type": "boolean"},
+            {"const": "none"},
+        ]
+    },
+    "nullable": {"type": ["string", "null"], "maxLength": 5},
+    "all_of": {
+        "allOf": [{"properties": {"a": {"type": "integer", "minimum": 1}}}, {"required": ["a"]}],
+        "type": "object",
+        "properties": {"a": {"maximum": 3}},
+        "additionalProperties": False,
+    },
+    "recursive": {
+        "$ref": "#/$defs/tree",
+        "$defs": {
+            "tree": {
+                "type": "object",
+                "properties": {"kids": {"type": "array", "maxItems": 2, "items": {"$ref": "#/$defs/tree"}}},
+                "required": ["kids"],
+                "additionalProperties": False,
+            }
+        },
+    },
+}
+
+
+BOUNDS = st.integers(-30, 30)
+LEAVES = st.one_of(
+    st.builds(
+        lambda values: {"enum": values},
+        st.lists(st.text(max_size=4) | BOUNDS | st.none(), min_size=1, max_size=4),
+    ),
+    st.builds(lambda a, b: {"type": "integer", "minimum": min(a, b), "maximum": max(a, b)}, BOUNDS, BOUNDS),
+    st.builds(lambda a, b: {"type": "number", "minimum": min(a, b), "maximum": max(a, b)}, BOUNDS, BOUNDS),
+    st.builds(
+        lambda n, m: {"type": "string", "minLength": n, "maxLength": n + m},
+        st.integers(0, 3),
+        st.integers(0, 5),
+    ),
+    st.sampled_from(
+        [
+            {"type": "boolean"},
+            {"type": "null"},
+            {"type": ["boolean", "null"]},
+            {"type": "string", "pattern": "^[a-c]{1,3}$"},
+        ]
+    ),
+)
+
+
+def _object(properties: Json, num_required: int) -> Json:
+    required = sorted(properties)[:num_required]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+SCHEMAS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.builds(_object, st.dictionaries(st.text(max_size=5), inner, max_size=4), st.integers(0, 4)),
+        st.builds(
+            lambda items, n: {"type": "array", "items": items, "maxItems": n}, inner, st.integers(0, 3)
+        ),
+        st.builds(lambda options: {"anyOf": options}, st.lists(inner, min_size=1, max_size=3)),
+    ),
+    max_leaves=8,
+)
+
+
+def answer_of(grammars: Grammars, form: Guided, choose: Callable[[list[int]], int]) -> list[int]:
+    """An answer whose tokens `choose` picks among those that are allowed; cut after MAX_TOKENS."""
+    matcher = asyncio.run(grammars.matcher(form))
+    prompt, answer = [5, 6, 7], list[int]()
+    while len(answer) < MAX_TOKENS:
+        allowed = matcher.allowed(prompt + answer, len(prompt))
+        assert matcher.error is None
+        if allowed is None:
+            return answer
+        answer.append(choose(np.flatnonzero(allowed).tolist()))
+    return answer
+
+
+def chooser(seed: int, ends: ModelTokenizer) -> Callable[[list[int]], int]:
+    """Any allowed token, but half of the time one that ends something, or an answer would seldom end."""
+    rng = random.Random(seed)
+    closing = {*ends.special_ids.values(), *(i for text in '"}],' for i in ends.encode_text(text))}
+
+    def choose(allowed: list[int]) -> int:
+        likely = [token_id for token_id in allowed if token_id in closing]
+        return rng.choice(likely if likely and rng.random() < 0.5 else allowed)
+
+    return choose
+
+
+def parts_of(
+    tokenizer: ModelTokenizer, answer: list[int], offered: set[str]
+) -> tuple[str, str, list[tuple[str, str]]]:
+    """(reasoning, text, calls with their arguments), as the client would get them."""
+    parser = HarmonyParser(tokenizer.vocabulary, frozenset(offered))
+    deltas = parser.feed(answer) + parser.finish()
+    assert not parser.repairs
+    reasoning = "".join(d.text for d in deltas if isinstance(d, ReasoningDelta))
+    text = "".join(d.text for d in deltas if isinstance(d, TextDelta))
+    names = [d.name for d in deltas if isinstance(d, ToolCallStart)]
+    calls = [
+        (name, "".join(d.text for d in deltas if isinstance(d, ToolCallArguments) and d.index == i))
+        for i, name in enumerate(names)
+    ]
+    return reasoning, text, calls
+
+
+def check(schema: Json, text: str) -> None:
+    jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
+
+
+def answer_form(schema: Json, *, strict: bool = True) -> Guided:
+    form = guided([], answer=AnswerFormat(schema=schema, strict=strict))
+    assert form is not None
+    return form

@@ -1,0 +1,180 @@
+"""What the grammar allows is what was asked for: random answers over the demo model's vocabulary."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from baton.errors import InvalidRequest
+from baton.messages import Guided, MessageForm
+from frontend.guided import CallChoice, OfferedTool, guided
+from frontend.harmony.specials import SpecialToken
+from frontend.tokenizer import ModelTokenizer
+from tests.guided import CASES, MAX_TOKENS, SCHEMAS, Json, answer_form, answer_of, check, chooser, parts_of
+from workers.engines.embedded.grammar import Grammars
+
+DEMO = Path("models/demo")
+VOCAB_SIZE = 3200  # logits may be wider than the vocabulary
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> ModelTokenizer:
+    return ModelTokenizer.load(DEMO)
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[Grammars]:
+    grammars = Grammars.load(DEMO, VOCAB_SIZE)
+    yield grammars
+    grammars.close()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_complete_answer_validates(case: str, grammars: Grammars, tokenizer: ModelTokenizer) -> None:
+    num_complete = 0
+    for seed in range(25):
+        answer = answer_of(grammars, answer_form(CASES[case]), chooser(seed, tokenizer))
+        if len(answer) < MAX_TOKENS:
+            num_complete += 1
+            assert answer[-1] == tokenizer.special_ids[SpecialToken.RETURN]
+            check(CASES[case], parts_of(tokenizer, answer, set())[1])
+    assert num_complete > 5
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(schema=SCHEMAS, seed=st.integers(0, 2**32))
+def test_any_schema_gives_answers_that_validate(
+    grammars: Grammars, tokenizer: ModelTokenizer, schema: Json, seed: int
+) -> None:
+    answer = answer_of(grammars, answer_form(schema), chooser(seed, tokenizer))
+    if len(answer) < MAX_TOKENS:
+        check(schema, parts_of(tokenizer, answer, set())[1])
+
+
+def test_calls_name_an_allowed_tool_and_their_arguments_validate(
+    grammars: Grammars, tokenizer: ModelTokenizer
+) -> None:
+    schemas = {"f": CASES["nested"], "f2": CASES["optional"], "g.x-y": CASES["nested"]}
+    tools = [OfferedTool(name=name, parameters=schema) for name, schema in schemas.items()]
+    allowed = frozenset({"f", "g.x-y"})
+    form = guided(tools, CallChoice(must_call=True, names=allowed))
+    assert form is not None
+    called = set()
+    for seed in range(30):
+        answer = answer_of(grammars, form, chooser(seed, tokenizer))
+        _, text, [(name, arguments)] = parts_of(tokenizer, answer, set(schemas))
+        assert not text
+        check(schemas[name], arguments)
+        called.add(name)
+    assert called == allowed
+
+
+def test_thinking_is_free(grammars: Grammars, tokenizer: ModelTokenizer) -> None:
+    thought = 'Hm: {"a"} <b> ünïcödé 思考\n\nand `code`, <|end|> spelled out.'
+    special = tokenizer.special_ids
+    head = [
+        special[SpecialToken.CHANNEL], *tokenizer.encode_text("analysis"), special[SpecialToken.MESSAGE],
+        *tokenizer.encode_text(thought),
+        special[SpecialToken.END], special[SpecialToken.START], *tokenizer.encode_text("assistant"),
+    ]  # fmt: skip
+    matcher = asyncio.run(grammars.matcher(answer_form(CASES["nested"])))
+    for i, token_id in enumerate(head):
+        allowed = matcher.allowed(head[:i], 0)
+        assert allowed is not None
+        assert allowed[token_id], tokenizer.decode(head[: i + 1])
+
+
+def test_an_answer_that_goes_on_elsewhere_is_allowed_the_same(
+    grammars: Grammars, tokenizer: ModelTokenizer
+) -> None:
+    form = answer_form(CASES["recursive"])
+    answer = answer_of(grammars, form, chooser(3, tokenizer))
+    step_by_step = asyncio.run(grammars.matcher(form))
+    for i in range(len(answer)):
+        at_once = asyncio.run(grammars.matcher(form))
+        first, second = step_by_step.allowed(answer[:i], 0), at_once.allowed([1, *answer[:i]], 1)
+        assert first is not None
+        assert second is not None
+        assert (first == second).all()
+
+
+def test_after_the_last_message_anything_goes(grammars: Grammars, tokenizer: ModelTokenizer) -> None:
+    form = answer_form({"const": 1})
+    answer = answer_of(grammars, form, chooser(0, tokenizer))
+    matcher = asyncio.run(grammars.matcher(form))
+    assert matcher.allowed([*answer, 9, 9], 0) is None
+    assert matcher.error is None
+
+
+def test_tokens_that_do_not_have_the_form_are_an_error_of_the_request(grammars: Grammars) -> None:
+    matcher = asyncio.run(grammars.matcher(answer_form({"const": 1})))
+    assert matcher.allowed([1, 2, 3], 0) is None
+    assert isinstance(matcher.error, InvalidRequest)
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"not": {}}, "not"),
+        ({"$ref": "https://example.com/schema.json"}, "example.com"),
+        ({"$ref": "#/$defs/missing"}, "missing"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum"),
+        ({"type": "text"}, "text"),
+        ({"type": "string", "pattern": "("}, "regex"),
+        ({"x-guidance": {"lenient": True}, "uniqueItems": True}, "uniqueItems"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_with_field_and_reason(
+    grammars: Grammars, schema: Json, reason: str
+) -> None:
+    form = guided(
+        [OfferedTool(name="f", parameters=schema, strict=True, param="tools[0].function.parameters")]
+    )
+    assert form is not None
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        asyncio.run(grammars.matcher(form))
+    assert caught.value.param == "tools[0].function.parameters"
+
+
+def test_what_is_not_strict_is_enforced_as_far_as_it_can_be(
+    grammars: Grammars, tokenizer: ModelTokenizer
+) -> None:
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3, "uniqueItems": True}
+    answer = answer_of(grammars, answer_form(schema, strict=False), chooser(1, tokenizer))
+    check({**schema, "uniqueItems": False}, parts_of(tokenizer, answer, set())[1])
+
+
+def test_a_schema_nested_without_end_is_refused(grammars: Grammars) -> None:
+    text = '{"items":' * 5000 + "{}" + "}" * 5000
+    form = Guided(
+        last=(MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>", schema=text),)
+    )
+    with pytest.raises(InvalidRequest):
+        asyncio.run(grammars.matcher(form))
+
+
+def test_a_schema_that_grows_without_end_is_refused(grammars: Grammars) -> None:
+    options = [{"oneOf": [{"properties": {f"a{i}": {"const": j}}} for j in range(4)]} for i in range(8)]
+    with pytest.raises(InvalidRequest):
+        asyncio.run(grammars.matcher(answer_form({"type": "object", "allOf": options})))
+
+
+def test_a_model_without_a_tokenizer_cannot_be_guided(tmp_path: Path) -> None:
+    grammars = Grammars.load(tmp_path, VOCAB_SIZE)
+    with pytest.raises(InvalidRequest, match="tokenizer"):
+        asyncio.run(grammars.matcher(answer_form({})))
+    grammars.close()
+
+
+def test_forms_are_compiled_once(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    form = answer_form({"const": "only once"})
+    asyncio.run(grammars.matcher(form))
+
+    def compile_again(_: object) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(grammars, "_compile", compile_again)
+    asyncio.run(grammars.matcher(answer_form({"const": "only once"})))
