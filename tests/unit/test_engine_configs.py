@@ -1,0 +1,257 @@
+"""Every TensorRT-LLM engine config against TorchLlmArgs' fields, its pair, the guides and the GPU's memory."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "engine_configs"
+FACTS = json.loads((ROOT / "tests/doubles/trtllm_contract.json").read_text())
+TOP = FACTS["BaseLlmArgs"] | FACTS["TorchLlmArgs"]
+FILES = sorted(path for path in CONFIGS.glob("gpt-oss-*/*.yaml"))
+PAIRS = ["gpt-oss-120b", "gpt-oss-20b"]
+GIB = 1 << 30
+
+Config = dict[str, Any]
+
+
+def load(name: str) -> Config:
+    config: Config = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    return config
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(CONFIGS).with_suffix(""))
+
+
+def faults(config: Config, fields: Config = TOP, prefix: str = "") -> list[str]:
+    """What TensorRT-LLM would refuse: unknown keys, wrong types, values that are not among those allowed."""
+    found = []
+    for key, value in config.items():
+        path = prefix + key
+        if key not in fields:
+            found.append(f"{path}: unknown key")
+            continue
+        nested = fields[key]["type"].split("|")[0]
+        if nested in FACTS and isinstance(value, dict):
+            found += faults(value, FACTS[nested], f"{path}.")
+        elif not fits(value, fields[key]["type"]):
+            found.append(f"{path}: {value!r} is no {fields[key]['type']}")
+        elif not allowed(value, fields[key].get("allowed")):
+            found.append(f"{path}: {value!r} is not allowed")
+    return found
+
+
+def fits(value: object, kinds: str) -> bool:
+    """True if `value` is of one of the types in `int>0|None`; a bool is no int, an int is a float."""
+    for kind in kinds.split("|"):
+        name, minimum = re.fullmatch(r"([\w\[\], ]+?)(?:>(=?\d+))?", kind).groups()  # type: ignore[union-attr]
+        accepted = {"int": int, "bool": bool, "str": str, "float": (int, float), "None": type(None)}.get(name)
+        if (
+            accepted is None
+            or not isinstance(value, accepted)
+            or (isinstance(value, bool) and name != "bool")
+        ):
+            continue
+        if minimum is None or not isinstance(value, int | float):
+            return True
+        if value > int(minimum) if minimum.isdigit() else value >= int(minimum[1:]):
+            return True
+    return False
+
+
+def allowed(value: object, values: list[str] | str | None) -> bool:
+    """`values` is a list of names, or a range `0..1`."""
+    if isinstance(values, str):
+        low, high = map(float, values.split(".."))
+        return isinstance(value, int | float) and low <= value <= high
+    return values is None or value is None or value in values
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_tensorrt_llm_knows_every_key_type_and_value(path: Path) -> None:
+    assert faults(load(named(path))) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "fault"),
+    [
+        ({"enable_mixed_sampler": True}, "enable_mixed_sampler: unknown key"),
+        ({"cache_transceiver_config": {"backend": "ucx"}}, "cache_transceiver_config.backend: 'ucx' is not"),
+        ({"moe_config": {"backend": "Triton"}}, "moe_config.backend: 'Triton' is not allowed"),
+        ({"kv_cache_config": {"max_token": 1}}, "kv_cache_config.max_token: unknown key"),
+        ({"max_batch_size": True}, "max_batch_size: True is no int|None"),
+        ({"stream_interval": 0}, "stream_interval: 0 is no int>=1"),
+        (
+            {"kv_cache_config": {"free_gpu_memory_fraction": 90}},
+            "free_gpu_memory_fraction: 90 is not allowed",
+        ),
+        ({"moe_config": "TRTLLM"}, "moe_config: 'TRTLLM' is no MoeConfig"),
+    ],
+)
+def test_the_check_itself_finds_what_tensorrt_llm_refuses(config: Config, fault: str) -> None:
+    assert fault in "".join(faults(config))
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_a_file_says_first_what_it_is_for_and_the_readme_names_it(path: Path) -> None:
+    assert re.match(r"# .{30,}\.\n", path.read_text())
+    assert f"`{path.relative_to(CONFIGS)}`" in (CONFIGS / "README.md").read_text()
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_the_readme_has_a_reason_for_every_key(path: Path) -> None:
+    readme = (CONFIGS / "README.md").read_text()
+    for key, value in load(named(path)).items():
+        for leaf in value if isinstance(value, dict) else [key]:
+            assert f"`{leaf}`" in readme, f"{key}: {leaf}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_cuda_graphs_reach_exactly_as_far_as_batches(path: Path) -> None:
+    config = load(named(path))
+    graphs = config["cuda_graph_config"]["max_batch_size"]
+    assert graphs == config.get("max_batch_size", graphs)  # low latency: larger batches run, without graphs
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_a_prompt_is_never_too_long_for_one_step(path: Path) -> None:
+    config = load(named(path))
+    assert config.get("enable_chunked_prefill") or config["max_num_tokens"] >= 32768
+
+
+@pytest.mark.parametrize("model", PAIRS)
+def test_prefill_and_decode_can_exchange_kv(model: str) -> None:
+    prefill, decode = load(f"{model}/prefill"), load(f"{model}/decode")
+
+    assert prefill["cache_transceiver_config"] == decode["cache_transceiver_config"]
+    assert prefill["max_seq_len"] == decode["max_seq_len"]
+    for key in ("dtype", "tokens_per_block", "enable_block_reuse"):
+        assert prefill["kv_cache_config"].get(key) == decode["kv_cache_config"].get(key)
+    wire = prefill["cache_transceiver_config"]
+    assert (wire["backend"], wire["transceiver_runtime"]) == ("UCX", "CPP")
+    assert wire["max_tokens_in_buffer"] >= prefill["max_seq_len"]
+    assert wire["kv_transfer_timeout_ms"] == 60_000
+    assert prefill["disable_overlap_scheduler"] is True
+    assert prefill["kv_cache_config"]["enable_block_reuse"] is False
+    assert decode.get("max_beam_width", 1) == prefill.get("max_beam_width", 1) == 1
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.stem.startswith("agg")], ids=named)
+def test_an_aggregated_worker_has_no_transceiver(path: Path) -> None:
+    assert "cache_transceiver_config" not in load(named(path))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+    """What a checkpoint and its cache take: layers * 2 (K and V) * KV heads * head size * 2 bytes a token."""
+
+    num_layers: int
+    weights_gib: float
+    unshared_gib: float  # attention and embeddings, which attention DP keeps on every GPU
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.num_layers * 2 * 8 * 64 * 2
+
+
+BIG = Model(num_layers=36, weights_gib=63.5, unshared_gib=4.0)
+SMALL = Model(num_layers=24, weights_gib=13.0, unshared_gib=2.5)
+B200, H200, GB10, RTX = 178.0, 140.0, 119.7, 23.5  # GiB
+ENGINE_GIB = 2.0  # activations, graphs and the CUDA context; the Spark's log shows its own figure
+
+
+def test_a_token_of_kv_has_the_size_that_the_log_of_the_spark_shows() -> None:
+    assert (BIG.bytes_per_token, SMALL.bytes_per_token) == (73_728, 49_152)
+    assert round(8224 * BIG.bytes_per_token / GIB, 2) == 0.56
+    assert round(86720 * BIG.bytes_per_token / GIB, 2) == 5.95
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "gpu_gib", "tp", "engine_gib"),
+    [
+        ("gpt-oss-120b/prefill", BIG, B200, 4, ENGINE_GIB),
+        ("gpt-oss-120b/decode", BIG, B200, 4, ENGINE_GIB),
+        ("gpt-oss-120b/agg_low_latency", BIG, B200, 1, ENGINE_GIB),
+        ("gpt-oss-120b/agg_max_throughput_640", BIG, B200, 1, ENGINE_GIB),
+        ("gpt-oss-120b/agg_h200_low_latency", BIG, H200, 1, ENGINE_GIB),
+        ("gpt-oss-120b/agg_h200_max_throughput", BIG, H200, 1, ENGINE_GIB),
+        ("gpt-oss-120b/agg_eval_dep_high", BIG, B200, 4, ENGINE_GIB),
+        ("gpt-oss-120b/agg_eval_tp_high", BIG, B200, 4, ENGINE_GIB),
+        (
+            "gpt-oss-120b/agg_spark",
+            BIG,
+            GB10,
+            1,
+            49.3 + 0.85,
+        ),  # 49.3 GiB are the system's and the CPU's share
+        ("gpt-oss-20b/agg", SMALL, RTX, 1, ENGINE_GIB),
+        ("gpt-oss-20b/agg", SMALL, 19.5, 1, ENGINE_GIB),
+        ("gpt-oss-20b/prefill", SMALL, RTX, 1, ENGINE_GIB),
+        ("gpt-oss-20b/decode", SMALL, RTX, 1, ENGINE_GIB),
+    ],
+)
+def test_the_longest_request_and_the_transfer_buffers_fit_the_gpu(
+    name: str, model: Model, gpu_gib: float, tp: int, engine_gib: float
+) -> None:
+    """Per GPU: weights, a fraction of what is free for KV, and in what is left the buffers, one each way."""
+    config = load(name)
+    whole = config.get("enable_attention_dp", False)
+    weights_gib = model.weights_gib / tp + (model.unshared_gib if whole else 0)
+    free_gib = gpu_gib - weights_gib - engine_gib
+    fraction = config["kv_cache_config"]["free_gpu_memory_fraction"]
+    per_token = model.bytes_per_token / (1 if whole else min(tp, 8))
+
+    assert free_gib * fraction * GIB >= config.get("max_seq_len", 131_072) * per_token
+    buffer_tokens = config.get("cache_transceiver_config", {}).get("max_tokens_in_buffer", 0)
+    assert free_gib * (1 - fraction) * GIB >= 2 * buffer_tokens * per_token
+
+
+# attention DP, MoE backend, CUDA graphs up to, max_batch_size, max_num_tokens, stream_interval, KV fraction;
+# None: the guide leaves it to TensorRT-LLM (or says nothing: the MoE backend of the evaluations is ours).
+GUIDE: dict[str, tuple[object, ...]] = {
+    "prefill": (False, "CUTLASS", 32, 32, 20000, 10, 0.9),
+    "decode": (True, "CUTLASS", 128, 128, 16384, 10, 0.8),
+    "agg_low_latency": (False, "TRTLLM", 8, None, None, None, 0.75),
+    "agg_low_latency_720": (False, "TRTLLM", 720, 720, 16384, 20, 0.9),
+    "agg_max_throughput": (True, "CUTLASS", 720, 720, 16384, 20, 0.9),
+    "agg_max_throughput_640": (True, "CUTLASS", 640, 640, None, 10, 0.9),
+    "agg_h200_low_latency": (False, "TRITON", 8, None, None, None, 0.75),
+    "agg_h200_max_throughput": (True, "TRITON", 640, 640, None, 10, 0.9),
+    "agg_eval_dep_low": (True, "CUTLASS", 128, 128, 32768, 20, 0.9),
+    "agg_eval_dep_high": (True, "CUTLASS", 2, 2, 133120, 20, 0.9),
+    "agg_eval_tp_low": (False, "TRTLLM", 1024, 1024, 32768, 20, 0.9),
+    "agg_eval_tp_high": (False, "TRTLLM", 720, 720, 133120, 20, 0.9),
+    "agg_spark": (False, "CUTLASS", 64, 64, 8192, None, 0.9),
+}
+
+
+@pytest.mark.parametrize("name", GUIDE)
+def test_the_values_are_those_of_the_guide(name: str) -> None:
+    config = load(f"gpt-oss-120b/{name}")
+
+    assert GUIDE[name] == (
+        config["enable_attention_dp"],
+        config["moe_config"]["backend"],
+        config["cuda_graph_config"]["max_batch_size"],
+        *map(config.get, ("max_batch_size", "max_num_tokens", "stream_interval")),
+        config["kv_cache_config"]["free_gpu_memory_fraction"],
+    )
+    assert config["cuda_graph_config"]["enable_padding"] is True
+
+
+def test_the_guides_other_settings_are_kept() -> None:
+    balance = {"enable_balance": True, "batching_wait_iters": 50, "timeout_iters": 1}
+    for name in ("agg_max_throughput", "agg_eval_dep_low", "agg_eval_dep_high"):
+        assert load(f"gpt-oss-120b/{name}")["attention_dp_config"] == balance
+    assert load("gpt-oss-120b/agg_spark")["disable_overlap_scheduler"] is True
+    assert load("gpt-oss-120b/decode")["disable_overlap_scheduler"] is False
+    for role in ("prefill", "decode"):
+        config = load(f"gpt-oss-120b/{role}")
+        assert (config["tensor_parallel_size"], config["moe_expert_parallel_size"]) == (4, 4)
+        assert config["enable_chunked_prefill"] is True
