@@ -1,4 +1,4 @@
-"""Every TensorRT-LLM engine config against TorchLlmArgs' fields, its pair, the guides and the GPU's memory."""
+"""Every TensorRT-LLM engine config against TorchLlmArgs, its pair, the guides and the GPU's memory."""
 
 import dataclasses
 import json
@@ -18,6 +18,13 @@ PAIRS = ["gpt-oss-120b", "gpt-oss-20b"]
 GIB = 1 << 30
 
 Config = dict[str, Any]
+KINDS: dict[str, type | tuple[type, ...]] = {
+    "int": int,
+    "bool": bool,
+    "str": str,
+    "float": (int, float),
+    "None": type(None),
+}
 
 
 def load(name: str) -> Config:
@@ -51,7 +58,7 @@ def fits(value: object, kinds: str) -> bool:
     """True if `value` is of one of the types in `int>0|None`; a bool is no int, an int is a float."""
     for kind in kinds.split("|"):
         name, minimum = re.fullmatch(r"([\w\[\], ]+?)(?:>(=?\d+))?", kind).groups()  # type: ignore[union-attr]
-        accepted = {"int": int, "bool": bool, "str": str, "float": (int, float), "None": type(None)}.get(name)
+        accepted = KINDS.get(name)
         if (
             accepted is None
             or not isinstance(value, accepted)
