@@ -11,10 +11,12 @@ import uvicorn
 from baton.flags import parse
 from baton.process import Shutdown, first_of, run
 from baton.telemetry import configure_logging
-from frontend.app import Services, create_app
+from frontend.app import App, Services, create_app
 from frontend.config import FrontendSettings
 from frontend.fleet import Fleet
 from frontend.generate import Generator
+from frontend.response_runs import ResponseState
+from frontend.response_store import ResponseStore, StoreFailure
 
 log = logging.getLogger("frontend")
 
@@ -41,7 +43,31 @@ async def serve(settings: FrontendSettings, listener: socket.socket, shutdown: S
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
     fleet = Fleet(discovery, transport, model_path=settings.model_path)
     generator = Generator(transport, fleet, settings.router_mode)
-    app = create_app(Services(fleet=fleet, generator=generator, request_timeout_s=settings.request_timeout_s))
+    try:
+        responses = ResponseState(await _open_store(settings.response_store))
+    except StoreFailure as error:
+        sys.stderr.write(f"error: {error.message} Choose another --response-store\n")
+        return 2
+    timeout_s = settings.request_timeout_s
+    app = create_app(
+        Services(fleet=fleet, generator=generator, responses=responses, request_timeout_s=timeout_s)
+    )
+    server = _server(app, settings.drain_timeout_s)
+    # Not Server.serve(): it takes the signals for itself, and this process has its own.
+    async with fleet.keep_current() as following:
+        await server.startup(sockets=[listener])
+        log.info("listening address=http://%s:%d", *listener.getsockname()[:2])
+        await first_of(shutdown.wait(), asyncio.shield(following))
+        await asyncio.gather(
+            server.shutdown(sockets=[listener]), responses.runs.drain(settings.drain_timeout_s)
+        )
+    await responses.close()
+    await transport.close()
+    await discovery.close()
+    return 0
+
+
+def _server(app: App, drain_timeout_s: float) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
         http="httptools",
@@ -51,20 +77,25 @@ async def serve(settings: FrontendSettings, listener: socket.socket, shutdown: S
         log_config=None,
         server_header=False,
         date_header=False,
-        timeout_graceful_shutdown=int(settings.drain_timeout_s),
+        timeout_graceful_shutdown=int(drain_timeout_s),
     )
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
-    # Not Server.serve(): it takes the signals for itself, and this process has its own.
-    async with fleet.keep_current() as following:
-        await server.startup(sockets=[listener])
-        log.info("listening address=http://%s:%d", *listener.getsockname()[:2])
-        await first_of(shutdown.wait(), asyncio.shield(following))
-        await server.shutdown(sockets=[listener])
-    await transport.close()
-    await discovery.close()
-    return 0
+    return server
+
+
+async def _open_store(path: str) -> ResponseStore:
+    """The store at that path. Where the default cannot be written, responses are kept in memory."""
+    store = ResponseStore(path)
+    try:
+        await store.open()
+    except StoreFailure as error:
+        if path != FrontendSettings.response_store:
+            raise
+        log.warning("responses kept in memory only error=%s", error)
+        store = ResponseStore()
+    return store
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -9,49 +9,53 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from baton.errors import BatonError
-from frontend import openapi
+from frontend import openapi, response_routes
 from frontend.answers import ErrorBody, ErrorDetail, ModelBody, ModelList
 from frontend.chat import prepare_chat
 from frontend.completions import prepare_completion
 from frontend.exchange import Receive, Scope, Send, retry_after
 from frontend.metrics import CONTENT_TYPE
-from frontend.respond import Endpoint, Prepare, generating
+from frontend.respond import Endpoint, Serve, generating
 from frontend.services import Services
+from frontend.tokenization import detokenize, tokenize
 
 __all__ = ["Services", "create_app"]
 
-# One line for each API that generates.
-GENERATING: dict[str, Prepare] = {
-    "/v1/chat/completions": prepare_chat,
-    "/v1/completions": prepare_completion,
+# (method, path): what answers it.
+ROUTES: dict[tuple[str, str], Serve] = {
+    ("POST", "/v1/chat/completions"): generating(prepare_chat),
+    ("POST", "/v1/completions"): generating(prepare_completion),
+    **response_routes.ROUTES,
+    ("POST", "/tokenize"): tokenize,
+    ("POST", "/detokenize"): detokenize,
 }
 
 
 class App:
-    """ASGI: what generates goes straight to its endpoint, everything else through the framework, whose
+    """ASGI: what has a fixed path goes straight to its endpoint, everything else through the framework, whose
     middleware would cost every write of every stream three more calls."""
 
-    def __init__(self, endpoints: Mapping[str, Endpoint], framework: FastAPI) -> None:
-        self._endpoints = endpoints
+    def __init__(self, endpoints: Mapping[tuple[str, str], Endpoint], framework: FastAPI) -> None:
+        self._endpoints = {key: endpoint for key, endpoint in endpoints.items() if "{" not in key[1]}
         self._framework = framework
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        generates = scope["type"] == "http" and scope["method"] == "POST"
-        endpoint = self._endpoints.get(scope["path"]) if generates else None
+        is_http = scope["type"] == "http"
+        endpoint = self._endpoints.get((scope["method"], scope["path"])) if is_http else None
         await (endpoint or self._framework)(scope, receive, send)
 
 
 def create_app(services: Services) -> App:
     """The app over these services, whose life is the caller's."""
-    endpoints = {path: Endpoint(path, generating(prepare), services) for path, prepare in GENERATING.items()}
+    endpoints = {key: Endpoint(key[1], serve, services) for key, serve in ROUTES.items()}
     return App(endpoints, _framework(services, endpoints))
 
 
-def _framework(services: Services, endpoints: Mapping[str, Endpoint]) -> FastAPI:
+def _framework(services: Services, endpoints: Mapping[tuple[str, str], Endpoint]) -> FastAPI:
     app = FastAPI(title="Baton", redoc_url=None, redirect_slashes=False)
-    for path, endpoint in endpoints.items():  # known here too, so that another method is a 405
-        app.router.routes.append(Route(path, endpoint, methods=["POST"]))
+    for (method, path), endpoint in endpoints.items():  # all, so that another method is a 405
+        app.router.routes.append(Route(path, endpoint, methods=[method]))
     _add_reading_routes(app, services)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(BatonError, _baton_error)

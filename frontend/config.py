@@ -18,6 +18,12 @@ class FrontendSettings:
     model_path: Path | None = flag(None, "folder with tokenizer.json, if the workers' is not on this machine")
     request_timeout_s: float = flag(600.0, "deadline of a request", metavar="S")
     drain_timeout_s: float = flag(30.0, "how long running answers may go on after SIGTERM", metavar="S")
+    response_store: str = flag(
+        "~/.local/state/baton/responses.sqlite3",
+        "file in which responses are kept, or :memory:",
+        env="BATON_RESPONSE_STORE",
+        metavar="PATH",
+    )
     log_level: str = flag("info", "debug, info, warning or error")
     wires: Wires = dataclasses.field(default_factory=Wires)
 

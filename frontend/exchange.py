@@ -1,20 +1,23 @@
 """One HTTP request and its answer, in ASGI's terms: body, headers, error envelope, the client's leaving."""
 
+import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import msgspec
 
-from baton.errors import BatonError
+from baton.errors import BatonError, DeadlineExceeded
 from frontend.answers import BodyTooLarge, ErrorBody
+
+log = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
+Headers = Sequence[tuple[bytes, bytes]]
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/-]{1,128}")
 _TRACE = re.compile(rb"[0-9a-f-]{1,128}")
@@ -28,7 +31,8 @@ class Exchange:
     """A request that is answered once, whole or piece by piece.
 
     `request_id` is the client's `x-request-id` if that is a sane one, else a new one. `started` says that
-    the status is sent, so that a failure can no longer be one.
+    the status is sent, so that a failure can no longer be one. `path_params` are the parts of the path that
+    the route names, `query` the text after the question mark.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -37,6 +41,8 @@ class Exchange:
         self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
         trace = headers.get(b"traceparent", b"")
         self.trace = trace.decode() if _TRACE.fullmatch(trace) else None
+        self.path_params: Mapping[str, str] = scope.get("path_params", {})
+        self.query: str = scope["query_string"].decode(errors="replace")
         self.started = False
         self._declared_bytes = headers.get(b"content-length", b"0")
         self._receive = receive
@@ -66,7 +72,7 @@ class Exchange:
         """Send status and headers."""
         self.started = True
         fixed = [(b"content-type", content_type), (b"x-request-id", self.request_id.encode())]
-        await self._send({"type": "http.response.start", "status": status, "headers": fixed + headers})
+        await self._send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
 
     async def write(self, data: bytes) -> None:
         """Send more of the body."""
@@ -76,8 +82,8 @@ class Exchange:
         """Send the rest of the body."""
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
-    async def answer(self, status: int, body: msgspec.Struct, headers: Headers) -> None:
-        """Send a whole answer as JSON."""
+    async def answer(self, status: int, body: msgspec.Struct | msgspec.Raw, headers: Headers = ()) -> None:
+        """Send a whole answer as JSON; Raw is JSON already."""
         data = msgspec.json.encode(body)
         await self.start(status, b"application/json", [(b"content-length", b"%d" % len(data)), *headers])
         await self.end(data)
@@ -85,6 +91,23 @@ class Exchange:
     async def answer_error(self, error: BatonError) -> None:
         """Send an error's envelope, with Retry-After where coming back makes sense."""
         await self.answer(error.status, ErrorBody.of(error), retry_after(error))
+
+
+def as_baton_error(error: Exception, request_id: str) -> BatonError:
+    """What the client is told; a failure that nobody foresaw is logged with its traceback."""
+    match error:
+        case BatonError():
+            return error
+        case TimeoutError():
+            return too_late()
+        case _:
+            log.error("unexpected failure request_id=%s", request_id, exc_info=error)
+            return BatonError(f"Something broke in the server; its log has request {request_id}.")
+
+
+def too_late() -> BatonError:
+    """What a request is told whose time is over."""
+    return DeadlineExceeded("The request's deadline is over; ask for less, or allow more time.")
 
 
 def retry_after(error: BatonError) -> Headers:

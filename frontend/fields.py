@@ -114,7 +114,7 @@ def decode(raw: bytes, body_type: type[Body]) -> tuple[Body, tuple[str, ...]]:
 
 def _unknown(fields: Mapping[str, msgspec.Raw], struct: type[msgspec.Struct], path: str = "") -> list[str]:
     """Paths of the fields that nobody knows; raises InvalidRequest for one that is known and not served."""
-    table = _NOT_SERVED[struct]
+    table = _NOT_SERVED.get(struct, {})
     for name in fields.keys() & table.keys():
         harmless, reason = table[name]
         value = msgspec.json.decode(fields[name])

@@ -9,10 +9,19 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from baton.errors import BatonError, DeadlineExceeded, NotReady
+from baton.errors import BatonError, NotReady
 from baton.messages import GenerateRequest, TokenChunk
 from frontend import sse
-from frontend.exchange import ClientGone, Exchange, Receive, Scope, Send, ignored_header
+from frontend.exchange import (
+    ClientGone,
+    Exchange,
+    Receive,
+    Scope,
+    Send,
+    as_baton_error,
+    ignored_header,
+    too_late,
+)
 from frontend.metrics import Tally
 from frontend.sampling import Asker
 from frontend.services import Services
@@ -24,7 +33,7 @@ CLIENT_GONE_STATUS = 499
 GRACE_S = 30.0
 # The server cancels what still runs when its drain deadline is over; the client is told why, if it listens.
 GOODBYE_S = 1.0
-_SHUTTING_DOWN = NotReady("The server is shutting down; try again.", retry_after_s=1)
+SHUTTING_DOWN = NotReady("The server is shutting down; try again.", retry_after_s=1)
 
 
 class Choice(Protocol):
@@ -140,10 +149,10 @@ class Endpoint:
         except ClientGone:
             raise
         except asyncio.CancelledError:
-            tally.status = _SHUTTING_DOWN.status
+            tally.status = SHUTTING_DOWN.status
             if not exchange.started:
                 async with asyncio.timeout(GOODBYE_S):
-                    await exchange.answer_error(_SHUTTING_DOWN)
+                    await exchange.answer_error(SHUTTING_DOWN)
             raise
         except Exception as error:  # noqa: BLE001 the client gets an envelope, whatever broke
             failure = as_baton_error(error, exchange.request_id)
@@ -180,23 +189,6 @@ async def prepared(
     services.metrics.count_ignored(answer.ignored)
     tally.model = answer.model
     return answer
-
-
-def as_baton_error(error: Exception, request_id: str) -> BatonError:
-    """What the client is told; a failure that nobody foresaw is logged with its traceback."""
-    match error:
-        case BatonError():
-            return error
-        case TimeoutError():
-            return too_late()
-        case _:
-            log.error("unexpected failure request_id=%s", request_id, exc_info=error)
-            return BatonError(f"Something broke in the server; its log has request {request_id}.")
-
-
-def too_late() -> BatonError:
-    """What a request is told whose time is over."""
-    return DeadlineExceeded("The request's deadline is over; ask for less, or allow more time.")
 
 
 async def generate(exchange: Exchange, answer: Answer, services: Services, tally: Tally) -> None:
@@ -286,7 +278,7 @@ async def _stream(
             raise
         except asyncio.CancelledError:
             async with asyncio.timeout(GOODBYE_S):
-                await exchange.end(answer.failure(_SHUTTING_DOWN))
+                await exchange.end(answer.failure(SHUTTING_DOWN))
             raise
         except Exception as error:  # noqa: BLE001 the client gets an error event, whatever broke
             failure = as_baton_error(error, exchange.request_id)

@@ -8,12 +8,15 @@ from frontend.schema import (
     Bias,
     Count,
     Effort,
+    JsonObjectFormat,
+    NamedSchema,
     Nvext,
     Penalty,
     Seed,
     Share,
     StreamOptions,
     TemplateArgs,
+    TextFormat,
     TokenId,
     TokenName,
     TopLogprobs,
@@ -44,20 +47,14 @@ class Reasoning(msgspec.Struct, kw_only=True):
     summary: Literal["auto"] | None = None
 
 
-class TextFormat(msgspec.Struct, kw_only=True):
-    """The form the answer must have; `name`, `schema`, `strict`, `description` belong to `json_schema`."""
-
-    type: Literal["text", "json_object", "json_schema"] = "text"
-    name: str | None = None
-    schema: dict[str, Any] | None = None
-    strict: bool | None = None
-    description: str | None = None
+class SchemaFormat(NamedSchema, kw_only=True, tag_field="type", tag="json_schema"):
+    """`text.format`: JSON that follows a schema; unless `strict`, as far as it can be enforced."""
 
 
 class TextConfig(msgspec.Struct, kw_only=True):
     """What is asked of the answer's text."""
 
-    format: TextFormat | None = None
+    format: TextFormat | JsonObjectFormat | SchemaFormat | None = None
 
 
 class ResponseTool(msgspec.Struct, kw_only=True):
@@ -74,20 +71,24 @@ class ResponseTool(msgspec.Struct, kw_only=True):
     output_schema: dict[str, Any] | None = None
 
 
-class NamedTool(msgspec.Struct, kw_only=True):
-    """A tool of the request, by name."""
+class FunctionChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
+    """`tool_choice`: this function must be called."""
 
-    type: str
-    name: str | None = None
+    name: str
 
 
-class ToolChoice(msgspec.Struct, kw_only=True):
-    """One function that must be called, or (`allowed_tools`) those among which the model may choose."""
+class AllowedFunction(msgspec.Struct, kw_only=True):
+    """One of the functions that may be called."""
 
-    type: str
-    name: str | None = None
-    mode: Literal["auto", "required"] | None = None
-    tools: list[NamedTool] | None = None
+    name: str
+    type: Literal["function"] = "function"
+
+
+class AllowedToolsChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """`tool_choice`: the prompt shows all tools, but only these may be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedFunction], msgspec.Meta(min_length=1)]
 
 
 class ResponseBody(msgspec.Struct, kw_only=True):
@@ -103,7 +104,7 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: list[ResponseTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedToolsChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Count | None = None
     reasoning: Reasoning | None = None

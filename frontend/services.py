@@ -7,6 +7,7 @@ from typing import Protocol
 from baton.messages import GenerateRequest, TokenChunk, WorkerInfo, WorkerStats
 from frontend.fleet import Health, ServedModel
 from frontend.metrics import Metrics
+from frontend.response_runs import ResponseState
 
 
 class FleetView(Protocol):
@@ -48,6 +49,7 @@ class Services:
     fleet: FleetView
     generator: TokenSource
     metrics: Metrics = dataclasses.field(default_factory=Metrics)
+    responses: ResponseState = dataclasses.field(default_factory=ResponseState)
     request_timeout_s: float = 600.0
     max_body_bytes: int = 16 << 20
     max_choices: int = 16

@@ -66,6 +66,7 @@ class Stack:
             "BATON_DISCOVERY_BACKEND": "file",
             "BATON_REQUEST_PLANE": "tcp",
             "BATON_FILE_REGISTRY": str(folder / "registry"),
+            "BATON_RESPONSE_STORE": str(folder / "responses.sqlite3"),
             **(environ or {}),
         }
 

@@ -1,0 +1,103 @@
+"""A Responses body in the chat API's terms: tools, forms and sampling are the same there, errors renamed."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from baton.errors import BatonError, InvalidRequest
+from frontend import schema as chat
+from frontend.response_schema import (
+    AllowedToolsChoice,
+    FunctionChoice,
+    ResponseBody,
+    ResponseTool,
+    SchemaFormat,
+)
+
+_SHARED = frozenset(ResponseBody.__struct_fields__) & frozenset(chat.ChatBody.__struct_fields__) - {
+    "tools", "tool_choice", "top_logprobs",
+}  # fmt: skip
+_NEW_NAMES = (
+    ("response_format.json_schema", "text.format"),
+    ("response_format", "text.format"),
+    ("messages", "input"),
+)
+_FUNCTION = re.compile(r"(tools\[\d+\])\.function\b")
+
+
+def in_chat_terms(body: ResponseBody) -> chat.ChatBody:
+    """A chat body without messages that asks for the same. Raises InvalidRequest, naming the field."""
+    return chat.ChatBody(
+        messages=[],
+        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())],
+        tool_choice=_tool_choice(body),
+        response_format=_format(body),
+        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
+        **{name: getattr(body, name) for name in _SHARED},
+    )
+
+
+@contextmanager
+def renamed_errors() -> Iterator[None]:
+    """Errors of chat's functions, with the names that the fields have in a Responses body."""
+    try:
+        yield
+    except BatonError as error:
+        if error.param is None:
+            raise
+        new = _renamed(error.param)
+        raise type(error)(error.message.replace(f"`{error.param}", f"`{new}"), param=new) from None
+
+
+def _renamed(param: str) -> str:
+    for old, new in _NEW_NAMES:
+        if param.startswith(old):
+            return new + param.removeprefix(old)
+    return _FUNCTION.sub(r"\1", param)
+
+
+def _tool(tool: ResponseTool, path: str) -> chat.ToolDefinition:
+    if tool.type != "function":
+        raise InvalidRequest(
+            f"`{path}.type` {tool.type!r} is not served: only functions are.", param=f"{path}.type"
+        )
+    if tool.name is None:
+        raise InvalidRequest(f"`{path}.name` is missing.", param=f"{path}.name")
+    refused = {
+        "defer_loading": tool.defer_loading,
+        "async": tool.is_async,
+        "output_schema": tool.output_schema is not None,
+        "allowed_callers": "direct" not in (tool.allowed_callers or ["direct"]),
+    }
+    for name, is_asked in refused.items():
+        if is_asked:
+            raise InvalidRequest(f"`{path}.{name}` is not served.", param=f"{path}.{name}")
+    return chat.ToolDefinition(
+        function=chat.FunctionTool(
+            name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+        )
+    )
+
+
+def _tool_choice(
+    body: ResponseBody,
+) -> Literal["none", "auto", "required"] | chat.FunctionChoice | chat.AllowedToolsChoice | None:
+    match body.tool_choice:
+        case FunctionChoice(name=name):
+            return chat.FunctionChoice(function=chat.NamedFunction(name=name))
+        case AllowedToolsChoice(mode=mode, tools=tools):
+            allowed = [chat.AllowedTool(function=chat.NamedFunction(name=tool.name)) for tool in tools]
+            return chat.AllowedToolsChoice(allowed_tools=chat.AllowedTools(mode=mode, tools=allowed))
+        case choice:
+            return choice
+
+
+def _format(
+    body: ResponseBody,
+) -> chat.TextFormat | chat.JsonObjectFormat | chat.JsonSchemaFormat | None:
+    asked = None if body.text is None else body.text.format
+    if not isinstance(asked, SchemaFormat):
+        return asked
+    named = {field: getattr(asked, field) for field in chat.NamedSchema.__struct_fields__}
+    return chat.JsonSchemaFormat(json_schema=chat.NamedSchema(**named))

@@ -1,0 +1,113 @@
+"""`POST /tokenize` and `/detokenize`, in vLLM's shapes: a prompt's token ids, and back."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import msgspec
+
+from baton.errors import InvalidRequest
+from frontend.chat import conversation
+from frontend.exchange import Exchange, ignored_header
+from frontend.fields import decode
+from frontend.fleet import ServedModel
+from frontend.harmony.render import render
+from frontend.metrics import Tally
+from frontend.schema import ChatBody, Effort, Message, TemplateArgs, TokenId, ToolDefinition
+from frontend.services import Services
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """`POST /tokenize`: a `prompt` as /v1/completions takes it, or `messages` as chat completions do.
+    `model` may be left out where there is only one. `add_special_tokens` has none to add."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+    tools: list[ToolDefinition] | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_args: TemplateArgs | None = None
+    chat_template_kwargs: TemplateArgs | None = None
+
+
+class TokenizeAnswer(msgspec.Struct, kw_only=True):
+    """The tokens of a prompt; `max_model_len` is the model's context, in tokens."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """`POST /detokenize`: token ids, control tokens among them."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+class DetokenizeAnswer(msgspec.Struct, kw_only=True):
+    """Their text, with the names of control tokens."""
+
+    prompt: str
+
+
+async def tokenize(exchange: Exchange, services: Services, tally: Tally) -> None:
+    """`POST /tokenize`."""
+    body, ignored = decode(await exchange.read_body(services.max_body_bytes), TokenizeBody)
+    services.metrics.count_ignored(ignored)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("Give either `prompt` or `messages`.", param="prompt")
+    served = _served(body.model, services)
+    tally.model = served.name
+    tokens = await asyncio.to_thread(_encoded, body, served)
+    answer = TokenizeAnswer(count=len(tokens), max_model_len=served.context_length, tokens=tokens)
+    if body.return_token_strs:
+        answer.token_strs = [_text([token_id], served) for token_id in tokens]
+    await exchange.answer(200, answer, ignored_header(ignored))
+
+
+async def detokenize(exchange: Exchange, services: Services, tally: Tally) -> None:
+    """`POST /detokenize`."""
+    body, ignored = decode(await exchange.read_body(services.max_body_bytes), DetokenizeBody)
+    services.metrics.count_ignored(ignored)
+    served = _served(body.model, services)
+    tally.model = served.name
+    unknown = next((token_id for token_id in body.tokens if token_id >= served.tokenizer.vocab_size), None)
+    if unknown is not None:
+        raise InvalidRequest(
+            f"`tokens` has {unknown}; {served.name} has {served.tokenizer.vocab_size} tokens.", param="tokens"
+        )
+    prompt = await asyncio.to_thread(_text, body.tokens, served)
+    await exchange.answer(200, DetokenizeAnswer(prompt=prompt), ignored_header(ignored))
+
+
+def _served(model: str | None, services: Services) -> ServedModel:
+    names = services.fleet.models()
+    if model is None and len(names) != 1:
+        raise InvalidRequest("`model` is missing: there is not just one.", param="model")
+    return services.fleet.served(names[0] if model is None else model)
+
+
+def _encoded(body: TokenizeBody, served: ServedModel) -> list[int]:
+    if body.prompt is not None:
+        return served.tokenizer.encode_text(body.prompt, allow_special=True)
+    assert body.messages is not None, "one of the two is given"
+    shared: dict[str, Any] = {
+        name: getattr(body, name)
+        for name in ("messages", "tools", "reasoning_effort", "chat_template_args", "chat_template_kwargs")
+    }
+    chat = ChatBody(model=served.name, **shared)
+    segments = render(conversation(chat, datetime.now(UTC).date().isoformat()))
+    if body.add_generation_prompt is False:
+        segments = segments[:-2]  # `<|start|>assistant`
+    return served.tokenizer.encode_segments(segments)
+
+
+def _text(tokens: list[int], served: ServedModel) -> str:
+    names = {token_id: token.value.encode() for token, token_id in served.tokenizer.special_ids.items()}
+    data = b"".join(names.get(token_id) or served.tokenizer.token_bytes(token_id) for token_id in tokens)
+    return data.decode(errors="replace")
