@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, get_type_hints
@@ -11,6 +12,7 @@ import msgspec
 import yaml
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 MAX_YAML_BYTES = 1 << 20
 OVERRIDE = "--override-engine-args"
@@ -64,7 +66,9 @@ class DataclassSchema:
 
     def fields(self) -> Mapping[str, Schema | None]:
         """See `Schema`."""
-        nested = {name: kind for name, kind in self._hints.items() if dataclasses.is_dataclass(kind)}
+        nested: dict[str, Any] = {
+            n: kind for n, kind in self._hints.items() if dataclasses.is_dataclass(kind)
+        }
         return {name: DataclassSchema(nested[name]) if name in nested else None for name in self._hints}
 
     def nullable(self, name: str) -> bool:  # noqa: ARG002  a nested dataclass is always there
@@ -112,22 +116,24 @@ def read(
     yaml_path: Path | None,
     typed: Mapping[str, object],
     override: str | None = None,
+    *,
     renamed: Mapping[str, str] | None = None,
+    optional: Mapping[str, str] | None = None,
 ) -> Given:
     """What was given, merged leaf by leaf at every depth: nothing is built before all have spoken.
 
     `typed` are the values of flags that were typed, by key path (`kv_cache_config.free_gpu_memory_fraction`);
-    `override` is a JSON object; `renamed` says of keys that went away what they are called now.
-    Raises SettingsError.
+    `override` is a JSON object; `renamed` says of unknown keys what to write instead, `optional` why some
+    may be dropped. Raises SettingsError.
     """
     given: Given = {}
-    walk = _Walk(given, renamed or {})
+    walk = _Walk(given, renamed or {}, optional or {})
     if yaml_path is not None:
         walk.enter(schema, _read_yaml(yaml_path), "")
     if override is not None:
         walk.enter(schema, _read_json(override), "")
     for path, value in typed.items():
-        if not _has(schema, path):
+        if not has(schema, path):
             raise SettingsError(f"flag for {path}: this engine has no such setting; leave the flag out")
         put(given, path, value, "flag")
     return given
@@ -203,6 +209,7 @@ class _Walk:
 
     given: Given
     renamed: Mapping[str, str]
+    optional: Mapping[str, str]
 
     def enter(self, schema: Schema, node: _Node, prefix: str) -> None:
         if node.entries is None:
@@ -211,16 +218,21 @@ class _Walk:
         seen: set[str] = set()
         for name, child in node.entries:
             path = prefix + name
-            if name not in fields:
-                raise SettingsError(f"{child.place}: {path}: unknown key{self._hint(fields, prefix, name)}")
             if name in seen:
                 raise SettingsError(f"{child.place}: {path}: given twice")
             seen.add(name)
-            nested = fields[name]
-            if nested is None or (child.value is None and schema.nullable(name)):
+            if name not in fields:
+                self._refuse(fields, prefix, name, child)
+            elif (nested := fields[name]) is None or (child.value is None and schema.nullable(name)):
                 put(self.given, path, self._leaf(schema, name, path, child), child.place)
             else:
                 self.enter(nested, child, f"{path}.")
+
+    def _refuse(self, fields: Mapping[str, Schema | None], prefix: str, name: str, node: _Node) -> None:
+        path = prefix + name
+        if path not in self.optional:
+            raise SettingsError(f"{node.place}: {path}: unknown key{self._hint(fields, prefix, name)}")
+        log.warning("dropped %s=%s (%s): %s", path, node.value, node.place, self.optional[path])
 
     def _leaf(self, schema: Schema, name: str, path: str, node: _Node) -> object:
         try:
@@ -235,13 +247,14 @@ class _Walk:
         return f"; did you mean {prefix}{near[0]}?" if near else f"; known: {', '.join(sorted(fields))}"
 
 
-def _has(schema: Schema, path: str) -> bool:
+def has(schema: Schema, path: str) -> bool:
+    """Whether there is a leaf of this key path."""
     name, _, rest = path.partition(".")
     fields = schema.fields()
     if name not in fields:
         return False
     nested = fields[name]
-    return not rest if nested is None else bool(rest) and _has(nested, rest)
+    return not rest if nested is None else bool(rest) and has(nested, rest)
 
 
 def _build(schema: Schema, prefix: str, given: Given, origin: str) -> Any:

@@ -1,0 +1,100 @@
+"""The installed TensorRT-LLM: the one file that imports it, and what it is asked beyond its LLM class."""
+
+import dataclasses
+import importlib
+from typing import Any, Protocol
+
+from workers.settings import SettingsError
+
+OLDEST = "1.2"
+
+
+class Completion(Protocol):
+    """TensorRT-LLM's CompletionOutput: one answer so far. `token_ids` and `logprobs` are cumulative."""
+
+    token_ids: list[int]
+    logprobs: list[dict[int, Any]] | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    disaggregated_params: Any
+
+
+class Result(Protocol):
+    """TensorRT-LLM's RequestOutput: the same object at every step of the iteration; it has no `aclose`."""
+
+    request_id: int
+    outputs: list[Completion]
+    cached_tokens: int
+
+    def abort(self) -> None:
+        """Fire and forget."""
+        ...
+
+    async def __anext__(self) -> "Result": ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Library:
+    """The classes of the installed build; what they can take is asked of them, not of the version."""
+
+    version: str
+    llm: Any
+    args: Any
+    sampling_params: Any
+    disaggregated_params: Any
+    guided_decoding_params: Any
+    logprob: Any
+    request_error: type[Exception]
+
+
+def load_library() -> Library:
+    """Import TensorRT-LLM. Raises SettingsError if there is none, or one that is too old."""
+    try:
+        root = importlib.import_module("tensorrt_llm")
+        llmapi = importlib.import_module("tensorrt_llm.llmapi")
+        return Library(
+            version=root.__version__,
+            llm=root.LLM,
+            args=importlib.import_module("tensorrt_llm.llmapi.llm_args").TorchLlmArgs,
+            sampling_params=root.SamplingParams,
+            disaggregated_params=root.DisaggregatedParams,
+            guided_decoding_params=llmapi.GuidedDecodingParams,
+            logprob=importlib.import_module("tensorrt_llm.executor.result").Logprob,
+            request_error=importlib.import_module("tensorrt_llm.executor.utils").RequestError,
+        )
+    except (ImportError, AttributeError) as error:
+        raise SettingsError(
+            f"TensorRT-LLM does not load here: {error}; install tensorrt-llm {OLDEST} or newer, "
+            "or run its release container"
+        ) from error
+
+
+def fatal_error(llm: Any) -> object:
+    """What the executor has recorded as its end; None if nothing, or if this build does not tell. Private
+    to TensorRT-LLM, so it is looked for with care. Reads attributes only: any thread may ask.
+    """
+    return getattr(getattr(llm, "_executor", None), "_fatal_error", None)
+
+
+def is_healthy(llm: Any) -> bool:
+    """Its own health check if this build has one, else its executor's, else the benefit of the doubt."""
+    for owner, name in ((llm, "_check_health"), (getattr(llm, "_executor", None), "check_health")):
+        check = getattr(owner, name, None)
+        if callable(check):
+            return bool(check())
+    return True
+
+
+def num_kv_blocks(llm: Any) -> int:
+    """Blocks of the KV pool; 0 if this build does not tell."""
+    capacity = getattr(llm, "get_kv_cache_capacity", None)
+    return int(capacity().get("maxNumBlocks", 0)) if callable(capacity) else 0
+
+
+def embedding_bias(biases: dict[int, float], vocab_size: int) -> Any:
+    """`biases` as TensorRT-LLM wants them: a float32 tensor [vocab_size]."""
+    torch = importlib.import_module("torch")
+    tensor = torch.zeros(vocab_size, dtype=torch.float32)
+    for token_id, bias in biases.items():
+        tensor[token_id] = bias
+    return tensor

@@ -1,0 +1,82 @@
+"""What a gpt-oss checkpoint says of itself before it is loaded: context, vocabulary, shape of its KV."""
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class _Config(msgspec.Struct):
+    vocab_size: int
+    num_hidden_layers: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    eos_token_id: int | list[int] | None = None
+    dtype: str | None = None
+    torch_dtype: str | None = None
+
+
+class _Generation(msgspec.Struct):
+    eos_token_id: int | list[int] | None = None
+
+
+class _Quantization(msgspec.Struct):
+    kv_cache_quant_algo: str | None = None
+
+
+class _HfQuantConfig(msgspec.Struct):
+    quantization: _Quantization = _Quantization()
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """`eos_token_id` is the first of the model's own stop tokens; `kv_dtype` what dtype `auto` is."""
+
+    vocab_size: int
+    context_length: int
+    eos_token_id: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    kv_dtype: str
+
+
+def read_model_facts(model_path: Path) -> ModelFacts:
+    """From config.json, generation_config.json and, if it is there, hf_quant_config.json.
+
+    Raises OSError, ValueError with the file's name.
+    """
+    config = _decode(model_path / "config.json", _Config)
+    generation = _decode(model_path / "generation_config.json", _Generation, _Generation())
+    quantized = _decode(model_path / "hf_quant_config.json", _HfQuantConfig, _HfQuantConfig())
+    return ModelFacts(
+        vocab_size=config.vocab_size,
+        context_length=config.max_position_embeddings,
+        eos_token_id=_first(generation.eos_token_id, config.eos_token_id),
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        kv_dtype=(
+            quantized.quantization.kv_cache_quant_algo or config.dtype or config.torch_dtype or "bfloat16"
+        ).lower(),
+    )
+
+
+def _decode(path: Path, kind: type[T], default: T | None = None) -> T:
+    if default is not None and not path.is_file():
+        return default
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _first(*candidates: int | list[int] | None) -> int:
+    for candidate in candidates:
+        if isinstance(candidate, int):
+            return candidate
+        if candidate:
+            return candidate[0]
+    raise ValueError("neither generation_config.json nor config.json has eos_token_id")

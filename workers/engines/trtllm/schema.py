@@ -1,0 +1,84 @@
+"""The installed build's own settings classes (pydantic models) as the settings loader wants to see them."""
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args, get_origin
+
+from workers.settings import InvalidField, Schema
+
+
+class ModelSchema:
+    """A pydantic model, looked at through `model_fields`: what this build does not have is unknown.
+
+    The root is left as a dict: LLM() builds it.
+    """
+
+    def __init__(self, model: Any, *, is_root: bool = False) -> None:
+        self._model = model
+        self._is_root = is_root
+
+    @functools.cached_property
+    def _fields(self) -> dict[str, Schema | None]:
+        nested = {name: _nested(field.annotation) for name, field in self._model.model_fields.items()}
+        return {name: ModelSchema(cls) if cls is not None else None for name, cls in nested.items()}
+
+    def fields(self) -> Mapping[str, Schema | None]:
+        """See `Schema`."""
+        return self._fields
+
+    def nullable(self, name: str) -> bool:
+        """See `Schema`."""
+        return type(None) in get_args(self._model.model_fields[name].annotation)
+
+    def convert(self, name: str, value: object) -> object:
+        """A word of a closed list in the build's own letter case (`ucx`, `UCX`); all else as it is, for the
+        build's own checks know more than its annotations tell.
+        """
+        words = list(_words(self._model.model_fields[name].annotation))
+        if not isinstance(value, str) or value in words:
+            return value
+        matching = [word for word in words if word.lower() == value.lower()]
+        return matching[0] if len(matching) == 1 else value
+
+    def default(self, name: str) -> object:
+        """See `Schema`."""
+        field = self._model.model_fields[name]
+        if field.is_required():
+            return None
+        default = field.get_default(call_default_factory=True)
+        return getattr(default, "value", default)
+
+    def build(self, values: dict[str, object]) -> Any:
+        """See `Schema`."""
+        if self._is_root:
+            return values
+        try:
+            return self._model(**values)
+        except ValueError as error:
+            raise first_invalid(error) from error
+
+
+def first_invalid(error: ValueError) -> ValueError:
+    """A pydantic ValidationError as the InvalidField of its first finding; another error as it is."""
+    errors = getattr(error, "errors", None)
+    if not callable(errors):
+        return error
+    finding = errors()[0]
+    path = ".".join(str(part) for part in finding["loc"])
+    return InvalidField(path, f"{finding['input']!r}: {finding['msg']}") if path else error
+
+
+def _nested(annotation: Any) -> Any:
+    """The model if the annotation is one, or one or None. A union of several stays a leaf."""
+    kinds = [kind for kind in (get_args(annotation) or (annotation,)) if kind is not type(None)]
+    if get_origin(annotation) in (list, dict, tuple, set) or len(kinds) != 1:
+        return None
+    return kinds[0] if hasattr(kinds[0], "model_fields") else None
+
+
+def _words(annotation: Any) -> Iterator[str]:
+    if get_origin(annotation) is Literal:
+        yield from (word for word in get_args(annotation) if isinstance(word, str))
+        return
+    for part in get_args(annotation):
+        yield from _words(part)

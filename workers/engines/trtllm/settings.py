@@ -1,0 +1,102 @@
+"""What LLM() is built with: flags, override, YAML, and the few values that Baton sets where nobody did."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from workers.engines.trtllm.schema import ModelSchema
+from workers.settings import Given, Loaded, Schema, SettingsError, build, has, put, read
+
+log = logging.getLogger(__name__)
+
+Mode = Literal["prefill", "decode", "agg"]
+
+TRANSCEIVER = "cache_transceiver_config"
+KV_TIMEOUT_MS = 60_000
+BATON = "baton"  # the source of what Baton chose
+
+# Keys of older YAMLs, and what they are called now. TensorRT-LLM refuses them without saying so.
+RENAMED = {
+    "kv_cache_free_gpu_memory_fraction": "it is kv_cache_config.free_gpu_memory_fraction now",
+    "kv_cache_dtype": "it is kv_cache_config.dtype now",
+    "moe_backend": "it is moe_config.backend now",
+    "use_cuda_graph": "leave it out, or give cuda_graph_config: null for none",
+    "cuda_graph_max_batch_size": "it is cuda_graph_config.max_batch_size now",
+    "cuda_graph_padding_enabled": "it is cuda_graph_config.enable_padding now",
+    "pytorch_backend_config": "its keys stand at the top now",
+    "build_config": "its keys stand at the top now",
+    "enable_mixed_sampler": "leave it out, the sampler mixes by itself now",
+    "autotuner_enabled": "it is enable_autotuner now",
+    "torch_compile_enabled": "it is torch_compile_config now",
+}
+# What a build may lack without harm, and why.
+OPTIONAL = {
+    f"{TRANSCEIVER}.transceiver_runtime": "this build has the C++ runtime only",
+    "num_postprocess_workers": "nothing is detokenised in the worker",
+    "enable_min_latency": "it concerns Llama 4 only",
+}
+
+
+def load_trtllm_settings(
+    args: Any,
+    mode: Mode,
+    *,
+    yaml_path: Path | None = None,
+    override: str | None = None,
+    typed: Mapping[str, object] | None = None,
+) -> Loaded[dict[str, Any]]:
+    """The keywords for LLM(), for a build whose settings class is `args` (`TorchLlmArgs`).
+
+    Typed flag > override > YAML > Baton's choice > the build's default, leaf by leaf; only what was given or
+    chosen is in `settings`. Raises SettingsError, also for what cannot work in `mode`.
+    """
+    schema = ModelSchema(args, is_root=True)
+    given = read(schema, yaml_path, typed or {}, override, renamed=RENAMED, optional=OPTIONAL)
+    _drop_backend(given)
+    _choose(schema, given)
+    loaded: Loaded[dict[str, Any]] = build(schema, given, str(yaml_path or "engine settings"))
+    if mode != "agg":
+        _check_transfer(loaded)
+    if mode == "prefill" and not loaded.values["disable_overlap_scheduler"]:
+        log.warning("disable_overlap_scheduler is not true: every published prefill set-up has it so")
+    return loaded
+
+
+def _drop_backend(given: Given) -> None:
+    """`backend: pytorch` stands in many YAMLs; it is the only one there is, and not for LLM()."""
+    value, source = given.pop("backend", ("pytorch", ""))
+    if value != "pytorch":
+        raise SettingsError(f"{source}: backend: {value!r}: the engine runs with 'pytorch' only")
+
+
+def _choose(schema: Schema, given: Given) -> None:
+    """What Baton needs and nobody has said."""
+    if has(schema, "guided_decoding_backend") and "guided_decoding_backend" not in given:
+        put(given, "guided_decoding_backend", "xgrammar", BATON)
+    if not any(path.startswith(f"{TRANSCEIVER}.") for path in given):
+        return
+    backend, _ = given.get(f"{TRANSCEIVER}.backend", (None, ""))
+    runtime, timeout = f"{TRANSCEIVER}.transceiver_runtime", f"{TRANSCEIVER}.kv_transfer_timeout_ms"
+    if backend == "UCX" and runtime not in given and has(schema, runtime):
+        put(given, runtime, "CPP", BATON)
+    if timeout not in given and has(schema, timeout):
+        put(given, timeout, KV_TIMEOUT_MS, BATON)
+
+
+def _check_transfer(loaded: Loaded[dict[str, Any]]) -> None:
+    values, sources = loaded.values, loaded.sources
+    if values.get(f"{TRANSCEIVER}.backend") is None:
+        raise SettingsError(
+            f"{TRANSCEIVER}.backend is not set: prefill and decode workers both need it, e.g. UCX, "
+            "or run one with --disaggregation-mode agg"
+        )
+    timeout = f"{TRANSCEIVER}.kv_transfer_timeout_ms"
+    if values.get(timeout) is None and timeout in values:
+        raise SettingsError(
+            f"{sources[timeout]}: {timeout}: null would wait for a dead worker for ever; give milliseconds"
+        )
+    if values["max_beam_width"] not in (None, 1):
+        raise SettingsError(f"{sources['max_beam_width']}: max_beam_width: must be 1 to move KV")
+    if values.get(f"{TRANSCEIVER}.max_tokens_in_buffer") is None:
+        log.warning("%s.max_tokens_in_buffer is not set: give it the longest prompt's tokens", TRANSCEIVER)
