@@ -1,0 +1,296 @@
+"""The contract of guided decoding: an engine holds answers to their form, wherever they run, or refuses."""
+
+import asyncio
+import functools
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from baton.errors import InvalidRequest
+from baton.messages import GenerateRequest, Guided, KvHandoff, Role, Sampling, TokenChunk
+from frontend.guided import CallChoice, OfferedTool, guided
+from frontend.harmony.conversation import Conversation, UserTurn
+from frontend.harmony.render import render
+from frontend.harmony.specials import SpecialToken
+from frontend.tokenizer import ModelTokenizer
+from tests.guided import CASES, answer_form, check, parts_of
+from workers.engine import Engine
+from workers.engines.embedded.engine import EmbeddedEngine
+from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
+from workers.engines.mocker import MockerEngine, MockerSettings
+from workers.kv.choose import choose_transceiver
+
+T = TypeVar("T")
+
+DEMO = Path("models/demo")
+PATIENCE_S = 30.0
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+SEEDED: dict[str, Any] = {"temperature": 1.0, "seed": 11, "top_p": 0.95}
+SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+
+
+def _embedded(role: Role) -> Engine:
+    settings = EmbeddedSettings(
+        max_batch_size=8, max_num_tokens=64, kv_cache_config=KvCacheSettings(max_tokens=8192)
+    )
+    return EmbeddedEngine(
+        settings,
+        model_path=DEMO,
+        role=role,
+        worker_id=role.value,
+        incarnation="1",
+        transceiver=choose_transceiver("TCP"),
+    )
+
+
+def _mocker(role: Role) -> Engine:
+    return MockerEngine(
+        MockerSettings(decode_step_ms=1),
+        model_path=DEMO,
+        worker_id=role.value,
+        incarnation="1",
+        transceiver=choose_transceiver("TCP"),
+    )
+
+
+Build = Callable[[Role], Engine]
+
+
+@pytest.fixture(params=[_embedded], ids=["embedded"])
+def build(request: pytest.FixtureRequest) -> Build:
+    """Makes engines that can hold answers to a form."""
+    chosen: Build = request.param
+    return chosen
+
+
+@pytest.fixture(params=[_mocker], ids=["mocker"])
+def build_unable(request: pytest.FixtureRequest) -> Build:
+    """Makes engines that cannot."""
+    chosen: Build = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> ModelTokenizer:
+    return ModelTokenizer.load(DEMO)
+
+
+@pytest.fixture(scope="module")
+def prompt(tokenizer: ModelTokenizer) -> list[int]:
+    talk = Conversation(turns=(UserTurn("Is everything up and running?"),), reasoning_effort="low")
+    return tokenizer.encode_segments(render(talk))
+
+
+@asynccontextmanager
+async def started(build: Build, *roles: Role) -> AsyncIterator[list[Engine]]:
+    """Engines of these roles; when the test is over they must hold nothing."""
+    async with AsyncExitStack() as stack:
+        engines = [build(role) for role in roles]
+        for engine in engines:
+            stack.push_async_callback(engine.stop)
+            await engine.start()
+        yield engines
+        async with asyncio.timeout(PATIENCE_S):
+            while any(_is_busy(engine) for engine in engines):
+                await asyncio.sleep(0.001)
+
+
+def _is_busy(engine: Engine) -> bool:
+    stats = engine.stats()
+    return bool(stats.num_running + stats.num_waiting + stats.kv_used_blocks + stats.kv_pinned_blocks)
+
+
+@functools.cache
+def stop_token_ids() -> tuple[int, ...]:
+    return ModelTokenizer.load(DEMO).stop_token_ids
+
+
+def ask(token_ids: list[int], form: Guided | None, **options: Any) -> GenerateRequest:
+    """A request for up to 250 tokens; `options` are of its sampling, or `num_generated`."""
+    num_generated = options.pop("num_generated", 0)
+    defaults: dict[str, Any] = {"max_tokens": 250, "seed": 0, "stop_token_ids": stop_token_ids()}
+    return GenerateRequest(
+        request_id="r1",
+        model="m",
+        token_ids=token_ids,
+        sampling=Sampling(**(defaults | options), guided=form),
+        deadline_s=PATIENCE_S,
+        num_generated=num_generated,
+    )
+
+
+async def chunks(answer: AsyncGenerator[T, None]) -> list[T]:
+    async with asyncio.timeout(PATIENCE_S), aclosing(answer):
+        return [chunk async for chunk in answer]
+
+
+def tokens(answer: list[TokenChunk]) -> list[int]:
+    return [token_id for chunk in answer for token_id in chunk.token_ids]
+
+
+async def alone(engine: Engine, request: GenerateRequest) -> list[int]:
+    return tokens(await chunks(engine.decode(request)))
+
+
+async def disaggregated(prefill: Engine, decode: Engine, request: GenerateRequest) -> list[int]:
+    async with aclosing(prefill.prefill(request)) as replies:
+        first = await anext(replies)
+        assert isinstance(first, KvHandoff)
+        return await alone(decode, msgspec.structs.replace(request, handoff=first))
+
+
+@SAMPLINGS
+@pytest.mark.parametrize("case", ["nested", "any_of"])
+def test_the_answer_has_its_form_on_one_worker_or_two(
+    build: Build, case: str, sampling: dict[str, Any], tokenizer: ModelTokenizer, prompt: list[int]
+) -> None:
+    async def main() -> None:
+        async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+            request = ask(prompt, answer_form(CASES[case]), **sampling)
+            answer = await alone(decode, request)
+            assert answer[-1] == tokenizer.special_ids[SpecialToken.RETURN]
+            check(CASES[case], parts_of(tokenizer, answer, set())[1])
+            assert await disaggregated(prefill, decode, request) == answer
+
+    asyncio.run(main())
+
+
+@SAMPLINGS
+def test_a_demanded_call_is_made(
+    build: Build, sampling: dict[str, Any], tokenizer: ModelTokenizer, prompt: list[int]
+) -> None:
+    form = guided(
+        [OfferedTool(name="f", parameters=CASES["optional"]), OfferedTool(name="g")],
+        CallChoice(must_call=True, names=frozenset({"f"})),
+    )
+
+    async def main() -> None:
+        async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+            answer = await disaggregated(prefill, decode, ask(prompt, form, **sampling))
+            assert answer[-1] == tokenizer.special_ids[SpecialToken.CALL]
+            _, text, [(name, arguments)] = parts_of(tokenizer, answer, {"f", "g"})
+            assert (text, name) == ("", "f")
+            check(CASES["optional"], arguments)
+
+    asyncio.run(main())
+
+
+@SAMPLINGS
+def test_a_resumed_answer_goes_on_exactly(build: Build, sampling: dict[str, Any], prompt: list[int]) -> None:
+    async def main() -> None:
+        async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+            form = answer_form(CASES["nested"])
+            whole = await alone(decode, ask(prompt, form, **sampling))
+            for num_generated in (len(whole) // 2, len(whole) - 2):
+                so_far = prompt + whole[:num_generated]
+                rest = ask(so_far, form, num_generated=num_generated, **sampling)
+                assert whole[:num_generated] + await alone(decode, rest) == whole
+                assert whole[:num_generated] + await disaggregated(prefill, decode, rest) == whole
+
+    asyncio.run(main())
+
+
+def test_guided_and_free_answers_run_side_by_side(build: Build, prompt: list[int]) -> None:
+    forms = [None, answer_form(CASES["nested"]), None, answer_form(CASES["array"])]
+    requests = [ask(prompt, form, **SEEDED) for form in forms]
+
+    async def main() -> None:
+        async with started(build, Role.DECODE) as (engine,):
+            expected = [await alone(engine, request) for request in requests]
+            assert await asyncio.gather(*[alone(engine, request) for request in requests]) == expected
+
+    asyncio.run(main())
+
+
+def test_min_tokens_yields_to_the_form_and_logprobs_stay_the_models_own(
+    build: Build, tokenizer: ModelTokenizer, prompt: list[int]
+) -> None:
+    async def main() -> None:
+        async with started(build, Role.DECODE) as (engine,):
+            request = ask(prompt, answer_form({"const": 1}), **GREEDY, min_tokens=240, logprobs=0)
+            answer = await chunks(engine.decode(request))
+            assert answer[-1].finish_reason == "stop"
+            assert json.loads(parts_of(tokenizer, tokens(answer), set())[1]) == 1
+            entries = [entry for chunk in answer for entry in chunk.logprobs or ()]
+            assert min(entry.logprob for entry in entries) < -1  # the model would not have said 1
+            assert all(entry.logprob <= 0 for entry in entries)
+
+    asyncio.run(main())
+
+
+def test_nothing_is_held_to_the_form_after_its_end(
+    build: Build, tokenizer: ModelTokenizer, prompt: list[int]
+) -> None:
+    async def main() -> None:
+        async with started(build, Role.DECODE) as (engine,):
+            form = answer_form({"const": 1})
+            short = await alone(engine, ask(prompt, form, **GREEDY))
+            long = await chunks(engine.decode(ask(prompt, form, **GREEDY, max_tokens=100, ignore_eos=True)))
+            assert tokens(long)[: len(short)] == short
+            assert (long[-1].finish_reason, len(tokens(long))) == ("length", 100)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("role", Role)
+def test_what_cannot_be_enforced_is_refused_with_its_field(
+    build: Build, role: Role, prompt: list[int]
+) -> None:
+    async def main() -> None:
+        async with started(build, role) as (engine,):
+            request = ask(prompt, answer_form({"not": {}}))
+            run = engine.prefill(request) if role is Role.PREFILL else engine.decode(request)
+            with pytest.raises(InvalidRequest, match="not") as caught:
+                await chunks(run)
+            assert caught.value.param == "response_format"
+
+    asyncio.run(main())
+
+
+def test_a_resumed_answer_without_the_form_is_refused_and_harms_nobody(
+    build: Build, prompt: list[int]
+) -> None:
+    async def main() -> None:
+        async with started(build, Role.DECODE) as (engine,):
+            beside = ask(prompt, answer_form(CASES["nested"]), **SEEDED)
+            expected = await alone(engine, beside)
+            wrong = ask([*prompt, 1, 2, 3], answer_form({"const": 1}), num_generated=3)
+            running = asyncio.create_task(alone(engine, beside))
+            with pytest.raises(InvalidRequest):
+                await alone(engine, wrong)
+            assert await running == expected
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("role", Role)
+def test_an_engine_that_cannot_says_so_and_names_the_field(
+    build_unable: Build, role: Role, prompt: list[int]
+) -> None:
+    async def main() -> None:
+        async with started(build_unable, role) as (engine,):
+            request = ask(prompt, answer_form({"type": "object"}))
+            run = engine.prefill(request) if role is Role.PREFILL else engine.decode(request)
+            with pytest.raises(InvalidRequest) as caught:
+                await chunks(run)
+            assert caught.value.param == "response_format"
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_cannot_serves_a_form_that_it_happens_to_have(
+    build_unable: Build, prompt: list[int]
+) -> None:
+    form = guided([OfferedTool(name="f", strict=True)])
+    assert form is not None
+
+    async def main() -> None:
+        async with started(build_unable, Role.DECODE) as (engine,):
+            assert len(await alone(engine, ask(prompt, form, max_tokens=12))) == 12
+
+    asyncio.run(main())
