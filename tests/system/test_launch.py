@@ -4,8 +4,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,54 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conftest import free_port
-from tests.stack import MODEL, ROOT
-
-
-class Launch:
-    """One run of the script, with the mocker unless told otherwise."""
-
-    def __init__(self, run_dir: Path, *arguments: str, **environ: str) -> None:
-        self.port = int(environ.get("HTTP_PORT", free_port()))
-        self.run_dir = run_dir
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("BATON_", "ETCD_", "NATS_"))}
-        mocker = "engine_configs/demo/mocker.yaml"
-        settings = {"ENGINE": "mocker", "PREFILL_ENGINE_ARGS": mocker, "DECODE_ENGINE_ARGS": mocker}
-        settings |= {"HTTP_PORT": str(self.port), "RUN_DIR": str(run_dir), "PYTHON": sys.executable}
-        self.popen = subprocess.Popen(
-            [str(ROOT / "launch/local.sh"), *arguments],
-            env=inherited | settings | environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def read_until(self, wanted: str) -> str:
-        """The output up to a line that contains `wanted`, or all of it."""
-        assert self.popen.stdout is not None
-        text = ""
-        for line in self.popen.stdout:
-            text += line
-            if wanted in line:
-                break
-        return text
-
-    def end(self) -> tuple[int, str]:
-        """(exit status, output) once it has ended by itself."""
-        output, _ = self.popen.communicate(timeout=60)
-        return self.popen.returncode, output
-
-    def processes(self) -> dict[int, str]:
-        """Command lines of this run's processes by pid, told by the RUN_DIR that they inherit."""
-        found = {}
-        for environ in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                if f"RUN_DIR={self.run_dir}\0".encode() in environ.read_bytes():
-                    command = (environ.parent / "cmdline").read_text().replace("\0", " ")
-                    found[int(environ.parent.name)] = command
-            except (PermissionError, ProcessLookupError, FileNotFoundError):
-                continue
-        return found
+from tests.launched import Launch
+from tests.stack import MODEL
 
 
 @pytest.fixture

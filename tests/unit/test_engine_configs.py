@@ -56,20 +56,14 @@ def faults(config: Config, fields: Config = TOP, prefix: str = "") -> list[str]:
 
 def fits(value: object, kinds: str) -> bool:
     """True if `value` is of one of the types in `int>0|None`; a bool is no int, an int is a float."""
-    for kind in kinds.split("|"):
-        name, minimum = re.fullmatch(r"([\w\[\], ]+?)(?:>(=?\d+))?", kind).groups()  # type: ignore[union-attr]
-        accepted = KINDS.get(name)
-        if (
-            accepted is None
-            or not isinstance(value, accepted)
-            or (isinstance(value, bool) and name != "bool")
-        ):
-            continue
-        if minimum is None or not isinstance(value, int | float):
-            return True
-        if value > int(minimum) if minimum.isdigit() else value >= int(minimum[1:]):
-            return True
-    return False
+    return any(fits_one(value, kind) for kind in kinds.split("|"))
+
+
+def fits_one(value: Any, kind: str) -> bool:
+    name, or_equal, bound = re.fullmatch(r"([^>]+)(?:>(=?)(\d+))?", kind).groups()  # type: ignore[union-attr]
+    if not isinstance(value, KINDS.get(name, ())) or isinstance(value, bool) != (name == "bool"):
+        return False
+    return bound is None or value > int(bound) or (or_equal == "=" and value == int(bound))
 
 
 def allowed(value: object, values: list[str] | str | None) -> bool:

@@ -1,0 +1,170 @@
+"""What the gpt-oss launch scripts would start, by their dry run: the guides' commands, flag by flag."""
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.launched import Launch
+from tests.stack import ROOT
+
+# Dynamo's guide for gpt-oss-120b on one B200 node, "Option B: Manual Launch".
+GUIDE_FRONTEND = "python3 -m dynamo.frontend --router-mode round-robin --http-port 8000"
+GUIDE_PREFILL = """CUDA_VISIBLE_DEVICES=0,1,2,3 python3 -m dynamo.trtllm
+    --model-path /model --served-model-name openai/gpt-oss-120b
+    --extra-engine-args examples/backends/trtllm/engine_configs/gpt-oss-120b/prefill.yaml
+    --dyn-reasoning-parser gpt_oss --dyn-tool-call-parser harmony --disaggregation-mode prefill
+    --max-num-tokens 20000 --max-batch-size 32 --free-gpu-memory-fraction 0.9
+    --tensor-parallel-size 4 --expert-parallel-size 4"""
+GUIDE_DECODE = """CUDA_VISIBLE_DEVICES=4,5,6,7 python3 -m dynamo.trtllm
+    --model-path /model --served-model-name openai/gpt-oss-120b
+    --extra-engine-args examples/backends/trtllm/engine_configs/gpt-oss-120b/decode.yaml
+    --dyn-reasoning-parser gpt_oss --dyn-tool-call-parser harmony --disaggregation-mode decode
+    --max-num-tokens 16384 --free-gpu-memory-fraction 0.9
+    --tensor-parallel-size 4 --expert-parallel-size 4"""
+GUIDE_ENVIRONMENT = {"TRTLLM_ENABLE_PDL": "1", "TRT_LLM_DISABLE_LOAD_WEIGHTS_IN_PARALLEL": "True"}
+
+
+def counterpart(command: str) -> str:
+    """A command of the guide as this product spells it: other modules, other folder, the engine named."""
+    command = command.replace("python3 -m dynamo.frontend", "python3 -m frontend")
+    command = command.replace("python3 -m dynamo.trtllm", "python3 -m workers --engine trtllm")
+    return " ".join(command.replace("examples/backends/trtllm/", "").split())
+
+
+def dry_run(script: str, *arguments: str, **environ: str) -> list[str]:
+    """The lines that the script prints; it starts nothing and makes no folder."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    run_dir = ROOT / ".run/never-made"
+    done = subprocess.run(
+        [str(ROOT / "launch" / script), *arguments, "--dry-run"],
+        env=kept | {"PYTHON": "python3", "RUN_DIR": str(run_dir)} | environ,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert done.stderr == ""
+    assert not run_dir.exists()
+    subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def worker(lines: list[str]) -> tuple[str, dict[str, Any]]:
+    """(CUDA_VISIBLE_DEVICES, flags) of the only worker."""
+    (line,) = (line for line in lines if " -m workers " in line)
+    words = shlex.split(line.removesuffix(" &"))
+    flags = words[4:]
+    return words[0].removeprefix("CUDA_VISIBLE_DEVICES="), dict(zip(flags[::2], flags[1::2], strict=True))
+
+
+def test_the_disaggregated_launch_runs_the_guides_commands() -> None:
+    lines = dry_run("gpt_oss_disagg.sh")
+
+    started = [line.removesuffix(" &") for line in lines if re.search(r" -m (frontend|workers) ", line)]
+    assert started == [counterpart(command) for command in (GUIDE_FRONTEND, GUIDE_PREFILL, GUIDE_DECODE)]
+    for name, value in GUIDE_ENVIRONMENT.items():
+        assert f"export {name}={value}" in lines
+    configs = "engine_configs/gpt-oss-120b"
+    assert (
+        f"python3 -m baton doctor --model-path /model --prefill-engine-args {configs}/prefill.yaml "
+        f"--decode-engine-args {configs}/decode.yaml --prefill-gpus 0,1,2,3 --decode-gpus 4,5,6,7 "
+        "--http-port 8000"
+    ) in lines
+
+
+def test_every_value_can_be_set() -> None:
+    lines = dry_run(
+        "gpt_oss_disagg.sh",
+        MODEL_PATH="/my models/120b",
+        SERVED_MODEL_NAME="mine",
+        HTTP_HOST="0.0.0.0",
+        HTTP_PORT="9000",
+        NUM_DECODE="2",
+        PREFILL_CUDA_VISIBLE_DEVICES="2,3",
+        PREFILL_EXTRA_FLAGS="--max-num-tokens 10000",
+        DECODE_ENGINE_ARGS="my.yaml",
+        DECODE_FLAGS="",
+        ETCD_ENDPOINTS="http://etcd:2379",
+        NATS_SERVER="nats://nats:4222",
+        TRTLLM_ENABLE_PDL="0",
+        SKIP_DOCTOR="1",
+    )
+
+    workers = [line for line in lines if " -m workers " in line]
+    assert [line.split()[0] for line in workers] == [
+        f"CUDA_VISIBLE_DEVICES={g}" for g in ("2,3", "4,5", "6,7")
+    ]
+    assert all(r"--model-path /my\ models/120b --served-model-name mine" in line for line in workers)
+    assert workers[0].endswith(
+        "--tensor-parallel-size 2 --expert-parallel-size 2 --max-num-tokens 10000 &"  # the last one counts
+    )
+    assert workers[1].endswith("--extra-engine-args my.yaml --dyn-reasoning-parser gpt_oss "
+                               "--dyn-tool-call-parser harmony --disaggregation-mode decode &")  # fmt: skip
+    exports = ("DYN_HTTP_HOST=0.0.0.0", "ETCD_ENDPOINTS=http://etcd:2379", "NATS_SERVER=nats://nats:4222")
+    assert {f"export {pair}" for pair in (*exports, "TRTLLM_ENABLE_PDL=0")} <= set(lines)
+    assert not [line for line in lines if line.startswith(("etcd ", "nats-server ")) or "doctor" in line]
+
+
+def test_gpus_that_cannot_be_shared_out_are_refused(tmp_path: Path) -> None:
+    launch = Launch(tmp_path / "run", "--dry-run", script="gpt_oss_disagg.sh", NUM_PREFILL="3")
+
+    assert launch.end() == (1, "error: 4 GPUs (0,1,2,3) cannot be shared by 3 workers\n")
+
+
+@pytest.mark.parametrize(
+    ("profile", "num_gpus", "served"),
+    [
+        # TensorRT-LLM's blog: trtllm-serve flags of 1, 8 and 4 GPUs, low latency and max throughput.
+        *(("low-latency", n, {"fraction": 0.75}) for n in (1, 8, 4)),
+        *(("h200-low-latency", n, {"fraction": 0.75}) for n in (1, 8, 4)),
+        *(("max-throughput-640", n, {"fraction": 0.9, "max_batch_size": 640}) for n in (1, 8, 4)),
+        *(("h200-max-throughput", n, {"fraction": 0.9, "max_batch_size": 640}) for n in (1, 8, 4)),
+        # TensorRT-LLM's quick start recipe.
+        ("low-latency-720", 8, {"fraction": 0.9, "max_batch_size": 720, "max_num_tokens": 16384}),
+        ("max-throughput", 8, {"fraction": 0.9, "max_batch_size": 720, "max_num_tokens": 16384}),
+        *(("eval-dep-low", n, {"max_batch_size": 128, "max_num_tokens": 32768}) for n in (8, 4)),
+        *(("eval-dep-high", n, {"max_batch_size": 2, "max_num_tokens": 133120}) for n in (8, 4)),
+        *(("eval-tp-low", n, {"max_batch_size": 1024, "max_num_tokens": 32768}) for n in (8, 4)),
+        *(("eval-tp-high", n, {"max_batch_size": 720, "max_num_tokens": 133120}) for n in (8, 4)),
+        ("spark", None, {"fraction": 0.9, "max_batch_size": 64, "max_num_tokens": 8192}),
+    ],
+)
+def test_an_aggregated_profile_serves_with_the_guides_values(
+    profile: str, num_gpus: int | None, served: dict[str, object]
+) -> None:
+    environ = {} if num_gpus is None else {"NUM_GPUS": str(num_gpus)}
+    gpus, flags = worker(dry_run("gpt_oss_agg.sh", profile, **environ))
+
+    size = str(num_gpus or 1)
+    assert gpus == ",".join(map(str, range(int(size))))
+    assert flags["--tensor-parallel-size"] == flags["--expert-parallel-size"] == size
+    assert flags["--disaggregation-mode"] == "agg"
+    config = yaml.safe_load((ROOT / flags["--extra-engine-args"]).read_text())
+    config["fraction"] = config["kv_cache_config"]["free_gpu_memory_fraction"]
+    assert served.items() <= config.items()
+
+
+def test_an_unknown_profile_is_told_the_known_ones(tmp_path: Path) -> None:
+    launch = Launch(tmp_path / "run", "h100", script="gpt_oss_agg.sh")
+    status, output = launch.end()
+
+    assert status == 2
+    for path in (ROOT / "engine_configs/gpt-oss-120b").glob("agg_*.yaml"):
+        assert path.stem.removeprefix("agg_").replace("_", "-") in output
+
+
+def test_the_20b_runs_on_one_gpu_or_on_two() -> None:
+    gpus, flags = worker(dry_run("gpt_oss_20b.sh"))
+    assert (gpus, flags["--extra-engine-args"]) == ("0", "engine_configs/gpt-oss-20b/agg.yaml")
+    assert flags["--served-model-name"] == "openai/gpt-oss-20b"
+
+    lines = [line for line in dry_run("gpt_oss_20b.sh", "--disagg") if " -m workers " in line]
+    assert [line.split()[0] for line in lines] == ["CUDA_VISIBLE_DEVICES=0", "CUDA_VISIBLE_DEVICES=1"]
+    assert "engine_configs/gpt-oss-20b/prefill.yaml" in lines[0]
+    assert "engine_configs/gpt-oss-20b/decode.yaml" in lines[1]

@@ -1,0 +1,128 @@
+"""The gpt-oss launch scripts run for real: ready, logs shown, everything ended with the first or with Ctrl-C."""
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import LaunchServer
+from tests.launched import Launch
+from tests.stack import MODEL
+
+Run = Callable[..., Launch]
+"""`run(SCRIPT, ARGUMENTS..., VARIABLE=value...)` with the mocker, and an etcd and a NATS of the test's own."""
+
+MOCKER = {
+    "MODEL_PATH": "models/demo",
+    "SERVED_MODEL_NAME": MODEL,
+    "PREFILL_FLAGS": "",
+    "DECODE_FLAGS": "",
+    "FLAGS": "",
+    "ENGINE_ARGS": "engine_configs/demo/mocker.yaml",
+}
+
+
+@pytest.fixture
+def run(launch_etcd: LaunchServer, launch_nats: LaunchServer, tmp_path: Path) -> Iterator[Run]:
+    started: list[Launch] = []
+
+    def run(script: str, *arguments: str, **environ: str) -> Launch:
+        services = {"ETCD_ENDPOINTS": launch_etcd().url, "NATS_SERVER": launch_nats().url}
+        launch = Launch(tmp_path / "run", *arguments, script=script, **(services | MOCKER | environ))
+        started.append(launch)
+        return launch
+
+    yield run
+    for launch in started:
+        launch.popen.terminate()
+        launch.popen.communicate(timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("command", "fleet", "names"),
+    [
+        ("gpt_oss_disagg.sh", "1 prefill, 1 decode", ("frontend", "prefill-0", "decode-0")),
+        ("gpt_oss_agg.sh spark", "0 prefill, 1 decode", ("frontend", "agg-0")),
+        ("gpt_oss_20b.sh --disagg", "1 prefill, 1 decode", ("frontend", "prefill-0", "decode-0")),
+    ],
+)
+def test_it_serves_shows_its_logs_and_ends_with_ctrl_c(
+    run: Run, command: str, fleet: str, names: tuple[str, ...]
+) -> None:
+    launch = run(*command.split())
+
+    output = launch.read_until("ready: ")
+    assert f"ready: http://127.0.0.1:{launch.port} ({fleet})" in output
+    assert f"starting: frontend starting (of {fleet})" in output
+    url = f"http://127.0.0.1:{launch.port}"
+    answer = httpx.post(f"{url}/v1/completions", json={"model": MODEL, "prompt": "hi", "max_tokens": 6})
+    assert answer.json()["usage"]["completion_tokens"] == 6
+
+    launch.popen.send_signal(signal.SIGINT)
+    status, rest = launch.end()
+
+    assert status == 130
+    for name in names:
+        assert re.search(rf"^{name} \| .+", output + rest, re.MULTILINE)
+        assert (launch.run_dir / f"{name}.log").stat().st_size > 0
+    assert launch.processes() == {}
+
+
+def test_etcd_and_nats_come_from_the_path_and_outlive_the_drain(run: Run) -> None:
+    launch = run("gpt_oss_disagg.sh", ETCD_ENDPOINTS="", NATS_SERVER="")
+    launch.read_until("ready: ")
+
+    launch.popen.terminate()
+    status, output = launch.end()
+
+    assert status == 143
+    assert "forced" not in output  # each process is asked once
+    assert "nats_error" not in output  # and has what it needs until it has gone
+    assert launch.processes() == {}
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+def test_a_worker_that_dies_ends_the_run_with_its_last_lines(run: Run, mode: str) -> None:
+    launch = run("gpt_oss_disagg.sh")
+    launch.read_until("ready: ")
+
+    victim = next(
+        pid for pid, command in launch.processes().items() if f"--disaggregation-mode {mode}" in command
+    )
+    os.kill(victim, signal.SIGKILL)
+    status, output = launch.end()
+
+    assert status == 1
+    assert f"{mode}-0 ended with status 137; its last lines" in output
+    assert launch.processes() == {}
+
+
+def test_a_mistake_in_the_yaml_ends_the_start(run: Run, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("decode_step: 1\n")
+    launch = run("gpt_oss_disagg.sh", DECODE_ENGINE_ARGS=str(wrong))
+    status, output = launch.end()
+
+    assert status == 1
+    assert f"{wrong}:1: decode_step: unknown key" in output
+    assert launch.processes() == {}
+
+
+def test_what_the_doctor_calls_an_error_is_not_started(run: Run, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\n"
+        "case $* in *'baton doctor'*) echo no GPU; exit 2;; esac\n"  # what it finds is its own tests' matter
+        f"exec {sys.executable} $@\n"
+    )
+    python.chmod(0o755)
+    launch = run("gpt_oss_disagg.sh", ENGINE="trtllm", PYTHON=str(python))
+
+    refusal = "no GPU\nerror: not started: repair what is named above (or SKIP_DOCTOR=1)\n"
+    assert launch.end() == (1, refusal)
+    assert not (launch.run_dir / "frontend.log").exists()
