@@ -71,7 +71,7 @@ class ResponseTool(msgspec.Struct, kw_only=True):
     output_schema: dict[str, Any] | None = None
 
 
-class FunctionChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
+class FunctionByName(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
     """`tool_choice`: this function must be called."""
 
     name: str
@@ -84,7 +84,7 @@ class AllowedFunction(msgspec.Struct, kw_only=True):
     type: Literal["function"] = "function"
 
 
-class AllowedToolsChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
+class FunctionsByName(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
     """`tool_choice`: the prompt shows all tools, but only these may be called."""
 
     mode: Literal["auto", "required"]
@@ -104,7 +104,7 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: list[ResponseTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedToolsChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionByName | FunctionsByName | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Count | None = None
     reasoning: Reasoning | None = None

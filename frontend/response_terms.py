@@ -8,8 +8,8 @@ from typing import Literal
 from baton.errors import BatonError, InvalidRequest
 from frontend import schema as chat
 from frontend.response_schema import (
-    AllowedToolsChoice,
-    FunctionChoice,
+    FunctionByName,
+    FunctionsByName,
     ResponseBody,
     ResponseTool,
     SchemaFormat,
@@ -84,9 +84,9 @@ def _tool_choice(
     body: ResponseBody,
 ) -> Literal["none", "auto", "required"] | chat.FunctionChoice | chat.AllowedToolsChoice | None:
     match body.tool_choice:
-        case FunctionChoice(name=name):
+        case FunctionByName(name=name):
             return chat.FunctionChoice(function=chat.NamedFunction(name=name))
-        case AllowedToolsChoice(mode=mode, tools=tools):
+        case FunctionsByName(mode=mode, tools=tools):
             allowed = [chat.AllowedTool(function=chat.NamedFunction(name=tool.name)) for tool in tools]
             return chat.AllowedToolsChoice(allowed_tools=chat.AllowedTools(mode=mode, tools=allowed))
         case choice:

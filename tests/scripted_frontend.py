@@ -140,8 +140,9 @@ class Reply(msgspec.Struct):
 
     @property
     def events(self) -> list[Any]:
-        """The data of each event as JSON; `[DONE]` stays text; comments are left out."""
-        datas = [e.removeprefix("data: ") for e in self.body.decode().split("\n\n") if e.startswith("data: ")]
+        """The data of each event as JSON; `[DONE]` stays text; comments and names are left out."""
+        lines = self.body.decode().split("\n")
+        datas = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
         return [data if data == "[DONE]" else json.loads(data) for data in datas]
 
 
@@ -165,6 +166,12 @@ class Client:
 
     async def complete(self, prompt: object, **fields: Any) -> Reply:
         return await self.post("/v1/completions", {"model": MODEL, "prompt": prompt, **fields})
+
+    async def respond(self, given: object = "Hi", **fields: Any) -> Reply:
+        return await self.post("/v1/responses", {"model": MODEL, "input": given, **fields})
+
+    async def delete(self, path: str) -> Reply:
+        return await self.request("DELETE", path, b"")
 
     async def get(self, path: str) -> Reply:
         return await self.request("GET", path, b"")
@@ -193,9 +200,10 @@ class Client:
                 reply.writes.append(message["body"])
                 self.on_write(message["body"])
 
+        path, _, query = path.partition("?")
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "path": path,
-            "raw_path": path.encode(), "root_path": "", "scheme": "http", "query_string": b"",
+            "raw_path": path.encode(), "root_path": "", "scheme": "http", "query_string": query.encode(),
             "headers": [(n.encode(), v.encode()) for n, v in (headers or {}).items()],
             "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
         }  # fmt: skip

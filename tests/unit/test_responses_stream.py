@@ -1,0 +1,249 @@
+"""The stream of a response, event by event and field by field, against the whole answer."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from baton.errors import BatonError, EngineFailure, Overloaded, WorkerLost
+from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
+
+END = "<|end|><|start|>assistant"
+THINK = f"<|channel|>analysis<|message|>Think.{END}"
+AGAIN = f"<|channel|>analysis<|message|>Once more.{END}"
+PREAMBLE = f"<|channel|>commentary<|message|>One moment.{END}"
+FINAL = "<|channel|>final<|message|>Hello wörld<|return|>"
+CALL = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city":"Rome"}<|call|>'
+HIDDEN_CALL = f'<|channel|>analysis to=functions.get_time code<|message|>{{"zone": 1{END}'
+TOOLS = [{"type": "function", "name": name, "parameters": {}} for name in ("get_weather", "get_time")]
+
+Item = tuple[str, str]  # what it is, its text; a call is "call NAME"
+THOUGHT, ONCE_MORE, MOMENT = (
+    ("reasoning", "Think."),
+    ("reasoning", "Once more."),
+    ("commentary", "One moment."),
+)
+HELLO, WEATHER = ("final_answer", "Hello wörld"), ("call get_weather", '{"city":"Rome"}')
+CASES: list[tuple[str, list[Item]]] = [
+    (FINAL, [HELLO]),
+    (THINK + FINAL, [THOUGHT, HELLO]),
+    (THINK + AGAIN + FINAL, [THOUGHT, ONCE_MORE, HELLO]),
+    (THINK + PREAMBLE + CALL, [THOUGHT, MOMENT, WEATHER]),
+    (PREAMBLE + FINAL, [MOMENT, HELLO]),
+    (HIDDEN_CALL + CALL, [("call get_time", '{"zone": 1'), WEATHER]),
+    (CALL.replace('{"city":"Rome"}', ""), [("call get_weather", "")]),
+    ("", []),
+    ("Just text", [("final_answer", "Just text")]),
+]
+
+
+def respond(*texts: str, script: dict[str, Any] | None = None, **fields: Any) -> Reply:
+    return asyncio.run(Client(ScriptedTokens(*texts, **(script or {}))).respond(**fields))
+
+
+def without_ids(response: dict[str, Any]) -> dict[str, Any]:
+    """A response without what is drawn anew or told by the clock."""
+    text = json.dumps(response | {"id": "", "created_at": 0, "completed_at": 0})
+    for item in response["output"]:
+        for name in ("id", "call_id"):
+            text = text.replace(f'"{item.get(name)}"', f'"{name}"')
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def check_item(events: list[dict[str, Any]], index: int, kind: str, text: str, status: str) -> dict[str, Any]:
+    """Takes an item's events from the front of `events`; gives the item as it was at last."""
+    place: dict[str, Any] = {"output_index": index}
+    added = events.pop(0)
+    item = added["item"]
+    item_id = item["id"]
+    assert added == {"type": "response.output_item.added", "output_index": index, "item": item}
+    part, extra, last, whole = EMPTY, EMPTY, EMPTY, EMPTY
+    if kind == "reasoning":
+        assert item_id.startswith("rs_")
+        name, place["content_index"] = "response.reasoning_text", 0
+        part = {"type": "reasoning_text", "text": ""}
+        first = {"type": "reasoning", "id": item_id, "summary": [], "content": [], "status": "in_progress"}
+        whole = first | {"content": [part | {"text": text}], "status": status}
+        extra, last = {}, {"text": text}
+    elif kind.startswith("call "):
+        assert item_id.startswith("fc_")
+        assert item["call_id"].startswith("call_")
+        name = "response.function_call_arguments"
+        first = {
+            "type": "function_call", "id": item_id, "call_id": item["call_id"], "name": kind[5:],
+            "arguments": "", "status": "in_progress",
+        }  # fmt: skip
+        whole = first | {"arguments": text, "status": status}
+        extra, last = {}, {"name": kind[5:], "arguments": text}
+    else:
+        assert item_id.startswith("msg_")
+        name, place["content_index"] = "response.output_text", 0
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        first = {
+            "type": "message", "id": item_id, "role": "assistant", "status": "in_progress", "content": [],
+            "phase": kind,
+        }  # fmt: skip
+        whole = first | {"content": [part | {"text": text}], "status": status}
+        extra, last = {"logprobs": []}, {"text": text, "logprobs": []}
+    assert item == first
+    place["item_id"] = item_id
+    has_part = "content_index" in place
+    if has_part:
+        assert events.pop(0) == {"type": "response.content_part.added", **place, "part": part}
+    said = ""
+    while events[0]["type"] == f"{name}.delta":
+        said += events[0]["delta"]
+        assert events[0] == {"type": f"{name}.delta", **place, "delta": events[0]["delta"], **extra}
+        events.pop(0)
+    assert said == text
+    assert events.pop(0) == {"type": f"{name}.done", **place, **last}
+    if has_part:
+        done = {"type": "response.content_part.done", **place, "part": part | {"text": text}}
+        assert events.pop(0) == done
+    assert events.pop(0) == {"type": "response.output_item.done", "output_index": index, "item": whole}
+    return whole
+
+
+def numbered(reply: Reply) -> list[dict[str, Any]]:
+    """The events without their numbers, which have no gaps; each is one that the SDK knows."""
+    names = [line[7:] for line in reply.body.decode().split("\n") if line.startswith("event: ")]
+    events = reply.events
+    assert names == [event["type"] for event in events]
+    for i, event in enumerate(events):
+        EVENT.validate_python(event)
+        assert event.pop("sequence_number") == i
+    return events
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 3, 1000])
+@pytest.mark.parametrize(("text", "items"), CASES)
+def test_each_item_has_its_events_in_order_and_the_end_has_it_all(
+    text: str, items: list[Item], tokens_per_chunk: int
+) -> None:
+    script = {"tokens_per_chunk": tokens_per_chunk}
+    text = text or "<|return|>"
+    reply = respond(text, script=script, stream=True, tools=TOOLS)
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    events = numbered(reply)
+    created, in_progress, last = events.pop(0), events.pop(0), events.pop()
+    begun = created["response"]
+    assert created == {"type": "response.created", "response": begun}
+    assert in_progress == {"type": "response.in_progress", "response": begun}
+    assert (begun["status"], begun["output"], begun["usage"]) == ("in_progress", [], None)
+
+    output = [check_item(events, i, kind, said, "completed") for i, (kind, said) in enumerate(items)]
+
+    assert events == []
+    ended = last["response"]
+    assert last == {"type": "response.completed", "response": ended}
+    differing = ("status", "output", "usage", "completed_at")
+    assert ended | dict.fromkeys(differing) == begun | dict.fromkeys(differing)
+    assert (ended["status"], ended["output"]) == ("completed", output)
+    whole = respond(text, script=script, tools=TOOLS)
+    Response.model_validate(whole.json)
+    assert without_ids(ended) == without_ids(whole.json)
+
+
+def test_the_usage_counts_input_output_reasoning_and_cached_tokens() -> None:
+    usage = respond(THINK + FINAL).json["usage"]
+    num_output = len(TOKENIZER.encode_text(THINK + FINAL, allow_special=True))
+    assert usage == {
+        "input_tokens": usage["total_tokens"] - num_output,
+        "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
+        "output_tokens": num_output,
+        "output_tokens_details": {"reasoning_tokens": 6},
+        "total_tokens": usage["total_tokens"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("said", "items"),
+    [
+        ("<|channel|>ana", []),
+        ("<|channel|>analysis<|message|>Thi", [("reasoning", "Thi", "incomplete")]),
+        (THINK, [(*THOUGHT, "completed")]),
+        (
+            THINK + "<|channel|>final<|message|>Hello",
+            [(*THOUGHT, "completed"), ("final_answer", "Hello", "incomplete")],
+        ),
+    ],
+)
+def test_an_answer_cut_by_its_token_limit_is_incomplete_and_so_is_the_item_that_was_cut(
+    said: str, items: list[tuple[str, str, str]]
+) -> None:
+    limit = len(TOKENIZER.encode_text(said, allow_special=True))
+    events = numbered(respond(THINK + FINAL, stream=True, max_output_tokens=limit))[2:]
+    last = events.pop()
+    output = [check_item(events, i, *item) for i, item in enumerate(items)]
+    assert events == []
+    assert last["type"] == "response.incomplete"
+    assert last["response"]["status"] == "incomplete"
+    assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert last["response"]["output"] == output
+    assert last["response"]["completed_at"] is None
+    whole = respond(THINK + FINAL, max_output_tokens=limit).json
+    assert without_ids(whole) == without_ids(last["response"])
+
+
+def test_an_arguments_text_that_is_cut_is_incomplete() -> None:
+    limit = len(TOKENIZER.encode_text(CALL, allow_special=True)) - 4
+    (call,) = respond(CALL, max_output_tokens=limit, tools=TOOLS).json["output"]
+    assert (call["status"], call["arguments"]) == ("incomplete", '{"city":"Rom')
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(WorkerLost("Dead."), "server_error"), (Overloaded("Full."), "rate_limit_exceeded")]
+)
+def test_a_failure_in_mid_stream_is_a_failed_response_and_the_end(error: BatonError, code: str) -> None:
+    reply = respond(THINK + FINAL, stream=True, script={"fail_at": 40, "error": error})
+    assert reply.status == 200
+    last = numbered(reply)[-1]
+    assert last["type"] == "response.failed"
+    assert last["response"]["status"] == "failed"
+    assert last["response"]["error"] == {"code": code, "message": error.message}
+    assert [item["status"] for item in last["response"]["output"]] == ["completed", "incomplete"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failure_before_the_first_token_is_a_status(stream: bool) -> None:
+    reply = respond(FINAL, stream=stream, script={"fail_at": 0, "error": EngineFailure("Broken.")})
+    assert (reply.status, reply.error["code"]) == (500, "engine_failure")
+
+
+def test_log_probabilities_stand_in_the_deltas_and_in_the_whole() -> None:
+    fields: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    client = Client(ScriptedTokens(FINAL))
+    reply = asyncio.run(client.respond(stream=True, **fields))
+    assert client.tokens.requests[0].sampling.logprobs == 1
+    events = numbered(reply)
+    deltas = [e["logprobs"] for e in events if e["type"] == "response.output_text.delta"]
+    (done,) = [e for e in events if e["type"] == "response.output_text.done"]
+    part = events[-1]["response"]["output"][0]["content"][0]
+    assert [entry for entries in deltas for entry in entries] == done["logprobs"] == part["logprobs"]
+    entry = part["logprobs"][0]
+    assert entry["token"] == "H"
+    assert entry["bytes"] == [72]
+    assert len(entry["top_logprobs"]) == 1
+
+
+def test_without_parallel_tool_calls_a_second_call_ends_the_answer() -> None:
+    client = Client(ScriptedTokens(HIDDEN_CALL + CALL))
+    reply = asyncio.run(client.respond(stream=True, tools=TOOLS, parallel_tool_calls=False))
+    last = numbered(reply)[-1]
+    assert last["type"] == "response.completed"
+    assert [item["name"] for item in last["response"]["output"]] == ["get_time"]
+    assert client.tokens.num_ended == 1
+
+
+def test_events_that_are_ready_together_go_out_in_one_write() -> None:
+    reply = respond(THINK + FINAL, stream=True, script={"tokens_per_chunk": 1, "all_ready": True})
+    assert len(reply.writes) <= 3
+    assert len(reply.events) > 20
+
+
+def test_the_model_is_named_as_it_was_asked_for() -> None:
+    assert respond(FINAL).json["model"] == MODEL
