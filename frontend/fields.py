@@ -91,6 +91,18 @@ _ALLOWED = {
 }
 
 
+# A surrogate pair, a lone surrogate, or any other escape, so that an escaped backslash is passed over.
+_ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u([dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
+    re.DOTALL,
+)
+
+
+def _mend(escape: re.Match[bytes]) -> bytes:
+    """Half a character, which clients write when they cut text, becomes the replacement character."""
+    return rb"\ufffd" if escape[1] else escape[0]
+
+
 def decode(raw: bytes, body_type: type[Body]) -> tuple[Body, tuple[str, ...]]:
     """The validated body, and the paths of the fields in it that nobody knows, sorted.
 
@@ -107,6 +119,9 @@ def decode(raw: bytes, body_type: type[Body]) -> tuple[Body, tuple[str, ...]]:
     except msgspec.ValidationError as error:
         raise named_error(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        mended = _ESCAPE.sub(_mend, raw)
+        if mended != raw:
+            return decode(mended, body_type)
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
     except RecursionError:
         raise InvalidRequest("The body is nested too deeply.") from None

@@ -84,10 +84,6 @@ def test_a_body_nested_without_end_is_refused(deep: bytes) -> None:
     assert refusal(deep).status == 400
 
 
-def test_half_a_surrogate_pair_is_refused() -> None:
-    assert refusal(b'{"model":"m","messages":[{"role":"user","content":"\\ud800 "}]}').status == 400
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -159,3 +155,20 @@ def test_every_field_of_the_openai_sdk_is_served_or_refused_by_name(
             assert error.param == field  # noqa: PT017 either way is right
         else:
             assert field not in unknown
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        (r"\ud800 cut", "\ufffd cut"),
+        (r"cut \udc00", "cut \ufffd"),
+        (r"\ud83d\ude00 \ud83d", "\U0001f600 \ufffd"),
+        (r"\\ud800 \ud800", "\\ud800 \ufffd"),
+    ],
+)
+def test_half_a_character_becomes_the_replacement_character(text: str, read: str) -> None:
+    raw = b'{"model": "m", "prompt": "%b"}' % text.encode()
+
+    body, _ = decode(raw, CompletionBody)
+
+    assert body.prompt == read
