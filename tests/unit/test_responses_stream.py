@@ -21,12 +21,11 @@ HIDDEN_CALL = f'<|channel|>analysis to=functions.get_time code<|message|>{{"zone
 TOOLS = [{"type": "function", "name": name, "parameters": {}} for name in ("get_weather", "get_time")]
 
 Item = tuple[str, str]  # what it is, its text; a call is "call NAME"
-THOUGHT, ONCE_MORE, MOMENT = (
-    ("reasoning", "Think."),
-    ("reasoning", "Once more."),
-    ("commentary", "One moment."),
-)
+THOUGHT, ONCE_MORE = ("reasoning", "Think."), ("reasoning", "Once more.")
+MOMENT = ("commentary", "One moment.")
 HELLO, WEATHER = ("final_answer", "Hello wörld"), ("call get_weather", '{"city":"Rome"}')
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+EMPTY: dict[str, Any] = {}
 CASES: list[tuple[str, list[Item]]] = [
     (FINAL, [HELLO]),
     (THINK + FINAL, [THOUGHT, HELLO]),
