@@ -1,4 +1,4 @@
-"""The gpt-oss launch scripts run for real: ready, logs shown, everything ended with the first or with Ctrl-C."""
+"""The gpt-oss launch scripts run for real: ready, logs shown, all ended with the first or with Ctrl-C."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from tests.launched import Launch
 from tests.stack import MODEL
 
 Run = Callable[..., Launch]
-"""`run(SCRIPT, ARGUMENTS..., VARIABLE=value...)` with the mocker, and an etcd and a NATS of the test's own."""
+"""`run(SCRIPT, ARGUMENTS..., VARIABLE=value...)` with the mocker, and etcd and NATS of the test's own."""
 
 MOCKER = {
     "MODEL_PATH": "models/demo",

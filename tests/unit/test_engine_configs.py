@@ -61,9 +61,8 @@ def fits(value: object, kinds: str) -> bool:
 
 def fits_one(value: Any, kind: str) -> bool:
     name, or_equal, bound = re.fullmatch(r"([^>]+)(?:>(=?)(\d+))?", kind).groups()  # type: ignore[union-attr]
-    if not isinstance(value, KINDS.get(name, ())) or isinstance(value, bool) != (name == "bool"):
-        return False
-    return bound is None or value > int(bound) or (or_equal == "=" and value == int(bound))
+    of_kind = isinstance(value, KINDS.get(name, ())) and isinstance(value, bool) == (name == "bool")
+    return of_kind and (bound is None or value > int(bound) or (or_equal == "=" and value == int(bound)))
 
 
 def allowed(value: object, values: list[str] | str | None) -> bool:
