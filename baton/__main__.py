@@ -1,4 +1,4 @@
-"""`python -m baton`: what an operator asks. `status` shows who is live."""
+"""`python -m baton`: what an operator asks. `status` shows who is live; `doctor` what would break."""
 
 import dataclasses
 import sys
@@ -65,7 +65,13 @@ def _health(url: str) -> _Health:
     return msgspec.json.decode(body, type=_Health)
 
 
-_COMMANDS = {"status": status}
+def _doctor(argv: list[str]) -> int:
+    from baton.doctor.command import doctor  # noqa: PLC0415  `status` is asked often and loads little
+
+    return doctor(argv)
+
+
+_COMMANDS = {"status": status, "doctor": _doctor}
 
 
 def main(argv: list[str]) -> int:

@@ -1,0 +1,205 @@
+"""Checks of the GPUs: are they there, does each worker get its own, and can they reach each other?"""
+
+import itertools
+import re
+from collections.abc import Iterator
+
+from baton.doctor.facts import GIB, Facts, Gpu, Worker
+from baton.doctor.findings import Finding, error, note, warning
+
+# TensorRT-LLM runs gpt-oss from Hopper on; CUDA 12.8 needs driver 570, its guide asks for 575 on Blackwell.
+_OLDEST_COMPUTE = (9, 0)
+_OLDEST_DRIVER = 570
+_OLDEST_DRIVER_BLACKWELL = 575
+_FOREIGN_BYTES = 2 * GIB
+_ENTRY = re.compile(r"\d+|GPU-[0-9a-fA-F-]+|MIG-[0-9a-fA-F/-]+")
+
+
+def presence(facts: Facts) -> Iterator[Finding]:
+    """Is there a GPU at all, new enough, with a driver new enough, and free?"""
+    if not facts.nvidia.gpus:
+        yield _no_gpu(facts)
+        return
+    drivers = {gpu.driver for gpu in facts.nvidia.gpus}
+    blackwell = any(gpu.compute >= (10, 0) for gpu in facts.nvidia.gpus)
+    needed = _OLDEST_DRIVER_BLACKWELL if blackwell else _OLDEST_DRIVER
+    for driver in sorted(drivers):
+        if int(driver.partition(".")[0] or 0) < needed and facts.wants_gpus:
+            yield error(
+                "driver-old", f"NVIDIA driver {driver}, at least {needed} is needed",
+                breaks="CUDA 12.8 does not start (CUDA driver version is insufficient)",
+                repair=f"apt-get install nvidia-driver-{needed}-server-open && reboot, or newer",
+            )  # fmt: skip
+    for gpu in _used(facts):
+        yield from _one_gpu(gpu)
+
+
+def _used(facts: Facts) -> list[Gpu]:
+    used = {gpu.index: gpu for worker in facts.workers for gpu in facts.gpus_of(worker)}
+    return list(used.values()) if facts.wants_gpus else []
+
+
+def _no_gpu(facts: Facts) -> Finding:
+    why = facts.nvidia.problem or "nvidia-smi lists none"
+    if facts.wants_gpus:
+        return error(
+            "gpu-none", f"no NVIDIA GPU: {why}",
+            breaks="TensorRT-LLM does not start, and this model is too large for the CPU",
+            repair="nvidia-smi (in a container: docker run --gpus all ...; else install the driver)",
+        )  # fmt: skip
+    return note(
+        "gpu-none", f"no NVIDIA GPU ({why}): checks of GPUs, driver and container limits are left out",
+        breaks="nothing here: the demo model runs on the CPU; gpt-oss-20b and 120b would not",
+        repair="none needed: make up",
+    )  # fmt: skip
+
+
+def _one_gpu(gpu: Gpu) -> Iterator[Finding]:
+    if gpu.compute < _OLDEST_COMPUTE:
+        major, minor = gpu.compute
+        yield error(
+            "gpu-old", f"GPU {gpu.index} is a {gpu.name}, compute capability {major}.{minor}",
+            breaks="TensorRT-LLM has no MXFP4 kernels for gpt-oss before Hopper (9.0)",
+            repair="use a Hopper or Blackwell GPU, or --engine embedded with the demo model",
+        )  # fmt: skip
+    if gpu.free_bytes is None or gpu.total_bytes is None:
+        return
+    taken = gpu.total_bytes - gpu.free_bytes
+    if taken > _FOREIGN_BYTES:
+        yield warning(
+            "gpu-busy", f"{taken / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB of GPU {gpu.index} are taken",
+            breaks="less memory for the KV cache, and out of memory when the other process grows",
+            repair=f"nvidia-smi --id={gpu.index} --query-compute-apps=pid,name,used_memory --format=csv",
+        )  # fmt: skip
+
+
+def lists(facts: Facts) -> Iterator[Finding]:
+    """Is each worker's list one that CUDA understands, of GPUs that exist, as many as it needs, its own?"""
+    for worker in facts.workers:
+        yield from _one_list(facts, worker)
+    if not facts.nvidia.gpus:
+        return
+    for one, other in itertools.combinations(facts.workers, 2):
+        shared = {gpu.index for gpu in facts.gpus_of(one)} & {gpu.index for gpu in facts.gpus_of(other)}
+        if shared and facts.wants_gpus:
+            names = ", ".join(map(str, sorted(shared)))
+            yield error(
+                "gpu-shared", f"{one.role} ({one.gpus or 'all GPUs'}) and {other.role} "
+                f"({other.gpus or 'all GPUs'}) both use GPU {names}",
+                breaks="the second to load finds no memory, or both run out of it later",
+                repair="give each its own: --prefill-gpus 0,1,2,3 --decode-gpus 4,5,6,7",
+            )  # fmt: skip
+
+
+def _one_list(facts: Facts, worker: Worker) -> Iterator[Finding]:
+    entries = worker.gpu_list
+    bad = [entry for entry in entries if not _ENTRY.fullmatch(entry)]
+    if bad:
+        meant = "a range" if re.fullmatch(r"\d+-\d+", bad[0]) else "no GPU index or UUID"
+        yield error(
+            "gpu-list", f"{worker.role}: CUDA_VISIBLE_DEVICES={worker.gpus}: {bad[0]!r} is {meant}",
+            breaks="CUDA reads lists only and stops at the first entry it does not know: GPUs are missing",
+            repair=f"write each index, no spaces: {_spelt_out(worker.gpus or '')}",
+        )  # fmt: skip
+        return
+    if len(set(entries)) < len(entries):
+        yield error(
+            "gpu-twice", f"{worker.role}: CUDA_VISIBLE_DEVICES={worker.gpus} names a GPU twice",
+            breaks="CUDA refuses the whole list: no GPU is visible",
+            repair=f"CUDA_VISIBLE_DEVICES={','.join(dict.fromkeys(entries))}",
+        )  # fmt: skip
+        return
+    absent = [entry for entry in entries if not entry.startswith("MIG-") and facts.gpu(entry) is None]
+    if facts.nvidia.gpus and absent:
+        have = ",".join(str(gpu.index) for gpu in facts.nvidia.gpus)
+        yield error(
+            "gpu-absent", f"{worker.role}: no GPU {', '.join(absent)} (asked for {worker.gpus}, have {have})",
+            breaks="CUDA hides it and every GPU after it in the list",
+            repair="nvidia-smi --list-gpus; in a container: docker run --gpus all",
+        )  # fmt: skip
+        return
+    yield from _count(facts, worker)
+
+
+def _spelt_out(text: str) -> str:
+    span = re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", text)
+    if span and int(span[2]) - int(span[1]) < 64:
+        return ",".join(map(str, range(int(span[1]), int(span[2]) + 1)))
+    return ",".join(part.strip() for part in text.split(",")) if "," in text else "0,1,2,3"
+
+
+def _count(facts: Facts, worker: Worker) -> Iterator[Finding]:
+    if not facts.nvidia.gpus or not facts.wants_gpus:
+        return
+    num_have = len(worker.gpu_list) or len(facts.nvidia.gpus)
+    num_need = worker.tensor_parallel_size * int(worker.number("pipeline_parallel_size") or 1)
+    if num_have < num_need:
+        yield error(
+            "gpu-too-few", f"{worker.role}: {num_have} GPUs for TP x PP = {num_need}",
+            breaks=f"TensorRT-LLM ends at start: only {num_have} GPUs are available",
+            repair=f"list {num_need} GPUs, or set tensor_parallel_size: {num_have}",
+        )  # fmt: skip
+    elif worker.gpus is not None and num_have > num_need:
+        yield warning(
+            "gpu-idle", f"{worker.role}: {num_have} GPUs are listed, TP x PP = {num_need} uses {num_need}",
+            breaks=f"{num_have - num_need} GPUs stay idle",
+            repair=f"list {num_need} GPUs, or set tensor_parallel_size: {num_have}",
+        )  # fmt: skip
+
+
+def fabric(facts: Facts) -> Iterator[Finding]:
+    """Can the GPUs of a worker, and those of prefill and decode, reach each other's memory, and fast?"""
+    for worker in facts.workers:
+        gpus = facts.gpus_of(worker)[: worker.tensor_parallel_size]
+        kinds = sorted({gpu.name for gpu in gpus})
+        if len(kinds) > 1:
+            yield warning(
+                "gpu-mixed", f"{worker.role}: GPUs of different kinds: {', '.join(kinds)}",
+                breaks="the slowest and smallest GPU sets the pace and the KV cache of all",
+                repair="list GPUs of one kind: nvidia-smi --list-gpus",
+            )  # fmt: skip
+        if len(gpus) > 1:
+            yield from _mig(worker, gpus)
+            yield from _pairs(facts, worker.role, list(itertools.combinations(gpus, 2)), tensor_parallel=True)
+    prefill, decode = facts.role("prefill"), facts.role("decode")
+    if prefill and decode and facts.wants_gpus:
+        pairs = [(a, b) for a in facts.gpus_of(prefill) for b in facts.gpus_of(decode) if a.index != b.index]
+        yield from _pairs(facts, "prefill to decode", pairs, tensor_parallel=False)
+
+
+def _mig(worker: Worker, gpus: list[Gpu]) -> Iterator[Finding]:
+    split = [gpu.index for gpu in gpus if gpu.mig]
+    if split:
+        yield error(
+            "gpu-mig", f"{worker.role}: GPU {split[0]} is split by MIG",
+            breaks="no peer access between GPUs in MIG mode: tensor parallelism does not start",
+            repair=f"nvidia-smi --id={split[0]} --multi-instance-gpu=0 (as root, GPU idle)",
+        )  # fmt: skip
+
+
+def _pairs(
+    facts: Facts, what: str, pairs: list[tuple[Gpu, Gpu]], *, tensor_parallel: bool
+) -> Iterator[Finding]:
+    """At most one finding for each kind: eight GPUs have 28 pairs."""
+    slow = breaks = ""
+    breaks = (
+        "all-reduce runs over PCIe: several times slower"
+        if tensor_parallel
+        else "the KV cache moves over PCIe or the host: a later first token"
+    )
+    for a, b in pairs:
+        key = (a.index, b.index)
+        peer, link = facts.nvidia.peers.get(key, "OK"), facts.nvidia.links.get(key, "NV")
+        if peer not in ("OK", "X"):
+            yield warning(
+                "gpu-no-peer", f"{what}: GPU {a.index} cannot read GPU {b.index}'s memory ({peer})",
+                breaks=breaks,
+                repair="nvidia-smi topo -p2p r; turn IOMMU/ACS off in the BIOS, or use other GPUs",
+            )  # fmt: skip
+            return
+        if not link.startswith("NV") and not slow:
+            slow = f"{what}: no NVLink between GPU {a.index} and GPU {b.index} ({link})"
+    if slow:
+        yield warning(
+            "gpu-no-nvlink", slow, breaks=breaks, repair="nvidia-smi topo -m; pick GPUs joined by NV#"
+        )

@@ -1,0 +1,173 @@
+"""Checks of the machine or container: limits, namespaces, shared memory, software, ports and the clock."""
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from baton.doctor.facts import GIB, INITIAL_IPC_NAMESPACE, INITIAL_PID_NAMESPACE, Facts
+from baton.doctor.findings import Finding, error, warning
+
+# The guide's docker run: --shm-size=10G --ulimit memlock=-1 --ulimit nofile=65536.
+_SHM_BYTES = 10_000_000_000
+_SHM_LEAST_BYTES = GIB
+_NOFILE = 65536
+_NOFILE_LEAST = 4096
+_BYTES_PER_ID = 5
+"""One token id of a prompt on the wire, at most (msgpack)."""
+_LOOPBACK = ("127.", "localhost", "::1")
+
+
+def limits(facts: Facts) -> Iterator[Finding]:
+    """Locked memory, open files and /dev/shm, where GPUs are wanted."""
+    host = facts.host
+    if not facts.wants_gpus:
+        return
+    if host.memlock_bytes is not None:
+        yield warning(
+            "memlock", f"locked memory is limited to {host.memlock_bytes // 1024} KiB",
+            breaks="UCX cannot register memory with the network card: KV goes over TCP",
+            repair="docker run --ulimit memlock=-1; outside: ulimit -l unlimited (limits.conf)",
+        )  # fmt: skip
+    if host.nofile is not None and host.nofile < _NOFILE_LEAST:
+        yield warning(
+            "nofile", f"{host.nofile} open files are allowed",
+            breaks="each GPU rank, UCX worker and client takes some: too many open files under load",
+            repair=f"docker run --ulimit nofile={_NOFILE}:{_NOFILE}; outside: ulimit -n {_NOFILE}",
+        )  # fmt: skip
+    if any(worker.tensor_parallel_size > 1 for worker in facts.workers) and host.shm_bytes < _SHM_BYTES:
+        tiny = host.shm_bytes < _SHM_LEAST_BYTES
+        yield (error if tiny else warning)(
+            "shm", f"shared memory (/dev/shm) is {host.shm_bytes / GIB:.2f} GiB",
+            breaks="NCCL and MPI ranks talk through it: bus errors at start" if tiny
+            else "NCCL and MPI ranks talk through it; the guide asks for 10 GB",
+            repair="docker run --ipc host (or --shm-size=10G)",
+        )  # fmt: skip
+
+
+def namespaces(facts: Facts) -> Iterator[Finding]:
+    """CUDA IPC between containers needs shared PID and IPC namespaces; inside one container all is well."""
+    host, roles = facts.host, {worker.role for worker in facts.workers}
+    half = len(roles & {"prefill", "decode"}) == 1
+    if not facts.wants_gpus or not roles & {"prefill", "decode"}:
+        return
+    if half and host.in_container:
+        if host.pid_namespace != INITIAL_PID_NAMESPACE:
+            yield warning(
+                "pid-namespace", "this container has its own PIDs, and not both prefill and decode",
+                breaks="no CUDA IPC with a worker in another container: KV goes over TCP",
+                repair="docker run --pid host (both), or both workers in one container",
+            )  # fmt: skip
+        if host.ipc_namespace != INITIAL_IPC_NAMESPACE:
+            yield warning(
+                "ipc-namespace", "this container has its own IPC, and not both prefill and decode",
+                breaks="no CUDA IPC, no shared memory with a worker in another container: KV goes over TCP",
+                repair="docker run --ipc host (both), or both workers in one container",
+            )  # fmt: skip
+    if not host.can_ptrace and (host.ptrace_scope or 0) > 0:
+        yield warning(
+            "ptrace", f"kernel.yama.ptrace_scope is {host.ptrace_scope} and CAP_SYS_PTRACE is missing",
+            breaks="UCX's cma transport is off: copies between processes take a second trip through memory",
+            repair="docker run --cap-add SYS_PTRACE; outside: sysctl kernel.yama.ptrace_scope=0",
+        )  # fmt: skip
+
+
+def software(facts: Facts) -> Iterator[Finding]:
+    """TensorRT-LLM here, or what is needed to start its container."""
+    host = facts.host
+    if not facts.wants_gpus or host.has_tensorrt_llm:
+        return
+    if host.in_container:
+        yield warning(
+            "trtllm-missing", "tensorrt_llm is not installed in this container",
+            breaks="--engine trtllm ends at start",
+            repair="use the worker image: docker build -f deploy/Dockerfile --target worker .",
+        )  # fmt: skip
+    elif not host.has_docker:
+        yield warning(
+            "trtllm-missing", "tensorrt_llm is not installed, and there is no docker to run its image",
+            breaks="--engine trtllm ends at start",
+            repair="install Docker and the NVIDIA Container Toolkit, then deploy/README.md",
+        )  # fmt: skip
+    elif host.container_toolkit is None:
+        yield error(
+            "toolkit-missing", "docker is here, the NVIDIA Container Toolkit is not",
+            breaks="docker run --gpus all: could not select device driver",
+            repair="apt-get install nvidia-container-toolkit && nvidia-ctk runtime configure; restart docker",
+        )  # fmt: skip
+
+
+def network(facts: Facts) -> Iterator[Finding]:
+    """Is the HTTP port free, and is --host an address of this machine that peers can reach?"""
+    if not 0 < facts.http_port < 65536:
+        yield error(
+            "port-bad", f"--http-port {facts.http_port} is no port",
+            breaks="the frontend ends at start",
+            repair="--http-port 8000",
+        )  # fmt: skip
+    elif facts.http_port_problem:
+        yield error(
+            "port-taken", f"port {facts.http_port}: {facts.http_port_problem}",
+            breaks="the frontend ends at start, or another program answers in its place",
+            repair=f"ss -ltnp 'sport = :{facts.http_port}'; end it, or --http-port {facts.http_port + 1}",
+        )  # fmt: skip
+    if facts.host_problem:
+        yield error(
+            "host-bad", f"--host {facts.bind_host}: {facts.host_problem}",
+            breaks="workers cannot listen there",
+            repair="ip -brief address; give an address of this machine",
+        )  # fmt: skip
+    remote = [s.url for s in facts.services if not _is_loopback(s.url)]
+    if remote and facts.bind_host.startswith(_LOOPBACK):
+        yield warning(
+            "host-loopback", f"--host {facts.bind_host}, but {remote[0]} is another machine",
+            breaks="workers advertise an address that other nodes cannot reach",
+            repair="--host with this machine's own address (ip -brief address), or BATON_HOST",
+        )  # fmt: skip
+
+
+def _is_loopback(url: str) -> bool:
+    return (urlsplit(url).hostname or "").startswith(_LOOPBACK)
+
+
+def clock(facts: Facts) -> Iterator[Finding]:
+    """Is the clock sane, alone and against etcd's machine?"""
+    if facts.host.year < 2025:
+        yield error(
+            "clock", f"this machine's clock says {facts.host.year}",
+            breaks="TLS certificates are not valid yet; downloads and tokens are refused",
+            repair="timedatectl set-ntp true",
+        )  # fmt: skip
+    for service in facts.services:
+        if service.clock_ahead_s is not None and abs(service.clock_ahead_s) > 5:
+            yield warning(
+                "clock-skew", f"this machine's clock is {service.clock_ahead_s:+.0f} s off {service.url}'s",
+                breaks="logs and traces of one request do not line up; hand-off ids carry wrong times",
+                repair="timedatectl set-ntp true, on both",
+            )  # fmt: skip
+
+
+def services(facts: Facts) -> Iterator[Finding]:
+    """etcd and NATS: do they answer, soon enough, and take large enough messages?"""
+    for service in facts.services:
+        variable = "ETCD_ENDPOINTS" if service.name == "etcd" else "NATS_SERVER"
+        if service.problem:
+            yield error(
+                f"{service.name.lower()}-down", f"{service.name} at {service.url}: {service.problem}",
+                breaks="workers cannot register" if service.name == "etcd" else "requests cannot travel",
+                repair=f"docker compose -f deploy/docker-compose.yml up -d, or set {variable}",
+            )  # fmt: skip
+            continue
+        if service.latency_s > 0.05:
+            yield warning(
+                "latency", f"{service.name} at {service.url} answers in {service.latency_s * 1e3:.0f} ms",
+                breaks="every token of every answer waits as long" if service.name == "NATS"
+                else "workers appear and vanish late; leases may run out under load",
+                repair="run it on this machine or in this rack",
+            )  # fmt: skip
+        context = facts.model.shape.max_positions if facts.model.shape else 0
+        room = service.max_payload_bytes
+        if room is not None and room < _BYTES_PER_ID * context:
+            yield warning(
+                "nats-payload", f"NATS at {service.url}: max_payload is {room:,} bytes",
+                breaks=f"prompts of more than about {room // _BYTES_PER_ID:,} tokens are refused",
+                repair="max_payload: 15728640 in the server's configuration (deploy/nats.conf)",
+            )  # fmt: skip

@@ -1,0 +1,121 @@
+"""Checks of the model folder: is everything there, whole, and will it fit on the disk?"""
+
+import re
+from collections.abc import Iterator
+
+from baton.doctor.facts import GIB, Facts, Shard
+from baton.doctor.findings import Finding, error, note, warning
+
+# What the guide's download takes on disk, without original/* and metal/*.
+_DOWNLOAD_BYTES = {"120b": 66 * GIB, "20b": 14 * GIB}
+
+
+def folder(facts: Facts) -> Iterator[Finding]:
+    """Is there a folder, and does it hold the files besides the weights?"""
+    model = facts.model
+    if not model.is_folder:
+        yield from _absent(facts)
+        return
+    if "config.json" not in model.files:
+        yield _missing(facts, "config.json", "no engine knows what to build")
+    elif model.config_problem:
+        yield error(
+            "config-bad", f"{model.path}/config.json: {model.config_problem}",
+            breaks="the engine ends at start",
+            repair=_download(facts),
+        )  # fmt: skip
+    if "tokenizer.json" not in model.files:
+        yield _missing(facts, "tokenizer.json", "the frontend cannot turn text into tokens")
+    elif model.tokenizer_problem:
+        yield error(
+            "tokenizer-bad", f"{model.path}/tokenizer.json: {model.tokenizer_problem}",
+            breaks="the frontend refuses the model",
+            repair=_download(facts),
+        )  # fmt: skip
+    if "generation_config.json" not in model.files:
+        yield warning(
+            "generation-config-missing", f"{model.path} has no generation_config.json",
+            breaks="engines miss the ids that end an answer (<|return|>, <|call|>): tool calls run on",
+            repair=_download(facts),
+        )  # fmt: skip
+
+
+def _absent(facts: Facts) -> Iterator[Finding]:
+    path = facts.model.path
+    yield error(
+        "model-absent", f"{path} is no folder",
+        breaks="workers end at start; nothing is downloaded by itself",
+        repair=_download(facts),
+    )  # fmt: skip
+    needed = next((size for name, size in _DOWNLOAD_BYTES.items() if name in path.lower()), 0)
+    if facts.model.disk_free_bytes < needed:
+        yield error(
+            "disk-full", f"{facts.model.disk_free_bytes / GIB:.0f} GiB free where {path} would lie, "
+            f"{needed / GIB:.0f} GiB are needed",
+            breaks="the download stops in the middle",
+            repair="df -h; choose another --local-dir",
+        )  # fmt: skip
+    if not facts.host.hf_token:
+        yield note(
+            "token-missing", "no HF_TOKEN, and the model is still to be downloaded",
+            breaks="nothing for openai/gpt-oss (public), but anonymous downloads are limited in rate",
+            repair="export HF_TOKEN=... (huggingface.co/settings/tokens)",
+        )  # fmt: skip
+
+
+def weights(facts: Facts) -> Iterator[Finding]:
+    """Is every shard of the index there and whole?"""
+    model = facts.model
+    if not model.is_folder:
+        return
+    if model.index_problem:
+        yield error(
+            "index-bad", f"{model.path}/model.safetensors.index.json: {model.index_problem}",
+            breaks="the engine cannot tell which file holds which weight",
+            repair=_download(facts),
+        )  # fmt: skip
+    elif not model.shards:
+        yield _missing(facts, "*.safetensors", "there are no weights to load")
+    missing = [shard.name for shard in model.shards if shard.size_bytes is None]
+    if missing:
+        yield error(
+            "shard-missing", f"{len(missing)} of {len(model.shards)} weight files missing: {_some(missing)}",
+            breaks="the engine ends after minutes of loading",
+            repair=_download(facts),
+        )  # fmt: skip
+    broken = [shard.name for shard in model.shards if shard.size_bytes is not None and not _whole(shard)]
+    if broken:
+        yield error(
+            "shard-broken", f"weight files cut short, or pointers of git-lfs: {_some(broken)}",
+            breaks="loading ends with a header or deserialization error",
+            repair=f"rm {model.path}/{broken[0]} && {_download(facts)}",
+        )  # fmt: skip
+    if model.num_unfinished and (missing or broken):
+        yield note(
+            "download-unfinished", f"{model.num_unfinished} downloads were broken off ({model.path}/.cache)",
+            breaks="nothing: the download goes on from there",
+            repair=_download(facts),
+        )  # fmt: skip
+
+
+def _whole(shard: Shard) -> bool:
+    return shard.whole_bytes is not None and shard.size_bytes == shard.whole_bytes
+
+
+def _missing(facts: Facts, name: str, breaks: str) -> Finding:
+    return error(
+        "file-missing", f"{facts.model.path} has no {name}",
+        breaks=breaks,
+        repair=_download(facts),
+    )  # fmt: skip
+
+
+def _download(facts: Facts) -> str:
+    shape = facts.model.shape
+    small = shape.num_layers < 36 if shape else re.search(r"(?<!\d)20b", facts.model.path.lower())
+    size = "20b" if small else "120b"
+    return f"python -m baton download openai/gpt-oss-{size} --local-dir {facts.model.path}"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,125 @@
+"""`python -m baton doctor`: its flags, gathering the facts, running every check, printing."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from baton.connect import Wires
+from baton.doctor import check_gpus, check_host, check_memory, check_model, check_yaml
+from baton.doctor.engine_yaml import read_engine_yaml
+from baton.doctor.facts import GIB, Facts, Role, Service, Worker
+from baton.doctor.findings import Finding, Report, Severity, text
+from baton.doctor.probe_gpus import probe_gpus
+from baton.doctor.probe_host import bind_problem, probe_host
+from baton.doctor.probe_model import probe_model
+from baton.doctor.probe_services import probe_etcd, probe_nats
+from baton.flags import flag, parse
+
+CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    check_gpus.presence, check_gpus.lists, check_gpus.fabric,
+    check_model.folder, check_model.weights, check_memory.memory,
+    check_yaml.alone, check_yaml.pair,
+    check_host.services, check_host.network, check_host.limits, check_host.namespaces, check_host.software,
+    check_host.clock,
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DoctorSettings:
+    """What `python -m baton doctor` takes. GPU lists are CUDA_VISIBLE_DEVICES; `;` parts workers."""
+
+    model_path: Path = flag(Path("models/demo"), "model folder", metavar="FOLDER")
+    prefill_engine_args: Path | None = flag(None, "engine settings of prefill workers", metavar="YAML")
+    decode_engine_args: Path | None = flag(None, "engine settings of decode workers", metavar="YAML")
+    engine_args: Path | None = flag(None, "engine settings of aggregated workers", metavar="YAML")
+    prefill_gpus: str | None = flag(None, "GPUs of prefill, as 0,1,2,3", metavar="LIST")
+    decode_gpus: str | None = flag(None, "GPUs of decode, as 4,5,6,7", metavar="LIST")
+    gpus: str | None = flag(None, "GPUs of an aggregated worker", metavar="LIST")
+    http_port: int = flag(8000, "port of the frontend", env="DYN_HTTP_PORT", metavar="PORT")
+    http_host: str = flag("127.0.0.1", "address of the frontend", env="DYN_HTTP_HOST", metavar="IP")
+    json: bool = flag(False, "findings as JSON")
+    wires: Wires = dataclasses.field(default_factory=Wires)
+
+
+def doctor(argv: list[str]) -> int:
+    """Say what would break. Exit status: 0 nothing, 1 warnings only, 2 errors (or a bad flag)."""
+    settings = parse(
+        DoctorSettings,
+        argv,
+        prog="python -m baton doctor",
+        description="What would break, before it is started.",
+    ).settings
+    report = examine(gather(settings))
+    sys.stdout.write(
+        msgspec.json.format(msgspec.json.encode(report)).decode() + "\n" if settings.json else text(report)
+    )
+    return report.exit_status
+
+
+def gather(settings: DoctorSettings) -> Facts:
+    """Ask nvidia-smi, /proc, the files and the servers: a second or two."""
+    wires = settings.wires
+    return Facts(
+        host=probe_host(),
+        nvidia=probe_gpus(),
+        model=probe_model(settings.model_path),
+        workers=tuple(planned(settings, os.environ.get("CUDA_VISIBLE_DEVICES"))),
+        services=tuple(_services(wires)),
+        bind_host=wires.host,
+        host_problem=bind_problem(wires.host, 0),
+        http_port=settings.http_port,
+        http_port_problem=bind_problem(settings.http_host, settings.http_port),
+    )
+
+
+def planned(settings: DoctorSettings, visible_devices: str | None) -> Iterator[Worker]:
+    """The workers that the flags describe; with none, one aggregated worker on CUDA_VISIBLE_DEVICES."""
+    asked: tuple[tuple[Role, str | None, Path | None], ...] = (
+        ("prefill", settings.prefill_gpus, settings.prefill_engine_args),
+        ("decode", settings.decode_gpus, settings.decode_engine_args),
+        ("agg", settings.gpus, settings.engine_args),
+    )
+    wanted = [row for row in asked if row[1] is not None or row[2] is not None]
+    for role, gpus, path in wanted or [("agg", None, None)]:
+        lists: list[str | None] = [*gpus.split(";")] if gpus is not None else [visible_devices or None]
+        for one in lists:
+            yield Worker(role=role, gpus=one, yaml=read_engine_yaml(path) if path else None)
+
+
+def _services(wires: Wires) -> Iterator[Service]:
+    used = str(wires)
+    if "discovery=etcd" in used:
+        for url in wires.etcd_endpoints.split(","):
+            yield probe_etcd(url.strip().rstrip("/"))
+    if "plane=nats" in used:
+        yield probe_nats(wires.nats_server)
+
+
+def examine(facts: Facts) -> Report:
+    """Run every check; pure. Worst first, each finding once."""
+    found = dict.fromkeys(finding for check in CHECKS for finding in check(facts))
+    order = list(Severity)
+    return Report(
+        seen=tuple(_seen(facts)),
+        findings=tuple(sorted(found, key=lambda finding: order.index(finding.severity))),
+    )
+
+
+def _seen(facts: Facts) -> Iterator[str]:
+    model, gpus = facts.model, facts.nvidia.gpus
+    if gpus:
+        each = f"{facts.total_bytes(gpus[0]) / GIB:.0f} GiB each"
+        yield f"{len(gpus)} x {gpus[0].name}, {each}, driver {gpus[0].driver}"
+    if model.shape:
+        yield (
+            f"{model.path}: {model.weight_bytes / GIB:.2f} GiB in {len(model.shards)} weight files, "
+            f"{model.shape.kv_bytes_per_token():,.0f} bytes of KV a token"
+        )
+    yield from filter(None, (check_memory.seen(facts, worker) for worker in facts.workers))
+    for service in facts.services:
+        if not service.problem:
+            yield f"{service.name} at {service.url} answers in {service.latency_s * 1e3:.1f} ms"

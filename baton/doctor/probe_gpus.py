@@ -1,0 +1,104 @@
+"""Asks nvidia-smi for GPUs, links and peer access; the parsing is pure."""
+
+import re
+import subprocess
+
+from baton.doctor.facts import Gpu, Nvidia
+
+_FIELDS = "index,uuid,name,memory.total,memory.free,driver_version,compute_cap,mig.mode.current"
+_TIMEOUT_S = 20
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+_MIB = 1 << 20
+
+
+def probe_gpus() -> Nvidia:
+    """Three calls of nvidia-smi; `problem` says why there is no answer. A topology may stay empty."""
+    listed = _nvidia_smi(f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
+    if isinstance(listed, OSError | subprocess.SubprocessError):
+        return Nvidia(problem=_reason(listed))
+    gpus = parse_gpus(listed)
+    if len(gpus) < 2:
+        return Nvidia(gpus=gpus)
+    links, peers = _nvidia_smi("topo", "-m"), _nvidia_smi("topo", "-p2p", "r")
+    return Nvidia(
+        gpus=gpus,
+        links=parse_matrix(links) if isinstance(links, str) else {},
+        peers=parse_matrix(peers) if isinstance(peers, str) else {},
+    )
+
+
+def _nvidia_smi(*arguments: str) -> str | OSError | subprocess.SubprocessError:
+    try:
+        done = subprocess.run(  # noqa: S603  our own arguments
+            ["nvidia-smi", *arguments],  # noqa: S607  wherever the driver put it
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return error
+    return done.stdout
+
+
+def _reason(error: OSError | subprocess.SubprocessError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "nvidia-smi is not installed"
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"nvidia-smi hangs for {_TIMEOUT_S} s (a GPU has fallen off the bus?)"
+    if isinstance(error, subprocess.CalledProcessError):
+        said = " ".join((error.stdout or error.stderr or "").split())
+        return said[:200] or f"nvidia-smi ends with status {error.returncode}"
+    return f"nvidia-smi: {error}"
+
+
+def parse_gpus(csv: str) -> tuple[Gpu, ...]:
+    """Rows of `--query-gpu` with `noheader,nounits`; what the driver does not know reads `[N/A]`."""
+    found = []
+    for line in csv.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) != 8 or not cells[0].isdigit():
+            continue
+        index, uuid, name, total, free, driver, compute, mig = cells
+        major, _, minor = compute.partition(".")
+        found.append(
+            Gpu(
+                index=int(index),
+                uuid=uuid,
+                name=name,
+                total_bytes=_mib(total),
+                free_bytes=_mib(free),
+                driver=driver,
+                compute=(_whole(major), _whole(minor)),
+                mig=mig == "Enabled",
+            )
+        )
+    return tuple(found)
+
+
+def _mib(cell: str) -> int | None:
+    return int(cell) * _MIB if cell.isdigit() else None
+
+
+def _whole(cell: str) -> int:
+    return int(cell) if cell.isdigit() else 0
+
+
+def parse_matrix(table: str) -> dict[tuple[int, int], str]:
+    """`nvidia-smi topo -m` or `-p2p` by GPU indices; network cards and affinities are left out."""
+    columns: list[int] = []
+    found: dict[tuple[int, int], str] = {}
+    for line in _ESCAPES.sub("", table).splitlines():
+        words = line.split()
+        numbers = [_gpu_number(word) for word in words]
+        if not columns:
+            columns = [number for number in numbers if number is not None]
+        elif words and numbers[0] is not None:
+            for column, word in zip(columns, words[1:], strict=False):
+                found[numbers[0], column] = word
+    return found
+
+
+def _gpu_number(word: str) -> int | None:
+    number = re.fullmatch(r"GPU(\d+)", word)
+    return int(number[1]) if number else None

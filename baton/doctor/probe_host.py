@@ -1,0 +1,109 @@
+"""Reads this machine: limits, /proc, namespaces, software, and whether addresses can be bound."""
+
+import datetime
+import importlib.util
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+from baton.doctor.facts import Host
+
+_CAP_SYS_PTRACE = 19
+
+
+def probe_host() -> Host:
+    """Never raises: what cannot be read counts as not limited, or not there."""
+    memory = _meminfo()
+    return Host(
+        memory_bytes=memory.get("MemTotal", 0),
+        memory_free_bytes=memory.get("MemAvailable", 0),
+        memlock_bytes=_limit(resource.RLIMIT_MEMLOCK),
+        nofile=_limit(resource.RLIMIT_NOFILE),
+        shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,  # noqa: S108  its size
+        in_container=_in_container(),
+        ipc_namespace=_namespace("ipc"),
+        pid_namespace=_namespace("pid"),
+        ptrace_scope=_ptrace_scope(),
+        can_ptrace=bool(_capabilities() >> _CAP_SYS_PTRACE & 1),
+        has_tensorrt_llm=importlib.util.find_spec("tensorrt_llm") is not None,
+        has_docker=shutil.which("docker") is not None,
+        container_toolkit=_container_toolkit(),
+        hf_token=_has_hf_token(),
+        year=datetime.datetime.now(datetime.UTC).year,
+    )
+
+
+def _limit(which: int) -> int | None:
+    soft, _ = resource.getrlimit(which)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _meminfo() -> dict[str, int]:
+    lines = re.findall(r"^(\w+):\s+(\d+) kB$", _text("/proc/meminfo"), re.MULTILINE)
+    return {name: int(kib) * 1024 for name, kib in lines}
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _in_container() -> bool:
+    marks = ("/.dockerenv", "/run/.containerenv")
+    return any(Path(mark).exists() for mark in marks) or "KUBERNETES_SERVICE_HOST" in os.environ
+
+
+def _namespace(kind: str) -> int:
+    try:
+        number = re.search(r"\d+", os.readlink(f"/proc/self/ns/{kind}"))
+    except OSError:
+        return 0
+    return int(number[0]) if number else 0
+
+
+def _ptrace_scope() -> int | None:
+    scope = _text("/proc/sys/kernel/yama/ptrace_scope").strip()
+    return int(scope) if scope.isdigit() else None
+
+
+def _capabilities() -> int:
+    effective = re.search(r"^CapEff:\s+([0-9a-f]+)$", _text("/proc/self/status"), re.MULTILINE)
+    return int(effective[1], 16) if effective else 0
+
+
+def _container_toolkit() -> str | None:
+    if shutil.which("nvidia-ctk") is None:
+        return None
+    done = subprocess.run(
+        ["nvidia-ctk", "--version"],  # noqa: S607  wherever it was installed
+        capture_output=True,
+        text=True,
+        timeout=10,
+        check=False,
+    )
+    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else None
+
+
+def _has_hf_token() -> bool:
+    if os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
+        return True
+    home = os.environ.get("HF_HOME", str(Path.home() / ".cache" / "huggingface"))
+    return (Path(home) / "token").is_file()
+
+
+def bind_problem(host: str, port: int) -> str | None:
+    """None if this process could listen there, else why not. Port 0: any."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.create_server((host, port), family=family):
+            return None
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+    except OverflowError as error:
+        return str(error)

@@ -1,0 +1,181 @@
+"""Doctor's probes: recorded nvidia-smi output, model folders whole and broken, YAMLs, and this machine."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from baton.doctor.command import DoctorSettings, planned
+from baton.doctor.engine_yaml import read_engine_yaml
+from baton.doctor.facts import GIB
+from baton.doctor.probe_gpus import parse_gpus, parse_matrix
+from baton.doctor.probe_host import bind_problem, probe_host
+from baton.doctor.probe_model import probe_model
+
+SMI = Path("tests/data/nvidia_smi").resolve()
+DEMO = Path("models/demo")
+
+
+def test_an_h200_is_read_as_recorded() -> None:
+    (gpu,) = parse_gpus((SMI / "h200_query.csv").read_text())
+    assert (gpu.name, gpu.driver, gpu.compute, gpu.mig) == ("NVIDIA H200", "580.159.04", (9, 0), False)
+    assert gpu.total_bytes is not None
+    assert gpu.total_bytes // GIB == 140
+
+
+def test_a_spark_tells_no_memory() -> None:
+    (gpu,) = parse_gpus((SMI / "spark_query.csv").read_text())
+    assert (gpu.total_bytes, gpu.free_bytes, gpu.compute) == (None, None, (12, 1))
+
+
+def test_what_is_no_row_is_skipped() -> None:
+    assert parse_gpus("No devices were found\n\nNVIDIA-SMI has failed, because\n") == ()
+
+
+def test_a_matrix_is_read_without_its_network_cards() -> None:
+    links = parse_matrix((SMI / "b200x8_topo.txt").read_text())
+    assert len(links) == 64
+    assert {links[i, j] for i in range(8) for j in range(8) if i != j} == {"NV18"}
+
+
+def test_a_matrix_of_one_gpu_or_of_nothing_is_no_problem() -> None:
+    assert parse_matrix((SMI / "h200_topo.txt").read_text()) == {(0, 0): "X"}
+    assert parse_matrix((SMI / "h200_p2p.txt").read_text()) == {(0, 0): "X"}
+    assert parse_matrix("") == {}
+
+
+def test_peer_access_is_read() -> None:
+    assert parse_matrix((SMI / "rtx5090x2_p2p.txt").read_text())[1, 0] == "GNS"
+
+
+def test_the_demo_model_is_whole() -> None:
+    model = probe_model(DEMO)
+    assert model.shape is not None
+    assert model.shape.kv_bytes_per_token() == 2 * 8 * 2 * 64 * 2
+    assert [shard.size_bytes == shard.whole_bytes for shard in model.shards] == [True]
+    assert (model.config_problem, model.index_problem, model.tokenizer_problem) == (None, None, None)
+
+
+def test_a_shard_cut_short_and_a_missing_one_are_seen(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes((DEMO / "model.safetensors").read_bytes()[:1_000_000])
+    (tmp_path / "c.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
+    names = {"x": "a.safetensors", "y": "b.safetensors", "z": "c.safetensors", "w": "../../etc/passwd"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    outside, cut, missing, pointer = probe_model(tmp_path).shards
+    assert outside.size_bytes is None
+    assert (cut.size_bytes, (cut.whole_bytes or 0) > 1_000_000) == (1_000_000, True)
+    assert missing.size_bytes is None
+    assert (pointer.size_bytes, pointer.whole_bytes) == (57, None)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"model_type": 7}', ""])
+def test_a_bad_config_is_a_problem_and_no_exception(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    model = probe_model(tmp_path)
+    assert model.config_problem
+    assert model.index_problem
+    assert model.shape is None
+
+
+def test_a_folder_that_is_not_there_yet_has_a_disk() -> None:
+    model = probe_model(Path("models/none/yet"))
+    assert not model.is_folder
+    assert model.disk_free_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("a: [1", "not valid YAML"), ("- a\n", "must be a mapping"),
+     ("a: !!python/object:os.x 1", "not valid YAML"), ("a: \x00", "not valid YAML")],
+)  # fmt: skip
+def test_a_bad_yaml_is_a_problem_and_no_exception(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "x.yaml").write_text(text)
+    assert problem in (read_engine_yaml(tmp_path / "x.yaml").problem or "")
+
+
+def test_duplicates_are_found_at_every_level(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("a: 1\nkv_cache_config:\n  dtype: fp8\n  dtype: auto\na: 2\n")
+    found = read_engine_yaml(path)
+    assert found.duplicates == (f"{path}:4: kv_cache_config.dtype", f"{path}:5: a")
+    assert found.values == {"a": 2, "kv_cache_config.dtype": "auto"}
+
+
+def test_an_empty_yaml_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("# nothing\n")
+    assert read_engine_yaml(tmp_path / "x.yaml").problem is None
+
+
+def test_this_machine_can_be_read() -> None:
+    host = probe_host()
+    assert host.memory_bytes > GIB
+    assert host.pid_namespace > 0
+    assert host.shm_bytes > 0
+    assert bind_problem("127.0.0.1", 0) is None
+    assert bind_problem("192.0.2.1", 0)
+
+
+def test_workers_come_from_the_flags() -> None:
+    settings = DoctorSettings(
+        prefill_gpus="0,1;2,3", decode_engine_args=Path("engine_configs/demo/decode.yaml")
+    )
+    found = [(worker.role, worker.gpus) for worker in planned(settings, None)]
+    assert found == [("prefill", "0,1"), ("prefill", "2,3"), ("decode", None)]
+
+
+def test_with_no_flags_there_is_one_worker_on_the_visible_devices() -> None:
+    assert [(w.role, w.gpus) for w in planned(DoctorSettings(), "1,2")] == [("agg", "1,2")]
+    assert [(w.role, w.gpus) for w in planned(DoctorSettings(), "")] == [("agg", None)]
+
+
+def _doctor(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    names = ("ETCD_ENDPOINTS", "NATS_SERVER", "CUDA_VISIBLE_DEVICES", "DYN_HTTP_PORT")
+    environ = {key: value for key, value in os.environ.items() if key not in names}
+    if path:
+        environ["PATH"] = f"{path}:{environ['PATH']}"
+    command = [sys.executable, "-m", "baton", "doctor", "--http-port", "18431", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=False)
+
+
+def _recorded_smi(folder: Path) -> Path:
+    """An nvidia-smi that plays the recordings of a node of eight B200."""
+    script = f"""#!/bin/sh
+case "$1 $2" in
+    --query-gpu*) cat {SMI}/b200x8_query.csv ;;
+    "topo -m") cat {SMI}/b200x8_topo.txt ;;
+    *) cat {SMI}/b200x8_p2p.txt ;;
+esac
+"""
+    (folder / "nvidia-smi").write_text(script)
+    (folder / "nvidia-smi").chmod(0o755)
+    return folder
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a GPU")
+def test_doctor_says_on_a_machine_without_gpu_that_the_demo_is_all_it_runs() -> None:
+    done = _doctor()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "result   1 note"
+
+
+def test_doctor_reads_a_whole_node_and_prints_json(tmp_path: Path) -> None:
+    configs = "engine_configs/gpt-oss-120b"
+    done = _doctor(
+        "--json", "--model-path", "models/demo", "--prefill-gpus", "0,1,2,3", "--decode-gpus", "3,4,5,6",
+        "--prefill-engine-args", f"{configs}/prefill.yaml", "--decode-engine-args", f"{configs}/decode.yaml",
+        path=_recorded_smi(tmp_path),
+    )  # fmt: skip
+    report = json.loads(done.stdout)
+    assert done.returncode == 2
+    assert report["seen"][0] == "8 x NVIDIA B200, 179 GiB each, driver 580.95.05"
+    (shared,) = [finding for finding in report["findings"] if finding["code"] == "gpu-shared"]
+    assert set(shared) == {"severity", "code", "fact", "breaks", "repair"}
+
+
+def test_an_unknown_flag_is_status_2() -> None:
+    assert _doctor("--prefil-gpus", "0").returncode == 2
