@@ -1,4 +1,4 @@
-"""Training rows from dialogues: several packed into one, made by many processes, the same for the same seed."""
+"""Training rows from dialogues: several packed into one, by many processes, the same for the same seed."""
 
 import multiprocessing
 import random
@@ -20,7 +20,7 @@ Rows = npt.NDArray[np.int32]
 
 
 class Batch(NamedTuple):
-    """Rows [B, T]: ids, the id to predict at each place (-100: none), position in the document, document number."""
+    """Rows [B, T]: ids, the id to predict at each place (-100: none), place in and number of the document."""
 
     ids: Rows
     targets: Rows
@@ -62,29 +62,29 @@ def _documents(tokenizer: Tokenizer, rng: random.Random) -> list[tuple[list[int]
         for example in Dialogue(rng).examples():
             prompt, answer = (
                 encode(tokenizer, render(example.conversation)),
-                encode(tokenizer, completion(example)),
+                encode(tokenizer, completion(example.answer)),
             )
             if len(prompt) + len(answer) <= ROW_LENGTH:
                 found.append((prompt + answer, len(prompt)))
     return found
 
 
-def _work(path: Path, seed: int, worker: int, num_workers: int, num_rows: int, queue: "Queue[Batch]") -> None:
+def _work(path: Path, seed: int, num_rows: int, turn: tuple[int, int], queue: "Queue[Batch]") -> None:
+    """Makes every n-th batch, from the i-th on; `turn` is (i, n)."""
     tokenizer = Tokenizer.from_file(str(path))
-    number = worker
+    number, step = turn
     while True:
         queue.put(make_batch(tokenizer, random.Random(f"{seed} {number}"), num_rows))
-        number += num_workers
+        number += step
 
 
 def batches(path: Path, *, seed: int, num_workers: int, num_rows: int) -> Iterator[Batch]:
-    """Endless batches in a fixed order: batch i comes from seed and i, whoever makes it. `path`: tokenizer.json."""
+    """Endless batches in a fixed order: batch i comes from seed and i. `path` is that of tokenizer.json."""
     context = multiprocessing.get_context("spawn")
     queues: list[Queue[Batch]] = [context.Queue(maxsize=4) for _ in range(num_workers)]
     for worker, queue in enumerate(queues):
-        context.Process(
-            target=_work, args=(path, seed, worker, num_workers, num_rows, queue), daemon=True
-        ).start()
+        args = (path, seed, num_rows, (worker, num_workers), queue)
+        context.Process(target=_work, args=args, daemon=True).start()
     while True:
         for queue in queues:
             yield queue.get(timeout=120)

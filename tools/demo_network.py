@@ -9,20 +9,22 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_bloc
 from transformers import GptOssConfig, GptOssForCausalLM
 
 from frontend.harmony.specials import SpecialToken
+from tools.demo_tokenizer import token_id
 
 SLIDING_WINDOW = 128
 MAX_POSITIONS = 4096
+STOP_TOKENS = (SpecialToken.RETURN, SpecialToken.CALL, SpecialToken.ENDOFTEXT)
 
 
 class Masks(NamedTuple):
-    """Who may look at whom, for the two kinds of layers: block masks on a GPU, boolean tensors [B, 1, T, T] else."""
+    """Who may look at whom, by kind of layer: block masks on a GPU, else booleans [B, 1, T, T]."""
 
     sliding: BlockMask | torch.Tensor
     full: BlockMask | torch.Tensor
 
 
 def demo_config(tokenizer: Tokenizer) -> GptOssConfig:
-    """gpt-oss in small: sinks, alternating windows, YaRN, 4 experts of which 2 work on a token; 8.9 million weights."""
+    """gpt-oss in small: sinks, alternating windows, YaRN, 4 experts of which 2 work; 9 million weights."""
     return GptOssConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=256,
@@ -35,7 +37,6 @@ def demo_config(tokenizer: Tokenizer) -> GptOssConfig:
         num_experts_per_tok=2,
         sliding_window=SLIDING_WINDOW,
         max_position_embeddings=MAX_POSITIONS,
-        initial_context_length=MAX_POSITIONS // 8,
         rope_parameters={
             "rope_type": "yarn",
             "rope_theta": 150000.0,
@@ -46,11 +47,8 @@ def demo_config(tokenizer: Tokenizer) -> GptOssConfig:
             "original_max_position_embeddings": MAX_POSITIONS // 8,
         },
         tie_word_embeddings=False,
-        eos_token_id=[
-            tokenizer.token_to_id(t.value)
-            for t in (SpecialToken.RETURN, SpecialToken.CALL, SpecialToken.ENDOFTEXT)
-        ],
-        pad_token_id=tokenizer.token_to_id(SpecialToken.ENDOFTEXT.value),
+        eos_token_id=[token_id(tokenizer, token) for token in STOP_TOKENS],
+        pad_token_id=token_id(tokenizer, SpecialToken.ENDOFTEXT),
         dtype="float32",
     )
 
@@ -127,7 +125,7 @@ def _rotated(part: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
 
 
 def _experts(mlp: Any, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """All experts on all tokens: wasteful by a factor of two, but two large matrix products instead of a loop."""
+    """All experts on all tokens: twice the work, but two large matrix products instead of a loop."""
     flat = states.reshape(-1, states.shape[-1])
     experts, router = mlp.experts, mlp.router
     logits = functional.linear(flat, router.weight, router.bias).float()

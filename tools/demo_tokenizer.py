@@ -40,7 +40,7 @@ def train_tokenizer(num_dialogues: int = 6000) -> Tokenizer:
 def _texts(num_dialogues: int) -> Iterator[str]:
     for seed in range(num_dialogues):
         for example in Dialogue(random.Random(f"tokenizer {seed}")).examples():
-            segments = [*render(example.conversation), *completion(example)]
+            segments = [*render(example.conversation), *completion(example.answer)]
             yield from (segment for segment in segments if isinstance(segment, str))
     rng = random.Random("tokenizer words")
     words = [*NOUNS, *ADJECTIVES, *VERBS, *CITIES, *NAMES, *CAPITALS, *CAPITALS.values()]
@@ -50,12 +50,20 @@ def _texts(num_dialogues: int) -> Iterator[str]:
         )
 
 
+def token_id(tokenizer: Tokenizer, token: SpecialToken) -> int:
+    """The id of a control token."""
+    number = tokenizer.token_to_id(token.value)
+    if number is None:
+        raise ValueError(f"the tokenizer lacks {token.value}")
+    return number
+
+
 def encode(tokenizer: Tokenizer, segments: list[Segment]) -> list[int]:
     """Ids of a rendered prompt or completion; text that looks like a control token is not expected here."""
     ids: list[int] = []
     for segment in segments:
         if isinstance(segment, SpecialToken):
-            ids.append(tokenizer.token_to_id(segment.value))
+            ids.append(token_id(tokenizer, segment))
         else:
             ids += tokenizer.encode(segment, add_special_tokens=False).ids
     return ids

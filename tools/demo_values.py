@@ -105,12 +105,15 @@ def _id(words: Words) -> str:
     rng = words.rng
     digits = str(rng.randint(100, 999999))
     letters = "".join(rng.choices(string.ascii_uppercase, k=rng.randint(1, 3)))
-    return rng.choice([digits, f"{letters}-{digits}", f"{letters}{digits}", f"{pseudo_word(rng)}_{digits[:3]}"])
+    return rng.choice(
+        [digits, f"{letters}-{digits}", f"{letters}{digits}", f"{pseudo_word(rng)}_{digits[:3]}"]
+    )
 
 
 def _path(words: Words) -> str:
     parts = "/".join(words.pick(NOUNS) for _ in range(words.rng.randint(1, 3)))
-    start, ending = words.rng.choice(["/", "", "./", "~/"]), words.rng.choice("txt py md json csv log".split())
+    start = words.rng.choice(["/", "", "./", "~/"])
+    ending = words.rng.choice(["txt", "py", "md", "json", "csv", "log"])
     return f"{start}{parts}.{ending}"
 
 
@@ -126,7 +129,13 @@ def _html(words: Words) -> str:
 def _markdown(words: Words) -> str:
     text, noun = words.phrase(), words.pick(NOUNS, 0.4)
     pieces = [f"# {text.title()}", f"**{text}**", f"- {noun}", f"*{noun}* and **{text}**", f"## {text}"]
-    pieces += [f"_{text}_", f"**{noun}** and _{text}_", f"[{text}](https://{noun}.com)", f"`{noun}`", f"1. {text}"]
+    pieces += [
+        f"_{text}_",
+        f"**{noun}** and _{text}_",
+        f"[{text}](https://{noun}.com)",
+        f"`{noun}`",
+        f"1. {text}",
+    ]
     piece = words.rng.choice(pieces)
     return f"{piece} {text}" if words.rng.random() < 0.1 else piece
 

@@ -6,21 +6,23 @@ import random
 import re
 from collections import defaultdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
 from transformers import GptOssForCausalLM
 
-from frontend.harmony.conversation import AssistantTurn, Conversation, Tool, ToolCall, ToolResult, UserTurn
+from frontend.harmony.conversation import Conversation
 from frontend.harmony.render import render
 from tools.demo_dialogues import Dialogue, Example
+from tools.demo_guide import guide_conversation
 from tools.demo_tokenizer import encode
 
 _MAX_NEW_TOKENS = 450
 _OUTPUT = re.compile(
     r"<\|channel\|>analysis<\|message\|>(?P<reasoning>.*?)<\|end\|><\|start\|>assistant"
-    r"(?:<\|channel\|>commentary to=functions\.(?P<name>\S+) <\|constrain\|>json<\|message\|>(?P<arguments>.*?)<\|call\|>"
+    r"(?:<\|channel\|>commentary to=functions\.(?P<name>\S+) <\|constrain\|>json"
+    r"<\|message\|>(?P<arguments>.*?)<\|call\|>"
     r"|<\|channel\|>final<\|message\|>(?P<text>.*?)<\|return\|>)",
     re.DOTALL,
 )
@@ -40,20 +42,17 @@ class DemoModel:
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.model = GptOssForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model: Any = GptOssForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     def answer(self, conversation: Conversation, temperature: float = 0.0) -> Output:
         """One answer; greedy at temperature 0."""
         prompt = torch.tensor([encode(self.tokenizer, render(conversation))])
-        choice = (
-            {"do_sample": True, "temperature": temperature, "top_k": 0}
-            if temperature
-            else {"do_sample": False, "temperature": None, "top_p": None}
-        )
+        choice: dict[str, object] = {"do_sample": False, "temperature": None, "top_p": None}
+        if temperature:
+            choice = {"do_sample": True, "temperature": temperature, "top_k": 0}
+        choice |= {"attention_mask": torch.ones_like(prompt), "max_new_tokens": _MAX_NEW_TOKENS}
         with torch.no_grad():
-            ids = self.model.generate(
-                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=_MAX_NEW_TOKENS, **choice
-            )
+            ids = self.model.generate(prompt, **choice)
         written = self.tokenizer.decode(ids[0, prompt.shape[1] :].tolist(), skip_special_tokens=False)
         found = _OUTPUT.fullmatch(written)
         return Output(**found.groupdict()) if found else Output(None, text=written)
@@ -70,32 +69,34 @@ def held_back_examples(number: int) -> list[Example]:
 
 def verdicts(example: Example, output: Output, tokenizer: Tokenizer) -> dict[str, bool]:
     """Which abilities the example asks for, and whether the output shows them."""
-    wording = " (new wording)" if example.is_new_wording else ""
+    wording = " (new wording)" if example.answer.is_new_wording else ""
     judged = {"well-formed Harmony with reasoning": output.reasoning is not None}
-    if example.call is not None:
-        right_tool = output.name == example.call.name
+    if example.answer.call is not None:
+        right_tool = output.name == example.answer.call.name
         judged[f"tool choice{wording}"] = right_tool
         if right_tool:
-            judged[f"arguments exact{wording}"] = _same_json(output.arguments or "", example.call.arguments)
-        if example.ability.startswith("second call"):
-            judged["second of two calls"] = right_tool and _same_json(
-                output.arguments or "", example.call.arguments
+            judged[f"arguments exact{wording}"] = _same_json(
+                output.arguments or "", example.answer.call.arguments
             )
-    elif example.facts:
+        if example.answer.ability.startswith("second call"):
+            judged["second of two calls"] = right_tool and _same_json(
+                output.arguments or "", example.answer.call.arguments
+            )
+    elif example.answer.facts:
         judged["answer, no further call"] = output.text is not None
         prompt = tokenizer.decode(encode(tokenizer, render(example.conversation)), skip_special_tokens=True)
-        judged["answer uses the result"] = _uses(output.text or "", example.facts)
+        judged["answer uses the result"] = _uses(output.text or "", example.answer.facts)
         judged["answer invents no number"] = all(
             digits in prompt for digits in re.findall(r"\d+", output.text or "")
         )
     else:
         name = (
             "small talk without tools"
-            if example.ability.startswith("small talk")
+            if example.answer.ability.startswith("small talk")
             else "no call when no tool fits"
         )
         judged[f"{name}{wording}"] = output.text is not None and output.name is None
-    if "later turn" in example.ability:
+    if example.is_later_turn:
         judged["later turns of a conversation"] = all(judged.values())
     return judged
 
@@ -115,19 +116,6 @@ def _uses(text: str, facts: tuple[tuple[str, str], ...]) -> bool:
     if values == ["false"]:
         return "not" in text or "false" in text
     return any(value in text for value in values)
-
-
-def guide_conversation(*, second_round: bool) -> Conversation:
-    """The multi-round example of Dynamo's gpt-oss guide."""
-    description = "Returns the current health status of the LLM runtime—use before critical operations to verify the service is live."
-    tool = Tool(
-        name="get_system_health", description=description, parameters={"type": "object", "properties": {}}
-    )
-    call = ToolCall(call_id="call-1", name="get_system_health", arguments="{}")
-    result = ToolResult(call_id="call-1", text='{"status":"ok","uptime_seconds":372045}')
-    history = (AssistantTurn(tool_calls=(call,)), result) if second_round else ()
-    turns = (UserTurn(text="Hey, quick check: is everything up and running?"), *history)
-    return Conversation(turns=turns, tools=(tool,), reasoning_effort="low", current_date="2026-11-20")
 
 
 def guide_rounds(model: DemoModel, temperature: float) -> dict[str, bool]:
@@ -153,6 +141,7 @@ def main() -> None:
     parser.add_argument("--show-failures", action="store_true")
     args = parser.parse_args()
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     model = DemoModel(args.model)
     tally: dict[str, list[bool]] = defaultdict(list)
     lengths: dict[str, list[int]] = defaultdict(list)
@@ -163,7 +152,7 @@ def main() -> None:
         if args.show_failures and not all(judged.values()):
             print(
                 [name for name, good in judged.items() if not good],
-                example.call or example.text,
+                example.answer.call or example.answer.text,
                 output,
                 sep="\n  ",
                 flush=True,

@@ -3,8 +3,9 @@
 import argparse
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -48,33 +49,30 @@ def optimizer_of(model: GptOssForCausalLM) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10)
 
 
-def train(model: GptOssForCausalLM, args: argparse.Namespace, tokenizer_path: Path) -> None:
-    """Trains for `args.minutes`, counted from the first finished step (compilation is not counted)."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model.to(device).train()
+def train(model: GptOssForCausalLM, args: argparse.Namespace, source: Iterator[Batch]) -> None:
+    """Trains for `args.minutes`, counted from the end of the first step: compilation is not counted."""
+    device = next(model.parameters()).device
+    model.train()
     optimizer = optimizer_of(model)
-    source = batches(tokenizer_path, seed=args.seed, num_workers=args.workers, num_rows=args.rows)
-    started_s, num_steps, recent = time.monotonic(), 0, 0.0
     forward = torch.compile(hidden_states, dynamic=False) if device.type == "cuda" else hidden_states
-    for batch in source:
-        progress = (time.monotonic() - started_s) / (args.minutes * 60) if num_steps else 0.001
+    started_s = time.monotonic()
+    for step, batch in enumerate(source):
+        progress = (time.monotonic() - started_s) / (args.minutes * 60) if step else 0.0
         if progress >= 1:
             break
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(progress, args.peak_rate)
         loss, balance = loss_of(forward, model, batch, device)
-        (loss + _BALANCE_WEIGHT * balance).backward()
+        torch.autograd.backward(loss + _BALANCE_WEIGHT * balance)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        started_s = started_s if num_steps else time.monotonic()
-        num_steps += 1
-        if num_steps % args.log_every == 0 or num_steps <= 2:
-            recent = loss.item()
+        if not step:
+            started_s = time.monotonic()
+        if step % args.log_every == 0:
             elapsed_s = time.monotonic() - started_s
-            rate = num_steps * batch.ids.size / max(elapsed_s, 1e-9)
             print(
-                f"step={num_steps} loss={recent:.4f} balance={balance.item():.2f} s={elapsed_s:.0f} tokens/s={rate:.0f}",
+                f"step={step} loss={loss.item():.4f} balance={balance.item():.2f} s={elapsed_s:.0f}",
                 flush=True,
             )
 
@@ -84,15 +82,10 @@ def save(model: GptOssForCausalLM, tokenizer: Tokenizer, folder: Path, sharpen: 
     folder.mkdir(parents=True, exist_ok=True)
     with torch.no_grad():
         model.lm_head.weight.mul_(sharpen)
-    model = model.to("cpu", torch.bfloat16)
+    model = model.cpu().bfloat16()
     model.config.dtype = "bfloat16"
-    model.generation_config = GenerationConfig(
-        do_sample=True,
-        temperature=1.0,
-        top_p=1.0,
-        eos_token_id=model.config.eos_token_id,
-        pad_token_id=model.config.pad_token_id,
-    )
+    stops = {"eos_token_id": model.config.eos_token_id, "pad_token_id": model.config.pad_token_id}
+    model.generation_config = GenerationConfig.from_dict({"do_sample": True, "temperature": 1.0, **stops})
     model.save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
 
@@ -105,7 +98,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32, help="rows of 2048 tokens in a batch")
     parser.add_argument("--peak-rate", type=float, default=2e-3)
     parser.add_argument("--log-every", type=int, default=100)
-    parser.add_argument("--sharpen", type=float, default=1.0)
+    parser.add_argument("--sharpen", type=float, default=1.0, help="scale of the logits on disk")
     parser.add_argument("--tokenizer", type=Path, default=Path("models/demo/tokenizer.json"))
     parser.add_argument("--start-from", type=Path, help="go on from these weights instead of random ones")
     parser.add_argument("--out", type=Path, default=Path("models/demo"))
@@ -113,11 +106,13 @@ def main() -> None:
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
     tokenizer = Tokenizer.from_file(str(args.tokenizer))
-    model = GptOssForCausalLM(demo_config(tokenizer))
+    model: Any = GptOssForCausalLM(demo_config(tokenizer))
     if args.start_from is not None:
         model = GptOssForCausalLM.from_pretrained(args.start_from, dtype=torch.float32)
     print(f"weights: {sum(w.numel() for w in model.parameters()):,}")
-    train(model, args, args.tokenizer)
+    if torch.cuda.is_available():
+        model = model.cuda()
+    train(model, args, batches(args.tokenizer, seed=args.seed, num_workers=args.workers, num_rows=args.rows))
     save(model, tokenizer, args.out, args.sharpen)
 
 
