@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -83,6 +84,24 @@ def test_etcd_and_nats_come_from_the_path_and_outlive_the_drain(run: Run) -> Non
     assert status == 143
     assert "forced" not in output  # each process is asked once
     assert "nats_error" not in output  # and has what it needs until it has gone
+    assert launch.processes() == {}
+
+
+def test_asked_twice_it_waits_for_nobody(run: Run) -> None:
+    launch = run("gpt_oss_disagg.sh", STOP_TIMEOUT_S="600")
+    launch.read_until("ready: ")
+    frozen = next(
+        pid for pid, command in launch.processes().items() if "--disaggregation-mode decode" in command
+    )
+    os.kill(frozen, signal.SIGSTOP)
+
+    launch.popen.send_signal(signal.SIGINT)
+    launch.read_until("stopping")
+    while launch.popen.poll() is None:
+        launch.popen.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+
+    assert launch.end()[0] == 130
     assert launch.processes() == {}
 
 
