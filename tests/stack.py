@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -16,6 +17,8 @@ from tests.conftest import free_port
 ROOT = Path(__file__).parents[1]
 MODEL = "openai/gpt-oss-120b"
 START_TIMEOUT_S = 60.0
+# Tests of client packages run in a venv of theirs; what serves them is Baton's own.
+PYTHON = os.environ.get("STACK_PYTHON", sys.executable)
 
 
 class Process:
@@ -72,7 +75,7 @@ class Stack:
 
     def start(self, name: str, module: str, *arguments: str) -> Process:
         """`python -m MODULE ARGUMENTS`."""
-        command = [sys.executable, "-m", module, *arguments]
+        command = [PYTHON, "-m", module, *arguments]
         process = Process(name, command, self._folder / f"{name}.log", self.environ)
         self.processes.append(process)
         return process
@@ -137,6 +140,18 @@ class Stack:
             process.popen.kill()
         for process in self.processes:
             process.popen.wait()
+
+
+@contextmanager
+def running_stack(folder: Path, engine: str = "embedded") -> Iterator[Stack]:
+    """One prefill and one decode worker, ready."""
+    stack = Stack(folder)
+    try:
+        stack.frontend(), stack.worker("prefill", engine=engine), stack.worker("decode", engine=engine)
+        stack.wait_ready(1, 1)
+        yield stack
+    finally:
+        stack.stop()
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:

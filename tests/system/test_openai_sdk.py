@@ -1,0 +1,202 @@
+"""The OpenAI SDK against the running stack: chat, its streaming helper, structured output, Responses."""
+
+import json
+from collections.abc import Iterator
+from typing import Literal
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMessageParam
+from openai.types.responses import FunctionToolParam, ResponseInputParam
+from pydantic import BaseModel, Field
+
+from tests.stack import MODEL, running_stack
+
+QUESTION = "Hey, quick check: is everything up and running?"
+DESCRIPTION = (
+    "Returns the current health status of the LLM runtime—use before critical operations to verify "
+    "the service is live."
+)
+NOTHING: dict[str, object] = {"type": "object", "properties": {}}
+CHAT_TOOL: ChatCompletionFunctionToolParam = {
+    "type": "function",
+    "function": {"name": "get_system_health", "description": DESCRIPTION, "parameters": NOTHING},
+}
+RESPONSES_TOOL: FunctionToolParam = {
+    "type": "function",
+    "name": "get_system_health",
+    "description": DESCRIPTION,
+    "parameters": NOTHING,
+    "strict": False,
+}
+RESULT = '{"status":"ok","uptime_seconds":372045}'
+GREETING: ChatCompletionMessageParam = {"role": "user", "content": "Hello there!"}
+
+
+class Report(BaseModel):
+    """Health, in words that the demo model cannot draw out: no free text."""
+
+    healthy: bool
+    mood: Literal["good", "bad"]
+    score: int = Field(ge=0, le=9)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    with (
+        running_stack(tmp_path_factory.mktemp("stack")) as stack,
+        openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=60) as client,
+    ):
+        yield client
+
+
+def test_a_tool_is_called_and_its_result_answered_over_two_chat_rounds(client: openai.OpenAI) -> None:
+    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": QUESTION}]
+    first = client.chat.completions.create(
+        model=MODEL, messages=messages, tools=[CHAT_TOOL], max_tokens=300, temperature=0
+    )
+    message = first.choices[0].message
+    assert message.tool_calls
+    messages.append(message.to_dict())  # type: ignore[arg-type]  # the SDK's own way back into a request
+    messages.append({"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": RESULT})
+
+    second = client.chat.completions.create(
+        model=MODEL, messages=messages, tools=[CHAT_TOOL], max_tokens=300, temperature=0
+    )
+
+    assert second.choices[0].message.content
+    assert second.usage
+    assert second.usage.total_tokens == second.usage.prompt_tokens + second.usage.completion_tokens
+
+
+def test_the_chat_streaming_helper_gathers_what_create_answers(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": QUESTION}],
+        tools=[CHAT_TOOL],
+        max_tokens=300,
+        temperature=0,
+    ).choices[0]
+
+    with client.chat.completions.stream(
+        model=MODEL,
+        messages=[{"role": "user", "content": QUESTION}],
+        tools=[CHAT_TOOL],
+        max_tokens=300,
+        temperature=0,
+        stream_options={"include_usage": True},
+    ) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion()
+
+    assert "tool_calls.function.arguments.done" in kinds
+    assert final.usage
+    (choice,) = final.choices
+    assert choice.finish_reason == whole.finish_reason == "tool_calls"
+    assert choice.message.tool_calls
+    assert whole.message.tool_calls
+    assert choice.message.tool_calls[0].function.name == "get_system_health"
+    assert json.loads(choice.message.tool_calls[0].function.arguments) == {}
+    assert getattr(choice.message, "reasoning", "") == getattr(whole.message, "reasoning", None)
+
+
+def test_chat_parse_gives_the_model_of_the_answer_streamed_or_not(client: openai.OpenAI) -> None:
+    parsed = client.chat.completions.parse(
+        model=MODEL, messages=[GREETING], response_format=Report, max_tokens=300, temperature=0
+    )
+    with client.chat.completions.stream(
+        model=MODEL, messages=[GREETING], response_format=Report, max_tokens=300, temperature=0
+    ) as stream:
+        streamed = stream.get_final_completion()
+
+    assert isinstance(parsed.choices[0].message.parsed, Report)
+    assert streamed.choices[0].message.parsed == parsed.choices[0].message.parsed
+
+
+def test_a_tool_made_of_a_model_is_called_with_arguments_that_it_takes(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.parse(
+        model=MODEL,
+        messages=[{"role": "user", "content": QUESTION}],
+        tools=[openai.pydantic_function_tool(Report, name="get_system_health", description=DESCRIPTION)],
+        tool_choice="required",
+        max_tokens=300,
+        temperature=0,
+    )
+
+    call = (answer.choices[0].message.tool_calls or [])[0]
+    assert isinstance(call.function.parsed_arguments, Report)
+
+
+def test_the_sdk_raises_its_typed_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="no-such-model", messages=[GREETING])
+    with pytest.raises(openai.BadRequestError, match="audio") as refused:
+        client.chat.completions.create(
+            model=MODEL, messages=[GREETING], audio={"format": "mp3", "voice": "alloy"}
+        )
+    assert refused.value.param == "audio"
+
+
+def test_a_tool_is_called_and_its_result_answered_over_two_responses(client: openai.OpenAI) -> None:
+    first = client.responses.create(
+        model=MODEL, input=QUESTION, tools=[RESPONSES_TOOL], max_output_tokens=300, temperature=0
+    )
+    (call,) = [item for item in first.output if item.type == "function_call"]
+    results: ResponseInputParam = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": RESULT}
+    ]
+
+    second = client.responses.create(
+        model=MODEL,
+        input=results,
+        previous_response_id=first.id,
+        tools=[RESPONSES_TOOL],
+        max_output_tokens=300,
+        temperature=0,
+    )
+
+    assert first.output[0].type == "reasoning"
+    assert second.output_text
+    assert client.responses.retrieve(second.id).output == second.output
+    kinds = [item.type for item in client.responses.input_items.list(second.id, order="asc")]
+    assert kinds == ["message", "reasoning", "function_call", "function_call_output"]
+    client.responses.delete(second.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(second.id)
+
+
+def test_the_responses_streaming_helper_gathers_what_create_answers(client: openai.OpenAI) -> None:
+    whole = client.responses.create(model=MODEL, input="Hello there!", max_output_tokens=300, temperature=0)
+
+    with client.responses.stream(
+        model=MODEL, input="Hello there!", max_output_tokens=300, temperature=0
+    ) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        final = stream.get_final_response()
+
+    assert text == final.output_text == whole.output_text != ""
+    assert final.usage == whole.usage
+
+
+def test_responses_parse_gives_the_model_of_the_answer_streamed_or_not(client: openai.OpenAI) -> None:
+    parsed = client.responses.parse(
+        model=MODEL, input="Hello there!", text_format=Report, max_output_tokens=300, temperature=0
+    )
+    with client.responses.stream(
+        model=MODEL, input="Hello there!", text_format=Report, max_output_tokens=300, temperature=0
+    ) as stream:
+        streamed = stream.get_final_response()
+
+    assert isinstance(parsed.output_parsed, Report)
+    assert streamed.output_parsed == parsed.output_parsed
+
+
+def test_a_background_response_can_be_polled_until_it_is_complete(client: openai.OpenAI) -> None:
+    found = client.responses.create(
+        model=MODEL, input="Hello there!", max_output_tokens=100, temperature=0, background=True
+    )
+    while found.status in ("queued", "in_progress"):
+        found = client.responses.retrieve(found.id)
+
+    assert found.status in ("completed", "incomplete")
+    assert found.output_text
