@@ -1,4 +1,4 @@
-"""`python -m baton`: what an operator asks. `status` shows who is live; `doctor` what would break."""
+"""`python -m baton`: what an operator asks. who is live, what would break, a model from the hub."""
 
 import dataclasses
 import sys
@@ -71,7 +71,13 @@ def _doctor(argv: list[str]) -> int:
     return doctor(argv)
 
 
-_COMMANDS = {"status": status, "doctor": _doctor}
+def _download(argv: list[str]) -> int:
+    from baton.download import download  # noqa: PLC0415
+
+    return download(argv)
+
+
+_COMMANDS = {"status": status, "doctor": _doctor, "download": _download}
 
 
 def main(argv: list[str]) -> int:

@@ -1,0 +1,144 @@
+"""`python -m baton download REPO`: a model from the Hugging Face hub, its sums checked."""
+
+import dataclasses
+import errno
+import fnmatch
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from baton.flags import flag, parse
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
+
+GIB = 1 << 30
+EXCLUDES = ("original/*", "metal/*")
+"""The same weights twice more, in formats that no engine here reads: 120b would take 183 GB instead of 65."""
+
+_INSTALL = "pip install 'baton[download]'"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DownloadSettings:
+    """What `python -m baton download` takes after the repository's name."""
+
+    local_dir: Path | None = flag(None, "folder for the model", env="MODEL_PATH", metavar="FOLDER")
+    exclude: str | None = flag(None, f"leave out, besides {' and '.join(EXCLUDES)}", metavar="PATTERN")
+    revision: str = flag("main", "branch, tag or commit")
+    skip_checksums: bool = flag(False, "do not read the files again to compare their sums")
+
+
+class DownloadError(Exception):
+    """It did not work. The message says why, and what to do."""
+
+
+def download(argv: list[str]) -> int:
+    """Fetch, or go on with, a download. Exit status: 0 complete, 1 it did not work, 2 wrong flags."""
+    repo, argv = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("", argv)
+    settings = parse(
+        DownloadSettings, argv, prog="python -m baton download REPO",
+        description="A model from the Hugging Face hub, such as openai/gpt-oss-120b.",
+    ).settings  # fmt: skip
+    if not repo or settings.local_dir is None:
+        sys.stderr.write("usage: python -m baton download openai/gpt-oss-120b --local-dir FOLDER\n")
+        return 2
+    try:
+        _fetch(repo, settings.local_dir, settings)
+    except DownloadError as failure:
+        sys.stderr.write(f"error: {failure}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("\nstopped; the same command goes on from here\n")
+        return 1
+    return 0
+
+
+def _fetch(repo: str, folder: Path, settings: DownloadSettings) -> None:
+    try:
+        from huggingface_hub import HfApi, snapshot_download  # noqa: PLC0415  an extra
+    except ImportError as missing:
+        raise DownloadError(f"huggingface_hub is not installed: {_INSTALL}") from missing
+    patterns = [*EXCLUDES, *([settings.exclude] if settings.exclude else [])]
+    api = HfApi()
+    try:
+        # Not left to snapshot_download: without network it takes a half-filled folder for the model.
+        commit = api.model_info(repo, revision=settings.revision).sha
+        files = _listed(api, repo, commit, patterns)
+        _check_room(files, folder)
+        snapshot_download(repo, revision=commit, local_dir=folder, ignore_patterns=patterns)
+        if not settings.skip_checksums:
+            _check_sums(api, repo, commit, folder, {file.path for file in files})
+    except DownloadError:
+        raise
+    except Exception as error:  # what the hub's HTTP client raises is no part of its interface
+        raise DownloadError(_explained(error, repo, folder)) from error
+    sys.stdout.write(f"{folder}: {len(files)} files of {repo} at {commit}\n")
+
+
+def _listed(api: "HfApi", repo: str, commit: str | None, patterns: list[str]) -> list["RepoFile"]:
+    from huggingface_hub.hf_api import RepoFile  # noqa: PLC0415  an extra
+
+    entries = api.list_repo_tree(repo, recursive=True, revision=commit)
+    files = [entry for entry in entries if isinstance(entry, RepoFile)]
+    return [file for file in files if not any(fnmatch.fnmatch(file.path, p) for p in patterns)]
+
+
+def _check_room(files: list["RepoFile"], folder: Path) -> None:
+    have = {file.path: folder / file.path for file in files if (folder / file.path).is_file()}
+    needed = sum(file.size for file in files) - sum(path.stat().st_size for path in have.values())
+    unfinished = folder.glob(".cache/huggingface/download/**/*.incomplete")
+    needed -= sum(path.stat().st_size for path in unfinished)
+    disk = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(disk).free
+    if needed > free:
+        raise DownloadError(
+            f"{needed / GIB:.1f} GiB are still to come and {disk} has {free / GIB:.1f} GiB free; "
+            "make room, or choose another --local-dir"
+        )
+    sys.stderr.write(f"{len(files)} files, {max(0, needed) / GIB:.1f} GiB to fetch into {folder}\n")
+
+
+def _check_sums(api: "HfApi", repo: str, commit: str | None, folder: Path, names: set[str]) -> None:
+    """Compare every file with the hub's SHA-256 (large files) or git hash (small ones)."""
+    sys.stderr.write("comparing checksums\n")
+    verdict = api.verify_repo_checksums(repo, revision=commit, local_dir=folder)
+    wrong = [mismatch["path"] for mismatch in verdict.mismatches if mismatch["path"] in names]
+    wrong += [path for path in verdict.missing_paths if path in names]
+    if wrong:
+        paths = " ".join(str(folder / path) for path in wrong)
+        raise DownloadError(f"these files are not what {repo} has: rm -f {paths}, then run this again")
+
+
+def _explained(error: Exception, repo: str, folder: Path) -> str:
+    """One line for each thing that goes wrong in practice."""
+    from huggingface_hub import errors  # noqa: PLC0415  an extra
+
+    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    if isinstance(error, errors.HfHubHTTPError):
+        fallback = f"{hub}: {_refused(error.response.status_code)}"
+    elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        fallback = f"the disk of {folder} is full; make room, then the same command goes on from here"
+    else:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        fallback = f"{hub} cannot be reached ({reason}); check network and proxy (HTTPS_PROXY)"
+    known: dict[type[Exception], str] = {
+        errors.GatedRepoError: f"{repo} asks for consent: agree at {hub}/{repo}, then export HF_TOKEN=...",
+        errors.RevisionNotFoundError: f"{repo} has no such revision: leave --revision out",
+        errors.RepositoryNotFoundError: f"{repo} is not on {hub}, or private: check it, or export HF_TOKEN",
+        errors.HFValidationError: f"{repo} is no name of a repository: owner/name is",
+        errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE is set: unset it to download",
+        PermissionError: f"{folder} cannot be written",
+    }
+    return next((said for kind, said in known.items() if isinstance(error, kind)), fallback)
+
+
+def _refused(status: int) -> str:
+    if status == 429:
+        return "too many requests (HTTP 429): wait, or export HF_TOKEN=..."
+    if status in (401, 403):
+        return f"the token is refused (HTTP {status}): check HF_TOKEN"
+    return f"answers HTTP {status}; the same command goes on from here"

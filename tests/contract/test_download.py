@@ -1,0 +1,207 @@
+"""`python -m baton download` against a small hub on loopback: excludes, resume, checksums, refusals."""
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+REPO = "openai/gpt-oss-tiny"
+WEIGHTS = bytes(range(256)) * 98_304  # 24 MiB: the hub library keeps what has come in pieces of 10
+FILES = {
+    "config.json": b'{"model_type": "gpt_oss"}',
+    "model.safetensors": WEIGHTS,
+    "original/model.bin": b"x" * 5000,
+    "metal/model.bin": b"x" * 5000,
+}
+LARGE = "model.safetensors"
+
+
+class Hub(ThreadingHTTPServer):
+    """As much of the hub as a download touches. `status` refuses all, `cut_bytes` ends one answer early."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answers)
+        self.sizes: dict[str, int] = {}
+        self.status = 200
+        self.error_code = ""
+        self.cut_bytes: int | None = None
+        self.served: list[tuple[str, str | None]] = []
+        self.sums = {name: hashlib.sha256(data).hexdigest() for name, data in FILES.items()}
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+def _git_hash(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+class _Answers(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Hub
+
+    def log_message(self, *args: object) -> None:
+        """Quiet."""
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if self.server.status != 200:
+            self._send(b"{}", status=self.server.status, headers={"X-Error-Code": self.server.error_code})
+        elif path.startswith(f"/api/models/{REPO}/tree/"):
+            self._send(json.dumps([self._entry(name) for name in FILES]).encode())
+        elif path.startswith(f"/api/models/{REPO}"):
+            self._send(json.dumps({"id": REPO, "modelId": REPO, "sha": COMMIT, "siblings": []}).encode())
+        elif path.startswith(f"/{REPO}/resolve/"):
+            self._file(path.split("/", 5)[5])
+        else:
+            self._send(b"{}", status=404, headers={"X-Error-Code": "RepoNotFound"})
+
+    def _entry(self, name: str) -> dict[str, object]:
+        data = FILES[name]
+        size = self.server.sizes.get(name, len(data))
+        entry: dict[str, object] = {"type": "file", "path": name, "size": size, "oid": _git_hash(data)}
+        if name == LARGE:
+            entry["lfs"] = {"oid": self.server.sums[name], "size": size, "pointerSize": 134}
+        return entry
+
+    def _file(self, name: str) -> None:
+        data, wanted = FILES[name], self.headers.get("Range")
+        etag = self.server.sums[name] if name == LARGE else _git_hash(FILES[name])
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        if name == LARGE:
+            headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(data))}
+        status = 200
+        if self.command == "GET":
+            self.server.served.append((name, wanted))
+        if wanted and self.command == "GET":
+            first = int(wanted.removeprefix("bytes=").split("-")[0])
+            headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
+            data, status = data[first:], 206
+        self._send(data, status=status, headers=headers)
+
+    def _send(self, body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.server.cut_bytes is not None and len(body) > self.server.cut_bytes and self.command == "GET":
+            body, self.server.cut_bytes, self.close_connection = body[: self.server.cut_bytes], None, True
+        if self.command == "GET":
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(body)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    server = Hub()
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def _download(url: str, folder: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    settings = {"HF_ENDPOINT": url, "HF_HOME": str(folder.parent / "hf"), "NO_PROXY": "127.0.0.1"}
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    command = [sys.executable, "-m", "baton", "download", *(arguments or (REPO, "--local-dir", str(folder)))]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=90, check=False, env=clean | settings | environ
+    )
+
+
+def test_a_model_comes_whole_and_without_the_other_formats(hub: Hub, tmp_path: Path) -> None:
+    done = _download(hub.url, tmp_path / "model")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "model" / LARGE).read_bytes() == WEIGHTS
+    assert not (tmp_path / "model" / "original").exists()
+    assert done.stdout == f"{tmp_path}/model: 2 files of {REPO} at {COMMIT}\n"
+
+
+def test_the_guides_command_leaves_out_what_it_excludes(hub: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    excludes = ("--exclude", "original/*", "--exclude", "metal/*")
+    assert _download(hub.url, folder, REPO, *excludes, "--local-dir", str(folder)).returncode == 0
+    assert {name for name, _ in hub.served} == {"config.json", LARGE}
+
+
+def test_a_second_download_fetches_nothing(hub: Hub, tmp_path: Path) -> None:
+    _download(hub.url, tmp_path / "model")
+    hub.served.clear()
+    assert _download(hub.url, tmp_path / "model").returncode == 0
+    assert hub.served == []
+
+
+def test_a_connection_that_ends_early_is_taken_up_where_it_ended(hub: Hub, tmp_path: Path) -> None:
+    hub.cut_bytes = 15_000_000
+    done = _download(hub.url, tmp_path / "model")
+    assert done.returncode == 0, done.stderr
+    assert [wanted for name, wanted in hub.served if name == LARGE] == [None, "bytes=10485760-"]
+    assert (tmp_path / "model" / LARGE).read_bytes() == WEIGHTS
+
+
+def test_a_file_that_was_changed_is_named(hub: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    hub.sums[LARGE] = "0" * 64
+    done = _download(hub.url, folder)
+    assert done.returncode == 1
+    assert f"rm -f {folder}/{LARGE}, then run this again" in done.stderr
+
+
+def test_too_little_room_is_told_before_a_byte_is_fetched(hub: Hub, tmp_path: Path) -> None:
+    hub.sizes[LARGE] = 1 << 60
+    done = _download(hub.url, tmp_path / "model")
+    assert done.returncode == 1
+    assert "GiB free; make room" in done.stderr
+    assert hub.served == []
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [(401, "RepoNotFound", "or private: check it, or export"), (403, "GatedRepo", "asks for consent"),
+     (404, "RevisionNotFound", "no such revision"), (403, "", "the token is refused (HTTP 403)")],
+)  # fmt: skip
+def test_a_refusal_says_what_to_do(hub: Hub, tmp_path: Path, status: int, code: str, said: str) -> None:
+    hub.status, hub.error_code = status, code
+    done = _download(hub.url, tmp_path / "model")
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_network_a_half_filled_folder_is_not_taken_for_the_model(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_bytes(b"{}")
+    done = _download("http://127.0.0.1:1", folder)
+    assert done.returncode == 1
+    assert "http://127.0.0.1:1 cannot be reached" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_offline_mode_is_named(hub: Hub, tmp_path: Path) -> None:
+    done = _download(hub.url, tmp_path / "model", HF_HUB_OFFLINE="1")
+    assert done.returncode == 1
+    assert "HF_HUB_OFFLINE" in done.stderr
+
+
+def test_without_folder_or_name_the_usage_is_shown(hub: Hub, tmp_path: Path) -> None:
+    assert _download(hub.url, tmp_path / "model", REPO, MODEL_PATH="").returncode == 2
+    assert _download(hub.url, tmp_path / "model", "--local-dir", "x").returncode == 2
