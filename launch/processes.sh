@@ -17,6 +17,7 @@ start() { # start NAME COMMAND... ; `env VAR=value COMMAND...` gives it variable
         echo "$(quoted "$@") &"
         return
     fi
+    : >"$RUN_DIR/$name.log"
     # A process group of its own: a Ctrl-C in the terminal reaches this script only, which then ends them in turn.
     setsid "$@" >"$RUN_DIR/$name.log" 2>&1 </dev/null &
     NAMES[$!]=$name
