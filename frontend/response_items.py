@@ -154,8 +154,8 @@ def _read(fields: dict[str, Any], path: str) -> Item | GivenReference:
     kind = fields.get("type")
     if kind is None:  # both may leave their type out
         kind = "message" if "role" in fields else "item_reference"
-    if kind not in _GIVEN:
-        raise InvalidRequest(f"`{path}.type` {kind!r} is not served.", param=f"{path}.type")
+    if not isinstance(kind, str) or kind not in _GIVEN:
+        raise InvalidRequest(f"`{path}.type` {kind!r:.80} is not served.", param=f"{path}.type")
     try:
         given = msgspec.convert(fields, _GIVEN[kind])
     except msgspec.ValidationError as error:

@@ -20,6 +20,7 @@ from frontend.response_choice import ResponseChoice
 from frontend.response_events import EventWriter
 from frontend.response_items import GivenReference, Item, OutputItem, new_id, read_input
 from frontend.response_object import ReasoningBody, ResponseObject, ToolBody
+from frontend.response_runs import ResponseState
 from frontend.response_schema import LOGPROBS, ResponseBody
 from frontend.response_store import RUNNING, ResponseStore
 from frontend.response_terms import in_chat_terms, renamed_errors
@@ -48,7 +49,8 @@ async def prepare_response(raw: bytes, asker: Asker, services: Services) -> Resp
     chat = in_chat_terms(body)
     served = services.fleet.served(body.model)
     items = [await _resolved(item, i, store) for i, item in enumerate(read_input(body.input))]
-    history = [] if body.previous_response_id is None else await _history(body.previous_response_id, store)
+    previous_id = body.previous_response_id
+    history = [] if previous_id is None else await _history(previous_id, services.responses)
     with renamed_errors():
         form = form_of(chat)
         talk = conversation(chat, datetime.now(UTC).date().isoformat())
@@ -134,17 +136,19 @@ async def context_items(response_id: str, store: ResponseStore) -> list[Item] | 
     return items
 
 
-async def _history(response_id: str, store: ResponseStore) -> list[Item]:
-    previous = await store.load(response_id)
-    items = None if previous is None else await context_items(response_id, store)
+async def _history(response_id: str, responses: ResponseState) -> list[Item]:
+    """All that was said up to the end of the previous response."""
+    runs_here = responses.runs.get(response_id) is not None
+    previous = None if runs_here else await responses.store.load(response_id)
+    if runs_here or (previous is not None and previous.status == RUNNING):
+        raise InvalidRequest(
+            f"The response {response_id!r} is still in progress; wait for its end.",
+            param="previous_response_id",
+        )
+    items = await context_items(response_id, responses.store)
     if previous is None or items is None:
         raise PreviousNotFound(
             f"The response {response_id!r}, or one that it continues, is not stored here.",
-            param="previous_response_id",
-        )
-    if previous.status == RUNNING:
-        raise InvalidRequest(
-            f"The response {response_id!r} is still in progress; wait for its end.",
             param="previous_response_id",
         )
     return items + list(msgspec.json.decode(previous.body, type=_Output).output)

@@ -18,7 +18,9 @@ PREAMBLE = f"<|channel|>commentary<|message|>One moment.{END}"
 FINAL = "<|channel|>final<|message|>Hello wörld<|return|>"
 CALL = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city":"Rome"}<|call|>'
 HIDDEN_CALL = f'<|channel|>analysis to=functions.get_time code<|message|>{{"zone": 1{END}'
-TOOLS = [{"type": "function", "name": name, "parameters": {}} for name in ("get_weather", "get_time")]
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "name": name, "parameters": {}} for name in ("get_weather", "get_time")
+]
 
 Item = tuple[str, str]  # what it is, its text; a call is "call NAME"
 THOUGHT, ONCE_MORE = ("reasoning", "Think."), ("reasoning", "Once more.")

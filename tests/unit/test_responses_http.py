@@ -1,0 +1,315 @@
+"""Bodies of the Responses API: what becomes of them in the prompt, what is refused, what the worker gets."""
+
+import asyncio
+import json
+import typing
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types.responses import response_create_params
+
+from baton.errors import InvalidRequest, NoWorkers
+from frontend.fields import decode
+from frontend.response_schema import ResponseBody
+from tests.scripted_frontend import (
+    CONTEXT_LENGTH,
+    MODEL,
+    TOKENIZER,
+    Client,
+    Reply,
+    ScriptedFleet,
+    ScriptedTokens,
+)
+
+ANSWER = "<|channel|>final<|message|>Hello<|return|>"
+TOOL = {"type": "function", "name": "f", "description": "Does it.", "parameters": {"type": "object"}}
+CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"x":1}'}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "done"}
+NAMES = {token_id: token.value for token, token_id in TOKENIZER.special_ids.items()}
+
+
+def thought(text: str) -> dict[str, Any]:
+    return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+
+def ask(given: object = "Hi", **fields: Any) -> tuple[Reply, str]:
+    """The reply, and the prompt after the system message, with the names of control tokens."""
+    client = Client(ScriptedTokens(ANSWER))
+    reply = asyncio.run(client.respond(given, **fields))
+    if reply.status != 200:
+        return reply, ""
+    prompt = "".join(NAMES.get(i) or TOKENIZER.decode([i]) for i in client.tokens.requests[0].token_ids)
+    return reply, prompt.partition("<|end|>")[2].removesuffix("<|start|>assistant")
+
+
+def prompt_of(given: object, **fields: Any) -> str:
+    reply, prompt = ask(given, **fields)
+    assert reply.status == 200, reply.json
+    return prompt
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "Hi",
+        [{"role": "user", "content": "Hi"}],
+        [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}],
+        [{"role": "user", "content": [{"type": "input_text", "text": t} for t in "Hi"]}],
+    ],
+)
+def test_text_may_be_said_in_many_ways(given: object) -> None:
+    assert prompt_of(given) == "<|start|>user<|message|>Hi<|end|>"
+
+
+def test_instructions_come_first_and_system_messages_are_developer_messages() -> None:
+    items = [{"role": "system", "content": "Be kind."}, {"role": "developer", "content": "Be brief."}]
+    prompt = prompt_of([*items, {"role": "user", "content": "Hi"}], instructions="You are Bo.")
+    assert prompt.startswith(
+        "<|start|>developer<|message|># Instructions\n\nYou are Bo.\n\nBe kind.\n\nBe brief.<|end|>"
+    )
+
+
+def test_a_tool_conversation_is_rendered_as_it_was_written() -> None:
+    history = [
+        {"role": "user", "content": "Hi"},
+        thought("A."),
+        thought("B."),
+        {
+            "type": "message", "id": "msg_1", "role": "assistant", "phase": "commentary",
+            "content": [{"type": "output_text", "text": "One moment.", "annotations": []}],
+        },
+        CALL,
+        RESULT | {"output": [{"type": "input_text", "text": "do"}, {"type": "input_text", "text": "ne"}]},
+    ]  # fmt: skip
+    prompt = prompt_of(history, tools=[TOOL])
+    assert prompt.partition("<|start|>user")[2] == (
+        "<|message|>Hi<|end|>"
+        "<|start|>assistant<|channel|>analysis<|message|>A.<|end|>"
+        "<|start|>assistant<|channel|>analysis<|message|>B.<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>"
+        '<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{"x":1}<|call|>'
+        "<|start|>functions.f to=assistant<|channel|>commentary<|message|>done<|end|>"
+    )
+
+
+def test_reasoning_before_a_final_answer_is_dropped_and_a_preamble_is_not() -> None:
+    history = [
+        thought("A."),
+        {"role": "assistant", "content": "Wait.", "phase": "commentary"},
+        {"role": "assistant", "content": "There.", "phase": "final_answer"},
+        {"role": "user", "content": "And?"},
+    ]
+    assert prompt_of(history) == (
+        "<|start|>assistant<|channel|>commentary<|message|>Wait.<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>There.<|end|>"
+        "<|start|>user<|message|>And?<|end|>"
+    )
+
+
+def test_several_calls_and_their_results_stay_in_order() -> None:
+    second = {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "{}"}
+    prompt = prompt_of([CALL, second, RESULT | {"call_id": "c2"}, RESULT])
+    assert [word.split("<")[0] for word in prompt.split("<|start|>")[1:]] == [
+        "assistant to=functions.f",
+        "assistant to=functions.g",
+        "functions.g to=assistant",
+        "functions.f to=assistant",
+    ]
+
+
+def test_tools_and_effort_stand_in_the_prompt_and_tool_choice_none_takes_them_out() -> None:
+    client = Client(ScriptedTokens(ANSWER))
+    asyncio.run(client.respond(tools=[TOOL], reasoning={"effort": "low", "summary": "auto"}))
+    prompt = TOKENIZER.decode(client.tokens.requests[0].token_ids)
+    assert "Reasoning: low" in prompt
+    assert "// Does it.\ntype f = " in prompt
+    assert "type f" not in prompt_of("Hi", tools=[TOOL], tool_choice="none")
+
+
+def test_sampling_fields_reach_the_worker() -> None:
+    client = Client(ScriptedTokens(ANSWER))
+    asyncio.run(
+        client.respond(
+            temperature=0.5, top_p=0.9, top_k=4, seed=7, max_output_tokens=50, min_tokens=2, ignore_eos=True,
+            logit_bias={"7": -1}, nvext={"top_k": 3},
+        )
+    )  # fmt: skip
+    sampling = client.tokens.requests[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 3, 7)
+    assert (sampling.max_tokens, sampling.min_tokens, sampling.ignore_eos) == (50, 2, True)
+    assert sampling.logprobs is None
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "required",
+        {"type": "function", "name": "f"},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]},
+    ],
+)
+def test_a_demanded_call_is_guided_as_in_chat_and_echoed(choice: object) -> None:
+    client = Client(ScriptedTokens(ANSWER))
+    reply = asyncio.run(client.respond(tools=[TOOL], tool_choice=choice))
+    assert reply.json["tool_choice"] == choice
+    guided = client.tokens.requests[0].sampling.guided
+    assert guided is not None
+    assert all("to=functions.f" in header for form in guided.last for header in form.headers)
+
+
+def test_a_schema_for_the_text_is_guided_rendered_and_echoed() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    wanted = {"type": "json_schema", "name": "thing", "schema": schema, "strict": True}
+    client = Client(ScriptedTokens(ANSWER))
+    reply = asyncio.run(client.respond(text={"format": wanted}))
+    assert reply.json["text"]["format"].items() >= wanted.items()
+    guided = client.tokens.requests[0].sampling.guided
+    assert guided is not None
+    assert json.loads(guided.last[-1].schema or "") == schema
+    assert "# Response Formats\n\n## thing" in TOKENIZER.decode(client.tokens.requests[0].token_ids)
+
+
+def test_what_was_asked_for_is_echoed() -> None:
+    asked = {
+        "instructions": "Be kind.", "metadata": {"a": "b"}, "temperature": 0.5, "top_p": 0.5,
+        "max_output_tokens": 9, "max_tool_calls": 3, "parallel_tool_calls": False, "user": "u",
+        "top_logprobs": 2, "safety_identifier": "s", "prompt_cache_key": "k", "store": False,
+    }  # fmt: skip
+    reply, _ = ask(**asked, tools=[TOOL], service_tier="auto", truncation="disabled")
+    assert reply.json.items() >= asked.items()
+    assert reply.json["tools"] == [TOOL | {"strict": None}]
+    assert reply.json["reasoning"] == {"effort": "medium", "summary": None}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
+        ({"input": [CALL, RESULT | {"output": [{"type": "input_file"}]}]}, "input[1].output[0].type"),
+        ({"input": [RESULT]}, "input[0].call_id"),
+        ({"input": [CALL | {"call_id": 3}]}, "input[0].call_id"),
+        ({"input": [CALL | {"name": "a b"}]}, "input"),
+        ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
+        ({"input": [{"type": "item_reference", "id": "msg_x"}]}, "input[0].id"),
+        ({"input": []}, "input"),
+        ({"input": "x" * 10_000}, "input"),
+        ({"input": 7}, "input"),
+        ({"previous_response_id": "resp_x"}, "previous_response_id"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tools": [TOOL | {"async": True}]}, "tools[0].async"),
+        ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tool_choice": "maybe"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "g"}, "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"reasoning": {"effort": "minimal"}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
+        ({"include": ["reasoning.encrypted_content"]}, "include[0]"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"temperature": 3}, "temperature"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"min_tokens": 5, "max_output_tokens": 4}, "min_tokens"),
+        ({"metadata": {"k" * 65: "v"}}, "metadata"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "x"}}, "prompt"),
+        ({"background": True, "store": False}, "background"),
+        ({"stream_options": {}}, "stream_options"),
+        (
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_not_served_is_a_400_that_names_the_field(fields: dict[str, Any], param: str) -> None:
+    given = fields.pop("input", "Hi")
+    reply, _ = ask(given, **fields)
+    assert (reply.status, reply.error["param"], reply.error["type"]) == (400, param, "invalid_request_error")
+    assert reply.error["message"].endswith(".")
+
+
+def test_a_missing_model_and_an_unknown_one_are_told_apart() -> None:
+    client = Client(ScriptedTokens(ANSWER))
+    assert asyncio.run(client.post("/v1/responses", {"input": "Hi"})).error["param"] == "model"
+    assert ask(model="gpt-9")[0].status == 404
+    empty = Client(ScriptedTokens(ANSWER), ScriptedFleet(NoWorkers("Nobody.", retry_after_s=1)))
+    assert asyncio.run(empty.respond()).status == 503
+
+
+def test_unknown_fields_are_ignored_named_in_a_header() -> None:
+    reply, _ = ask(foo=1, reasoning={"bar": 2}, text={"baz": 3})
+    assert reply.status == 200
+    assert reply.headers["x-baton-ignored"] == "foo, reasoning.bar, text.baz"
+
+
+def test_every_field_of_the_openai_sdk_is_served_or_refused_by_name() -> None:
+    for field in typing.get_type_hints(response_create_params.ResponseCreateParamsNonStreaming):
+        body = {"model": "m", "input": "Hi"}
+        try:
+            _, unknown = decode(json.dumps({**body, field: body.get(field, "?")}).encode(), ResponseBody)
+        except InvalidRequest as error:
+            assert error.param == field  # noqa: PT017 either way is right
+        else:
+            assert field not in unknown
+
+
+def test_a_long_input_fills_the_context_and_no_more() -> None:
+    client = Client(ScriptedTokens(ANSWER))
+    asyncio.run(client.respond())
+    request = client.tokens.requests[0]
+    assert request.sampling.max_tokens == CONTEXT_LENGTH - len(request.token_ids)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+KINDS = [
+    "message",
+    "reasoning",
+    "function_call",
+    "function_call_output",
+    "item_reference",
+    "input_text",
+    "user",
+]
+WORDS = ["type", "role", "content", "id", "call_id", "name", "arguments", "output", "text", "summary"]
+SHAPES = st.dictionaries(
+    st.sampled_from(WORDS),
+    ANYTHING
+    | st.sampled_from(KINDS)
+    | st.lists(st.dictionaries(st.sampled_from(WORDS), ANYTHING), max_size=2),
+    max_size=5,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(ResponseBody.__struct_encode_fields__) | st.text(max_size=8),
+        ANYTHING | SHAPES,
+        max_size=4,
+    ),
+    st.lists(SHAPES, max_size=3) | ANYTHING,
+)
+def test_any_field_is_served_or_refused(fields: dict[str, Any], given: Any) -> None:
+    whole = json.dumps({"model": MODEL, "input": given, **fields}).encode()
+    reply = asyncio.run(Client(ScriptedTokens(ANSWER)).post("/v1/responses", whole))
+    assert reply.status in {200, 400, 404}
+    if reply.status != 200:
+        assert reply.error["message"].endswith(".")

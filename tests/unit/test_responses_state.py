@@ -1,0 +1,374 @@
+"""What outlives a request of the Responses API: stored responses, background runs, resumed streams."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.errors import WorkerLost
+from frontend.response_runs import ResponseState
+from frontend.response_store import ResponseStore
+from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
+
+THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
+ANSWER = THINK + "<|channel|>final<|message|>Hello<|return|>"
+CALL = THINK + '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x":1}<|call|>'
+
+
+@asynccontextmanager
+async def frontend(
+    *texts: str, path: Path | None = None, script: dict[str, Any] | None = None, **settings: Any
+) -> AsyncGenerator[Client, None]:
+    """A frontend with a store of its own, closed at the end as if it were shut down."""
+    state = ResponseState(ResponseStore(":memory:" if path is None else str(path)))
+    await state.store.open()
+    try:
+        async with asyncio.timeout(20):
+            yield Client(ScriptedTokens(*texts, **(script or {})), responses=state, **settings)
+    finally:
+        await state.close()
+
+
+def prompt_of(client: Client) -> str:
+    return TOKENIZER.decode(client.tokens.requests[-1].token_ids)
+
+
+async def ended(client: Client, response_id: str) -> dict[str, Any]:
+    """The response, once it has ended."""
+    while True:
+        body: dict[str, Any] = (await client.get(f"/v1/responses/{response_id}")).json
+        if body["status"] != "in_progress":
+            return body
+        await asyncio.sleep(0.001)
+
+
+def test_a_stored_response_can_be_had_again_until_it_is_deleted() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER) as client:
+            made = (await client.respond()).json
+            url = f"/v1/responses/{made['id']}"
+            assert (await client.get(url)).json == made
+            assert (await client.delete(url)).json == {
+                "id": made["id"], "object": "response", "deleted": True,
+            }  # fmt: skip
+            gone = await client.get(url)
+            assert (gone.status, gone.error["code"]) == (404, "response_not_found")
+            assert (await client.delete(url)).status == 404
+            assert (await client.get(url + "/input_items")).status == 404
+
+    asyncio.run(scenario())
+
+
+def test_a_response_that_shall_not_be_stored_is_not() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER) as client:
+            made = (await client.respond(store=False)).json
+            assert (await client.get(f"/v1/responses/{made['id']}")).status == 404
+            again = await client.respond(previous_response_id=made["id"])
+            assert (again.status, again.error["code"]) == (400, "previous_response_not_found")
+
+    asyncio.run(scenario())
+
+
+def test_a_conversation_goes_on_from_the_previous_response_without_its_instructions() -> None:
+    async def scenario() -> None:
+        async with frontend(CALL) as client:
+            first = (await client.respond("One", instructions="Old rule.")).json
+            result = {
+                "type": "function_call_output",
+                "call_id": first["output"][1]["call_id"],
+                "output": "Two",
+            }
+            second = await client.respond(
+                [result], previous_response_id=first["id"], instructions="New rule."
+            )
+            prompt = prompt_of(client)
+            assert "Old rule." not in prompt
+            assert "New rule." in prompt
+            assert prompt.endswith(
+                "userOneassistantanalysisThink.assistant to=functions.fcommentary json"
+                '{"x":1}functions.f to=assistantcommentaryTwoassistant'
+            )
+            third = await client.respond("Three", previous_response_id=second.json["id"])
+            assert third.status == 200
+            assert prompt_of(client).count("Think.") == 2
+
+    asyncio.run(scenario())
+
+
+def test_the_input_items_are_all_that_the_response_was_made_from_page_by_page() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER) as client:
+            first = (await client.respond("One")).json
+            second = (await client.respond("Two", previous_response_id=first["id"])).json
+            url = f"/v1/responses/{second['id']}/input_items"
+            page = (await client.get(url + "?order=asc")).json
+            kinds = [(item["type"], item.get("role")) for item in page["data"]]
+            assert kinds == [
+                ("message", "user"), ("reasoning", None), ("message", "assistant"), ("message", "user"),
+            ]  # fmt: skip
+            assert page["data"][0]["content"] == [{"type": "input_text", "text": "One"}]
+            assert page["data"][1:3] == first["output"]
+            assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
+            latest = (await client.get(url + "?limit=3")).json
+            assert latest["data"] == page["data"][:0:-1]
+            assert latest["has_more"]
+            rest = (await client.get(f"{url}?limit=3&after={latest['last_id']}")).json
+            assert (rest["data"], rest["has_more"]) == (page["data"][:1], False)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=x", "limit=101", "order=up", "after=msg_no"])
+def test_a_page_that_makes_no_sense_is_a_400(query: str) -> None:
+    async def scenario() -> Reply:
+        async with frontend(ANSWER) as client:
+            made = (await client.respond()).json
+            return await client.get(f"/v1/responses/{made['id']}/input_items?{query}")
+
+    reply = asyncio.run(scenario())
+    assert (reply.status, reply.error["param"]) == (400, query.partition("=")[0])
+
+
+def test_an_item_of_a_stored_response_can_be_meant_by_its_id() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER) as client:
+            made = (await client.respond("One")).json
+            reference = {"type": "item_reference", "id": made["output"][1]["id"]}
+            reply = await client.respond(
+                [reference, {"id": made["output"][0]["id"]}, {"role": "user", "content": "x"}]
+            )
+            assert reply.status == 200, reply.json
+            assert prompt_of(client).endswith("assistantfinalHelloassistantanalysisThink.userxassistant")
+
+    asyncio.run(scenario())
+
+
+def test_a_background_response_is_answered_at_once_and_made_without_its_client() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER, script={"pause_at": 13}) as client:
+            made = (await client.respond(background=True, metadata={"a": "b"})).json
+            assert (made["status"], made["background"], made["output"]) == ("in_progress", True, [])
+            await client.tokens.paused.wait()
+            url = f"/v1/responses/{made['id']}"
+            halfway = (await client.get(url)).json
+            assert halfway["status"] == "in_progress"
+            assert halfway["output"][0]["status"] == "in_progress"
+            early = await client.respond(previous_response_id=made["id"])
+            assert (early.status, early.error["param"]) == (400, "previous_response_id")
+            client.tokens.go_on.set()
+            done = await ended(client, made["id"])
+            assert (done["status"], done["metadata"]) == ("completed", {"a": "b"})
+            assert done["output"][1]["content"][0]["text"] == "Hello"
+            status = {"route": "background", "model": MODEL, "status": "200"}
+            assert client.metric("baton_requests_total", **status) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_background_response_that_fails_says_why() -> None:
+    async def scenario() -> dict[str, Any]:
+        script = {"fail_at": 20, "error": WorkerLost("The worker died.")}
+        async with frontend(ANSWER, script=script) as client:
+            made = (await client.respond(background=True)).json
+            return await ended(client, made["id"])
+
+    failed = asyncio.run(scenario())
+    assert failed["status"] == "failed"
+    assert failed["error"] == {"code": "server_error", "message": "The worker died."}
+
+
+def test_a_background_response_has_a_deadline() -> None:
+    async def scenario() -> dict[str, Any]:
+        async with frontend(ANSWER, script={"pause_at": 13}, request_timeout_s=0.01) as client:
+            made = (await client.respond(background=True)).json
+            return await ended(client, made["id"])
+
+    assert asyncio.run(scenario())["status"] == "failed"
+
+
+def test_cancelling_ends_a_background_response_and_its_generation() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER, script={"pause_at": 13}) as client:
+            made = (await client.respond(background=True, stream=False)).json
+            await client.tokens.paused.wait()
+            url = f"/v1/responses/{made['id']}"
+            cancelled = (await client.post(url + "/cancel", {})).json
+            assert cancelled["status"] == "cancelled"
+            assert cancelled["output"][0]["status"] == "incomplete"
+            assert client.tokens.num_ended == 1
+            assert (await client.post(url + "/cancel", {})).json == cancelled
+            assert (await client.get(url)).json == cancelled
+
+    asyncio.run(scenario())
+
+
+def test_a_response_of_the_foreground_cannot_be_cancelled_by_a_request() -> None:
+    async def scenario() -> Reply:
+        async with frontend(ANSWER) as client:
+            made = (await client.respond()).json
+            assert (await client.post("/v1/responses/resp_x/cancel", {})).status == 404
+            return await client.post(f"/v1/responses/{made['id']}/cancel", {})
+
+    assert asyncio.run(scenario()).status == 400
+
+
+def test_deleting_a_running_response_ends_it() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER, script={"pause_at": 13}) as client:
+            made = (await client.respond(background=True)).json
+            await client.tokens.paused.wait()
+            assert (await client.delete(f"/v1/responses/{made['id']}")).status == 200
+            assert client.tokens.num_ended == 1
+            assert (await client.get(f"/v1/responses/{made['id']}")).status == 404
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_client_that_leaves_ends_a_foreground_stream_only(background: bool) -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER, script={"pause_at": 13}) as client:
+            ids: list[str] = []
+            client.on_write = lambda data: ids.append(
+                data.partition(b'"id":"')[2].partition(b'"')[0].decode()
+            )
+            asking = asyncio.create_task(client.respond(stream=True, background=background))
+            await client.tokens.paused.wait()
+            client.leave.set()
+            await asking
+            client.leave.clear()
+            client.tokens.go_on.set()
+            if background:
+                assert (await ended(client, ids[0]))["status"] == "completed"
+            else:
+                assert (await client.get(f"/v1/responses/{ids[0]}")).status == 404
+            assert client.tokens.num_ended == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_stream_is_resumed_after_any_of_its_events(background: bool) -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER) as client:
+            streamed = await client.respond(stream=True, background=background)
+            url = f"/v1/responses/{streamed.events[0]['response']['id']}?stream=true"
+            assert (await client.get(url)).body == streamed.body
+            for event in streamed.events:
+                number = event["sequence_number"]
+                resumed = await client.get(f"{url}&starting_after={number}")
+                assert resumed.headers["content-type"].startswith("text/event-stream")
+                assert resumed.events == streamed.events[number + 1 :]
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_is_resumed_while_it_runs() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER, script={"pause_at": 30}) as client:
+            whole = asyncio.create_task(client.respond(stream=True, background=True))
+            await client.tokens.paused.wait()
+            response_id = client.tokens.requests[0].request_id and next(
+                iter(client.services.responses.runs._runs)  # noqa: SLF001 its id is not known otherwise yet
+            )
+            url = f"/v1/responses/{response_id}?stream=true&starting_after=4"
+            resumed = asyncio.create_task(client.get(url))
+            client.on_write = lambda _: client.tokens.go_on.set()
+            events = (await whole).events
+            assert (await resumed).events == events[5:]
+            assert events[-1]["type"] == "response.completed"
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_stream_ends_with_the_cancelled_response() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER, script={"pause_at": 13}) as client:
+            ids: list[str] = []
+            client.on_write = lambda data: ids.append(
+                data.partition(b'"id":"')[2].partition(b'"')[0].decode()
+            )
+            streaming = asyncio.create_task(client.respond(stream=True, background=True))
+            await client.tokens.paused.wait()
+            while not ids:
+                await asyncio.sleep(0)
+            cancelled = (await client.post(f"/v1/responses/{ids[0]}/cancel", {})).json
+            last = (await streaming).events[-1]
+            assert (last["type"], last["response"]) == ("response.incomplete", cancelled)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("fields", "query"),
+    [
+        ({}, "stream=true"),
+        ({"background": True}, "stream=true"),
+        ({"stream": True}, "stream=maybe"),
+        ({"stream": True}, "stream=true&starting_after=-2"),
+    ],
+)
+def test_a_stream_that_cannot_be_resumed_is_a_400(fields: dict[str, Any], query: str) -> None:
+    async def scenario() -> Reply:
+        async with frontend(ANSWER) as client:
+            made = await client.respond(**fields)
+            response_id = made.events[0]["response"]["id"] if "stream" in fields else made.json["id"]
+            return await client.get(f"/v1/responses/{response_id}?{query}")
+
+    assert asyncio.run(scenario()).status == 400
+
+
+def test_responses_survive_a_restart_of_the_frontend(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "folder" / "responses.sqlite3"
+        async with frontend(CALL, path=path) as client:
+            streamed = await client.respond("One", stream=True)
+            first = streamed.events[-1]["response"]
+        async with frontend(ANSWER, path=path) as client:
+            url = f"/v1/responses/{first['id']}"
+            assert (await client.get(url)).json == first
+            assert (await client.get(url + "?stream=true&starting_after=3")).events == streamed.events[4:]
+            output = {
+                "type": "function_call_output",
+                "call_id": first["output"][1]["call_id"],
+                "output": "Two",
+            }
+            second = await client.respond([output], previous_response_id=first["id"])
+            assert second.status == 200
+            assert "userOneassistant" in prompt_of(client)
+        assert path.stat().st_mode & 0o077 == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_shutdown_reports_what_it_interrupts_as_failed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "responses.sqlite3"
+        async with frontend(ANSWER, path=path, script={"pause_at": 13}) as client:
+            made = (await client.respond(background=True)).json
+            await client.tokens.paused.wait()
+        async with frontend(ANSWER, path=path) as client:
+            found = (await client.get(f"/v1/responses/{made['id']}")).json
+            assert found["status"] == "failed"
+            assert "shut down" in found["error"]["message"]
+            assert found["output"][0]["status"] == "incomplete"
+
+    asyncio.run(scenario())
+
+
+def test_a_drain_lets_background_responses_end() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER, script={"pause_at": 13}) as client:
+            made = (await client.respond(background=True)).json
+            await client.tokens.paused.wait()
+            draining = asyncio.create_task(client.services.responses.runs.drain(10))
+            await asyncio.sleep(0)
+            client.tokens.go_on.set()
+            await draining
+            assert (await ended(client, made["id"]))["status"] == "completed"
+
+    asyncio.run(scenario())
