@@ -154,14 +154,17 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
 
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The shape of a KV cache; two workers can exchange KV only if all of it is equal."""
+    """The shape of a KV cache; two workers can exchange KV only if all of it is equal.
+
+    `tensor_parallel_size` None: the engine cuts the heads anew on the way, so the sizes may differ.
+    """
 
     dtype: str
     tokens_per_block: int
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: int | None = 1
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from baton.connect import Wires
 from baton.flags import Parsed, flag
 from baton.messages import Role
 
-EngineName = Literal["embedded", "mocker"]
+EngineName = Literal["embedded", "mocker", "trtllm"]
 DisaggregationMode = Literal["prefill", "decode", "agg"]
 
 _ENDPOINTS = {
@@ -38,6 +38,7 @@ class WorkerSettings:
     served_model_name: str | None = flag(None, "name in the API [the folder's name]", metavar="NAME")
     disaggregation_mode: DisaggregationMode = flag("agg", "role of this worker")
     extra_engine_args: Path | None = flag(None, "engine settings", metavar="YAML")
+    override_engine_args: str | None = flag(None, "engine settings that win over the YAML", metavar="JSON")
     max_batch_size: int | None = flag(None, "requests in one step", metavar="N")
     max_num_tokens: int | None = flag(None, "tokens in one step", metavar="N")
     max_seq_len: int | None = flag(None, "prompt and answer together, tokens", metavar="N")

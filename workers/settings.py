@@ -96,7 +96,7 @@ class Loaded(Generic[T]):
     """
 
     settings: T
-    values: dict[str, object]
+    values: dict[str, Any]
     sources: dict[str, str]
 
     def lines(self) -> list[str]:
@@ -104,10 +104,13 @@ class Loaded(Generic[T]):
         return [f"{path}={self.values[path]} ({source})" for path, source in self.sources.items()]
 
 
-def load_settings(cls: type[T], yaml_path: Path | None, typed: Mapping[str, object]) -> Loaded[T]:
-    """Build the dataclass `cls` from a YAML file and flags. Raises SettingsError; see `read` and `build`."""
+def load_settings(
+    cls: type[T], yaml_path: Path | None, typed: Mapping[str, object], override: str | None = None
+) -> Loaded[T]:
+    """Build the dataclass `cls`; see `read` and `build`. Raises SettingsError."""
     schema = DataclassSchema(cls)
-    loaded: Loaded[T] = build(schema, read(schema, yaml_path, typed), str(yaml_path or "engine settings"))
+    given = read(schema, yaml_path, typed, override)
+    loaded: Loaded[T] = build(schema, given, str(yaml_path or "engine settings"))
     return loaded
 
 

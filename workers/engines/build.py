@@ -1,11 +1,14 @@
 """From a name to an engine: its settings class, and what it needs to be built. Imports only what is named."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from baton.flags import Parsed
 from workers.config import WorkerSettings, typed_engine_flags
 from workers.engine import Engine
-from workers.settings import SettingsError, load_settings
+from workers.settings import Loaded, SettingsError, load_settings
+
+T = TypeVar("T")
 
 
 def build_engine(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
@@ -32,7 +35,7 @@ def _embedded(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tupl
     from workers.kv.choose import choose_transceiver  # noqa: PLC0415
 
     settings = parsed.settings
-    loaded = load_settings(EmbeddedSettings, settings.extra_engine_args, typed_engine_flags(parsed))
+    loaded = _load(EmbeddedSettings, parsed)
     wire = loaded.settings.cache_transceiver_config.backend
     transceiver = None
     if settings.disaggregation_mode != "agg":
@@ -58,7 +61,7 @@ def _mocker(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[
     from workers.kv.choose import choose_transceiver  # noqa: PLC0415
 
     settings = parsed.settings
-    loaded = load_settings(MockerSettings, settings.extra_engine_args, typed_engine_flags(parsed))
+    loaded = _load(MockerSettings, parsed)
     engine = MockerEngine(
         loaded.settings,
         model_path=settings.model_path,
@@ -69,7 +72,38 @@ def _mocker(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[
     return engine, loaded.lines()
 
 
+def _trtllm(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
+    from workers.engines.trtllm.engine import TrtllmEngine  # noqa: PLC0415
+    from workers.engines.trtllm.library import load_library  # noqa: PLC0415
+    from workers.engines.trtllm.settings import load_trtllm_settings  # noqa: PLC0415
+
+    settings = parsed.settings
+    lib = load_library()
+    loaded = load_trtllm_settings(
+        lib.args,
+        settings.disaggregation_mode,
+        yaml_path=settings.extra_engine_args,
+        override=settings.override_engine_args,
+        typed={"model": str(settings.model_path), **typed_engine_flags(parsed)},
+    )
+    try:
+        engine = TrtllmEngine(
+            loaded, lib, model_path=settings.model_path, worker_id=identity[0], incarnation=identity[1]
+        )
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"--model-path {settings.model_path}: {error}") from error
+    return engine, loaded.lines()
+
+
+def _load(cls: type[T], parsed: Parsed[WorkerSettings]) -> Loaded[T]:
+    settings = parsed.settings
+    return load_settings(
+        cls, settings.extra_engine_args, typed_engine_flags(parsed), settings.override_engine_args
+    )
+
+
 _BUILDERS: dict[str, Callable[[Parsed[WorkerSettings], tuple[str, str]], tuple[Engine, list[str]]]] = {
     "embedded": _embedded,
     "mocker": _mocker,
+    "trtllm": _trtllm,
 }

@@ -8,7 +8,7 @@ import msgspec
 T = TypeVar("T")
 
 
-class _Config(msgspec.Struct):
+class _Config(msgspec.Struct, frozen=True):
     vocab_size: int
     num_hidden_layers: int
     num_key_value_heads: int
@@ -19,15 +19,15 @@ class _Config(msgspec.Struct):
     torch_dtype: str | None = None
 
 
-class _Generation(msgspec.Struct):
+class _Generation(msgspec.Struct, frozen=True):
     eos_token_id: int | list[int] | None = None
 
 
-class _Quantization(msgspec.Struct):
+class _Quantization(msgspec.Struct, frozen=True):
     kv_cache_quant_algo: str | None = None
 
 
-class _HfQuantConfig(msgspec.Struct):
+class _HfQuantConfig(msgspec.Struct, frozen=True):
     quantization: _Quantization = _Quantization()
 
 

@@ -1,0 +1,113 @@
+"""What a request gives: ONE object, yielded again at each step, with token ids from the start each time."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Generator
+from typing import Any
+
+from tensorrt_llm.params import Logprob as Logprob  # where TensorRT-LLM keeps it
+
+
+@dataclasses.dataclass
+class Response:
+    """What one engine step adds to a result; a finish reason ends it."""
+
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    disaggregated_params: Any = None
+
+
+class CompletionOutput:
+    """One answer so far. `token_ids` and `logprobs` are cumulative."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.cumulative_logprob: float | None = None
+        self.logprobs: list[dict[int, Logprob]] = []
+        self.prompt_logprobs: list[Any] = []
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.generation_logits = None
+        self.additional_context_outputs = None
+        self.additional_generation_outputs = None
+        self.disaggregated_params: Any = None
+        self.request_perf_metrics = None
+
+    @property
+    def length(self) -> int:
+        """Tokens so far."""
+        return len(self.token_ids)
+
+
+class RequestOutput:
+    """The handle of one request. Its queue belongs to the loop that ran when it was made."""
+
+    def __init__(self, request_id: int, prompt_token_ids: list[int], abort: Callable[[int], None]) -> None:
+        self.request_id = request_id
+        self.prompt: str | None = None
+        self.prompt_token_ids = prompt_token_ids
+        self.outputs = [CompletionOutput(0)]
+        self.context_logits = None
+        self.disaggregated_params: Any = None
+        self.finished = False
+        self.cached_tokens = 0
+        self.decoding_iter = 0
+        self.avg_decoded_tokens_per_iter: float | None = None
+        self.metrics_dict: dict[str, float] = {}
+        self.error: str | None = None
+        self._abort = abort
+        self._aborted = False
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[Response | Exception] = asyncio.Queue()
+
+    def put(self, response: Response | Exception) -> None:
+        """From the engine's thread: hand over what happened."""
+        try:
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, response)
+        except RuntimeError:
+            return  # the caller's loop is gone, and its interest with it
+
+    def abort(self) -> None:
+        """Ask the engine to stop; nothing is waited for."""
+        self._abort(self.request_id)
+        self._aborted = True
+
+    def aborted(self) -> bool:
+        """Whether `abort` was called."""
+        return self._aborted
+
+    def __aiter__(self) -> "RequestOutput":
+        return self
+
+    async def __anext__(self) -> "RequestOutput":
+        if self.finished:
+            raise StopAsyncIteration
+        await self._step()
+        return self
+
+    async def aresult(self) -> "RequestOutput":
+        """Wait for the end."""
+        while not self.finished:
+            await self._step()
+        return self
+
+    def __await__(self) -> Generator[Any, None, "RequestOutput"]:
+        return self.aresult().__await__()
+
+    async def _step(self) -> None:
+        response = await self._queue.get()
+        if isinstance(response, Exception):
+            self.finished = True
+            raise response
+        (output,) = self.outputs
+        output.token_ids += response.token_ids
+        output.logprobs += response.logprobs or []
+        output.finish_reason = response.finish_reason
+        output.stop_reason = response.stop_reason
+        output.disaggregated_params = response.disaggregated_params
+        self.decoding_iter += 1
+        self.finished = response.finish_reason is not None

@@ -1,0 +1,9 @@
+"""The errors of the double's executor."""
+
+
+class RequestError(RuntimeError):
+    """One request failed; the engine lives."""
+
+
+class CppExecutorError(RuntimeError):
+    """The engine failed."""

@@ -1,0 +1,111 @@
+"""The double's LLM: checks what TensorRT-LLM checks, then gives requests to the engine's thread."""
+
+import asyncio
+import itertools
+from typing import Any
+
+from tensorrt_llm.executor.engine import Executor, Job
+from tensorrt_llm.executor.result import RequestOutput
+from tensorrt_llm.executor.utils import RequestError
+from tensorrt_llm.params import SamplingParams, TorchLlmArgs
+
+_FIRST_GLOBAL_ID = 1 << 40
+
+
+class LLM:
+    """One engine in this process. The constructor blocks until the model is loaded."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        tokenizer_mode: str = "auto",
+        skip_tokenizer_init: bool = False,
+        trust_remote_code: bool = False,
+        tensor_parallel_size: int = 1,
+        dtype: str = "auto",
+        revision: str | None = None,
+        tokenizer_revision: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        for name in kwargs:
+            if name not in TorchLlmArgs.model_fields:
+                raise ValueError(f"LLM got invalid argument: {name}")
+        self.args: Any = TorchLlmArgs(
+            model=model,
+            tokenizer=tokenizer,
+            tokenizer_mode=tokenizer_mode,
+            skip_tokenizer_init=skip_tokenizer_init,
+            trust_remote_code=trust_remote_code,
+            tensor_parallel_size=tensor_parallel_size,
+            dtype=dtype,
+            revision=revision,
+            tokenizer_revision=tokenizer_revision,
+            **kwargs,
+        )
+        self._request_ids = itertools.count(1)
+        self._executor: Executor | None = Executor(self.args)
+
+    def generate_async(
+        self,
+        inputs: Any,
+        sampling_params: Any = None,
+        lora_request: Any = None,
+        prompt_adapter_request: Any = None,
+        streaming: bool = False,
+        kv_cache_retention_config: Any = None,
+        disaggregated_params: Any = None,
+        trace_headers: Any = None,
+        _postproc_params: Any = None,
+        scheduling_params: Any = None,
+        conversation_params: Any = None,
+        cache_salt: str | None = None,
+        priority: float = 0.5,
+    ) -> RequestOutput:
+        """Start a request; an ordinary call. Bad requests raise here, engine errors when the result is read."""
+        if self._executor is None:
+            raise RuntimeError("LLM is shutting down")
+        asyncio.get_running_loop()  # the result's queue is bound to it
+        token_ids = inputs["prompt_token_ids"] if isinstance(inputs, dict) else inputs
+        if not isinstance(token_ids, list) or not all(isinstance(token_id, int) for token_id in token_ids):
+            raise TypeError("the double takes token ids only")
+        sampling = sampling_params if sampling_params is not None else SamplingParams()
+        kind = (disaggregated_params and disaggregated_params.request_type) or "context_and_generation"
+        self._check(token_ids, sampling, kind, disaggregated_params)
+        result = RequestOutput(next(self._request_ids), token_ids, self._executor.abort)
+        result.disaggregated_params = disaggregated_params
+        self._executor.submit(Job(result, token_ids, sampling, streaming, kind, disaggregated_params))
+        return result
+
+    def get_kv_cache_capacity(self) -> dict[str, int]:
+        """What the pool holds."""
+        assert self._executor is not None
+        blocks, size = self._executor.num_blocks, self.args.kv_cache_config.tokens_per_block
+        return {"maxNumBlocks": blocks, "tokensPerBlock": size, "maxNumTokens": blocks * size}
+
+    def shutdown(self) -> None:
+        """End the engine; blocks."""
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None
+
+    def _check_health(self) -> bool:
+        return self._executor is not None and self._executor.check_health()
+
+    def _check(self, token_ids: list[int], sampling: Any, kind: str, params: Any) -> None:
+        if sampling.end_id is None and self.args.skip_tokenizer_init:
+            raise ValueError("end_id must be given without a tokenizer")
+        longest = self.args.max_num_tokens
+        if kind != "generation_only" and not self.args.enable_chunked_prefill and len(token_ids) > longest:
+            raise RequestError(f"The prompt length {len(token_ids)} exceeds max_num_tokens {longest}")
+        if sampling.guided_decoding is not None and self.args.guided_decoding_backend is None:
+            raise ValueError("guided decoding needs guided_decoding_backend")
+        if kind == "context_and_generation":
+            return
+        config = self.args.cache_transceiver_config
+        if config is None or config.backend is None:
+            raise ValueError("cache_transceiver_config with a backend is needed for disaggregated requests")
+        if params.disagg_request_id is not None and params.disagg_request_id < _FIRST_GLOBAL_ID:
+            raise ValueError("disagg_request_id below 2**40 is the engine's own")
+        if kind == "generation_only" and (params.ctx_request_id is None or params.opaque_state is None):
+            raise ValueError("generation_only needs what context_only gave")

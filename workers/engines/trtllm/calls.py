@@ -1,0 +1,192 @@
+"""One request inside TensorRT-LLM: read step by step, ended by what comes first, aborted only when safe."""
+
+import asyncio
+import dataclasses
+import enum
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from baton.errors import BatonError, DeadlineExceeded, EngineFailure, HandoffFailed, WorkerLost
+from baton.messages import FinishReason, GenerateRequest, TokenChunk, TokenLogprob, Usage
+from workers.engines.trtllm.library import Completion, Result
+
+log = logging.getLogger(__name__)
+
+# OpenAI's word for "very unlikely", here for "not told".
+_NO_LOGPROB = -9999.0
+
+
+class Abort(enum.Enum):
+    """When a request may be aborted: in the middle of a transfer that would corrupt or hang the engine."""
+
+    ANY_TIME = "it moves no KV"
+    ONCE_ANSWERED = "it takes KV over: its first response says that all has arrived"
+    NEVER = "it hands KV over: nobody says when, and its one response is soon there"
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A request from its submission until the engine has let go of it.
+
+    `end` is what ends it from outside: the engine's death, or stop. `cursor` counts the tokens seen.
+    """
+
+    request: GenerateRequest
+    result: Result
+    deadline: float
+    abort: Abort = Abort.ANY_TIME
+    num_cached_tokens: int | None = None
+    has_answered: bool = False
+    is_over: bool = False
+    end: BatonError | None = None
+    cursor: int = 0
+    is_pinned: bool = False
+    _waiting: asyncio.Timeout | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose KV it holds."""
+        return len(self.request.token_ids) + self.cursor
+
+    async def step(self) -> Completion:
+        """The next response; TensorRT-LLM gives the same object every time. Raises what ended the call:
+        DeadlineExceeded, `end`, or whatever the engine raises.
+        """
+        if self.end is not None:
+            raise self.end
+        waiting = self._waiting = asyncio.timeout_at(self.deadline)
+        try:
+            async with waiting:
+                await self.result.__anext__()
+        except TimeoutError:
+            if not waiting.expired():
+                raise  # the engine's own
+            raise self.end or DeadlineExceeded(
+                f"the request's {self.request.deadline_s:g} s were over; ask for less, or allow more time"
+            ) from None
+        except Exception:
+            self.is_over = True
+            raise
+        finally:
+            self._waiting = None
+        self.has_answered = True
+        (output,) = self.result.outputs
+        self.is_over = output.finish_reason is not None or self.abort is Abort.NEVER
+        return output
+
+    async def stay_pinned(self, ttl_s: float) -> None:
+        """Wait to be closed. Raises HandoffFailed when the time is over, or `end`."""
+        self.is_pinned = True
+        try:
+            async with asyncio.timeout(ttl_s) as self._waiting:
+                await asyncio.Event().wait()
+        except TimeoutError:
+            raise self.end or HandoffFailed(f"no decode worker took the KV within {ttl_s:.3g} s") from None
+        finally:
+            self._waiting = None
+            self.is_pinned = False
+
+    def end_with(self, error: BatonError) -> None:
+        """Make the pending step, or else the next one, raise `error`."""
+        self.end = error
+        if self._waiting is not None:
+            self._waiting.reschedule(asyncio.get_running_loop().time())
+
+    def chunk(self, output: Completion) -> TokenChunk:
+        """What came since the last step. Raises the error that a bad finish reason stands for."""
+        reason = finish_reason(output)
+        token_ids = output.token_ids[self.cursor :]
+        if reason == "stop":
+            token_ids = self._with_stop_token(token_ids, output)
+        logprobs = self._logprobs(token_ids, output)
+        self.cursor += len(token_ids)
+        return TokenChunk(tuple(token_ids), reason, self._usage() if reason else None, logprobs)
+
+    def _with_stop_token(self, token_ids: list[int], output: Completion) -> list[int]:
+        """Builds differ in whether the token that ended the answer is among the ids; here it always is."""
+        stops = self.request.sampling.stop_token_ids
+        if not stops or (output.token_ids and output.token_ids[-1] in stops):
+            return token_ids
+        return [*token_ids, output.stop_reason if isinstance(output.stop_reason, int) else stops[0]]
+
+    def _logprobs(self, token_ids: list[int], output: Completion) -> tuple[TokenLogprob, ...] | None:
+        num_top = self.request.sampling.logprobs
+        if num_top is None:
+            return None
+        told = (output.logprobs or [])[self.cursor : self.cursor + len(token_ids)]
+        told += [{}] * (len(token_ids) - len(told))
+        return tuple(_entry(i, entries, num_top) for i, entries in zip(token_ids, told, strict=True))
+
+    def _usage(self) -> Usage:
+        num_generated = self.request.num_generated
+        num_cached = self.num_cached_tokens
+        return Usage(
+            len(self.request.token_ids) - num_generated,
+            num_cached if num_cached is not None else self.result.cached_tokens,
+            num_generated + self.cursor,
+        )
+
+
+def finish_reason(output: Completion) -> FinishReason | None:
+    """Ours; `not_finished` is None. Raises BatonError for the ends that are none."""
+    match output.finish_reason:
+        case None | "not_finished":
+            return None
+        case "stop":
+            return "stop"
+        case "length":
+            return "length"
+        case "timeout":
+            raise DeadlineExceeded("TensorRT-LLM gave the request up: its time was over")
+        case other:
+            raise WorkerLost(f"TensorRT-LLM ended the request: {other}")
+
+
+def _entry(token_id: int, entries: dict[int, Any], num_top: int) -> TokenLogprob:
+    best = sorted(((i, float(entry.logprob)) for i, entry in entries.items()), key=lambda pair: -pair[1])
+    chosen = entries.get(token_id)
+    return TokenLogprob(
+        token_id, float(chosen.logprob) if chosen is not None else _NO_LOGPROB, tuple(best[:num_top])
+    )
+
+
+def as_error(error: Exception, call: Call, request_error: type[Exception]) -> BatonError:
+    """What an exception out of a step means to the client. EngineFailure from anything but a request's own
+    error: the engine is broken.
+    """
+    if isinstance(error, BatonError):
+        return error
+    if not isinstance(error, request_error):
+        return EngineFailure(f"TensorRT-LLM broke: {type(error).__name__}: {error}")
+    if call.abort is Abort.ONCE_ANSWERED and not call.has_answered:
+        return HandoffFailed(f"the KV did not arrive: {error}")
+    return EngineFailure(f"TensorRT-LLM failed on this request: {error}")
+
+
+async def let_go(call: Call, timeout_s: float, on_wedged: Callable[[str], None]) -> None:
+    """End a call that nobody reads any more: abort it as soon as that is safe, and wait until it is over.
+
+    A transfer ends within the KV timeout, by TensorRT-LLM's promise; one that does not within `timeout_s`
+    has wedged the engine (upstream issues 12313, 13713), and `on_wedged` is told.
+    """
+    request_id = call.request.request_id
+    call.deadline, call.end = asyncio.get_running_loop().time() + timeout_s, None
+    is_aborted = False
+    try:
+        while not call.is_over:
+            if not is_aborted and _may_abort(call):
+                call.result.abort()
+                is_aborted = True
+            await call.step()
+    except DeadlineExceeded:
+        if is_aborted:
+            log.warning("request_id=%s aborted, and never said to be over", request_id)
+        else:
+            on_wedged(f"request {request_id} did not end {timeout_s:g} s after it was given up")
+    except Exception as error:  # noqa: BLE001  nobody is left to tell, and the watchdog sees a dead engine
+        log.info("request_id=%s given up, ended with %s", request_id, error)
+
+
+def _may_abort(call: Call) -> bool:
+    return call.abort is Abort.ANY_TIME or (call.abort is Abort.ONCE_ANSWERED and call.has_answered)

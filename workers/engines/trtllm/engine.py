@@ -1,0 +1,325 @@
+"""TensorRT-LLM as an engine: one LLM in this process, in one role."""
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from baton.errors import (
+    BatonError,
+    EngineFailure,
+    HandoffFailed,
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    WorkerLost,
+)
+from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenChunk, WorkerStats
+from workers.engine import EngineInfo
+from workers.engines.trtllm.calls import Abort, Call, as_error, finish_reason, let_go
+from workers.engines.trtllm.figures import Figures
+from workers.engines.trtllm.handoff import generation_params, pack, unpack
+from workers.engines.trtllm.ids import HandoffIds
+from workers.engines.trtllm.library import Completion, Library, num_kv_blocks
+from workers.engines.trtllm.model import read_model_facts
+from workers.engines.trtllm.opening import open_llm, warm_up
+from workers.engines.trtllm.sampling import Limits, check, num_left, sampling_params
+from workers.engines.trtllm.settings import TRANSCEIVER
+from workers.engines.trtllm.watchdog import Watchdog
+from workers.settings import Loaded
+
+log = logging.getLogger(__name__)
+
+MAX_QUEUE_SIZE = 256
+_RETRY_AFTER_S = 1.0
+_WEDGED_AFTER_S = 30.0  # beyond the KV timeout
+_SHUTDOWN_S = 60.0
+
+
+class TrtllmEngine:
+    """Context and generation of TensorRT-LLM as prefill and decode; see docs/decisions.md.
+
+    What differs from other engines, because TensorRT-LLM does not tell or cannot do it:
+
+    * It does not say when a handoff's KV has moved. `prefill` ends when it is closed, which the frontend
+      does at decode's first chunk, or with HandoffFailed when the KV timeout is over.
+    * A pin cannot be taken back: KV that nobody pulls stays until the KV timeout.
+    * No request is aborted during its transfer; what is given up then is waited for in the background.
+    * A resumed answer goes on exactly only if it is greedy: the sampling is not positional.
+    * Figures of blocks are reckoned from the open requests; those of KV transfers are not known.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded[dict[str, Any]],
+        lib: Library,
+        *,
+        model_path: Path,
+        worker_id: str,
+        incarnation: str,
+        max_queue_size: int = MAX_QUEUE_SIZE,
+        leave: Callable[[int], object] = os._exit,
+    ) -> None:
+        """`leave` ends the process when nothing else can: a frozen loop, a shutdown that hangs."""
+        values = loaded.values
+        self._loaded = loaded
+        self._lib = lib
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._leave = leave
+        self._facts = read_model_facts(model_path)
+        self._limits = Limits(
+            context_length=int(values["max_seq_len"] or self._facts.context_length),
+            max_handoff_tokens=values.get(f"{TRANSCEIVER}.max_tokens_in_buffer"),
+        )
+        self._backend = values.get(f"{TRANSCEIVER}.backend")
+        self._kv_timeout_s = (values.get(f"{TRANSCEIVER}.kv_transfer_timeout_ms") or 0) / 1000
+        self._ids = HandoffIds()
+        self._figures = Figures(loaded.values, max_queue_size)
+        self._given_up: set[asyncio.Task[None]] = set()
+        self._llm: Any = None
+        self._watchdog: Watchdog | None = None
+        self._broke = asyncio.Event()
+        self._reason = ""
+
+    async def start(self) -> EngineInfo:
+        """Load and warm up; blocks the loop while it loads, see `open_llm`. Raises ValueError, OSError."""
+        llm = open_llm(self._lib, self._loaded)
+        self._watchdog = Watchdog(llm, self._break, leave=self._leave)
+        try:
+            await warm_up(llm, self._lib, self._facts)
+        except Exception as error:
+            self._break(f"the first request failed: {error}")
+            raise ValueError(f"TensorRT-LLM loaded, but does not run: {error}") from error
+        self._llm = llm
+        self._figures.num_blocks = num_kv_blocks(llm)
+        return EngineInfo(
+            name="trtllm",
+            version=self._lib.version,
+            context_length=self._limits.context_length,
+            kv_layout=self._kv_layout(),
+            kv_transfer=self._kv_transfer(),
+        )
+
+    async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
+        """Yield the handoff, or the finished answer. See `Engine.prefill`, and above how it ends."""
+        self._check(request, hands_over=True)
+        if num_left(request, self._limits) == 1:  # nothing to hand over, so nothing is pinned
+            async with aclosing(self._run(request, None)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            return
+        params = self._lib.disaggregated_params(
+            request_type="context_only", disagg_request_id=self._ids.next()
+        )
+        async with self._opened(request, params, Abort.NEVER) as call:
+            output = await self._step(call)
+            self._figures.count_prompt(call)
+            if finish_reason(output) == "stop":
+                yield self._chunk(call, output)
+                return
+            handoff = self._handoff(call, output)
+            yield handoff
+            try:
+                await call.stay_pinned(handoff.ttl_s)
+            except HandoffFailed:
+                self._figures.num_handoffs_expired += 1
+                raise
+
+    async def decode(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Yield the answer's chunks. See `Engine.decode`."""
+        self._check(request, hands_over=False)
+        async with aclosing(self._run(request, request.handoff)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def stats(self) -> WorkerStats:
+        """Live figures; the counters run from the start of the process."""
+        return self._figures.stats()
+
+    async def failed(self) -> str:
+        """Wait until TensorRT-LLM is broken: it records a fatal error, or raises one of no single request."""
+        await self._broke.wait()
+        return self._reason
+
+    async def stop(self) -> None:
+        """End every call with WorkerLost and shut TensorRT-LLM down. Idempotent."""
+        llm, self._llm = self._llm, None
+        for call in self._figures.calls:
+            call.end_with(WorkerLost("the worker stopped while it held the request"))
+        for task in self._given_up:
+            task.cancel()
+        await asyncio.gather(*self._given_up, return_exceptions=True)
+        if self._watchdog is not None:
+            await asyncio.to_thread(self._watchdog.stop)
+            self._watchdog = None
+        if self._broke.is_set():
+            # Its own shutdown, also run at exit, may wait for a dead executor for ever.
+            timer = threading.Timer(_SHUTDOWN_S, self._leave, (1,))
+            timer.daemon = True
+            timer.start()
+        elif llm is not None:
+            await asyncio.to_thread(llm.shutdown)
+
+    async def _run(
+        self, request: GenerateRequest, handoff: KvHandoff | None
+    ) -> AsyncGenerator[TokenChunk, None]:
+        params, num_cached, abort = None, None, Abort.ANY_TIME
+        if handoff is not None:
+            state = unpack(handoff, version=self._lib.version, num_tokens=len(request.token_ids))
+            params, num_cached = generation_params(state, self._lib), state.num_cached_tokens
+            abort = Abort.ONCE_ANSWERED
+        async with self._opened(request, params, abort) as call:
+            call.num_cached_tokens = num_cached
+            chunk = self._chunk(call, await self._step(call))
+            if handoff is None:
+                self._figures.count_prompt(call)
+            else:
+                self._figures.num_handoffs += 1
+            while True:
+                if chunk.token_ids or chunk.finish_reason:
+                    yield chunk
+                if chunk.finish_reason:
+                    return
+                chunk = self._chunk(call, await self._step(call))
+
+    def _chunk(self, call: Call, output: Completion) -> TokenChunk:
+        chunk = call.chunk(output)
+        self._figures.num_generated_tokens += len(chunk.token_ids)
+        return chunk
+
+    def _check(self, request: GenerateRequest, *, hands_over: bool) -> None:
+        if self._llm is None:
+            raise NotReady("the engine is not running")
+        if self._broke.is_set():
+            raise EngineFailure(self._reason)
+        check(request, self._facts, self._limits)
+        if hands_over or request.handoff is not None:
+            self._check_handoff(request)
+        if self._figures.is_full:
+            raise Overloaded("the worker's queue is full; try again later", retry_after_s=_RETRY_AFTER_S)
+
+    def _check_handoff(self, request: GenerateRequest) -> None:
+        if self._backend is None:
+            raise HandoffFailed(f"this worker moves no KV: set {TRANSCEIVER}.backend")
+        longest, num_tokens = self._limits.max_handoff_tokens, len(request.token_ids)
+        if longest is not None and num_tokens > longest:  # it would stall both sides
+            raise InvalidRequest(
+                f"the prompt has {num_tokens} tokens; {TRANSCEIVER}.max_tokens_in_buffer ({longest}) "
+                "is the most that prefill can hand over"
+            )
+        if request.deadline_s <= self._kv_timeout_s:
+            log.debug(
+                "request_id=%s deadline_s=%.3g is below the KV timeout of %.3g s: a lost transfer ends late",
+                request.request_id,
+                request.deadline_s,
+                self._kv_timeout_s,
+            )
+
+    @asynccontextmanager
+    async def _opened(
+        self, request: GenerateRequest, params: Any, abort: Abort
+    ) -> AsyncGenerator[Call, None]:
+        """The request inside TensorRT-LLM; at the end it is over there, or let go in the background."""
+        call = self._submit(request, params, abort)
+        self._figures.calls.add(call)
+        try:
+            yield call
+        finally:
+            if call.is_over or self._llm is None or self._broke.is_set():
+                self._figures.calls.discard(call)
+            else:
+                task = asyncio.create_task(self._let_go(call), name=f"let-go-{request.request_id}")
+                self._given_up.add(task)
+                task.add_done_callback(self._given_up.discard)
+
+    def _submit(self, request: GenerateRequest, params: Any, abort: Abort) -> Call:
+        max_tokens = 1 if abort is Abort.NEVER else num_left(request, self._limits)
+        sampling = sampling_params(request, self._lib, self._facts, max_tokens=max_tokens)
+        deadline = asyncio.get_running_loop().time() + request.deadline_s
+        try:
+            result = self._llm.generate_async(
+                request.token_ids, sampling, streaming=abort is not Abort.NEVER, disaggregated_params=params
+            )
+        except (ValueError, TypeError, NotImplementedError, self._lib.request_error) as error:
+            kind = HandoffFailed if abort is Abort.ONCE_ANSWERED else InvalidRequest
+            raise kind(f"TensorRT-LLM refuses the request: {error}") from error
+        except Exception as error:
+            self._break(f"{type(error).__name__}: {error}")
+            raise EngineFailure(self._reason) from error
+        log.debug(
+            "request_id=%s trtllm_id=%s disagg_id=%s",
+            request.request_id,
+            result.request_id,
+            getattr(params, "disagg_request_id", None),
+        )
+        return Call(request, result, deadline, abort)
+
+    async def _step(self, call: Call) -> Completion:
+        try:
+            return await call.step()
+        except BatonError:
+            raise
+        except Exception as error:
+            if not isinstance(error, self._lib.request_error):
+                self._break(f"{type(error).__name__}: {error}")
+            raise as_error(error, call, self._lib.request_error) from error
+
+    async def _let_go(self, call: Call) -> None:
+        try:
+            await let_go(call, self._kv_timeout_s + _WEDGED_AFTER_S, self._break)
+            if call.abort is Abort.NEVER and call.has_answered:
+                await call.stay_pinned(self._kv_timeout_s)  # nobody knows of it, nobody can pull it
+        except BatonError:
+            return
+        finally:
+            self._figures.calls.discard(call)
+
+    def _handoff(self, call: Call, output: Completion) -> KvHandoff:
+        if output.disaggregated_params is None:
+            raise HandoffFailed("TensorRT-LLM gave no DisaggregatedParams for a prompt that goes on")
+        self._figures.num_handoffs += 1
+        left_s = call.deadline - asyncio.get_running_loop().time()
+        return KvHandoff(
+            worker_id=self._worker_id,
+            incarnation=self._incarnation,
+            first_token=output.token_ids[0],
+            num_prompt_tokens=len(call.request.token_ids),
+            ttl_s=min(self._kv_timeout_s, left_s),
+            engine_state=pack(
+                output.disaggregated_params,
+                version=self._lib.version,
+                num_cached_tokens=call.result.cached_tokens,
+            ),
+        )
+
+    def _break(self, reason: str) -> None:
+        if self._broke.is_set():
+            return
+        log.error("engine broke reason=%s", reason)
+        self._reason = reason
+        self._broke.set()
+        for call in self._figures.calls:
+            call.end_with(EngineFailure(reason))
+
+    def _kv_layout(self) -> KvLayout:
+        values, facts = self._loaded.values, self._facts
+        dtype = str(values["kv_cache_config.dtype"])
+        return KvLayout(
+            dtype=facts.kv_dtype if dtype == "auto" else dtype,
+            tokens_per_block=int(str(values["kv_cache_config.tokens_per_block"])),
+            num_layers=facts.num_layers,
+            num_kv_heads=facts.num_kv_heads,
+            head_dim=facts.head_dim,
+            tensor_parallel_size=None,  # it may differ between the two sides
+        )
+
+    def _kv_transfer(self) -> str:
+        if self._backend is None:
+            return ""
+        size, buffer = self._loaded.values["tensor_parallel_size"], self._limits.max_handoff_tokens
+        return f"{str(self._backend).lower()} (tp {size}, buffer {buffer or 'default'})"

@@ -1,0 +1,60 @@
+"""The engine's open calls and what they add up to; TensorRT-LLM's own figures take up to 2 s to ask for."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from baton.messages import WorkerStats
+from workers.engines.trtllm.calls import Call
+
+_DEFAULT_BATCH_SIZE = 2048  # what null means
+
+
+class Figures:
+    """Counters, and blocks reckoned from the open calls: reused blocks count once for each call.
+
+    Under attention DP each rank has a batch of its own.
+    """
+
+    def __init__(self, values: Mapping[str, Any], max_queue_size: int) -> None:
+        num_ranks = int(values["tensor_parallel_size"]) if values["enable_attention_dp"] else 1
+        self._num_slots = int(values["max_batch_size"] or _DEFAULT_BATCH_SIZE) * num_ranks
+        self._max_queue_size = max_queue_size
+        self._tokens_per_block = int(values["kv_cache_config.tokens_per_block"])
+        self.calls: set[Call] = set()
+        self.num_blocks = 0
+        self.num_handoffs = 0
+        self.num_handoffs_expired = 0
+        self.num_prompt_tokens = 0
+        self.num_generated_tokens = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether batch and queue are taken."""
+        return len(self.calls) - self._num_pinned >= self._num_slots + self._max_queue_size
+
+    def count_prompt(self, call: Call) -> None:
+        """The prompt of this call was run here."""
+        self.num_prompt_tokens += len(call.request.token_ids)
+
+    def stats(self) -> WorkerStats:
+        """As the worker reports them."""
+        num_open = len(self.calls) - self._num_pinned
+        pinned = sum(self._num_blocks_of(call) for call in self.calls if call.is_pinned)
+        return WorkerStats(
+            num_running=min(num_open, self._num_slots),
+            num_waiting=max(0, num_open - self._num_slots),
+            kv_blocks=self.num_blocks,
+            kv_used_blocks=sum(map(self._num_blocks_of, self.calls)) - pinned,
+            kv_pinned_blocks=pinned,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_generated_tokens=self.num_generated_tokens,
+            num_handoffs=self.num_handoffs,
+            num_handoffs_expired=self.num_handoffs_expired,
+        )
+
+    @property
+    def _num_pinned(self) -> int:
+        return sum(call.is_pinned for call in self.calls)
+
+    def _num_blocks_of(self, call: Call) -> int:
+        return -(-call.num_tokens // self._tokens_per_block)

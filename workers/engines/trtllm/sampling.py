@@ -1,0 +1,128 @@
+"""From a request's Sampling to TensorRT-LLM's SamplingParams."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from baton.errors import InvalidRequest
+from baton.messages import GenerateRequest, Sampling
+from workers.engines.trtllm import library
+from workers.engines.trtllm.guided import structural_tag
+from workers.engines.trtllm.library import Library
+from workers.engines.trtllm.model import ModelFacts
+
+_SEED_BITS = (1 << 63) - 1
+# Odd numbers of high entropy (golden ratio, square root of 3): seeds of choices and attempts lie far apart.
+_CHOICE_STEP = 0x1E3779B97F4A7C15
+_RESUME_STEP = 0x3504F333F9DE6485
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What one request may ask for. `max_handoff_tokens` is the transceiver's buffer; None: no limit."""
+
+    context_length: int
+    max_handoff_tokens: int | None
+
+
+def check(request: GenerateRequest, facts: ModelFacts, limits: Limits) -> None:
+    """Raise InvalidRequest for what TensorRT-LLM would break on, or cut short without a word."""
+    num_tokens, num_generated = len(request.token_ids), request.num_generated
+    if not num_tokens:
+        raise InvalidRequest("the prompt has no token")
+    if not 0 <= num_generated < num_tokens:
+        raise InvalidRequest(f"of {num_tokens} tokens, {num_generated} cannot be generated ones")
+    if num_tokens >= limits.context_length:
+        raise InvalidRequest(
+            f"the prompt has {num_tokens} tokens; the context of {limits.context_length} holds "
+            f"{limits.context_length - 1} and an answer"
+        )
+    if num_left(request, limits) < 1:
+        raise InvalidRequest(
+            f"max_tokens is {request.sampling.max_tokens}; {num_generated} tokens exist already",
+            param="max_tokens",
+        )
+    if request.sampling.choice < 0 or (request.sampling.logprobs or 0) < 0:
+        raise InvalidRequest("choice and logprobs must not be negative")
+    asked = request.sampling
+    for token_id in (*request.token_ids, *asked.logit_bias, *asked.stop_token_ids):
+        if not 0 <= token_id < facts.vocab_size:
+            raise InvalidRequest(
+                f"token id {token_id} is not in the model's vocabulary of {facts.vocab_size}"
+            )
+
+
+def num_left(request: GenerateRequest, limits: Limits) -> int:
+    """Tokens that may still be generated: what was asked for, within the context."""
+    num_asked = request.sampling.max_tokens - request.num_generated
+    return min(num_asked, limits.context_length - len(request.token_ids))
+
+
+def sampling_params(request: GenerateRequest, lib: Library, facts: ModelFacts, *, max_tokens: int) -> Any:
+    """The SamplingParams of one attempt. Raises InvalidRequest for what this build cannot do.
+
+    Of an answer that is resumed, `max_tokens` and `min_tokens` are what is left, and the tokens that exist
+    count as generated in the penalties. Its random numbers are others than those of the first attempt:
+    TensorRT-LLM's sampling is not positional, so a resumed answer goes on exactly only if it is greedy.
+    """
+    asked = request.sampling
+    params = {
+        "max_tokens": max_tokens,
+        # Without `end_id` it would take the tokenizer's, and min_tokens would hold for that one.
+        "end_id": asked.stop_token_ids[0] if asked.stop_token_ids else facts.eos_token_id,
+        "pad_id": facts.eos_token_id,
+        "stop_token_ids": list(asked.stop_token_ids) or None,
+        "include_stop_str_in_output": True,  # else the stop token would be cut off the ids
+        "ignore_eos": asked.ignore_eos or not asked.stop_token_ids,
+        "detokenize": False,
+        "seed": seed(asked, request.num_generated),
+        **_choosing(asked),
+        **_penalties(request),
+    }
+    if (min_tokens := asked.min_tokens - request.num_generated) > 0:
+        params["min_tokens"] = min(min_tokens, max_tokens)
+    if asked.logprobs is not None:
+        params["logprobs"] = max(1, asked.logprobs)  # 0 would leave out the chosen token's, too
+    if asked.logit_bias:
+        params["embedding_bias"] = library.embedding_bias(asked.logit_bias, facts.vocab_size)
+    if asked.guided is not None:
+        params["guided_decoding"] = lib.guided_decoding_params(structural_tag=structural_tag(asked.guided))
+    return _built(lib.sampling_params, params)
+
+
+def seed(sampling: Sampling, num_generated: int) -> int:
+    """The seed of one attempt at one choice: the request's own for the first of both."""
+    return (sampling.seed + sampling.choice * _CHOICE_STEP + num_generated * _RESUME_STEP) & _SEED_BITS
+
+
+def _choosing(asked: Sampling) -> dict[str, object]:
+    if asked.temperature == 0:
+        return {}  # nothing set is greedy in every build; temperature 0 only in newer ones
+    params: dict[str, object] = {"temperature": asked.temperature, "top_p": asked.top_p}
+    params["top_k"] = max(0, asked.top_k)  # 0 is off; -1 is refused
+    if asked.min_p:
+        params["min_p"] = asked.min_p
+    return params
+
+
+def _penalties(request: GenerateRequest) -> dict[str, object]:
+    asked = request.sampling
+    params: dict[str, object] = {}
+    if asked.repetition_penalty != 1.0:
+        params["repetition_penalty"] = asked.repetition_penalty
+    if asked.frequency_penalty or asked.presence_penalty:
+        params["frequency_penalty"] = asked.frequency_penalty
+        params["presence_penalty"] = asked.presence_penalty
+        # Else the prompt would be penalised, too.
+        params["prompt_ignore_length"] = len(request.token_ids) - request.num_generated
+    return params
+
+
+def _built(cls: Callable[..., Any], params: dict[str, object]) -> Any:
+    lacking = sorted(set(params) - {field.name for field in dataclasses.fields(cls)})  # type: ignore[arg-type]
+    if lacking:
+        raise InvalidRequest(f"this build of TensorRT-LLM cannot do {', '.join(lacking)}", param=lacking[0])
+    try:
+        return cls(**params)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise InvalidRequest(f"TensorRT-LLM refuses the sampling: {error}") from error
