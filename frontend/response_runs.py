@@ -10,7 +10,7 @@ from contextlib import aclosing
 from baton.errors import BatonError, InvalidRequest, NotReady, Overloaded
 from baton.messages import GenerateRequest, TokenChunk
 from frontend.exchange import as_baton_error
-from frontend.metrics import Metrics, Tally
+from frontend.metrics import Metrics
 from frontend.response_answer import ResponseAnswer
 from frontend.response_events import after
 from frontend.response_store import ResponseStore
@@ -37,7 +37,10 @@ class Run:
         self._metrics = metrics
         self._outboxes: list[Outbox] = []
         self._reason: BatonError | None = None
-        self.task = asyncio.create_task(self._work(generate, timeout_s))
+        self._tally = metrics.begin(ROUTE)
+        # Only the making is ever cancelled; what comes after it, and before its first step, always runs.
+        self._making = asyncio.create_task(self._make(generate, timeout_s))
+        self.task = asyncio.create_task(self._finish())
 
     def follow(self, sequence_number: int) -> Outbox:
         """All events after the one of this number, those to come included. Raises InvalidRequest if they are
@@ -50,41 +53,45 @@ class Run:
     async def stop(self, reason: BatonError | None = None) -> None:
         """End it now, as failed for that reason or else as cancelled, and wait until that is kept."""
         self._reason = reason
-        self.task.cancel()
+        self._making.cancel()
         await asyncio.wait([self.task])
 
-    async def _work(self, generate: Generate, timeout_s: float) -> None:
-        tally = self._metrics.begin(ROUTE)
-        tally.model = self.answer.model
+    async def _make(self, generate: Generate, timeout_s: float) -> None:
+        answer = self.answer
+        async with asyncio.timeout(timeout_s), aclosing(generate(answer.request)) as chunks:
+            async for chunk in chunks:
+                self._tally.first_token_s = self._tally.first_token_s or time.perf_counter()
+                self._publish(answer.feed(chunk))
+                if answer.stopped:
+                    break
+        self._publish(answer.finish())
+
+    async def _finish(self) -> None:
         try:
-            last = await self._made(generate, timeout_s, tally)
+            last = await self._last_event()
             await self.answer.settle()
             self._publish(last)
         finally:
             for outbox in self._outboxes:
                 outbox.close()
+            tally = self._tally
+            tally.model = self.answer.model
             tally.num_prompt_tokens = self.answer.num_prompt_tokens
             tally.num_completion_tokens = self.answer.num_tokens
             tally.repairs = self.answer.repairs
             self._metrics.end(tally)
 
-    async def _made(self, generate: Generate, timeout_s: float, tally: Tally) -> bytes:
-        """Make the answer; gives its last event."""
+    async def _last_event(self) -> bytes:
+        """Wait until the answer is made, or will not be; gives the event that says so."""
         answer = self.answer
         try:
-            async with asyncio.timeout(timeout_s), aclosing(generate(answer.request)) as chunks:
-                async for chunk in chunks:
-                    tally.first_token_s = tally.first_token_s or time.perf_counter()
-                    self._publish(answer.feed(chunk))
-                    if answer.stopped:
-                        break
-            self._publish(answer.finish())
+            await self._making
             return answer.closing()
         except asyncio.CancelledError:  # by `stop`: what there is of the answer is kept
             return answer.cancelled() if self._reason is None else answer.failure(self._reason)
         except Exception as error:  # noqa: BLE001 whoever asks for the response is told
             failure = as_baton_error(error, answer.request.request_id)
-            tally.status = failure.status
+            self._tally.status = failure.status
             log.info("failed response_id=%s code=%s", answer.response.id, failure.code)
             return answer.failure(failure)
 
