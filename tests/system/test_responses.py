@@ -1,0 +1,130 @@
+"""The Responses API over real processes: a tool conversation with state, across restarts of the frontend."""
+
+import json
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.stack import MODEL, Process, Stack, wait_for
+
+TOOL: Any = {
+    "type": "function",
+    "name": "get_system_health",
+    "description": "Returns the current health status of the LLM runtime—use before critical operations "
+    "to verify the service is live.",
+    "parameters": {"type": "object", "properties": {}},
+    "strict": False,
+}
+QUESTION = "Hey, quick check: is everything up and running?"
+ASKED: Any = {"model": MODEL, "tools": [TOOL], "reasoning": {"effort": "low"}, "temperature": 0}
+# So slow that a frontend can be killed in the middle of it.
+LONG: Any = {"model": MODEL, "input": "Hello there!", "max_output_tokens": 3000, "background": True}
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One prefill and one decode worker with the demo model; the test starts the frontend."""
+    stack = Stack(tmp_path_factory.mktemp("stack"))
+    stack.worker("prefill", engine="embedded"), stack.worker("decode", engine="embedded")
+    yield stack
+    stack.stop()
+
+
+@pytest.fixture
+def client(stack: Stack) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def frontend(stack: Stack) -> Process:
+    """A running frontend."""
+    return start(stack)
+
+
+def start(stack: Stack) -> Process:
+    for process in stack.processes:
+        if process.name == "frontend":
+            process.kill()
+    process = stack.frontend()
+    stack.wait_ready(1, 1)
+    return process
+
+
+def result_of(response: Any) -> Any:
+    """The output for the one call of a response."""
+    (call,) = [item for item in response.output if item.type == "function_call"]
+    assert (call.name, json.loads(call.arguments)) == ("get_system_health", {})
+    output = '{"status":"ok","uptime_seconds":372045}'
+    return {"type": "function_call_output", "call_id": call.call_id, "output": output}
+
+
+def test_a_tool_conversation_goes_on_over_a_restart(
+    stack: Stack, frontend: Process, client: openai.OpenAI
+) -> None:
+    first = client.responses.create(input=QUESTION, **ASKED)
+    assert first.output[0].type == "reasoning"
+    assert first.output[0].content
+
+    frontend.signal(signal.SIGTERM)
+    assert frontend.wait() == 0
+    start(stack)
+
+    assert client.responses.retrieve(first.id).to_dict() == first.to_dict()
+    with client.responses.stream(input=[result_of(first)], previous_response_id=first.id, **ASKED) as stream:
+        second = stream.get_final_response()
+    assert "372045" in second.output_text
+    items = list(client.responses.input_items.list(second.id, order="asc"))
+    assert [item.type for item in items][:2] == ["message", "reasoning"]
+    assert items[-1].type == "function_call_output"
+    again = client.responses.create(input=[result_of(first)], previous_response_id=first.id, **ASKED)
+    assert again.output_text == second.output_text
+
+
+@pytest.mark.usefixtures("frontend")
+def test_a_stream_that_broke_off_is_resumed(client: openai.OpenAI) -> None:
+    stream = client.responses.create(input=QUESTION, stream=True, background=True, **ASKED)
+    seen = [next(stream) for _ in range(5)]
+    stream.close()
+    created = seen[0]
+    assert created.type == "response.created"
+
+    rest = client.responses.retrieve(
+        created.response.id, stream=True, starting_after=seen[-1].sequence_number
+    )
+    events = [*seen, *rest]
+
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    last = events[-1]
+    assert last.type == "response.completed"
+    stored = client.responses.retrieve(created.response.id)
+    assert stored.to_dict() == last.response.to_dict()
+
+
+@pytest.mark.usefixtures("frontend")
+def test_cancelling_a_background_response_frees_the_workers(stack: Stack, client: openai.OpenAI) -> None:
+    running = client.responses.create(**LONG, extra_body={"ignore_eos": True})
+    wait_for(lambda: stack.gauge("baton_num_running") > 0)
+
+    cancelled = client.responses.cancel(running.id)
+
+    assert cancelled.status == "cancelled"
+    stack.wait_idle()
+
+
+def test_a_background_response_of_a_killed_frontend_has_failed(
+    stack: Stack, frontend: Process, client: openai.OpenAI
+) -> None:
+    running = client.responses.create(**LONG, extra_body={"ignore_eos": True})
+    wait_for(lambda: stack.gauge("baton_num_running") > 0)
+    frontend.kill()
+    start(stack)
+
+    found = client.responses.retrieve(running.id)
+
+    assert found.status == "failed"
+    assert found.error is not None
+    stack.wait_idle()
