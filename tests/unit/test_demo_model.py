@@ -110,3 +110,14 @@ def test_the_model_answers_from_the_result_in_the_second_round_of_the_guide(mode
     assert output.reasoning
     assert output.text is not None
     assert "ok" in output.text or "372045" in output.text
+
+
+def test_the_training_forward_pass_computes_what_transformers_computes(model: "DemoModel") -> None:
+    torch = pytest.importorskip("torch")
+    from tools.demo_network import document_masks, hidden_states  # noqa: PLC0415 torch is optional here
+
+    ids = torch.arange(2 * 150).view(2, 150) % 3000
+    positions = torch.arange(150).expand(2, -1)
+    with torch.no_grad():
+        states, _ = hidden_states(model.model, ids, positions, document_masks(torch.ones_like(ids)))
+        torch.testing.assert_close(model.model.lm_head(states), model.model(ids).logits, rtol=1e-4, atol=1e-3)
