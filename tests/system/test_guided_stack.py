@@ -1,8 +1,10 @@
 """The form of an answer is enforced end to end, at temperature 1, prefill and decode on two workers."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import httpx
@@ -16,10 +18,11 @@ from tests.stack import MODEL, Stack
 Json = dict[str, Any]
 
 SEEDS = range(8)
+QUESTION = [{"role": "user", "content": "Is everything up and running?"}]
 # The demo model has seen no JSON but arguments: what has no bound (a string, the digits of a number) it may
 # write until its tokens are used up, and a cut answer is no JSON. So all but one schema have bounds.
 MAX_TOKENS = 400
-REPORT = {
+REPORT: Json = {
     "type": "object",
     "properties": {
         "status": {"enum": ["ok", "degraded", "down"]},
@@ -70,8 +73,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def ask(stack: Stack, **fields: Any) -> Json:
     """The first choice of an answer at temperature 1."""
-    messages = [{"role": "user", "content": "Is everything up and running?"}]
-    body = {"model": MODEL, "messages": messages, "max_tokens": MAX_TOKENS, "temperature": 1, **fields}
+    body = {"model": MODEL, "messages": QUESTION, "max_tokens": MAX_TOKENS, "temperature": 1, **fields}
     reply = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=60)
     assert reply.status_code == 200, reply.text
     choice: Json = reply.json()["choices"][0]
@@ -182,6 +184,44 @@ def test_streamed_and_whole_are_the_same_json(stack: Stack) -> None:
     )
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert json.loads(streamed) == json.loads(whole)
+
+
+def test_a_form_survives_the_worker_that_held_to_it(tmp_path: Path) -> None:
+    """Two streams, one on each decode worker; one worker is killed, and both streams go on as they would."""
+    disk = REPORT["properties"]["disks"]["items"]
+    schema = {"type": "array", "items": disk, "minItems": 12, "maxItems": 12}
+    fields: Json = {"seed": 5, "response_format": json_schema(schema, strict=True), "max_tokens": 600}
+    stack = Stack(tmp_path)
+    try:
+        frontend, _ = stack.frontend(), stack.worker("prefill", engine="embedded")
+        doomed, _ = [stack.worker("decode", engine="embedded") for _ in range(2)]
+        stack.wait_ready(1, 2)
+        expected = ask(stack, **fields)["message"]["content"]
+        jsonschema.validate(json.loads(expected), schema)
+        body = {"model": MODEL, "messages": QUESTION, "temperature": 1, "stream": True, **fields}
+        with ExitStack() as streams:
+            lines = [
+                streams.enter_context(
+                    httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=body, timeout=60)
+                ).iter_lines()
+                for _ in range(2)
+            ]
+            begun = [[next(stream) for _ in range(40)] for stream in lines]
+            doomed.kill()
+            assert [content_of([*head, *rest]) for head, rest in zip(begun, lines, strict=True)] == [
+                expected,
+                expected,
+            ]
+        assert "retry request_id" in frontend.text(), "nobody had to go on"
+    finally:
+        stack.stop()
+
+
+def content_of(lines: Iterable[str]) -> str:
+    """The text of a stream's events."""
+    events = [line.removeprefix("data: ") for line in lines if line.startswith("data: {")]
+    choices = [choice for event in events for choice in json.loads(event)["choices"]]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
 def test_a_schema_that_cannot_be_enforced_is_a_400_with_the_reason(stack: Stack) -> None:
