@@ -1,0 +1,87 @@
+"""What a form costs a sampled token: `python benchmarks/guided_mask.py [MODEL_FOLDER]`; CPU, no model."""
+
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from baton.messages import Sampling
+from frontend.guided import AnswerFormat, guided
+from frontend.tokenizer import ModelTokenizer
+from workers.engines.embedded.grammar import Grammars, Matcher
+from workers.engines.embedded.sampling import Draw, sample
+
+NUM_ROUNDS = 5
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "unit": {"enum": ["celsius", "fahrenheit"]},
+        "days": {"type": "array", "items": {"type": "object", "properties": {"note": {"type": "string"}}}},
+        "num": {"type": "integer", "minimum": 1, "maximum": 99},
+    },
+    "required": ["city", "unit", "days", "num"],
+    "additionalProperties": False,
+}
+THOUGHT = "The user wants the weather in a structured form, so I will think about what to say. Let's go."
+VALUE = {
+    "city": "San Francisco",
+    "unit": "celsius",
+    "days": [{"note": "cloudy with some sun"}, {"note": "rain"}],
+    "num": 42,
+}
+
+
+def main() -> None:
+    """Prints the milliseconds to compile a form, and the microseconds to sample with it and without."""
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "models/demo")
+    tokenizer = ModelTokenizer.load(folder)
+    answer = tokenizer.encode_text(
+        f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant<|channel|>final<|message|>"
+        f"{json.dumps(VALUE)}<|return|>",
+        allow_special=True,
+    )
+    grammars = Grammars.load(folder, tokenizer.vocab_size)
+    form = guided([], answer=AnswerFormat(schema=SCHEMA))
+    assert form is not None
+
+    def new_matcher() -> Matcher:
+        return asyncio.run(grammars.matcher(form))
+
+    print(f"{tokenizer.vocab_size} tokens in the vocabulary, {len(answer)} in the answer")
+    for what in ("first", "cached"):
+        start = time.perf_counter()
+        new_matcher()
+        print(f"{what} matcher: {1e3 * (time.perf_counter() - start):.2f} ms")
+    for temperature in (0.0, 1.0):
+        free = _sample_us(answer, tokenizer.vocab_size, temperature, lambda: None)
+        held = _sample_us(answer, tokenizer.vocab_size, temperature, new_matcher)
+        print(f"temperature {temperature}: {free:.0f} us a token, {held:.0f} us with a form")
+    grammars.close()
+
+
+def _sample_us(
+    answer: list[int], vocab_size: int, temperature: float, new_matcher: Callable[[], Matcher | None]
+) -> float:
+    """The median time to sample one token of `answer`."""
+    sampling = Sampling(max_tokens=len(answer), seed=0, temperature=temperature)
+    logits = torch.randn(1, vocab_size)
+    taken = []
+    for _ in range(NUM_ROUNDS):
+        matcher = new_matcher()
+        for i in range(len(answer)):
+            row, draw = logits.clone(), Draw(sampling, answer[:i], 0, matcher)
+            start = time.perf_counter()
+            sample(row, [draw])
+            taken.append(time.perf_counter() - start)
+    return 1e6 * statistics.median(taken)
+
+
+if __name__ == "__main__":
+    main()
