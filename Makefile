@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install up cluster dev servers vocab test test-slow fuzz check format clean
+.PHONY: help install up cluster dev servers vocab test test-slow fuzz test-clients check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -34,6 +34,13 @@ cluster: install ## the same over etcd and NATS
 
 dev: $(VENV)/.dev ## what tests and checks need, too
 
+# A venv of their own: some client packages want older releases of others.
+$(VENV)-clients/.made: pyproject.toml
+	@test -x $(VENV)-clients/bin/python || $(PYTHON) -m venv $(VENV)-clients
+	$(VENV)-clients/bin/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
+	$(VENV)-clients/bin/python -m pip install --quiet --disable-pip-version-check --prefer-binary --group clients
+	@touch $@
+
 servers: ## etcd and nats-server, by apt where that is allowed
 	@./tests/install_servers.sh
 
@@ -49,6 +56,9 @@ test-slow: dev servers ## the slow ones
 fuzz: dev ## a million examples of each property of the Harmony parser (hours)
 	BATON_FUZZ_EXAMPLES=1000000 $(BIN)/python -m pytest --timeout 0 tests/unit/test_harmony_properties.py
 
+test-clients: dev $(VENV)-clients/.made ## LangChain, LiteLLM, AIPerf and schemathesis against the stack
+	STACK_PYTHON=$(abspath $(BIN)/python) $(VENV)-clients/bin/python -m pytest tests/clients --timeout 600
+
 check: dev ## ruff, mypy strict, import-linter, budgets
 	$(BIN)/ruff check --quiet
 	$(BIN)/ruff format --check --quiet
@@ -61,4 +71,4 @@ format: dev ## let ruff write the files
 	$(BIN)/ruff format --quiet
 
 clean: ## remove .venv, caches and run folders
-	rm -rf $(VENV) .run .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-clients .run .mypy_cache .ruff_cache .pytest_cache .hypothesis
