@@ -1,0 +1,168 @@
+"""deploy/docker-compose.yml: what it says, and each service's own command line as a process."""
+
+import json
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.conftest import free_port
+from tests.stack import MODEL, ROOT, Process, wait_for
+
+DEPLOY = ROOT / "deploy"
+PORTS = ("2379", "2380", "4222", "8222", "8000")
+
+
+def _services() -> dict[str, dict[str, Any]]:
+    """The services as compose sees them with no variable set: `${NAME:-default}` is its default."""
+    text = (DEPLOY / "docker-compose.yml").read_text()
+    plain = re.sub(r"\$\{\w+(?::-([^}]*))?\}", lambda match: match[1] or "", text)
+    services: dict[str, dict[str, Any]] = yaml.safe_load(plain)["services"]
+    return services
+
+
+SERVICES = _services()
+
+
+class Containers:
+    """Services as processes on loopback: names, ports and folders of containers become this machine's."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ports = {port: str(free_port()) for port in PORTS}
+        self._processes: list[Process] = []
+
+    def url(self, port: str) -> str:
+        return f"http://127.0.0.1:{self._ports[port]}"
+
+    def start(self, name: str) -> None:
+        """The service's command and environment, word by word."""
+        service = SERVICES[name]
+        command = service["command"]
+        words = shlex.split(command) if isinstance(command, str) else list(command)
+        environ = {key: self._here(str(value)) for key, value in service.get("environment", {}).items()}
+        if "BATON_HOST" in environ:
+            environ["BATON_HOST"] = "localhost"  # a name, as in the containers' network
+        program = sys.executable if words[0] == "python3" else shutil.which(Path(words[0]).name)
+        assert program is not None
+        line = [program, *(self._here(word) for word in words[1:])]
+        inherited = {"PATH": "/usr/bin:/bin:/usr/sbin", "HOME": str(self._folder)}
+        self._processes.append(Process(name, line, self._folder / f"{name}.log", inherited | environ))
+
+    def _here(self, word: str) -> str:
+        folders = {"/etc/nats": str(DEPLOY), "/var/lib": str(self._folder), "=/data": f"={self._folder}/nats"}
+        word = re.sub(r"^/model$", "models/demo", word)
+        for there, here in folders.items():
+            word = word.replace(there, here)
+        word = re.sub(r"0\.0\.0\.0|(?<=//)(etcd|nats)(?=:)", "localhost", word)
+        return re.sub(r"\b(" + "|".join(PORTS) + r")\b", lambda match: self._ports[match[1]], word)
+
+    def roles(self) -> set[str]:
+        """Of the workers that the frontend knows; fails the test if a process has ended."""
+        for process in self._processes:
+            assert process.popen.poll() is None, f"{process.name} ended:\n{process.text()[-2000:]}"
+        try:
+            health = httpx.get(f"{self.url('8000')}/health").json()
+        except httpx.TransportError:
+            return set()
+        return {instance["role"] for instance in health["instances"]}
+
+    def stop(self) -> None:
+        for process in reversed(self._processes):
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def cpu_profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
+    containers = Containers(tmp_path_factory.mktemp("compose"))
+    for name in ("etcd", "nats", "frontend", "prefill-cpu", "decode-cpu"):
+        containers.start(name)
+    yield containers
+    containers.stop()
+
+
+def test_the_cpu_profile_answers_a_chat_request(cpu_profile: Containers) -> None:
+    url = cpu_profile.url("8000")
+    wait_for(lambda: cpu_profile.roles() == {"prefill", "decode"}, timeout_s=60)
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 40}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] > 0
+    page = httpx.get(f"{url}/metrics").text
+    assert re.search(r'^baton_num_handoffs\{role="prefill",[^}]+\} 1\.0$', page, re.MULTILINE)
+
+
+def test_the_health_checks_hold_on_the_running_services(cpu_profile: Containers) -> None:
+    assert httpx.get(f"{cpu_profile.url('8222')}/healthz").json() == {"status": "ok"}
+    assert httpx.get(f"{cpu_profile.url('2379')}/health").json()["health"] == "true"
+    assert httpx.get(f"{cpu_profile.url('8000')}/live").status_code == 200
+
+
+def test_nats_runs_with_jetstream_and_15_mib_messages(cpu_profile: Containers) -> None:
+    variables = httpx.get(f"{cpu_profile.url('8222')}/varz").json()
+    assert variables["max_payload"] == 15_728_640
+    assert variables["jetstream"]["config"]["store_dir"].endswith("/nats/jetstream")
+
+
+def test_the_dashboard_asks_for_metrics_that_exist(cpu_profile: Containers) -> None:
+    page = httpx.get(f"{cpu_profile.url('8000')}/metrics").text
+    known = set(re.findall(r"^# TYPE (\w+)", page, re.MULTILINE))
+    known |= {f"{name}{suffix}" for name in known for suffix in ("_bucket", "_count", "_sum", "_total")}
+    dashboard = json.loads((DEPLOY / "observability/grafana/dashboards/baton.json").read_text())
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel.get("targets", [])
+        for name in re.findall(r"\bbaton_\w+", target["expr"])
+    }
+    assert len(asked) > 8
+    assert asked <= known
+
+
+def test_up_without_a_profile_is_etcd_and_nats_alone() -> None:
+    assert {name for name, service in SERVICES.items() if "profiles" not in service} == {"etcd", "nats"}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_image_is_pinned_and_every_port_is_private(name: str) -> None:
+    service = SERVICES[name]
+    assert re.search(r":v?\d+\.\d+", service["image"]) or "build" in service
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+
+
+@pytest.mark.parametrize("name", ["prefill", "decode"])
+def test_gpu_workers_have_the_limits_of_the_guide(name: str) -> None:
+    service: Mapping[str, Any] = SERVICES[name]
+    assert service["ulimits"]["memlock"] == {"soft": -1, "hard": -1}
+    assert service["ulimits"]["stack"] == 67_108_864
+    assert service["ulimits"]["nofile"] == {"soft": 65_536, "hard": 65_536}
+    assert (service["ipc"], service["pid"], service["cap_add"]) == ("host", "host", ["SYS_PTRACE"])
+    assert service["environment"]["TRTLLM_ENABLE_PDL"] == "1"
+    assert service["environment"]["TRT_LLM_DISABLE_LOAD_WEIGHTS_IN_PARALLEL"] == "True"
+
+
+def test_gpu_workers_share_no_gpu_and_read_configs_that_exist() -> None:
+    lists = [
+        SERVICES[name]["environment"]["CUDA_VISIBLE_DEVICES"].split(",") for name in ("prefill", "decode")
+    ]
+    assert not set(lists[0]) & set(lists[1])
+    for name in ("prefill", "decode"):
+        words = shlex.split(SERVICES[name]["command"])
+        assert (ROOT / words[words.index("--extra-engine-args") + 1]).is_file()
+
+
+def test_what_is_mounted_and_copied_exists() -> None:
+    for service in SERVICES.values():
+        sources = [volume.split(":")[0] for volume in service.get("volumes", [])]
+        assert all((DEPLOY / source).exists() for source in sources if source.startswith("."))
+    copied = re.findall(r"^COPY (.+) \S+$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    assert all((ROOT / name).exists() for line in copied for name in line.split())
+    targets = {s["build"]["target"] for s in SERVICES.values() if "build" in s}
+    assert targets == {"frontend", "worker", "demo"}
