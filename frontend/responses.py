@@ -148,7 +148,7 @@ async def _history(response_id: str, responses: ResponseState) -> list[Item]:
     items = await context_items(response_id, responses.store)
     if previous is None or items is None:
         raise PreviousNotFound(
-            f"The response {response_id!r}, or one that it continues, is not stored here, or they are too many.",
+            f"The response {response_id!r} is not stored here, or not with all that it continues.",
             param="previous_response_id",
         )
     return items + list(msgspec.json.decode(previous.body, type=_Output).output)
