@@ -1,7 +1,7 @@
 """CPU of the frontend and of the workers for each streamed token, and for each short request; real processes.
 
-`python benchmarks/serving_plane.py [--streams 64] [--tokens 256] [--step-ms 5] [--rounds 3]` starts a frontend
-and mocker workers, streams chat completions over loopback, and writes the figures to stdout as JSON.
+`python benchmarks/serving_plane.py [--streams 64] [--tokens 256] [--step-ms 5] [--rounds 3]` starts a
+frontend and mocker workers, streams chat completions over loopback, and writes the figures to stdout as JSON.
 """
 
 import argparse
