@@ -23,6 +23,7 @@ from frontend.services import Services
 
 DEFAULT_PAGE = 20
 MAX_PAGE = 100
+MAX_QUERY_FIELDS = 100
 
 T = TypeVar("T")
 
@@ -196,7 +197,10 @@ class _Query:
     """The parameters after the question mark; those that nobody knows are ignored."""
 
     def __init__(self, query: str) -> None:
-        self._values = parse_qs(query, max_num_fields=100)
+        try:
+            self._values = parse_qs(query, max_num_fields=MAX_QUERY_FIELDS)
+        except ValueError:
+            raise InvalidRequest(f"The query has more than {MAX_QUERY_FIELDS} fields.") from None
 
     def one(self, name: str, read: Callable[[str], T], default: Any) -> Any:
         """The last value of that name as `read` reads it. Raises InvalidRequest if it cannot."""

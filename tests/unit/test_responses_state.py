@@ -5,8 +5,11 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from baton.errors import WorkerLost
 from frontend.response_runs import ResponseState
@@ -122,7 +125,9 @@ def test_the_input_items_are_all_that_the_response_was_made_from_page_by_page() 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=x", "limit=101", "order=up", "after=msg_no"])
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=x", "limit=" + "9" * 5000, "limit=101", "order=up", "after=msg_no"]
+)
 def test_a_page_that_makes_no_sense_is_a_400(query: str) -> None:
     async def scenario() -> Reply:
         async with frontend(ANSWER) as client:
@@ -131,6 +136,28 @@ def test_a_page_that_makes_no_sense_is_a_400(query: str) -> None:
 
     reply = asyncio.run(scenario())
     assert (reply.status, reply.error["param"]) == (400, query.partition("=")[0])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.text(max_size=8),
+    st.lists(
+        st.tuples(st.sampled_from(["stream", "starting_after", "limit", "order", "after", "x"]), st.text())
+    ),
+)
+def test_any_id_and_query_is_served_or_refused(name: str, fields: list[tuple[str, str]]) -> None:
+    async def scenario() -> list[int]:
+        async with frontend(ANSWER) as client:
+            made = (await client.respond(stream=True)).events[0]["response"]["id"]
+            query = urlencode(fields) + "&x=1" * (101 if len(fields) > 5 else 0)
+            urls = [
+                f"/v1/responses/{made}",
+                f"/v1/responses/{made}/input_items",
+                f"/v1/responses/{quote(name)}",
+            ]
+            return [(await client.get(f"{url}?{query}")).status for url in urls]
+
+    assert set(asyncio.run(scenario())) <= {200, 400, 404, 405}
 
 
 def test_an_item_of_a_stored_response_can_be_meant_by_its_id() -> None:
