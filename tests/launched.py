@@ -3,25 +3,51 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.conftest import free_port
-from tests.stack import ROOT
+from tests.stack import MODEL, ROOT
+
+_MOCKER_YAML = "engine_configs/demo/mocker.yaml"
+MOCKER = {
+    "ENGINE": "mocker",
+    "MODEL_PATH": "models/demo",
+    "SERVED_MODEL_NAME": MODEL,
+    "PREFILL_ENGINE_ARGS": _MOCKER_YAML,
+    "DECODE_ENGINE_ARGS": _MOCKER_YAML,
+    "ENGINE_ARGS": _MOCKER_YAML,
+    "PREFILL_FLAGS": "",
+    "DECODE_FLAGS": "",
+    "FLAGS": "",
+}
+# TensorRT-LLM's double with the demo model: flags and YAML are the scripts' own.
+DOUBLE = {
+    "ENGINE": "trtllm",
+    "MODEL_PATH": "models/demo",
+    "PYTHONPATH": str(ROOT / "tests/doubles"),
+    "SKIP_DOCTOR": "1",
+}
 
 
 class Launch:
     """One run of a script in launch/, with the mocker unless told otherwise."""
 
-    def __init__(self, run_dir: Path, *arguments: str, script: str = "local.sh", **environ: str) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        *arguments: str,
+        script: str = "local.sh",
+        engine: Mapping[str, str] = MOCKER,
+        **environ: str,
+    ) -> None:
         self.port = int(environ.get("HTTP_PORT", free_port()))
         self.run_dir = run_dir
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("BATON_", "ETCD_", "NATS_"))}
-        mocker = "engine_configs/demo/mocker.yaml"
-        settings = {"ENGINE": "mocker", "PREFILL_ENGINE_ARGS": mocker, "DECODE_ENGINE_ARGS": mocker}
-        settings |= {"HTTP_PORT": str(self.port), "RUN_DIR": str(run_dir), "PYTHON": sys.executable}
+        own = {"HTTP_PORT": str(self.port), "RUN_DIR": str(run_dir), "PYTHON": sys.executable}
         self.popen = subprocess.Popen(
             [str(ROOT / "launch" / script), *arguments],
-            env=inherited | settings | environ,
+            env=inherited | own | dict(engine) | environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.launched import Launch
+from tests.launched import MOCKER, Launch
 from tests.stack import MODEL
 
 
@@ -96,7 +96,7 @@ def test_a_mistake_is_one_clear_line(
     began = time.monotonic()
     environ = {name: value.format(yaml=yaml) for name, value in environ.items()}
 
-    launch = Launch(tmp_path / "run", **environ)
+    launch = Launch(tmp_path / "run", engine=MOCKER | environ)
     launches.append(launch)
     status, output = launch.end()
 

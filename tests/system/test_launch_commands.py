@@ -112,7 +112,7 @@ def test_every_value_can_be_set() -> None:
 
 
 def test_gpus_that_cannot_be_shared_out_are_refused(tmp_path: Path) -> None:
-    launch = Launch(tmp_path / "run", "--dry-run", script="gpt_oss_disagg.sh", NUM_PREFILL="3")
+    launch = Launch(tmp_path / "run", "--dry-run", script="gpt_oss_disagg.sh", engine={}, NUM_PREFILL="3")
 
     assert launch.end() == (1, "error: 4 GPUs (0,1,2,3) cannot be shared by 3 workers\n")
 
@@ -151,7 +151,7 @@ def test_an_aggregated_profile_serves_with_the_guides_values(
 
 
 def test_an_unknown_profile_is_told_the_known_ones(tmp_path: Path) -> None:
-    launch = Launch(tmp_path / "run", "h100", script="gpt_oss_agg.sh")
+    launch = Launch(tmp_path / "run", "h100", script="gpt_oss_agg.sh", engine={})
     status, output = launch.end()
 
     assert status == 2

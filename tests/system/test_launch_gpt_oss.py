@@ -12,29 +12,26 @@ import httpx
 import pytest
 
 from tests.conftest import LaunchServer
-from tests.launched import Launch
+from tests.launched import DOUBLE, MOCKER, Launch
 from tests.stack import MODEL
 
-Run = Callable[..., Launch]
-"""`run(SCRIPT, ARGUMENTS..., VARIABLE=value...)` with the mocker, and etcd and NATS of the test's own."""
+HEALTH = (
+    "Returns the current health status of the LLM runtime—use before critical operations "
+    "to verify the service is live."
+)
 
-MOCKER = {
-    "MODEL_PATH": "models/demo",
-    "SERVED_MODEL_NAME": MODEL,
-    "PREFILL_FLAGS": "",
-    "DECODE_FLAGS": "",
-    "FLAGS": "",
-    "ENGINE_ARGS": "engine_configs/demo/mocker.yaml",
-}
+Run = Callable[..., Launch]
+"""`run("SCRIPT ARGUMENTS", ENGINE, VARIABLE=value...)`, with etcd and NATS of the test's own."""
 
 
 @pytest.fixture
 def run(launch_etcd: LaunchServer, launch_nats: LaunchServer, tmp_path: Path) -> Iterator[Run]:
     started: list[Launch] = []
 
-    def run(script: str, *arguments: str, **environ: str) -> Launch:
+    def run(command: str, engine: dict[str, str] = MOCKER, **environ: str) -> Launch:
         services = {"ETCD_ENDPOINTS": launch_etcd().url, "NATS_SERVER": launch_nats().url}
-        launch = Launch(tmp_path / "run", *arguments, script=script, **(services | MOCKER | environ))
+        script, *arguments = command.split()
+        launch = Launch(tmp_path / "run", *arguments, script=script, engine=engine, **(services | environ))
         started.append(launch)
         return launch
 
@@ -55,7 +52,7 @@ def run(launch_etcd: LaunchServer, launch_nats: LaunchServer, tmp_path: Path) ->
 def test_it_serves_shows_its_logs_and_ends_with_ctrl_c(
     run: Run, command: str, fleet: str, names: tuple[str, ...]
 ) -> None:
-    launch = run(*command.split())
+    launch = run(command)
 
     output = launch.read_until("ready: ")
     assert f"ready: http://127.0.0.1:{launch.port} ({fleet})" in output
@@ -72,6 +69,34 @@ def test_it_serves_shows_its_logs_and_ends_with_ctrl_c(
         assert re.search(rf"^{name} \| .+", output + rest, re.MULTILINE)
         assert (launch.run_dir / f"{name}.log").stat().st_size > 0
     assert launch.processes() == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "model", "fleet"),
+    [
+        ("gpt_oss_disagg.sh", "openai/gpt-oss-120b", "1 prefill, 1 decode"),
+        ("gpt_oss_agg.sh max-throughput", "openai/gpt-oss-120b", "0 prefill, 1 decode"),
+        ("gpt_oss_20b.sh --disagg", "openai/gpt-oss-20b", "1 prefill, 1 decode"),
+    ],
+)
+def test_the_guides_command_lines_serve_the_guides_request(
+    run: Run, command: str, model: str, fleet: str
+) -> None:
+    launch = run(command, DOUBLE)
+    assert f"({fleet})" in launch.read_until("ready: ").splitlines()[-1]
+
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Hey, quick check: is everything up and running?"}],
+        "chat_template_args": {"reasoning_effort": "low"},
+        "tools": [{"type": "function", "function": {"name": "get_system_health", "description": HEALTH}}],
+        "max_tokens": 300,
+        "temperature": 0,
+    }
+    answer = httpx.post(f"http://127.0.0.1:{launch.port}/v1/chat/completions", json=body, timeout=60)
+    choice = answer.json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_system_health"
 
 
 def test_etcd_and_nats_come_from_the_path_and_outlive_the_drain(run: Run) -> None:
@@ -140,7 +165,7 @@ def test_what_the_doctor_calls_an_error_is_not_started(run: Run, tmp_path: Path)
         f"exec {sys.executable} $@\n"
     )
     python.chmod(0o755)
-    launch = run("gpt_oss_disagg.sh", ENGINE="trtllm", PYTHON=str(python))
+    launch = run("gpt_oss_disagg.sh", DOUBLE, SKIP_DOCTOR="", PYTHON=str(python))
 
     refusal = "no GPU\nerror: not started: repair what is named above (or SKIP_DOCTOR=1)\n"
     assert launch.end() == (1, refusal)
