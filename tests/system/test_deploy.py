@@ -53,7 +53,11 @@ class Containers:
         program = sys.executable if words[0] == "python3" else shutil.which(Path(words[0]).name)
         assert program is not None
         line = [program, *(self._here(word) for word in words[1:])]
-        inherited = {"PATH": "/usr/bin:/bin:/usr/sbin", "HOME": str(self._folder)}
+        inherited = {
+            "PATH": "/usr/bin:/bin:/usr/sbin",
+            "HOME": str(self._folder),
+            "PYTHONPATH": "tests/doubles",
+        }
         self._processes.append(Process(name, line, self._folder / f"{name}.log", inherited | environ))
 
     def _here(self, word: str) -> str:
@@ -79,18 +83,33 @@ class Containers:
             process.kill()
 
 
+def _profile(name: str, folder: Path) -> Iterator[Containers]:
+    containers = Containers(folder)
+    try:
+        for service, content in SERVICES.items():
+            if name in content.get("profiles", [name]):
+                containers.start(service)
+        yield containers
+    finally:
+        containers.stop()
+
+
 @pytest.fixture(scope="module")
 def cpu_profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
-    containers = Containers(tmp_path_factory.mktemp("compose"))
-    for name in ("etcd", "nats", "frontend", "prefill-cpu", "decode-cpu"):
-        containers.start(name)
-    yield containers
-    containers.stop()
+    yield from _profile("cpu", tmp_path_factory.mktemp("cpu"))
 
 
-def test_the_cpu_profile_answers_a_chat_request(cpu_profile: Containers) -> None:
-    url = cpu_profile.url("8000")
-    wait_for(lambda: cpu_profile.roles() == {"prefill", "decode"}, timeout_s=60)
+@pytest.fixture(scope="module")
+def gpu_profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
+    """With the double of TensorRT-LLM, which serves the demo model."""
+    yield from _profile("gpu", tmp_path_factory.mktemp("gpu"))
+
+
+@pytest.mark.parametrize("profile", ["cpu_profile", "gpu_profile"])
+def test_a_profile_answers_a_chat_request(profile: str, request: pytest.FixtureRequest) -> None:
+    containers: Containers = request.getfixturevalue(profile)
+    url = containers.url("8000")
+    wait_for(lambda: containers.roles() == {"prefill", "decode"}, timeout_s=60)
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 40}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
