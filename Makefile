@@ -59,12 +59,14 @@ fuzz: dev ## a million examples of each property of the Harmony parser (hours)
 test-clients: dev $(VENV)-clients/.made ## LangChain, LiteLLM, AIPerf and schemathesis against the stack
 	STACK_PYTHON=$(abspath $(BIN)/python) $(VENV)-clients/bin/python -m pytest tests/clients --timeout 600
 
-check: dev ## ruff, mypy strict, import-linter, budgets
+check: dev ## ruff, mypy strict, import-linter, budgets, compose schema, hadolint
 	$(BIN)/ruff check --quiet
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports --no-cache
 	$(BIN)/python tests/budgets.py
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec deploy/docker-compose.yml
+	$(BIN)/hadolint deploy/Dockerfile
 
 format: dev ## let ruff write the files
 	$(BIN)/ruff check --fix --quiet
