@@ -172,6 +172,22 @@ def test_a_schema_that_grows_without_end_is_refused(grammars: Grammars) -> None:
         asyncio.run(grammars.matcher(answer_form({"type": "object", "allOf": options})))
 
 
+@pytest.mark.parametrize(("num_properties", "is_served"), [(500, True), (3000, False)])
+def test_a_form_that_is_too_complex_to_follow_ends_its_own_request_only(
+    grammars: Grammars, tokenizer: ModelTokenizer, num_properties: int, is_served: bool
+) -> None:
+    many = {"type": "object", "properties": {f"p{i}": {"const": 1} for i in range(num_properties)}}
+    form = answer_form({**many, "additionalProperties": False})
+    matcher = asyncio.run(grammars.matcher(form))
+    head = tokenizer.encode_text('<|channel|>final<|message|>{"', allow_special=True)
+    assert (matcher.allowed(head, 0) is not None) == is_served
+    assert (matcher.error is None) == is_served
+    if matcher.error is not None:
+        assert "items" in matcher.error.message
+        assert "\n" not in matcher.error.message
+    assert asyncio.run(grammars.matcher(answer_form({}))).allowed([], 0) is not None
+
+
 def test_a_model_without_a_tokenizer_cannot_be_guided(tmp_path: Path) -> None:
     grammars = Grammars.load(tmp_path, VOCAB_SIZE)
     with pytest.raises(InvalidRequest, match="tokenizer"):

@@ -18,8 +18,11 @@ from baton.messages import Guided, MessageForm
 
 COMPILE_TIMEOUT_S = 5.0
 _NUM_CACHED = 64
-# Bound what one schema can take: a state is 1-2 kB, fuel is about 20 us a thousand.
-_LIMITS = LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
+# Bound what one schema can take: a lexer state is 1-2 kB, a thousand items of a step 50 us. An object with n
+# optional properties comes to n * n / 2 items.
+_LIMITS = LLParserLimits(
+    max_lexer_states=50_000, max_grammar_size=200_000, step_max_items=250_000, verbose_errors=False
+)
 # Enough to write JSON in one line or indented; if it were free, an unsure model would write it for ever.
 _WHITE_SPACE = r" ?|\n[ \t]{0,16}"
 _CONTROL = re.compile(r"(<\|\w+\|>)")
@@ -53,14 +56,14 @@ class Matcher:
             return None
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
-            self._fail(self._matcher.get_error())
+            self._fail(_reason(self._matcher))
             return None
         return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
 
     def _read(self, answer: list[int]) -> None:
         num_fitting = self._matcher.try_consume_tokens(answer)
         if self._matcher.is_error():
-            self._fail(self._matcher.get_error())
+            self._fail(_reason(self._matcher))
         elif self._matcher.is_stopped():
             self._is_over = True
         elif num_fitting < len(answer):
@@ -127,7 +130,7 @@ class Grammars:
                 self._check_schema(message)
         matcher = LLMatcher(self._tokenizer, _grammar(form), log_level=0, limits=_LIMITS)
         if matcher.is_error():
-            raise InvalidRequest(f"The form cannot be enforced: {matcher.get_error()}.", param=_param(form))
+            raise InvalidRequest(f"The form cannot be enforced: {_reason(matcher)}.", param=_param(form))
         return matcher
 
     def _check_schema(self, message: MessageForm) -> None:
@@ -136,8 +139,13 @@ class Grammars:
         problem = LLMatcher.validate_grammar(grammar, self._tokenizer, limits=_LIMITS)
         if problem and not problem.startswith("WARNING"):
             raise InvalidRequest(
-                f"`{message.param}` has a schema that cannot be enforced: {problem}.", param=message.param
+                f"`{message.param}` has a schema that cannot be enforced: {problem.rstrip('.')}.",
+                param=message.param,
             )
+
+
+def _reason(matcher: LLMatcher) -> str:
+    return matcher.get_error().partition("\n")[0].rstrip(".")
 
 
 def _param(form: Guided) -> str | None:
