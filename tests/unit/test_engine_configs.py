@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from workers.engines.trtllm.library import load_library
+from workers.engines.trtllm.settings import load_trtllm_settings
+
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "engine_configs"
 FACTS = json.loads((ROOT / "tests/doubles/trtllm_contract.json").read_text())
@@ -30,6 +33,14 @@ KINDS: dict[str, type | tuple[type, ...]] = {
 def load(name: str) -> Config:
     config: Config = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
     return config
+
+
+def leaves(config: Config) -> Config:
+    """Values by key path."""
+    found: Config = {}
+    for key, value in config.items():
+        found |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
+    return found
 
 
 def named(path: Path) -> str:
@@ -99,6 +110,17 @@ def test_the_check_itself_finds_what_tensorrt_llm_refuses(config: Config, fault:
 
 
 @pytest.mark.parametrize("path", FILES, ids=named)
+def test_the_worker_takes_it_as_it_is(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mode: Any = path.stem if path.stem in ("prefill", "decode") else "agg"
+
+    loaded = load_trtllm_settings(load_library().args, mode, yaml_path=path)
+
+    of_the_file = {key: loaded.values[key] for key, source in loaded.sources.items() if str(path) in source}
+    assert of_the_file == leaves(load(named(path)))
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
 def test_a_file_says_first_what_it_is_for_and_the_readme_names_it(path: Path) -> None:
     assert re.match(r"# .{30,}\.\n", path.read_text())
     assert f"`{path.relative_to(CONFIGS)}`" in (CONFIGS / "README.md").read_text()
@@ -107,9 +129,8 @@ def test_a_file_says_first_what_it_is_for_and_the_readme_names_it(path: Path) ->
 @pytest.mark.parametrize("path", FILES, ids=named)
 def test_the_readme_has_a_reason_for_every_key(path: Path) -> None:
     readme = (CONFIGS / "README.md").read_text()
-    for key, value in load(named(path)).items():
-        for leaf in value if isinstance(value, dict) else [key]:
-            assert f"`{leaf}`" in readme, f"{key}: {leaf}"
+    for key in leaves(load(named(path))):
+        assert f"`{key.rpartition('.')[2]}`" in readme
 
 
 @pytest.mark.parametrize("path", FILES, ids=named)
