@@ -44,6 +44,8 @@ class Generator:
                             yield chunk
                             if chunk.finish_reason:
                                 return
+                            if progress.prefilling is not None:
+                                await progress.prefill_is_over()
                     raise WorkerLost("The worker ended the stream before the answer was complete.")
                 except BatonError as error:
                     if isinstance(error, WorkerLost) and progress.asked:
@@ -54,18 +56,21 @@ class Generator:
     async def _start(self, progress: "_Progress", calls: AsyncExitStack) -> AsyncGenerator[Reply, None]:
         """Place what is left of the request; the stream of its tokens. `calls` closes all that it opened.
 
-        The prefill call stays open while decode runs: to close it is to release the KV pinned there.
+        The prefill call stays open until decode's first chunk, which says that the KV has moved: not every
+        engine knows. To close it earlier is to release the KV pinned there.
         """
         request = progress.remaining()
         prefill = self._choose(Role.PREFILL, progress)
         if prefill is not None:
-            replies = await self._call(prefill, request, progress, calls)
+            prefilling = await calls.enter_async_context(AsyncExitStack())
+            replies = await self._call(prefill, request, progress, prefilling)
             first = await anext(replies, None)
             if isinstance(first, TokenChunk):
                 return _only(first)
             if not isinstance(first, KvHandoff):
                 raise HandoffFailed(f"Prefill worker {prefill.worker_id} sent no handoff.")
             request = msgspec.structs.replace(request, handoff=first)
+            progress.prefilling = prefilling
         decode = self._choose(Role.DECODE, progress, paired_with=prefill)
         if decode is None:
             raise progress.error or NoWorkers(f"No decode worker is live for {request.model}; start one.")
@@ -96,6 +101,7 @@ class _Progress:
         self.asked: list[WorkerInfo] = []
         self.avoided: set[str] = set()
         self.error: BatonError | None = None
+        self.prefilling: AsyncExitStack | None = None
         self._num_failures = 0
         self._deadline = asyncio.get_running_loop().time() + request.deadline_s
 
@@ -110,9 +116,16 @@ class _Progress:
             deadline_s=self._deadline - asyncio.get_running_loop().time(),
         )
 
+    async def prefill_is_over(self) -> None:
+        """Close the prefill call."""
+        prefilling, self.prefilling = self.prefilling, None
+        if prefilling is not None:
+            await prefilling.aclose()
+
     def note_failure(self, error: BatonError) -> None:
         """Remember whom to avoid; raises if another attempt makes no sense."""
         self._num_failures += 1
+        self.prefilling = None
         if not error.retryable or not self.asked or self._num_failures == MAX_ATTEMPTS:
             raise error
         if asyncio.get_running_loop().time() >= self._deadline:

@@ -146,6 +146,20 @@ def test_prefill_hands_its_baton_to_decode() -> None:
     assert fleet.calls[1][1].handoff is not None
 
 
+def test_decodes_first_chunk_ends_the_prefill_call() -> None:
+    open_calls: list[list[str]] = []
+
+    async def watching(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        async for chunk in answer(asked):
+            yield chunk
+            open_calls.append(fleet.open.copy())
+
+    fleet = ScriptedFleet(p1=hand_off, d1=watching)
+
+    assert asyncio.run(generate(fleet)) == WHOLE
+    assert open_calls == [["d1"]] * 3
+
+
 def test_without_a_prefill_worker_decode_prefills_by_itself() -> None:
     fleet = ScriptedFleet(d1=answer)
 
