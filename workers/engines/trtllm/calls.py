@@ -62,8 +62,10 @@ class Call:
         except TimeoutError:
             if not waiting.expired():
                 raise  # the engine's own
-            raise self.end or DeadlineExceeded(
-                f"the request's {self.request.deadline_s:g} s were over; ask for less, or allow more time"
+            raise self._end_or(
+                DeadlineExceeded(
+                    f"the request's {self.request.deadline_s:g} s were over; ask for less, or allow more time"
+                )
             ) from None
         except Exception:
             self.is_over = True
@@ -75,6 +77,16 @@ class Call:
         self.is_over = output.finish_reason is not None or self.abort is Abort.NEVER
         return output
 
+    def abort_if_safe(self) -> bool:
+        """Abort it unless it is over; False if its KV may be on its way. Nothing is waited for."""
+        if self.is_over:
+            return True
+        if self.abort is Abort.NEVER or (self.abort is Abort.ONCE_ANSWERED and not self.has_answered):
+            return False
+        self.result.abort()
+        self.is_over = True
+        return True
+
     async def stay_pinned(self, ttl_s: float) -> None:
         """Wait to be closed. Raises HandoffFailed when the time is over, or `end`."""
         self.is_pinned = True
@@ -82,10 +94,13 @@ class Call:
             async with asyncio.timeout(ttl_s) as self._waiting:
                 await asyncio.Event().wait()
         except TimeoutError:
-            raise self.end or HandoffFailed(f"no decode worker took the KV within {ttl_s:.3g} s") from None
+            raise self._end_or(HandoffFailed(f"no decode worker took the KV within {ttl_s:.3g} s")) from None
         finally:
             self._waiting = None
             self.is_pinned = False
+
+    def _end_or(self, error: BatonError) -> BatonError:
+        return self.end if self.end is not None else error
 
     def end_with(self, error: BatonError) -> None:
         """Make the pending step, or else the next one, raise `error`."""
@@ -165,28 +180,18 @@ def as_error(error: Exception, call: Call, request_error: type[Exception]) -> Ba
 
 
 async def let_go(call: Call, timeout_s: float, on_wedged: Callable[[str], None]) -> None:
-    """End a call that nobody reads any more: abort it as soon as that is safe, and wait until it is over.
+    """Wait for the first response of a call that nobody reads any more, then abort what is left of it.
 
     A transfer ends within the KV timeout, by TensorRT-LLM's promise; one that does not within `timeout_s`
     has wedged the engine (upstream issues 12313, 13713), and `on_wedged` is told.
     """
     request_id = call.request.request_id
     call.deadline, call.end = asyncio.get_running_loop().time() + timeout_s, None
-    is_aborted = False
     try:
-        while not call.is_over:
-            if not is_aborted and _may_abort(call):
-                call.result.abort()
-                is_aborted = True
-            await call.step()
+        await call.step()
     except DeadlineExceeded:
-        if is_aborted:
-            log.warning("request_id=%s aborted, and never said to be over", request_id)
-        else:
-            on_wedged(f"request {request_id} did not end {timeout_s:g} s after it was given up")
+        on_wedged(f"request {request_id} did not end {timeout_s:g} s after it was given up")
     except Exception as error:  # noqa: BLE001  nobody is left to tell, and the watchdog sees a dead engine
         log.info("request_id=%s given up, ended with %s", request_id, error)
-
-
-def _may_abort(call: Call) -> bool:
-    return call.abort is Abort.ANY_TIME or (call.abort is Abort.ONCE_ANSWERED and call.has_answered)
+    else:
+        call.abort_if_safe()

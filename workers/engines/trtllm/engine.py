@@ -123,6 +123,7 @@ class TrtllmEngine:
                 yield self._chunk(call, output)
                 return
             handoff = self._handoff(call, output)
+            call.is_pinned = True
             yield handoff
             try:
                 await call.stay_pinned(handoff.ttl_s)
@@ -230,7 +231,7 @@ class TrtllmEngine:
         try:
             yield call
         finally:
-            if call.is_over or self._llm is None or self._broke.is_set():
+            if self._llm is None or self._broke.is_set() or call.abort_if_safe():
                 self._figures.calls.discard(call)
             else:
                 task = asyncio.create_task(self._let_go(call), name=f"let-go-{request.request_id}")

@@ -16,7 +16,10 @@ def structural_tag(form: Guided) -> str:
 
     Raises InvalidRequest for a schema that is none.
     """
-    last: dict[str, object] = {"type": "or", "elements": [tag for message in form.last for tag in _tags(message)]}
+    last: dict[str, object] = {
+        "type": "or",
+        "elements": [tag for message in form.last for tag in _tags(message)],
+    }
     elements = [last]
     if form.leading:
         tags = [tag for message in form.leading for tag in _tags(message)]

@@ -7,6 +7,8 @@ import msgspec
 
 T = TypeVar("T")
 
+NO_TOKEN = -1  # as TensorRT-LLM writes it
+
 
 class _Config(msgspec.Struct, frozen=True):
     vocab_size: int
@@ -32,7 +34,7 @@ class _HfQuantConfig(msgspec.Struct, frozen=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """`eos_token_id` is the first of the model's own stop tokens; `kv_dtype` what dtype `auto` is."""
+    """`eos_token_id` is the first of the model's own stop tokens, or NO_TOKEN; `kv_dtype` what `auto` is."""
 
     vocab_size: int
     context_length: int
@@ -79,4 +81,4 @@ def _first(*candidates: int | list[int] | None) -> int:
             return candidate
         if candidate:
             return candidate[0]
-    raise ValueError("neither generation_config.json nor config.json has eos_token_id")
+    return NO_TOKEN

@@ -4,18 +4,19 @@ import asyncio
 import dataclasses
 import os
 import threading
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from tensorrt_llm.executor.result import Logprob, RequestOutput, Response
-from tensorrt_llm.executor.utils import CppExecutorError, RequestError
-from tensorrt_llm.params import DisaggregatedParams
 
 from baton.errors import BatonError, HandoffFailed, InvalidRequest
 from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, TokenChunk, TokenLogprob
+from tensorrt_llm.executor.result import Logprob, RequestOutput, Response
+from tensorrt_llm.executor.utils import CppExecutorError, RequestError
+from tensorrt_llm.params import DisaggregatedParams
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.handoff import HandoffState
 from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
@@ -24,6 +25,7 @@ from workers.kv.choose import choose_transceiver
 _FOREVER_S = 1e6
 _POOL_TOKENS = 1 << 16
 DIES_AFTER = "DOUBLE_TRTLLM_DIES_AFTER"  # the engine dies after so many responses
+LOADS_S = "DOUBLE_TRTLLM_LOADS_S"  # how long the constructor blocks
 
 
 @dataclasses.dataclass
@@ -54,6 +56,7 @@ class Executor:
         config = args.cache_transceiver_config
         timeout_ms = config.kv_transfer_timeout_ms if config is not None else None
         self._kv_timeout_s = timeout_ms / 1000 if timeout_ms is not None else _FOREVER_S
+        time.sleep(float(os.environ.get(LOADS_S, "0")))
         self._engine = _embedded(args, self._kv_timeout_s)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="double-executor")
@@ -141,7 +144,8 @@ class Executor:
             self._jobs.pop(job.result.request_id, None)
 
     async def _context(self, job: Job) -> None:
-        request = _request(job, max_tokens=2)  # TensorRT-LLM forces 1; the embedded engine would not hand over
+        # TensorRT-LLM makes it 1; with 1 the embedded engine would have nothing to hand over.
+        request = _request(job, max_tokens=2)
         async with aclosing(self._engine.prefill(request)) as replies:
             async for reply in replies:
                 if isinstance(reply, TokenChunk):

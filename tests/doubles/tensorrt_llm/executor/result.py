@@ -5,7 +5,9 @@ import dataclasses
 from collections.abc import Callable, Generator
 from typing import Any
 
-from tensorrt_llm.params import Logprob as Logprob  # where TensorRT-LLM keeps it
+from tensorrt_llm.params import Logprob
+
+__all__ = ["CompletionOutput", "Logprob", "RequestOutput", "Response"]
 
 
 @dataclasses.dataclass

@@ -15,7 +15,7 @@ _FIRST_GLOBAL_ID = 1 << 40
 class LLM:
     """One engine in this process. The constructor blocks until the model is loaded."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  as TensorRT-LLM has it
         self,
         model: Any,
         tokenizer: Any = None,
@@ -46,7 +46,7 @@ class LLM:
         self._request_ids = itertools.count(1)
         self._executor: Executor | None = Executor(self.args)
 
-    def generate_async(
+    def generate_async(  # noqa: PLR0917  as TensorRT-LLM has it
         self,
         inputs: Any,
         sampling_params: Any = None,
@@ -62,7 +62,7 @@ class LLM:
         cache_salt: str | None = None,
         priority: float = 0.5,
     ) -> RequestOutput:
-        """Start a request; an ordinary call. Bad requests raise here, engine errors when the result is read."""
+        """Start a request; an ordinary call. Bad requests raise here, engine errors from the iteration."""
         if self._executor is None:
             raise RuntimeError("LLM is shutting down")
         asyncio.get_running_loop()  # the result's queue is bound to it
