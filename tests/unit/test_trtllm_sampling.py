@@ -1,0 +1,162 @@
+"""What a request asks, in TensorRT-LLM's words; and what is refused before it can do harm."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.errors import InvalidRequest
+from baton.messages import GenerateRequest, Guided, MessageForm, Sampling
+from workers.engines.trtllm.library import load_library
+from workers.engines.trtllm.model import read_model_facts
+from workers.engines.trtllm.sampling import Limits, check, num_left, sampling_params, seed
+
+FACTS = read_model_facts(Path("models/demo"))
+LIMITS = Limits(context_length=100, max_handoff_tokens=None)
+STOPS = (3071, 3070)
+
+
+def ask(num_tokens: int = 5, num_generated: int = 0, **sampling: Any) -> GenerateRequest:
+    options = {"max_tokens": 10, "seed": 3, "stop_token_ids": STOPS} | sampling
+    return GenerateRequest(
+        request_id="r",
+        model="m",
+        token_ids=[1] * num_tokens,
+        sampling=Sampling(**options),
+        deadline_s=1,
+        num_generated=num_generated,
+    )
+
+
+def params(request: GenerateRequest) -> dict[str, Any]:
+    """The fields that differ from TensorRT-LLM's defaults."""
+    built = sampling_params(request, load_library(), FACTS, max_tokens=num_left(request, LIMITS))
+    return {
+        field.name: value
+        for field in dataclasses.fields(built)
+        if (value := getattr(built, field.name)) is not None and value != field.default
+    }
+
+
+ALWAYS = {
+    "max_tokens": 10,
+    "end_id": 3071,
+    "pad_id": FACTS.eos_token_id,
+    "stop_token_ids": list(STOPS),
+    "include_stop_str_in_output": True,
+    "detokenize": False,
+    "seed": 3,
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"temperature": 0.0, "top_k": 5, "top_p": 0.5}, {}),
+        ({"temperature": 1.0}, {"temperature": 1.0, "top_p": 1.0, "top_k": 0}),
+        ({"temperature": 0.5, "top_k": -1}, {"temperature": 0.5, "top_p": 1.0, "top_k": 0}),
+        (
+            {"temperature": 0.5, "top_k": 7, "min_p": 0.1},
+            {"temperature": 0.5, "top_p": 1.0, "top_k": 7, "min_p": 0.1},
+        ),
+        ({"temperature": 0.0, "logprobs": 0}, {"logprobs": 1}),
+        ({"temperature": 0.0, "logprobs": 4}, {"logprobs": 4}),
+        ({"temperature": 0.0, "min_tokens": 4}, {"min_tokens": 4}),
+        ({"temperature": 0.0, "ignore_eos": True}, {"ignore_eos": True}),
+        ({"temperature": 0.0, "repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
+        (
+            {"temperature": 0.0, "frequency_penalty": 0.5},
+            {"frequency_penalty": 0.5, "presence_penalty": 0.0, "prompt_ignore_length": 5},
+        ),
+    ],
+)
+def test_each_setting_has_its_word(asked: dict[str, Any], told: dict[str, Any]) -> None:
+    assert params(ask(**asked)) == ALWAYS | told
+
+
+def test_a_request_without_stop_tokens_ends_at_max_tokens_only() -> None:
+    told = params(ask(temperature=0.0, stop_token_ids=()))
+
+    assert told["ignore_eos"]
+    assert told["end_id"] == FACTS.eos_token_id
+    assert "stop_token_ids" not in told
+
+
+def test_a_resumed_answer_asks_for_the_rest() -> None:
+    told = params(ask(9, num_generated=4, min_tokens=6, frequency_penalty=1.0, temperature=0.0))
+
+    assert (told["max_tokens"], told["min_tokens"], told["prompt_ignore_length"]) == (6, 2, 5)
+    assert "min_tokens" not in params(ask(9, num_generated=4, min_tokens=3))
+
+
+def test_the_answer_is_cut_to_the_context() -> None:
+    assert params(ask(95))["max_tokens"] == 5
+
+
+def test_logit_bias_is_a_tensor_over_the_vocabulary() -> None:
+    bias = params(ask(logit_bias={7: -100.0}))["embedding_bias"]
+
+    assert bias.shape == (FACTS.vocab_size,)
+    assert (float(bias[7]), float(bias.abs().sum())) == (-100.0, 100.0)
+
+
+def test_choices_and_attempts_have_seeds_of_their_own() -> None:
+    seeds = {
+        seed(Sampling(max_tokens=1, seed=s, choice=c), g) for s in (0, -1) for c in (0, 1, 2) for g in (0, 1)
+    }
+
+    assert len(seeds) == 12
+    assert all(0 <= value < 1 << 63 for value in seeds)
+    assert seed(Sampling(max_tokens=1, seed=42), 0) == 42
+
+
+def test_a_form_becomes_a_structural_tag() -> None:
+    form = Guided(
+        leading=(MessageForm(headers=("<|channel|>analysis<|message|>",), end="<|end|><|start|>assistant"),),
+        last=(
+            MessageForm(
+                headers=("<|channel|>final<|message|>", "<|channel|>final json<|message|>"),
+                end="<|return|>",
+                schema='{"type": "object"}',
+            ),
+        ),
+    )
+
+    tag = json.loads(params(ask(guided=form))["guided_decoding"].structural_tag)
+
+    leading, last = tag["format"]["elements"]
+    assert [t["end"] for t in leading["tags"]] == ["<|end|><|start|>assistant"]
+    assert leading["at_least_one"] is False
+    assert [(t["begin"], t["content"]["type"], t["end"]) for t in last["elements"]] == [
+        ("<|channel|>final<|message|>", "json_schema", ""),
+        ("<|channel|>final json<|message|>", "json_schema", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (ask(0), "no token"),
+        (ask(100), "100 tokens; the context of 100"),
+        (ask(5, num_generated=5), "5 cannot be generated"),
+        (ask(12, num_generated=10), "10 tokens exist already"),
+        (ask(stop_token_ids=(5000,)), "5000 is not in the model's vocabulary"),
+        (ask(logit_bias={-1: 1.0}), "-1 is not in the model's vocabulary"),
+        (ask(logprobs=-1), "must not be negative"),
+    ],
+)
+def test_what_would_break_the_engine_is_refused(request_: GenerateRequest, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        check(request_, FACTS, LIMITS)
+
+
+def test_what_the_build_refuses_or_lacks_is_the_clients_to_know() -> None:
+    with pytest.raises(InvalidRequest, match="top_p"):
+        params(ask(top_p=0.0, temperature=1.0))
+    lib = dataclasses.replace(
+        load_library(), sampling_params=dataclasses.make_dataclass("Old", [("max_tokens", int)])
+    )
+    with pytest.raises(InvalidRequest, match="this build of TensorRT-LLM cannot do detokenize"):
+        sampling_params(ask(), lib, FACTS, max_tokens=1)

@@ -1,0 +1,164 @@
+"""TensorRT-LLM's settings: one precedence, the installed build's own classes, errors with their place."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+import pytest
+from tensorrt_llm.llmapi import TorchLlmArgs
+
+from baton.flags import parse
+from workers.config import WorkerSettings, typed_engine_flags
+from workers.engines.trtllm.settings import load_trtllm_settings
+from workers.settings import SettingsError
+
+UCX = "cache_transceiver_config:\n  backend: UCX\n  max_tokens_in_buffer: 1024\n"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "engine.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_flag_beats_override_beats_yaml_beats_baton_beats_default_leaf_by_leaf(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "kv_cache_config:\n  free_gpu_memory_fraction: 0.8\n  dtype: fp8\n  tokens_per_block: 64\n"
+        "max_batch_size: 8\nmax_num_tokens: 100\n" + UCX,
+    )
+    override = {"kv_cache_config": {"free_gpu_memory_fraction": 0.7, "dtype": "auto"}, "max_batch_size": 9}
+
+    loaded = load_trtllm_settings(
+        TorchLlmArgs,
+        "decode",
+        yaml_path=path,
+        override=json.dumps(override),
+        typed={"kv_cache_config.free_gpu_memory_fraction": 0.6},
+    )
+
+    cache: Any = loaded.settings["kv_cache_config"]
+    assert (cache.free_gpu_memory_fraction, cache.dtype, cache.tokens_per_block) == (0.6, "auto", 64)
+    assert (loaded.settings["max_batch_size"], loaded.settings["max_num_tokens"]) == (9, 100)
+    lines = loaded.lines()
+    for line in (
+        "kv_cache_config.free_gpu_memory_fraction=0.6 (flag)",
+        "kv_cache_config.dtype=auto (--override-engine-args)",
+        f"kv_cache_config.tokens_per_block=64 ({path}:4)",
+        "cache_transceiver_config.transceiver_runtime=CPP (baton)",
+        "cache_transceiver_config.kv_transfer_timeout_ms=60000 (baton)",
+        "guided_decoding_backend=xgrammar (baton)",
+        "stream_interval=1 (default)",
+    ):
+        assert line in lines
+
+
+def test_the_guides_command_lines_are_taken_as_they_stand() -> None:
+    typed = (
+        "--model-path /model --served-model-name openai/gpt-oss-120b --extra-engine-args prefill.yaml "
+        "--dyn-reasoning-parser gpt_oss --dyn-tool-call-parser harmony --disaggregation-mode prefill "
+        "--max-num-tokens 20000 --max-batch-size 32 --free-gpu-memory-fraction 0.9 "
+        "--tensor-parallel-size 4 --expert-parallel-size 4"
+    )
+    parsed = parse(WorkerSettings, typed.split(), prog="p", description="d", environ={})
+
+    loaded = load_trtllm_settings(TorchLlmArgs, "agg", typed=typed_engine_flags(parsed))
+
+    assert loaded.settings["moe_expert_parallel_size"] == 4
+    assert loaded.settings["kv_cache_config"].free_gpu_memory_fraction == 0.9
+
+
+@pytest.mark.parametrize("word", ["ucx", "UCX", "Ucx"])
+def test_a_words_letter_case_is_the_builds(tmp_path: Path, word: str) -> None:
+    path = write(tmp_path, f"cache_transceiver_config: {{backend: {word}}}\nmoe_config: {{backend: trtllm}}")
+
+    loaded = load_trtllm_settings(TorchLlmArgs, "decode", yaml_path=path)
+
+    assert loaded.values["cache_transceiver_config.backend"] == "UCX"
+    assert loaded.values["moe_config.backend"] == "TRTLLM"
+
+
+class OldTransceiver(pydantic.BaseModel, extra="forbid"):
+    backend: Literal["default", "ucx", "nixl", "mpi"] | None = None
+    max_tokens_in_buffer: int | None = None
+
+
+class OldArgs(pydantic.BaseModel, extra="forbid"):
+    max_beam_width: int = 1
+    disable_overlap_scheduler: bool = False
+    cache_transceiver_config: OldTransceiver | None = None
+
+
+def test_an_older_build_is_served_by_looking_at_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(tmp_path, UCX + "  transceiver_runtime: CPP\n")
+
+    with caplog.at_level(logging.WARNING):
+        loaded = load_trtllm_settings(OldArgs, "decode", yaml_path=path)
+
+    assert loaded.settings["cache_transceiver_config"] == OldTransceiver(
+        backend="ucx", max_tokens_in_buffer=1024
+    )
+    assert f"dropped cache_transceiver_config.transceiver_runtime=CPP ({path}:4)" in caplog.text
+
+
+def test_null_turns_a_mapping_off_and_a_later_leaf_turns_it_on_again(tmp_path: Path) -> None:
+    path = write(tmp_path, "cuda_graph_config: null\n")
+
+    off = load_trtllm_settings(TorchLlmArgs, "agg", yaml_path=path)
+    on = load_trtllm_settings(
+        TorchLlmArgs, "agg", yaml_path=path, override='{"cuda_graph_config": {"max_batch_size": 4}}'
+    )
+
+    assert off.settings["cuda_graph_config"] is None
+    assert f"cuda_graph_config=None ({path}:1)" in off.lines()
+    assert on.settings["cuda_graph_config"].max_batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "\nkv_cache_config:\n  tokens_per_blok: 3",
+            ":3: kv_cache_config.tokens_per_blok: unknown key; did you mean kv_cache_config.tokens_per_block?",
+        ),
+        ("moe_backend: TRTLLM", ":1: moe_backend: unknown key; it is moe_config.backend now"),
+        (
+            "kv_cache_free_gpu_memory_fraction: 0.9",
+            "it is kv_cache_config.free_gpu_memory_fraction now",
+        ),
+        ("cache_transceiver_config:\n  backend: FOO", ":2: cache_transceiver_config.backend: 'FOO'"),
+        ("cuda_graph_config:\n  max_batch_size: -1", ":2: cuda_graph_config.max_batch_size: -1"),
+        ("backend: tensorrt", ":1: backend: 'tensorrt': the engine runs with 'pytorch' only"),
+        ("stream_interval: 10", "cache_transceiver_config.backend is not set"),
+        (UCX + "max_beam_width: 2", ":4: max_beam_width: must be 1"),
+        (UCX + "  kv_transfer_timeout_ms: null", ":4: cache_transceiver_config.kv_transfer_timeout_ms: null"),
+    ],
+)
+def test_what_cannot_work_is_one_line_with_its_place(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load_trtllm_settings(TorchLlmArgs, "prefill", yaml_path=write(tmp_path, text))
+
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("{", "--override-engine-args: not valid JSON"),
+        ("[]", "--override-engine-args: the file: must be a mapping"),
+        ('{"max_batch_sise": 1}', "max_batch_sise: unknown key; did you mean max_batch_size?"),
+    ],
+)
+def test_a_wrong_override_is_one_line(override: str, says: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load_trtllm_settings(TorchLlmArgs, "agg", override=override)
+
+    assert says in str(refused.value)
+
+
+def test_a_flag_for_a_setting_that_the_build_lacks_is_refused() -> None:
+    with pytest.raises(SettingsError, match="max_seq_len: this engine has no such setting"):
+        load_trtllm_settings(OldArgs, "agg", typed={"max_seq_len": 5})
