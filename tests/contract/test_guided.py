@@ -124,6 +124,12 @@ def ask(token_ids: list[int], form: Guided | None, **options: Any) -> GenerateRe
     )
 
 
+def direct(form: Guided | None) -> Guided:
+    """The form without thinking, which no form bounds: the demo model may think beyond any `max_tokens`."""
+    assert form is not None
+    return msgspec.structs.replace(form, leading=())
+
+
 async def chunks(answer: AsyncGenerator[T, None]) -> list[T]:
     async with asyncio.timeout(PATIENCE_S), aclosing(answer):
         return [chunk async for chunk in answer]
@@ -145,13 +151,13 @@ async def disaggregated(prefill: Engine, decode: Engine, request: GenerateReques
 
 
 @SAMPLINGS
-@pytest.mark.parametrize("case", ["nested", "any_of"])
+@pytest.mark.parametrize("case", ["array", "optional"])
 def test_the_answer_has_its_form_on_one_worker_or_two(
     build: Build, case: str, sampling: dict[str, Any], tokenizer: ModelTokenizer, prompt: list[int]
 ) -> None:
     async def main() -> None:
         async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
-            request = ask(prompt, answer_form(CASES[case]), **sampling)
+            request = ask(prompt, direct(answer_form(CASES[case])), **sampling)
             answer = await alone(decode, request)
             assert answer[-1] == tokenizer.special_ids[SpecialToken.RETURN]
             check(CASES[case], parts_of(tokenizer, answer, set())[1])
@@ -171,7 +177,7 @@ def test_a_demanded_call_is_made(
 
     async def main() -> None:
         async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
-            answer = await disaggregated(prefill, decode, ask(prompt, form, **sampling))
+            answer = await disaggregated(prefill, decode, ask(prompt, direct(form), **sampling))
             assert answer[-1] == tokenizer.special_ids[SpecialToken.CALL]
             _, text, [(name, arguments)] = parts_of(tokenizer, answer, {"f", "g"})
             assert (text, name) == ("", "f")
@@ -212,7 +218,7 @@ def test_min_tokens_yields_to_the_form_and_logprobs_stay_the_models_own(
 ) -> None:
     async def main() -> None:
         async with started(build, Role.DECODE) as (engine,):
-            request = ask(prompt, answer_form({"const": 1}), **GREEDY, min_tokens=240, logprobs=0)
+            request = ask(prompt, direct(answer_form({"const": 1})), **GREEDY, min_tokens=240, logprobs=0)
             answer = await chunks(engine.decode(request))
             assert answer[-1].finish_reason == "stop"
             assert json.loads(parts_of(tokenizer, tokens(answer), set())[1]) == 1
@@ -228,7 +234,7 @@ def test_nothing_is_held_to_the_form_after_its_end(
 ) -> None:
     async def main() -> None:
         async with started(build, Role.DECODE) as (engine,):
-            form = answer_form({"const": 1})
+            form = direct(answer_form({"const": 1}))
             short = await alone(engine, ask(prompt, form, **GREEDY))
             long = await chunks(engine.decode(ask(prompt, form, **GREEDY, max_tokens=100, ignore_eos=True)))
             assert tokens(long)[: len(short)] == short
