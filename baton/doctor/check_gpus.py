@@ -132,7 +132,7 @@ def _count(facts: Facts, worker: Worker) -> Iterator[Finding]:
     if not facts.nvidia.gpus or not facts.wants_gpus:
         return
     num_have = len(worker.gpu_list) or len(facts.nvidia.gpus)
-    num_need = worker.tensor_parallel_size * int(worker.number("pipeline_parallel_size") or 1)
+    num_need = worker.tensor_parallel_size * worker.pipeline_parallel_size
     if num_have < num_need:
         yield error(
             "gpu-too-few", f"{worker.role}: {num_have} GPUs for TP x PP = {num_need}",

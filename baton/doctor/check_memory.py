@@ -39,7 +39,7 @@ def budget(facts: Facts, worker: Worker) -> Budget | None:
         return None
     num_ranks = worker.tensor_parallel_size
     gpu = min(gpus[:num_ranks], key=facts.free_bytes)
-    weight_bytes = facts.model.weight_bytes // (num_ranks * int(worker.number("pipeline_parallel_size") or 1))
+    weight_bytes = facts.model.weight_bytes // (num_ranks * worker.pipeline_parallel_size)
     cached_bytes = int(weight_bytes * _PAGE_CACHE_SHARE) if gpu.free_bytes is None else 0
     left = max(0, facts.free_bytes(gpu) - weight_bytes - cached_bytes - _RESERVE_BYTES)
     fraction = worker.number("kv_cache_config.free_gpu_memory_fraction") or _DEFAULT_FRACTION

@@ -87,7 +87,9 @@ def _parallelism(facts: Facts, worker: Worker) -> Iterator[Finding]:
             breaks="the engine ends at start",
             repair="tensor_parallel_size: 1, 2, 4 or 8",
         )  # fmt: skip
-    expert = int(worker.number("moe_expert_parallel_size") or 1)
+    if worker.typed_tensor_parallel_size:
+        return  # the expert parallel size is typed with it, and not known here
+    expert = max(1, int(worker.number("moe_expert_parallel_size") or 1))
     if size % expert or (shape.num_experts and shape.num_experts % expert):
         yield error(
             "ep-experts", f"{worker.role}: moe_expert_parallel_size {expert} does not divide "

@@ -39,6 +39,9 @@ class DoctorSettings:
     prefill_gpus: str | None = flag(None, "GPUs of prefill, as 0,1,2,3", metavar="LIST")
     decode_gpus: str | None = flag(None, "GPUs of decode, as 4,5,6,7", metavar="LIST")
     gpus: str | None = flag(None, "GPUs of an aggregated worker", metavar="LIST")
+    prefill_tensor_parallel_size: int | None = flag(None, "as typed to prefill workers", metavar="N")
+    decode_tensor_parallel_size: int | None = flag(None, "as typed to decode workers", metavar="N")
+    tensor_parallel_size: int | None = flag(None, "as typed to aggregated workers", metavar="N")
     http_port: int = flag(8000, "port of the frontend", env="DYN_HTTP_PORT", metavar="PORT")
     http_host: str = flag("127.0.0.1", "address of the frontend", env="DYN_HTTP_HOST", metavar="IP")
     json: bool = flag(False, "findings as JSON")
@@ -78,16 +81,27 @@ def gather(settings: DoctorSettings) -> Facts:
 
 def planned(settings: DoctorSettings, visible_devices: str | None) -> Iterator[Worker]:
     """The workers that the flags describe; with none, one aggregated worker on CUDA_VISIBLE_DEVICES."""
-    asked: tuple[tuple[Role, str | None, Path | None], ...] = (
-        ("prefill", settings.prefill_gpus, settings.prefill_engine_args),
-        ("decode", settings.decode_gpus, settings.decode_engine_args),
-        ("agg", settings.gpus, settings.engine_args),
+    s = settings
+    asked: tuple[tuple[Role, str | None, Path | None, int | None], ...] = (
+        ("prefill", s.prefill_gpus, s.prefill_engine_args, s.prefill_tensor_parallel_size),
+        ("decode", s.decode_gpus, s.decode_engine_args, s.decode_tensor_parallel_size),
+        ("agg", s.gpus, s.engine_args, s.tensor_parallel_size),
     )
     wanted = [row for row in asked if row[1] is not None or row[2] is not None]
-    for role, gpus, path in wanted or [("agg", None, None)]:
-        lists: list[str | None] = [*gpus.split(";")] if gpus is not None else [visible_devices or None]
+    for role, gpus, path, typed in wanted or [("agg", None, None, None)]:
+        lists: list[str | None] = [*_shares(gpus, typed)] if gpus is not None else [visible_devices or None]
         for one in lists:
-            yield Worker(role=role, gpus=one, yaml=read_engine_yaml(path) if path else None)
+            yaml = read_engine_yaml(path) if path else None
+            yield Worker(role=role, gpus=one, yaml=yaml, typed_tensor_parallel_size=typed)
+
+
+def _shares(gpus: str, typed: int | None) -> Iterator[str]:
+    """`;` parts workers; so does a typed size that divides the list, as the launch scripts share GPUs out."""
+    for one in gpus.split(";"):
+        entries = one.split(",")
+        each = typed if typed and len(entries) % typed == 0 else len(entries)
+        for first in range(0, len(entries), each):
+            yield ",".join(entries[first : first + each])
 
 
 def _services(wires: Wires) -> Iterator[Service]:

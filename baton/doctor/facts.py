@@ -7,6 +7,7 @@ import msgspec
 Role = Literal["prefill", "decode", "agg"]
 
 GIB = 1 << 30
+_ABSURD = 1e15
 BIG_MODEL_BYTES = 4 * GIB
 """Weights above this are no demo: they need a GPU."""
 
@@ -98,6 +99,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     gpus: str | None = None
     yaml: EngineYaml | None = None
+    typed_tensor_parallel_size: int | None = None
 
     @property
     def gpu_list(self) -> list[str]:
@@ -110,9 +112,11 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
         return default if value is None else str(value)
 
     def number(self, path: str) -> float | None:
-        """A leaf of the YAML; None if it is not there or no number."""
+        """A leaf of the YAML; None if it is not there, or no number that a setting can have."""
         value = self.yaml.values.get(path) if self.yaml else None
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return None
+        return value if abs(value) < _ABSURD else None
 
     def is_on(self, path: str) -> bool:
         """True if the YAML sets the leaf to true."""
@@ -120,8 +124,15 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tensor_parallel_size(self) -> int:
-        """From the YAML; else each listed GPU is meant, as the launch scripts do."""
-        return int(self.number("tensor_parallel_size") or len(self.gpu_list) or 1)
+        """As typed, else from the YAML; else each listed GPU is meant, as the launch scripts do."""
+        return self.typed_tensor_parallel_size or max(
+            1, int(self.number("tensor_parallel_size") or len(self.gpu_list))
+        )
+
+    @property
+    def pipeline_parallel_size(self) -> int:
+        """From the YAML."""
+        return max(1, int(self.number("pipeline_parallel_size") or 1))
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from baton.doctor.check_memory import budget
@@ -344,6 +346,21 @@ def test_the_table_has_more_than_forty_set_ups_and_reaches_every_code() -> None:
     reached = {code for _, code, *_ in BROKEN + OTHERS}
     assert len(BROKEN + OTHERS) > 40
     assert all(f'"{code}"' in source or code in {"etcd-down", "nats-down"} for code in reached)
+
+
+_KEYS = sorted(
+    {key for path in CONFIGS.glob("*.yaml") for key in read_engine_yaml(path).values}
+    | {"pipeline_parallel_size", "max_beam_width", f"{KV}.max_tokens", f"{KV}.tokens_per_block"}
+)
+_NUMBERS = st.integers() | st.just(10**400) | st.floats()
+_LEAVES = st.none() | st.booleans() | _NUMBERS | st.text() | st.lists(st.integers())
+
+
+@given(st.dictionaries(st.sampled_from(_KEYS), _LEAVES), st.text("0123456789,-; GPUx", max_size=12))
+def test_no_yaml_and_no_list_makes_doctor_itself_fail(values: dict[str, object], gpus: str) -> None:
+    facts = _set(_yaml(b200_node(), "decode", values), "decode", gpus=gpus)
+    assert text(examine(facts))
+    assert text(examine(_yaml(facts, "prefill", values)))
 
 
 def test_kv_of_gpt_oss_120b_takes_73728_bytes_a_token() -> None:

@@ -128,6 +128,17 @@ def test_workers_come_from_the_flags() -> None:
     assert found == [("prefill", "0,1"), ("prefill", "2,3"), ("decode", None)]
 
 
+def test_a_typed_size_shares_the_list_out_and_wins_over_the_yaml() -> None:
+    yaml = Path("engine_configs/gpt-oss-120b/prefill.yaml")
+    settings = DoctorSettings(
+        prefill_gpus="0,1,2,3", prefill_tensor_parallel_size=2, prefill_engine_args=yaml
+    )
+    found = [(worker.gpus, worker.tensor_parallel_size) for worker in planned(settings, None)]
+    assert found == [("0,1", 2), ("2,3", 2)]
+    settings = DoctorSettings(prefill_gpus="0,1,2", prefill_tensor_parallel_size=2)
+    assert [worker.gpus for worker in planned(settings, None)] == ["0,1,2"]
+
+
 def test_with_no_flags_there_is_one_worker_on_the_visible_devices() -> None:
     assert [(w.role, w.gpus) for w in planned(DoctorSettings(), "1,2")] == [("agg", "1,2")]
     assert [(w.role, w.gpus) for w in planned(DoctorSettings(), "")] == [("agg", None)]
