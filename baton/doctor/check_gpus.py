@@ -180,13 +180,13 @@ def _mig(worker: Worker, gpus: list[Gpu]) -> Iterator[Finding]:
 def _pairs(
     facts: Facts, what: str, pairs: list[tuple[Gpu, Gpu]], *, tensor_parallel: bool
 ) -> Iterator[Finding]:
-    """At most one finding for each kind: eight GPUs have 28 pairs."""
-    slow = breaks = ""
+    """At most one finding: eight GPUs have 28 pairs. No peer access at all is the worse one."""
     breaks = (
         "all-reduce runs over PCIe: several times slower"
         if tensor_parallel
         else "the KV cache moves over PCIe or the host: a later first token"
     )
+    without_nvlink = None
     for a, b in pairs:
         key = (a.index, b.index)
         peer, link = facts.nvidia.peers.get(key, "OK"), facts.nvidia.links.get(key, "NV")
@@ -197,9 +197,11 @@ def _pairs(
                 repair="nvidia-smi topo -p2p r; turn IOMMU/ACS off in the BIOS, or use other GPUs",
             )  # fmt: skip
             return
-        if not link.startswith("NV") and not slow:
-            slow = f"{what}: no NVLink between GPU {a.index} and GPU {b.index} ({link})"
-    if slow:
+        if not link.startswith("NV") and without_nvlink is None:
+            without_nvlink = f"{what}: no NVLink between GPU {a.index} and GPU {b.index} ({link})"
+    if without_nvlink:
         yield warning(
-            "gpu-no-nvlink", slow, breaks=breaks, repair="nvidia-smi topo -m; pick GPUs joined by NV#"
-        )
+            "gpu-no-nvlink", without_nvlink,
+            breaks=breaks,
+            repair="nvidia-smi topo -m; pick GPUs joined by NV#",
+        )  # fmt: skip
