@@ -121,7 +121,7 @@ def test_null_turns_a_mapping_off_and_a_later_leaf_turns_it_on_again(tmp_path: P
     [
         (
             "\nkv_cache_config:\n  tokens_per_blok: 3",
-            ":3: kv_cache_config.tokens_per_blok: unknown key; did you mean kv_cache_config.tokens_per_block?",
+            ":3: kv_cache_config.tokens_per_blok: unknown key; did you mean kv_cache_config.tokens_per_block",
         ),
         ("moe_backend: TRTLLM", ":1: moe_backend: unknown key; it is moe_config.backend now"),
         (

@@ -5,28 +5,21 @@ import logging
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from baton.errors import (
-    BatonError,
-    EngineFailure,
-    HandoffFailed,
-    InvalidRequest,
-    NotReady,
-    Overloaded,
-    WorkerLost,
-)
+from baton.errors import HandoffFailed, InvalidRequest, Overloaded
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
-from workers.engines.trtllm.calls import Abort, Call, as_error, finish_reason, let_go
+from workers.engines.trtllm.calls import Abort, Call, finish_reason
 from workers.engines.trtllm.figures import Figures
 from workers.engines.trtllm.handoff import generation_params, pack, unpack
 from workers.engines.trtllm.ids import HandoffIds
 from workers.engines.trtllm.library import Completion, Library, num_kv_blocks
 from workers.engines.trtllm.model import read_model_facts
 from workers.engines.trtllm.opening import open_llm, warm_up
+from workers.engines.trtllm.requests import Requests
 from workers.engines.trtllm.sampling import Limits, check, num_left, sampling_params
 from workers.engines.trtllm.settings import TRANSCEIVER
 from workers.engines.trtllm.watchdog import Watchdog
@@ -36,7 +29,6 @@ log = logging.getLogger(__name__)
 
 MAX_QUEUE_SIZE = 256
 _RETRY_AFTER_S = 1.0
-_WEDGED_AFTER_S = 30.0  # beyond the KV timeout
 _SHUTDOWN_S = 60.0
 
 
@@ -80,22 +72,19 @@ class TrtllmEngine:
         self._kv_timeout_s = (values.get(f"{TRANSCEIVER}.kv_transfer_timeout_ms") or 0) / 1000
         self._ids = HandoffIds()
         self._figures = Figures(loaded.values, max_queue_size)
-        self._given_up: set[asyncio.Task[None]] = set()
-        self._llm: Any = None
+        self._requests = Requests(lib, self._figures, self._kv_timeout_s)
         self._watchdog: Watchdog | None = None
-        self._broke = asyncio.Event()
-        self._reason = ""
 
     async def start(self) -> EngineInfo:
         """Load and warm up; blocks the loop while it loads, see `open_llm`. Raises ValueError, OSError."""
         llm = open_llm(self._lib, self._loaded)
-        self._watchdog = Watchdog(llm, self._break, leave=self._leave)
+        self._watchdog = Watchdog(llm, self._requests.break_off, leave=self._leave)
         try:
             await warm_up(llm, self._lib, self._facts)
         except Exception as error:
-            self._break(f"the first request failed: {error}")
+            self._requests.break_off(f"the first request failed: {error}")
             raise ValueError(f"TensorRT-LLM loaded, but does not run: {error}") from error
-        self._llm = llm
+        self._requests.llm = llm
         self._figures.num_blocks = num_kv_blocks(llm)
         return EngineInfo(
             name="trtllm",
@@ -116,8 +105,9 @@ class TrtllmEngine:
         params = self._lib.disaggregated_params(
             request_type="context_only", disagg_request_id=self._ids.next()
         )
-        async with self._opened(request, params, Abort.NEVER) as call:
-            output = await self._step(call)
+        sampling = sampling_params(request, self._lib, self._facts, max_tokens=1)
+        async with self._requests.opened(request, sampling, params, Abort.NEVER) as call:
+            output = await self._requests.step(call)
             self._figures.count_prompt(call)
             if finish_reason(output) == "stop":
                 yield self._chunk(call, output)
@@ -144,21 +134,16 @@ class TrtllmEngine:
 
     async def failed(self) -> str:
         """Wait until TensorRT-LLM is broken: it records a fatal error, or raises one of no single request."""
-        await self._broke.wait()
-        return self._reason
+        await self._requests.broke.wait()
+        return self._requests.reason
 
     async def stop(self) -> None:
         """End every call with WorkerLost and shut TensorRT-LLM down. Idempotent."""
-        llm, self._llm = self._llm, None
-        for call in self._figures.calls:
-            call.end_with(WorkerLost("the worker stopped while it held the request"))
-        for task in self._given_up:
-            task.cancel()
-        await asyncio.gather(*self._given_up, return_exceptions=True)
+        llm = await self._requests.stop()
         if self._watchdog is not None:
             await asyncio.to_thread(self._watchdog.stop)
             self._watchdog = None
-        if self._broke.is_set():
+        if self._requests.broke.is_set():
             # Its own shutdown, also run at exit, may wait for a dead executor for ever.
             timer = threading.Timer(_SHUTDOWN_S, self._leave, (1,))
             timer.daemon = True
@@ -174,9 +159,11 @@ class TrtllmEngine:
             state = unpack(handoff, version=self._lib.version, num_tokens=len(request.token_ids))
             params, num_cached = generation_params(state, self._lib), state.num_cached_tokens
             abort = Abort.ONCE_ANSWERED
-        async with self._opened(request, params, abort) as call:
+        max_tokens = num_left(request, self._limits)
+        sampling = sampling_params(request, self._lib, self._facts, max_tokens=max_tokens)
+        async with self._requests.opened(request, sampling, params, abort) as call:
             call.num_cached_tokens = num_cached
-            chunk = self._chunk(call, await self._step(call))
+            chunk = self._chunk(call, await self._requests.step(call))
             if handoff is None:
                 self._figures.count_prompt(call)
             else:
@@ -186,7 +173,7 @@ class TrtllmEngine:
                     yield chunk
                 if chunk.finish_reason:
                     return
-                chunk = self._chunk(call, await self._step(call))
+                chunk = self._chunk(call, await self._requests.step(call))
 
     def _chunk(self, call: Call, output: Completion) -> TokenChunk:
         chunk = call.chunk(output)
@@ -194,10 +181,7 @@ class TrtllmEngine:
         return chunk
 
     def _check(self, request: GenerateRequest, *, hands_over: bool) -> None:
-        if self._llm is None:
-            raise NotReady("the engine is not running")
-        if self._broke.is_set():
-            raise EngineFailure(self._reason)
+        self._requests.check_running()
         check(request, self._facts, self._limits)
         if hands_over or request.handoff is not None:
             self._check_handoff(request)
@@ -221,65 +205,6 @@ class TrtllmEngine:
                 self._kv_timeout_s,
             )
 
-    @asynccontextmanager
-    async def _opened(
-        self, request: GenerateRequest, params: Any, abort: Abort
-    ) -> AsyncGenerator[Call, None]:
-        """The request inside TensorRT-LLM; at the end it is over there, or let go in the background."""
-        call = self._submit(request, params, abort)
-        self._figures.calls.add(call)
-        try:
-            yield call
-        finally:
-            if self._llm is None or self._broke.is_set() or call.abort_if_safe():
-                self._figures.calls.discard(call)
-            else:
-                task = asyncio.create_task(self._let_go(call), name=f"let-go-{request.request_id}")
-                self._given_up.add(task)
-                task.add_done_callback(self._given_up.discard)
-
-    def _submit(self, request: GenerateRequest, params: Any, abort: Abort) -> Call:
-        max_tokens = 1 if abort is Abort.NEVER else num_left(request, self._limits)
-        sampling = sampling_params(request, self._lib, self._facts, max_tokens=max_tokens)
-        deadline = asyncio.get_running_loop().time() + request.deadline_s
-        try:
-            result = self._llm.generate_async(
-                request.token_ids, sampling, streaming=abort is not Abort.NEVER, disaggregated_params=params
-            )
-        except (ValueError, TypeError, NotImplementedError, self._lib.request_error) as error:
-            kind = HandoffFailed if abort is Abort.ONCE_ANSWERED else InvalidRequest
-            raise kind(f"TensorRT-LLM refuses the request: {error}") from error
-        except Exception as error:
-            self._break(f"{type(error).__name__}: {error}")
-            raise EngineFailure(self._reason) from error
-        log.debug(
-            "request_id=%s trtllm_id=%s disagg_id=%s",
-            request.request_id,
-            result.request_id,
-            getattr(params, "disagg_request_id", None),
-        )
-        return Call(request, result, deadline, abort)
-
-    async def _step(self, call: Call) -> Completion:
-        try:
-            return await call.step()
-        except BatonError:
-            raise
-        except Exception as error:
-            if not isinstance(error, self._lib.request_error):
-                self._break(f"{type(error).__name__}: {error}")
-            raise as_error(error, call, self._lib.request_error) from error
-
-    async def _let_go(self, call: Call) -> None:
-        try:
-            await let_go(call, self._kv_timeout_s + _WEDGED_AFTER_S, self._break)
-            if call.abort is Abort.NEVER and call.has_answered:
-                await call.stay_pinned(self._kv_timeout_s)  # nobody knows of it, nobody can pull it
-        except BatonError:
-            return
-        finally:
-            self._figures.calls.discard(call)
-
     def _handoff(self, call: Call, output: Completion) -> KvHandoff:
         if output.disaggregated_params is None:
             raise HandoffFailed("TensorRT-LLM gave no DisaggregatedParams for a prompt that goes on")
@@ -297,15 +222,6 @@ class TrtllmEngine:
                 num_cached_tokens=call.result.cached_tokens,
             ),
         )
-
-    def _break(self, reason: str) -> None:
-        if self._broke.is_set():
-            return
-        log.error("engine broke reason=%s", reason)
-        self._reason = reason
-        self._broke.set()
-        for call in self._figures.calls:
-            call.end_with(EngineFailure(reason))
 
     def _kv_layout(self) -> KvLayout:
         values, facts = self._loaded.values, self._facts

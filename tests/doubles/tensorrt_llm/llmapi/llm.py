@@ -74,6 +74,8 @@ class LLM:
         self._check(token_ids, sampling, kind, disaggregated_params)
         result = RequestOutput(next(self._request_ids), token_ids, self._executor.abort)
         result.disaggregated_params = disaggregated_params
+        # With KV that was taken over, all of the prompt counts as cached.
+        result.cached_tokens = len(token_ids) if kind == "generation_only" else 0
         self._executor.submit(Job(result, token_ids, sampling, streaming, kind, disaggregated_params))
         return result
 

@@ -1,0 +1,131 @@
+"""TensorRT-LLM's double against what is recorded of the real one, its traps included."""
+
+import asyncio
+import dataclasses
+import functools
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+import tensorrt_llm
+from tensorrt_llm.llmapi import LLM, DisaggregatedParams, SamplingParams, TorchLlmArgs, llm_args
+
+from tests.tiny_gpt_oss import prompt, write_checkpoint
+from tests.trtllm_engine import (
+    CONFIG,
+    until,
+)
+from workers.engines.trtllm.library import is_healthy
+
+ROOT = Path(__file__).parents[2]
+FACTS = json.loads((ROOT / "tests/doubles/trtllm_contract.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def is_broken(llm: LLM) -> bool:
+    return not is_healthy(llm)
+
+
+@pytest.mark.parametrize("name", ["SamplingParams", "DisaggregatedParams", "GuidedDecodingParams"])
+def test_the_doubles_dataclasses_are_the_recorded_ones(name: str) -> None:
+    cls = getattr(tensorrt_llm.llmapi, name)
+
+    assert {f.name: f.default for f in dataclasses.fields(cls)} == {
+        field: fact["default"] for field, fact in FACTS[name].items()
+    }
+    with pytest.raises(TypeError):
+        cls(no_such_field=1)
+
+
+@pytest.mark.parametrize("name", ["TorchLlmArgs", "KvCacheConfig", "CacheTransceiverConfig"])
+def test_the_doubles_settings_are_the_recorded_ones_and_refuse_others(name: str) -> None:
+    cls = getattr(llm_args, name)
+    recorded = (FACTS["BaseLlmArgs"] if name == "TorchLlmArgs" else {}) | FACTS[name]
+    plain = {
+        k: f["default"] for k, f in recorded.items() if not str(f["default"]).endswith((")", "required>"))
+    }
+
+    assert set(cls.model_fields) == set(recorded)
+    assert {key: cls.model_fields[key].default for key in plain} == plain
+    with pytest.raises(pydantic.ValidationError):
+        cls(**({"model": "m"} if name == "TorchLlmArgs" else {}), no_such_key=1)
+    assert not set(FACTS["refused_keys"]) & set(TorchLlmArgs.model_fields)
+
+
+@pytest.mark.parametrize("name", ["__init__", "generate_async"])
+def test_the_doubles_signatures_are_the_recorded_ones(name: str) -> None:
+    recorded = re.sub(r"\[> rc\d+\]", "", FACTS["LLM"][name]).strip("()").replace("**kwargs", "kwargs")
+    signature = inspect.signature(getattr(LLM, name))
+
+    found = [
+        parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default!r}"
+        for parameter in signature.parameters.values()
+        if parameter.name != "self"
+    ]
+
+    assert found == [part.strip().replace('"', "'") for part in recorded.split(",")]
+
+
+def test_tensorrt_llm_is_imported_in_one_file_only() -> None:
+    imports = re.compile(r"^\s*(from|import) tensorrt_llm|import_module\(\"tensorrt_llm", re.MULTILINE)
+
+    found = [path.name for path in (ROOT / "workers").rglob("*.py") if imports.search(path.read_text())]
+
+    assert found == ["library.py"]
+
+
+def test_the_double_yields_one_object_whose_tokens_grow(checkpoint: Path) -> None:
+    async def main() -> None:
+        llm = LLM(str(checkpoint), **CONFIG)
+        params = SamplingParams(max_tokens=7, end_id=-1)
+        seen = [
+            (id(r), len(r.outputs[0].token_ids))
+            async for r in llm.generate_async([1], params, streaming=True)
+        ]
+        assert [count for _, count in seen] == [1, 2, 3, 4, 5, 6, 7]
+        assert len({identity for identity, _ in seen}) == 1
+        llm.shutdown()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        ({"no_such_key": 1}, ValueError),
+        ({"kv_cache_config": {"no_such_key": 1}}, pydantic.ValidationError),
+        ({"cache_transceiver_config": {"backend": "ucx"}}, pydantic.ValidationError),
+    ],
+)
+def test_the_double_refuses_what_tensorrt_llm_refuses(
+    checkpoint: Path, config: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        LLM(str(checkpoint), **config)
+
+
+def test_the_double_breaks_when_a_transfer_is_aborted_or_an_id_comes_twice(checkpoint: Path) -> None:
+    async def main() -> None:
+        for misuse in ("abort", "twice"):
+            llm = LLM(str(checkpoint), **CONFIG)
+            params = DisaggregatedParams(request_type="context_only", disagg_request_id=1 << 40)
+            result = await llm.generate_async(
+                prompt(9), SamplingParams(end_id=-1), disaggregated_params=params
+            )
+            assert is_healthy(llm)
+            if misuse == "abort":
+                result.abort()
+            else:
+                llm.generate_async(prompt(9), SamplingParams(end_id=-1), disaggregated_params=params)
+            await until(functools.partial(is_broken, llm))
+            llm.shutdown()
+
+    asyncio.run(main())

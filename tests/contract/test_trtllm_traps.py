@@ -1,0 +1,271 @@
+"""The trtllm engine against the ways in which TensorRT-LLM hurts its caller."""
+
+import asyncio
+import dataclasses
+import re
+import time
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import tensorrt_llm
+from tensorrt_llm.executor.result import CompletionOutput
+from tensorrt_llm.executor.utils import RequestError
+
+from baton.errors import EngineFailure, HandoffFailed, InvalidRequest
+from baton.messages import KvHandoff
+from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
+from tests.trtllm_engine import (
+    KV_TIMEOUT_S,
+    PATIENCE_S,
+    ask,
+    new_engine,
+    next_handoff,
+    started,
+    tokens,
+    until,
+)
+from workers.engines.trtllm import watchdog
+from workers.engines.trtllm.calls import Call
+from workers.engines.trtllm.handoff import generation_params, pack, unpack
+from workers.engines.trtllm.library import load_library
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def no_params(*_: object) -> None:
+    """A context_only result without DisaggregatedParams."""
+
+
+def lost(handoff: KvHandoff) -> KvHandoff:
+    """The handoff of a worker that has died since: nobody listens where its KV was."""
+    state = unpack(handoff, version=tensorrt_llm.__version__, num_tokens=handoff.num_prompt_tokens)
+    inner = msgspec.msgpack.decode(state.fields["opaque_state"], type=KvHandoff)
+    state.fields["opaque_state"] = msgspec.msgpack.encode(
+        msgspec.structs.replace(
+            inner, engine_state=re.sub(rb"127\.0\.0\.1", b"127.0.0.9", inner.engine_state)
+        )
+    )
+    return msgspec.structs.replace(handoff, engine_state=msgspec.msgpack.encode(state))
+
+
+def test_decode_that_is_given_up_during_its_transfer_is_not_aborted(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            async with aclosing(engine.prefill(ask())) as replies:
+                handoff = lost(await next_handoff(replies))
+            answer = asyncio.create_task(
+                tokens(engine.decode(msgspec.structs.replace(ask(), handoff=handoff)))
+            )
+            await until(lambda: engine.stats().num_running == 1)
+            answer.cancel()
+            await asyncio.wait([answer])
+            assert engine.stats().num_running == 1  # its slot is taken until the transfer is over
+            await until(lambda: engine.stats().num_running == 0)
+            assert len(await tokens(engine.decode(ask()))) == 12
+
+    asyncio.run(main())
+
+
+def test_a_handoff_whose_source_is_gone_fails_when_the_kv_timeout_is_over(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            async with aclosing(engine.prefill(ask())) as replies:
+                handoff = lost(await next_handoff(replies))
+            began = time.monotonic()
+            with pytest.raises(HandoffFailed, match="the KV did not arrive"):
+                await tokens(engine.decode(msgspec.structs.replace(ask(), handoff=handoff)))
+            assert time.monotonic() - began >= KV_TIMEOUT_S
+            assert len(await tokens(engine.decode(ask()))) == 12
+
+    asyncio.run(main())
+
+
+def test_a_prefill_that_is_closed_leaves_its_pin_to_the_timeout(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            async with aclosing(engine.prefill(ask())) as replies:
+                handoff = await next_handoff(replies)
+            late = msgspec.structs.replace(ask(), handoff=handoff)
+            assert await tokens(engine.decode(late)) == await tokens(engine.decode(ask()))
+
+    asyncio.run(main())
+
+
+def test_length_without_parameters_is_a_failed_handoff(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensorrt_llm.executor.engine._params", no_params)
+
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            with pytest.raises(HandoffFailed, match="no DisaggregatedParams"):
+                await next_handoff(engine.prefill(ask()))
+
+    asyncio.run(main())
+
+
+def test_a_prompt_longer_than_the_transceivers_buffer_is_refused_with_both_numbers(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            with pytest.raises(InvalidRequest, match=r"300 tokens.*max_tokens_in_buffer \(256\)"):
+                await next_handoff(engine.prefill(ask(300)))
+            assert len(await tokens(engine.decode(ask(300)))) == 12
+
+    asyncio.run(main())
+
+
+def test_a_prompt_that_tensorrt_llm_refuses_is_the_clients_fault(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint, enable_chunked_prefill=False) as engine:
+            with pytest.raises(InvalidRequest, match="exceeds max_num_tokens 64"):
+                await tokens(engine.decode(ask(65)))
+
+    asyncio.run(main())
+
+
+def test_tokens_of_several_steps_come_in_one_chunk(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint, stream_interval=5) as engine:
+            sizes = [len(chunk.token_ids) async for chunk in engine.decode(ask())]
+            assert sizes == [1, 5, 5, 1]
+
+    asyncio.run(main())
+
+
+def test_a_dead_engine_ends_every_request_and_takes_no_other(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOUBLE_TRTLLM_DIES_AFTER", "8")
+
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            answers = [tokens(engine.decode(ask(max_tokens=100))) for _ in range(2)]
+            for outcome in await asyncio.gather(*answers, return_exceptions=True):
+                assert isinstance(outcome, EngineFailure)
+            async with asyncio.timeout(PATIENCE_S):
+                assert "injected death" in await engine.failed()
+            with pytest.raises(EngineFailure, match="injected death"):
+                await tokens(engine.decode(ask()))
+
+    asyncio.run(main())
+
+
+def test_a_recorded_fatal_error_is_noticed_without_a_request(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            engine._requests.llm._executor.die("out of the blue")  # noqa: SLF001  nobody else can
+            async with asyncio.timeout(PATIENCE_S):
+                assert "out of the blue" in await engine.failed()
+
+    asyncio.run(main())
+
+
+def test_a_frozen_event_loop_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "POLL_S", 0.01)
+    left: list[int] = []
+
+    async def main() -> None:
+        dog = watchdog.Watchdog(object(), left.append, leave=left.append)  # type: ignore[arg-type]
+        await asyncio.sleep(0.05)
+        assert left == []
+        while not left:  # nothing is awaited: the loop does not turn
+            time.sleep(0.01)  # noqa: ASYNC251  that is the point
+        dog.stop()
+
+    asyncio.run(main())
+    assert set(left) == {1}
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class NewerParams:
+    """DisaggregatedParams of a build that knows more."""
+
+    request_type: str | None = None
+    first_gen_tokens: list[int] | None = None
+    first_gen_log_probs: list[Any] | None = None
+    first_gen_logits: object = None
+    ctx_request_id: int | None = None
+    opaque_state: bytes | None = None
+    from_the_future: str | None = None
+
+
+def test_fields_that_the_receiving_build_lacks_are_left_out() -> None:
+    lib = load_library()
+    params = NewerParams(
+        request_type="context_only",
+        first_gen_tokens=[7],
+        first_gen_log_probs=[{7: lib.logprob(-0.5, 1)}],
+        first_gen_logits=object(),
+        ctx_request_id=3,
+        opaque_state=b"\x00\xff",
+        from_the_future="x",
+    )
+    handoff = KvHandoff(
+        worker_id="p",
+        incarnation="1",
+        first_token=7,
+        num_prompt_tokens=4,
+        ttl_s=1,
+        engine_state=pack(params, version="1", num_cached_tokens=2),
+    )
+
+    state = unpack(handoff, version="1", num_tokens=4)
+    built = generation_params(state, lib)
+
+    assert state.num_cached_tokens == 2
+    assert (built.request_type, built.ctx_request_id, built.opaque_state) == (
+        "generation_only",
+        3,
+        b"\x00\xff",
+    )
+    assert built.first_gen_log_probs == [{7: lib.logprob(-0.5, 1)}]
+    for version, num_tokens, says in (("2", 4, "is 1, of this worker 2"), ("1", 5, "has 4 tokens.* 5")):
+        with pytest.raises(HandoffFailed, match=says):
+            unpack(handoff, version=version, num_tokens=num_tokens)
+
+
+@pytest.mark.parametrize(("told", "stop_reason"), [([5, 6, 9], None), ([5, 6], 9), ([5, 6], None)])
+def test_the_stop_token_is_the_last_whether_the_build_tells_it_or_not(
+    told: list[int], stop_reason: int | None
+) -> None:
+    output = CompletionOutput(0)
+    output.token_ids, output.finish_reason, output.stop_reason = told, "stop", stop_reason
+    call = Call(ask(stop_token_ids=(9, 8)), result=type("Result", (), {"cached_tokens": 0})(), deadline=0)
+
+    assert call.chunk(output).token_ids == (5, 6, 9)
+
+
+def test_the_context_of_the_double_is_the_checkpoints(checkpoint: Path) -> None:
+    async def main() -> None:
+        engine = new_engine(checkpoint)
+        info = await engine.start()
+        assert (info.name, info.context_length) == ("trtllm", CONTEXT_LENGTH)
+        assert info.kv_transfer == "ucx (tp 1, buffer 256)"
+        assert info.kv_layout is not None
+        assert info.kv_layout.dtype == "bfloat16"
+        assert info.kv_layout.tensor_parallel_size is None
+        await engine.stop()
+
+    asyncio.run(main())
+
+
+def test_a_request_error_after_the_first_token_leaves_the_engine_alive(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            answer = engine.decode(ask(max_tokens=100))
+            await anext(answer)
+            (job,) = engine._requests.llm._executor._jobs.values()  # noqa: SLF001  nobody else can
+            job.result.put(RequestError("Request 1 timed out"))
+            with pytest.raises(EngineFailure, match="on this request: Request 1 timed out"):
+                await tokens(answer)
+            assert len(await tokens(engine.decode(ask()))) == 12
+
+    asyncio.run(main())

@@ -1,0 +1,75 @@
+"""The trtllm engine over TensorRT-LLM's double, ready for tests."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from baton.messages import GenerateRequest, KvHandoff, Sampling, TokenChunk
+from tests.tiny_gpt_oss import prompt
+from workers.engines.trtllm.engine import TrtllmEngine
+from workers.engines.trtllm.library import load_library
+from workers.engines.trtllm.settings import load_trtllm_settings
+
+PATIENCE_S = 20.0
+KV_TIMEOUT_S = 0.5
+CONFIG: dict[str, Any] = {
+    "max_batch_size": 8,
+    "max_num_tokens": 64,
+    "enable_chunked_prefill": True,
+    "disable_overlap_scheduler": True,
+    "kv_cache_config": {"tokens_per_block": 8, "max_tokens": 4096},
+    "cache_transceiver_config": {
+        "backend": "UCX",
+        "max_tokens_in_buffer": 256,
+        "kv_transfer_timeout_ms": round(KV_TIMEOUT_S * 1000),
+    },
+}
+
+
+def new_engine(checkpoint: Path, **config: Any) -> TrtllmEngine:
+    lib = load_library()
+    override = json.dumps(CONFIG | config)
+    loaded = load_trtllm_settings(lib.args, "decode", override=override, typed={"model": str(checkpoint)})
+    return TrtllmEngine(loaded, lib, model_path=checkpoint, worker_id="w", incarnation="1", leave=no_exit)
+
+
+def no_exit(status: int) -> None:
+    """Stands in for the end of the process."""
+
+
+@asynccontextmanager
+async def started(checkpoint: Path, **config: Any) -> AsyncGenerator[TrtllmEngine, None]:
+    engine = new_engine(checkpoint, **config)
+    try:
+        await engine.start()
+        yield engine
+    finally:
+        await engine.stop()
+
+
+def ask(num_tokens: int = 40, **sampling: Any) -> GenerateRequest:
+    options = {"max_tokens": 12, "seed": 0, "temperature": 0.0} | sampling
+    return GenerateRequest(
+        request_id="r", model="m", token_ids=prompt(num_tokens), deadline_s=9, sampling=Sampling(**options)
+    )
+
+
+async def next_handoff(replies: AsyncGenerator[KvHandoff | TokenChunk, None]) -> KvHandoff:
+    async with asyncio.timeout(PATIENCE_S):
+        handoff = await anext(replies)
+    assert isinstance(handoff, KvHandoff)
+    return handoff
+
+
+async def tokens(answer: AsyncGenerator[TokenChunk, None]) -> list[int]:
+    async with asyncio.timeout(PATIENCE_S), aclosing(answer):
+        return [token_id async for chunk in answer for token_id in chunk.token_ids]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)

@@ -1,0 +1,117 @@
+"""Gives requests to TensorRT-LLM and follows them until it has let them go; notices when it is broken."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from baton.errors import BatonError, EngineFailure, HandoffFailed, InvalidRequest, NotReady, WorkerLost
+from baton.messages import GenerateRequest
+from workers.engines.trtllm.calls import Abort, Call, as_error, let_go
+from workers.engines.trtllm.figures import Figures
+from workers.engines.trtllm.library import Completion, Library
+
+log = logging.getLogger(__name__)
+
+_WEDGED_AFTER_S = 600.0  # beyond the KV timeout: it may wait in TensorRT-LLM's queue first
+
+
+class Requests:
+    """The open requests of one LLM. `llm` is None before it is loaded and after `stop`."""
+
+    def __init__(self, lib: Library, figures: Figures, kv_timeout_s: float) -> None:
+        self.llm: Any = None
+        self.broke = asyncio.Event()
+        self.reason = ""
+        self._lib = lib
+        self._figures = figures
+        self._kv_timeout_s = kv_timeout_s
+        self._given_up: set[asyncio.Task[None]] = set()
+
+    def check_running(self) -> None:
+        """Raise NotReady or EngineFailure unless requests can be served."""
+        if self.llm is None:
+            raise NotReady("the engine is not running")
+        if self.broke.is_set():
+            raise EngineFailure(self.reason)
+
+    @asynccontextmanager
+    async def opened(
+        self, request: GenerateRequest, sampling: Any, params: Any, abort: Abort
+    ) -> AsyncGenerator[Call, None]:
+        """The request inside TensorRT-LLM; at the end it is over there, or let go in the background."""
+        call = self._submit(request, sampling, params, abort)
+        self._figures.calls.add(call)
+        try:
+            yield call
+        finally:
+            if self.llm is None or self.broke.is_set() or call.abort_if_safe():
+                self._figures.calls.discard(call)
+            else:
+                task = asyncio.create_task(self._let_go(call), name=f"let-go-{request.request_id}")
+                self._given_up.add(task)
+                task.add_done_callback(self._given_up.discard)
+
+    def _submit(self, request: GenerateRequest, sampling: Any, params: Any, abort: Abort) -> Call:
+        deadline = asyncio.get_running_loop().time() + request.deadline_s
+        try:
+            result = self.llm.generate_async(
+                request.token_ids, sampling, streaming=abort is not Abort.NEVER, disaggregated_params=params
+            )
+        except (ValueError, TypeError, NotImplementedError, self._lib.request_error) as error:
+            kind = HandoffFailed if abort is Abort.ONCE_ANSWERED else InvalidRequest
+            raise kind(f"TensorRT-LLM refuses the request: {error}") from error
+        except Exception as error:
+            self.break_off(f"{type(error).__name__}: {error}")
+            raise EngineFailure(self.reason) from error
+        log.debug(
+            "request_id=%s trtllm_id=%s disagg_id=%s",
+            request.request_id,
+            result.request_id,
+            getattr(params, "disagg_request_id", None),
+        )
+        return Call(request, result, deadline, abort)
+
+    async def step(self, call: Call) -> Completion:
+        """The next response. Raises the BatonError that its client is told; what is no request's own error
+        breaks the engine.
+        """
+        try:
+            return await call.step()
+        except BatonError:
+            raise
+        except Exception as error:
+            if not isinstance(error, self._lib.request_error):
+                self.break_off(f"{type(error).__name__}: {error}")
+            raise as_error(error, call, self._lib.request_error) from error
+
+    async def _let_go(self, call: Call) -> None:
+        try:
+            await let_go(call, self._kv_timeout_s + _WEDGED_AFTER_S, self.break_off)
+            if call.abort is Abort.NEVER and call.has_answered:
+                await call.stay_pinned(self._kv_timeout_s)  # nobody knows of it, nobody can pull it
+        except BatonError:
+            return
+        finally:
+            self._figures.calls.discard(call)
+
+    def break_off(self, reason: str) -> None:
+        """The engine is broken beyond repair: end every request with EngineFailure."""
+        if self.broke.is_set():
+            return
+        log.error("engine broke reason=%s", reason)
+        self.reason = reason
+        self.broke.set()
+        for call in self._figures.calls:
+            call.end_with(EngineFailure(reason))
+
+    async def stop(self) -> Any:
+        """End every request with WorkerLost; gives the LLM, to be shut down."""
+        llm, self.llm = self.llm, None
+        for call in self._figures.calls:
+            call.end_with(WorkerLost("the worker stopped while it held the request"))
+        for task in self._given_up:
+            task.cancel()
+        await asyncio.gather(*self._given_up, return_exceptions=True)
+        return llm
