@@ -74,7 +74,7 @@ def test_the_disaggregated_launch_runs_the_guides_commands() -> None:
     assert (
         f"python3 -m baton doctor --model-path /model --prefill-engine-args {configs}/prefill.yaml "
         f"--decode-engine-args {configs}/decode.yaml --prefill-gpus 0,1,2,3 --decode-gpus 4,5,6,7 "
-        "--http-port 8000"
+        "--prefill-tensor-parallel-size 4 --decode-tensor-parallel-size 4 --http-port 8000"
     ) in lines
 
 
