@@ -46,6 +46,18 @@ class App:
         await (endpoint or self._framework)(scope, receive, send)
 
 
+class ByMethod:
+    """ASGI: one path. The framework has let only these methods through, and HEAD where there is GET."""
+
+    def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        await self._endpoints[method](scope, receive, send)
+
+
 def create_app(services: Services) -> App:
     """The app over these services, whose life is the caller's."""
     endpoints = {key: Endpoint(key[1], serve, services) for key, serve in ROUTES.items()}
@@ -54,8 +66,9 @@ def create_app(services: Services) -> App:
 
 def _framework(services: Services, endpoints: Mapping[tuple[str, str], Endpoint]) -> FastAPI:
     app = FastAPI(title="Baton", redoc_url=None, redirect_slashes=False)
-    for (method, path), endpoint in endpoints.items():  # all, so that another method is a 405
-        app.router.routes.append(Route(path, endpoint, methods=[method]))
+    for path in dict.fromkeys(path for _, path in endpoints):  # all, so that another method is a 405
+        methods = {method: endpoint for (method, p), endpoint in endpoints.items() if p == path}
+        app.router.routes.append(Route(path, ByMethod(methods), methods=list(methods)))
     _add_reading_routes(app, services)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(BatonError, _baton_error)

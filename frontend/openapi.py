@@ -35,7 +35,7 @@ def page(title: str, version: str) -> dict[str, Any]:
             "/detokenize": {"post": _post("Text of token ids", DetokenizeBody, DetokenizeAnswer)},
             "/v1/models": {"get": _reading("Models that can be asked for", ModelList)},
             "/v1/models/{model}": {
-                "get": _reading("One model", ModelBody) | {"parameters": [_MODEL_PARAMETER]}
+                "get": _post("One model", None, ModelBody) | {"parameters": [_MODEL_PARAMETER]}
             },
             "/health": {
                 "get": _reading("Whether a request could be served", Health, unhealthy=_json(Health))
@@ -99,7 +99,7 @@ def _generation(
     route = _post(summary, body, answer)
     answered = route["responses"]["200"]
     answered["description"] = "The answer; events if `stream` is true."
-    answered["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    answered["content"]["text/event-stream"] = {}
     return route
 
 
