@@ -32,8 +32,9 @@ class Engine(Protocol):
 
     def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
         """Run the prompt. Yields exactly one reply: the handoff, or the finished answer if the first token
-        ended it. After a handoff the generator stays open while the KV is pinned and ends when it has moved;
-        it raises HandoffFailed when the time to live is over. Closing it frees the pin.
+        ended it. After a handoff the generator stays open while the KV is pinned and ends when it has moved,
+        if the engine knows; else it waits to be closed. It raises HandoffFailed when the time to live is
+        over. Closing it frees the pin: at once, or where the engine cannot, when that time is over.
         """
         ...
 

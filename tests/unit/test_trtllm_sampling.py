@@ -19,7 +19,7 @@ STOPS = (3071, 3070)
 
 
 def ask(num_tokens: int = 5, num_generated: int = 0, **sampling: Any) -> GenerateRequest:
-    options = {"max_tokens": 10, "seed": 3, "stop_token_ids": STOPS} | sampling
+    options: dict[str, Any] = {"max_tokens": 10, "seed": 3, "stop_token_ids": STOPS} | sampling
     return GenerateRequest(
         request_id="r",
         model="m",

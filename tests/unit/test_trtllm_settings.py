@@ -130,6 +130,7 @@ def test_null_turns_a_mapping_off_and_a_later_leaf_turns_it_on_again(tmp_path: P
         ),
         ("cache_transceiver_config:\n  backend: FOO", ":2: cache_transceiver_config.backend: 'FOO'"),
         ("cuda_graph_config:\n  max_batch_size: -1", ":2: cuda_graph_config.max_batch_size: -1"),
+        ("max_batch_size: many", ":1: max_batch_size: 'many': Expected `int | null`, got `str`"),
         ("backend: tensorrt", ":1: backend: 'tensorrt': the engine runs with 'pytorch' only"),
         ("stream_interval: 10", "cache_transceiver_config.backend is not set"),
         (UCX + "max_beam_width: 2", ":4: max_beam_width: must be 1"),

@@ -33,7 +33,7 @@ _SHUTDOWN_S = 60.0
 
 
 class TrtllmEngine:
-    """Context and generation of TensorRT-LLM as prefill and decode; see docs/decisions.md.
+    """Context and generation of TensorRT-LLM as prefill and decode.
 
     What differs from other engines, because TensorRT-LLM does not tell or cannot do it:
 

@@ -4,7 +4,11 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
+import msgspec
+
 from workers.settings import InvalidField, Schema
+
+_PLAIN = {int, float, bool, str, type(None)}
 
 
 class ModelSchema:
@@ -31,10 +35,13 @@ class ModelSchema:
         return type(None) in get_args(self._model.model_fields[name].annotation)
 
     def convert(self, name: str, value: object) -> object:
-        """A word of a closed list in the build's own letter case (`ucx`, `UCX`); all else as it is, for the
-        build's own checks know more than its annotations tell.
+        """Checked if the field is a plain number, switch or text; a word of a closed list in the build's own
+        letter case (`ucx`, `UCX`). All else as it is: the build's checks know more than its annotations.
         """
-        words = list(_words(self._model.model_fields[name].annotation))
+        annotation = self._model.model_fields[name].annotation
+        if set(get_args(annotation) or (annotation,)) <= _PLAIN:
+            return msgspec.convert(value, annotation)
+        words = list(_words(annotation))
         if not isinstance(value, str) or value in words:
             return value
         matching = [word for word in words if word.lower() == value.lower()]
