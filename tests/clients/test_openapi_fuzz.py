@@ -18,8 +18,8 @@ MOCKER = "prefill_tokens_per_s: 1000000\ndecode_step_ms: 0.1\nkv_transfer_ms: 0\
 NUM_EXAMPLES = int(os.environ.get("BATON_FUZZ_EXAMPLES", "60"))
 SEED = os.environ.get("BATON_FUZZ_SEED", "7")
 REQUEST_TIMEOUT_S = 20
-# Neither tells a fault here: valid by the schema is not always served (`stream_options` without `stream`), and
-# unknown fields are ignored.
+# Neither tells a fault here: what is valid by the schema is not always served (`stream_options` without
+# `stream`), and unknown fields are ignored.
 NOT_CHECKED = "positive_data_acceptance,negative_data_rejection"
 
 

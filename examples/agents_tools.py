@@ -1,0 +1,56 @@
+"""Multi-turn tools with openai-agents: `make up`, then `python examples/agents_tools.py [chat|responses]`."""
+
+import asyncio
+import os
+import sys
+
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    RunConfig,
+    Runner,
+    function_tool,
+)
+from openai import AsyncOpenAI
+
+APIS = {"chat": OpenAIChatCompletionsModel, "responses": OpenAIResponsesModel}
+QUESTIONS = ["Hey, quick check: is everything up and running?", "Thank you! And now?"]
+
+
+@function_tool
+def get_system_health() -> dict[str, object]:
+    """Returns the current health status of the LLM runtime—use before critical operations to verify the
+    service is live."""
+    return {"status": "ok", "uptime_seconds": 372045}
+
+
+async def main(api: str) -> None:
+    """The library runs the tools and asks again until there is an answer; then the conversation goes on."""
+    url = os.environ.get("BATON_URL", "http://127.0.0.1:8000") + "/v1"
+    async with AsyncOpenAI(base_url=url, api_key="not-used") as client:
+        model = (await client.models.list()).data[0].id
+        agent = Agent(
+            name="Operator",
+            model=APIS[api](model, client),
+            tools=[get_system_health],
+            model_settings=ModelSettings(temperature=0, max_tokens=300),
+        )
+        conversation: list = []
+        for question in QUESTIONS:
+            print("user:", question)
+            run = Runner.run_streamed(
+                agent,
+                [*conversation, {"role": "user", "content": question}],
+                run_config=RunConfig(tracing_disabled=True),
+            )
+            async for event in run.stream_events():
+                if event.type == "run_item_stream_event":
+                    print(" ", event.item.type)
+            print("assistant:", run.final_output)
+            conversation = run.to_input_list()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "responses"))

@@ -1,0 +1,57 @@
+"""A conversation that the server keeps: `make up`, then `python examples/responses_state.py`."""
+
+import json
+import os
+
+from openai import OpenAI
+from openai.types.responses import FunctionToolParam, Response, ResponseInputParam
+
+TOOL: FunctionToolParam = {
+    "type": "function",
+    "name": "get_system_health",
+    "description": "Returns the current health status of the LLM runtime—use before critical operations to "
+    "verify the service is live.",
+    "parameters": {"type": "object", "properties": {}},
+    "strict": False,
+}
+
+
+def say(client: OpenAI, given: str | ResponseInputParam, previous: Response | None) -> Response:
+    """Send only what is new; the server has the rest. Prints the answer while it is generated."""
+    with client.responses.stream(
+        model=client.models.list().data[0].id,
+        input=given,
+        previous_response_id=previous.id if previous else None,
+        tools=[TOOL],
+        reasoning={"effort": "low"},
+        temperature=0,
+        max_output_tokens=300,
+    ) as stream:
+        for event in stream:
+            if event.type == "response.output_text.delta":
+                print(event.delta, end="", flush=True)
+        return stream.get_final_response()
+
+
+def main() -> None:
+    """Two questions; the second needs nothing of the first, which the server remembers."""
+    client = OpenAI(base_url=os.environ.get("BATON_URL", "http://127.0.0.1:8000") + "/v1", api_key="not-used")
+    response = None
+    for question in ("Hey, quick check: is everything up and running?", "Thank you! And now?"):
+        print("user:", question)
+        response = say(client, question, response)
+        while calls := [item for item in response.output if item.type == "function_call"]:
+            result = json.dumps({"status": "ok", "uptime_seconds": 372045})
+            print("tool:", *(f"{call.name}({call.arguments}) -> {result}" for call in calls))
+            response = say(
+                client,
+                [{"type": "function_call_output", "call_id": c.call_id, "output": result} for c in calls],
+                response,
+            )
+        print()
+    assert response is not None
+    print("kept:", [item.type for item in client.responses.input_items.list(response.id, order="asc")])
+
+
+if __name__ == "__main__":
+    main()

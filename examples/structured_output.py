@@ -1,0 +1,52 @@
+"""Answers that follow a schema, in both APIs: `make up`, then `python examples/structured_output.py`."""
+
+import os
+from typing import Literal
+
+from openai import OpenAI, pydantic_function_tool
+from pydantic import BaseModel, Field
+
+QUESTION = "Hey, quick check: is everything up and running?"
+
+
+class Report(BaseModel):
+    """What every answer below has to be, whatever the model would have said."""
+
+    healthy: bool
+    severity: Literal["none", "low", "high"]
+    score: int = Field(ge=0, le=100)
+
+
+def main() -> None:
+    """A chat answer, a response, and a call whose arguments are held to the schema."""
+    client = OpenAI(base_url=os.environ.get("BATON_URL", "http://127.0.0.1:8000") + "/v1", api_key="not-used")
+    model = client.models.list().data[0].id
+
+    chat = client.chat.completions.parse(
+        model=model,
+        messages=[{"role": "user", "content": QUESTION}],
+        response_format=Report,
+        temperature=0,
+        max_tokens=300,
+    )
+    print("chat:", repr(chat.choices[0].message.parsed))
+
+    response = client.responses.parse(
+        model=model, input=QUESTION, text_format=Report, temperature=0, max_output_tokens=300
+    )
+    print("response:", repr(response.output_parsed))
+
+    called = client.chat.completions.parse(
+        model=model,
+        messages=[{"role": "user", "content": QUESTION}],
+        tools=[pydantic_function_tool(Report, name="get_system_health")],
+        tool_choice="required",
+        temperature=0,
+        max_tokens=300,
+    )
+    for call in called.choices[0].message.tool_calls or ():
+        print("call:", repr(call.function.parsed_arguments))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Each example runs as it stands against a running stack."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.stack import ROOT, Stack, running_stack
+
+# What a run prints, beside what the model chooses to say.
+EXAMPLES = {
+    "tool_calling.py": ["reasoning:", "tool: get_system_health({})", "assistant:"],
+    "agents_tools.py chat": ["tool_call_item", "tool_call_output_item", "assistant:"],
+    "agents_tools.py responses": ["tool_call_item", "tool_call_output_item", "assistant:"],
+    "responses_state.py": ["tool: get_system_health({})", "kept: ['message', 'reasoning', 'function_call',"],
+    "structured_output.py": ["chat: Report(", "response: Report(", "call: Report("],
+}
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running_stack(tmp_path_factory.mktemp("stack")) as stack:
+        yield stack
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_runs_as_it_stands(stack: Stack, example: str) -> None:
+    name, *arguments = example.split()
+    command = [sys.executable, str(ROOT / "examples" / name), *arguments]
+
+    environ = stack.environ | {"BATON_URL": stack.url}
+    run = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=90, check=False)
+
+    assert run.returncode == 0, run.stdout + run.stderr
+    for line in EXAMPLES[example]:
+        assert line in run.stdout
+
+
+def test_every_example_is_run_and_documented() -> None:
+    names = {path.name for path in (ROOT / "examples").glob("*.py")}
+
+    assert {example.split()[0] for example in EXAMPLES} == names
+    assert all(name in (ROOT / "examples/README.md").read_text() for name in names)
