@@ -110,6 +110,19 @@ def test_length_without_parameters_is_a_failed_handoff(
     asyncio.run(main())
 
 
+def test_a_first_token_that_is_any_stop_token_is_not_handed_over(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            first, *_ = await tokens(engine.decode(ask()))
+            stopping = ask(stop_token_ids=(first + 1, first))  # TensorRT-LLM's end_id is the other one
+            async with aclosing(engine.prefill(stopping)) as replies:
+                reply = await anext(replies)
+            assert isinstance(reply, TokenChunk)
+            assert (reply.token_ids, reply.finish_reason) == ((first,), "stop")
+
+    asyncio.run(main())
+
+
 def test_a_prompt_longer_than_the_transceivers_buffer_is_refused_with_both_numbers(checkpoint: Path) -> None:
     async def main() -> None:
         async with started(checkpoint) as engine:

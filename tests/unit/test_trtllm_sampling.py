@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.errors import InvalidRequest
+from baton.errors import EngineFailure, InvalidRequest
 from baton.messages import GenerateRequest, Guided, MessageForm, Sampling
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.model import read_model_facts
@@ -150,6 +150,13 @@ def test_a_form_becomes_a_structural_tag() -> None:
 def test_what_would_break_the_engine_is_refused(request_: GenerateRequest, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         check(request_, FACTS, LIMITS)
+
+
+def test_an_answer_with_a_form_is_not_resumed() -> None:
+    form = Guided(last=(MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>"),))
+
+    with pytest.raises(EngineFailure, match="send the request again"):
+        check(ask(9, num_generated=4, guided=form), FACTS, LIMITS)
 
 
 def test_what_the_build_refuses_or_lacks_is_the_clients_to_know() -> None:

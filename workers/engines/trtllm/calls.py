@@ -111,12 +111,23 @@ class Call:
     def chunk(self, output: Completion) -> TokenChunk:
         """What came since the last step. Raises the error that a bad finish reason stands for."""
         reason = finish_reason(output)
+        if reason == "length" and self.ends_with_stop_token(output):
+            reason = "stop"  # the last token that was allowed was a stop token, too
         token_ids = output.token_ids[self.cursor :]
         if reason == "stop":
             token_ids = self._with_stop_token(token_ids, output)
         logprobs = self._logprobs(token_ids, output)
         self.cursor += len(token_ids)
         return TokenChunk(tuple(token_ids), reason, self._usage() if reason else None, logprobs)
+
+    def ends_with_stop_token(self, output: Completion) -> bool:
+        """Whether the answer so far is one that a stop token has ended. TensorRT-LLM looks at max_tokens
+        before it looks at stop tokens other than `end_id`: prefill, whose max_tokens is 1, says `length`.
+        """
+        asked = self.request.sampling
+        num_tokens = self.request.num_generated + len(output.token_ids)
+        is_heeded = not asked.ignore_eos and num_tokens > asked.min_tokens
+        return is_heeded and bool(output.token_ids) and output.token_ids[-1] in asked.stop_token_ids
 
     def _with_stop_token(self, token_ids: list[int], output: Completion) -> list[int]:
         """Builds differ in whether the token that ended the answer is among the ids; here it always is."""

@@ -109,7 +109,7 @@ class TrtllmEngine:
         async with self._requests.opened(request, sampling, params, Abort.NEVER) as call:
             output = await self._requests.step(call)
             self._figures.count_prompt(call)
-            if finish_reason(output) == "stop":
+            if finish_reason(output) == "stop" or call.ends_with_stop_token(output):
                 yield self._chunk(call, output)
                 return
             handoff = self._handoff(call, output)

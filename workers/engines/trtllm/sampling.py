@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from baton.errors import InvalidRequest
+from baton.errors import EngineFailure, InvalidRequest
 from baton.messages import GenerateRequest, Sampling
 from workers.engines.trtllm import library
 from workers.engines.trtllm.guided import structural_tag
@@ -26,7 +26,9 @@ class Limits:
 
 
 def check(request: GenerateRequest, facts: ModelFacts, limits: Limits) -> None:
-    """Raise InvalidRequest for what TensorRT-LLM would break on, or cut short without a word."""
+    """Raise InvalidRequest for what TensorRT-LLM would break on, or cut short without a word; EngineFailure
+    for an answer with a form that was begun elsewhere: its grammar would start anew in the middle.
+    """
     num_tokens, num_generated = len(request.token_ids), request.num_generated
     if not num_tokens:
         raise InvalidRequest("the prompt has no token")
@@ -41,6 +43,11 @@ def check(request: GenerateRequest, facts: ModelFacts, limits: Limits) -> None:
         raise InvalidRequest(
             f"max_tokens is {request.sampling.max_tokens}; {num_generated} tokens exist already",
             param="max_tokens",
+        )
+    if num_generated and request.sampling.guided is not None:
+        raise EngineFailure(
+            "the worker was lost, and TensorRT-LLM cannot go on with an answer whose form is demanded; "
+            "send the request again"
         )
     if request.sampling.choice < 0 or (request.sampling.logprobs or 0) < 0:
         raise InvalidRequest("choice and logprobs must not be negative")

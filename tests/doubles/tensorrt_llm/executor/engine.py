@@ -144,8 +144,9 @@ class Executor:
             self._jobs.pop(job.result.request_id, None)
 
     async def _context(self, job: Job) -> None:
-        # TensorRT-LLM makes it 1; with 1 the embedded engine would have nothing to hand over.
-        request = _request(job, max_tokens=2)
+        # TensorRT-LLM makes it 1; with 1 the embedded engine would have nothing to hand over. And it looks at
+        # max_tokens before it looks at stop tokens other than end_id: those do not end it here.
+        request = _request(job, max_tokens=2, stops=[job.sampling.end_id])
         async with aclosing(self._engine.prefill(request)) as replies:
             async for reply in replies:
                 if isinstance(reply, TokenChunk):
@@ -201,9 +202,10 @@ def _embedded(args: Any, kv_timeout_s: float) -> EmbeddedEngine:
     )
 
 
-def _request(job: Job, *, max_tokens: int) -> GenerateRequest:
+def _request(job: Job, *, max_tokens: int, stops: list[int | None] | None = None) -> GenerateRequest:
     asked = job.sampling
-    stops = set() if asked.ignore_eos else {*(asked.stop_token_ids or ()), asked.end_id} - {None, -1}
+    if stops is None:
+        stops = [*(asked.stop_token_ids or ()), asked.end_id]
     bias = asked.embedding_bias
     sampling = Sampling(
         max_tokens=max_tokens,
@@ -217,7 +219,7 @@ def _request(job: Job, *, max_tokens: int) -> GenerateRequest:
         presence_penalty=asked.presence_penalty or 0.0,
         repetition_penalty=asked.repetition_penalty or 1.0,
         logit_bias={} if bias is None else {int(i): float(bias[i]) for i in bias.nonzero().flatten()},
-        stop_token_ids=tuple(sorted(stops)),
+        stop_token_ids=() if asked.ignore_eos else tuple(i for i in stops if i is not None and i >= 0),
         logprobs=asked.logprobs,
     )
     ignored = asked.prompt_ignore_length  # what penalties take for the prompt
