@@ -15,7 +15,7 @@ from tensorrt_llm.executor.result import CompletionOutput
 from tensorrt_llm.executor.utils import RequestError
 
 from baton.errors import EngineFailure, HandoffFailed, InvalidRequest
-from baton.messages import KvHandoff
+from baton.messages import KvHandoff, TokenChunk
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
 from tests.trtllm_engine import (
     KV_TIMEOUT_S,
