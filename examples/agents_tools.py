@@ -11,6 +11,7 @@ from agents import (
     OpenAIResponsesModel,
     RunConfig,
     Runner,
+    TResponseInputItem,
     function_tool,
 )
 from openai import AsyncOpenAI
@@ -37,7 +38,7 @@ async def main(api: str) -> None:
             tools=[get_system_health],
             model_settings=ModelSettings(temperature=0, max_tokens=300),
         )
-        conversation: list = []
+        conversation: list[TResponseInputItem] = []
         for question in QUESTIONS:
             print("user:", question)
             run = Runner.run_streamed(

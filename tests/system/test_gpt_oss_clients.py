@@ -1,0 +1,162 @@
+"""What openai/gpt-oss's own clients send and read: its compatibility test and the samplers of its evals."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema
+import openai
+import pytest
+import yaml
+
+from tests.stack import MODEL, ROOT, Stack, running_stack
+
+Json = dict[str, Any]
+TOOLS: dict[str, Json] = yaml.safe_load((ROOT / "tests/data/compatibility_tools.yaml").read_text())
+MAX_TURNS = 10
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running_stack(tmp_path_factory.mktemp("stack")) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def client(stack: Stack) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def post(stack: Stack, path: str, **body: Any) -> Json:
+    answer = httpx.post(f"{stack.url}{path}", json={"model": MODEL, "temperature": 0, **body}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    found: Json = answer.json()
+    return found
+
+
+def chat_loop(stack: Stack, name: str, **extra: Any) -> tuple[list[Json], list[str]]:
+    """The messages of a run of the agent loop over chat completions, and the arguments of its calls."""
+    tool = TOOLS[name]
+    function = {"name": name, "description": tool["about"], "parameters": tool["parameters"], "strict": False}
+    body = {"tools": [{"type": "function", "function": function}], "response_format": {"type": "text"}}
+    history: list[Json] = [{"role": "user", "content": tool["asked"]}]
+    messages: list[Json] = []
+    arguments: list[str] = []
+    for _ in range(MAX_TURNS):
+        answer = post(stack, "/v1/chat/completions", messages=history, max_tokens=400, **body, **extra)
+        (choice,) = answer["choices"]
+        message = choice["message"]
+        messages.append(message)
+        if not message.get("tool_calls") or choice["finish_reason"] == "length":
+            break
+        # The agent library sends the message back as it came, `reasoning` and all.
+        history.append(message)
+        for call in message["tool_calls"]:
+            arguments.append(call["function"]["arguments"])
+            result = json.dumps(tool["output"])
+            history.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+        extra = {}
+    return messages, arguments
+
+
+def responses_loop(stack: Stack, name: str, **extra: Any) -> tuple[list[Json], list[str]]:
+    """The outputs of a run of the agent loop over Responses without state, and the arguments of its calls."""
+    tool = TOOLS[name]
+    function = {"name": name, "description": tool["about"], "parameters": tool["parameters"], "strict": False}
+    history: list[Json] = [{"role": "user", "content": tool["asked"]}]
+    outputs: list[Json] = []
+    arguments: list[str] = []
+    for _ in range(MAX_TURNS):
+        answer = post(
+            stack,
+            "/v1/responses",
+            input=history,
+            tools=[{"type": "function", **function}],
+            max_output_tokens=400,
+            **extra,
+        )
+        outputs.append(answer)
+        calls = [item for item in answer["output"] if item["type"] == "function_call"]
+        if not calls or answer["status"] == "incomplete":
+            break
+        history += answer["output"]
+        for call in calls:
+            arguments.append(call["arguments"])
+            result = json.dumps(tool["output"])
+            history.append({"type": "function_call_output", "call_id": call["call_id"], "output": result})
+        extra = {}
+    return outputs, arguments
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_chat_carries_reasoning_as_the_compatibility_test_wants_it(stack: Stack, name: str) -> None:
+    messages, arguments = chat_loop(stack, name)
+
+    assert any(isinstance(message.get("reasoning"), str) and message["reasoning"] for message in messages)
+    assert all(message["role"] == "assistant" and message["refusal"] is None for message in messages)
+    if name == "get_system_health":  # the demo model may miss the others
+        assert [json.loads(text) for text in arguments] == [{}]
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_responses_carry_reasoning_as_the_compatibility_test_wants_it(stack: Stack, name: str) -> None:
+    outputs, arguments = responses_loop(stack, name)
+
+    reasoning = [item for item in outputs[0]["output"] if item["type"] == "reasoning"]
+    assert reasoning
+    for item in reasoning:
+        assert item["content"]
+        assert all(part["type"] == "reasoning_text" and part["text"] for part in item["content"])
+    if name == "get_system_health":
+        assert [json.loads(text) for text in arguments] == [{}]
+
+
+@pytest.mark.parametrize("loop", [chat_loop, responses_loop])
+@pytest.mark.parametrize("name", ["get_system_health", "get_weather", "detect_language"])
+def test_a_call_that_is_required_has_arguments_that_validate(stack: Stack, name: str, loop: Any) -> None:
+    _, arguments = loop(stack, name, tool_choice="required")
+
+    assert arguments
+    jsonschema.validate(json.loads(arguments[0]), TOOLS[name]["parameters"])
+
+
+@pytest.mark.parametrize("effort", ["low", "medium", "high"])
+def test_the_chat_sampler_of_the_evals_gets_text_reasoning_and_usage(
+    client: openai.OpenAI, effort: Any
+) -> None:
+    response = client.chat.completions.create(
+        model=MODEL,
+        messages=[
+            {"role": "system", "content": "You are a helpful assistant."},
+            {"role": "user", "content": "Hello there!"},
+        ],
+        reasoning_effort=effort,
+        temperature=0.5,
+        max_tokens=1024,
+        seed=1,
+    )
+
+    message = response.choices[0].message
+    assert message.content
+    assert message.reasoning  # type: ignore[attr-defined]  # the sampler reads it beside the SDK's fields
+    assert response.usage
+    assert response.usage.completion_tokens > 0
+
+
+def test_the_responses_sampler_of_the_evals_gets_items_with_text(client: openai.OpenAI) -> None:
+    instructed: Any = [
+        {"role": "developer", "content": "You are a helpful assistant."},
+        {"role": "user", "content": "Hello there!"},
+    ]
+    asked: Any = {"model": MODEL, "input": instructed, "extra_body": {"seed": 1}}  # so that it ends soon
+    plain = client.responses.create(**asked, temperature=1.0, max_output_tokens=131_072)
+    effort = client.responses.create(**asked, reasoning={"effort": "low"})
+    none = client.responses.create(**asked, reasoning=None)
+
+    for response in (plain, effort, none):
+        assert response.output_text
+        assert response.usage
+        # The sampler walks over `content` of every item, reasoning and messages alike.
+        assert all(part.text for item in response.output for part in item.content)  # type: ignore[union-attr]
