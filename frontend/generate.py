@@ -44,8 +44,6 @@ class Generator:
                             yield chunk
                             if chunk.finish_reason:
                                 return
-                            if progress.prefilling is not None:
-                                await progress.prefill_is_over()
                     raise WorkerLost("The worker ended the stream before the answer was complete.")
                 except BatonError as error:
                     if isinstance(error, WorkerLost) and progress.asked:
@@ -61,16 +59,26 @@ class Generator:
         """
         request = progress.remaining()
         prefill = self._choose(Role.PREFILL, progress)
-        if prefill is not None:
-            prefilling = await calls.enter_async_context(AsyncExitStack())
-            replies = await self._call(prefill, request, progress, prefilling)
-            first = await anext(replies, None)
-            if isinstance(first, TokenChunk):
-                return _only(first)
-            if not isinstance(first, KvHandoff):
-                raise HandoffFailed(f"Prefill worker {prefill.worker_id} sent no handoff.")
-            request = msgspec.structs.replace(request, handoff=first)
-            progress.prefilling = prefilling
+        if prefill is None:
+            return await self._decode(request, progress, calls, prefill)
+        prefilling = await calls.enter_async_context(AsyncExitStack())
+        pinned = await self._call(prefill, request, progress, prefilling)
+        first = await anext(pinned, None)
+        if isinstance(first, TokenChunk):
+            return _only(first)
+        if not isinstance(first, KvHandoff):
+            raise HandoffFailed(f"Prefill worker {prefill.worker_id} sent no handoff.")
+        request = msgspec.structs.replace(request, handoff=first)
+        tokens = await self._decode(request, progress, calls, prefill)
+        return await calls.enter_async_context(aclosing(_handed_over(pinned, tokens, prefilling)))
+
+    async def _decode(
+        self,
+        request: GenerateRequest,
+        progress: "_Progress",
+        calls: AsyncExitStack,
+        prefill: WorkerInfo | None,
+    ) -> AsyncGenerator[Reply, None]:
         decode = self._choose(Role.DECODE, progress, paired_with=prefill)
         if decode is None:
             raise progress.error or NoWorkers(f"No decode worker is live for {request.model}; start one.")
@@ -101,7 +109,6 @@ class _Progress:
         self.asked: list[WorkerInfo] = []
         self.avoided: set[str] = set()
         self.error: BatonError | None = None
-        self.prefilling: AsyncExitStack | None = None
         self._num_failures = 0
         self._deadline = asyncio.get_running_loop().time() + request.deadline_s
 
@@ -116,16 +123,9 @@ class _Progress:
             deadline_s=self._deadline - asyncio.get_running_loop().time(),
         )
 
-    async def prefill_is_over(self) -> None:
-        """Close the prefill call."""
-        prefilling, self.prefilling = self.prefilling, None
-        if prefilling is not None:
-            await prefilling.aclose()
-
     def note_failure(self, error: BatonError) -> None:
         """Remember whom to avoid; raises if another attempt makes no sense."""
         self._num_failures += 1
-        self.prefilling = None
         if not error.retryable or not self.asked or self._num_failures == MAX_ATTEMPTS:
             raise error
         if asyncio.get_running_loop().time() >= self._deadline:
@@ -139,3 +139,32 @@ class _Progress:
 
 async def _only(chunk: TokenChunk) -> AsyncGenerator[Reply, None]:
     yield chunk
+
+
+async def _handed_over(
+    pinned: AsyncGenerator[Reply, None], tokens: AsyncGenerator[Reply, None], prefilling: AsyncExitStack
+) -> AsyncGenerator[Reply, None]:
+    """Decode's stream; its first chunk closes the prefill call."""
+    first = await _first_chunk(pinned, tokens)
+    await prefilling.aclose()
+    if first is not None:
+        yield first
+    async for reply in tokens:
+        yield reply
+
+
+async def _first_chunk(
+    pinned: AsyncGenerator[Reply, None], tokens: AsyncGenerator[Reply, None]
+) -> Reply | None:
+    """Raises HandoffFailed as soon as prefill fails: the KV is lost with it, however long decode waits."""
+    arriving = asyncio.ensure_future(anext(tokens, None))
+    moved = asyncio.ensure_future(anext(pinned, None))
+    try:
+        await asyncio.wait((arriving, moved), return_when=asyncio.FIRST_COMPLETED)
+        if not arriving.done() and moved.exception() is not None:
+            raise HandoffFailed(f"Prefill failed before its KV had moved: {moved.exception()}")
+        return await arriving
+    finally:
+        arriving.cancel()
+        moved.cancel()
+        await asyncio.gather(arriving, moved, return_exceptions=True)

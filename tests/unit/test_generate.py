@@ -199,6 +199,24 @@ def test_a_failed_handoff_is_prefilled_again_and_the_decode_worker_kept() -> Non
     assert fleet.asked == ["p1", "d1", "p2", "d1"]
 
 
+def test_a_prefill_worker_lost_before_the_kv_has_moved_is_replaced_at_once() -> None:
+    async def lost_later(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        async for handoff in hand_off(asked):
+            yield handoff
+            raise WorkerLost("gone")
+
+    async def waiting(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        if asked.handoff is not None and len(fleet.calls) == 2:
+            await asyncio.Event().wait()  # for KV that does not come
+        async for chunk in answer(asked):
+            yield chunk
+
+    fleet = ScriptedFleet(p1=lost_later, p2=hand_off, d1=waiting)
+
+    assert asyncio.run(generate(fleet)) == WHOLE
+    assert fleet.asked == ["p1", "d1", "p2", "d1"]
+
+
 def test_a_stream_goes_on_from_another_decode_worker_without_loss_or_repetition() -> None:
     fleet = ScriptedFleet(p1=hand_off, d1=failing(WorkerLost("gone"), after=2), d2=answer)
 
@@ -270,14 +288,32 @@ def test_a_lost_worker_is_avoided_by_the_next_requests_too() -> None:
     assert fleet.asked == ["d1", "d2", "d2", "d2"]
 
 
-def test_closing_half_way_closes_the_calls_to_both_workers() -> None:
+def test_leaving_closes_the_calls_to_both_workers_in_any_phase() -> None:
+    async def silent(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        await asyncio.Event().wait()
+        yield TokenChunk(())
+
+    async def leave(fleet: ScriptedFleet, open_calls: list[str]) -> None:
+        async with generator_over(fleet) as generator, aclosing(generator.generate(request())) as chunks:
+            first = asyncio.ensure_future(anext(chunks))
+            while fleet.open != open_calls:
+                await asyncio.sleep(0)
+            first.cancel()
+            await asyncio.wait([first])
+        assert fleet.open == []
+
+    asyncio.run(leave(ScriptedFleet(p1=silent, d1=answer), ["p1"]))
+    asyncio.run(leave(ScriptedFleet(p1=hand_off, d1=silent), ["p1", "d1"]))
+
+
+def test_closing_half_way_closes_the_call_to_decode() -> None:
     fleet = ScriptedFleet(p1=hand_off, d1=answer)
 
     async def close_half_way() -> None:
         async with generator_over(fleet) as generator:
             async with aclosing(generator.generate(request())) as chunks:
                 await anext(chunks)
-                assert fleet.open == ["p1", "d1"]
+                assert fleet.open == ["d1"]
             assert fleet.open == []
 
     asyncio.run(close_half_way())
