@@ -1,5 +1,6 @@
 """Real servers for the tests: etcd and NATS on free loopback ports, with their data in temporary folders."""
 
+import os
 import random
 import shutil
 import signal
@@ -10,8 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 _START_TIMEOUT_S = 20.0
+
+# Two busy cores are slow now and then; that is no finding.
+settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("here")
 
 
 def free_port() -> int:
@@ -126,6 +132,24 @@ def launch_nats(_servers: list[ServerProcess], tmp_path_factory: pytest.TempPath
 def etcd_server(launch_etcd: LaunchServer) -> str:
     """URL of an etcd that the whole session shares: use keys of your own, don't stop it."""
     return launch_etcd().url
+
+
+@pytest.fixture
+def own_etcd(launch_etcd: LaunchServer) -> Iterator[str]:
+    """URL of an etcd of the test's own: what other tests registered and killed is not in it."""
+    server = launch_etcd()
+    yield server.url
+    server.kill()
+
+
+@pytest.fixture(autouse=True)
+def _same_environment() -> Iterator[None]:
+    """What a test sets in os.environ is not inherited by the processes of the next."""
+    before = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    yield
+    for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")

@@ -12,15 +12,16 @@ import pytest
 
 from tests.stack import MODEL, Stack, wait_for
 
-# Long enough to be killed in the middle, whatever the machine does.
+# Long enough to be killed in the middle; ENDLESS for streams that are never read to their end.
 LONG = 150
+ENDLESS = 20_000
 
 
 @pytest.fixture(params=["tcp and files", "nats and etcd"])
 def planes(request: pytest.FixtureRequest) -> dict[str, str]:
     if request.param == "tcp and files":
         return {}
-    etcd, nats = request.getfixturevalue("etcd_server"), request.getfixturevalue("nats_server")
+    etcd, nats = request.getfixturevalue("own_etcd"), request.getfixturevalue("nats_server")
     return {
         "BATON_DISCOVERY_BACKEND": "etcd",
         "BATON_REQUEST_PLANE": "nats",
@@ -86,7 +87,7 @@ def test_a_client_that_leaves_frees_both_sides(stack: Stack) -> None:
     stack.frontend(), stack.worker("prefill"), stack.worker("decode")
     stack.wait_ready(1, 1)
 
-    stream = Stream(stack).read(3)
+    stream = Stream(stack, ENDLESS).read(3)
     assert stack.gauge("baton_num_running") >= 1
     stream.close()
 
@@ -97,7 +98,7 @@ def test_a_killed_decode_worker_ends_its_streams_with_a_named_error_within_a_sec
     stack.frontend(), stack.worker("prefill")
     decode = stack.worker("decode")
     stack.wait_ready(1, 1)
-    streams = [Stream(stack).read(3) for _ in range(4)]
+    streams = [Stream(stack, ENDLESS).read(3) for _ in range(4)]
 
     decode.kill()
     killed = time.monotonic()
@@ -147,7 +148,7 @@ def test_a_frozen_decode_worker_is_given_up(stack: Stack) -> None:
     frozen = stack.worker("decode")
     stack.wait_ready(1, 1)
 
-    stream = Stream(stack).read(3)
+    stream = Stream(stack, ENDLESS).read(3)
     frozen.signal(signal.SIGSTOP)
     began = time.monotonic()
     stream.read()
@@ -205,7 +206,7 @@ def test_a_killed_frontend_leaves_nothing_running(stack: Stack) -> None:
     frontend = stack.frontend()
     stack.worker("prefill"), stack.worker("decode")
     stack.wait_ready(1, 1)
-    Stream(stack).read(3)
+    Stream(stack, ENDLESS).read(3)
 
     frontend.kill()
     stack.frontend("--request-timeout-s", "60")

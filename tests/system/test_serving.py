@@ -49,7 +49,7 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         environ = {
             "BATON_DISCOVERY_BACKEND": "etcd",
             "BATON_REQUEST_PLANE": "nats",
-            "ETCD_ENDPOINTS": request.getfixturevalue("etcd_server"),
+            "ETCD_ENDPOINTS": request.getfixturevalue("launch_etcd")().url,
             "NATS_SERVER": request.getfixturevalue("nats_server"),
         }
     stack = Stack(tmp_path_factory.mktemp("stack"), environ)

@@ -57,11 +57,11 @@ def worker(stack: Stack, folder: Path, mode: str, name: str, *arguments: str, **
 
 
 @pytest.fixture
-def stack(tmp_path: Path, etcd_server: str, nats_server: str) -> Iterator[Stack]:
+def stack(tmp_path: Path, own_etcd: str, nats_server: str) -> Iterator[Stack]:
     environ = {
         "BATON_DISCOVERY_BACKEND": "etcd",
         "BATON_REQUEST_PLANE": "nats",
-        "ETCD_ENDPOINTS": etcd_server,
+        "ETCD_ENDPOINTS": own_etcd,
         "NATS_SERVER": nats_server,
         "PYTHONPATH": os.pathsep.join([str(DOUBLES), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
     }
