@@ -159,4 +159,4 @@ def test_the_responses_sampler_of_the_evals_gets_items_with_text(client: openai.
         assert response.output_text
         assert response.usage
         # The sampler walks over `content` of every item, reasoning and messages alike.
-        assert all(part.text for item in response.output for part in item.content)  # type: ignore[union-attr]
+        assert all(part.text for item in response.output for part in item.content)
