@@ -30,13 +30,15 @@ class MessageForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Guided(msgspec.Struct, frozen=True, kw_only=True):
-    """The form of an answer: any number of messages of the `leading` forms, then one of the `last` forms.
+    """The form of an answer: any number of messages of the `leading` forms (one at most, if `leads_once`),
+    then one of the `last` forms.
 
     An engine that cannot enforce it raises InvalidRequest. Nothing is said of tokens after the last message.
     """
 
     leading: tuple[MessageForm, ...] = ()
     last: tuple[MessageForm, ...]
+    leads_once: bool = False
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -50,7 +50,8 @@ ANY_OBJECT: object = {"type": "object"}
 def guided(
     tools: Sequence[OfferedTool], choice: CallChoice | None = None, answer: AnswerFormat | None = None
 ) -> Guided | None:
-    """The form of the answer, or None if nothing is demanded. Thinking is free in all of them.
+    """The form of the answer, or None if nothing is demanded. Thinking is free in all of them; it is one
+    message at most where a call or an `answer` format is demanded.
 
     `tools` are those that the prompt shows. With an `answer` format there is no preamble, since that would
     be visible text beside the JSON. Raises InvalidRequest, naming `tool_choice` or the schema's field, for
@@ -64,7 +65,9 @@ def guided(
     if not choice.must_call:
         last.append(_FINAL if answer is None else _final(answer))
     is_free = answer is None and not choice.must_call
-    form = Guided(leading=(_ANALYSIS, _PREAMBLE) if is_free else (_ANALYSIS,), last=tuple(last))
+    # A model that would rather say something else must not put it off by thinking for ever.
+    leading = (_ANALYSIS, _PREAMBLE) if is_free else (_ANALYSIS,)
+    form = Guided(leading=leading, last=tuple(last), leads_once=not is_free)
     _check_size(form)
     return form
 

@@ -53,5 +53,5 @@ class Services:
     request_timeout_s: float = 600.0
     max_body_bytes: int = 16 << 20
     max_choices: int = 16
-    first_event_wait_s: float = 5.0
+    first_event_wait_s: float = 1.0
     keep_alive_s: float = 10.0

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -95,6 +96,23 @@ def test_thinking_is_free(grammars: Grammars, tokenizer: ModelTokenizer) -> None
         allowed = matcher.allowed(head[:i], 0)
         assert allowed is not None
         assert allowed[token_id], tokenizer.decode(head[: i + 1])
+
+
+@pytest.mark.parametrize("leads_once", [False, True])
+def test_a_demanded_answer_is_not_put_off_by_thinking_again(
+    grammars: Grammars, tokenizer: ModelTokenizer, leads_once: bool
+) -> None:
+    form = msgspec.structs.replace(answer_form({"const": 1}), leads_once=leads_once)
+    thought = "<|channel|>analysis<|message|>once<|end|><|start|>assistant<|channel|>"
+    token_ids = tokenizer.encode_text(thought, allow_special=True)
+    matcher = asyncio.run(grammars.matcher(form))
+
+    allowed = matcher.allowed(token_ids, 0)
+
+    assert allowed is not None
+    again = tokenizer.encode_text("analysis")[0]
+    assert bool(allowed[again]) is not leads_once
+    assert allowed[tokenizer.encode_text("final")[0]]
 
 
 def test_an_answer_that_goes_on_elsewhere_is_allowed_the_same(

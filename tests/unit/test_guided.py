@@ -127,6 +127,12 @@ def test_a_demanded_call_is_all_that_may_come_after_thinking(tool_choice: object
     assert all(json.loads(message.schema or "") == SCHEMA for message in form.last)
 
 
+def test_what_is_demanded_is_not_put_off_by_thinking_again() -> None:
+    assert demanded(tools=[tool("f")], tool_choice="required").leads_once
+    assert demanded(response_format={"type": "json_object"}).leads_once
+    assert not demanded(tools=[tool("f", strict=True)]).leads_once
+
+
 def test_a_demanded_call_wins_over_the_form_of_the_answer() -> None:
     form = demanded(tools=[tool("f")], tool_choice="required", response_format=NAMED_SCHEMA)
     assert not finals(form)

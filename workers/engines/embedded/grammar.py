@@ -154,7 +154,8 @@ def _param(form: Guided) -> str | None:
 
 def _grammar(form: Guided) -> str:
     """The form in llguidance's format: a Lark grammar of messages; each schema is a grammar of its own."""
-    lark = [f"start: ({_any_of('leading', form.leading)})* ({_any_of('last', form.last)})", _TEXT]
+    times = "?" if form.leads_once else "*"
+    lark = [f"start: ({_any_of('leading', form.leading)}){times} ({_any_of('last', form.last)})", _TEXT]
     bodies = []
     for kind, messages in (("leading", form.leading), ("last", form.last)):
         for i, message in enumerate(messages):

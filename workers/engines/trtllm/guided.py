@@ -12,7 +12,7 @@ _EOS = "<|return|>"
 
 
 def structural_tag(form: Guided) -> str:
-    """The form as xgrammar's JSON: any number of leading messages, then one last.
+    """The form as xgrammar's JSON: any number of leading messages (or one at most), then one last.
 
     Raises InvalidRequest for a schema that is none.
     """
@@ -23,9 +23,8 @@ def structural_tag(form: Guided) -> str:
     elements = [last]
     if form.leading:
         tags = [tag for message in form.leading for tag in _tags(message)]
-        elements.insert(
-            0, {"type": "tags_with_separator", "tags": tags, "separator": "", "at_least_one": False}
-        )
+        leading = {"type": "tags_with_separator", "tags": tags, "separator": "", "at_least_one": False}
+        elements.insert(0, leading | {"stop_after_first": form.leads_once})
     tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
     return msgspec.json.encode(tag).decode()
 
