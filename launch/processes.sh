@@ -6,6 +6,7 @@
 #   STOP_TIMEOUT_S  how long processes may take to end before they are killed [35]
 # shellcheck shell=bash
 
+((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 501)) || { echo "error: bash 5.1 or newer is needed" >&2; exit 2; }
 RUN_DIR=${RUN_DIR:-$PWD/.run/$(date +%H%M%S)-$$}
 [[ -n ${DRY_RUN:-} ]] || mkdir -p "$RUN_DIR"
 declare -A NAMES=()
