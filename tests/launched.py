@@ -1,6 +1,7 @@
 """A launch script under test: run with a port and a run folder of its own, read, ended, and looked for."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -30,6 +31,11 @@ DOUBLE = {
 }
 
 
+def _take_ctrl_c() -> None:
+    """A run in the background inherits SIGINT ignored, and bash cannot trap what was ignored at its start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Launch:
     """One run of a script in launch/, with the mocker unless told otherwise."""
 
@@ -50,6 +56,7 @@ class Launch:
             env=inherited | own | dict(engine) | environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            preexec_fn=_take_ctrl_c,  # noqa: PLW1509  before any thread
             text=True,
         )
 
