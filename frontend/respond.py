@@ -262,12 +262,12 @@ async def relay(
 async def _stream(
     exchange: Exchange, answer: Stream, outbox: sse.Outbox, services: Services, tally: Tally
 ) -> None:
-    """Headers go out with the first events, or after a while without; then an error can only be an event."""
+    """Headers go out with the first events, or soon without; from then on an error can only be an event."""
     try:
         async with asyncio.timeout(services.first_event_wait_s):
             first = await outbox.take()
     except TimeoutError:
-        first = b""
+        first = sse.KEEP_ALIVE
     await exchange.start(200, sse.CONTENT_TYPE, [*sse.HEADERS, *ignored_header(answer.ignored)])
     await exchange.write(answer.opening() + first)
     async with _tasks(outbox.keep_alive(services.keep_alive_s)):

@@ -42,8 +42,9 @@ class TokenSource(Protocol):
 class Services:
     """One app's collaborators and limits.
 
-    `first_event_wait_s` is how long a stream waits for its first token, so that a failure before it is still
-    an HTTP status; after that the headers go out, and a comment every `keep_alive_s` while nothing else does.
+    `first_event_wait_s` is how long a stream waits for its first token, so that what fails at once is still
+    an HTTP status; after that the headers go out with a comment, then one more every `keep_alive_s` while
+    nothing else does.
     """
 
     fleet: FleetView
@@ -53,5 +54,5 @@ class Services:
     request_timeout_s: float = 600.0
     max_body_bytes: int = 16 << 20
     max_choices: int = 16
-    first_event_wait_s: float = 1.0
+    first_event_wait_s: float = 0.1
     keep_alive_s: float = 10.0

@@ -357,18 +357,6 @@ def test_a_server_that_must_stop_says_so(stream: bool) -> None:
     assert b'"code":"not_ready"' in asyncio.run(scenario())
 
 
-def test_headers_and_comments_go_out_while_a_long_prefill_runs() -> None:
-    async def scenario() -> Reply:
-        tokens = ScriptedTokens(ANSWER, pause_at=0)
-        client = Client(tokens, first_event_wait_s=0.0, keep_alive_s=0.001)
-        client.on_write = lambda data: tokens.go_on.set() if b": keep-alive" in data else None
-        return await asyncio.wait_for(client.chat(stream=True), 5)
-
-    reply = asyncio.run(scenario())
-    assert b'"role":"assistant"' in reply.writes[0]
-    assert joined(reply, "content") == "Hello wörld"
-
-
 def test_a_deadline_that_is_over_is_a_504_or_an_error_event() -> None:
     late = Client(ScriptedTokens(ANSWER, pause_at=0), request_timeout_s=0.01)
     assert asyncio.run(late.chat()).status == 504
