@@ -5,6 +5,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections import Counter
+from collections.abc import Iterator
 
 import msgspec
 
@@ -33,6 +34,9 @@ class _Health(msgspec.Struct):
     status: str
     instances: list[_Instance]
     missing: list[str]
+    warming: list[str] = []
+    cold_pairs: list[str] = []
+    refused_pairs: list[str] = []
 
 
 def status(argv: list[str]) -> int:
@@ -44,14 +48,20 @@ def status(argv: list[str]) -> int:
         sys.stderr.write(f"error: no frontend answers at {settings.url}: {error}\n")
         return 2
     roles = Counter(instance.role for instance in health.instances)
-    lines = [f"{roles['prefill']} prefill, {roles['decode']} decode"]
-    if not settings.brief:
-        lines = [f"{health.status}: {lines[0]}", *(f"missing {name}" for name in health.missing)]
-        lines += [
-            f"{i.worker_id}  {i.role}  {i.model}  {i.engine}  {i.kv_transfer}" for i in health.instances
-        ]
+    counts = f"{roles['prefill']} prefill, {roles['decode']} decode"
+    if health.warming:
+        counts += f", {len(health.warming)} warming"
+    lines = [counts] if settings.brief else [f"{health.status}: {counts}", *_details(health)]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0 if health.status == "healthy" else 1
+
+
+def _details(health: _Health) -> Iterator[str]:
+    yield from (f"missing {name}" for name in health.missing)
+    yield from (f"{i.worker_id}  {i.role}  {i.model}  {i.engine}  {i.kv_transfer}" for i in health.instances)
+    yield from (f"{worker_id}  warming" for worker_id in health.warming)
+    yield from (f"cold pair {pair}" for pair in health.cold_pairs)
+    yield from (f"refused pair {reason}" for reason in health.refused_pairs)
 
 
 def _health(url: str) -> _Health:

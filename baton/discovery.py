@@ -26,7 +26,9 @@ class Discovery(Protocol):
     """
 
     def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
-        """Keep `info` registered while the context is open; waits until it is written the first time."""
+        """Keep `info` registered while the context is open; waits until it is written the first time. It
+        replaces an earlier registration of the same worker id, whose end then withdraws nothing.
+        """
         ...
 
     def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:

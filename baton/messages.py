@@ -159,6 +159,7 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of a KV cache; two workers can exchange KV only if all of it is equal.
 
     `tensor_parallel_size` None: the engine cuts the heads anew on the way, so the sizes may differ.
+    `max_handoff_tokens` is the longest prompt that the transfer buffer takes; None: any.
     """
 
     dtype: str
@@ -167,13 +168,16 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_heads: int
     head_dim: int
     tensor_parallel_size: int | None = 1
+    max_handoff_tokens: int | None = None
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A worker as discovery shows it. `incarnation` is new with every process start.
 
-    `kv_transfer` names the transceiver in use (`ucx` or `tcp`, with its transport); workers whose
-    `kv_layout`, `engine` or transceiver kind differ are never paired.
+    `kv_transfer` names the transceiver in use (`ucx` or `tcp`, with its transport); `baton.pairing` says who
+    is paired. `kv_timeout_s` is how long the engine may take to notice that a handoff's source is gone; None:
+    it notices at once. A worker is not `is_ready` while it warms up, and gets no requests; `cold_peers` are
+    the ids of those with which that failed.
     """
 
     worker_id: str
@@ -190,6 +194,9 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_parser: str = "harmony"
     kv_layout: KvLayout | None = None
     kv_transfer: str = ""
+    kv_timeout_s: float | None = None
+    is_ready: bool = True
+    cold_peers: tuple[str, ...] = ()
 
 
 Request = GenerateRequest | StatsRequest

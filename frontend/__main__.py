@@ -41,14 +41,14 @@ def main(argv: list[str]) -> int:
 async def serve(settings: FrontendSettings, listener: socket.socket, shutdown: Shutdown) -> int:
     """Serve until asked to stop, then let running answers finish within the drain timeout."""
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
-    fleet = Fleet(discovery, transport, model_path=settings.model_path)
+    timeout_s = settings.request_timeout_s
+    fleet = Fleet(discovery, transport, model_path=settings.model_path, request_timeout_s=timeout_s)
     generator = Generator(transport, fleet, settings.router_mode)
     try:
         responses = ResponseState(await _open_store(settings.response_store))
     except StoreFailure as error:
         sys.stderr.write(f"error: {error.message} Choose another --response-store\n")
         return 2
-    timeout_s = settings.request_timeout_s
     app = create_app(
         Services(fleet=fleet, generator=generator, responses=responses, request_timeout_s=timeout_s)
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -11,14 +12,18 @@ import msgspec
 from baton.discovery import Discovery
 from baton.errors import BatonError, ModelNotFound, NoWorkers
 from baton.messages import Role, StatsRequest, WorkerInfo, WorkerStats
+from baton.pairing import refused_pairs, why_not_paired
 from baton.transport import Transport
-from frontend.pairing import refused_pairs, why_not_paired
 from frontend.tokenizer import ModelTokenizer
 
 log = logging.getLogger(__name__)
 
 STATS_TIMEOUT_S = 1.0
 PROBE_EVERY_S = 0.5
+_TOO_SHORT = (
+    "--request-timeout-s %g is not above the KV timeout of %g s of worker=%s: when a prefill worker is lost, "
+    "requests end with deadline_exceeded instead of being tried again"
+)
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -42,25 +47,38 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of /health. `missing` says what must be started before a request can be served; `lost` are
-    workers that are registered and do not answer.
+    """The body of /health. `missing` says what must be started, or get ready, before a request can be served;
+    `warming` are workers that try their handoffs before they get requests, `lost` those that are registered
+    and do not answer. In `cold_pairs` that trial failed, of `refused_pairs` it is known that it would.
     """
 
     status: str
     endpoints: list[str]
     instances: list[Instance]
     missing: list[str]
+    warming: list[str]
     lost: list[str]
+    cold_pairs: list[str]
     refused_pairs: list[str]
 
 
 class Fleet:
-    """All workers of all models. `keep_current()` runs while the frontend does."""
+    """All workers of all models. `keep_current()` runs while the frontend does. Requests go to those that are
+    ready and have not been lost.
+    """
 
-    def __init__(self, discovery: Discovery, transport: Transport, *, model_path: Path | None = None) -> None:
+    def __init__(
+        self,
+        discovery: Discovery,
+        transport: Transport,
+        *,
+        model_path: Path | None = None,
+        request_timeout_s: float = math.inf,
+    ) -> None:
         self._discovery = discovery
         self._transport = transport
         self._model_path = model_path
+        self._request_timeout_s = request_timeout_s
         self._workers: tuple[WorkerInfo, ...] = ()
         self._tokenizers: dict[str, ModelTokenizer] = {}
         self._probes: dict[str, asyncio.Task[None]] = {}
@@ -112,7 +130,9 @@ class Fleet:
             known = ", ".join(self.models()) or "none yet"
             raise ModelNotFound(f"The model {model!r} is not served here. Served: {known}.", param="model")
         if not self.workers(model, Role.DECODE):
-            raise NoWorkers(f"No decode worker of {model!r} is live; start one.", retry_after_s=1)
+            is_warming = any(w.role is Role.DECODE and not w.is_ready for w in mine)
+            what = "ready yet; try again" if is_warming else "live; start one"
+            raise NoWorkers(f"No decode worker of {model!r} is {what}.", retry_after_s=1)
         if model not in self._tokenizers:
             raise NoWorkers(f"The tokenizer of {model!r} is still being loaded; try again.", retry_after_s=1)
         return ServedModel(model, min(w.context_length for w in mine), self._tokenizers[model])
@@ -120,13 +140,16 @@ class Fleet:
     def health(self) -> Health:
         """Healthy as soon as one model can be served; what else is missing is named all the same."""
         ready, live = set(self.models()), self._live()
+        known = {w.worker_id for w in self._workers}
         missing = [] if ready else [f"{w.model}: decode" for w in self._workers] or ["prefill", "decode"]
         return Health(
             status="healthy" if ready else "unhealthy",
             endpoints=sorted({w.endpoint for w in live}),
             instances=[_instance(w) for w in live],
             missing=sorted(set(missing)),
+            warming=[w.worker_id for w in self._workers if not w.is_ready],
             lost=[w.worker_id for w in self._workers if w.incarnation in self._probes],
+            cold_pairs=[f"{w.worker_id} with {p}" for w in self._workers for p in w.cold_peers if p in known],
             refused_pairs=refused_pairs(self._workers),
         )
 
@@ -136,7 +159,7 @@ class Fleet:
         return [pair for pair in found if pair is not None]
 
     def _live(self) -> list[WorkerInfo]:
-        return [worker for worker in self._workers if worker.incarnation not in self._probes]
+        return [w for w in self._workers if w.is_ready and w.incarnation not in self._probes]
 
     async def _probe(self, worker: WorkerInfo) -> None:
         """Ask a suspect until it answers, or is no longer registered."""
@@ -175,13 +198,15 @@ class Fleet:
             log.warning("no tokenizer model=%s folder=%s error=%s", worker.model, folder, error)
 
     def _log_change(self, workers: tuple[WorkerInfo, ...]) -> None:
-        before = {w.incarnation: w for w in self._workers}
-        after = {w.incarnation: w for w in workers}
+        before = {w.incarnation: w for w in self._workers if w.is_ready}
+        after = {w.incarnation: w for w in workers if w.is_ready}
         for incarnation in after.keys() - before.keys():
             worker = after[incarnation]
             log.info(
                 "joined worker=%s role=%s kv=%s", worker.worker_id, worker.role.value, worker.kv_transfer
             )
+            if worker.kv_timeout_s is not None and worker.kv_timeout_s >= self._request_timeout_s:
+                log.warning(_TOO_SHORT, self._request_timeout_s, worker.kv_timeout_s, worker.worker_id)
         for incarnation in before.keys() - after.keys():
             log.info("left worker=%s", before[incarnation].worker_id)
 

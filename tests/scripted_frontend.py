@@ -49,7 +49,17 @@ class ScriptedFleet:
 
     def health(self) -> Health:
         status = "unhealthy" if self.error else "healthy"
-        return Health(status=status, endpoints=[], instances=[], missing=[], lost=[], refused_pairs=[])
+        nobody: list[str] = []
+        return Health(
+            status=status,
+            endpoints=nobody,
+            instances=[],
+            missing=nobody,
+            warming=nobody,
+            lost=nobody,
+            cold_pairs=nobody,
+            refused_pairs=nobody,
+        )
 
     async def stats(self) -> list[tuple[WorkerInfo, WorkerStats]]:
         return []

@@ -9,13 +9,14 @@ from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenChunk, Wor
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a started engine is: its name and version, what it can hold, how its KV travels."""
+    """What a started engine is: its name and version, what it holds, how its KV travels. See WorkerInfo."""
 
     name: str
     version: str
     context_length: int
     kv_layout: KvLayout | None = None
     kv_transfer: str = ""
+    kv_timeout_s: float | None = None
 
 
 class Engine(Protocol):

@@ -1,15 +1,20 @@
-"""The life of a worker: start the engine, serve, register, drain, stop."""
+"""The life of a worker: start the engine, serve, register, warm up, drain, stop."""
 
 import asyncio
 import logging
 import secrets
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 
+import msgspec
+
+from baton.discovery import Discovery
 from baton.messages import GenerateRequest, Reply, Request, Role, StatsRequest, WorkerInfo
 from baton.process import Shutdown, first_of
+from baton.transport import Transport
 from workers.config import WorkerSettings
 from workers.engine import Engine, EngineInfo
+from workers.warm_up import warm_up_pairs
 
 log = logging.getLogger(__name__)
 
@@ -96,15 +101,8 @@ async def _serve(
     try:
         async with transport.serve(worker_id, worker.answer) as address:
             card = _card(settings, info, worker_id, incarnation, address)
-            async with discovery.register(card):
-                log.info(
-                    "ready worker=%s endpoint=%s address=%s kv=%s",
-                    worker_id,
-                    card.endpoint,
-                    address,
-                    info.kv_transfer,
-                )
-                reason = await first_of(_asked(shutdown), engine.failed())
+            joined = _join(card, worker, discovery, transport)
+            reason = await first_of(joined, _asked(shutdown), engine.failed())
             log.info("withdrawn worker=%s", worker_id)
             if reason is not None:
                 log.error("engine failed worker=%s reason=%s", worker_id, reason)
@@ -114,6 +112,23 @@ async def _serve(
     finally:
         await transport.close()
         await discovery.close()
+
+
+async def _join(card: WorkerInfo, worker: Worker, discovery: Discovery, transport: Transport) -> None:
+    """Be registered until cancelled: seen by peers at once, by clients when every pair is warm."""
+    async with AsyncExitStack() as registered:
+        async with discovery.register(msgspec.structs.replace(card, is_ready=False)):
+            cold = await warm_up_pairs(card, worker.answer, discovery, transport)
+            card = msgspec.structs.replace(card, cold_peers=cold)
+            await registered.enter_async_context(discovery.register(card))
+        log.info(
+            "ready worker=%s endpoint=%s address=%s kv=%s",
+            card.worker_id,
+            card.endpoint,
+            card.address,
+            card.kv_transfer,
+        )
+        await asyncio.Event().wait()
 
 
 def _card(
@@ -134,4 +149,5 @@ def _card(
         tool_call_parser=settings.dyn_tool_call_parser,
         kv_layout=info.kv_layout,
         kv_transfer=info.kv_transfer,
+        kv_timeout_s=info.kv_timeout_s,
     )

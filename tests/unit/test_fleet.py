@@ -11,7 +11,6 @@ import pytest
 from baton.errors import ModelNotFound, NoWorkers, WorkerLost
 from baton.messages import KvLayout, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
 from frontend.fleet import Fleet
-from frontend.pairing import refused_pairs, why_not_paired
 
 DEMO = Path(__file__).parents[2] / "models/demo"
 LAYOUT = KvLayout(dtype="bfloat16", tokens_per_block=32, num_layers=2, num_kv_heads=2, head_dim=64)
@@ -182,32 +181,49 @@ def test_without_a_tokenizer_a_model_waits() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"engine": "vllm"}, "engine embedded is not vllm"),
-        ({"engine_version": "2"}, "engine version 1 is not 2"),
-        ({"kv_transfer": "tcp"}, "kv transfer ucx is not tcp"),
-        (
-            {"kv_layout": msgspec.structs.replace(LAYOUT, dtype="float8")},
-            "dtype='bfloat16'.* is not .*'float8'",
-        ),
-        ({"kv_layout": msgspec.structs.replace(LAYOUT, tokens_per_block=16)}, "tokens_per_block=32.*=16"),
-    ],
-)
-def test_unlike_workers_are_not_paired_and_both_values_are_told(
-    changes: dict[str, object], says: str
+def test_a_worker_that_warms_up_gets_no_requests_yet() -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1", is_ready=False), worker("p1"))
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: fleet.health().warming == ["d1"])
+            assert not fleet.models()
+            assert not fleet.workers("m", Role.DECODE)
+            assert fleet.health().missing == ["m: decode"]
+            with pytest.raises(NoWorkers, match="No decode worker of 'm' is ready yet"):
+                fleet.served("m")
+
+            registry.show(worker("d1"), worker("p1"))
+            await until(lambda: fleet.models() == ["m"])
+            assert fleet.health().warming == []
+
+    asyncio.run(main())
+
+
+def test_health_names_pairs_that_are_refused_and_those_that_did_not_warm_up() -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1", cold_peers=("p1", "gone")), worker("p1"), worker("p2", engine="x"))
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: fleet.health().instances)
+            assert fleet.health().cold_pairs == ["d1 with p1"]
+            assert fleet.health().refused_pairs == ["p2 -> d1: engine x is not embedded"]
+            assert [w.worker_id for w in fleet.workers("m", Role.PREFILL)] == ["p1"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("request_timeout_s", "warned"), [(60.0, 1), (60.1, 0)])
+def test_a_request_timeout_within_the_kv_timeout_is_warned_of_once(
+    request_timeout_s: float, warned: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    prefill, decode = worker("p1"), worker("d1", **changes)
+    async def main() -> None:
+        registry = Registry(worker("d1", kv_timeout_s=60.0))
+        fleet = Fleet(registry, registry, request_timeout_s=request_timeout_s)
+        async with fleet.keep_current():
+            await until(lambda: len(fleet.health().instances) == 1)
+            registry.show(worker("d1", kv_timeout_s=60.0), worker("d2"))
+            await until(lambda: len(fleet.health().instances) == 2)
 
-    reason = why_not_paired(prefill, decode)
-
-    assert reason is not None
-    assert reason.startswith("p1 -> d1: ")
-    with pytest.raises(ValueError, match=says):
-        raise ValueError(reason)
-    assert refused_pairs((prefill, decode, worker("d2"))) == [reason]
-
-
-def test_like_workers_are_paired_whatever_their_transport_within_the_wire() -> None:
-    assert why_not_paired(worker("p1"), worker("d1", kv_transfer="ucx (tcp)")) is None
+    asyncio.run(main())
+    assert caplog.text.count("not above the KV timeout of 60 s of worker=d1") == warned

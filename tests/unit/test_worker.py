@@ -1,13 +1,15 @@
 """A worker's life: it answers in its role, drains what it holds, and ends with its engine."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+import dataclasses
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
 
 from baton.connect import Wires
 from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, StatsRequest, TokenChunk, WorkerStats
 from baton.process import Shutdown
+from tests.registry import Snapshot
 from workers.config import WorkerSettings
 from workers.engine import EngineInfo
 from workers.worker import Worker, new_identity, run_worker
@@ -20,7 +22,8 @@ REQUEST = GenerateRequest(
 class ScriptedEngine:
     """An engine whose answers wait for `go_on`; it fails when told to."""
 
-    def __init__(self, start_error: Exception | None = None) -> None:
+    def __init__(self, start_error: Exception | None = None, kv_transfer: str = "") -> None:
+        self.kv_transfer = kv_transfer
         self.go_on = asyncio.Event()
         self.broken = asyncio.Event()
         self.num_closed = 0
@@ -30,7 +33,7 @@ class ScriptedEngine:
     async def start(self) -> EngineInfo:
         if self._start_error:
             raise self._start_error
-        return EngineInfo(name="scripted", version="1", context_length=10)
+        return EngineInfo(name="scripted", version="1", context_length=10, kv_transfer=self.kv_transfer)
 
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
         yield KvHandoff(
@@ -126,6 +129,56 @@ def test_an_asked_shutdown_drains_and_ends_well(tmp_path: Path) -> None:
         return await running
 
     assert asyncio.run(main()) == 0
+
+
+def test_a_worker_is_ready_when_its_pairs_are_warm_and_of_two_at_once_none_is_missed(tmp_path: Path) -> None:
+    async def main() -> None:
+        engines = ScriptedEngine(kv_transfer="tcp"), ScriptedEngine(kv_transfer="tcp")
+        both = settings(tmp_path), dataclasses.replace(settings(tmp_path), disaggregation_mode="prefill")
+        shutdown = Shutdown()
+        async with aclosing(both[0].wires.discovery().watch()) as snapshots:
+            running = [
+                asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
+                for chosen, engine in zip(both, engines, strict=True)
+            ]
+            fleet = await until(snapshots, lambda fleet: len(fleet) == 2)
+            assert not all(worker.is_ready for worker in fleet)  # the later one has seen the other
+            engines[0].go_on.set()
+            await until(snapshots, lambda fleet: [worker.is_ready for worker in fleet] == [True, True])
+        assert engines[0].num_closed >= 1
+        shutdown.ask()
+        assert await asyncio.gather(*running) == [0, 0]
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_is_told_to_stop_while_it_warms_up_leaves_well(tmp_path: Path) -> None:
+    async def main() -> None:
+        engine, shutdown = ScriptedEngine(kv_transfer="tcp"), Shutdown()
+        chosen = settings(tmp_path)
+        prefill = dataclasses.replace(chosen, disaggregation_mode="prefill")
+        peer = asyncio.create_task(
+            run_worker(prefill, ScriptedEngine(kv_transfer="tcp"), new_identity(prefill), Shutdown())
+        )
+        async with aclosing(chosen.wires.discovery().watch()) as snapshots:
+            await until(snapshots, lambda fleet: [worker.is_ready for worker in fleet] == [True])
+            running = asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
+            await until(snapshots, lambda fleet: len(fleet) == 2)
+            shutdown.ask()
+            assert await asyncio.wait_for(running, 5) == 0
+            await until(snapshots, lambda fleet: len(fleet) == 1)
+        peer.cancel()
+        await asyncio.gather(peer, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+async def until(snapshots: AsyncGenerator[Snapshot, None], condition: Callable[[Snapshot], bool]) -> Snapshot:
+    async with asyncio.timeout(10):
+        async for fleet in snapshots:
+            if condition(fleet):
+                return fleet
+    raise AssertionError("the watch ended")
 
 
 def test_identities_are_never_the_same() -> None:

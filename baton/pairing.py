@@ -1,0 +1,45 @@
+"""Which prefill worker can hand its KV to which decode worker."""
+
+import msgspec
+
+from baton.messages import KvLayout, Role, WorkerInfo
+
+
+def why_not_paired(prefill: WorkerInfo, decode: WorkerInfo) -> str | None:
+    """Why the KV of one cannot go to the other, naming both values; None if it can.
+
+    Versions must be equal, too: what an engine writes into a handoff, another release may read otherwise.
+    """
+    for name, left, right in (
+        ("engine", prefill.engine, decode.engine),
+        ("engine version", prefill.engine_version, decode.engine_version),
+        ("kv transfer", _transceiver_kind(prefill), _transceiver_kind(decode)),
+    ):
+        if left != right:
+            return f"{prefill.worker_id} -> {decode.worker_id}: {name} {left} is not {right}"
+    if prefill.kv_layout != decode.kv_layout:
+        difference = _difference(prefill.kv_layout, decode.kv_layout)
+        return f"{prefill.worker_id} -> {decode.worker_id}: {difference}"
+    return None
+
+
+def refused_pairs(workers: tuple[WorkerInfo, ...]) -> list[str]:
+    """The reason for every pair of one model that cannot work together."""
+    prefills = [worker for worker in workers if worker.role is Role.PREFILL]
+    decodes = [worker for worker in workers if worker.role is Role.DECODE]
+    reasons = [why_not_paired(p, d) for p in prefills for d in decodes if p.model == d.model]
+    return [reason for reason in reasons if reason is not None]
+
+
+def _transceiver_kind(worker: WorkerInfo) -> str:
+    return worker.kv_transfer.split(" ")[0] or "none"
+
+
+def _difference(prefill: KvLayout | None, decode: KvLayout | None) -> str:
+    """Every field that differs, so that all can be mended at once."""
+    if prefill is None or decode is None:
+        return f"kv layout {prefill} is not {decode}"
+    left, right = msgspec.structs.asdict(prefill), msgspec.structs.asdict(decode)
+    return ", ".join(
+        f"{name} {left[name]} is not {right[name]}" for name in left if left[name] != right[name]
+    )

@@ -1,0 +1,51 @@
+"""Workers that join a running fleet: every pair has moved KV before clients can meet it."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.stack import ROOT, Stack
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    stack = Stack(tmp_path)
+    stack.frontend()
+    yield stack
+    stack.stop()
+
+
+@pytest.mark.parametrize("engine", ["embedded", "mocker"])
+def test_each_pair_has_moved_kv_before_it_is_ready(stack: Stack, engine: str) -> None:
+    workers = [stack.worker(mode, engine=engine) for mode in ("prefill", "prefill", "decode", "decode")]
+    stack.wait_ready(2, 2)
+
+    text = "".join(worker.text() for worker in workers)
+    pairs = re.findall(r"warm pair worker=(\S+) peer=(\S+) ", text)
+    assert len({frozenset(pair) for pair in pairs}) == 4
+    assert "cold pair" not in text
+    assert stack.gauge("baton_kv_moved_bytes") > 0
+    stack.wait_idle()
+
+
+def test_unlike_workers_are_refused_by_the_worker_in_health_and_in_status(
+    stack: Stack, tmp_path: Path
+) -> None:
+    decode_yaml = tmp_path / "decode.yaml"
+    text = (ROOT / "engine_configs/demo/decode.yaml").read_text()
+    decode_yaml.write_text(text.replace("tokens_per_block: 32", "tokens_per_block: 16"))
+    stack.worker("prefill", engine="embedded")
+    stack.wait_ready(1, 0)
+    decode = stack.worker("decode", engine="embedded", yaml=decode_yaml)
+    stack.wait_ready(1, 1)
+
+    (reason,) = stack.health()["refused_pairs"]
+    assert re.fullmatch(r"prefill-\w+ -> decode-\w+: tokens_per_block 32 is not 16", str(reason))
+    assert f"refused pair {reason}" in decode.text()
+    command = [sys.executable, "-m", "baton", "status", "--url", stack.url]
+    status = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert f"refused pair {reason}" in status.stdout

@@ -1,0 +1,93 @@
+"""Runs a short request through each pair that a new worker is part of, before clients do."""
+
+import asyncio
+import logging
+import random
+from contextlib import aclosing
+from functools import partial
+
+import msgspec
+
+from baton.discovery import Discovery
+from baton.errors import HandoffFailed
+from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, WorkerInfo
+from baton.pairing import why_not_paired
+from baton.transport import Answer, Transport
+
+log = logging.getLogger(__name__)
+
+# Connections of a fabric take milliseconds to seconds; a peer that needs longer is not waited for.
+PAIR_TIMEOUT_S = 20.0
+_NUM_BYTES = 256  # the first ids of every byte-level vocabulary
+
+
+async def warm_up_pairs(
+    card: WorkerInfo, answer: Answer, discovery: Discovery, transport: Transport
+) -> tuple[str, ...]:
+    """The ids of peers with which the handoff failed, each named in a warning; within `PAIR_TIMEOUT_S`.
+
+    The worker of `card` must be registered and served by `answer` already: then of two that start together
+    one at least sees the other, and no pair is missed.
+    """
+    if not card.kv_transfer:
+        return ()
+    peers = await _peers(card, discovery)
+    are_warm = await asyncio.gather(*(_is_warmed_up(card, answer, peer, transport) for peer in peers))
+    return tuple(peer.worker_id for peer, is_warm in zip(peers, are_warm, strict=True) if not is_warm)
+
+
+async def _peers(card: WorkerInfo, discovery: Discovery) -> list[WorkerInfo]:
+    """Those of the model's other role that can be paired; why not, of the others, is logged."""
+    async with aclosing(discovery.watch()) as snapshots:
+        fleet = await anext(snapshots)
+    peers = []
+    for peer in fleet:
+        if peer.model != card.model or peer.role is card.role:
+            continue
+        prefill, decode = (card, peer) if card.role is Role.PREFILL else (peer, card)
+        if reason := why_not_paired(prefill, decode):
+            log.warning("refused pair %s", reason)
+        else:
+            peers.append(peer)
+    return peers
+
+
+async def _is_warmed_up(card: WorkerInfo, answer: Answer, peer: WorkerInfo, transport: Transport) -> bool:
+    remote: Answer = partial(transport.call, peer.address)
+    prefill, decode = (answer, remote) if card.role is Role.PREFILL else (remote, answer)
+    began = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout(PAIR_TIMEOUT_S):
+            await _hand_over(prefill, decode, _request(card, peer))
+    except Exception as error:  # noqa: BLE001  whatever a peer does, this worker gets ready
+        log.warning("cold pair worker=%s peer=%s error=%r", card.worker_id, peer.worker_id, error)
+        return False
+    took_s = asyncio.get_running_loop().time() - began
+    log.info("warm pair worker=%s peer=%s took_s=%.3f", card.worker_id, peer.worker_id, took_s)
+    return True
+
+
+async def _hand_over(prefill: Answer, decode: Answer, request: GenerateRequest) -> None:
+    """As the frontend does it: the prefill call stays open until decode has the KV."""
+    async with aclosing(prefill(request)) as pinned:
+        handoff = await anext(pinned, None)
+        if not isinstance(handoff, KvHandoff):
+            raise HandoffFailed(f"prefill gave no handoff but {handoff}")
+        async with aclosing(decode(msgspec.structs.replace(request, handoff=handoff))) as chunks:
+            async for _ in chunks:
+                pass
+
+
+def _request(card: WorkerInfo, peer: WorkerInfo) -> GenerateRequest:
+    """Two tokens after a prompt of two blocks and a bit, as some engines move full blocks only; random, for
+    what decode had in a cache would not be moved either.
+    """
+    tokens_per_block = card.kv_layout.tokens_per_block if card.kv_layout else 1
+    num_tokens = min(2 * tokens_per_block + 1, card.context_length - 2, peer.context_length - 2)
+    return GenerateRequest(
+        request_id=f"warm-up-{card.worker_id}-{peer.worker_id}",
+        model=card.model,
+        token_ids=random.choices(range(_NUM_BYTES), k=num_tokens),  # noqa: S311  no secret
+        sampling=Sampling(max_tokens=2, seed=0, temperature=0.0, ignore_eos=True),
+        deadline_s=PAIR_TIMEOUT_S,
+    )
