@@ -8,7 +8,7 @@ from baton.connect import Wires
 from baton.flags import Parsed, flag
 from baton.messages import Role
 
-EngineName = Literal["embedded", "mocker", "trtllm"]
+EngineName = Literal["embedded", "mocker", "trtllm", "vllm"]
 DisaggregationMode = Literal["prefill", "decode", "agg"]
 
 _ENDPOINTS = {

@@ -9,12 +9,13 @@ import pytest
 
 from baton.errors import EngineFailure, InvalidRequest
 from baton.messages import GenerateRequest, Guided, MessageForm, Sampling
+from workers.engines.model_facts import read_model_facts
+from workers.engines.token_requests import check_request, num_left, seed_of_attempt
 from workers.engines.trtllm.library import load_library
-from workers.engines.trtllm.model import read_model_facts
-from workers.engines.trtllm.sampling import Limits, check, num_left, sampling_params, seed
+from workers.engines.trtllm.sampling import sampling_params
 
 FACTS = read_model_facts(Path("models/demo"))
-LIMITS = Limits(context_length=100, max_handoff_tokens=None)
+CONTEXT_LENGTH = 100
 STOPS = (3071, 3070)
 
 
@@ -32,7 +33,7 @@ def ask(num_tokens: int = 5, num_generated: int = 0, **sampling: Any) -> Generat
 
 def params(request: GenerateRequest) -> dict[str, Any]:
     """The fields that differ from TensorRT-LLM's defaults."""
-    built = sampling_params(request, load_library(), FACTS, max_tokens=num_left(request, LIMITS))
+    built = sampling_params(request, load_library(), FACTS, max_tokens=num_left(request, CONTEXT_LENGTH))
     return {
         field.name: value
         for field in dataclasses.fields(built)
@@ -104,12 +105,15 @@ def test_logit_bias_is_a_tensor_over_the_vocabulary() -> None:
 
 def test_choices_and_attempts_have_seeds_of_their_own() -> None:
     seeds = {
-        seed(Sampling(max_tokens=1, seed=s, choice=c), g) for s in (0, -1) for c in (0, 1, 2) for g in (0, 1)
+        seed_of_attempt(Sampling(max_tokens=1, seed=s, choice=c), g)
+        for s in (0, -1)
+        for c in (0, 1, 2)
+        for g in (0, 1)
     }
 
     assert len(seeds) == 12
     assert all(0 <= value < 1 << 63 for value in seeds)
-    assert seed(Sampling(max_tokens=1, seed=42), 0) == 42
+    assert seed_of_attempt(Sampling(max_tokens=1, seed=42), 0) == 42
 
 
 def test_a_form_becomes_a_structural_tag() -> None:
@@ -149,14 +153,14 @@ def test_a_form_becomes_a_structural_tag() -> None:
 )
 def test_what_would_break_the_engine_is_refused(request_: GenerateRequest, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
-        check(request_, FACTS, LIMITS)
+        check_request(request_, FACTS, CONTEXT_LENGTH)
 
 
 def test_an_answer_with_a_form_is_not_resumed() -> None:
     form = Guided(last=(MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>"),))
 
     with pytest.raises(EngineFailure, match="send the request again"):
-        check(ask(9, num_generated=4, guided=form), FACTS, LIMITS)
+        check_request(ask(9, num_generated=4, guided=form), FACTS, CONTEXT_LENGTH)
 
 
 def test_what_the_build_refuses_or_lacks_is_the_clients_to_know() -> None:

@@ -95,6 +95,29 @@ def _trtllm(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[
     return engine, loaded.lines()
 
 
+def _vllm(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
+    from workers.engines.vllm.engine import VllmEngine  # noqa: PLC0415
+    from workers.engines.vllm.library import load_library  # noqa: PLC0415
+    from workers.engines.vllm.settings import load_vllm_settings  # noqa: PLC0415
+
+    settings = parsed.settings
+    lib = load_library(settings.wires.host)
+    loaded = load_vllm_settings(
+        lib.engine_args,
+        settings.disaggregation_mode,
+        yaml_path=settings.extra_engine_args,
+        override=settings.override_engine_args,
+        typed={"model": str(settings.model_path), **typed_engine_flags(parsed)},
+    )
+    try:
+        engine = VllmEngine(
+            loaded, lib, model_path=settings.model_path, worker_id=identity[0], incarnation=identity[1]
+        )
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"--model-path {settings.model_path}: {error}") from error
+    return engine, loaded.lines()
+
+
 def _load(cls: type[T], parsed: Parsed[WorkerSettings]) -> Loaded[T]:
     settings = parsed.settings
     return load_settings(
@@ -106,4 +129,5 @@ _BUILDERS: dict[str, Callable[[Parsed[WorkerSettings], tuple[str, str]], tuple[E
     "embedded": _embedded,
     "mocker": _mocker,
     "trtllm": _trtllm,
+    "vllm": _vllm,
 }

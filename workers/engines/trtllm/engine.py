@@ -12,15 +12,16 @@ from typing import Any
 from baton.errors import HandoffFailed, InvalidRequest, Overloaded
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
+from workers.engines.model_facts import read_model_facts
+from workers.engines.token_requests import check_request, num_left
 from workers.engines.trtllm.calls import Abort, Call, finish_reason
 from workers.engines.trtllm.figures import Figures
 from workers.engines.trtllm.handoff import generation_params, pack, unpack
 from workers.engines.trtllm.ids import HandoffIds
 from workers.engines.trtllm.library import Completion, Library, num_kv_blocks
-from workers.engines.trtllm.model import read_model_facts
 from workers.engines.trtllm.opening import open_llm, warm_up
 from workers.engines.trtllm.requests import Requests
-from workers.engines.trtllm.sampling import Limits, check, num_left, sampling_params
+from workers.engines.trtllm.sampling import sampling_params
 from workers.engines.trtllm.settings import TRANSCEIVER
 from workers.engines.trtllm.watchdog import Watchdog
 from workers.settings import Loaded
@@ -40,7 +41,9 @@ class TrtllmEngine:
     * It does not say when a handoff's KV has moved. `prefill` ends when it is closed, which the frontend
       does at decode's first chunk, or with HandoffFailed when the KV timeout is over.
     * A pin cannot be taken back: KV that nobody pulls stays until the KV timeout.
-    * No request is aborted during its transfer; what is given up then is waited for in the background.
+    * No request is aborted during its transfer. A deadline that comes first, as one below the KV timeout may,
+      ends the request with DeadlineExceeded, and the transfer is waited for in the background. A request that
+      outlives the KV timeout learns by HandoffFailed that its prefill worker is gone, and can be tried again.
     * A resumed answer goes on exactly only if it is greedy: the sampling is not positional.
     * Figures of blocks are reckoned from the open requests; those of KV transfers are not known.
     """
@@ -64,10 +67,8 @@ class TrtllmEngine:
         self._incarnation = incarnation
         self._leave = leave
         self._facts = read_model_facts(model_path)
-        self._limits = Limits(
-            context_length=int(values["max_seq_len"] or self._facts.context_length),
-            max_handoff_tokens=values.get(f"{TRANSCEIVER}.max_tokens_in_buffer"),
-        )
+        self._context_length = int(values["max_seq_len"] or self._facts.context_length)
+        self._max_handoff_tokens: int | None = values.get(f"{TRANSCEIVER}.max_tokens_in_buffer")
         self._backend = values.get(f"{TRANSCEIVER}.backend")
         self._kv_timeout_s = (values.get(f"{TRANSCEIVER}.kv_transfer_timeout_ms") or 0) / 1000
         self._ids = HandoffIds()
@@ -89,15 +90,16 @@ class TrtllmEngine:
         return EngineInfo(
             name="trtllm",
             version=self._lib.version,
-            context_length=self._limits.context_length,
+            context_length=self._context_length,
             kv_layout=self._kv_layout(),
             kv_transfer=self._kv_transfer(),
+            kv_timeout_s=self._kv_timeout_s if self._backend is not None else None,
         )
 
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
         """Yield the handoff, or the finished answer. See `Engine.prefill`, and above how it ends."""
         self._check(request, hands_over=True)
-        if num_left(request, self._limits) == 1:  # nothing to hand over, so nothing is pinned
+        if num_left(request, self._context_length) == 1:  # nothing to hand over, so nothing is pinned
             async with aclosing(self._run(request, None)) as chunks:
                 async for chunk in chunks:
                     yield chunk
@@ -159,7 +161,7 @@ class TrtllmEngine:
             state = unpack(handoff, version=self._lib.version, num_tokens=len(request.token_ids))
             params, num_cached = generation_params(state, self._lib), state.num_cached_tokens
             abort = Abort.ONCE_ANSWERED
-        max_tokens = num_left(request, self._limits)
+        max_tokens = num_left(request, self._context_length)
         sampling = sampling_params(request, self._lib, self._facts, max_tokens=max_tokens)
         async with self._requests.opened(request, sampling, params, abort) as call:
             call.num_cached_tokens = num_cached
@@ -182,7 +184,7 @@ class TrtllmEngine:
 
     def _check(self, request: GenerateRequest, *, hands_over: bool) -> None:
         self._requests.check_running()
-        check(request, self._facts, self._limits)
+        check_request(request, self._facts, self._context_length)
         if hands_over or request.handoff is not None:
             self._check_handoff(request)
         if self._figures.is_full:
@@ -191,18 +193,11 @@ class TrtllmEngine:
     def _check_handoff(self, request: GenerateRequest) -> None:
         if self._backend is None:
             raise HandoffFailed(f"this worker moves no KV: set {TRANSCEIVER}.backend")
-        longest, num_tokens = self._limits.max_handoff_tokens, len(request.token_ids)
+        longest, num_tokens = self._max_handoff_tokens, len(request.token_ids)
         if longest is not None and num_tokens > longest:  # it would stall both sides
             raise InvalidRequest(
                 f"the prompt has {num_tokens} tokens; {TRANSCEIVER}.max_tokens_in_buffer ({longest}) "
                 "is the most that prefill can hand over"
-            )
-        if request.deadline_s <= self._kv_timeout_s:
-            log.debug(
-                "request_id=%s deadline_s=%.3g is below the KV timeout of %.3g s: a lost transfer ends late",
-                request.request_id,
-                request.deadline_s,
-                self._kv_timeout_s,
             )
 
     def _handoff(self, call: Call, output: Completion) -> KvHandoff:
@@ -233,10 +228,13 @@ class TrtllmEngine:
             num_kv_heads=facts.num_kv_heads,
             head_dim=facts.head_dim,
             tensor_parallel_size=None,  # it may differ between the two sides
+            max_handoff_tokens=self._max_handoff_tokens,
         )
 
     def _kv_transfer(self) -> str:
         if self._backend is None:
             return ""
-        size, buffer = self._loaded.values["tensor_parallel_size"], self._limits.max_handoff_tokens
-        return f"{str(self._backend).lower()} (tp {size}, buffer {buffer or 'default'})"
+        values = self._loaded.values
+        runtime = values.get(f"{TRANSCEIVER}.transceiver_runtime")  # the two do not understand each other
+        kind = "-".join(str(part).lower() for part in (self._backend, runtime) if part)
+        return f"{kind} (tp {values['tensor_parallel_size']})"

@@ -2,21 +2,17 @@
 
 import asyncio
 import logging
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
+from workers.engines.loading import dying_at_once
+from workers.engines.model_facts import ModelFacts
 from workers.engines.trtllm.library import Library
-from workers.engines.trtllm.model import ModelFacts
 from workers.engines.trtllm.schema import first_invalid
 from workers.settings import InvalidField, Loaded
 
 log = logging.getLogger(__name__)
 
 _WARM_UP_S = 300.0
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def open_llm(lib: Library, loaded: Loaded[dict[str, Any]]) -> Any:
@@ -26,7 +22,7 @@ def open_llm(lib: Library, loaded: Loaded[dict[str, Any]]) -> Any:
     Raises ValueError with one line for the user.
     """
     log.info("loading model=%s with TensorRT-LLM %s", loaded.settings["model"], lib.version)
-    with _dying_at_once():
+    with dying_at_once():
         try:
             return lib.llm(**loaded.settings)
         except ValueError as error:
@@ -46,20 +42,6 @@ async def warm_up(llm: Any, lib: Library, facts: ModelFacts) -> None:
     )
     async with asyncio.timeout(_WARM_UP_S):
         await llm.generate_async([0, 1, 2, 3], params).aresult()
-
-
-@contextmanager
-def _dying_at_once() -> Iterator[None]:
-    """Let signals end the process by themselves: the loop cannot see them, and there is nothing to drain."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _explained(error: ValueError, sources: dict[str, str]) -> str:

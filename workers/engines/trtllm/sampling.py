@@ -4,65 +4,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from baton.errors import EngineFailure, InvalidRequest
+from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Sampling
+from workers.engines.model_facts import ModelFacts
+from workers.engines.structural_tag import structural_tag
+from workers.engines.token_requests import seed_of_attempt
 from workers.engines.trtllm import library
-from workers.engines.trtllm.guided import structural_tag
 from workers.engines.trtllm.library import Library
-from workers.engines.trtllm.model import ModelFacts
-
-_SEED_BITS = (1 << 63) - 1
-# Odd numbers of high entropy (golden ratio, square root of 3): seeds of choices and attempts lie far apart.
-_CHOICE_STEP = 0x1E3779B97F4A7C15
-_RESUME_STEP = 0x3504F333F9DE6485
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """What one request may ask for. `max_handoff_tokens` is the transceiver's buffer; None: no limit."""
-
-    context_length: int
-    max_handoff_tokens: int | None
-
-
-def check(request: GenerateRequest, facts: ModelFacts, limits: Limits) -> None:
-    """Raise InvalidRequest for what TensorRT-LLM would break on, or cut short without a word; EngineFailure
-    for an answer with a form that was begun elsewhere: its grammar would start anew in the middle.
-    """
-    num_tokens, num_generated = len(request.token_ids), request.num_generated
-    if not num_tokens:
-        raise InvalidRequest("the prompt has no token")
-    if not 0 <= num_generated < num_tokens:
-        raise InvalidRequest(f"of {num_tokens} tokens, {num_generated} cannot be generated ones")
-    if num_tokens >= limits.context_length:
-        raise InvalidRequest(
-            f"the prompt has {num_tokens} tokens; the context of {limits.context_length} holds "
-            f"{limits.context_length - 1} and an answer"
-        )
-    if num_left(request, limits) < 1:
-        raise InvalidRequest(
-            f"max_tokens is {request.sampling.max_tokens}; {num_generated} tokens exist already",
-            param="max_tokens",
-        )
-    if num_generated and request.sampling.guided is not None:
-        raise EngineFailure(
-            "the worker was lost, and TensorRT-LLM cannot go on with an answer whose form is demanded; "
-            "send the request again"
-        )
-    if request.sampling.choice < 0 or (request.sampling.logprobs or 0) < 0:
-        raise InvalidRequest("choice and logprobs must not be negative")
-    asked = request.sampling
-    for token_id in (*request.token_ids, *asked.logit_bias, *asked.stop_token_ids):
-        if not 0 <= token_id < facts.vocab_size:
-            raise InvalidRequest(
-                f"token id {token_id} is not in the model's vocabulary of {facts.vocab_size}"
-            )
-
-
-def num_left(request: GenerateRequest, limits: Limits) -> int:
-    """Tokens that may still be generated: what was asked for, within the context."""
-    num_asked = request.sampling.max_tokens - request.num_generated
-    return min(num_asked, limits.context_length - len(request.token_ids))
 
 
 def sampling_params(request: GenerateRequest, lib: Library, facts: ModelFacts, *, max_tokens: int) -> Any:
@@ -82,7 +30,7 @@ def sampling_params(request: GenerateRequest, lib: Library, facts: ModelFacts, *
         "include_stop_str_in_output": True,  # else the stop token would be cut off the ids
         "ignore_eos": asked.ignore_eos or not asked.stop_token_ids,
         "detokenize": False,
-        "seed": seed(asked, request.num_generated),
+        "seed": seed_of_attempt(asked, request.num_generated),
         **_choosing(asked),
         **_penalties(request),
     }
@@ -95,11 +43,6 @@ def sampling_params(request: GenerateRequest, lib: Library, facts: ModelFacts, *
     if asked.guided is not None:
         params["guided_decoding"] = lib.guided_decoding_params(structural_tag=structural_tag(asked.guided))
     return _built(lib.sampling_params, params)
-
-
-def seed(sampling: Sampling, num_generated: int) -> int:
-    """The seed of one attempt at one choice: the request's own for the first of both."""
-    return (sampling.seed + sampling.choice * _CHOICE_STEP + num_generated * _RESUME_STEP) & _SEED_BITS
 
 
 def _choosing(asked: Sampling) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""From a request's form to the structural tag that TensorRT-LLM's guided decoding (xgrammar) enforces."""
+"""From a request's form to the structural tag that xgrammar enforces, in TensorRT-LLM and in vLLM."""
 
 from collections.abc import Iterator
 

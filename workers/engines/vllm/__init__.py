@@ -1,0 +1,1 @@
+"""vLLM (AsyncLLM, V1) as an engine, its KV handed over by NIXL."""

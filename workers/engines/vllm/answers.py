@@ -1,0 +1,60 @@
+"""From vLLM's outputs to chunks."""
+
+from typing import Any
+
+from baton.errors import EngineFailure, HandoffFailed
+from baton.messages import FinishReason, GenerateRequest, TokenChunk, TokenLogprob, Usage
+from workers.engines.vllm.library import Completion, Result
+
+_NO_LOGPROB = -9999.0  # OpenAI's word for "very unlikely", here for "not told"
+
+
+class Answer:
+    """One request's answer so far. `num_cached_tokens` is what prefill found; None: vLLM's own figure."""
+
+    def __init__(self, request: GenerateRequest, num_cached_tokens: int | None = None) -> None:
+        self._request = request
+        self._num_cached_tokens = num_cached_tokens
+        self._num_generated = request.num_generated
+
+    def chunk(self, result: Result) -> TokenChunk:
+        """What came with this output. Raises the error that a bad finish reason stands for."""
+        (output,) = result.outputs
+        reason = self._finish_reason(output)
+        self._num_generated += len(output.token_ids)
+        usage = None
+        if reason is not None:
+            num_cached = self._num_cached_tokens
+            usage = Usage(
+                len(self._request.token_ids) - self._request.num_generated,
+                num_cached if num_cached is not None else result.num_cached_tokens or 0,
+                self._num_generated,
+            )
+        return TokenChunk(tuple(output.token_ids), reason, usage, self._logprobs(output))
+
+    def _finish_reason(self, output: Completion) -> FinishReason | None:
+        match output.finish_reason:
+            case None:
+                return None
+            case "stop" | "length" as reason:
+                return reason
+            case "error" if self._request.handoff is not None:
+                raise HandoffFailed("the KV did not arrive: its source is gone, or has given it up")
+            case reason:
+                raise EngineFailure(f"vLLM ended the request with {reason!r}; its log says why")
+
+    def _logprobs(self, output: Completion) -> tuple[TokenLogprob, ...] | None:
+        num_top = self._request.sampling.logprobs
+        if num_top is None:
+            return None
+        told = list(output.logprobs or ())
+        told += [{}] * (len(output.token_ids) - len(told))
+        return tuple(_entry(i, entries, num_top) for i, entries in zip(output.token_ids, told, strict=True))
+
+
+def _entry(token_id: int, entries: dict[int, Any], num_top: int) -> TokenLogprob:
+    best = sorted(((i, float(entry.logprob)) for i, entry in entries.items()), key=lambda pair: -pair[1])
+    chosen = entries.get(token_id)
+    return TokenLogprob(
+        token_id, float(chosen.logprob) if chosen is not None else _NO_LOGPROB, tuple(best[:num_top])
+    )

@@ -1,0 +1,248 @@
+"""vLLM as an engine: one AsyncLLM, its core in processes of its own, in one role."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from baton.errors import HandoffFailed, Overloaded
+from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenChunk, WorkerStats
+from workers.engine import EngineInfo
+from workers.engines.loading import dying_at_once
+from workers.engines.model_facts import read_model_facts
+from workers.engines.token_requests import check_request, num_left
+from workers.engines.vllm.answers import Answer
+from workers.engines.vllm.calls import Call, Calls
+from workers.engines.vllm.figures import Figures
+from workers.engines.vllm.handoff import KEEP, num_blocks, pack, unpack
+from workers.engines.vllm.library import Library, Result
+from workers.engines.vllm.pins import Releases
+from workers.engines.vllm.sampling import sampling_params
+from workers.engines.vllm.settings import LEASE, TRANSFER
+from workers.settings import Loaded
+
+log = logging.getLogger(__name__)
+
+MAX_QUEUE_SIZE = 256
+_RETRY_AFTER_S = 1.0
+_WARM_UP_S = 300.0
+
+
+class VllmEngine:
+    """AsyncLLM as prefill and decode, the KV pulled by its NixlConnector.
+
+    What differs from other engines:
+
+    * Decode samples the first token anew from the transferred KV, with the same seed; the one that prefill
+      sampled only tells whether the answer ends with it.
+    * vLLM does not tell this process when a handoff's KV has moved. `prefill` ends when it is closed, which
+      the frontend does at decode's first chunk, or with HandoffFailed when the lease is over.
+    * A resumed answer goes on exactly only if it is greedy: the sampling is not positional.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded[dict[str, Any]],
+        lib: Library,
+        *,
+        model_path: Path,
+        worker_id: str,
+        incarnation: str,
+        max_queue_size: int = MAX_QUEUE_SIZE,
+    ) -> None:
+        """Raises OSError, ValueError if the model folder does not say what the model is."""
+        self._loaded = loaded
+        self._lib = lib
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._max_queue_size = max_queue_size
+        self._facts = read_model_facts(model_path)
+        self._transfers = loaded.values.get(f"{TRANSFER}.kv_connector") is not None
+        self._lease_s = float((loaded.values.get(LEASE) or {}).get("kv_lease_duration", 0))
+        self._context_length = 0
+        self._max_open = 0
+        self._calls = Calls(lib)
+        self._figures = Figures()
+        self._releases = Releases()
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> EngineInfo:
+        """Load and warm up; blocks the loop while it loads. Raises ValueError, OSError."""
+        log.info("loading model=%s with vLLM %s", self._loaded.settings["model"], self._lib.version)
+        llm = self._load()
+        self._calls.llm = llm
+        self._watching = asyncio.create_task(self._calls.watch(), name="vllm-health")
+        config = llm.vllm_config
+        self._context_length = config.model_config.max_model_len
+        self._max_open = config.scheduler_config.max_num_seqs + self._max_queue_size
+        self._figures.num_blocks = config.cache_config.num_gpu_blocks or 0
+        await self._warm_up(llm)
+        return EngineInfo(
+            name="vllm",
+            version=self._lib.version,
+            context_length=self._context_length,
+            kv_layout=self._kv_layout(config),
+            kv_transfer="nixl" if self._transfers else "",
+        )
+
+    async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
+        """Yield the handoff, or the finished answer. See `Engine.prefill`, and above how it ends."""
+        self._check(request)
+        if not self._transfers:
+            raise HandoffFailed("this worker hands nothing over: it runs with --disaggregation-mode agg")
+        if num_left(request, self._context_length) == 1:  # nothing to hand over, so nothing is pinned
+            async with aclosing(self._run(request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            return
+        sampling = sampling_params(request, self._lib, max_tokens=1, transfer=dict(KEEP))
+        async with self._calls.opened(request, sampling) as call:
+            result = await self._calls.step(call)
+            self._figures.num_prompt_tokens += len(request.token_ids)
+            chunk = Answer(request).chunk(result)
+            pin = self._pin(result)
+            try:
+                if chunk.finish_reason == "stop":
+                    self._figures.num_generated_tokens += 1
+                    yield chunk
+                    return
+                yield self._handoff(call, result)
+                await self._stay_pinned(call)
+            finally:
+                self._unpin(pin)
+
+    async def decode(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Yield the answer's chunks. See `Engine.decode`."""
+        self._check(request)
+        async with aclosing(self._run(request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def stats(self) -> WorkerStats:
+        """Live figures; the counters run from the start of the process."""
+        return self._figures.stats()
+
+    async def failed(self) -> str:
+        """Wait until vLLM's engine core is dead."""
+        await self._calls.broke.wait()
+        return self._calls.reason
+
+    async def stop(self) -> None:
+        """End every call with WorkerLost and shut vLLM down. Idempotent."""
+        if self._watching is not None:
+            self._watching.cancel()
+        llm = self._calls.stop()
+        if llm is not None:
+            await self._releases.done()
+            llm.shutdown()
+
+    async def _run(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        transfer, num_cached = None, None
+        if request.handoff is not None:
+            if not self._transfers:
+                raise HandoffFailed("this worker takes no KV over: it runs with --disaggregation-mode agg")
+            num_tokens = len(request.token_ids)
+            state = unpack(request.handoff, version=self._lib.version, num_tokens=num_tokens)
+            transfer, num_cached = state.params, state.num_cached_tokens
+        sampling = sampling_params(
+            request, self._lib, max_tokens=num_left(request, self._context_length), transfer=transfer
+        )
+        answer = Answer(request, num_cached)
+        async with self._calls.opened(request, sampling) as call:
+            chunk = answer.chunk(await self._calls.step(call))
+            self._count_prompt(request)
+            while True:
+                self._figures.num_generated_tokens += len(chunk.token_ids)
+                if chunk.token_ids or chunk.finish_reason:
+                    yield chunk
+                if chunk.finish_reason:
+                    return
+                chunk = answer.chunk(await self._calls.step(call))
+
+    def _count_prompt(self, request: GenerateRequest) -> None:
+        if request.handoff is None:
+            self._figures.num_prompt_tokens += len(request.token_ids)
+        else:
+            self._figures.num_handoffs += 1
+
+    def _check(self, request: GenerateRequest) -> None:
+        self._calls.check_running()
+        check_request(request, self._facts, self._context_length)
+        if len(self._calls.open) - len(self._figures.pinned) >= self._max_open:
+            raise Overloaded("the worker's queue is full; try again later", retry_after_s=_RETRY_AFTER_S)
+
+    def _handoff(self, call: Call, result: Result) -> KvHandoff:
+        if not result.kv_transfer_params:
+            raise HandoffFailed("vLLM gave no kv_transfer_params for a prompt that goes on")
+        self._figures.num_handoffs += 1
+        return KvHandoff(
+            worker_id=self._worker_id,
+            incarnation=self._incarnation,
+            first_token=result.outputs[0].token_ids[0],
+            num_prompt_tokens=len(call.request.token_ids),
+            ttl_s=self._ttl_s(call),
+            engine_state=pack(
+                result.kv_transfer_params,
+                version=self._lib.version,
+                num_cached_tokens=result.num_cached_tokens or 0,
+            ),
+        )
+
+    async def _stay_pinned(self, call: Call) -> None:
+        """Wait to be closed. Raises HandoffFailed when the lease is over, or what ends the call."""
+        ttl_s = self._ttl_s(call)
+        over = HandoffFailed(f"no decode worker took the KV within {ttl_s:.3g} s")
+        try:
+            await call.wait(asyncio.Event().wait(), asyncio.get_running_loop().time() + ttl_s, over)
+        except HandoffFailed:
+            self._figures.num_handoffs_expired += 1
+            raise
+
+    def _ttl_s(self, call: Call) -> float:
+        return min(self._lease_s, max(0.0, call.deadline - asyncio.get_running_loop().time()))
+
+    def _pin(self, result: Result) -> str | None:
+        """vLLM keeps the KV of the prompt that ended with `result`, under the id that this gives."""
+        params = result.kv_transfer_params
+        if not params:
+            return None
+        request_id = str(params["remote_request_id"])
+        self._figures.pinned[request_id] = num_blocks(params)
+        return request_id
+
+    def _unpin(self, request_id: str | None) -> None:
+        if request_id is not None and self._figures.pinned.pop(request_id, None) is not None:
+            self._releases.add(self._calls.llm, request_id)
+
+    def _load(self) -> Any:
+        """The AsyncLLM. Raises ValueError with one line for the user."""
+        with dying_at_once():
+            try:
+                args = self._lib.engine_args(**self._loaded.settings)
+                return self._lib.llm.from_engine_args(args, stat_loggers=[lambda *_: self._figures])
+            except Exception as error:
+                log.exception("vLLM did not start")
+                raise ValueError(f"vLLM did not start: {type(error).__name__}: {error}") from error
+
+    async def _warm_up(self, llm: Any) -> None:
+        """One short request: what is lazy happens before the first client comes."""
+        params = self._lib.sampling_params(max_tokens=2, temperature=0.0, ignore_eos=True, detokenize=False)
+        try:
+            async with asyncio.timeout(_WARM_UP_S):
+                async for _ in llm.generate({"prompt_token_ids": [0, 1, 2, 3]}, params, "warm-up"):
+                    pass
+        except Exception as error:
+            raise ValueError(f"vLLM loaded, but does not run: {error!r}") from error
+
+    def _kv_layout(self, config: Any) -> KvLayout:
+        dtype = str(config.cache_config.cache_dtype)
+        return KvLayout(
+            dtype=str(config.model_config.dtype).removeprefix("torch.") if dtype == "auto" else dtype,
+            tokens_per_block=config.cache_config.block_size,
+            num_layers=self._facts.num_layers,
+            num_kv_heads=self._facts.num_kv_heads,
+            head_dim=self._facts.head_dim,
+            tensor_parallel_size=config.parallel_config.tensor_parallel_size,
+        )

@@ -1,0 +1,48 @@
+"""From a request's Sampling to vLLM's SamplingParams."""
+
+from typing import Any
+
+from baton.errors import InvalidRequest
+from baton.messages import GenerateRequest
+from workers.engines.structural_tag import structural_tag
+from workers.engines.token_requests import seed_of_attempt
+from workers.engines.vllm.library import Library
+
+
+def sampling_params(
+    request: GenerateRequest, lib: Library, *, max_tokens: int, transfer: dict[str, Any] | None = None
+) -> Any:
+    """The SamplingParams of one attempt; `transfer` are NIXL's parameters. Raises InvalidRequest.
+
+    Of an answer that is resumed, `max_tokens` and `min_tokens` are what is left. vLLM's sampling is not
+    positional, and its frequency and presence penalties do not see the tokens that exist already: a resumed
+    answer goes on exactly only if it is greedy and has none of these.
+    """
+    asked = request.sampling
+    params: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "min_tokens": min(max_tokens, max(0, asked.min_tokens - request.num_generated)),
+        "seed": seed_of_attempt(asked, request.num_generated),
+        "temperature": asked.temperature,
+        "top_p": asked.top_p,
+        "top_k": max(0, asked.top_k),
+        "min_p": asked.min_p,
+        "frequency_penalty": asked.frequency_penalty,
+        "presence_penalty": asked.presence_penalty,
+        "repetition_penalty": asked.repetition_penalty,
+        "logit_bias": asked.logit_bias or None,
+        "logprobs": asked.logprobs,
+        # The request alone says which tokens end it; vLLM's own end token is the model's.
+        "ignore_eos": True,
+        "stop_token_ids": [] if asked.ignore_eos else list(asked.stop_token_ids),
+        "detokenize": False,
+        "output_kind": lib.delta,
+    }
+    if transfer is not None:
+        params["extra_args"] = {"kv_transfer_params": transfer}
+    if asked.guided is not None:
+        params["structured_outputs"] = lib.structured_outputs(structural_tag=structural_tag(asked.guided))
+    try:
+        return lib.sampling_params(**params)
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"vLLM refuses the sampling: {error}") from error
