@@ -71,7 +71,7 @@ def check_served(body: ChatBody, max_choices: int) -> None:
         raise InvalidRequest(f"`n` is {body.n}; {max_choices} choices can be had at most.", param="n")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("`stream_options` needs `stream`: true.", param="stream_options")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("`top_logprobs` needs `logprobs`: true.", param="top_logprobs")
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar, get_args
 import msgspec
 
 from baton.errors import InvalidRequest
-from frontend.response_schema import Reasoning, ResponseBody, TextConfig
+from frontend.response_schema import LOGPROBS, Reasoning, ResponseBody, TextConfig
 from frontend.schema import (
     ChatBody,
     CompletionBody,
@@ -26,6 +26,16 @@ _GUIDED: Table = dict.fromkeys(
     ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
     ((), "Ask chat completions for a form of the answer with `response_format`."),
 )
+_CHATS_NAMES: Table = {
+    "messages": ((), "Here it is `input`."),
+    "max_tokens": ((), "Here it is `max_output_tokens`."),
+    "max_completion_tokens": ((), "Here it is `max_output_tokens`."),
+    "response_format": ((), "Here it is `text.format`."),
+    "reasoning_effort": ((), "Here it is `reasoning.effort`."),
+    "logprobs": ((False,), f'Here it is `include`: ["{LOGPROBS}"].'),
+    "n": ((1,), "A response has one answer."),
+    "stop": (([],), "Responses have no stop strings; `stop_token_ids` are served."),
+}
 _NOT_SERVED: dict[type[msgspec.Struct], Table] = {
     ChatBody: {
         **_GUIDED,
@@ -49,6 +59,7 @@ _NOT_SERVED: dict[type[msgspec.Struct], Table] = {
         "best_of": ((1,), "Answers are not ranked; use `n`."),
     },
     ResponseBody: {
+        **_CHATS_NAMES,
         "access_programs": ((), "There are no access programs."),
         "context_management": (([],), "The context is not managed: send what the model shall read."),
         "conversation": ((), "There are no conversation objects; use `previous_response_id`."),
@@ -85,9 +96,13 @@ _NESTED: dict[str, type[msgspec.Struct]] = {
 
 _AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*)`$")
+# By the last word of a field's path.
 _ALLOWED = {
     "reasoning_effort": ", ".join(get_args(Effort)),
+    "effort": ", ".join(get_args(Effort)),
     "role": "system, developer, user, assistant, tool",
+    "tool_choice": "none, auto, required",
+    "mode": "auto, required",
 }
 
 

@@ -5,27 +5,24 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from frontend.schema import (
-    Bias,
     Count,
     Effort,
+    FunctionName,
     JsonObjectFormat,
+    Metadata,
     NamedSchema,
-    Nvext,
-    Penalty,
-    Seed,
-    Share,
-    StreamOptions,
+    SamplingFields,
     TemplateArgs,
     TextFormat,
-    TokenId,
-    TokenName,
     TopLogprobs,
 )
 
 LOGPROBS = "message.output_text.logprobs"
-# What can be asked to be included, all but the first of parts that no answer of this server has.
+# What can be asked to be included, all but the first of parts that no answer of this server has: reasoning is
+# given as plain `content`, and taken back as such.
 Includable = Literal[
     "message.output_text.logprobs",
+    "reasoning.encrypted_content",
     "message.input_image.image_url",
     "file_search_call.results",
     "web_search_call.results",
@@ -33,11 +30,6 @@ Includable = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-
-FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
-MetadataKey = Annotated[str, msgspec.Meta(max_length=64)]
-MetadataValue = Annotated[str, msgspec.Meta(max_length=512)]
-Metadata = Annotated[dict[MetadataKey, MetadataValue], msgspec.Meta(max_length=16)]
 
 
 class Reasoning(msgspec.Struct, kw_only=True):
@@ -91,18 +83,15 @@ class FunctionsByName(msgspec.Struct, kw_only=True, tag_field="type", tag="allow
     tools: Annotated[list[AllowedFunction], msgspec.Meta(min_length=1)]
 
 
-class ResponseBody(msgspec.Struct, kw_only=True):
+class ResponseBody(SamplingFields, kw_only=True):
     """`POST /v1/responses`. Items of `input` are those of `frontend.response_items`. Extensions are the chat
     API's, under the same names."""
 
-    model: Annotated[str, msgspec.Meta(min_length=1)]
-    input: str | list[dict[str, Any]] = []
+    input: str | list[dict[str, Any]] = msgspec.field(default_factory=list)
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
     background: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     tools: list[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionByName | FunctionsByName | None = None
     parallel_tool_calls: bool | None = None
@@ -111,24 +100,9 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     text: TextConfig | None = None
     include: list[Includable] | None = None
     top_logprobs: TopLogprobs | None = None
-    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
-    top_p: Share | None = None
     max_output_tokens: Count | None = None
     metadata: Metadata | None = None
-    user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-
-    min_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Share | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=10)] | None = None
-    logit_bias: dict[TokenName, Bias] | None = None
-    seed: Seed | None = None
-    stop_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=64)] | None = None
-    ignore_eos: bool | None = None
-    nvext: Nvext | None = None
     chat_template_args: TemplateArgs | None = None
     chat_template_kwargs: TemplateArgs | None = None

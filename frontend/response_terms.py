@@ -5,7 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+from msgspec import structs
+
 from baton.errors import BatonError, InvalidRequest
+from baton.messages import Guided
 from frontend import schema as chat
 from frontend.response_schema import (
     FunctionByName,
@@ -18,12 +21,12 @@ from frontend.response_schema import (
 _SHARED = frozenset(ResponseBody.__struct_fields__) & frozenset(chat.ChatBody.__struct_fields__) - {
     "tools", "tool_choice", "top_logprobs",
 }  # fmt: skip
+# A field's name is a whole `param`, or stands in backticks in a message.
 _NEW_NAMES = (
-    ("response_format.json_schema", "text.format"),
-    ("response_format", "text.format"),
-    ("messages", "input"),
+    (re.compile(r"(^|`)response_format(?:\.json_schema)?"), r"\1text.format"),
+    (re.compile(r"(^|`)messages"), r"\1input"),
+    (re.compile(r"(tools\[\d+\])\.function\b"), r"\1"),
 )
-_FUNCTION = re.compile(r"(tools\[\d+\])\.function\b")
 
 
 def in_chat_terms(body: ResponseBody) -> chat.ChatBody:
@@ -44,17 +47,22 @@ def renamed_errors() -> Iterator[None]:
     try:
         yield
     except BatonError as error:
-        if error.param is None:
-            raise
-        new = _renamed(error.param)
-        raise type(error)(error.message.replace(f"`{error.param}", f"`{new}"), param=new) from None
+        param = None if error.param is None else _renamed(error.param)
+        raise type(error)(_renamed(error.message), param=param) from None
 
 
-def _renamed(param: str) -> str:
+def renamed_form(form: Guided | None) -> Guided | None:
+    """The form with those names, which a worker that cannot enforce it will tell."""
+    if form is None:
+        return None
+    last = (structs.replace(m, param=None if m.param is None else _renamed(m.param)) for m in form.last)
+    return structs.replace(form, last=tuple(last))
+
+
+def _renamed(text: str) -> str:
     for old, new in _NEW_NAMES:
-        if param.startswith(old):
-            return new + param.removeprefix(old)
-    return _FUNCTION.sub(r"\1", param)
+        text = old.sub(new, text)
+    return text
 
 
 def _tool(tool: ResponseTool, path: str) -> chat.ToolDefinition:

@@ -23,7 +23,7 @@ from frontend.response_object import ReasoningBody, ResponseObject, ToolBody
 from frontend.response_runs import ResponseState
 from frontend.response_schema import LOGPROBS, ResponseBody
 from frontend.response_store import RUNNING, ResponseStore
-from frontend.response_terms import in_chat_terms, renamed_errors
+from frontend.response_terms import in_chat_terms, renamed_errors, renamed_form
 from frontend.response_turns import turns
 from frontend.sampling import Asker, sampling_of, token_requests
 from frontend.services import Services
@@ -52,7 +52,7 @@ async def prepare_response(raw: bytes, asker: Asker, services: Services) -> Resp
     previous_id = body.previous_response_id
     history = [] if previous_id is None else await _history(previous_id, services.responses)
     with renamed_errors():
-        form = form_of(chat)
+        form = renamed_form(form_of(chat))
         talk = conversation(chat, datetime.now(UTC).date().isoformat())
         talk = structs.replace(talk, turns=_turns(body, history, items))
         if len(raw) > LONG_BODY_BYTES or history:

@@ -16,6 +16,10 @@ TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
 StopText = Annotated[str, msgspec.Meta(min_length=1)]
 StopTexts = Annotated[list[StopText], msgspec.Meta(max_length=MAX_STOPS)]
 TokenName = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}$")]
+FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+MetadataKey = Annotated[str, msgspec.Meta(max_length=64)]
+MetadataValue = Annotated[str, msgspec.Meta(max_length=512)]
+Metadata = Annotated[dict[MetadataKey, MetadataValue], msgspec.Meta(max_length=16)]
 Effort = Literal["low", "medium", "high"]
 
 
@@ -35,11 +39,10 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """What both APIs say about choosing tokens. `top_k` 0 or -1 is off. `ignore_eos`, `min_tokens`, `top_k`,
+    """What all APIs say about choosing tokens. `top_k` 0 or -1 is off. `ignore_eos`, `min_tokens`, `top_k`,
     `min_p`, `repetition_penalty`, `stop_token_ids` are extensions, named as NVIDIA's and vLLM's do."""
 
     model: Annotated[str, msgspec.Meta(min_length=1)]
-    max_tokens: Count | None = None
     min_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Share | None = None
@@ -50,14 +53,21 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=10)] | None = None
     logit_bias: dict[TokenName, Bias] | None = None
     seed: Seed | None = None
-    n: Count | None = None
-    stop: StopText | StopTexts | None = None
     stop_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=64)] | None = None
     ignore_eos: bool | None = None
     nvext: Nvext | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+
+
+class ChoiceFields(SamplingFields, kw_only=True):
+    """What the chat and completion APIs say besides: how long an answer is, where it stops, how many there
+    are."""
+
+    max_tokens: Count | None = None
+    n: Count | None = None
+    stop: StopText | StopTexts | None = None
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -134,7 +144,7 @@ Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | To
 class FunctionTool(msgspec.Struct, kw_only=True):
     """A function the model may call; `parameters` is its JSON schema."""
 
-    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -209,7 +219,7 @@ class TemplateArgs(msgspec.Struct, kw_only=True):
     model_identity: str | None = None
 
 
-class ChatBody(SamplingFields, kw_only=True):
+class ChatBody(ChoiceFields, kw_only=True):
     """`POST /v1/chat/completions`. Extensions: `chat_template_args` (also spelled `chat_template_kwargs`) and
     `include_reasoning`, which says whether reasoning text is given to the client."""
 
@@ -225,10 +235,10 @@ class ChatBody(SamplingFields, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedToolsChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
-    metadata: Annotated[dict[str, str], msgspec.Meta(max_length=16)] | None = None
+    metadata: Metadata | None = None
 
 
-class CompletionBody(SamplingFields, kw_only=True):
+class CompletionBody(ChoiceFields, kw_only=True):
     """`POST /v1/completions`: raw text or token ids; a list of either gives `n` choices for each.
 
     Control tokens written in a text prompt are taken as such; those of the answer are left out of its text

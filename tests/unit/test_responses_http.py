@@ -168,7 +168,28 @@ def test_a_schema_for_the_text_is_guided_rendered_and_echoed() -> None:
     guided = client.tokens.requests[0].sampling.guided
     assert guided is not None
     assert json.loads(guided.last[-1].schema or "") == schema
+    assert guided.last[-1].param == "text.format.schema"
     assert "# Response Formats\n\n## thing" in TOKENIZER.decode(client.tokens.requests[0].token_ids)
+
+
+def test_a_workers_complaint_of_a_schema_names_the_field_of_the_response() -> None:
+    client = Client(ScriptedTokens(ANSWER))
+    asyncio.run(client.respond(tools=[TOOL, TOOL | {"name": "g", "strict": True}]))
+    guided = client.tokens.requests[0].sampling.guided
+    assert guided is not None
+    assert [form.param for form in guided.last] == [None, "tools[1].parameters", None]
+
+
+def test_a_complaint_speaks_of_the_fields_of_responses_only() -> None:
+    reply, _ = ask(text={"format": {"type": "json_object"}}, ignore_eos=True)
+    assert reply.error["param"] == "ignore_eos"
+    assert "`text.format`" in reply.error["message"]
+    assert "response_format" not in reply.error["message"]
+
+
+def test_reasoning_comes_in_the_clear_where_it_is_asked_for_encrypted() -> None:
+    reply, _ = ask(include=["reasoning.encrypted_content"], store=False)
+    assert reply.status == 200
 
 
 def test_what_was_asked_for_is_echoed() -> None:
@@ -217,7 +238,10 @@ def test_what_was_asked_for_is_echoed() -> None:
         ({"reasoning": {"effort": "minimal"}}, "reasoning.effort"),
         ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
-        ({"include": ["reasoning.encrypted_content"]}, "include[0]"),
+        ({"include": ["reasoning.secrets"]}, "include[0]"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"stop": ["x"]}, "stop"),
+        ({"n": 2}, "n"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"temperature": 3}, "temperature"),
         ({"max_output_tokens": 0}, "max_output_tokens"),

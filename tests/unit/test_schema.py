@@ -54,6 +54,8 @@ def refusal(raw: bytes, body_type: type[ChatBody] | type[CompletionBody] = ChatB
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {"k" * 65: "v"}}, "metadata"),
+        ({"metadata": {"k": "v" * 513}}, "metadata"),
         ({"nvext": [1]}, "nvext"),
     ],
 )  # fmt: skip
