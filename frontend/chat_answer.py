@@ -86,8 +86,8 @@ class ChatAnswer:
         """The counts so far; the prompt, which all choices share, counts once."""
         return UsageBody.of(
             self.num_prompt_tokens,
-            sum(choice.num_tokens for choice in self.choices),
-            num_cached=self.choices[0].num_cached_tokens,
+            sum(choice.received.num_tokens for choice in self.choices),
+            num_cached=self.choices[0].received.num_cached_tokens,
             num_reasoning=sum(choice.num_reasoning_tokens for choice in self.choices),
         )
 

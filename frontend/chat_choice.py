@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from baton.messages import GenerateRequest, TokenChunk, TokenLogprob
+from baton.messages import GenerateRequest, TokenChunk
 from frontend.answers import ChatFinish, ContentLogprob
 from frontend.detokenize import StopStrings
 from frontend.harmony.deltas import (
@@ -17,6 +17,7 @@ from frontend.harmony.deltas import (
 )
 from frontend.harmony.parse import HarmonyParser
 from frontend.logprobs import content_logprobs
+from frontend.received import ReceivedTokens
 from frontend.schema import ChatBody
 from frontend.tokenizer import ModelTokenizer
 
@@ -61,9 +62,8 @@ class ChatChoice:
         sink: ChatSink,
     ) -> None:
         self.request = request
+        self.received = ReceivedTokens(request.sampling, body.stop_token_ids or ())
         self.stopped = False
-        self.num_tokens = 0
-        self.num_cached_tokens = 0
         self._sink = sink
         self._tokenizer = tokenizer
         self._parser = HarmonyParser(tokenizer.vocabulary, offered_tools)
@@ -72,14 +72,11 @@ class ChatChoice:
         )
         self._gives_reasoning = body.include_reasoning is not False
         self._max_calls = 1 if body.parallel_tool_calls is False else None
-        self._cut_ids = frozenset(body.stop_token_ids or ())
-        self._logprobs: list[TokenLogprob] | None = None if request.sampling.logprobs is None else []
         self._num_logprobs_given = 0
-        self._finish: ChatFinish = "stop"
         self._num_calls = 0
         self._gap = {ReasoningDelta: "", TextDelta: ""}
         self._open: type[ReasoningDelta] | type[TextDelta] | None = None
-        self._is_plain = self._stops is None and self._logprobs is None
+        self._is_plain = self._stops is None and self.received.logprobs is None
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -93,21 +90,12 @@ class ChatChoice:
 
     def feed(self, chunk: TokenChunk) -> bytes:
         """The bytes of a chunk's deltas."""
-        token_ids = chunk.token_ids
-        self.num_tokens += len(token_ids)
-        if self._logprobs is not None:
-            self._logprobs += chunk.logprobs or ()
-        if chunk.finish_reason is not None:
-            self._finish = chunk.finish_reason
-            self.num_cached_tokens = chunk.usage.num_cached_tokens if chunk.usage else 0
-            if chunk.finish_reason == "stop" and token_ids and token_ids[-1] in self._cut_ids:
-                token_ids = token_ids[:-1]  # the client's own stop token is no part of the text
-        return self._write(self._parser.feed(token_ids))
+        return self._write(self._parser.feed(self.received.take(chunk)))
 
     def finish(self) -> bytes:
         """The bytes of what the parser and the stop strings held back, and of the end."""
         out = b"" if self.stopped else self._write(self._parser.finish())
-        finish_reason: ChatFinish = "stop" if self.stopped else self._finish
+        finish_reason: ChatFinish = "stop" if self.stopped else self.received.finish_reason
         if finish_reason == "stop" and self._num_calls:
             finish_reason = "tool_calls"
         return out + self._sink.end(finish_reason)
@@ -156,7 +144,7 @@ class ChatChoice:
             return b""
         self._gap[was_open] = PARAGRAPH
         held = self._stops.flush() if self._stops is not None and was_open is TextDelta else ""
-        return self._sink.text(held, None if self._logprobs is None else []) if held else b""
+        return self._sink.text(held, None if self.received.logprobs is None else []) if held else b""
 
     def _spaced(self, delta: TextDelta | ReasoningDelta) -> str:
         """The delta's text, after a paragraph break if it begins another message of its kind."""
@@ -167,8 +155,9 @@ class ChatChoice:
         return self._gap[kind] + delta.text
 
     def _logprobs_up_to(self, delta: TextDelta) -> list[ContentLogprob] | None:
-        if self._logprobs is None:
+        logprobs = self.received.logprobs
+        if logprobs is None:
             return None
         start = max(self._num_logprobs_given, delta.start)
         self._num_logprobs_given = max(delta.stop, self._num_logprobs_given)
-        return content_logprobs(self._logprobs[start : delta.stop], self._tokenizer)
+        return content_logprobs(logprobs[start : delta.stop], self._tokenizer)

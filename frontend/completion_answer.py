@@ -3,12 +3,11 @@
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import msgspec
 
 from baton.errors import BatonError
-from baton.messages import GenerateRequest, TokenChunk, TokenLogprob
+from baton.messages import FinishReason, GenerateRequest, TokenChunk
 from frontend import sse
 from frontend.answers import (
     SYSTEM_FINGERPRINT,
@@ -21,6 +20,7 @@ from frontend.answers import (
 from frontend.detokenize import IncrementalDecoder, StopStrings
 from frontend.fleet import ServedModel
 from frontend.logprobs import legacy_logprobs
+from frontend.received import ReceivedTokens
 from frontend.schema import CompletionBody
 from frontend.tokenizer import ModelTokenizer
 
@@ -39,10 +39,9 @@ class CompletionChoice:
         tail: bytes,
     ) -> None:
         self.request = request
+        self.received = ReceivedTokens(request.sampling, request.sampling.stop_token_ids)
         self.stopped = False
         self._streamed = bool(body.stream)
-        self.num_tokens = 0
-        self.num_cached_tokens = 0
         self._tokenizer = tokenizer
         self._head = head
         self._tail = tail
@@ -51,23 +50,13 @@ class CompletionChoice:
             self._special_bytes = {i: token.value.encode() for token, i in tokenizer.special_ids.items()}
         self._decoder = IncrementalDecoder()
         self._stops = StopStrings([body.stop] if isinstance(body.stop, str) else body.stop or ())
-        self._cut_ids = frozenset(request.sampling.stop_token_ids)
-        self._logprobs: list[TokenLogprob] = []
         self._num_logprobs_given = 0
         self._text: list[str] = []
         self._num_chars = 0
-        self._finish: Literal["stop", "length"] = "stop"
 
     def feed(self, chunk: TokenChunk) -> bytes:
         """The event of a chunk's text."""
-        token_ids = chunk.token_ids
-        self.num_tokens += len(token_ids)
-        self._logprobs += chunk.logprobs or ()
-        if chunk.finish_reason is not None:
-            self._finish = chunk.finish_reason
-            self.num_cached_tokens = chunk.usage.num_cached_tokens if chunk.usage else 0
-            if chunk.finish_reason == "stop" and token_ids and token_ids[-1] in self._cut_ids:
-                token_ids = token_ids[:-1]
+        token_ids = self.received.take(chunk)
         data = b"".join([self._special_bytes.get(i) or self._tokenizer.token_bytes(i) for i in token_ids])
         text, self.stopped = self._stops.push(self._decoder.push(data))
         return self._event(text) if text else b""
@@ -78,23 +67,27 @@ class CompletionChoice:
         if not self.stopped:
             text, self.stopped = self._stops.push(self._decoder.flush())
             rest = text + self._stops.flush()
-        self._finish = "stop" if self.stopped else self._finish
-        return self._event(rest, b'"%b"' % self._finish.encode())
+        return self._event(rest, b'"%b"' % self._finish_reason.encode())
 
     def body(self, index: int) -> CompletionChoiceBody:
         """The whole choice."""
-        logprobs = None
-        if self.request.sampling.logprobs is not None:
-            logprobs = legacy_logprobs(self._logprobs, self._tokenizer, 0)
+        entries = self.received.logprobs
         return CompletionChoiceBody(
-            index=index, text="".join(self._text), finish_reason=self._finish, logprobs=logprobs
+            index=index,
+            text="".join(self._text),
+            finish_reason=self._finish_reason,
+            logprobs=None if entries is None else legacy_logprobs(entries, self._tokenizer, 0),
         )
+
+    @property
+    def _finish_reason(self) -> FinishReason:
+        return "stop" if self.stopped else self.received.finish_reason
 
     def _event(self, text: str, finish: bytes = b"null") -> bytes:
         self._text.append(text)
         if not self._streamed:
             return b""
-        logprobs = b"null" if self.request.sampling.logprobs is None else _encode(self._new_logprobs())
+        logprobs = _encode(self._new_logprobs())
         self._num_chars += len(text)
         return b"".join(
             (
@@ -109,9 +102,11 @@ class CompletionChoice:
             )
         )
 
-    def _new_logprobs(self) -> LegacyLogprobs:
-        entries = self._logprobs[self._num_logprobs_given :]
-        self._num_logprobs_given = len(self._logprobs)
+    def _new_logprobs(self) -> LegacyLogprobs | None:
+        if self.received.logprobs is None:
+            return None
+        entries = self.received.logprobs[self._num_logprobs_given :]
+        self._num_logprobs_given += len(entries)
         return legacy_logprobs(entries, self._tokenizer, self._num_chars)
 
 
@@ -175,8 +170,8 @@ class CompletionAnswer:
         firsts = (choice for choice in self.choices if choice.request.sampling.choice == 0)
         return UsageBody.of(
             self.num_prompt_tokens,
-            sum(choice.num_tokens for choice in self.choices),
-            num_cached=sum(choice.num_cached_tokens for choice in firsts),
+            sum(choice.received.num_tokens for choice in self.choices),
+            num_cached=sum(choice.received.num_cached_tokens for choice in firsts),
         )
 
     def _chunk_head(self) -> bytes:

@@ -23,6 +23,7 @@ from frontend.exchange import (
     too_late,
 )
 from frontend.metrics import Tally
+from frontend.received import ReceivedTokens
 from frontend.sampling import Asker
 from frontend.services import Services
 
@@ -50,8 +51,8 @@ class Choice(Protocol):
         ...
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens received."""
+    def received(self) -> ReceivedTokens:
+        """The tokens so far."""
         ...
 
     def feed(self, chunk: TokenChunk) -> bytes:
@@ -211,7 +212,7 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, tally
         overdue.cancel()
         tally.num_choices = len(answer.choices)
         tally.num_prompt_tokens = answer.num_prompt_tokens
-        tally.num_completion_tokens = sum(choice.num_tokens for choice in answer.choices)
+        tally.num_completion_tokens = sum(choice.received.num_tokens for choice in answer.choices)
         tally.repairs = answer.repairs
 
 

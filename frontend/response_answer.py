@@ -8,6 +8,7 @@ import msgspec
 
 from baton.errors import BatonError
 from baton.messages import GenerateRequest, TokenChunk
+from frontend.received import ReceivedTokens
 from frontend.response_choice import ResponseChoice
 from frontend.response_events import EventWriter
 from frontend.response_items import Item
@@ -67,9 +68,9 @@ class ResponseAnswer:
         return self._choice.stopped
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens received."""
-        return self._choice.num_tokens
+    def received(self) -> ReceivedTokens:
+        """The tokens so far."""
+        return self._choice.received
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -105,7 +106,7 @@ class ResponseAnswer:
 
     def closing(self) -> bytes:
         """The event that ends the stream of a response that went well, if perhaps cut by its token limit."""
-        if self._choice.finish_reason == "length" and not self.stopped:
+        if self.received.finish_reason == "length" and not self.stopped:
             self.response.status = "incomplete"
             self.response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
         else:
@@ -176,11 +177,11 @@ class ResponseAnswer:
         return data
 
     def _usage(self) -> ResponseUsage:
-        choice = self._choice
+        received = self.received
         return ResponseUsage(
             input_tokens=self.num_prompt_tokens,
-            input_tokens_details=InputDetails(cached_tokens=choice.num_cached_tokens),
-            output_tokens=choice.num_tokens,
-            output_tokens_details=OutputDetails(reasoning_tokens=choice.num_reasoning_tokens),
-            total_tokens=self.num_prompt_tokens + choice.num_tokens,
+            input_tokens_details=InputDetails(cached_tokens=received.num_cached_tokens),
+            output_tokens=received.num_tokens,
+            output_tokens_details=OutputDetails(reasoning_tokens=self._choice.num_reasoning_tokens),
+            total_tokens=self.num_prompt_tokens + received.num_tokens,
         )

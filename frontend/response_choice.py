@@ -1,9 +1,9 @@
 """The one choice of a response: chunks through the Harmony parser, its deltas into output items."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from baton.messages import GenerateRequest, TokenChunk, TokenLogprob
+from baton.messages import GenerateRequest, TokenChunk
 from frontend.answers import ContentLogprob
 from frontend.chat_sinks import new_call_id
 from frontend.harmony.deltas import (
@@ -16,6 +16,7 @@ from frontend.harmony.deltas import (
 )
 from frontend.harmony.parse import HarmonyParser
 from frontend.logprobs import content_logprobs
+from frontend.received import ReceivedTokens
 from frontend.response_events import EventWriter, OpenItem
 from frontend.response_items import (
     FunctionCallItem,
@@ -29,8 +30,8 @@ from frontend.tokenizer import ModelTokenizer
 
 
 class ResponseChoice:
-    """A `Choice` of `frontend.respond`. Each Harmony message is an item; `finish_reason` is that of the
-    tokens. With `max_calls` the answer ends before a call too many."""
+    """A `Choice` of `frontend.respond`. Each Harmony message is an item. With `max_calls` the answer ends
+    before a call too many."""
 
     def __init__(
         self,
@@ -40,22 +41,18 @@ class ResponseChoice:
         writer: EventWriter | None,
         *,
         max_calls: int | None = None,
-        cut_ids: frozenset[int] = frozenset(),
+        cut_ids: Iterable[int] = (),
     ) -> None:
         self.request = request
+        self.received = ReceivedTokens(request.sampling, cut_ids)
         self.stopped = False
-        self.num_tokens = 0
-        self.num_cached_tokens = 0
-        self.finish_reason = "stop"
         self.items: list[OutputItem] = []
         self._tokenizer = tokenizer
         self._parser = HarmonyParser(tokenizer.vocabulary, offered_tools)
         self._writer = writer
         self._max_calls = max_calls
-        self._cut_ids = cut_ids
         self._open: OpenItem | None = None
         self._num_calls = 0
-        self._logprobs: list[TokenLogprob] | None = None if request.sampling.logprobs is None else []
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -69,16 +66,7 @@ class ResponseChoice:
 
     def feed(self, chunk: TokenChunk) -> bytes:
         """The events of a chunk."""
-        token_ids = chunk.token_ids
-        self.num_tokens += len(token_ids)
-        if self._logprobs is not None:
-            self._logprobs += chunk.logprobs or ()
-        if chunk.finish_reason is not None:
-            self.finish_reason = chunk.finish_reason
-            self.num_cached_tokens = chunk.usage.num_cached_tokens if chunk.usage else 0
-            if chunk.finish_reason == "stop" and token_ids and token_ids[-1] in self._cut_ids:
-                token_ids = token_ids[:-1]  # the client's own stop token is no part of the text
-        return self._write(self._parser.feed(token_ids))
+        return self._write(self._parser.feed(self.received.take(chunk)))
 
     def finish(self) -> bytes:
         """The events of what the parser held back."""
@@ -153,10 +141,9 @@ class ResponseChoice:
         open_item, self._open = self._open, None
         if open_item is None:
             return b""
-        is_cut = not delta.complete and self.finish_reason == "length"
+        is_cut = not delta.complete and self.received.finish_reason == "length"
         return open_item.end("incomplete" if is_cut else "completed")
 
     def _logprobs_of(self, delta: TextDelta) -> list[ContentLogprob]:
-        if self._logprobs is None:
-            return []
-        return content_logprobs(self._logprobs[delta.start : delta.stop], self._tokenizer)
+        logprobs = self.received.logprobs or []
+        return content_logprobs(logprobs[delta.start : delta.stop], self._tokenizer)

@@ -74,7 +74,7 @@ async def prepare_response(raw: bytes, asker: Asker, services: Services) -> Resp
         frozenset(tool.name for tool in talk.tools),
         writer,
         max_calls=1 if body.parallel_tool_calls is False else None,
-        cut_ids=frozenset(body.stop_token_ids or ()),
+        cut_ids=body.stop_token_ids or (),
     )
     return ResponseAnswer(response_object(body, talk), items, choice, writer, store, ignored=unknown)
 
@@ -138,7 +138,7 @@ async def context_items(response_id: str, store: ResponseStore) -> list[Item] | 
 
 async def _history(response_id: str, responses: ResponseState) -> list[Item]:
     """All that was said up to the end of the previous response."""
-    runs_here = responses.runs.get(response_id) is not None
+    runs_here = await responses.runs.get(response_id) is not None
     previous = None if runs_here else await responses.store.load(response_id)
     if runs_here or (previous is not None and previous.status == RUNNING):
         raise InvalidRequest(
