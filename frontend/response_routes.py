@@ -155,7 +155,7 @@ ROUTES: dict[tuple[str, str], Serve] = {
 async def _find(exchange: Exchange, services: Services) -> tuple[Run | None, StoredResponse | None]:
     """The response of the path: the run that makes it, or what is stored. Raises ResponseNotFound."""
     response_id = exchange.path_params["response_id"]
-    run = services.responses.runs.get(response_id)
+    run = await services.responses.runs.get(response_id)
     if run is not None:
         return run, None
     stored = await services.responses.store.load(response_id)

@@ -13,7 +13,7 @@ from frontend.exchange import as_baton_error
 from frontend.metrics import Metrics
 from frontend.response_answer import ResponseAnswer
 from frontend.response_events import after
-from frontend.response_store import ResponseStore
+from frontend.response_store import RUNNING, ResponseStore
 from frontend.sse import Outbox
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Run:
             tally = self._tally
             tally.model = self.answer.model
             tally.num_prompt_tokens = self.answer.num_prompt_tokens
-            tally.num_completion_tokens = self.answer.num_tokens
+            tally.num_completion_tokens = self.answer.received.num_tokens
             tally.repairs = self.answer.repairs
             self._metrics.end(tally)
 
@@ -106,9 +106,13 @@ class Runs:
     def __init__(self) -> None:
         self._runs: dict[str, Run] = {}
 
-    def get(self, response_id: str) -> Run | None:
-        """The run, while it lasts."""
-        return self._runs.get(response_id)
+    async def get(self, response_id: str) -> Run | None:
+        """The run, while it lasts; waits for one that is about to end, so that its response is kept by then."""
+        run = self._runs.get(response_id)
+        if run is None or run.answer.response.status == RUNNING:
+            return run
+        await asyncio.wait([run.task])
+        return None
 
     async def start(
         self, answer: ResponseAnswer, generate: Generate, metrics: Metrics, timeout_s: float

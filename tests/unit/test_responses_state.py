@@ -196,6 +196,17 @@ def test_a_background_response_is_answered_at_once_and_made_without_its_client()
     asyncio.run(scenario())
 
 
+def test_a_background_response_can_be_continued_as_soon_as_it_shows_as_completed() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER) as client:
+            for _ in range(20):
+                made = (await client.respond(background=True)).json
+                await ended(client, made["id"])
+                assert (await client.respond(previous_response_id=made["id"])).status == 200
+
+    asyncio.run(scenario())
+
+
 def test_a_background_response_that_fails_says_why() -> None:
     async def scenario() -> dict[str, Any]:
         script = {"fail_at": 20, "error": WorkerLost("The worker died.")}
