@@ -107,7 +107,7 @@ class Runs:
         self._runs: dict[str, Run] = {}
 
     async def get(self, response_id: str) -> Run | None:
-        """The run, while it lasts; waits for one that is about to end, so that its response is kept by then."""
+        """The run, while it lasts; one that is about to end is waited for, so that its response is kept."""
         run = self._runs.get(response_id)
         if run is None or run.answer.response.status == RUNNING:
             return run

@@ -1,6 +1,7 @@
 """What outlives a request of the Responses API: stored responses, background runs, resumed streams."""
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -196,13 +197,25 @@ def test_a_background_response_is_answered_at_once_and_made_without_its_client()
     asyncio.run(scenario())
 
 
-def test_a_background_response_can_be_continued_as_soon_as_it_shows_as_completed() -> None:
+def test_a_background_response_that_shows_as_completed_is_kept_already() -> None:
     async def scenario() -> None:
-        async with frontend(ANSWER) as client:
-            for _ in range(20):
-                made = (await client.respond(background=True)).json
-                await ended(client, made["id"])
-                assert (await client.respond(previous_response_id=made["id"])).status == 200
+        can_save = threading.Event()
+        can_save.set()
+
+        def clock() -> float:
+            can_save.wait(5)
+            return 0.0
+
+        tokens = ScriptedTokens(ANSWER, pause_at=13)
+        client = Client(tokens, responses=ResponseState(ResponseStore(clock=clock)))
+        made = (await client.respond(background=True)).json
+        await tokens.paused.wait()
+        can_save.clear()
+        tokens.go_on.set()
+        asyncio.get_running_loop().call_later(0.05, can_save.set)
+        await ended(client, made["id"])
+        assert (await client.respond(previous_response_id=made["id"])).status == 200
+        await client.services.responses.close()
 
     asyncio.run(scenario())
 
