@@ -23,6 +23,21 @@ _KIND: dict[type[OutputItem], str] = {
 }
 
 
+class EventTopLogprob(msgspec.Struct):
+    """One of the likeliest tokens."""
+
+    token: str
+    logprob: float
+
+
+class EventLogprob(msgspec.Struct):
+    """A token of the visible text as OpenAI's events show it: without the bytes that the item has."""
+
+    token: str
+    logprob: float
+    top_logprobs: list[EventTopLogprob]
+
+
 class EventWriter:
     """Makes events; each has the number after the last one's."""
 
@@ -82,7 +97,7 @@ class OpenItem:
         tail = self._delta_tail
         if logprobs:
             self._logprobs += logprobs
-            tail = b',"logprobs":' + _encode(logprobs)
+            tail = b',"logprobs":' + _encode(_without_bytes(logprobs))
         if self._writer is None:
             return b""
         return self._writer.numbered(b"".join((self._delta_head, _encode(text), tail)))
@@ -115,7 +130,8 @@ class OpenItem:
             case FunctionCallItem(name=name):
                 return writer.event(kind, **self._place, name=name, arguments=text)
             case MessageItem():
-                done = writer.event(kind, **self._place, text=text, logprobs=self._logprobs)
+                logprobs = _without_bytes(self._logprobs)
+                done = writer.event(kind, **self._place, text=text, logprobs=logprobs)
             case ReasoningItem():
                 done = writer.event(kind, **self._place, text=text)
         return done + writer.event("response.content_part.done", **self._place, part=self._part(text))
@@ -124,3 +140,7 @@ class OpenItem:
         if isinstance(self.item, ReasoningItem):
             return ReasoningText(text=text)
         return OutputText(text=text, logprobs=list(self._logprobs))
+
+
+def _without_bytes(logprobs: Sequence[ContentLogprob]) -> list[EventLogprob]:
+    return msgspec.convert(logprobs, list[EventLogprob], from_attributes=True)

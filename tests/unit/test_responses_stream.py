@@ -224,7 +224,8 @@ def test_log_probabilities_stand_in_the_deltas_and_in_the_whole() -> None:
     deltas = [e["logprobs"] for e in events if e["type"] == "response.output_text.delta"]
     (done,) = [e for e in events if e["type"] == "response.output_text.done"]
     part = events[-1]["response"]["output"][0]["content"][0]
-    assert [entry for entries in deltas for entry in entries] == done["logprobs"] == part["logprobs"]
+    assert [entry for entries in deltas for entry in entries] == done["logprobs"]
+    assert [entry["token"] for entry in done["logprobs"]] == [entry["token"] for entry in part["logprobs"]]
     entry = part["logprobs"][0]
     assert entry["token"] == "H"
     assert entry["bytes"] == [72]
