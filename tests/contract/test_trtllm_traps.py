@@ -14,7 +14,7 @@ import tensorrt_llm
 from tensorrt_llm.executor.result import CompletionOutput
 from tensorrt_llm.executor.utils import RequestError
 
-from baton.errors import EngineFailure, HandoffFailed, InvalidRequest
+from baton.errors import DeadlineExceeded, EngineFailure, HandoffFailed, InvalidRequest
 from baton.messages import KvHandoff, TokenChunk
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
 from tests.trtllm_engine import (
@@ -81,6 +81,39 @@ def test_a_handoff_whose_source_is_gone_fails_when_the_kv_timeout_is_over(checkp
             with pytest.raises(HandoffFailed, match="the KV did not arrive"):
                 await tokens(engine.decode(msgspec.structs.replace(ask(), handoff=handoff)))
             assert time.monotonic() - began >= KV_TIMEOUT_S
+            assert len(await tokens(engine.decode(ask()))) == 12
+
+    asyncio.run(main())
+
+
+def test_a_deadline_below_the_kv_timeout_ends_the_request_and_leaves_the_transfer_alone(
+    checkpoint: Path,
+) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            async with aclosing(engine.prefill(ask())) as replies:
+                handoff = lost(await next_handoff(replies))
+            began = time.monotonic()
+            hurried = msgspec.structs.replace(ask(), handoff=handoff, deadline_s=KV_TIMEOUT_S / 5)
+            with pytest.raises(DeadlineExceeded, match=r"the request's 0\.1 s were over"):
+                await tokens(engine.decode(hurried))
+            assert time.monotonic() - began < KV_TIMEOUT_S
+            assert engine.stats().num_running == 1  # an abort would have killed the engine
+            await until(lambda: engine.stats().num_running == 0)
+            assert time.monotonic() - began >= KV_TIMEOUT_S
+            assert len(await tokens(engine.decode(ask()))) == 12
+
+    asyncio.run(main())
+
+
+def test_a_deadline_below_the_kv_timeout_ends_the_prefills_pin(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            replies = engine.prefill(msgspec.structs.replace(ask(), deadline_s=KV_TIMEOUT_S / 2))
+            handoff = await next_handoff(replies)
+            assert handoff.ttl_s < KV_TIMEOUT_S / 2
+            with pytest.raises(HandoffFailed, match="no decode worker took the KV"):
+                await anext(replies)
             assert len(await tokens(engine.decode(ask()))) == 12
 
     asyncio.run(main())
@@ -259,8 +292,10 @@ def test_the_context_of_the_double_is_the_checkpoints(checkpoint: Path) -> None:
         engine = new_engine(checkpoint)
         info = await engine.start()
         assert (info.name, info.context_length) == ("trtllm", CONTEXT_LENGTH)
-        assert info.kv_transfer == "ucx (tp 1, buffer 256)"
+        assert info.kv_transfer == "ucx-cpp (tp 1)"
+        assert info.kv_timeout_s == KV_TIMEOUT_S
         assert info.kv_layout is not None
+        assert info.kv_layout.max_handoff_tokens == 256
         assert info.kv_layout.dtype == "bfloat16"
         assert info.kv_layout.tensor_parallel_size is None
         await engine.stop()

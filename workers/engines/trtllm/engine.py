@@ -1,7 +1,6 @@
 """TensorRT-LLM as an engine: one LLM in this process, in one role."""
 
 import asyncio
-import logging
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable
@@ -25,8 +24,6 @@ from workers.engines.trtllm.sampling import sampling_params
 from workers.engines.trtllm.settings import TRANSCEIVER
 from workers.engines.trtllm.watchdog import Watchdog
 from workers.settings import Loaded
-
-log = logging.getLogger(__name__)
 
 MAX_QUEUE_SIZE = 256
 _RETRY_AFTER_S = 1.0
