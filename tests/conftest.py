@@ -16,7 +16,12 @@ from hypothesis import HealthCheck, settings
 _START_TIMEOUT_S = 20.0
 
 # Two busy cores are slow now and then; that is no finding.
-settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "here",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=int(os.environ.get("BATON_FUZZ_EXAMPLES", "100")),
+)
 settings.load_profile("here")
 
 

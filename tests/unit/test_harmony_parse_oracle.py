@@ -1,12 +1,9 @@
 """Parsing against openai-harmony, with gpt-oss's real vocabulary (`make vocab`)."""
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import openai_harmony as oh  # type: ignore[import-untyped]
-import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from frontend.harmony.deltas import (
@@ -19,33 +16,8 @@ from frontend.harmony.deltas import (
 )
 from frontend.harmony.parse import HarmonyParser
 from frontend.tokenizer import ModelTokenizer
-from tools.fetch_vocab import vocabulary_folder
 
-FUZZ = settings(
-    max_examples=int(os.environ.get("BATON_FUZZ_EXAMPLES", "100")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Path:
-    folder = vocabulary_folder()
-    if folder is None:
-        pytest.skip("no vocabulary: run `make vocab`, or set BATON_O200K to o200k_base.tiktoken")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def tokenizer(vocabulary: Path) -> ModelTokenizer:
-    return ModelTokenizer.load(vocabulary)
-
-
-@pytest.fixture(scope="module")
-def oracle(vocabulary: Path) -> Iterator[oh.HarmonyEncoding]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(vocabulary))
-        yield oh.load_harmony_encoding(oh.HarmonyEncodingName.HARMONY_GPT_OSS)
+pytest_plugins = ["tests.oracle"]
 
 
 texts = st.text('abc <|>{}"é日👍\n', max_size=20)
@@ -65,7 +37,6 @@ headers = st.one_of(
 )
 
 
-@FUZZ
 @given(st.lists(st.tuples(headers, texts), min_size=1, max_size=5))
 def test_a_well_formed_answer_becomes_the_same_messages(
     tokenizer: ModelTokenizer, oracle: oh.HarmonyEncoding, answer: list[tuple[str, str]]

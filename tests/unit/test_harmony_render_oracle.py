@@ -1,14 +1,13 @@
 """Rendering against openai-harmony, with gpt-oss's real vocabulary (`make vocab`)."""
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai_harmony as oh  # type: ignore[import-untyped]
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from frontend.harmony.conversation import (
@@ -24,33 +23,8 @@ from frontend.harmony.conversation import (
 )
 from frontend.harmony.render import render
 from frontend.tokenizer import ModelTokenizer
-from tools.fetch_vocab import vocabulary_folder
 
-FUZZ = settings(
-    max_examples=int(os.environ.get("BATON_FUZZ_EXAMPLES", "100")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Path:
-    folder = vocabulary_folder()
-    if folder is None:
-        pytest.skip("no vocabulary: run `make vocab`, or set BATON_O200K to o200k_base.tiktoken")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def tokenizer(vocabulary: Path) -> ModelTokenizer:
-    return ModelTokenizer.load(vocabulary)
-
-
-@pytest.fixture(scope="module")
-def oracle(vocabulary: Path) -> Iterator[oh.HarmonyEncoding]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(vocabulary))
-        yield oh.load_harmony_encoding(oh.HarmonyEncodingName.HARMONY_GPT_OSS)
+pytest_plugins = ["tests.oracle"]
 
 
 def oracle_render(encoding: oh.HarmonyEncoding, conversation: Conversation) -> list[int]:
@@ -255,7 +229,6 @@ def schemas(draw: st.DrawFn, depth: int = 3) -> Any:
     return schema
 
 
-@FUZZ
 @given(schemas(), st.text(max_size=20))
 def test_any_schema_becomes_the_same_typescript(
     tokenizer: ModelTokenizer, oracle: oh.HarmonyEncoding, schema: Any, description: str

@@ -1,45 +1,15 @@
 """Tokenising against openai-harmony, with gpt-oss's real vocabulary (`make vocab`)."""
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
-
 import openai_harmony as oh  # type: ignore[import-untyped]
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from frontend.tokenizer import ModelTokenizer
-from tools.fetch_vocab import vocabulary_folder
 
-FUZZ = settings(
-    max_examples=int(os.environ.get("BATON_FUZZ_EXAMPLES", "100")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+pytest_plugins = ["tests.oracle"]
 
 
-@pytest.fixture(scope="module")
-def vocabulary() -> Path:
-    folder = vocabulary_folder()
-    if folder is None:
-        pytest.skip("no vocabulary: run `make vocab`, or set BATON_O200K to o200k_base.tiktoken")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def tokenizer(vocabulary: Path) -> ModelTokenizer:
-    return ModelTokenizer.load(vocabulary)
-
-
-@pytest.fixture(scope="module")
-def oracle(vocabulary: Path) -> Iterator[oh.HarmonyEncoding]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(vocabulary))
-        yield oh.load_harmony_encoding(oh.HarmonyEncodingName.HARMONY_GPT_OSS)
-
-
-@FUZZ
 @given(st.one_of(st.text(), st.text("aB1 '\n\r\t<|>end日é👍_.,\u2028\u00a0", max_size=40)))
 def test_text_becomes_the_same_tokens(
     tokenizer: ModelTokenizer, oracle: oh.HarmonyEncoding, text: str
