@@ -53,7 +53,8 @@ test: dev servers ## all tests but the slow ones (under 10 minutes on two cores)
 test-slow: dev servers ## the slow ones
 	$(BIN)/python -m pytest -m slow --timeout 1800
 
-fuzz: dev ## a million examples of each property of the Harmony parser (hours)
+fuzz: dev ## ten million token streams for the Harmony parser, then a million hypothesis examples (hours)
+	$(BIN)/python -m tests.fuzz_harmony --streams 10000000
 	BATON_FUZZ_EXAMPLES=1000000 $(BIN)/python -m pytest --timeout 0 tests/unit/test_harmony_properties.py
 
 # Plugins and warnings of the clients' own are not ours to mend.

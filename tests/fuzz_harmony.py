@@ -1,0 +1,147 @@
+"""Millions of random answers for the Harmony parser: `python -m tests.fuzz_harmony --help`; no hypothesis."""
+
+import argparse
+import itertools
+import multiprocessing
+import random
+import sys
+import time
+from collections.abc import Iterator
+
+from tests.harmony_streams import ANY_TOKEN, BROKEN, MARK, VOCABULARY, check, check_answer, ids_of, numbered
+
+CHUNK = 10_000
+MAX_FRAGMENTS = 400
+_START = ("<|start|>", "assistant")
+_JSON = ("<|constrain|>", " json")
+_HEADERS = (
+    ("<|channel|>", "analysis"),
+    ("<|channel|>", "final"),
+    ("<|channel|>", "commentary"),
+    ("<|channel|>", "commentary", " to=functions.bash", " ", *_JSON),
+    ("<|channel|>", "analysis", " to=functions.bash", " code"),
+    (" to=get_weather", "<|channel|>", "commentary", " json"),
+    ("<|channel|>", "commentary", " to=python", " code"),
+    ("<|channel|>", "commentary", "<|channel|>", "commentary", " to=functions.bash", *_JSON),
+    ("<|channel|>", "commentary", " to=", "functions.", "bashcommentary", *_JSON),
+    ("<|channel|>", "commentary", " to=functions.bash", "\\<|channel|>", "commentary", " json"),
+    ("functions.", "bash", " to=", "assistant", "<|channel|>", "commentary"),
+    ("<|channel|>", "thoughts"),
+    ("<|channel|>", "commentary", *_JSON),
+    ("assistantfinal",),
+    ("~",),
+    (),
+)
+_BODIES = (
+    *(("~",), ("Hello",), ("Hello", " there", "~"), ("é日", "👍"), ("{", '"', ' {"a": 1}'), ("\ufeff",), ()),
+    *(("\\<|end|>", "~"), ("\\<|", "3", "\\|>"), ("~", "\n", "~")),
+)
+_ENDS = (("<|end|>",), ("<|end|>",), ("<|call|>",), ("<|return|>",), ("<|endoftext|>",), ())
+
+
+def _tokens(pieces: tuple[str, ...]) -> tuple[int, ...]:
+    return tuple(ids_of(*pieces))
+
+
+_MESSAGES = [
+    _tokens((*start, *header, *message, *body, *end))
+    for start in (_START, _START, _START, ("<|start|>",), ())
+    for header in _HEADERS
+    for message in (("<|message|>",), ("<|message|>",), ("<|message|>",), ())
+    for body in _BODIES
+    for end in _ENDS
+]
+_PARTS = [_tokens(part) for part in (*_HEADERS, *_BODIES, *_ENDS, _START, ("<|message|>",))]
+_CONTROLS = [(token_id,) for token_id in VOCABULARY.special_ids.values()]
+_BROKEN = [(MARK - 1 - i,) for i in range(len(BROKEN))]
+_ANY = [(token_id,) for token_id in ANY_TOKEN]
+_FRAGMENTS = (_MESSAGES, _PARTS, _CONTROLS, _BROKEN, _ANY)
+_MIXTURES = ((8, 9, 10, 11, 12), (2, 8, 10, 11, 13), (1, 2, 6, 7, 10), (0, 4, 7, 8, 10))
+
+
+def stream(draw: random.Random) -> list[int]:
+    """Most have a few messages or parts, one in five hundred has hundreds; half of them are mutated."""
+    most = MAX_FRAGMENTS if draw.random() < 0.002 else 6
+    groups = draw.choices(_FRAGMENTS, cum_weights=draw.choice(_MIXTURES), k=int(draw.random() * most) + 1)
+    fragments = [group[int(draw.random() * len(group))] for group in groups]
+    ids = list(itertools.chain.from_iterable(fragments))
+    if draw.random() < 0.5:
+        for _ in range(int(draw.random() * 3) + 1):
+            _mutate(ids, draw)
+    return numbered(ids)
+
+
+def _mutate(ids: list[int], draw: random.Random) -> None:
+    """A token deleted, doubled, replaced, put in, moved; or the stream cut off."""
+    at = int(draw.random() * (len(ids) + 1))
+    match int(draw.random() * 6):
+        case 0:
+            del ids[at : at + 1]
+        case 1:
+            ids[at:at] = ids[at : at + 1]
+        case 2:
+            ids[at : at + 1] = draw.choice(_ANY)
+        case 3:
+            ids[at:at] = draw.choice(_CONTROLS)
+        case 4:
+            ids += ids[at : at + 1]
+            del ids[at : at + 1]
+        case _:
+            del ids[at:]
+
+
+def violation(seed: int, i: int) -> str | None:
+    """What stream `i` of this seed shows, with what is needed to see it again."""
+    draw = random.Random(seed << 64 | i)
+    ids = stream(draw)
+    sizes = [int(draw.random() * 8) for _ in range(len(ids) // 3)]
+    try:
+        check(ids, sizes)
+        if i % 16 == 0:
+            check_answer(ids, sizes, "length" if i % 32 else "stop")
+    except Exception as error:  # noqa: BLE001 whatever the parser raises is the finding
+        table = VOCABULARY.token_bytes
+        names = {token_id: token.name.encode() for token, token_id in VOCABULARY.special_ids.items()}
+        spelled = [names.get(n) or (table[n] if 0 <= n < len(table) else n) for n in ids]
+        return f"--seed {seed} --first {i} --streams 1: {type(error).__name__}: {error}\n{ids}\n{spelled}"
+    return None
+
+
+def _first_violation(task: tuple[int, range]) -> tuple[int, str | None]:
+    seed, indexes = task
+    found = next(filter(None, (violation(seed, i) for i in indexes)), None)
+    return len(indexes), found
+
+
+def _tasks(seed: int, first: int, num_streams: int) -> Iterator[tuple[int, range]]:
+    for start in range(first, first + num_streams, CHUNK):
+        yield seed, range(start, min(start + CHUNK, first + num_streams))
+
+
+def main() -> int:
+    """Says how far it is every 1,000,000 streams; 1 and the stream at the first violation."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, default=10_000_000)
+    parser.add_argument("--seed", type=int, default=random.getrandbits(32))
+    parser.add_argument("--first", type=int, default=0, help="number of the first stream of the seed")
+    parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
+    args = parser.parse_args()
+    sys.stdout.write(f"seed {args.seed}\n")
+    began_s = time.monotonic()
+    num_done = 0
+    with multiprocessing.Pool(args.processes) as pool:
+        tasks = _tasks(args.seed, args.first, args.streams)
+        for num_streams, found in pool.imap_unordered(_first_violation, tasks):
+            if found is not None:
+                sys.stdout.write(f"violation: {found}\n")
+                return 1
+            num_done += num_streams
+            if num_done % 1_000_000 == 0 or num_done == args.streams:
+                seconds = time.monotonic() - began_s
+                sys.stdout.write(f"{num_done} streams, {seconds:.0f} s, no violation\n")
+                sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,265 @@
+"""A toy vocabulary for Harmony, and what must hold of the parser's answer to every stream of its tokens."""
+
+import re
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+
+from baton.messages import FinishReason, GenerateRequest, Sampling, TokenChunk
+from frontend.chat_choice import ChatChoice, ChatSink
+from frontend.chat_sinks import StreamedMessage, WholeMessage
+from frontend.harmony.deltas import Delta, MessageEnd, ReasoningDelta, TextDelta, ToolCallStart
+from frontend.harmony.parse import HarmonyParser
+from frontend.harmony.repairs import REPAIRS
+from frontend.harmony.specials import SpecialToken
+from frontend.harmony.vocabulary import Vocabulary
+from frontend.schema import ChatBody
+from frontend.tokenizer import ModelTokenizer
+
+TOOLS = frozenset({"get_weather", "bash", "search"})
+HEADER_WORDS = (
+    *("assistant", "user", "tool", "analysis", "commentary", "final", "comment", " json", " code", "=", " "),
+    *(" to=functions.bash", " to=get_weather", " to=", " to=python", " to=bash", "to", "functions.", "bash"),
+    *("search", "thoughts", "bashcommentary", "assistantfinal", "\n", "{", '"'),
+)
+TEXT = ("Hello", " there", ' {"a": 1}', "é日", "👍", "\ufeff", "<", "|", "\x00", "3")
+SPELLED = ("<|end|>", "<|channel|>", "<|message|>", "<|start|>", "<|", "|>", "<|chan", "<|call|>")
+BROKEN = (b"\xc3", b"\xe6\x97", b"\xa9", b"\xff", b"\xf0\x9f", b"\xed\xa0\x80", b"a\xe6")
+NUM_MARKS = 4096
+
+# Each word, and each piece of a character, is one token. A mark is a word that no header knows, each of them
+# at most once in a stream, so that it can be told which one was lost.
+_WORDS = [word.encode() for word in (*HEADER_WORDS, *TEXT, *SPELLED)]
+_ID_OF_WORD = {word.decode(): i for i, word in enumerate(_WORDS)}
+MARK = len(_WORDS) + len(BROKEN)
+_FIRST_SPECIAL = MARK + NUM_MARKS
+_ID = {token: _FIRST_SPECIAL + i for i, token in enumerate(SpecialToken)}
+VOCABULARY = Vocabulary(
+    special_ids=_ID,
+    token_bytes=[
+        *(*_WORDS, *BROKEN),
+        *(b" ~%d " % i for i in range(NUM_MARKS)),
+        *[b""] * (len(SpecialToken) + 1),  # the last one has no meaning
+    ],
+)
+ANY_TOKEN = (-1, *range(MARK + 1), *range(_FIRST_SPECIAL, len(VOCABULARY.token_bytes) + 1))
+_CONTROLS = {token_id for token, token_id in _ID.items() if token is not SpecialToken.STARTOFTEXT}
+_ENDS = {_ID[SpecialToken(f"<|{name}|>")] for name in ("end", "call", "return", "endoftext")}
+_ENDS_BODY = _ENDS | {_ID[SpecialToken.START], _ID[SpecialToken.CHANNEL]}
+# After these a mark may be taken for a role, a channel, a content type, a name.
+_TAKES_A_WORD = {_ID[SpecialToken.START], _ID[SpecialToken.CHANNEL], _ID[SpecialToken.CONSTRAIN]} | {
+    i for i, word in enumerate(_WORDS) if word.endswith((b"=", b"<|channel|>"))
+}
+_SPELLED_IDS = frozenset(i for i, word in enumerate(_WORDS) if b"<" in word or b"|" in word)
+_MARKS = re.compile(r"~(\d+)")
+
+# What a chat choice is made for; of the tokenizer it needs the vocabulary only.
+_BODY = ChatBody(model="m", messages=[])
+_TOKENIZER = cast("ModelTokenizer", SimpleNamespace(vocabulary=VOCABULARY))
+_SAMPLING = Sampling(max_tokens=1, seed=0)
+_REQUEST = GenerateRequest(request_id="r", model="m", token_ids=[], sampling=_SAMPLING, deadline_s=1)
+
+
+class Message(msgspec.Struct, array_like=True):
+    """A message put together from its deltas; `start` and `stop` are token positions, 0 for calls."""
+
+    kind: str
+    text: str = ""
+    name: str = ""
+    start: int = 0
+    stop: int = 0
+    complete: bool = True
+
+
+class Layout(msgspec.Struct):
+    """What of a stream has to come out. A body is what stands between `<|message|>` and what can end it."""
+
+    bodies: list[bytes]
+    marks: list[int]
+    ends_in_body: bool = False
+
+
+def ids_of(*pieces: str) -> list[int]:
+    """The tokens of words and control tokens; `~` is a mark, a backslash makes a control token a word."""
+    return [_id_of(piece) for piece in pieces]
+
+
+def _id_of(piece: str) -> int:
+    if piece == "~":
+        return MARK
+    if piece.startswith("<|"):
+        return _ID[SpecialToken(piece)]
+    return _ID_OF_WORD[piece.removeprefix("\\")]
+
+
+def numbered(ids: Iterable[int]) -> list[int]:
+    """The stream with each mark made one of its own."""
+    num_marks = 0
+    out = []
+    for token_id in ids:
+        is_mark = MARK <= token_id < _FIRST_SPECIAL
+        out.append(MARK + num_marks if is_mark else token_id)
+        num_marks += is_mark
+    assert num_marks <= NUM_MARKS
+    return out
+
+
+def cuts(ids: Sequence[int], sizes: Iterable[int]) -> list[Sequence[int]]:
+    """Pieces of these sizes, and the rest."""
+    chunks, start = [], 0
+    for size in sizes:
+        chunks.append(ids[start : start + size])
+        start += size
+    return [*chunks, ids[start:]]
+
+
+def check(ids: Sequence[int], sizes: Sequence[int]) -> None:
+    """Parses a numbered stream whole, by token and in pieces; AssertionError if a promise is broken."""
+    messages, parser = _parse([ids])
+    for chunks in ([[token_id] for token_id in ids], cuts(ids, sizes)):
+        others, other = _parse(chunks)
+        assert others == messages, f"not the same in pieces {chunks}: {others}, whole: {messages}"
+        assert other.repairs == parser.repairs
+        assert other.num_reasoning_tokens == parser.num_reasoning_tokens
+    assert parser.repairs.keys() <= REPAIRS.keys()
+    layout = _layout(ids)
+    _check_text(ids, layout, messages)
+    _check_ends(ids, layout, messages)
+
+
+def check_answer(ids: Sequence[int], sizes: Sequence[int], finish_reason: FinishReason) -> None:
+    """A chat answer that is streamed in pieces and one gathered at once are the same message."""
+    whole, stream = WholeMessage(), StreamedMessage(b"", b"\n")
+    _answer([ids], whole, finish_reason)
+    body = whole.body(0)
+    content, reasoning, finish = "", "", None
+    calls: list[tuple[str, str]] = []
+    for line in _answer(cuts(ids, sizes), stream, finish_reason).splitlines():
+        chunk: Any = msgspec.json.decode(b'{"delta":' + line)
+        content += chunk["delta"].get("content", "")
+        reasoning += chunk["delta"].get("reasoning_content", "")
+        finish = chunk["finish_reason"]
+        for call in chunk["delta"].get("tool_calls", ()):
+            if "name" in call["function"]:
+                calls.append((call["function"]["name"], ""))
+            else:
+                name, arguments = calls[call["index"]]
+                calls[call["index"]] = name, arguments + call["function"]["arguments"]
+    expected = "tool_calls" if calls and finish_reason == "stop" else finish_reason
+    assert body.finish_reason == finish == expected
+    message = body.message
+    gathered = [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+    assert (content, reasoning, calls) == (message.content or "", message.reasoning_content or "", gathered)
+
+
+def _answer(chunks: Sequence[Sequence[int]], sink: ChatSink, finish_reason: FinishReason) -> bytes:
+    choice = ChatChoice(_BODY, _TOKENIZER, _REQUEST, TOOLS, sink)
+    out = b"".join(choice.feed(TokenChunk(tuple(chunk))) for chunk in chunks[:-1])
+    out += choice.feed(TokenChunk(tuple(chunks[-1]), finish_reason))
+    return out + choice.finish()
+
+
+def _parse(chunks: Iterable[Sequence[int]]) -> tuple[list[Message], HarmonyParser]:
+    parser = HarmonyParser(VOCABULARY, TOOLS)
+    messages: list[Message] = []
+    is_open = False
+    for chunk in chunks:
+        is_open = _gather(parser.feed(chunk), messages, is_open=is_open)
+    is_open = _gather(parser.finish(), messages, is_open=is_open)
+    assert not is_open, "a message without an end"
+    return messages, parser
+
+
+def _gather(deltas: Sequence[Delta], messages: list[Message], *, is_open: bool) -> bool:
+    """Puts deltas into messages; they must be whole messages in order, none of them empty but calls."""
+    for delta in deltas:
+        if isinstance(delta, MessageEnd):
+            assert is_open, "an end without a message"
+            messages[-1].complete = delta.complete
+            is_open = False
+        elif isinstance(delta, ToolCallStart):
+            assert not is_open, "a call inside a message"
+            assert delta.index == sum(message.kind == "call" for message in messages)
+            messages.append(Message("call", name=delta.name))
+            is_open = True
+        else:
+            assert delta.text, "an empty delta"
+            if not is_open:
+                messages.append(Message(_kind(delta)))
+                is_open = True
+            _append(delta, messages)
+    return is_open
+
+
+def _kind(delta: Delta) -> str:
+    if isinstance(delta, TextDelta):
+        return "preamble" if delta.preamble else "text"
+    return "reasoning" if isinstance(delta, ReasoningDelta) else "call"
+
+
+def _append(delta: Delta, messages: list[Message]) -> None:
+    message = messages[-1]
+    assert message.kind == _kind(delta), "deltas of two kinds in one message"
+    if isinstance(delta, TextDelta | ReasoningDelta):
+        before = max((earlier.stop for earlier in messages[-2:]), default=0)
+        assert before <= delta.start <= delta.stop, "a token in two deltas"
+        message.start = message.start if message.text else delta.start
+        message.stop = delta.stop
+        message.text += delta.text
+    else:
+        assert not isinstance(delta, MessageEnd | ToolCallStart)
+        message.text += delta.text
+
+
+def _layout(ids: Sequence[int]) -> Layout:
+    layout = Layout([], [])
+    size = len(VOCABULARY.token_bytes)
+    in_body = False
+    before = -1
+    for token_id in ids:
+        if token_id in _ENDS_BODY:
+            in_body = False
+        elif token_id == _ID[SpecialToken.MESSAGE] and not in_body:
+            in_body = True
+            layout.bodies.append(b"")
+            if before >= MARK and layout.marks[-1:] == [before]:
+                layout.marks.pop()  # it may be a content type
+        elif MARK <= token_id < _FIRST_SPECIAL and (in_body or before not in _TAKES_A_WORD):
+            layout.marks.append(token_id)
+        data = VOCABULARY.token_bytes[token_id] if 0 <= token_id < size else b""
+        if in_body:
+            layout.bodies[-1] += data
+        if data.strip() or token_id in _CONTROLS:
+            before = token_id
+    layout.ends_in_body = in_body
+    return layout
+
+
+def _check_text(ids: Sequence[int], layout: Layout, messages: list[Message]) -> None:
+    """Bodies and marks are all there, in order and once; nothing looks like a control token but what does."""
+    said = "\n".join(message.text for message in messages)
+    at = 0
+    for body in layout.bodies:
+        text = body.decode(errors="replace")
+        found = said.find(text, at)
+        assert found >= 0, f"{text!r} is not in {said[at:]!r}"
+        at = found + len(text)
+    marks = [MARK + int(mark) for mark in _MARKS.findall(said)]
+    assert set(layout.marks) <= set(marks), "a mark is lost"
+    assert marks == sorted(set(marks)), "a mark is doubled, or out of order"
+    shown = [said] if _SPELLED_IDS.isdisjoint(ids) else []
+    for text in (*shown, *(message.name for message in messages)):
+        assert "<|" not in text, "a control token is shown"
+    assert all(message.name for message in messages if message.kind == "call"), "a call without a name"
+
+
+def _check_ends(ids: Sequence[int], layout: Layout, messages: list[Message]) -> None:
+    """Only the last message can be cut: it is where the stream ends in its text, and is not after an end."""
+    assert all(message.complete for message in messages[:-1])
+    ends_in_body = layout.ends_in_body and layout.bodies[-1]
+    if ends_in_body or (layout.marks and layout.marks[-1] == ids[-1]):
+        assert not messages[-1].complete, "a cut message is said to be complete"
+    if ids and ids[-1] in _ENDS and messages:
+        assert messages[-1].complete, "a complete message is said to be cut"
