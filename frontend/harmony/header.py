@@ -5,14 +5,14 @@ turn of twenty-five, in ways that are known; each has a rule here and a name in 
 """
 
 import re
+import string
 
 import msgspec
 
 ROLES = ("assistant", "user", "system", "developer", "tool")
 CHANNELS = ("analysis", "commentary", "final")
 CONTENT_TYPES = ("json", "code", "text", "none")
-# Namespaces that are called without `functions.`; `container` is one the model knows and nobody offers.
-BUILTIN_NAMESPACES = frozenset({"browser", "python", "container"})
+BUILTIN_NAMESPACES = frozenset({"browser", "python"})  # called without `functions.`
 _NAMELESS = frozenset({"", "functions", "functions."})
 _NOBODY = _NAMELESS | {"all", *ROLES, *CHANNELS, *CONTENT_TYPES}
 
@@ -21,18 +21,21 @@ _NOBODY = _NAMELESS | {"all", *ROLES, *CHANNELS, *CONTENT_TYPES}
 _PARTS = re.compile(
     rb"""
       (?P<space> \s+ )
-    | <\|channel\|>   \s* (?P<channel> analysis | commentary | final | [^\s<]* )
-    | <\|constrain\|> \s* (?P<constrain> (?:json|code|text|none)(?![\w.]) | [^\s<{\[]* )
-    | to= \s* (?P<to> [^\s<{\["']* )
+    | <\|channel\|>   \s* (?P<channel> analysis | commentary | final | (?!to=) [^\s<]+ | )
+    | <\|constrain\|> \s* (?P<constrain> (?:json|code|text|none)(?![\w.]) | (?!to=) [^\s<{\[]+ | )
+    | to= \s* (?P<quote> ["']? ) (?P<to> [^\s<{\["']* ) (?P=quote)
     | (?P<role> assistant | user | system | developer | tool )
       (?= \s | <\| | to= | analysis | commentary | final | $ )
+    | (?<= assistant ) (?P<glued> analysis | commentary | final )
     | (?P<bare> analysis | commentary | final ) (?= \s | <\| | to= | $ )
     | (?P<type> json | code | text | none ) (?= [\s<{\["] | $ )
     | (?P<control> <\|\w*(?:\|>)? )
-    | (?P<word> (?: (?! <\| ) [^\s{] )+ | \{ )
+    | (?P<word> (?: (?! <\| | to= ) [^\s{] )+ | \{ )
     """,
     re.VERBOSE,
 )
+# After `<|start|>` it is the role, whatever text is stuck to it; but no other word is before a channel.
+_STARTED_ROLE = re.compile(rb"\s*(assistant)(?![^\s<]*<\|channel)")
 # What follows a tool's name where the model forgot the space between header words.
 _GLUE = re.compile(r"\W*(?:commentary|analysis|final|json|code|text|assistant|channel|constrain|message|to=)")
 
@@ -40,9 +43,9 @@ _GLUE = re.compile(r"\W*(?:commentary|analysis|final|json|code|text|assistant|ch
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """A header that was read. `call` is the tool's name (None: no call), without `functions.`.
 
-    `hidden` says that the message is for nobody here: a built-in tool that was not offered, or a tool's
-    result that the model made up. `text` is the byte range of the raw header that is no header at all; it is
-    empty if all of it was understood.
+    `hidden` says that the message is for nobody here: a built-in tool that was not offered, or the words of
+    a tool or a user that the model made up. `text` is the byte range of the raw header that is no header at
+    all; it is empty if all of it was understood.
     """
 
     has_role: bool = False
@@ -66,10 +69,10 @@ class _Part(msgspec.Struct):
 def read_header(raw: bytes, offered: frozenset[str], *, expects_role: bool) -> Header:
     """A header that `<|message|>` ended: all of `raw` was meant as header, control tokens spelled out.
 
-    Of the words that mean nothing, the first may be a role, if one is due, and the last a content type; the
-    others are text.
+    Of the words that mean nothing, the first may be a role, if one is due; a single one at the end may be a
+    content type; all others are text.
     """
-    parts = _split(raw, offered)
+    parts = _split(raw, offered, expects_role=expects_role)
     unknown = [part for part in parts if part.kind == "word"]
     repairs = []
     if (
@@ -80,7 +83,7 @@ def read_header(raw: bytes, offered: frozenset[str], *, expects_role: bool) -> H
     ):
         unknown.pop(0)
         repairs.append("wrong_role")
-    if unknown and unknown[-1] is parts[-1] and len(parts) > 1:
+    if len(unknown) == 1 and unknown[0] is parts[-1] and len(parts) > 1:
         unknown.pop()
         repairs.append("unknown_content_type")
     if any(part.kind == "control" for part in parts):
@@ -96,7 +99,7 @@ def read_unended_header(
 
     `is_cut` says that the stream ended here: a last word that was going to be a header word is no text.
     """
-    parts = _split(raw, offered)
+    parts = _split(raw, offered, expects_role=expects_role)
     for i, part in enumerate(parts):
         start = _text_start(parts, i, raw, expects_role)
         if start is None or (is_cut and i == len(parts) - 1 and _is_unfinished(part)):
@@ -105,9 +108,12 @@ def read_unended_header(
     return _fold(parts, offered, (len(raw), len(raw)), ["missing_message"])
 
 
-def _split(raw: bytes, offered: frozenset[str]) -> list[_Part]:
+def _split(raw: bytes, offered: frozenset[str], *, expects_role: bool) -> list[_Part]:
     parts = []
-    for match in _PARTS.finditer(raw):
+    role = _STARTED_ROLE.match(raw) if expects_role else None
+    if role is not None:
+        parts.append(_Part("role", "assistant", role.start(), role.start(1), role.end()))
+    for match in _PARTS.finditer(raw, role.end() if role is not None else 0):
         kind = match.lastgroup or "word"
         if kind == "space":
             continue
@@ -123,20 +129,20 @@ def _text_start(parts: list[_Part], i: int, raw: bytes, expects_role: bool) -> i
     part = parts[i]
     following = parts[i + 1] if i + 1 < len(parts) else None
     is_header_next = following is not None and following.kind in ("channel", "constrain", "to")
-    has_recipient = any(earlier.kind in ("to", "tool") for earlier in parts[:i])
     match part.kind:
         case "channel":
             known = part.value in CHANNELS or not part.value or is_header_next
         case "constrain":
             known = part.value in CONTENT_TYPES or not part.value or is_header_next
-        case "to":
+        case "to" | "glued":
             known = True
         case "role":
             known = i == 0 and (part.value == "assistant" or is_header_next)
         case "bare":
             known = is_header_next
         case "type":
-            known = has_recipient
+            has_recipient = any(earlier.kind in ("to", "tool") for earlier in parts[:i])
+            known = has_recipient or (following is not None and following.kind == "to")
         case "tool":
             known = (
                 is_header_next or part.value.startswith("functions.") or raw[part.stop :].lstrip()[:1] == b"{"
@@ -163,8 +169,8 @@ def _fold(parts: list[_Part], offered: frozenset[str], text: tuple[int, int], re
         hidden = call is None
     else:
         call = None
-        # `functions.f to=assistant`: a tool's result that the model made up itself.
-        hidden = len(parts) > 1 and parts[0].kind == "tool" and parts[1].kind == "to"
+        # `functions.f to=assistant` or `user`: what the model made up itself.
+        hidden = _is_by_another(parts) and channel != "final"
     if channel is None and recipient is None and not hidden:
         repairs.append("missing_channel")
     has_role = bool(parts) and parts[0].kind in ("role", "tool", "word")
@@ -173,10 +179,16 @@ def _fold(parts: list[_Part], offered: frozenset[str], text: tuple[int, int], re
     )
 
 
+def _is_by_another(parts: list[_Part]) -> bool:
+    return bool(parts) and (
+        parts[0].kind == "tool" or (parts[0].kind == "role" and parts[0].value != "assistant")
+    )
+
+
 def _channel(parts: list[_Part], repairs: list[str]) -> str | None:
     """The last channel that is one: of a doubled channel, the second is what the model decided on."""
-    named = [part for part in parts if part.kind in ("channel", "bare")]
-    if any(part.kind == "bare" for part in named):
+    named = [part for part in parts if part.kind in ("channel", "bare", "glued")]
+    if any(part.kind != "channel" for part in named):
         repairs.append("missing_channel_marker")
     if len(named) > 1:
         repairs.append("repeated_channel")
@@ -184,7 +196,7 @@ def _channel(parts: list[_Part], repairs: list[str]) -> str | None:
     if known or not named:
         return known[-1] if known else None
     repairs.append("unknown_channel")
-    word = named[-1].value
+    word = named[-1].value.lower()
     return next((name for name in CHANNELS if word and name.startswith(word)), None)
 
 
@@ -204,7 +216,11 @@ def _recipient(parts: list[_Part], offered: frozenset[str], repairs: list[str]) 
         if part.kind == "tool":
             repairs.append("bare_recipient")
             return part.value
-        if part.kind in ("channel", "constrain") and _names_tool(part.value, offered):
+        if (
+            part.kind in ("channel", "constrain")
+            and part.value not in _NOBODY
+            and _names_tool(part.value, offered)
+        ):
             repairs.append(f"{part.kind}_as_recipient")
             return part.value
     return None
@@ -235,11 +251,13 @@ def _call_name(recipient: str, offered: frozenset[str], repairs: list[str]) -> s
 
 
 def _unglued(name: str, offered: frozenset[str]) -> str | None:
-    """The longest offered name that `name` begins with, header words following; or its last segment."""
-    starts = [tool for tool in offered if name.startswith(tool) and _GLUE.match(name, len(tool))]
-    if starts:
-        return max(starts, key=len)
-    for candidate in (name.strip(".,:;()'\"`"), name.rpartition(".")[2]):
-        if candidate in offered:
-            return candidate
-    return None
+    """The longest offered name that is all of `name` but header words after it, namespaces, punctuation."""
+    bare = name.strip(string.punctuation)
+    meant = [
+        tool
+        for tool in offered
+        if tool == bare
+        or (name.startswith(tool) and _GLUE.match(name, len(tool)))
+        or bare.endswith((f".{tool}", f"/{tool}", f":{tool}"))
+    ]
+    return max(meant, key=lambda tool: (len(tool), tool), default=None)

@@ -7,6 +7,7 @@ from frontend.harmony.specials import SpecialToken
 # held back any longer. Before a channel is named there is time, since what ends the message says what it was.
 MAX_HEADER_BYTES = 1024
 MAX_HEADER_BYTES_AFTER_CHANNEL = 256
+_SPELLED = {token: token.value.encode() for token in SpecialToken}
 
 
 class RawHeader:
@@ -45,8 +46,8 @@ class RawHeader:
 
     def append_marker(self, token: SpecialToken) -> None:
         """`<|channel|>` or `<|constrain|>`."""
-        self._raw += token.value.encode()
-        if token is SpecialToken.CHANNEL and not self._has_channel:
+        self._raw += _SPELLED[token]
+        if not self._has_channel and token is SpecialToken.CHANNEL:
             self._has_channel = True
             self._max_bytes = len(self._raw) + MAX_HEADER_BYTES_AFTER_CHANNEL + self._max_name_bytes
 
@@ -64,7 +65,7 @@ class RawHeader:
         """Whether a `<|channel|>` that comes now begins another header, since this one has become text."""
         if not self._pieces:
             return False
-        with_channel = bytes(self._raw) + SpecialToken.CHANNEL.value.encode()
+        with_channel = bytes(self._raw) + _SPELLED[SpecialToken.CHANNEL]
         start, _ = read_unended_header(with_channel, self._offered, expects_role=self.expects_role).text
         return bool(self._raw[start:].strip())
 
