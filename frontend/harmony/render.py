@@ -168,10 +168,10 @@ def _signature(tool: Tool) -> str:
 
 def _lines(text: str) -> list[str]:
     """Lines as Rust's `str::lines` cuts them: at LF or CRLF only, without an empty last one."""
-    lines = text.split("\n")
+    lines = text.replace("\r\n", "\n").split("\n")
     if not lines[-1]:
         lines.pop()
-    return [line.removesuffix("\r") for line in lines]
+    return lines
 
 
 def _check_name(name: str, param: str) -> None:
