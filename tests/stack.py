@@ -94,7 +94,7 @@ class Stack:
         arguments += ["--disaggregation-mode", mode, "--extra-engine-args", str(yaml)]
         return self.start(name or f"{mode}-{len(self.processes)}", "workers", *arguments)
 
-    def wait_ready(self, num_prefill: int, num_decode: int) -> None:
+    def wait_ready(self, num_prefill: int, num_decode: int, timeout_s: float = START_TIMEOUT_S) -> None:
         """Wait until that many workers of each role are live, and a request can be served."""
 
         def ready() -> bool:
@@ -105,7 +105,7 @@ class Stack:
             roles = [instance["role"] for instance in self.health().get("instances", [])]
             return (roles.count("prefill"), roles.count("decode")) == (num_prefill, num_decode)
 
-        wait_for(ready, START_TIMEOUT_S)
+        wait_for(ready, timeout_s)
 
     def health(self) -> dict[str, list[dict[str, str]]]:
         """The body of /health; empty while the frontend does not listen."""

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# gpt-oss on vLLM, over etcd and NATS: prefill on one GPU and decode on another, or both on one.
+#   launch/gpt_oss_vllm.sh [20b|120b] [--agg] [--dry-run]     (120b unless told otherwise; an H200 holds either)
+# The variables below may be set otherwise, and those at the top of launch/trtllm.sh. A role's GPUs are shared out
+# evenly to its workers; *_FLAGS are passed on to them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+size=120b agg=""
+for argument in "$@"; do
+    case $argument in
+        20b | 120b) size=$argument ;;
+        --agg) agg=1 ;;
+        --dry-run) DRY_RUN=1 ;;
+        *) echo "usage: launch/gpt_oss_vllm.sh [20b|120b] [--agg] [--dry-run]" >&2; exit 2 ;;
+    esac
+done
+
+configs=engine_configs/vllm/gpt-oss-$size
+ENGINE=${ENGINE:-vllm}
+SERVED_MODEL_NAME=${SERVED_MODEL_NAME:-openai/gpt-oss-$size}
+NUM_PREFILL=${NUM_PREFILL:-1}
+NUM_DECODE=${NUM_DECODE:-1}
+PREFILL_CUDA_VISIBLE_DEVICES=${PREFILL_CUDA_VISIBLE_DEVICES:-0}
+DECODE_CUDA_VISIBLE_DEVICES=${DECODE_CUDA_VISIBLE_DEVICES:-1}
+PREFILL_ENGINE_ARGS=${PREFILL_ENGINE_ARGS:-$configs/prefill.yaml}
+DECODE_ENGINE_ARGS=${DECODE_ENGINE_ARGS:-$configs/decode.yaml}
+NUM_AGG=${NUM_AGG:-1}
+CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+ENGINE_ARGS=${ENGINE_ARGS:-$configs/agg.yaml}
+
+. launch/trtllm.sh
+
+if [[ -n $agg ]]; then
+    tp=$(gpus_each "$CUDA_VISIBLE_DEVICES" "$NUM_AGG")
+    read -ra flags <<<"--tensor-parallel-size $tp ${FLAGS:-}"
+    prepare
+    start_frontend
+    start_workers agg "$NUM_AGG" "$CUDA_VISIBLE_DEVICES" "$ENGINE_ARGS" "${flags[@]}"
+    serve 0 "$NUM_AGG"
+fi
+prefill_tp=$(gpus_each "$PREFILL_CUDA_VISIBLE_DEVICES" "$NUM_PREFILL")
+decode_tp=$(gpus_each "$DECODE_CUDA_VISIBLE_DEVICES" "$NUM_DECODE")
+read -ra prefill_flags <<<"--tensor-parallel-size $prefill_tp ${PREFILL_FLAGS:-}"
+read -ra decode_flags <<<"--tensor-parallel-size $decode_tp ${DECODE_FLAGS:-}"
+prepare
+start_frontend
+start_workers prefill "$NUM_PREFILL" "$PREFILL_CUDA_VISIBLE_DEVICES" "$PREFILL_ENGINE_ARGS" "${prefill_flags[@]}"
+start_workers decode "$NUM_DECODE" "$DECODE_CUDA_VISIBLE_DEVICES" "$DECODE_ENGINE_ARGS" "${decode_flags[@]}"
+serve "$NUM_PREFILL" "$NUM_DECODE"

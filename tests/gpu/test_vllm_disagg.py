@@ -1,0 +1,170 @@
+"""gpt-oss shapes on vLLM, prefill and decode on two GPUs, through the HTTP API: one story a model size.
+
+The tests run in their order and build on each other: what was answered with a handoff is compared with what
+the decode worker answers by itself once the prefill worker is dead.
+"""
+
+import asyncio
+import json
+import os
+import platform
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import LaunchServer
+from tests.gpu.vllm_scene import (
+    Answer,
+    Scene,
+    abandon,
+    ask_all,
+    gpus,
+    kill_worker,
+    prompts,
+    vllm_scene,
+)
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+
+SIZES = os.environ.get("BATON_GPU_MODELS", "20b,120b").split(",")
+# concurrency: number of prompts, tokens of the longest
+ROUNDS = {1: (10, 32_000), 16: (48, 32_000), 64: (160, 8_000)}
+NAMED = {"worker_lost", "handoff_failed", "no_workers", "engine_failure", "deadline_exceeded"}
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def scene(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    launch_etcd: LaunchServer,
+    launch_nats: LaunchServer,
+) -> Iterator[Scene]:
+    folder = tmp_path_factory.mktemp(request.param)
+    with vllm_scene(folder, request.param, launch_etcd().url, launch_nats().url) as scene:
+        yield scene
+        _write_results(scene)
+
+
+def _write_results(scene: Scene) -> None:
+    folder = Path(os.environ.get("BATON_GPU_RESULTS", "benchmarks/results"))
+    result = {
+        "command": "tests/gpu/run.sh",
+        "model": f"gpt-oss-{scene.size}, random weights (load_format: dummy)",
+        "hardware": gpus(),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "vllm": vllm.__version__,
+        },
+        **scene.figures,
+    }
+    (folder / f"vllm_disagg_{scene.size}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _round(scene: Scene, concurrency: int) -> list[Answer]:
+    num, longest = ROUNDS[concurrency]
+    return ask_all(scene.stack, prompts(num, longest, seed=concurrency), concurrency)
+
+
+@pytest.mark.parametrize("concurrency", ROUNDS)
+def test_every_prompt_is_handed_over_and_answered(scene: Scene, concurrency: int) -> None:
+    before = scene.stack.gauge("baton_num_handoffs")
+    answers = scene.answers[f"handed over, {concurrency} at a time"] = _round(scene, concurrency)
+    assert [answer.error for answer in answers] == [None] * len(answers)
+    assert {len(answer.tokens) for answer in answers} == {32}
+    assert scene.stack.gauge("baton_num_handoffs") - before == 2 * len(answers)
+    scene.stack.wait_idle(30)
+
+
+def test_a_seed_is_kept_over_the_handoff(scene: Scene) -> None:
+    asked = prompts(4, 2_000, seed=7)
+    rounds = [ask_all(scene.stack, asked, 1, temperature=1.0, seed=11) for _ in range(2)]
+    scene.answers["seeded"] = rounds[0]
+    assert rounds[0] == _without_times(rounds[1], rounds[0])
+    other = ask_all(scene.stack, asked, 1, temperature=1.0, seed=12)
+    assert other[0].tokens != rounds[0][0].tokens
+
+
+def test_clients_that_leave_in_any_phase_leave_no_pin(scene: Scene) -> None:
+    rng = random.Random(3)
+    asked = prompts(48, 32_000, seed=3)
+
+    async def crowd() -> None:
+        await asyncio.gather(*(abandon(scene.stack, prompt, rng.uniform(0.01, 6)) for prompt in asked))
+
+    asyncio.run(crowd())
+    began = time.monotonic()
+    scene.stack.wait_idle(60)
+    scene.figures["abandoned"] = {"requests": 48, "all_free_after_s": round(time.monotonic() - began, 1)}
+
+
+def test_a_killed_prefill_worker_loses_no_request(scene: Scene) -> None:
+    asked = prompts(64, 8_000, seed=5)
+    answers, killed_s = _kill_under_load(scene, asked, lambda: kill_worker(scene.prefill))
+    errors = [answer.error for answer in answers if answer.error]
+    scene.figures["prefill_killed"] = {
+        "requests": len(asked), "answered": len(asked) - len(errors), "errors": errors,
+        "gpu_processes_gone_after_s": killed_s, "slowest_s": round(max(a.total_s for a in answers), 1),
+    }  # fmt: skip
+    assert set(errors) <= NAMED
+    assert len(errors) <= len(asked) // 10
+    scene.stack.wait_ready(0, 1, 30)
+    scene.stack.wait_idle(60)
+
+
+def test_the_decode_worker_alone_gives_the_same_answers(scene: Scene) -> None:
+    """Twice: an engine that is not batch-invariant differs from itself, too, and that is the control."""
+    for concurrency in ROUNDS:
+        handed = scene.answers[f"handed over, {concurrency} at a time"]
+        first, second = _round(scene, concurrency), _round(scene, concurrency)
+        same, control = _num_same(handed, first), _num_same(first, second)
+        scene.figures[f"equal_answers_{concurrency}_at_a_time"] = {
+            "prompts": len(handed), "handed_over_vs_aggregated": same, "aggregated_vs_aggregated": control,
+            "handed_over_s": round(sum(a.total_s for a in handed) / len(handed), 3),
+            "aggregated_s": round(sum(a.total_s for a in first) / len(first), 3),
+        }  # fmt: skip
+        assert same >= control - max(1, len(handed) // 20)
+        if concurrency == 1:
+            assert same == len(handed)
+
+
+def test_a_seeded_answer_is_the_same_without_a_handoff(scene: Scene) -> None:
+    alone = ask_all(scene.stack, prompts(4, 2_000, seed=7), 1, temperature=1.0, seed=11)
+    scene.figures["seeded_equal"] = f"{_num_same(scene.answers['seeded'], alone)} of 4"
+    assert _num_same(scene.answers["seeded"], alone) >= 3
+
+
+def test_a_killed_decode_worker_ends_each_request_with_a_named_error(scene: Scene) -> None:
+    asked = prompts(64, 4_000, seed=6)
+    answers, killed_s = _kill_under_load(scene, asked, lambda: kill_worker(scene.decode))
+    errors = [answer.error for answer in answers if answer.error]
+    scene.figures["decode_killed"] = {
+        "requests": len(asked), "answered": len(asked) - len(errors), "errors": sorted(set(errors)),
+        "gpu_processes_gone_after_s": killed_s, "slowest_s": round(max(a.total_s for a in answers), 1),
+    }  # fmt: skip
+    assert set(errors) <= NAMED
+    assert errors
+
+
+def _kill_under_load(
+    scene: Scene, asked: list[list[int]], kill: Callable[[], float]
+) -> tuple[list[Answer], float]:
+    took: list[float] = []
+    killer = threading.Timer(1.5, lambda: took.append(round(kill(), 2)))
+    killer.start()
+    answers = ask_all(scene.stack, asked, 32, max_tokens=300)
+    killer.join()
+    return answers, took[0]
+
+
+def _num_same(left: list[Answer], right: list[Answer]) -> int:
+    return sum(a.tokens == b.tokens for a, b in zip(left, right, strict=True))
+
+
+def _without_times(answers: list[Answer], like: list[Answer]) -> list[Answer]:
+    return [Answer(a.tokens, a.error, b.total_s) for a, b in zip(answers, like, strict=True)]

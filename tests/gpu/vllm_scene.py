@@ -1,0 +1,165 @@
+"""vLLM workers with a made-up gpt-oss on two GPUs, or both on one, behind a frontend, etcd and NATS."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.gpu.dummy_model import write_dummy_model
+from tests.stack import MODEL, ROOT, Process, Stack, wait_for
+
+LOAD_TIMEOUT_S = 420.0
+PATIENCE_S = 240.0
+# No prefix cache: the control would find the very KV that was handed over.
+_TEST_ONLY = {"load_format": "dummy", "enable_prefix_caching": False, "max_model_len": 40960}
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """One completion, or the name of the error that it ended with."""
+
+    tokens: tuple[str, ...] = ()
+    error: str | None = None
+    total_s: float = 0.0
+
+
+@dataclasses.dataclass
+class Scene:
+    """The stack, what was answered in each round, and the figures that go to the results file."""
+
+    stack: Stack
+    size: str
+    prefill: Process
+    decode: Process
+    answers: dict[str, list[Answer]] = dataclasses.field(default_factory=dict)
+    figures: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def gpus() -> list[str]:
+    """Names of the GPUs here."""
+    listed = subprocess.run(
+        ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return listed.stdout.split("\n")[:-1]
+
+
+@contextmanager
+def vllm_scene(folder: Path, size: str, etcd: str, nats: str) -> Iterator[Scene]:
+    """A prefill worker on the first GPU, a decode worker on the last, ready; size is 20b or 120b."""
+    planes = {"BATON_DISCOVERY_BACKEND": "etcd", "BATON_REQUEST_PLANE": "nats"}
+    stack = Stack(folder, {**planes, "ETCD_ENDPOINTS": etcd, "NATS_SERVER": nats})
+    try:
+        model, num_gpus = write_dummy_model(folder / f"gpt-oss-{size}", size), len(gpus())
+        stack.frontend()
+        began = time.monotonic()
+        shared = num_gpus == 1
+        prefill = vllm_worker(stack, "prefill", model, size, 0, shared=shared)
+        decode = vllm_worker(stack, "decode", model, size, num_gpus - 1, shared=shared)
+        stack.wait_ready(1, 1, LOAD_TIMEOUT_S)
+        scene = Scene(stack, size, prefill, decode)
+        scene.figures["load_s"] = round(time.monotonic() - began, 1)
+        yield scene
+    finally:
+        stack.stop()
+        for process in stack.processes:
+            sys.stdout.write(f"--- {process.name}\n{process.text()[-4000:]}\n")  # shown if a test failed
+
+
+def vllm_worker(stack: Stack, mode: str, model: Path, size: str, gpu: int, *, shared: bool) -> Process:
+    """A worker with the YAML of engine_configs; two that share a GPU get less than half of it each."""
+    override = _TEST_ONLY | ({"gpu_memory_utilization": 0.45} if shared else {})
+    override |= json.loads(os.environ.get("BATON_GPU_OVERRIDE", "{}"))
+    stack.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    arguments = ["--engine", "vllm", "--model-path", str(model), "--served-model-name", MODEL]
+    arguments += ["--disaggregation-mode", mode, "--override-engine-args", json.dumps(override)]
+    arguments += ["--extra-engine-args", str(ROOT / f"engine_configs/vllm/gpt-oss-{size}/{mode}.yaml")]
+    return stack.start(f"{mode}-{size}", "workers", *arguments)
+
+
+def prompts(num: int, longest: int, seed: int) -> list[list[int]]:
+    """`num` random prompts of 100 to `longest` tokens, the longest among them."""
+    rng = random.Random(seed)
+    lengths = [longest] + [rng.randint(100, longest) for _ in range(num - 1)]
+    return [[rng.randrange(1000, 190_000) for _ in range(length)] for length in lengths]
+
+
+def ask_all(stack: Stack, asked: list[list[int]], concurrency: int, **options: Any) -> list[Answer]:
+    """All prompts, so many at a time, each with 32 tokens of greedy answer unless `options` say otherwise."""
+
+    async def main() -> list[Answer]:
+        slots = asyncio.Semaphore(concurrency)
+        async with httpx.AsyncClient(base_url=stack.url, timeout=PATIENCE_S) as client:
+            return await asyncio.gather(*(_ask(client, slots, prompt, options) for prompt in asked))
+
+    return asyncio.run(main())
+
+
+async def _ask(
+    client: httpx.AsyncClient, slots: asyncio.Semaphore, prompt: list[int], options: dict[str, Any]
+) -> Answer:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 32, "temperature": 0, "ignore_eos": True}
+    body |= {"logprobs": 0, "skip_special_tokens": False, **options}
+    async with slots:
+        began = time.monotonic()
+        response = await client.post("/v1/completions", json=body)
+        total_s = time.monotonic() - began
+    if response.status_code != 200:
+        return Answer(error=response.json()["error"]["code"], total_s=total_s)
+    return Answer(tuple(response.json()["choices"][0]["logprobs"]["tokens"]), total_s=total_s)
+
+
+async def abandon(stack: Stack, prompt: list[int], after_s: float) -> None:
+    """A streamed request whose client leaves after that time."""
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 2000, "stream": True, "ignore_eos": True}
+    async with httpx.AsyncClient(base_url=stack.url, timeout=PATIENCE_S) as client:
+        try:
+            async with (
+                asyncio.timeout(after_s),
+                client.stream("POST", "/v1/completions", json=body) as response,
+            ):
+                async for _ in response.aiter_bytes():
+                    pass
+        except TimeoutError:
+            pass
+
+
+def descendants(pid: int) -> set[int]:
+    """Processes below this one."""
+    children: set[int] = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            children |= {int(stat.parent.name)} | descendants(int(stat.parent.name))
+    return children
+
+
+def kill_worker(process: Process) -> float:
+    """SIGKILL; the seconds until what it started (the processes that hold the GPU) has gone, too."""
+    below = descendants(process.popen.pid)
+    began = time.monotonic()
+    process.kill()
+    wait_for(lambda: not any(_runs(pid) for pid in below), 30)
+    return time.monotonic() - began
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
