@@ -7,7 +7,6 @@ the decode worker answers by itself once the prefill worker is dead.
 import asyncio
 import json
 import os
-import platform
 import random
 import threading
 import time
@@ -56,11 +55,7 @@ def _write_results(scene: Scene) -> None:
         "command": "tests/gpu/run.sh",
         "model": f"gpt-oss-{scene.size}, random weights (load_format: dummy)",
         "hardware": gpus(),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "vllm": vllm.__version__,
-        },
+        "versions": {name: version(name) for name in ("torch", "vllm", "nixl-cu13")},
         **scene.figures,
     }
     (folder / f"vllm_disagg_{scene.size}.json").write_text(json.dumps(result, indent=1) + "\n")
