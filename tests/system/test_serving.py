@@ -1,8 +1,6 @@
 """The demo model through real processes: the guide's conversation, and disaggregated == aggregated."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from tests.stack import MODEL, ROOT, Stack, wait_for
+from tests.stack import MODEL, Stack, wait_for
 
 HEALTH_TOOL = {
     "type": "function",
@@ -122,16 +120,6 @@ def test_the_guides_second_round_answers_with_the_tools_result(stack: Stack) -> 
     assert "tool_calls" not in choice["message"]
     whole = streamed(stack, messages=[QUESTION, CALL, RESULT], **GUIDE)
     assert (whole["content"], whole["finish_reason"]) == (choice["message"]["content"], "stop")
-
-
-def test_the_example_runs_as_it_stands(stack: Stack) -> None:
-    command = [sys.executable, str(ROOT / "examples/tool_calling.py")]
-
-    environ = stack.environ | {"BATON_URL": stack.url}
-    run = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=True)
-
-    assert "tool: get_system_health({})" in run.stdout
-    assert "assistant:" in run.stdout
 
 
 def test_the_openai_sdk_streams(stack: Stack) -> None:
