@@ -22,6 +22,8 @@ $(VENV)/.runtime: pyproject.toml
 $(VENV)/.dev: $(VENV)/.runtime
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group test --group check
+	@# Without triton: 1 GB that only its GPU kernels need.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'xgrammar>=0.2.1,<0.3' 'apache-tvm-ffi>=0.1.11,<0.2'
 	@touch $@
 
 install: $(VENV)/.runtime ## make .venv with everything that serving needs

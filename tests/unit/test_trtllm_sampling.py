@@ -1,7 +1,6 @@
 """What a request asks, in TensorRT-LLM's words; and what is refused before it can do harm."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from baton.errors import EngineFailure, InvalidRequest
 from baton.messages import GenerateRequest, Guided, MessageForm, Sampling
 from workers.engines.model_facts import read_model_facts
+from workers.engines.structural_tag import structural_tag
 from workers.engines.token_requests import check_request, num_left, seed_of_attempt
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.sampling import sampling_params
@@ -117,26 +117,11 @@ def test_choices_and_attempts_have_seeds_of_their_own() -> None:
 
 
 def test_a_form_becomes_a_structural_tag() -> None:
-    form = Guided(
-        leading=(MessageForm(headers=("<|channel|>analysis<|message|>",), end="<|end|><|start|>assistant"),),
-        last=(
-            MessageForm(
-                headers=("<|channel|>final<|message|>", "<|channel|>final json<|message|>"),
-                end="<|return|>",
-                schema='{"type": "object"}',
-            ),
-        ),
-    )
+    form = Guided(last=(MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>"),))
 
-    tag = json.loads(params(ask(guided=form))["guided_decoding"].structural_tag)
+    tag = params(ask(guided=form))["guided_decoding"].structural_tag
 
-    leading, last = tag["format"]["elements"]
-    assert [t["end"] for t in leading["tags"]] == ["<|end|><|start|>assistant"]
-    assert leading["at_least_one"] is False
-    assert [(t["begin"], t["content"]["type"], t["end"]) for t in last["elements"]] == [
-        ("<|channel|>final<|message|>", "json_schema", ""),
-        ("<|channel|>final json<|message|>", "json_schema", ""),
-    ]
+    assert tag == structural_tag(form)
 
 
 @pytest.mark.parametrize(
