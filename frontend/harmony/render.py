@@ -144,7 +144,7 @@ def _developer_text(conversation: Conversation, instructions: str) -> str:
         sections.append(_tools_section(conversation.tools))
     if conversation.response_schema is not None:
         name, schema = conversation.response_schema
-        sections += ["# Response Formats", f"## {name}", compact_json(schema)]
+        sections += ["# Response Formats", f"## {name}", _schema_text(schema)]
     return "\n\n".join(sections)
 
 
@@ -164,6 +164,13 @@ def _signature(tool: Tool) -> str:
         return f"(_: {type_of(tool.parameters)})"
     except ValueError as error:
         raise InvalidRequest(f"Tool {tool.name!r}: {error}.", param="tools") from error
+
+
+def _schema_text(schema: object) -> str:
+    try:
+        return compact_json(schema)
+    except ValueError as error:
+        raise InvalidRequest(f"The response format: {error}.", param="response_format") from error
 
 
 def _lines(text: str) -> list[str]:

@@ -16,7 +16,7 @@ _PLAIN = {"number": "number", "integer": "number", "boolean": "boolean"}
 def type_of(schema: object, indent: str = "", *, depth: int = 0) -> str:
     """The TypeScript type of a JSON schema; `any` for what has no such form.
 
-    Raises ValueError for schemas nested deeper than `MAX_DEPTH`.
+    Raises ValueError for schemas nested deeper than `MAX_DEPTH`, and for values too deep to be written.
     """
     if depth > MAX_DEPTH:
         raise ValueError(f"the schema is nested deeper than {MAX_DEPTH} levels")
@@ -145,7 +145,17 @@ def _get(schema: object, key: str) -> object:
 
 
 def compact_json(value: object) -> str:
-    """JSON without spaces, as serde_json writes it; lone surrogates stay in the text."""
+    """JSON without spaces, as serde_json writes it; lone surrogates stay in the text.
+
+    Raises ValueError for what is nested too deeply to be written.
+    """
+    try:
+        return _json(value)
+    except RecursionError as error:
+        raise ValueError("a value is nested too deeply") from error
+
+
+def _json(value: object) -> str:
     try:
         return msgspec.json.encode(value).decode()  # writes numbers as serde_json does, 1e20 and not 1e+20
     except UnicodeEncodeError:  # a lone surrogate; the tokenizer replaces it
