@@ -1,29 +1,85 @@
 """The OpenAPI page: the routes, with the schemas of the structs that really validate and answer."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from frontend.answers import ChatCompletion, Completion, ErrorBody, ModelBody, ModelList
+from baton.errors import (
+    BatonError,
+    DeadlineExceeded,
+    EngineFailure,
+    HandoffFailed,
+    InvalidRequest,
+    ModelNotFound,
+    NotReady,
+    NoWorkers,
+    Overloaded,
+    WorkerLost,
+)
+from frontend.answers import (
+    BodyTooLarge,
+    ChatCompletion,
+    Completion,
+    ContextTooLong,
+    ErrorBody,
+    ModelBody,
+    ModelList,
+)
 from frontend.fleet import Health
+from frontend.response_items import GIVEN_ITEMS
 from frontend.response_object import DeletedResponse, ItemList, ResponseObject
+from frontend.response_routes import ResponseNotFound
 from frontend.response_schema import ResponseBody
+from frontend.response_store import StoreFailure
+from frontend.responses import PreviousNotFound
 from frontend.schema import ChatBody, CompletionBody
 from frontend.tokenization import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
+
+Errors = tuple[type[BatonError], ...]
 
 _REF = "#/components/schemas/{name}"
 _STRUCTS = (
     ChatBody, CompletionBody, ChatCompletion, Completion, ModelBody, ModelList, ErrorBody, Health,
-    ResponseBody, ResponseObject, ItemList, DeletedResponse,
+    ResponseBody, ResponseObject, ItemList, DeletedResponse, *GIVEN_ITEMS.values(),
     TokenizeBody, TokenizeAnswer, DetokenizeBody, DetokenizeAnswer,
 )  # fmt: skip
-_MODEL_PARAMETER = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
-_RESPONSE_ID = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string"}}
+_ASKING: Errors = (InvalidRequest, ModelNotFound, BodyTooLarge, NoWorkers, BatonError)
+_GENERATING: Errors = (
+    *_ASKING, ContextTooLong, Overloaded, EngineFailure, WorkerLost, HandoffFailed, NotReady,
+    DeadlineExceeded,
+)  # fmt: skip
+_STORED: Errors = (InvalidRequest, ResponseNotFound, StoreFailure)
+_WITH_RETRY_AFTER = frozenset({429, 503})
+
+_MODEL = "openai/gpt-oss-120b"
+EXAMPLES: Mapping[type[msgspec.Struct], dict[str, Any]] = {
+    ChatBody: {
+        "model": _MODEL,
+        "messages": [{"role": "user", "content": "Hello there!"}],
+        "reasoning_effort": "low",
+        "max_completion_tokens": 100,
+    },
+    CompletionBody: {"model": _MODEL, "prompt": "Once upon a time", "max_tokens": 20},
+    ResponseBody: {
+        "model": _MODEL,
+        "instructions": "Be brief.",
+        "input": [{"type": "message", "role": "user", "content": "Hello there!"}],
+        "reasoning": {"effort": "low"},
+        "max_output_tokens": 100,
+    },
+    TokenizeBody: {"prompt": "Hello there!"},
+    DetokenizeBody: {"tokens": [0, 1]},
+}
 
 
 def page(title: str, version: str) -> dict[str, Any]:
     """The OpenAPI document."""
-    _, components = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)
+    tokens = _operation("Token ids of a prompt", TokenizeAnswer, _ASKING, body=TokenizeBody)
+    text = _operation("Text of token ids", DetokenizeAnswer, _ASKING, body=DetokenizeBody)
+    model = _operation("One model", ModelBody, (ModelNotFound, NoWorkers))
+    health = _operation("Whether a request could be served", Health)
+    health["responses"]["503"] = {"description": "What is missing.", **_json(Health)}
     return {
         "openapi": "3.1.0",
         "info": {"title": title, "version": version},
@@ -31,86 +87,130 @@ def page(title: str, version: str) -> dict[str, Any]:
             "/v1/chat/completions": {"post": _generation("Chat completion", ChatBody, ChatCompletion)},
             "/v1/completions": {"post": _generation("Raw completion", CompletionBody, Completion)},
             **_responses(),
-            "/tokenize": {"post": _post("Token ids of a prompt", TokenizeBody, TokenizeAnswer)},
-            "/detokenize": {"post": _post("Text of token ids", DetokenizeBody, DetokenizeAnswer)},
-            "/v1/models": {"get": _reading("Models that can be asked for", ModelList)},
-            "/v1/models/{model}": {
-                "get": _post("One model", None, ModelBody) | {"parameters": [_MODEL_PARAMETER]}
-            },
-            "/health": {
-                "get": _reading("Whether a request could be served", Health, unhealthy=_json(Health))
-            },
-            "/live": {"get": _reading("Whether this process runs", None)},
-            "/metrics": {"get": _reading("Prometheus metrics", None)},
+            "/tokenize": {"post": tokens},
+            "/detokenize": {"post": text},
+            "/v1/models": {"get": _operation("Models that can be asked for", ModelList)},
+            "/v1/models/{model}": {"get": model, "parameters": [_parameter("path", "model")]},
+            "/health": {"get": health},
+            "/live": {"get": _operation("Whether this process runs", None)},
+            "/metrics": {"get": _operation("Prometheus metrics", None, media_type="text/plain")},
         },
-        "components": {"schemas": components},
+        "components": {"schemas": _schemas()},
     }
+
+
+def _schemas() -> dict[str, Any]:
+    _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)
+    for schema in schemas.values():
+        schema["description"] = " ".join(schema["description"].split())
+    # What is said of items here is checked by `frontend.response_items`, after the body's own types.
+    items = [_item(kind, struct) for kind, struct in GIVEN_ITEMS.items()]
+    either = [{"type": "string"}, {"type": "array", "items": {"anyOf": items}}]
+    schemas["ResponseBody"]["properties"]["input"] = {"anyOf": either, "default": []}
+    return schemas
+
+
+def _item(kind: str, struct: type[msgspec.Struct]) -> dict[str, Any]:
+    tag = {"properties": {"type": {"const": kind}}, "required": [] if kind == "message" else ["type"]}
+    return {"allOf": [_ref(struct), tag]}
 
 
 def _responses() -> dict[str, Any]:
-    by_id = {"parameters": [_RESPONSE_ID]}
+    by_id = {"parameters": [_parameter("path", "response_id")]}
     streamed = [
-        _query("stream", {"type": "boolean"}, "events instead of the response"),
-        _query("starting_after", {"type": "integer", "minimum": 0}, "number of the last event already seen"),
+        _parameter("query", "stream", {"type": "boolean"}, "events instead of the response"),
+        _parameter(
+            "query",
+            "starting_after",
+            {"type": "integer", "minimum": 0, "maximum": 999_999_999},
+            "number of the last event already seen",
+        ),
     ]
     paged = [
-        _query("limit", {"type": "integer", "minimum": 1, "maximum": 100}, "items of a page"),
-        _query("order", {"enum": ["asc", "desc"]}, "`desc`, the default: latest first"),
-        _query("after", {"type": "string"}, "id of the last item of the page before"),
+        _parameter("query", "limit", {"type": "integer", "minimum": 1, "maximum": 100}, "items of a page"),
+        _parameter("query", "order", {"enum": ["asc", "desc"]}, "`desc`, the default: latest first"),
+        _parameter("query", "after", {"type": "string"}, "id of the last item of the page before"),
     ]
-    retrieved = _generation("A stored response, or one in the background", None, ResponseObject)
+    created = _generation("Response", ResponseBody, ResponseObject, (PreviousNotFound, StoreFailure))
+    retrieved = _operation("A stored response, or one in the background", ResponseObject, _STORED)
+    _add_stream(retrieved)
+    items = _operation("What a response was made from", ItemList, _STORED)
     return {
-        "/v1/responses": {"post": _generation("Response", ResponseBody, ResponseObject)},
+        "/v1/responses": {"post": created},
         "/v1/responses/{response_id}": {
             "get": retrieved | {"parameters": streamed},
-            "delete": _post("Forget a response", None, DeletedResponse),
+            "delete": _operation("Forget a response", DeletedResponse, _STORED),
             **by_id,
         },
         "/v1/responses/{response_id}/cancel": {
-            "post": _post("End a background response", None, ResponseObject),
+            "post": _operation("End a background response", ResponseObject, _STORED),
             **by_id,
         },
-        "/v1/responses/{response_id}/input_items": {
-            "get": _post("What a response was made from", None, ItemList) | {"parameters": paged},
-            **by_id,
-        },
-    }
-
-
-def _query(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "schema": schema, "description": description}
-
-
-def _post(summary: str, body: type[msgspec.Struct] | None, answer: type[msgspec.Struct]) -> dict[str, Any]:
-    return {
-        "summary": summary,
-        **({} if body is None else {"requestBody": {"required": True, **_json(body)}}),
-        "responses": {
-            "200": {"description": summary, **_json(answer)},
-            "default": {"description": "Why there is none.", **_json(ErrorBody)},
-        },
+        "/v1/responses/{response_id}/input_items": {"get": items | {"parameters": paged}, **by_id},
     }
 
 
 def _generation(
-    summary: str, body: type[msgspec.Struct] | None, answer: type[msgspec.Struct]
+    summary: str, body: type[msgspec.Struct], answer: type[msgspec.Struct], more: Errors = ()
 ) -> dict[str, Any]:
-    """A route that can stream its answer."""
-    route = _post(summary, body, answer)
-    answered = route["responses"]["200"]
-    answered["description"] = "The answer; events if `stream` is true."
-    answered["content"]["text/event-stream"] = {}
-    return route
+    """An operation that can stream its answer."""
+    operation = _operation(summary, answer, (*_GENERATING, *more), body=body)
+    _add_stream(operation)
+    return operation
 
 
-def _reading(
-    summary: str, answer: type[msgspec.Struct] | None, unhealthy: dict[str, Any] | None = None
+def _add_stream(operation: dict[str, Any]) -> None:
+    answered = operation["responses"]["200"]
+    answered["description"] = (
+        "The answer; if `stream` is true, server-sent events as OpenAI's. What fails after the first of "
+        "them is an event, too: the last one."
+    )
+    answered["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+
+
+def _operation(
+    summary: str,
+    answer: type[msgspec.Struct] | None,
+    errors: Errors = (),
+    *,
+    body: type[msgspec.Struct] | None = None,
+    media_type: str = "application/json",
 ) -> dict[str, Any]:
-    responses = {"200": {"description": summary, **({} if answer is None else _json(answer))}}
-    if unhealthy is not None:
-        responses["503"] = {"description": "What is missing.", **unhealthy}
-    return {"summary": summary, "responses": responses}
+    content = {"content": {media_type: {}}} if answer is None else _json(answer)
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "responses": {"200": {"description": summary, **content}, **_refusals(errors)},
+    }
+    if body is not None:
+        operation["requestBody"] = {"required": True, **_json(body)}
+        operation["requestBody"]["content"]["application/json"]["example"] = EXAMPLES[body]
+        header = {"description": "Fields of the body that nobody knows.", "schema": {"type": "string"}}
+        operation["responses"]["200"]["headers"] = {"x-baton-ignored": header}
+    return operation
+
+
+def _refusals(errors: Iterable[type[BatonError]]) -> dict[str, Any]:
+    """By status, what each code of it means, in the words of the error's class."""
+    refusals: dict[str, Any] = {}
+    for error in sorted(errors, key=lambda error: error.status):
+        refusal = refusals.setdefault(str(error.status), {"description": "", **_json(ErrorBody)})
+        meaning = "Something broke in the server." if error is BatonError else error.__doc__
+        refusal["description"] += f"`{error.code}`: {meaning}\n\n"
+        if error.status in _WITH_RETRY_AFTER:
+            refusal["headers"] = {"retry-after": {"description": "Seconds.", "schema": {"type": "integer"}}}
+    return refusals
+
+
+def _parameter(
+    place: str, name: str, schema: dict[str, Any] | None = None, description: str = ""
+) -> dict[str, Any]:
+    parameter = {"name": name, "in": place, "schema": schema or {"type": "string"}}
+    return parameter | ({"required": True} if place == "path" else {"description": description})
+
+
+def _ref(struct: type[msgspec.Struct]) -> dict[str, str]:
+    return {"$ref": _REF.format(name=struct.__name__)}
 
 
 def _json(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    return {"content": {"application/json": {"schema": {"$ref": _REF.format(name=struct.__name__)}}}}
+    return {"content": {"application/json": {"schema": _ref(struct)}}}

@@ -128,7 +128,7 @@ class GivenReference(msgspec.Struct, kw_only=True):
     id: str
 
 
-_GIVEN: dict[str, type[msgspec.Struct]] = {
+GIVEN_ITEMS: dict[str, type[msgspec.Struct]] = {
     "message": GivenMessage,
     "reasoning": GivenReasoning,
     "function_call": GivenCall,
@@ -154,10 +154,10 @@ def _read(fields: dict[str, Any], path: str) -> Item | GivenReference:
     kind = fields.get("type")
     if kind is None:  # both may leave their type out
         kind = "message" if "role" in fields else "item_reference"
-    if not isinstance(kind, str) or kind not in _GIVEN:
+    if not isinstance(kind, str) or kind not in GIVEN_ITEMS:
         raise InvalidRequest(f"`{path}.type` {kind!r:.80} is not served.", param=f"{path}.type")
     try:
-        given = msgspec.convert(fields, _GIVEN[kind])
+        given = msgspec.convert(fields, GIVEN_ITEMS[kind])
     except msgspec.ValidationError as error:
         raise named_error(str(error), path) from None
     match given:

@@ -84,9 +84,9 @@ class FunctionsByName(msgspec.Struct, kw_only=True, tag_field="type", tag="allow
 
 
 class ResponseBody(SamplingFields, kw_only=True):
-    """`POST /v1/responses`. Items of `input` are those of `frontend.response_items`. Extensions are the chat
-    API's, under the same names."""
+    """`POST /v1/responses`. Extensions are the chat API's, under the same names."""
 
+    # Its items are read by `frontend.response_items`.
     input: str | list[dict[str, Any]] = msgspec.field(default_factory=list)
     instructions: str | None = None
     previous_response_id: str | None = None

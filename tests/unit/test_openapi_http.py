@@ -1,0 +1,54 @@
+"""The OpenAPI page: it shows what is really served, refused and answered."""
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton.errors import BatonError
+from frontend.app import ROUTES
+from frontend.fields import decode
+from frontend.openapi import EXAMPLES
+from frontend.schema import ChatBody
+from tests.scripted_frontend import MODEL, Client, ScriptedTokens
+
+ANSWER = "<|channel|>final<|message|>Hello<|return|>"
+PAGE: Any = asyncio.run(Client(ScriptedTokens("")).get("/openapi.json")).json
+
+
+def test_the_real_schemas_are_shown() -> None:
+    schemas = PAGE["components"]["schemas"]
+    assert set(schemas["ChatBody"]["properties"]) >= set(ChatBody.__struct_encode_fields__)
+    assert schemas["ChatBody"]["required"] == ["model", "messages"]
+
+
+def test_every_route_is_shown() -> None:
+    shown = {(method.upper(), path) for path, methods in PAGE["paths"].items() for method in methods}
+    assert shown >= ROUTES.keys()
+
+
+def test_every_error_is_shown() -> None:
+    def codes(kind: type[BatonError]) -> set[str]:
+        return {kind.code}.union(*map(codes, kind.__subclasses__()))
+
+    text = json.dumps(PAGE)
+    assert [code for code in codes(BatonError) if f"`{code}`" not in text] == []
+
+
+def test_every_reference_leads_somewhere() -> None:
+    names = {part.split('"')[0] for part in json.dumps(PAGE).split("#/components/schemas/")[1:]}
+    assert names <= PAGE["components"]["schemas"].keys()
+
+
+@pytest.mark.parametrize("path", [path for (method, path) in ROUTES if "{" not in path])
+def test_every_example_is_served(path: str) -> None:
+    body = PAGE["paths"][path]["post"]["requestBody"]["content"]["application/json"]["example"]
+    reply = asyncio.run(Client(ScriptedTokens(ANSWER)).post(path, body | {"model": MODEL}))
+    assert reply.status == 200, reply.json
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_no_example_has_a_field_that_nobody_knows(kind: type[msgspec.Struct]) -> None:
+    assert decode(json.dumps(EXAMPLES[kind]).encode(), kind)[1] == ()
