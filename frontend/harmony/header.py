@@ -9,10 +9,11 @@ import string
 
 import msgspec
 
+from frontend.harmony.builtin_tools import BUILTIN_TOOLS, is_builtin
+
 ROLES = ("assistant", "user", "system", "developer", "tool")
 CHANNELS = ("analysis", "commentary", "final")
 CONTENT_TYPES = ("json", "code", "text", "none")
-BUILTIN_NAMESPACES = frozenset({"browser", "python"})  # called without `functions.`
 _NAMELESS = frozenset({"", "functions", "functions."})
 _NOBODY = _NAMELESS | {"all", *ROLES, *CHANNELS, *CONTENT_TYPES}
 
@@ -75,12 +76,8 @@ def read_header(raw: bytes, offered: frozenset[str], *, expects_role: bool) -> H
     parts = _split(raw, offered, expects_role=expects_role)
     unknown = [part for part in parts if part.kind == "word"]
     repairs = []
-    if (
-        expects_role
-        and unknown
-        and unknown[0] is parts[0]
-        and (len(parts) == 1 or parts[1].kind == "channel")
-    ):
+    has_strange_role = bool(unknown) and unknown[0] is parts[0]
+    if expects_role and has_strange_role and all(part.kind == "channel" for part in parts[1:2]):
         unknown.pop(0)
         repairs.append("wrong_role")
     if len(unknown) == 1 and unknown[0] is parts[-1] and len(parts) > 1:
@@ -180,9 +177,8 @@ def _fold(parts: list[_Part], offered: frozenset[str], text: tuple[int, int], re
 
 
 def _is_by_another(parts: list[_Part]) -> bool:
-    return bool(parts) and (
-        parts[0].kind == "tool" or (parts[0].kind == "role" and parts[0].value != "assistant")
-    )
+    author = parts[0] if parts else None
+    return author is not None and author.kind in ("role", "tool") and author.value != "assistant"
 
 
 def _channel(parts: list[_Part], repairs: list[str]) -> str | None:
@@ -235,10 +231,9 @@ def _call_name(recipient: str, offered: frozenset[str], repairs: list[str]) -> s
 
     A name that nobody offered is passed on as it is, unless it is an offered one with something glued to it.
     """
+    if is_builtin(recipient, BUILTIN_TOOLS):
+        return recipient if recipient in offered or is_builtin(recipient, offered) else None
     name = recipient.removeprefix("functions.")
-    namespace = recipient.partition(".")[0]
-    if namespace in BUILTIN_NAMESPACES:
-        return recipient if offered & {namespace, recipient} else None
     if name == recipient:
         repairs.append("bare_recipient")
     if name in offered:
