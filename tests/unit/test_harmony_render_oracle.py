@@ -117,6 +117,7 @@ def test_a_schema_becomes_the_same_typescript(
     tools = (
         Tool(name=name, description="What\nit does\r\n\n", parameters=SCHEMAS[name]),
         Tool(name="other"),
+        Tool(name="another", description="\r"),
     )
     _assert_same(tokenizer, oracle, Conversation(turns=(UserTurn("Hi"),), tools=tools))
 
