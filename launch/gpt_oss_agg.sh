@@ -33,7 +33,7 @@ CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $((NUM_GPUS - 1)))}
 tp=$(gpus_each "$CUDA_VISIBLE_DEVICES" 1)
 read -ra flags <<<"${FLAGS---tensor-parallel-size $tp --expert-parallel-size $tp} ${EXTRA_FLAGS:-}"
 
-prepare --engine-args "$ENGINE_ARGS" --gpus "$CUDA_VISIBLE_DEVICES" --tensor-parallel-size "$tp"
+prepare --engine-args "$ENGINE_ARGS" --gpus "$CUDA_VISIBLE_DEVICES" --flags="${flags[*]}"
 start_frontend
 start_workers agg 1 "$CUDA_VISIBLE_DEVICES" "$ENGINE_ARGS" "${flags[@]}"
 serve 0 1

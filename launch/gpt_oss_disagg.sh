@@ -32,8 +32,9 @@ read -ra prefill_flags <<<"$PREFILL_FLAGS ${PREFILL_EXTRA_FLAGS:-}"
 read -ra decode_flags <<<"$DECODE_FLAGS ${DECODE_EXTRA_FLAGS:-}"
 
 prepare --prefill-engine-args "$PREFILL_ENGINE_ARGS" --decode-engine-args "$DECODE_ENGINE_ARGS" \
-    --prefill-gpus "$PREFILL_CUDA_VISIBLE_DEVICES" --decode-gpus "$DECODE_CUDA_VISIBLE_DEVICES" \
-    --prefill-tensor-parallel-size "$prefill_tp" --decode-tensor-parallel-size "$decode_tp"
+    --prefill-gpus "$(shares "$PREFILL_CUDA_VISIBLE_DEVICES" "$NUM_PREFILL")" \
+    --decode-gpus "$(shares "$DECODE_CUDA_VISIBLE_DEVICES" "$NUM_DECODE")" \
+    --prefill-flags="${prefill_flags[*]}" --decode-flags="${decode_flags[*]}"
 start_frontend
 start_workers prefill "$NUM_PREFILL" "$PREFILL_CUDA_VISIBLE_DEVICES" "$PREFILL_ENGINE_ARGS" "${prefill_flags[@]}"
 start_workers decode "$NUM_DECODE" "$DECODE_CUDA_VISIBLE_DEVICES" "$DECODE_ENGINE_ARGS" "${decode_flags[@]}"

@@ -33,7 +33,7 @@ quoted() { # a command line that can be pasted into a shell
     [[ $1 != env ]] || shift
     local word line=""
     for word in "$@"; do
-        [[ $word =~ ^[A-Za-z0-9_./:=,@%+-]+$ ]] || word=$(printf '%q' "$word")
+        [[ $word =~ ^[A-Za-z0-9_./:=,@%+-]+$ ]] || word="'${word//\'/\'\\\'\'}'"
         line+="$word "
     done
     echo "${line% }"

@@ -25,8 +25,18 @@ set_environment() { # set_environment NAME=VALUE... : where the user has not
 
 gpus_each() { # gpus_each LIST NUM_WORKERS: how many GPUs each worker has, its tensor and expert parallel size
     local gpus; IFS=, read -ra gpus <<<"$1"
-    (($2 > 0 && ${#gpus[@]} % $2 == 0)) || fail "${#gpus[@]} GPUs ($1) cannot be shared by $2 workers"
+    if [[ ! $2 =~ ^[1-9][0-9]*$ ]] || ((${#gpus[@]} == 0 || ${#gpus[@]} % $2)); then
+        fail "${#gpus[@]} GPUs ($1) cannot be shared by $2 workers"
+    fi
     echo $((${#gpus[@]} / $2))
+}
+
+shares() { # shares LIST NUM_WORKERS: 0,1,2,3 for two workers is 0,1;2,3
+    local gpus each i found=()
+    IFS=, read -ra gpus <<<"$1"
+    each=$(gpus_each "$1" "$2")
+    for ((i = 0; i < $2; i++)); do found+=("$(IFS=,; echo "${gpus[*]:i * each:each}")"); done
+    (IFS=';'; echo "${found[*]}")
 }
 
 prepare() { # prepare DOCTOR_FLAGS... : environment, etcd and NATS, checks
@@ -69,13 +79,11 @@ start_frontend() {
 }
 
 start_workers() { # start_workers MODE NUM_WORKERS GPUS YAML FLAGS...
-    local mode=$1 num=$2 yaml=$4 gpus each i share
-    IFS=, read -ra gpus <<<"$3"
-    each=$(gpus_each "$3" "$num")
+    local mode=$1 gpus yaml=$4 i
+    IFS=';' read -ra gpus <<<"$(shares "$3" "$2")"
     shift 4
-    for ((i = 0; i < num; i++)); do
-        share=$(IFS=,; echo "${gpus[*]:i * each:each}")
-        start "$mode-$i" env CUDA_VISIBLE_DEVICES="$share" "$PYTHON" -m workers --engine "$ENGINE" \
+    for ((i = 0; i < ${#gpus[@]}; i++)); do
+        start "$mode-$i" env CUDA_VISIBLE_DEVICES="${gpus[i]}" "$PYTHON" -m workers --engine "$ENGINE" \
             --model-path "$MODEL_PATH" --served-model-name "$SERVED_MODEL_NAME" --extra-engine-args "$yaml" \
             --dyn-reasoning-parser gpt_oss --dyn-tool-call-parser harmony --disaggregation-mode "$mode" "$@"
     done

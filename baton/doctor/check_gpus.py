@@ -8,9 +8,12 @@ from baton.doctor.facts import GIB, Facts, Gpu, Worker
 from baton.doctor.findings import Finding, error, note, warning
 
 # TensorRT-LLM runs gpt-oss from Hopper on; CUDA 12.8 needs driver 570, its guide asks for 575 on Blackwell.
+# The images of 1.3 bring CUDA 13, whose own driver is 580; older ones work by compatibility libraries, which
+# exist for data centre GPUs only.
 _OLDEST_COMPUTE = (9, 0)
 _OLDEST_DRIVER = 570
 _OLDEST_DRIVER_BLACKWELL = 575
+_CUDA_13_DRIVER = 580
 _FOREIGN_BYTES = 2 * GIB
 _ENTRY = re.compile(r"\d+|GPU-[0-9a-fA-F-]+|MIG-[0-9a-fA-F/-]+")
 
@@ -20,21 +23,33 @@ def presence(facts: Facts) -> Iterator[Finding]:
     if not facts.nvidia.gpus:
         yield _no_gpu(facts)
         return
-    drivers = {gpu.driver for gpu in facts.nvidia.gpus}
-    blackwell = any(gpu.compute >= (10, 0) for gpu in facts.nvidia.gpus)
-    needed = _OLDEST_DRIVER_BLACKWELL if blackwell else _OLDEST_DRIVER
-    for driver in sorted(drivers):
-        if int(driver.partition(".")[0] or 0) < needed and facts.wants_gpus:
-            yield error(
-                "driver-old", f"NVIDIA driver {driver}, at least {needed} is needed",
-                breaks="CUDA 12.8 does not start (CUDA driver version is insufficient)",
-                repair=f"apt-get install nvidia-driver-{needed}-server-open && reboot, or newer",
-            )  # fmt: skip
-    for gpu in _used(facts):
+    for driver in sorted({gpu.driver for gpu in facts.nvidia.gpus} if facts.wants_gpus else ()):
+        yield from _driver(facts, driver)
+    for gpu in used_gpus(facts):
         yield from _one_gpu(gpu)
 
 
-def _used(facts: Facts) -> list[Gpu]:
+def _driver(facts: Facts, driver: str) -> Iterator[Finding]:
+    blackwell = any(gpu.compute >= (10, 0) for gpu in facts.nvidia.gpus)
+    needed = _OLDEST_DRIVER_BLACKWELL if blackwell else _OLDEST_DRIVER
+    major = driver.partition(".")[0]
+    number = int(major) if major.isdecimal() else 0
+    if number < needed:
+        yield error(
+            "driver-old", f"NVIDIA driver {driver}, at least {needed} is needed",
+            breaks="CUDA 12.8 does not start (CUDA driver version is insufficient)",
+            repair=f"apt-get install nvidia-driver-{_CUDA_13_DRIVER}-server-open && reboot, or newer",
+        )  # fmt: skip
+    elif number < _CUDA_13_DRIVER:
+        yield warning(
+            "driver-cuda13", f"NVIDIA driver {driver}, CUDA 13 is made for {_CUDA_13_DRIVER}",
+            breaks="TensorRT-LLM 1.3's image starts by compatibility libraries on data centre GPUs, else not",
+            repair=f"apt-get install nvidia-driver-{_CUDA_13_DRIVER}-server-open && reboot, or newer",
+        )  # fmt: skip
+
+
+def used_gpus(facts: Facts) -> list[Gpu]:
+    """The GPUs that the workers will see, each once; none where none is wanted."""
     used = {gpu.index: gpu for worker in facts.workers for gpu in facts.gpus_of(worker)}
     return list(used.values()) if facts.wants_gpus else []
 
@@ -44,7 +59,7 @@ def _no_gpu(facts: Facts) -> Finding:
     if facts.wants_gpus:
         return error(
             "gpu-none", f"no NVIDIA GPU: {why}",
-            breaks="TensorRT-LLM does not start, and this model is too large for the CPU",
+            breaks="the engine ends at start; on the CPU, only the demo model runs",
             repair="nvidia-smi (in a container: docker run --gpus all ...; else install the driver)",
         )  # fmt: skip
     return note(
@@ -102,11 +117,11 @@ def _one_list(facts: Facts, worker: Worker) -> Iterator[Finding]:
             repair=f"write each index, no spaces: {_spelt_out(worker.gpus or '')}",
         )  # fmt: skip
         return
-    if len(set(entries)) < len(entries):
+    if len({_identity(facts, entry) for entry in entries}) < len(entries):
         yield error(
             "gpu-twice", f"{worker.role}: CUDA_VISIBLE_DEVICES={worker.gpus} names a GPU twice",
             breaks="CUDA refuses the whole list: no GPU is visible",
-            repair=f"CUDA_VISIBLE_DEVICES={','.join(dict.fromkeys(entries))}",
+            repair="name each once, by index or by UUID: nvidia-smi --list-gpus",
         )  # fmt: skip
         return
     absent = [entry for entry in entries if not entry.startswith("MIG-") and facts.gpu(entry) is None]
@@ -119,6 +134,11 @@ def _one_list(facts: Facts, worker: Worker) -> Iterator[Finding]:
         )  # fmt: skip
         return
     yield from _count(facts, worker)
+
+
+def _identity(facts: Facts, entry: str) -> object:
+    gpu = facts.gpu(entry)
+    return entry if gpu is None else gpu.index
 
 
 def _spelt_out(text: str) -> str:
@@ -158,8 +178,8 @@ def fabric(facts: Facts) -> Iterator[Finding]:
                 breaks="the slowest and smallest GPU sets the pace and the KV cache of all",
                 repair="list GPUs of one kind: nvidia-smi --list-gpus",
             )  # fmt: skip
+        yield from _mig(worker, gpus)
         if len(gpus) > 1:
-            yield from _mig(worker, gpus)
             yield from _pairs(facts, worker.role, list(itertools.combinations(gpus, 2)), tensor_parallel=True)
     prefill, decode = facts.role("prefill"), facts.role("decode")
     if prefill and decode and facts.wants_gpus:
@@ -168,12 +188,19 @@ def fabric(facts: Facts) -> Iterator[Finding]:
 
 
 def _mig(worker: Worker, gpus: list[Gpu]) -> Iterator[Finding]:
-    split = [gpu.index for gpu in gpus if gpu.mig]
-    if split:
+    parts = [entry for entry in worker.gpu_list if entry.startswith("MIG-")]
+    split = [f"GPU {gpu.index}" for gpu in gpus if gpu.mig] + parts
+    if split and worker.tensor_parallel_size > 1:
         yield error(
-            "gpu-mig", f"{worker.role}: GPU {split[0]} is split by MIG",
+            "gpu-mig", f"{worker.role}: {split[0]} is split by MIG",
             breaks="no peer access between GPUs in MIG mode: tensor parallelism does not start",
-            repair=f"nvidia-smi --id={split[0]} --multi-instance-gpu=0 (as root, GPU idle)",
+            repair="nvidia-smi --multi-instance-gpu=0 (as root, GPUs idle)",
+        )  # fmt: skip
+    elif split and (worker.role != "agg" or not parts):
+        yield warning(
+            "gpu-mig-part", f"{worker.role}: {split[0]} is split by MIG",
+            breaks="an index stands for its first part only, and KV cannot be handed over by CUDA IPC",
+            repair="nvidia-smi --multi-instance-gpu=0 (as root, GPU idle); or name the part: MIG-...",
         )  # fmt: skip
 
 

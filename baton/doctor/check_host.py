@@ -4,23 +4,28 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from baton.doctor.facts import GIB, INITIAL_IPC_NAMESPACE, INITIAL_PID_NAMESPACE, Facts
-from baton.doctor.findings import Finding, error, warning
+from baton.doctor.findings import Finding, error, note, warning
 
 # The guide's docker run: --shm-size=10G --ulimit memlock=-1 --ulimit nofile=65536.
 _SHM_BYTES = 10_000_000_000
 _SHM_LEAST_BYTES = GIB
 _NOFILE = 65536
 _NOFILE_LEAST = 4096
-_BYTES_PER_ID = 5
-"""One token id of a prompt on the wire, at most (msgpack)."""
+_STACK_BYTES = 64 << 20
 _LOOPBACK = ("127.", "localhost", "::1")
 
 
 def limits(facts: Facts) -> Iterator[Finding]:
-    """Locked memory, open files and /dev/shm, where GPUs are wanted."""
+    """Locked memory, open files, stack and /dev/shm, where GPUs are wanted."""
     host = facts.host
     if not facts.wants_gpus:
         return
+    if host.in_container and host.stack_bytes is not None and host.stack_bytes < _STACK_BYTES:
+        yield note(
+            "stack", f"the stack is limited to {host.stack_bytes >> 20} MiB, the guide gives 64",
+            breaks="rarely anything; deep recursion while kernels are compiled ends the engine",
+            repair=f"docker run --ulimit stack={_STACK_BYTES}",
+        )  # fmt: skip
     if host.memlock_bytes is not None:
         yield warning(
             "memlock", f"locked memory is limited to {host.memlock_bytes // 1024} KiB",
@@ -62,6 +67,13 @@ def namespaces(facts: Facts) -> Iterator[Finding]:
                 breaks="no CUDA IPC, no shared memory with a worker in another container: KV goes over TCP",
                 repair="docker run --ipc host (both), or both workers in one container",
             )  # fmt: skip
+    seen = host.environment.get("NVIDIA_VISIBLE_DEVICES", "all")
+    if half and host.in_container and seen not in ("all", "void", "none", ""):
+        yield warning(
+            "gpu-hidden", f"this container sees GPU {seen} only, and not both prefill and decode",
+            breaks="no CUDA IPC with GPUs that are not visible here: KV goes over TCP",
+            repair="docker run --gpus all, and CUDA_VISIBLE_DEVICES to choose among them",
+        )  # fmt: skip
     if not host.can_ptrace and (host.ptrace_scope or 0) > 0:
         yield warning(
             "ptrace", f"kernel.yama.ptrace_scope is {host.ptrace_scope} and CAP_SYS_PTRACE is missing",
@@ -71,9 +83,15 @@ def namespaces(facts: Facts) -> Iterator[Finding]:
 
 
 def software(facts: Facts) -> Iterator[Finding]:
-    """TensorRT-LLM here, or what is needed to start its container."""
+    """The frontend's packages; TensorRT-LLM here, or what is needed to start its container."""
     host = facts.host
-    if not facts.wants_gpus or host.has_tensorrt_llm:
+    if host.missing_packages:
+        yield warning(
+            "packages-missing", f"not installed: {', '.join(host.missing_packages)}",
+            breaks="python -m frontend ends at start (workers need none of them)",
+            repair="pip install '.[frontend]'",
+        )  # fmt: skip
+    if not facts.wants_tensorrt_llm or host.has_tensorrt_llm:
         return
     if host.in_container:
         yield warning(
@@ -92,6 +110,12 @@ def software(facts: Facts) -> Iterator[Finding]:
             "toolkit-missing", "docker is here, the NVIDIA Container Toolkit is not",
             breaks="docker run --gpus all: could not select device driver",
             repair="apt-get install nvidia-container-toolkit && nvidia-ctk runtime configure; restart docker",
+        )  # fmt: skip
+    elif not host.docker_answers:
+        yield warning(
+            "docker-down", "docker is installed, but its daemon does not answer",
+            breaks="docker run and docker compose: cannot connect to the Docker daemon",
+            repair="systemctl start docker; usermod --append --groups docker $USER, then log in again",
         )  # fmt: skip
 
 
@@ -126,48 +150,3 @@ def network(facts: Facts) -> Iterator[Finding]:
 
 def _is_loopback(url: str) -> bool:
     return (urlsplit(url).hostname or "").startswith(_LOOPBACK)
-
-
-def clock(facts: Facts) -> Iterator[Finding]:
-    """Is the clock sane, alone and against etcd's machine?"""
-    if facts.host.year < 2025:
-        yield error(
-            "clock", f"this machine's clock says {facts.host.year}",
-            breaks="TLS certificates are not valid yet; downloads and tokens are refused",
-            repair="timedatectl set-ntp true",
-        )  # fmt: skip
-    for service in facts.services:
-        if service.clock_ahead_s is not None and abs(service.clock_ahead_s) > 5:
-            yield warning(
-                "clock-skew", f"this machine's clock is {service.clock_ahead_s:+.0f} s off {service.url}'s",
-                breaks="logs and traces of one request do not line up; hand-off ids carry wrong times",
-                repair="timedatectl set-ntp true, on both",
-            )  # fmt: skip
-
-
-def services(facts: Facts) -> Iterator[Finding]:
-    """etcd and NATS: do they answer, soon enough, and take large enough messages?"""
-    for service in facts.services:
-        variable = "ETCD_ENDPOINTS" if service.name == "etcd" else "NATS_SERVER"
-        if service.problem:
-            yield error(
-                f"{service.name.lower()}-down", f"{service.name} at {service.url}: {service.problem}",
-                breaks="workers cannot register" if service.name == "etcd" else "requests cannot travel",
-                repair=f"docker compose -f deploy/docker-compose.yml up -d, or set {variable}",
-            )  # fmt: skip
-            continue
-        if service.latency_s > 0.05:
-            yield warning(
-                "latency", f"{service.name} at {service.url} answers in {service.latency_s * 1e3:.0f} ms",
-                breaks="every token of every answer waits as long" if service.name == "NATS"
-                else "workers appear and vanish late; leases may run out under load",
-                repair="run it on this machine or in this rack",
-            )  # fmt: skip
-        context = facts.model.shape.max_positions if facts.model.shape else 0
-        room = service.max_payload_bytes
-        if room is not None and room < _BYTES_PER_ID * context:
-            yield warning(
-                "nats-payload", f"NATS at {service.url}: max_payload is {room:,} bytes",
-                breaks=f"prompts of more than about {room // _BYTES_PER_ID:,} tokens are refused",
-                repair="max_payload: 15728640 in the server's configuration (deploy/nats.conf)",
-            )  # fmt: skip

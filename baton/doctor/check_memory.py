@@ -43,6 +43,7 @@ def budget(facts: Facts, worker: Worker) -> Budget | None:
     cached_bytes = int(weight_bytes * _PAGE_CACHE_SHARE) if gpu.free_bytes is None else 0
     left = max(0, facts.free_bytes(gpu) - weight_bytes - cached_bytes - _RESERVE_BYTES)
     fraction = worker.number("kv_cache_config.free_gpu_memory_fraction") or _DEFAULT_FRACTION
+    fraction = min(max(fraction, 0.0), 1.0)
     per_token = shape.kv_bytes_per_token(worker.text("kv_cache_config.dtype", "auto"))
     attention_dp = worker.is_on("enable_attention_dp")
     # More ranks than KV heads: heads are copied, not split further.
@@ -57,7 +58,7 @@ def budget(facts: Facts, worker: Worker) -> Budget | None:
         free_bytes=facts.free_bytes(gpu),
         kv_bytes=int(tokens_per_gpu * per_rank),
         headroom_bytes=int(left * (1 - fraction)) + _RESERVE_BYTES,
-        buffer_bytes=int(buffer_tokens * per_rank),
+        buffer_bytes=int(2 * buffer_tokens * per_rank),  # one each way
         kv_tokens=tokens_per_gpu * (num_ranks if attention_dp else 1),
         request_tokens=tokens_per_gpu,
     )

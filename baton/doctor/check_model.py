@@ -7,6 +7,7 @@ from baton.doctor.facts import GIB, Facts, Shard
 from baton.doctor.findings import Finding, error, note, warning
 
 # What the guide's download takes on disk, without original/* and metal/*.
+_INDEX = "model.safetensors.index.json"
 _DOWNLOAD_BYTES = {"120b": 66 * GIB, "20b": 14 * GIB}
 
 
@@ -17,11 +18,20 @@ def folder(facts: Facts) -> Iterator[Finding]:
         yield from _absent(facts)
         return
     if "config.json" not in model.files:
+        if model.snapshot:
+            yield _cache(facts, model.snapshot)
+            return
         yield _missing(facts, "config.json", "no engine knows what to build")
     elif model.config_problem:
         yield error(
             "config-bad", f"{model.path}/config.json: {model.config_problem}",
             breaks="the engine ends at start",
+            repair=_download(facts),
+        )  # fmt: skip
+    elif model.shape and model.shape.model_type != "gpt_oss":
+        yield error(
+            "model-other", f"{model.path}/config.json: model_type is {model.shape.model_type}",
+            breaks="Baton speaks Harmony, the format of gpt-oss: other models answer nonsense",
             repair=_download(facts),
         )  # fmt: skip
     if "tokenizer.json" not in model.files:
@@ -40,21 +50,30 @@ def folder(facts: Facts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def _cache(facts: Facts, snapshot: str) -> Finding:
+    return error(
+        "model-cache", f"{facts.model.path} is a folder of the Hugging Face cache, the model lies deeper",
+        breaks="workers end at start: no config.json",
+        repair=f"--model-path {snapshot}",
+    )  # fmt: skip
+
+
 def _absent(facts: Facts) -> Iterator[Finding]:
     path = facts.model.path
+    if facts.model.folder_problem:
+        yield error(
+            "model-unreadable", f"{path}: {facts.model.folder_problem}",
+            breaks="workers end at start",
+            repair=f"ls -ld {path}; chmod -R a+rX {path}, or run as its owner",
+        )  # fmt: skip
+        return
     yield error(
         "model-absent", f"{path} is no folder",
         breaks="workers end at start; nothing is downloaded by itself",
         repair=_download(facts),
     )  # fmt: skip
     needed = next((size for name, size in _DOWNLOAD_BYTES.items() if name in path.lower()), 0)
-    if facts.model.disk_free_bytes < needed:
-        yield error(
-            "disk-full", f"{facts.model.disk_free_bytes / GIB:.0f} GiB free where {path} would lie, "
-            f"{needed / GIB:.0f} GiB are needed",
-            breaks="the download stops in the middle",
-            repair="df -h; choose another --local-dir",
-        )  # fmt: skip
+    yield from _disk(facts, needed)
     if not facts.host.hf_token:
         yield note(
             "token-missing", "no HF_TOKEN, and the model is still to be downloaded",
@@ -63,19 +82,39 @@ def _absent(facts: Facts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def _disk(facts: Facts, needed: int) -> Iterator[Finding]:
+    if facts.model.disk_free_bytes < needed:
+        yield error(
+            "disk-full", f"{facts.model.disk_free_bytes / GIB:.0f} GiB free where {facts.model.path} lies, "
+            f"{needed / GIB:.0f} GiB are still to come",
+            breaks="the download stops in the middle",
+            repair="df -h; choose another --local-dir",
+        )  # fmt: skip
+    if needed and not facts.model.is_writable:
+        yield error(
+            "model-read-only", f"{facts.model.path} is incomplete, and cannot be written",
+            breaks="the download stops at its first file",
+            repair=f"mount it writable for the download, or chown {facts.model.path}",
+        )  # fmt: skip
+
+
 def weights(facts: Facts) -> Iterator[Finding]:
     """Is every shard of the index there and whole?"""
     model = facts.model
-    if not model.is_folder:
+    if not model.is_folder or model.snapshot:
         return
     if model.index_problem:
         yield error(
-            "index-bad", f"{model.path}/model.safetensors.index.json: {model.index_problem}",
+            "index-bad", f"{model.path}/{_INDEX}: {model.index_problem}",
             breaks="the engine cannot tell which file holds which weight",
             repair=_download(facts),
         )  # fmt: skip
     elif not model.shards:
         yield _missing(facts, "*.safetensors", "there are no weights to load")
+    elif len(model.shards) > 1 and _INDEX not in model.files:
+        yield _missing(
+            facts, _INDEX, "nothing tells whether all weight files are there, and which holds what"
+        )
     missing = [shard.name for shard in model.shards if shard.size_bytes is None]
     if missing:
         yield error(
@@ -90,6 +129,8 @@ def weights(facts: Facts) -> Iterator[Finding]:
             breaks="loading ends with a header or deserialization error",
             repair=f"rm {model.path}/{broken[0]} && {_download(facts)}",
         )  # fmt: skip
+    if missing or broken:
+        yield from _disk(facts, max(1, model.total_bytes - model.weight_bytes))
     if model.num_unfinished and (missing or broken):
         yield note(
             "download-unfinished", f"{model.num_unfinished} downloads were broken off ({model.path}/.cache)",

@@ -1,6 +1,7 @@
 """`python -m baton doctor`: its flags, gathering the facts, running every check, printing."""
 
 import dataclasses
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -9,22 +10,34 @@ from pathlib import Path
 import msgspec
 
 from baton.connect import Wires
-from baton.doctor import check_gpus, check_host, check_memory, check_model, check_yaml
+from baton.doctor import (
+    check_environment,
+    check_gpu_health,
+    check_gpus,
+    check_host,
+    check_memory,
+    check_model,
+    check_pair,
+    check_services,
+    check_settings,
+    check_yaml,
+)
+from baton.doctor.engine_flags import read_flags
 from baton.doctor.engine_yaml import read_engine_yaml
-from baton.doctor.facts import GIB, Facts, Role, Service, Worker
+from baton.doctor.facts import GIB, Facts, Role, Worker
 from baton.doctor.findings import Finding, Report, Severity, text
 from baton.doctor.probe_gpus import probe_gpus
 from baton.doctor.probe_host import bind_problem, probe_host
 from baton.doctor.probe_model import probe_model
-from baton.doctor.probe_services import probe_etcd, probe_nats
+from baton.doctor.probe_services import Probe, probe_etcd, probe_nats, probe_services
 from baton.flags import flag, parse
 
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-    check_gpus.presence, check_gpus.lists, check_gpus.fabric,
+    check_gpus.presence, check_gpus.lists, check_gpu_health.health, check_gpus.fabric,
     check_model.folder, check_model.weights, check_memory.memory,
-    check_yaml.alone, check_yaml.pair,
-    check_host.services, check_host.network, check_host.limits, check_host.namespaces, check_host.software,
-    check_host.clock,
+    check_yaml.alone, check_settings.alone, check_pair.pair,
+    check_services.services, check_services.clock, check_host.network, check_host.limits,
+    check_host.namespaces, check_host.software, check_environment.environment,
 )  # fmt: skip
 
 
@@ -39,9 +52,9 @@ class DoctorSettings:
     prefill_gpus: str | None = flag(None, "GPUs of prefill, as 0,1,2,3", metavar="LIST")
     decode_gpus: str | None = flag(None, "GPUs of decode, as 4,5,6,7", metavar="LIST")
     gpus: str | None = flag(None, "GPUs of an aggregated worker", metavar="LIST")
-    prefill_tensor_parallel_size: int | None = flag(None, "as typed to prefill workers", metavar="N")
-    decode_tensor_parallel_size: int | None = flag(None, "as typed to decode workers", metavar="N")
-    tensor_parallel_size: int | None = flag(None, "as typed to aggregated workers", metavar="N")
+    prefill_flags: str = flag("", "what is typed to prefill workers, in quotes", metavar="FLAGS")
+    decode_flags: str = flag("", "what is typed to decode workers", metavar="FLAGS")
+    flags: str = flag("", "what is typed to aggregated workers", metavar="FLAGS")
     http_port: int = flag(8000, "port of the frontend", env="DYN_HTTP_PORT", metavar="PORT")
     http_host: str = flag("127.0.0.1", "address of the frontend", env="DYN_HTTP_HOST", metavar="IP")
     json: bool = flag(False, "findings as JSON")
@@ -57,9 +70,12 @@ def doctor(argv: list[str]) -> int:
         description="What would break, before it is started.",
     ).settings
     report = examine(gather(settings))
-    sys.stdout.write(
-        msgspec.json.format(msgspec.json.encode(report)).decode() + "\n" if settings.json else text(report)
-    )
+    page = text(report)
+    if settings.json:
+        page = json.dumps(msgspec.to_builtins(report), indent=2) + "\n"
+    # A path may be no UTF-8, a terminal may know ASCII only.
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(page.encode(encoding, "backslashreplace").decode(encoding))
     return report.exit_status
 
 
@@ -71,7 +87,7 @@ def gather(settings: DoctorSettings) -> Facts:
         nvidia=probe_gpus(),
         model=probe_model(settings.model_path),
         workers=tuple(planned(settings, os.environ.get("CUDA_VISIBLE_DEVICES"))),
-        services=tuple(_services(wires)),
+        services=probe_services(list(_services(wires))),
         bind_host=wires.host,
         host_problem=bind_problem(wires.host, 0),
         http_port=settings.http_port,
@@ -82,35 +98,27 @@ def gather(settings: DoctorSettings) -> Facts:
 def planned(settings: DoctorSettings, visible_devices: str | None) -> Iterator[Worker]:
     """The workers that the flags describe; with none, one aggregated worker on CUDA_VISIBLE_DEVICES."""
     s = settings
-    asked: tuple[tuple[Role, str | None, Path | None, int | None], ...] = (
-        ("prefill", s.prefill_gpus, s.prefill_engine_args, s.prefill_tensor_parallel_size),
-        ("decode", s.decode_gpus, s.decode_engine_args, s.decode_tensor_parallel_size),
-        ("agg", s.gpus, s.engine_args, s.tensor_parallel_size),
+    asked: tuple[tuple[Role, str | None, Path | None, str], ...] = (
+        ("prefill", s.prefill_gpus, s.prefill_engine_args, s.prefill_flags),
+        ("decode", s.decode_gpus, s.decode_engine_args, s.decode_flags),
+        ("agg", s.gpus, s.engine_args, s.flags),
     )
-    wanted = [row for row in asked if row[1] is not None or row[2] is not None]
-    for role, gpus, path, typed in wanted or [("agg", None, None, None)]:
-        lists: list[str | None] = [*_shares(gpus, typed)] if gpus is not None else [visible_devices or None]
+    wanted = [row for row in asked if row[1] is not None or row[2] is not None or row[3]]
+    for role, gpus, path, line in wanted or [("agg", None, None, "")]:
+        yaml = read_engine_yaml(path) if path else None
+        typed, problems = read_flags(line)
+        lists: list[str | None] = [*gpus.split(";")] if gpus is not None else [visible_devices or None]
         for one in lists:
-            yaml = read_engine_yaml(path) if path else None
-            yield Worker(role=role, gpus=one, yaml=yaml, typed_tensor_parallel_size=typed)
+            yield Worker(role=role, gpus=one, yaml=yaml, typed=typed, flag_problems=problems)
 
 
-def _shares(gpus: str, typed: int | None) -> Iterator[str]:
-    """`;` parts workers; so does a typed size that divides the list, as the launch scripts share GPUs out."""
-    for one in gpus.split(";"):
-        entries = one.split(",")
-        each = typed if typed and len(entries) % typed == 0 else len(entries)
-        for first in range(0, len(entries), each):
-            yield ",".join(entries[first : first + each])
-
-
-def _services(wires: Wires) -> Iterator[Service]:
+def _services(wires: Wires) -> Iterator[tuple[Probe, str]]:
     used = str(wires)
     if "discovery=etcd" in used:
         for url in wires.etcd_endpoints.split(","):
-            yield probe_etcd(url.strip().rstrip("/"))
+            yield probe_etcd, url.strip().rstrip("/")
     if "plane=nats" in used:
-        yield probe_nats(wires.nats_server)
+        yield probe_nats, wires.nats_server
 
 
 def examine(facts: Facts) -> Report:

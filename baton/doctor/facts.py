@@ -27,6 +27,18 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     driver: str
     compute: tuple[int, int]
     mig: bool = False
+    health: "GpuHealth | None" = None
+
+
+class GpuHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """What nvidia-smi says beside; numbers are None and words `N/A` where a GPU has no such thing."""
+
+    persistence_mode: str
+    compute_mode: str
+    num_ecc_errors: int | None
+    remap_pending: str
+    remap_failure: str
+    fabric_state: str
 
 
 class Nvidia(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,16 +77,22 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """The model folder. `num_unfinished` counts downloads that were broken off."""
+    """The model folder. `num_unfinished` counts downloads that were broken off, `total_bytes` is what the
+    index promises, `snapshot` the model's folder inside if `path` is one of the Hugging Face cache.
+    """
 
     path: str
     is_folder: bool
+    folder_problem: str | None = None
+    is_writable: bool = True
+    snapshot: str | None = None
     files: frozenset[str] = frozenset()
     shape: Shape | None = None
     config_problem: str | None = None
     index_problem: str | None = None
     tokenizer_problem: str | None = None
     shards: tuple[Shard, ...] = ()
+    total_bytes: int = 0
     num_unfinished: int = 0
     disk_free_bytes: int = 0
 
@@ -94,53 +112,65 @@ class EngineYaml(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker that is to be started. `gpus` is the list as it was written, None if none was."""
+    """One worker that is to be started. `gpus` is the list as it was written, None if none was.
+
+    `typed` are its flags that stand for engine settings, by key path; as in the worker, they win.
+    """
 
     role: Role
     gpus: str | None = None
     yaml: EngineYaml | None = None
-    typed_tensor_parallel_size: int | None = None
+    typed: dict[str, object] = {}
+    flag_problems: tuple[str, ...] = ()
 
     @property
     def gpu_list(self) -> list[str]:
         """The entries of `gpus`."""
         return [] if self.gpus is None else self.gpus.split(",")
 
+    @property
+    def settings(self) -> dict[str, object]:
+        """What is given, by key path."""
+        return {**(self.yaml.values if self.yaml else {}), **self.typed}
+
     def text(self, path: str, default: str) -> str:
-        """A leaf of the YAML as text."""
-        value = self.yaml.values.get(path) if self.yaml else None
+        """A setting as text."""
+        value = self.settings.get(path)
         return default if value is None else str(value)
 
     def number(self, path: str) -> float | None:
-        """A leaf of the YAML; None if it is not there, or no number that a setting can have."""
-        value = self.yaml.values.get(path) if self.yaml else None
+        """A setting; None if it is not given, or no number that a setting can have."""
+        value = self.settings.get(path)
         if not isinstance(value, int | float) or isinstance(value, bool):
             return None
         return value if abs(value) < _ABSURD else None
 
     def is_on(self, path: str) -> bool:
-        """True if the YAML sets the leaf to true."""
-        return self.yaml is not None and self.yaml.values.get(path) is True
+        """True if the setting is true."""
+        return self.settings.get(path) is True
 
     @property
     def tensor_parallel_size(self) -> int:
-        """As typed, else from the YAML; else each listed GPU is meant, as the launch scripts do."""
-        return self.typed_tensor_parallel_size or max(
-            1, int(self.number("tensor_parallel_size") or len(self.gpu_list))
-        )
+        """As given; else each listed GPU is meant."""
+        return max(1, int(self.number("tensor_parallel_size") or len(self.gpu_list)))
 
     @property
     def pipeline_parallel_size(self) -> int:
-        """From the YAML."""
+        """As given."""
         return max(1, int(self.number("pipeline_parallel_size") or 1))
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """etcd or NATS at one address. Positive `clock_ahead_s`: this machine's clock is ahead of that one's."""
+    """etcd or NATS at one address. Positive `clock_ahead_s`: this machine's clock is ahead of that one's.
+
+    `problem`: it does not answer. `refusal`: it does, and does not let this user in.
+    """
 
     name: Literal["etcd", "NATS"]
     url: str
     problem: str | None = None
+    refusal: str | None = None
+    version: tuple[int, ...] = ()
     latency_s: float = 0.0
     clock_ahead_s: float | None = None
     max_payload_bytes: int | None = None
@@ -153,6 +183,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     memory_free_bytes: int
     memlock_bytes: int | None = None
     nofile: int | None = None
+    stack_bytes: int | None = None
     shm_bytes: int = 0
     in_container: bool = False
     ipc_namespace: int = INITIAL_IPC_NAMESPACE
@@ -161,9 +192,13 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     can_ptrace: bool = False
     has_tensorrt_llm: bool = False
     has_docker: bool = False
+    docker_answers: bool = True
     container_toolkit: str | None = None
     hf_token: bool = False
     year: int = 2026
+    environment: dict[str, str] = {}
+    network_devices: frozenset[str] = frozenset()
+    missing_packages: tuple[str, ...] = ()
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,6 +220,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         listed = any(worker.gpus is not None for worker in self.workers)
         return listed or self.model.weight_bytes > BIG_MODEL_BYTES
 
+    @property
+    def wants_tensorrt_llm(self) -> bool:
+        """True unless the model is a demo, which the embedded engine runs on a GPU, too."""
+        return self.wants_gpus and not 0 < self.model.weight_bytes <= BIG_MODEL_BYTES
+
     def role(self, role: Role) -> Worker | None:
         """The first worker of that role."""
         return next((worker for worker in self.workers if worker.role == role), None)
@@ -197,11 +237,13 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         return [gpu for gpu in found if gpu is not None]
 
     def gpu(self, entry: str) -> Gpu | None:
-        """By index or UUID, as CUDA_VISIBLE_DEVICES names it: a UUID may be cut short."""
-        for gpu in self.nvidia.gpus:
-            if entry == str(gpu.index) or (entry.startswith("GPU-") and gpu.uuid.startswith(entry)):
-                return gpu
-        return None
+        """By index or UUID, as CUDA_VISIBLE_DEVICES names it: cut short, a UUID must still be one GPU's."""
+        found = [
+            gpu
+            for gpu in self.nvidia.gpus
+            if entry == str(gpu.index) or (entry.startswith("GPU-") and gpu.uuid.startswith(entry))
+        ]
+        return found[0] if len(found) == 1 else None
 
     def free_bytes(self, gpu: Gpu) -> int:
         """Free memory; with unified memory it is the machine's."""

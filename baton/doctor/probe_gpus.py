@@ -3,20 +3,30 @@
 import re
 import subprocess
 
-from baton.doctor.facts import Gpu, Nvidia
+from msgspec.structs import replace
+
+from baton.doctor.facts import Gpu, GpuHealth, Nvidia
 
 _FIELDS = "index,uuid,name,memory.total,memory.free,driver_version,compute_cap,mig.mode.current"
+_HEALTH_FIELDS = (
+    "index,persistence_mode,compute_mode,ecc.errors.uncorrected.volatile.total,"
+    "remapped_rows.pending,remapped_rows.failure,fabric.state"
+)
 _TIMEOUT_S = 20
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _MIB = 1 << 20
 
 
 def probe_gpus() -> Nvidia:
-    """Three calls of nvidia-smi; `problem` says why there is no answer. A topology may stay empty."""
+    """Up to four calls of nvidia-smi; `problem` says why there is no answer. Health and topology are extras:
+    a driver that does not know one of their fields refuses the whole call.
+    """
     listed = _nvidia_smi(f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
     if isinstance(listed, OSError | subprocess.SubprocessError):
         return Nvidia(problem=_reason(listed))
-    gpus = parse_gpus(listed)
+    beside = _nvidia_smi(f"--query-gpu={_HEALTH_FIELDS}", "--format=csv,noheader,nounits")
+    health = parse_health(beside) if isinstance(beside, str) else {}
+    gpus = tuple(replace(gpu, health=health.get(gpu.index)) for gpu in parse_gpus(listed))
     if len(gpus) < 2:
         return Nvidia(gpus=gpus)
     links, peers = _nvidia_smi("topo", "-m"), _nvidia_smi("topo", "-p2p", "r")
@@ -33,6 +43,7 @@ def _nvidia_smi(*arguments: str) -> str | OSError | subprocess.SubprocessError:
             ["nvidia-smi", *arguments],  # noqa: S607  wherever the driver put it
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_TIMEOUT_S,
             check=True,
         )
@@ -57,7 +68,7 @@ def parse_gpus(csv: str) -> tuple[Gpu, ...]:
     found = []
     for line in csv.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) != 8 or not cells[0].isdigit():
+        if len(cells) != 8 or not cells[0].isdecimal():
             continue
         index, uuid, name, total, free, driver, compute, mig = cells
         major, _, minor = compute.partition(".")
@@ -76,12 +87,30 @@ def parse_gpus(csv: str) -> tuple[Gpu, ...]:
     return tuple(found)
 
 
+def parse_health(csv: str) -> dict[int, GpuHealth]:
+    """Rows of the second query, by GPU index."""
+    found = {}
+    for line in csv.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == 7 and cells[0].isdecimal():
+            _, persistence, compute, ecc, pending, failure, fabric = cells
+            found[int(cells[0])] = GpuHealth(
+                persistence_mode=persistence,
+                compute_mode=compute,
+                num_ecc_errors=int(ecc) if ecc.isdecimal() else None,
+                remap_pending=pending,
+                remap_failure=failure,
+                fabric_state=fabric,
+            )
+    return found
+
+
 def _mib(cell: str) -> int | None:
-    return int(cell) * _MIB if cell.isdigit() else None
+    return int(cell) * _MIB if cell.isdecimal() else None
 
 
 def _whole(cell: str) -> int:
-    return int(cell) if cell.isdigit() else 0
+    return int(cell) if cell.isdecimal() else 0
 
 
 def parse_matrix(table: str) -> dict[tuple[int, int], str]:

@@ -1,5 +1,6 @@
 """Reads this machine: limits, /proc, namespaces, software, and whether addresses can be bound."""
 
+import contextlib
 import datetime
 import importlib.util
 import os
@@ -8,11 +9,15 @@ import resource
 import shutil
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from baton.doctor.facts import Host
 
 _CAP_SYS_PTRACE = 19
+_FRONTEND_PACKAGES = ("fastapi", "httptools", "prometheus_client", "tokenizers", "uvicorn")
+_TIMEOUT_S = 10
+_VARIABLES = re.compile(r"(CUDA|NCCL|NVIDIA|UCX|TRTLLM|TRT_LLM)_\w+|(https?|all|no)_proxy", re.IGNORECASE)
 
 
 def probe_host() -> Host:
@@ -23,18 +28,33 @@ def probe_host() -> Host:
         memory_free_bytes=memory.get("MemAvailable", 0),
         memlock_bytes=_limit(resource.RLIMIT_MEMLOCK),
         nofile=_limit(resource.RLIMIT_NOFILE),
+        stack_bytes=_limit(resource.RLIMIT_STACK),
         shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,  # noqa: S108  its size
         in_container=_in_container(),
         ipc_namespace=_namespace("ipc"),
         pid_namespace=_namespace("pid"),
         ptrace_scope=_ptrace_scope(),
         can_ptrace=bool(_capabilities() >> _CAP_SYS_PTRACE & 1),
-        has_tensorrt_llm=importlib.util.find_spec("tensorrt_llm") is not None,
+        has_tensorrt_llm=_is_installed("tensorrt_llm"),
         has_docker=shutil.which("docker") is not None,
+        docker_answers=_run("docker", "version", "--format", "{{.Server.Version}}") is not None,
         container_toolkit=_container_toolkit(),
         hf_token=_has_hf_token(),
         year=datetime.datetime.now(datetime.UTC).year,
+        environment={name: value for name, value in os.environ.items() if _VARIABLES.fullmatch(name)},
+        network_devices=frozenset(_network_devices()),
+        missing_packages=tuple(name for name in _FRONTEND_PACKAGES if not _is_installed(name)),
     )
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _network_devices() -> Iterator[str]:
+    for kind in ("net", "infiniband"):
+        with contextlib.suppress(OSError):
+            yield from os.listdir(f"/sys/class/{kind}")
 
 
 def _limit(which: int) -> int | None:
@@ -49,7 +69,7 @@ def _meminfo() -> dict[str, int]:
 
 def _text(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
@@ -78,23 +98,25 @@ def _capabilities() -> int:
 
 
 def _container_toolkit() -> str | None:
-    if shutil.which("nvidia-ctk") is None:
+    return _run("nvidia-ctk", "--version")
+
+
+def _run(*command: str) -> str | None:
+    """The first line that it prints; None if it is not there, fails or hangs."""
+    try:
+        done = subprocess.run(  # noqa: S603  our own arguments
+            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
         return None
-    done = subprocess.run(
-        ["nvidia-ctk", "--version"],  # noqa: S607  wherever it was installed
-        capture_output=True,
-        text=True,
-        timeout=10,
-        check=False,
-    )
-    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else None
+    return next(iter(done.stdout.strip().splitlines()), None)
 
 
 def _has_hf_token() -> bool:
     if os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
         return True
-    home = os.environ.get("HF_HOME", str(Path.home() / ".cache" / "huggingface"))
-    return (Path(home) / "token").is_file()
+    home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
+    return os.path.isfile(os.path.join(home, "token"))
 
 
 def bind_problem(host: str, port: int) -> str | None:
@@ -105,5 +127,5 @@ def bind_problem(host: str, port: int) -> str | None:
             return None
     except OSError as error:
         return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-    except OverflowError as error:
+    except (OverflowError, ValueError) as error:  # a port or a name that cannot be one
         return str(error)

@@ -1,9 +1,10 @@
 """Reads a model folder: which files are there, what config.json says, whether each shard is whole."""
 
 import json
+import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -13,23 +14,29 @@ _MAX_JSON_BYTES = 64 << 20
 _MAX_HEADER_BYTES = 100 << 20
 _INDEX = "model.safetensors.index.json"
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 
 
 class _Config(msgspec.Struct):
     model_type: str
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    max_position_embeddings: int
-    head_dim: int | None = None
-    hidden_size: int = 0
-    num_local_experts: int = 0
+    num_hidden_layers: _Count
+    num_attention_heads: _Count
+    num_key_value_heads: _Count
+    max_position_embeddings: _Count
+    head_dim: _Count | None = None
+    hidden_size: _Count = 1
+    num_local_experts: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 0
     dtype: str | None = None
     torch_dtype: str | None = None
 
 
+class _Sizes(msgspec.Struct, frozen=True):
+    total_size: Annotated[float, msgspec.Meta(ge=0, le=1 << 60)] = 0
+
+
 class _Index(msgspec.Struct):
     weight_map: dict[str, str]
+    metadata: _Sizes = _Sizes()
 
 
 class _Tokenizer(msgspec.Struct):
@@ -38,6 +45,13 @@ class _Tokenizer(msgspec.Struct):
 
 def probe_model(path: Path) -> Model:
     """Everything that can be told without loading a weight; never raises."""
+    try:
+        return _probe(path)
+    except OSError as error:  # a folder that may not be read, a name that is too long
+        return Model(path=str(path), is_folder=False, folder_problem=error.strerror or str(error))
+
+
+def _probe(path: Path) -> Model:
     free = shutil.disk_usage(next(p for p in (path, *path.absolute().parents) if p.exists())).free
     if not path.is_dir():
         return Model(path=str(path), is_folder=False, disk_free_bytes=free)
@@ -48,28 +62,37 @@ def probe_model(path: Path) -> Model:
     return Model(
         path=str(path),
         is_folder=True,
+        is_writable=os.access(path, os.W_OK),
+        snapshot=_snapshot(path),
         files=frozenset(p.name for p in path.iterdir() if p.is_file()),
         shape=_shape(shape) if shape else None,
         config_problem=config_problem,
         index_problem=index_problem,
         tokenizer_problem=tokenizer_problem,
         shards=tuple(_shard(path, name) for name in sorted(names)),
+        total_bytes=int(index.metadata.total_size) if index else 0,
         num_unfinished=sum(1 for _ in path.glob(".cache/huggingface/download/**/*.incomplete")),
         disk_free_bytes=free,
     )
 
 
+def _snapshot(path: Path) -> str | None:
+    """The newest checkpoint in a folder of the Hugging Face cache (`models--openai--gpt-oss-120b`)."""
+    configs = sorted(path.glob("snapshots/*/config.json"), key=lambda config: config.parent.stat().st_mtime)
+    return str(configs[-1].parent) if configs else None
+
+
 def _read(path: Path, kind: type[Any]) -> tuple[Any, str | None]:
     """The file's content, or None and why not; (None, None) if there is no such file."""
+    if not path.is_file():  # what is no file (a pipe) may never end
+        return None, None
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
             return None, f"larger than {_MAX_JSON_BYTES} bytes"
         return msgspec.json.decode(path.read_bytes(), type=kind), None
-    except FileNotFoundError:
-        return None, None
     except OSError as error:
         return None, error.strerror or str(error)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         return None, str(error)
 
 
@@ -79,7 +102,7 @@ def _shape(config: _Config) -> Shape:
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim or config.hidden_size // max(1, config.num_attention_heads),
+        head_dim=config.head_dim or max(1, config.hidden_size // config.num_attention_heads),
         num_experts=config.num_local_experts,
         max_positions=config.max_position_embeddings,
         dtype_bytes=_DTYPE_BYTES.get(config.dtype or config.torch_dtype or "bfloat16", 2),
@@ -88,9 +111,12 @@ def _shape(config: _Config) -> Shape:
 
 def _shard(folder: Path, name: str) -> Shard:
     path = folder / name
-    if "/" in name or not path.is_file():
+    try:
+        if "/" in name or not path.is_file():
+            return Shard(name=name, size_bytes=None, whole_bytes=None)
+        return Shard(name=name, size_bytes=path.stat().st_size, whole_bytes=_promised_bytes(path))
+    except OSError:  # it may not be read, or its name is none
         return Shard(name=name, size_bytes=None, whole_bytes=None)
-    return Shard(name=name, size_bytes=path.stat().st_size, whole_bytes=_promised_bytes(path))
 
 
 def _promised_bytes(path: Path) -> int | None:
@@ -101,7 +127,7 @@ def _promised_bytes(path: Path) -> int | None:
             return None
         try:
             header = json.loads(file.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+            ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
             return None
     return 8 + length + max(ends, default=0)

@@ -1,69 +1,191 @@
-"""Knocks at etcd and NATS: do they answer, how fast, what time is it there?"""
+"""Knocks at etcd and NATS: do they let us in, how fast, which version, and what time is it there?"""
 
+import base64
 import email.utils
 import http.client
 import json
+import os
+import re
 import socket
+import ssl
+import threading
 import time
 import urllib.error
 import urllib.request
-from urllib.parse import urlsplit
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import msgspec
+from msgspec.structs import replace
 
 from baton.doctor.facts import Service
 
 _TIMEOUT_S = 3.0
+_WHOLE_TIMEOUT_S = 10.0
+"""For all of it: a name server that hangs, a peer that sends a byte a second."""
 _KNOCKS = 3
-_MAX_LINE_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
+
+Probe = Callable[[str], Service]
+
+
+class _Info(msgspec.Struct):
+    max_payload: int | None = None
+    version: str = ""
+    auth_required: bool = False
+    tls_required: bool = False
+
+
+def probe_services(
+    asked: Sequence[tuple[Probe, str]], timeout_s: float = _WHOLE_TIMEOUT_S
+) -> tuple[Service, ...]:
+    """All of them at once; who has not answered in time has a `problem`."""
+    answers: dict[str, Service] = {}
+
+    def ask(probe: Probe, url: str) -> None:
+        answers[url] = probe(url)
+
+    threads = [threading.Thread(target=ask, args=pair, daemon=True) for pair in asked]
+    for thread in threads:
+        thread.start()
+    deadline_s = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+    late = f"no answer in {timeout_s:.0f} s"
+    return tuple(
+        answers.get(url) or Service(name="NATS" if probe is probe_nats else "etcd", url=url, problem=late)
+        for probe, url in asked
+    )
 
 
 def probe_etcd(url: str) -> Service:
     """GET /health, which etcd answers on its client port; the best of three is the latency."""
-    if urlsplit(url).scheme not in ("http", "https"):
+    if not re.match(r"https?://.", url):
         return Service(name="etcd", url=url, problem="not http://host:port or https://host:port")
-    latencies_s, clock_ahead_s = [], None
-    for _ in range(_KNOCKS):
-        begin_s = time.perf_counter()
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=_TIMEOUT_S) as answer:  # noqa: S310  checked above
-                answer.read(_MAX_LINE_BYTES)
-                date = answer.headers.get("Date")
-        except http.client.HTTPException:
-            return Service(name="etcd", url=url, problem="something else listens there: it speaks no HTTP")
-        except (OSError, ValueError) as error:
-            return Service(name="etcd", url=url, problem=_why(error))
-        latencies_s.append(time.perf_counter() - begin_s)
-        if date:
-            clock_ahead_s = time.time() - email.utils.parsedate_to_datetime(date).timestamp()
-    return Service(name="etcd", url=url, latency_s=min(latencies_s), clock_ahead_s=clock_ahead_s)
+    latencies_s, date, version, refusal = [], None, "", None
+    try:
+        ask = _Etcd(url)
+        for _ in range(_KNOCKS):
+            begin_s = time.perf_counter()
+            _, date = ask("/health")
+            latencies_s.append(time.perf_counter() - begin_s)
+        version = str(ask("/version")[0].get("etcdserver", ""))
+        refusal = _etcd_refusal(ask)
+    except http.client.HTTPException:
+        return Service(name="etcd", url=url, problem="something else listens there: it speaks no HTTP")
+    except (OSError, ValueError, msgspec.DecodeError) as error:
+        return Service(name="etcd", url=url, problem=_why(error))
+    return Service(
+        name="etcd",
+        url=url,
+        latency_s=min(latencies_s),
+        clock_ahead_s=_clock_ahead_s(date),
+        version=_version(version),
+        refusal=refusal,
+    )
+
+
+class _Etcd:
+    """etcd's HTTP side, asked as Baton asks its gRPC side: same certificates, no HTTP proxy."""
+
+    def __init__(self, url: str) -> None:
+        environ = os.environ.get
+        context = ssl.create_default_context(cafile=environ("ETCD_AUTH_CA") or None)
+        if certificate := environ("ETCD_AUTH_CLIENT_CERT"):
+            context.load_cert_chain(certificate, environ("ETCD_AUTH_CLIENT_KEY") or None)
+        self._url = url
+        self._opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+        )
+
+    def __call__(
+        self, path: str, body: dict[str, str] | None = None, token: str = ""
+    ) -> tuple[dict[str, Any], str | None]:
+        """(the JSON object it answers, its Date header). Raises OSError, ValueError, HTTPException."""
+        request = urllib.request.Request(  # noqa: S310  http or https: checked by probe_etcd
+            self._url + path,
+            json.dumps(body).encode() if body is not None else None,
+            {"Authorization": token} if token else {},
+        )
+        with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
+            page = msgspec.json.decode(answer.read(_MAX_BYTES), type=dict[str, Any])
+            return page, answer.headers.get("Date")
+
+
+def _etcd_refusal(ask: _Etcd) -> str | None:
+    """Why this user may not read a key; None also where etcd has no JSON side to ask."""
+    name, password = os.environ.get("ETCD_AUTH_USERNAME"), os.environ.get("ETCD_AUTH_PASSWORD")
+    try:
+        token = ""
+        if name:
+            credentials = {"name": name, "password": password or ""}
+            token = str(ask("/v3/auth/authenticate", credentials)[0].get("token", ""))
+        ask("/v3/kv/range", {"key": base64.b64encode(b"v1/instances/").decode()}, token)
+    except urllib.error.HTTPError as error:
+        said = re.search(rb"etcdserver: [a-z ,]+", error.read(_MAX_BYTES))
+        harmless = said is None or b"authentication is not enabled" in said[0]
+        return None if said is None or harmless else said[0].decode()
+    return None
 
 
 def probe_nats(url: str) -> Service:
-    """Reads the server's INFO line, then PING and PONG; the best of three is the latency."""
-    parts = urlsplit(url)
+    """Reads the server's INFO line, then CONNECT, PING and PONG; the best of three is the latency."""
     try:
-        address = (parts.hostname or "", parts.port or 4222)
-        with socket.create_connection(address, timeout=_TIMEOUT_S) as connection:
-            stream = connection.makefile("rwb")
-            greeting = stream.readline(_MAX_LINE_BYTES)
-            if not greeting.startswith(b"INFO "):
-                return Service(name="NATS", url=url, problem="something else listens there: it sends no INFO")
-            info = json.loads(greeting[5:])
-            payload_bytes = int(info.get("max_payload", 0)) or None
-            if info.get("auth_required") or info.get("tls_required"):
-                # Answering PING needs the credentials, which the processes bring themselves.
-                return Service(name="NATS", url=url, max_payload_bytes=payload_bytes)
-            stream.write(b'CONNECT {"verbose":false}\r\n')
-            latencies_s = []
-            for _ in range(_KNOCKS):
-                begin_s = time.perf_counter()
-                stream.write(b"PING\r\n")
-                stream.flush()
-                if not stream.readline(_MAX_LINE_BYTES).startswith(b"PONG"):
-                    return Service(name="NATS", url=url, problem="no PONG to a PING")
-                latencies_s.append(time.perf_counter() - begin_s)
-    except (OSError, ValueError) as error:
-        return Service(name="NATS", url=url, problem=_why(error))
-    return Service(name="NATS", url=url, latency_s=min(latencies_s), max_payload_bytes=payload_bytes)
+        parts = urlsplit(url)
+        if not parts.hostname:
+            return Service(name="NATS", url=url, problem="not nats://host:port")
+        with socket.create_connection((parts.hostname, parts.port or 4222), _TIMEOUT_S) as connection:
+            return _greet(url, parts, connection)
+    except (OSError, ValueError, msgspec.DecodeError) as error:
+        return Service(name="NATS", url=_without_password(url), problem=_why(error))
+
+
+def _greet(url: str, parts: SplitResult, connection: socket.socket) -> Service:
+    stream = connection.makefile("rwb")
+    greeting = stream.readline(_MAX_BYTES)
+    service = Service(name="NATS", url=_without_password(url))
+    if not greeting.startswith(b"INFO "):
+        return replace(service, problem="something else listens there: it sends no INFO")
+    info = msgspec.json.decode(greeting[5:], type=_Info)
+    service = replace(service, max_payload_bytes=info.max_payload or None, version=_version(info.version))
+    if info.tls_required:
+        return service  # the processes' own client brings the certificates
+    stream.write(b"CONNECT " + json.dumps({"verbose": False} | _login(parts)).encode() + b"\r\n")
+    latencies_s = []
+    for _ in range(_KNOCKS):
+        begin_s = time.perf_counter()
+        stream.write(b"PING\r\n")
+        stream.flush()
+        answer = stream.readline(_MAX_BYTES)
+        if answer.startswith(b"-ERR"):
+            return replace(service, refusal=answer[4:].decode(errors="replace").strip(" '\r\n"))
+        if not answer.startswith(b"PONG"):
+            return replace(service, problem="no PONG to a PING")
+        latencies_s.append(time.perf_counter() - begin_s)
+    return replace(service, latency_s=min(latencies_s))
+
+
+def _login(parts: SplitResult) -> dict[str, str]:
+    """As nats-py reads the URL: a user without password is a token."""
+    if parts.password is not None:
+        return {"user": unquote(parts.username or ""), "pass": unquote(parts.password)}
+    return {"auth_token": unquote(parts.username)} if parts.username else {}
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//", url)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d{1,9}", text)[:3])
+
+
+def _clock_ahead_s(date: str | None) -> float | None:
+    try:
+        return time.time() - email.utils.parsedate_to_datetime(date).timestamp() if date else None
+    except (ValueError, TypeError, OverflowError):
+        return None
 
 
 def _why(error: Exception) -> str:

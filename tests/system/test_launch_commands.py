@@ -63,6 +63,11 @@ def worker(lines: list[str]) -> tuple[str, dict[str, Any]]:
     return words[0].removeprefix("CUDA_VISIBLE_DEVICES="), dict(zip(flags[::2], flags[1::2], strict=True))
 
 
+def _typed(command: str) -> str:
+    """The engine's flags, which come last."""
+    return re.sub(r".*--disaggregation-mode \w+ ", "", " ".join(command.split()))
+
+
 def test_the_disaggregated_launch_runs_the_guides_commands() -> None:
     lines = dry_run("gpt_oss_disagg.sh")
 
@@ -74,7 +79,7 @@ def test_the_disaggregated_launch_runs_the_guides_commands() -> None:
     assert (
         f"python3 -m baton doctor --model-path /model --prefill-engine-args {configs}/prefill.yaml "
         f"--decode-engine-args {configs}/decode.yaml --prefill-gpus 0,1,2,3 --decode-gpus 4,5,6,7 "
-        "--prefill-tensor-parallel-size 4 --decode-tensor-parallel-size 4 --http-port 8000"
+        f"'--prefill-flags={_typed(GUIDE_PREFILL)}' '--decode-flags={_typed(GUIDE_DECODE)}' --http-port 8000"
     ) in lines
 
 
@@ -100,7 +105,7 @@ def test_every_value_can_be_set() -> None:
     assert [line.split()[0] for line in workers] == [
         f"CUDA_VISIBLE_DEVICES={g}" for g in ("2,3", "4,5", "6,7")
     ]
-    assert all(r"--model-path /my\ models/120b --served-model-name mine" in line for line in workers)
+    assert all("--model-path '/my models/120b' --served-model-name mine" in line for line in workers)
     assert workers[0].endswith(
         "--tensor-parallel-size 2 --expert-parallel-size 2 --max-num-tokens 10000 &"  # the last one counts
     )
@@ -111,10 +116,27 @@ def test_every_value_can_be_set() -> None:
     assert not [line for line in lines if line.startswith(("etcd ", "nats-server ")) or "doctor" in line]
 
 
-def test_gpus_that_cannot_be_shared_out_are_refused(tmp_path: Path) -> None:
-    launch = Launch(tmp_path / "run", "--dry-run", script="gpt_oss_disagg.sh", engine={}, NUM_PREFILL="3")
+def test_the_doctor_is_told_each_workers_gpus_and_flags() -> None:
+    lines = dry_run("gpt_oss_disagg.sh", NUM_DECODE="2", DECODE_EXTRA_FLAGS="--max-seq-len 4096")
 
-    assert launch.end() == (1, "error: 4 GPUs (0,1,2,3) cannot be shared by 3 workers\n")
+    (doctor,) = (shlex.split(line) for line in lines if " -m baton doctor " in line)
+    assert doctor[doctor.index("--decode-gpus") + 1] == "4,5;6,7"
+    (flags,) = (word for word in doctor if word.startswith("--decode-flags="))
+    for worker in (line for line in lines if "--disaggregation-mode decode" in line):
+        assert worker.removesuffix(" &").endswith(flags.removeprefix("--decode-flags="))
+
+
+def test_a_dry_run_can_be_pasted_whatever_the_paths() -> None:
+    path = '/my it\'s "$HOME" `x` \\ model;s'
+    _, flags = worker(dry_run("gpt_oss_agg.sh", MODEL_PATH=path))
+    assert flags["--model-path"] == path
+
+
+@pytest.mark.parametrize("number", ["3", "0", "-1", "two"])
+def test_gpus_that_cannot_be_shared_out_are_refused(tmp_path: Path, number: str) -> None:
+    launch = Launch(tmp_path / "run", "--dry-run", script="gpt_oss_disagg.sh", engine={}, NUM_PREFILL=number)
+
+    assert launch.end() == (1, f"error: 4 GPUs (0,1,2,3) cannot be shared by {number} workers\n")
 
 
 @pytest.mark.parametrize(

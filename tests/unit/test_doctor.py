@@ -1,6 +1,7 @@
 """Doctor's checks over made-up facts: each broken set-up is found, good ones are left alone."""
 
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,12 +12,14 @@ from msgspec.structs import replace
 
 from baton.doctor.check_memory import budget
 from baton.doctor.command import examine
+from baton.doctor.engine_flags import read_flags
 from baton.doctor.engine_yaml import read_engine_yaml
 from baton.doctor.facts import (
     GIB,
     EngineYaml,
     Facts,
     Gpu,
+    GpuHealth,
     Host,
     Model,
     Nvidia,
@@ -37,7 +40,7 @@ SHAPE_120B = Shape(
 )  # fmt: skip
 NUM_SHARDS = 15
 SHARD_BYTES = 65_248_815_744 // NUM_SHARDS
-FILES = frozenset({"config.json", "tokenizer.json", "generation_config.json"})
+FILES = frozenset({"config.json", "tokenizer.json", "generation_config.json", "model.safetensors.index.json"})
 MODEL_120B = Model(
     path="/models/gpt-oss-120b", is_folder=True, files=FILES, shape=SHAPE_120B, disk_free_bytes=900 * GIB,
     shards=tuple(
@@ -53,7 +56,8 @@ DEMO = Model(
 )  # fmt: skip
 NODE_HOST = Host(
     memory_bytes=2048 * GIB, memory_free_bytes=1900 * GIB, nofile=65536, shm_bytes=1024 * GIB,
-    in_container=True, can_ptrace=True, has_tensorrt_llm=True,
+    in_container=True, can_ptrace=True, has_tensorrt_llm=True, stack_bytes=64 << 20,
+    network_devices=frozenset({"lo", "eth0", "mlx5_0"}),
 )  # fmt: skip
 ETCD = Service(name="etcd", url="http://127.0.0.1:2379", latency_s=0.0006, clock_ahead_s=0.4)
 NATS = Service(name="NATS", url="nats://127.0.0.1:4222", latency_s=0.0001, max_payload_bytes=15_728_640)
@@ -63,6 +67,10 @@ def _smi(name: str) -> str:
     return (SMI / name).read_text()
 
 
+WELL = GpuHealth(
+    persistence_mode="Enabled", compute_mode="Default", num_ecc_errors=0, remap_pending="No",
+    remap_failure="No", fabric_state="Completed",
+)  # fmt: skip
 B200X8 = Nvidia(
     gpus=parse_gpus(_smi("b200x8_query.csv")),
     links=parse_matrix(_smi("b200x8_topo.txt")),
@@ -139,6 +147,26 @@ def _yaml(facts: Facts, role: Role, values: dict[str, object], *, without: str =
     return _set(facts, role, yaml=replace(worker.yaml, values=kept | values))
 
 
+def _typed(facts: Facts, role: Role, line: str) -> Facts:
+    typed, problems = read_flags(line)
+    return _set(facts, role, typed=typed, flag_problems=problems)
+
+
+def _env(facts: Facts, **variables: str) -> Facts:
+    return _host(facts, environment=variables)
+
+
+def _health(facts: Facts, **changes: object) -> Facts:
+    return _gpu(facts, 5, health=replace(WELL, **changes))
+
+
+def _yaml_text(facts: Facts, text: str) -> Facts:
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(text)
+        file.flush()
+        return _set(facts, "decode", yaml=read_engine_yaml(Path(file.name)))
+
+
 def _only(facts: Facts, role: Role) -> Facts:
     return replace(facts, workers=tuple(w for w in facts.workers if w.role == role))
 
@@ -183,6 +211,8 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("no driver", "gpu-none", E, lambda f: replace(f, nvidia=Nvidia(problem="couldn't communicate"))),
     ("old driver", "driver-old", E, lambda f: _gpu(f, 0, driver="550.90.07")),
     ("old driver for Blackwell", "driver-old", E, lambda f: _gpu(f, 5, driver="570.86.10")),
+    ("driver of CUDA 12", "driver-cuda13", W, lambda f: _gpu(f, 0, driver="575.57.08")),
+    ("driver of no number", "driver-old", E, lambda f: _gpu(f, 0, driver="[N/A]")),
     ("A100", "gpu-old", E, lambda f: _gpu(f, 1, compute=(8, 0), name="NVIDIA A100-SXM4-80GB")),
     ("another process on a GPU", "gpu-busy", W, lambda f: _gpu(f, 6, free_bytes=120 * GIB)),
     ("range of GPUs", "gpu-list", E, lambda f: _set(f, "prefill", gpus="0-3")),
@@ -190,6 +220,10 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("trailing comma", "gpu-list", E, lambda f: _set(f, "decode", gpus="4,5,6,7,")),
     ("empty list", "gpu-list", E, lambda f: _set(f, "decode", gpus="")),
     ("the same GPU twice", "gpu-twice", E, lambda f: _set(f, "prefill", gpus="0,1,1,2")),
+    ("the same GPU by index and UUID", "gpu-twice", E,
+     lambda f: _set(f, "prefill", gpus="0,1,2,GPU-00000001")),
+    ("UUID of two GPUs", "gpu-absent", E, lambda f: _set(f, "decode", gpus="GPU-0000,5,6,7")),
+    ("no GPU at all", "gpu-list", E, lambda f: _set(f, "decode", gpus="-1")),
     ("GPU 8 of 8", "gpu-absent", E, lambda f: _set(f, "decode", gpus="5,6,7,8")),
     ("UUID of another node", "gpu-absent", E, lambda f: _set(f, "decode", gpus="GPU-99999999,5,6,7")),
     ("shared GPU", "gpu-shared", E, lambda f: _set(f, "decode", gpus="3,4,5,6")),
@@ -200,10 +234,31 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("idle GPU", "gpu-idle", W, lambda f: _yaml(f, "decode", {"tensor_parallel_size": 2})),
     ("kinds mixed", "gpu-mixed", W, lambda f: _gpu(f, 2, name="NVIDIA H100")),
     ("MIG", "gpu-mig", E, lambda f: _gpu(f, 4, mig=True)),
+    ("parts of GPUs", "gpu-mig", E, lambda f: _set(f, "decode", gpus="MIG-a1,MIG-a2,MIG-a3,MIG-a4")),
+    ("KV between parts", "gpu-mig-part", W,
+     lambda f: _set(_yaml(f, "decode", {"tensor_parallel_size": 1}), "decode", gpus="MIG-a1")),
+    ("memory errors", "gpu-ecc", W, lambda f: _health(f, num_ecc_errors=3)),
+    ("a row to be replaced", "gpu-ecc", W, lambda f: _health(f, remap_pending="Yes")),
+    ("a broken row", "gpu-broken", E, lambda f: _health(f, remap_failure="Yes")),
+    ("no fabric manager", "gpu-fabric", E, lambda f: _health(f, fabric_state="In Progress")),
+    ("compute prohibited", "gpu-prohibited", E, lambda f: _health(f, compute_mode="Prohibited")),
+    ("one process a GPU", "gpu-exclusive", W, lambda f: _health(f, compute_mode="Exclusive_Process")),
+    ("no persistence", "gpu-persistence", N, lambda f: _health(f, persistence_mode="Disabled")),
+    ("counted by speed", "gpu-order", W, lambda f: _gpu(f, 7, name="NVIDIA H100")),
     ("a GPU off NVLink", "gpu-no-nvlink", W, _without_nvlink),
     ("no peer access", "gpu-no-peer", W, _rtx),
     ("no model folder", "model-absent", E, lambda f: _model(f, is_folder=False)),
     ("no token", "token-missing", N, lambda f: _model(f, is_folder=False)),
+    ("folder of another user", "model-unreadable", E,
+     lambda f: _model(f, is_folder=False, folder_problem="Permission denied")),
+    ("the hub's cache", "model-cache", E,
+     lambda f: _model(f, files=frozenset(), shape=None, shards=(), snapshot="/models/snapshots/b5c9")),
+    ("another model", "model-other", E, lambda f: _model(f, shape=replace(SHAPE_120B, model_type="llama"))),
+    ("no index", "file-missing", E, lambda f: _model(f, files=FILES - {"model.safetensors.index.json"})),
+    ("no room for the rest", "disk-full", E,
+     lambda f: _shard(_model(f, total_bytes=80 * GIB, disk_free_bytes=GIB), size_bytes=None)),
+    ("read-only, incomplete", "model-read-only", E,
+     lambda f: _shard(_model(f, is_writable=False), size_bytes=None)),
     ("disk full", "disk-full", E, lambda f: _model(f, is_folder=False, disk_free_bytes=20 * GIB)),
     ("no config", "file-missing", E, lambda f: _model(f, files=FILES - {"config.json"}, shape=None)),
     ("bad config", "config-bad", E, lambda f: _model(f, config_problem="truncated", shape=None)),
@@ -228,6 +283,35 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("batch above the KV", "kv-thin", W, lambda f: _yaml(f, "decode", {"max_batch_size": 4096})),
     ("buffer above the headroom", "buffer-memory", E,
      lambda f: _yaml(f, "decode", {FRACTION: 0.99, f"{CACHE}.max_tokens_in_buffer": 131_072})),
+    ("buffer above the headroom by a flag", "buffer-memory", E,
+     lambda f: _typed(_yaml(f, "decode", {f"{CACHE}.max_tokens_in_buffer": 131_072}), "decode",
+                      "--free-gpu-memory-fraction 0.95")),
+    ("fraction near 1", "kv-greedy", W, lambda f: _yaml(f, "prefill", {FRACTION: 0.97})),
+    ("flag against file", "flag-over-yaml", N,
+     lambda f: _typed(f, "decode", "--free-gpu-memory-fraction 0.9 --max-num-tokens 16384")),
+    ("flag without number", "flag-value", E, lambda f: _typed(f, "prefill", "--max-batch-size many")),
+    ("flag without value", "flag-value", E, lambda f: _typed(f, "prefill", "--max-seq-len")),
+    ("unclosed quote", "flag-value", E, lambda f: _typed(f, "prefill", "--max-seq-len '5")),
+    ("fraction typed in per cent", "kv-fraction", E,
+     lambda f: _typed(f, "decode", "--free-gpu-memory-fraction 90")),
+    ("TP typed above the GPUs", "gpu-too-few", E, lambda f: _typed(f, "decode", "--tensor-parallel-size 8")),
+    ("TP 3 typed", "tp-heads", E, lambda f: _typed(f, "decode", "--tensor-parallel-size=3")),
+    ("EP typed against TP", "ep-experts", E, lambda f: _typed(f, "decode", "--expert-parallel-size 8")),
+    ("length typed on decode only", "pair-length", E, lambda f: _typed(f, "decode", "--max-seq-len 8192")),
+    ("length typed above the buffer", "buffer-short", E,
+     lambda f: _typed(f, "prefill", "--max-seq-len 131072")),
+    ("batch typed above the graphs", "batch-graphs", W,
+     lambda f: _typed(f, "decode", "--max-batch-size 256")),
+    ("batch above the step", "batch-tokens", W, lambda f: _yaml(f, "decode", {"max_num_tokens": 64})),
+    ("length above the context", "beyond-context", W,
+     lambda f: _yaml(f, "decode", {"max_seq_len": 262_144})),
+    ("tab in the YAML", "yaml-bad", E, lambda f: _yaml_text(f, "kv_cache_config:\n\tdtype: auto\n")),
+    ("list for a YAML", "yaml-bad", E, lambda f: _yaml_text(f, "- max_batch_size: 128\n")),
+    ("date for a number", "yaml-bad", E, lambda f: _yaml_text(f, "max_seq_len: 2024-99-99\n")),
+    ("alias in the YAML", "yaml-bad", E, lambda f: _yaml_text(f, "a: &a 1\nb: *a\n")),
+    ("mistyped key", "yaml-unknown-key", E, lambda f: _yaml(f, "decode", {"max_batchsize": 128})),
+    ("mistyped key below", "yaml-unknown-key", E, lambda f: _yaml(f, "decode", {f"{KV}.max_token": 9000})),
+    ("key of a newer build", "yaml-strange-key", W, lambda f: _yaml(f, "decode", {"warp_drive": True})),
     ("no such YAML", "yaml-bad", E,
      lambda f: _set(f, "decode", yaml=read_engine_yaml(Path("none.yaml")))),
     ("key given twice", "yaml-twice", E,
@@ -251,6 +335,10 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
      lambda f: _yaml(f, "prefill", {f"{CACHE}.max_tokens_in_buffer": 8192})),
     ("buffer below the context", "buffer-short", E, lambda f: _yaml(f, "prefill", {"max_seq_len": None})),
     ("no buffer", "buffer-unset", W, lambda f: _yaml(f, "prefill", {f"{CACHE}.max_tokens_in_buffer": None})),
+    ("block reuse on prefill", "reuse-prefill", W,
+     lambda f: _yaml(f, "prefill", {f"{KV}.enable_block_reuse": True})),
+    ("no KV timeout", "timeout-none", E,
+     lambda f: _yaml(f, "prefill", {f"{CACHE}.kv_transfer_timeout_ms": None})),
     ("overlap on prefill", "overlap-prefill", E,
      lambda f: _yaml(f, "prefill", {"disable_overlap_scheduler": False})),
     ("dtypes differ", "pair-dtype", E, lambda f: _yaml(f, "decode", {f"{KV}.dtype": "fp8"})),
@@ -260,10 +348,16 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
      lambda f: _yaml(f, "decode", {f"{CACHE}.transceiver_runtime": "PYTHON"})),
     ("beam search", "pair-beam", E, lambda f: _yaml(f, "decode", {"max_beam_width": 4})),
     ("decode shorter", "pair-length", E, lambda f: _yaml(f, "decode", {"max_seq_len": 32_768})),
-    ("prompts unchunked", "prefill-chunks", E,
+    ("prompts unchunked", "prompt-chunks", E,
      lambda f: _yaml(f, "prefill", {"enable_chunked_prefill": False})),
     ("etcd down", "etcd-down", E, lambda f: _service(f, "etcd", problem="Connection refused")),
     ("NATS down", "nats-down", E, lambda f: _service(f, "NATS", problem="timed out")),
+    ("one etcd member down", "etcd-member-down", W,
+     lambda f: replace(f, services=(*f.services, replace(ETCD, url="http://b:2379", problem="refused")))),
+    ("etcd wants a password", "login", E, lambda f: _service(f, "etcd", refusal="user name is empty")),
+    ("NATS wants a password", "login", E, lambda f: _service(f, "NATS", refusal="Authorization Violation")),
+    ("etcd of 2017", "version-old", E, lambda f: _service(f, "etcd", version=(3, 2, 26))),
+    ("NATS of 2020", "version-old", E, lambda f: _service(f, "NATS", version=(2, 1, 9))),
     ("etcd far away", "latency", W, lambda f: _service(f, "etcd", latency_s=0.12)),
     ("small NATS messages", "nats-payload", W, lambda f: _service(f, "NATS", max_payload_bytes=65_536)),
     ("clock skewed", "clock-skew", W, lambda f: _service(f, "etcd", clock_ahead_s=-90.0)),
@@ -279,6 +373,20 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("small shm", "shm", W, lambda f: _host(f, shm_bytes=4 * GIB)),
     ("PIDs apart", "pid-namespace", W, lambda f: _only(_host(f, pid_namespace=4026532999), "decode")),
     ("IPC apart", "ipc-namespace", W, lambda f: _only(_host(f, ipc_namespace=4026532998), "decode")),
+    ("GPUs hidden from decode", "gpu-hidden", W,
+     lambda f: _only(_env(f, NVIDIA_VISIBLE_DEVICES="4,5,6,7"), "decode")),
+    ("proxy for localhost", "proxy", W, lambda f: _env(f, http_proxy="http://proxy:3128", NO_PROXY="intra")),
+    ("UCX over TCP", "ucx-tls", W, lambda f: _env(f, UCX_TLS="tcp,self")),
+    ("UCX without CUDA IPC", "ucx-tls", W, lambda f: _env(f, UCX_TLS="^cuda_ipc")),
+    ("no such card for UCX", "ucx-device", E, lambda f: _env(f, UCX_NET_DEVICES="mlx5_7:1")),
+    ("no such card for NCCL", "nccl-interface", E, lambda f: _env(f, NCCL_SOCKET_IFNAME="ib0")),
+    ("NCCL without peer access", "env-slow", W, lambda f: _env(f, NCCL_P2P_DISABLE="1")),
+    ("kernels one by one", "env-slow", W, lambda f: _env(f, CUDA_LAUNCH_BLOCKING="1")),
+    ("small stack", "stack", N, lambda f: _host(f, stack_bytes=8 << 20)),
+    ("frontend not installed", "packages-missing", W, lambda f: _host(f, missing_packages=("uvicorn",))),
+    ("docker's daemon is down", "docker-down", W,
+     lambda f: _host(f, has_tensorrt_llm=False, in_container=False, has_docker=True, docker_answers=False,
+                     container_toolkit="1.17")),
     ("no ptrace", "ptrace", W, lambda f: _host(f, ptrace_scope=1, can_ptrace=False)),
     ("container without TensorRT-LLM", "trtllm-missing", W, lambda f: _host(f, has_tensorrt_llm=False)),
     ("host without docker", "trtllm-missing", W,
@@ -329,6 +437,58 @@ def test_a_good_machine_is_left_alone(machine: str) -> None:
     assert [f for f in found if f.severity != Severity.NOTE] == []
 
 
+GOOD_CHANGES: dict[str, Callable[[], Facts]] = {
+    "the guide's flags": lambda: _typed(
+        _typed(b200_node(), "prefill", "--max-num-tokens 20000 --max-batch-size 32 --tensor-parallel-size 4"),
+        "decode",
+        "--max-num-tokens 16384 --free-gpu-memory-fraction 0.9 --log-level info --expert-parallel-size 4",
+    ),
+    "the launch script's variables": lambda: _env(
+        b200_node(), NVIDIA_VISIBLE_DEVICES="all", UCX_MEMTYPE_CACHE="n", TRTLLM_ENABLE_PDL="1"
+    ),
+    "UCX and NCCL by hand": lambda: _env(
+        b200_node(),
+        UCX_TLS="cuda_copy,cuda_ipc,rc,tcp",
+        UCX_NET_DEVICES="mlx5_0:1,eth0",
+        NCCL_SOCKET_IFNAME="eth",
+        NCCL_P2P_DISABLE="0",
+    ),
+    "UCX without a transport": lambda: _env(b200_node(), UCX_TLS="^rc", NCCL_SOCKET_IFNAME="^docker0"),
+    "a proxy that spares us": lambda: _env(
+        laptop(), HTTPS_PROXY="http://p:1", no_proxy="localhost, 127.0.0.1"
+    ),
+    "GPUs by UUID": lambda: _set(b200_node(), "decode", gpus="GPU-00000004,GPU-00000005,6,7"),
+    "healthy GPUs": lambda: _health(b200_node()),
+    "GPUs without ECC": lambda: _health(b200_node(), num_ecc_errors=None, fabric_state="[N/A]"),
+    "two decode workers": lambda: _pair_of_decoders(b200_node()),
+    "part of a GPU": lambda: _set(h200_agg(), "agg", gpus="MIG-a1b2"),
+    "newest servers": lambda: _service(
+        _service(b200_node(), "etcd", version=(3, 6, 1)), "NATS", version=(2, 11, 4)
+    ),
+}
+
+
+def _pair_of_decoders(facts: Facts) -> Facts:
+    decode = facts.role("decode")
+    assert decode is not None
+    halves = [replace(decode, gpus=gpus, typed={"tensor_parallel_size": 2}) for gpus in ("4,5", "6,7")]
+    halves = [replace(half, typed={**half.typed, "moe_expert_parallel_size": 2}) for half in halves]
+    return replace(facts, workers=(facts.workers[0], *halves))
+
+
+@pytest.mark.parametrize("change", GOOD_CHANGES)
+def test_what_is_no_mistake_is_left_alone(change: str) -> None:
+    found = examine(GOOD_CHANGES[change]()).findings
+    assert [finding for finding in found if finding.severity != Severity.NOTE] == []
+
+
+def test_the_exit_status_is_that_of_the_worst() -> None:
+    assert examine(b200_node()).exit_status == 0
+    assert examine(_health(b200_node(), persistence_mode="Disabled")).exit_status == 0
+    assert examine(_env(b200_node(), UCX_TLS="tcp")).exit_status == 1
+    assert examine(_env(_model(b200_node(), is_folder=False), UCX_TLS="tcp")).exit_status == 2
+
+
 def test_a_laptop_is_told_one_thing() -> None:
     assert [finding.code for finding in examine(laptop()).findings] == ["gpu-none"]
 
@@ -357,9 +517,25 @@ _NUMBERS = st.integers() | st.just(10**400) | st.floats()
 _LEAVES = st.none() | st.booleans() | _NUMBERS | st.text() | st.lists(st.integers())
 
 
-@given(st.dictionaries(st.sampled_from(_KEYS), _LEAVES), st.text("0123456789,-; GPUx", max_size=12))
-def test_no_yaml_and_no_list_makes_doctor_itself_fail(values: dict[str, object], gpus: str) -> None:
-    facts = _set(_yaml(b200_node(), "decode", values), "decode", gpus=gpus)
+_FLAGS = st.lists(
+    st.sampled_from(
+        ["--max-seq-len", "--tensor-parallel-size=", "--free-gpu-memory-fraction", "0", "-1", "nan"]
+    )
+    | st.text(max_size=3)
+).map(" ".join)
+
+
+@given(
+    st.dictionaries(st.sampled_from(_KEYS), _LEAVES),
+    st.text("0123456789,-; GPUxMI", max_size=12),
+    _FLAGS,
+    st.dictionaries(st.sampled_from(["UCX_TLS", "NCCL_SOCKET_IFNAME", "UCX_NET_DEVICES"]), st.text("^,a=")),
+)
+def test_nothing_that_is_given_makes_doctor_itself_fail(
+    values: dict[str, object], gpus: str, line: str, variables: dict[str, str]
+) -> None:
+    facts = _set(_yaml(_env(b200_node(), **variables), "decode", values), "decode", gpus=gpus)
+    facts = _typed(facts, "prefill", line)
     assert text(examine(facts))
     assert text(examine(_yaml(facts, "prefill", values)))
 

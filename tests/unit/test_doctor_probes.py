@@ -5,14 +5,18 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from baton.doctor.command import DoctorSettings, planned
+from baton.doctor.engine_flags import read_flags
 from baton.doctor.engine_yaml import read_engine_yaml
 from baton.doctor.facts import GIB
-from baton.doctor.probe_gpus import parse_gpus, parse_matrix
+from baton.doctor.probe_gpus import parse_gpus, parse_health, parse_matrix
 from baton.doctor.probe_host import bind_problem, probe_host
 from baton.doctor.probe_model import probe_model
 
@@ -33,7 +37,14 @@ def test_a_spark_tells_no_memory() -> None:
 
 
 def test_what_is_no_row_is_skipped() -> None:
-    assert parse_gpus("No devices were found\n\nNVIDIA-SMI has failed, because\n") == ()
+    for parse in (parse_gpus, parse_health, parse_matrix):
+        assert not parse("No devices were found\n\nNVIDIA-SMI has failed, because\n")
+
+
+def test_the_health_of_an_h200_is_read_as_recorded() -> None:
+    (health,) = parse_health("0, Enabled, Default, 0, No, No, N/A\n").values()
+    assert (health.num_ecc_errors, health.remap_failure, health.fabric_state) == (0, "No", "N/A")
+    assert parse_health("0, [N/A], Default, [N/A], [N/A], [N/A], [N/A]")[0].num_ecc_errors is None
 
 
 def test_a_matrix_is_read_without_its_network_cards() -> None:
@@ -88,10 +99,67 @@ def test_a_folder_that_is_not_there_yet_has_a_disk() -> None:
     assert model.disk_free_bytes > 0
 
 
+@given(st.binary(max_size=200) | st.text().map(str.encode))
+@example(b"[" * 3000)
+def test_no_file_makes_the_probes_fail(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file in ("config.json", "tokenizer.json", "model.safetensors.index.json", "engine.yaml"):
+            (folder / file).write_bytes(content)
+        (folder / "a.safetensors").write_bytes(len(content).to_bytes(8, "little") + content)
+        model = probe_model(folder)
+        assert model.config_problem
+        read_engine_yaml(folder / "engine.yaml")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"num_key_value_heads": 0}, {"num_attention_heads": -8}, {"max_position_embeddings": 10**30}],
+)
+def test_a_config_of_impossible_numbers_is_bad(tmp_path: Path, config: dict[str, int]) -> None:
+    whole = json.loads((DEMO / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(whole | config))
+    assert next(iter(config)) in (probe_model(tmp_path).config_problem or "")
+
+
+def test_a_header_of_odd_offsets_is_no_header(tmp_path: Path) -> None:
+    for number, header in enumerate(
+        [{"a": {"data_offsets": [0, "x"]}}, {"a": {"data_offsets": 1}}, {"a": 1}]
+    ):
+        text = json.dumps(header).encode()
+        (tmp_path / f"{number}.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    assert [shard.whole_bytes for shard in probe_model(tmp_path).shards] == [None] * 3
+
+
+def test_pipes_and_endless_files_are_not_waited_for(tmp_path: Path) -> None:
+    for name in ("config.json", "a.safetensors", "engine.yaml"):
+        os.mkfifo(tmp_path / name)
+    assert probe_model(tmp_path).shape is None
+    assert read_engine_yaml(tmp_path / "engine.yaml").problem == "is no file"
+    assert read_engine_yaml(Path("/dev/zero")).problem == "is no file"
+
+
+def test_names_that_are_too_long_are_told(tmp_path: Path) -> None:
+    assert probe_model(tmp_path / ("a" * 300)).folder_problem == "File name too long"
+    assert "File name too long" in (read_engine_yaml(tmp_path / ("a" * 300)).problem or "")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "a" * 300}}))
+    assert [shard.size_bytes for shard in probe_model(tmp_path).shards] == [None]
+
+
+def test_a_folder_of_the_hubs_cache_is_known_by_what_lies_in_it(tmp_path: Path) -> None:
+    snapshot = tmp_path / "snapshots" / "b5c939de"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    assert probe_model(tmp_path).snapshot == str(snapshot)
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [("a: [1", "not valid YAML"), ("- a\n", "must be a mapping"),
-     ("a: !!python/object:os.x 1", "not valid YAML"), ("a: \x00", "not valid YAML")],
+     ("a: !!python/object:os.x 1", "not valid YAML"), ("a: \x00", "not valid YAML"),
+     ("a:\n\tb: 1\n", "not valid YAML"), ("a: 2024-99-99", "x.yaml:1: a: month must be"),
+     ("<<: !!int ", "not valid YAML"), ("? [a]\n: 1", "a key must be a word"), ("a: &a [*a]", "has an alias"),
+     ("a: " + "{a: " * 3000, "not valid YAML"), ("a: " + "{a: " * 20 + "1" + "}" * 20, "lies too deep")],
 )  # fmt: skip
 def test_a_bad_yaml_is_a_problem_and_no_exception(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "x.yaml").write_text(text)
@@ -128,15 +196,15 @@ def test_workers_come_from_the_flags() -> None:
     assert found == [("prefill", "0,1"), ("prefill", "2,3"), ("decode", None)]
 
 
-def test_a_typed_size_shares_the_list_out_and_wins_over_the_yaml() -> None:
+def test_a_typed_flag_wins_over_the_yaml_and_the_last_one_counts() -> None:
     yaml = Path("engine_configs/gpt-oss-120b/prefill.yaml")
-    settings = DoctorSettings(
-        prefill_gpus="0,1,2,3", prefill_tensor_parallel_size=2, prefill_engine_args=yaml
-    )
-    found = [(worker.gpus, worker.tensor_parallel_size) for worker in planned(settings, None)]
-    assert found == [("0,1", 2), ("2,3", 2)]
-    settings = DoctorSettings(prefill_gpus="0,1,2", prefill_tensor_parallel_size=2)
-    assert [worker.gpus for worker in planned(settings, None)] == ["0,1,2"]
+    line = "--log-level info --tensor-parallel-size 8 --tensor-parallel-size=2 --free-gpu-memory-fraction 0.7"
+    settings = DoctorSettings(prefill_gpus="0,1;2,3", prefill_flags=line, prefill_engine_args=yaml)
+    found = list(planned(settings, None))
+    assert [(worker.gpus, worker.tensor_parallel_size) for worker in found] == [("0,1", 2), ("2,3", 2)]
+    assert found[0].number("kv_cache_config.free_gpu_memory_fraction") == 0.7
+    assert found[0].number("max_batch_size") == 32
+    assert read_flags("--max-seq-len 1e3 --max-num-tokens")[1] == ("--max-seq-len 1e3", "--max-num-tokens")
 
 
 def test_with_no_flags_there_is_one_worker_on_the_visible_devices() -> None:
@@ -186,6 +254,14 @@ def test_doctor_reads_a_whole_node_and_prints_json(tmp_path: Path) -> None:
     assert report["seen"][0] == "8 x NVIDIA B200, 179 GiB each, driver 580.95.05"
     (shared,) = [finding for finding in report["findings"] if finding["code"] == "gpu-shared"]
     assert set(shared) == {"severity", "code", "fact", "breaks", "repair"}
+
+
+def test_doctor_prints_names_that_are_no_text() -> None:
+    done = _doctor("--model-path", "\udcff\udcfe", "--json")
+    assert (done.returncode, done.stderr) == (2, "")
+    assert "model-absent" in done.stdout
+    done = _doctor("--model-path", "\udcff\udcfe")
+    assert r"\udcff\udcfe is no folder" in done.stdout
 
 
 def test_an_unknown_flag_is_status_2() -> None:

@@ -1,0 +1,81 @@
+"""Checks of environment variables that others have set: proxies, UCX, NCCL, CUDA."""
+
+from collections.abc import Iterator
+
+from baton.doctor.facts import Facts
+from baton.doctor.findings import Finding, error, warning
+
+_PROXIES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
+_SLOW = {
+    "NCCL_P2P_DISABLE": "all-reduce goes through host memory: several times slower",
+    "NCCL_SHM_DISABLE": "ranks of one node talk over the network: slower",
+    "CUDA_LAUNCH_BLOCKING": "each kernel is waited for: many times slower",
+}
+
+
+def environment(facts: Facts) -> Iterator[Finding]:
+    """What the processes will inherit."""
+    yield from _proxy(facts)
+    if not facts.wants_gpus:
+        return
+    yield from _ucx(facts)
+    variables = facts.host.environment
+    for name, breaks in _SLOW.items():
+        if variables.get(name, "0") not in ("0", ""):
+            yield warning(
+                "env-slow", f"{name}={variables[name]}",
+                breaks=breaks,
+                repair=f"unset {name}",
+            )  # fmt: skip
+    interface = variables.get("NCCL_SOCKET_IFNAME", "")
+    if interface and not interface.startswith("^") and not _any_device(facts, interface.lstrip("=")):
+        yield error(
+            "nccl-interface", f"NCCL_SOCKET_IFNAME={interface}: this machine has no such interface",
+            breaks="NCCL finds no socket interface: tensor parallelism does not start",
+            repair="ip -brief link; unset NCCL_SOCKET_IFNAME on one node",
+        )  # fmt: skip
+
+
+def _any_device(facts: Facts, wanted: str) -> bool:
+    """NCCL takes prefixes."""
+    prefixes = tuple(name for name in wanted.split(",") if name)
+    return any(device.startswith(prefixes) for device in facts.host.network_devices)
+
+
+def _proxy(facts: Facts) -> Iterator[Finding]:
+    variables = facts.host.environment
+    proxy = next((name for name in _PROXIES if variables.get(name)), None)
+    spared = (variables.get("no_proxy") or variables.get("NO_PROXY") or "").replace(" ", "").split(",")
+    if proxy and not {"*", "127.0.0.1", "127.0.0.0/8"} & set(spared):
+        yield warning(
+            "proxy", f"{proxy} is set, and no_proxy does not name 127.0.0.1",
+            breaks="curl, clients and python -m baton status ask the proxy for this machine's frontend",
+            repair="export no_proxy=localhost,127.0.0.1 NO_PROXY=localhost,127.0.0.1",
+        )  # fmt: skip
+
+
+def _ucx(facts: Facts) -> Iterator[Finding]:
+    variables = facts.host.environment
+    transports = variables.get("UCX_TLS", "all")
+    if _leaves_cuda_ipc_out(transports):
+        yield warning(
+            "ucx-tls", f"UCX_TLS={transports} leaves cuda_ipc out",
+            breaks="KV moves through host memory and TCP instead of NVLink: 10 to 100 times slower",
+            repair="unset UCX_TLS, or add cuda_copy,cuda_ipc",
+        )  # fmt: skip
+    devices = variables.get("UCX_NET_DEVICES", "all")
+    known = facts.host.network_devices
+    missing = [d for d in devices.split(",") if d not in ("all", "") and d.partition(":")[0] not in known]
+    if missing and known:
+        yield error(
+            "ucx-device", f"UCX_NET_DEVICES={devices}: this machine has no {missing[0]}",
+            breaks="UCX finds no usable transport between nodes: hand-offs fail",
+            repair="ucx_info -d | grep Device; unset UCX_NET_DEVICES on one node",
+        )  # fmt: skip
+
+
+def _leaves_cuda_ipc_out(transports: str) -> bool:
+    """`transports` is a list; after a `^` it is of those that may not be used."""
+    names = set(transports.removeprefix("^").split(","))
+    is_named = bool(names & {"cuda", "cuda_ipc"})
+    return is_named if transports.startswith("^") else not (is_named or "all" in names)

@@ -1,0 +1,68 @@
+"""Checks of what nvidia-smi says of a GPU beside its memory: errors, modes, NVSwitch, and who counts how."""
+
+from collections.abc import Iterator
+
+from baton.doctor.check_gpus import used_gpus
+from baton.doctor.facts import Facts, GpuHealth
+from baton.doctor.findings import Finding, error, note, warning
+
+
+def health(facts: Facts) -> Iterator[Finding]:
+    """Is each GPU that will be used well, and are indices what they seem?"""
+    for gpu in used_gpus(facts):
+        if gpu.health is not None:
+            yield from _memory_errors(gpu.index, gpu.health)
+            yield from _modes(gpu.index, gpu.health)
+    off = [gpu.index for gpu in used_gpus(facts) if gpu.health and gpu.health.persistence_mode == "Disabled"]
+    if off:
+        yield note(
+            "gpu-persistence", f"GPU {', '.join(map(str, off))}: persistence mode is off",
+            breaks="the driver starts the GPU anew for each first process: seconds, and limits are forgotten",
+            repair="systemctl enable --now nvidia-persistenced, or nvidia-smi --persistence-mode=1",
+        )  # fmt: skip
+    names = {gpu.name for gpu in facts.nvidia.gpus}
+    order = facts.host.environment.get("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    indexed = any(entry.isdecimal() for worker in facts.workers for entry in worker.gpu_list)
+    if len(names) > 1 and indexed and order != "PCI_BUS_ID" and facts.wants_gpus:
+        yield warning(
+            "gpu-order", f"GPUs of {len(names)} kinds, and CUDA_DEVICE_ORDER is {order}",
+            breaks="CUDA counts the fastest first, nvidia-smi by slot: an index may be another GPU",
+            repair="export CUDA_DEVICE_ORDER=PCI_BUS_ID, or list UUIDs (nvidia-smi --list-gpus)",
+        )  # fmt: skip
+
+
+def _memory_errors(index: int, state: GpuHealth) -> Iterator[Finding]:
+    if state.remap_failure == "Yes":
+        yield error(
+            "gpu-broken", f"GPU {index}: a broken memory row could not be replaced",
+            breaks="wrong results or a crash (Xid 64)",
+            repair="take this GPU out of the lists, and have it replaced",
+        )  # fmt: skip
+    elif state.num_ecc_errors or state.remap_pending == "Yes":
+        yield warning(
+            "gpu-ecc", f"GPU {index}: {state.num_ecc_errors or 0} memory errors that ECC could not correct, "
+            f"rows waiting to be replaced: {state.remap_pending}",
+            breaks="processes on it are killed (Xid 48, 94, 95)",
+            repair=f"nvidia-smi --id={index} --gpu-reset (as root, GPU idle)",
+        )  # fmt: skip
+
+
+def _modes(index: int, state: GpuHealth) -> Iterator[Finding]:
+    if state.fabric_state in ("Not Started", "In Progress"):
+        yield error(
+            "gpu-fabric", f"GPU {index}: NVSwitch fabric {state.fabric_state.lower()}",
+            breaks="CUDA does not start: error 802, system not yet initialized",
+            repair="systemctl enable --now nvidia-fabricmanager (of the driver's version)",
+        )  # fmt: skip
+    if state.compute_mode == "Prohibited":
+        yield error(
+            "gpu-prohibited", f"GPU {index}: compute mode Prohibited",
+            breaks="no process may use it: the engine ends at start",
+            repair=f"nvidia-smi --id={index} --compute-mode=DEFAULT",
+        )  # fmt: skip
+    elif state.compute_mode == "Exclusive_Process":
+        yield warning(
+            "gpu-exclusive", f"GPU {index}: compute mode Exclusive_Process",
+            breaks="one process may use it: a worker's parent and its rank get in each other's way",
+            repair=f"nvidia-smi --id={index} --compute-mode=DEFAULT",
+        )  # fmt: skip

@@ -1,0 +1,96 @@
+"""Checks of etcd and NATS: do they answer, soon enough, and let us in; and is the clock right?"""
+
+from collections.abc import Iterator
+
+from baton.doctor.facts import Facts, Service
+from baton.doctor.findings import Finding, error, warning
+
+_BYTES_PER_ID = 5
+"""One token id of a prompt on the wire, at most (msgpack)."""
+_OLDEST = {"etcd": (3, 4), "NATS": (2, 9)}
+
+
+def services(facts: Facts) -> Iterator[Finding]:
+    """etcd and NATS: do they answer, soon enough, and take large enough messages?"""
+    for service in facts.services:
+        if service.problem:
+            yield _down(facts, service)
+            continue
+        yield from _refused(service)
+        if service.latency_s > 0.05:
+            yield warning(
+                "latency", f"{service.name} at {service.url} answers in {service.latency_s * 1e3:.0f} ms",
+                breaks="every token of every answer waits as long" if service.name == "NATS"
+                else "workers appear and vanish late; leases may run out under load",
+                repair="run it on this machine or in this rack",
+            )  # fmt: skip
+        yield from _payload(facts, service)
+
+
+def _down(facts: Facts, service: Service) -> Finding:
+    fact = f"{service.name} at {service.url}: {service.problem}"
+    if any(other.name == service.name and not other.problem for other in facts.services):
+        return warning(
+            "etcd-member-down", fact,
+            breaks="nothing while the others of the cluster are a majority",
+            repair="start it again, or take it out of ETCD_ENDPOINTS",
+        )  # fmt: skip
+    variable = "ETCD_ENDPOINTS" if service.name == "etcd" else "NATS_SERVER"
+    return error(
+        f"{service.name.lower()}-down", fact,
+        breaks="workers cannot register" if service.name == "etcd" else "requests cannot travel",
+        repair=f"docker compose -f deploy/docker-compose.yml up -d, or set {variable}",
+    )  # fmt: skip
+
+
+def _refused(service: Service) -> Iterator[Finding]:
+    if service.refusal:
+        credentials = (
+            "export ETCD_AUTH_USERNAME=... ETCD_AUTH_PASSWORD=..."
+            if service.name == "etcd"
+            else "export NATS_SERVER=nats://USER:PASSWORD@HOST:4222"
+        )
+        yield error(
+            "login", f"{service.name} at {service.url} refuses us: {service.refusal}",
+            breaks="frontend and workers end at start",
+            repair=credentials,
+        )  # fmt: skip
+    oldest = _OLDEST[service.name]
+    if service.version and service.version < oldest:
+        yield error(
+            "version-old", f"{service.name} at {service.url} is {_dotted(service.version)}",
+            breaks=f"Baton was tested with {_dotted(oldest)} and newer: calls it needs are missing",
+            repair="docker compose -f deploy/docker-compose.yml up -d brings newer ones",
+        )  # fmt: skip
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _payload(facts: Facts, service: Service) -> Iterator[Finding]:
+    context = facts.model.shape.max_positions if facts.model.shape else 0
+    room = service.max_payload_bytes
+    if room is not None and room < _BYTES_PER_ID * context:
+        yield warning(
+            "nats-payload", f"NATS at {service.url}: max_payload is {room:,} bytes",
+            breaks=f"prompts of more than about {room // _BYTES_PER_ID:,} tokens are refused",
+            repair="max_payload: 15728640 in the server's configuration (deploy/nats.conf)",
+        )  # fmt: skip
+
+
+def clock(facts: Facts) -> Iterator[Finding]:
+    """Is the clock sane, alone and against etcd's machine?"""
+    if facts.host.year < 2025:
+        yield error(
+            "clock", f"this machine's clock says {facts.host.year}",
+            breaks="TLS certificates are not valid yet; downloads and tokens are refused",
+            repair="timedatectl set-ntp true",
+        )  # fmt: skip
+    for service in facts.services:
+        if service.clock_ahead_s is not None and abs(service.clock_ahead_s) > 5:
+            yield warning(
+                "clock-skew", f"this machine's clock is {service.clock_ahead_s:+.0f} s off {service.url}'s",
+                breaks="logs and traces of one request do not line up; hand-off ids carry wrong times",
+                repair="timedatectl set-ntp true, on both",
+            )  # fmt: skip
