@@ -135,7 +135,7 @@ class VllmEngine:
             self._watching.cancel()
         llm = self._calls.stop()
         if llm is not None:
-            await self._releases.done()
+            await self._releases.stop()
             llm.shutdown()
 
     async def _run(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:

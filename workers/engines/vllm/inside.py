@@ -6,33 +6,43 @@ import os
 import select
 import signal
 import threading
-from typing import Any
+import time
 
 from workers.engines.vllm.library import WORKER_PID
+
+# NIXL looks for notices once a step, and a step of prefill may take a second.
+NOTICE_S = 2.0
 
 
 class KvPins:
     """vLLM gives this class to each of its GPU workers as an additional base."""
 
-    def release_kv(self, request_ids: list[str]) -> None:
-        """Free the KV that these finished requests keep for a decode worker, with the next engine step.
+    def release_kv(self, request_ids: list[str]) -> list[str]:
+        """Free the KV that these finished requests keep for a decode worker, within `NOTICE_S`.
 
-        vLLM itself would wait for the decode worker or for the end of the lease. Ids that are not pinned
-        (any more) are left alone.
+        vLLM itself would wait for the decode worker or for the end of the lease. Gives the ids whose lease
+        begins with the next step: ask again for these. Those that are not pinned any more are left alone.
         """
         transfer = importlib.import_module("vllm.distributed.kv_transfer")
-        if transfer.has_kv_transfer_group():
-            expire(transfer.get_kv_transfer_group().connector_worker, request_ids)
+        if not transfer.has_kv_transfer_group():
+            return []
+        worker = transfer.get_kv_transfer_group().connector_worker
+        leases, unfinished = worker._reqs_to_send, worker._reqs_to_process  # noqa: SLF001  no other way
+        shorten_leases(leases, request_ids)
+        return [i for i in request_ids if i in unfinished and i not in leases]
 
 
-def expire(worker: Any, request_ids: list[str]) -> None:
-    """Let the leases of `request_ids` be over in NIXL's `worker`, whose dict is in the order of expiry."""
-    leases = worker._reqs_to_send  # noqa: SLF001  it has no other way to be told
-    over = {request_id: 0.0 for request_id in request_ids if leases.pop(request_id, None) is not None}
-    if over:
-        rest = dict(leases)
-        leases.clear()
-        leases.update(over | rest)
+def shorten_leases(leases: dict[str, float], request_ids: list[str]) -> None:
+    """Let the leases of `request_ids` end in `NOTICE_S`: where the KV has moved, the decode worker's notice
+    is on its way and frees it first. `leases` is NIXL's: ends, by time.perf_counter(), in their order.
+    """
+    end = time.perf_counter() + NOTICE_S
+    for request_id in request_ids:
+        if request_id in leases:
+            leases[request_id] = min(end, leases[request_id])
+    in_order = sorted(leases.items(), key=lambda lease: lease[1])
+    leases.clear()
+    leases.update(in_order)
 
 
 def _end_with(worker_pid: int, parent_pid: int) -> None:

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 BATON = "baton"
 TRANSFER = "kv_transfer_config"
 LEASE = f"{TRANSFER}.kv_connector_extra_config"
-LEASE_S = 300
+LEASE_S = 120
 """A pin is released when its call is closed; the lease is for the case that nobody is left to do so."""
 
 _ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
