@@ -45,10 +45,10 @@ def narrowed(stack: Stack, response_ids: list[str]) -> dict[str, Any]:
     for schema in page["components"]["schemas"].values():
         if "model" in schema.get("properties", {}):
             schema["properties"]["model"] = {"enum": [MODEL]}
+    known = {"response_id": [*response_ids, "resp_unknown"], "model": [MODEL, "unknown"]}
     for path in page["paths"].values():
         for parameter in path.get("parameters", []):
-            parameter["schema"] = {"enum": [*response_ids, "resp_unknown"]}
-    page["paths"]["/v1/models/{model}"]["get"]["parameters"][0]["schema"] = {"enum": [MODEL, "unknown"]}
+            parameter["schema"] = {"enum": known[parameter["name"]]}
     return page
 
 
