@@ -68,12 +68,20 @@ def _round(scene: Scene, concurrency: int) -> list[Answer]:
 
 @pytest.mark.parametrize("concurrency", ROUNDS)
 def test_every_prompt_is_handed_over_and_answered(scene: Scene, concurrency: int) -> None:
-    before = scene.stack.gauge("baton_num_handoffs")
+    before, moved = scene.stack.gauge("baton_num_handoffs"), _moved(scene)
     answers = scene.answers[f"handed over, {concurrency} at a time"] = _round(scene, concurrency)
     assert [answer.error for answer in answers] == [None] * len(answers)
     assert {len(answer.tokens) for answer in answers} == {32}
     assert scene.stack.gauge("baton_num_handoffs") - before == 2 * len(answers)
     scene.stack.wait_idle(30)
+    (moved_bytes, move_s) = (now - then for now, then in zip(_moved(scene), moved, strict=True))
+    scene.figures[f"kv_moved_{concurrency}_at_a_time"] = {
+        "bytes": moved_bytes, "s": round(move_s, 3), "bytes_per_s": round(moved_bytes / move_s)
+    }  # fmt: skip
+
+
+def _moved(scene: Scene) -> tuple[float, float]:
+    return scene.stack.gauge("baton_kv_moved_bytes"), scene.stack.gauge("baton_kv_move_s")
 
 
 def test_a_seed_is_kept_over_the_handoff(scene: Scene) -> None:

@@ -1,0 +1,195 @@
+"""AIPerf on two GPUs, three ways: prefill and decode apart, two aggregated workers, `vllm serve` twice.
+
+`python benchmarks/vllm_aiperf.py [--size 20b] [--aiperf COMMAND] [--ways apart,aggregated,vllm]` starts each
+in turn, with random weights, which are as fast as real ones; writes benchmarks/results/vllm_aiperf_20b.json. The endpoint is /v1/completions: random tokens are no Harmony, which `vllm serve` answers with errors. Needs
+etcd and nats-server on the PATH, and the vocabulary of `make vocab`.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.conftest import free_port
+from tests.gpu.dummy_model import write_dummy_model
+from tests.gpu.vllm_scene import gpus
+
+MODEL = "openai/gpt-oss"
+ENGINE = {"load_format": "dummy", "enable_prefix_caching": False, "max_model_len": 40960}
+# input tokens, output tokens, concurrency, requests
+WORKLOADS = [(1024, 1024, 64, 192), (32_000, 256, 8, 40)]
+WAYS = ("apart", "aggregated", "vllm")
+LOAD_TIMEOUT_S = 400
+
+
+@contextmanager
+def baton(folder: Path, size: str, *arguments: str) -> Iterator[tuple[list[str], str]]:
+    """`launch/gpt_oss_vllm.sh`, ready: its URL and its command."""
+    port = free_port()
+    flags = f"--override-engine-args {json.dumps(ENGINE, separators=(',', ':'))}"
+    variables = {
+        "MODEL_PATH": str(folder),
+        "SERVED_MODEL_NAME": MODEL,
+        "HTTP_PORT": str(port),
+        "PYTHON": sys.executable,
+        "SKIP_DOCTOR": "1",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "NUM_AGG": "2",
+        **dict.fromkeys(("PREFILL_FLAGS", "DECODE_FLAGS", "FLAGS"), flags),
+    }
+    command = ["launch/gpt_oss_vllm.sh", size, *arguments]
+    with running(command, variables) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("ready:"):
+                break
+            sys.stderr.write(line)
+        else:
+            raise RuntimeError(f"{command} did not get ready")
+        yield [f"http://127.0.0.1:{port}"], shlex.join(command)
+
+
+@contextmanager
+def vllm_serve(folder: Path) -> Iterator[tuple[list[str], str]]:
+    """vLLM's own server on each GPU, ready: their URLs and the command."""
+    urls, command = [], ""
+    with ExitStack() as servers:
+        for gpu in range(len(gpus())):
+            port = free_port()
+            urls.append(f"http://127.0.0.1:{port}")
+            command = (
+                f"python -m vllm.entrypoints.openai.api_server --model {folder} --served-model-name {MODEL} "
+                f"--port {port} --load-format dummy --no-enable-prefix-caching --max-model-len 40960 "
+                "--max-num-seqs 256 --max-num-batched-tokens 8192 --gpu-memory-utilization 0.9"
+            )
+            servers.enter_context(running(command.split(), {"CUDA_VISIBLE_DEVICES": str(gpu)}, quiet=True))
+        for url in urls:
+            _wait_for(f"{url}/health")
+        yield urls, command
+
+
+@contextmanager
+def running(
+    command: list[str], variables: dict[str, str], *, quiet: bool = False
+) -> Iterator["subprocess.Popen[str]"]:
+    """The command in a process group of its own, ended at the end."""
+    command = [sys.executable if word == "python" else word for word in command]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | variables,
+        stdout=subprocess.DEVNULL if quiet else subprocess.PIPE,
+        stderr=subprocess.DEVNULL if quiet else subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _wait_for(url: str) -> None:
+    give_up = time.monotonic() + LOAD_TIMEOUT_S
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.5)
+
+
+def measure(aiperf: str, urls: list[str], folder: Path, workload: tuple[int, ...]) -> dict[str, Any]:
+    """One AIPerf run; its command and figures."""
+    num_in, num_out, concurrency, num_requests = workload
+    with tempfile.TemporaryDirectory() as artifacts:
+        command = (
+            f"{aiperf} profile --model {MODEL} --tokenizer {folder} --endpoint-type completions --streaming "
+            f"--synthetic-input-tokens-mean {num_in} --synthetic-input-tokens-stddev 0 "
+            f"--output-tokens-mean {num_out} --output-tokens-stddev 0 --extra-inputs max_tokens:{num_out} "
+            f"--extra-inputs min_tokens:{num_out} --extra-inputs ignore_eos:true --use-server-token-count "
+            f"--concurrency {concurrency} --request-count {num_requests} --warmup-request-count 8 "
+            f"--num-dataset-entries 64 --random-seed 100 --ui none "
+            + " ".join(f"--url {url}" for url in urls)
+        )
+        run = subprocess.run(
+            [*shlex.split(command), "--artifact-dir", artifacts],
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        found = Path(artifacts) / "profile_export_aiperf.json"
+        if run.returncode or not found.is_file():
+            return {"command": command, "failed": (run.stdout + run.stderr)[-2000:]}
+        return {"command": command, **_figures(json.loads(found.read_text()))}
+
+
+def _figures(found: dict[str, Any]) -> dict[str, Any]:
+    tokens_per_s = found["output_token_throughput"]["avg"]
+    return {
+        "requests": found["request_count"]["avg"],
+        "errors": found["error_summary"],
+        "ttft_ms": {name: round(found["time_to_first_token"][name], 1) for name in ("avg", "p50", "p99")},
+        "itl_ms": {name: round(found["inter_token_latency"][name], 2) for name in ("avg", "p50", "p99")},
+        "request_s": round(found["request_latency"]["avg"] / 1000, 2),
+        "output_tokens_per_s": round(tokens_per_s),
+        "output_tokens_per_s_per_gpu": round(tokens_per_s / len(gpus())),
+    }
+
+
+def main() -> None:
+    """Run all ways, one after the other; each result is written as soon as it is there."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", default="20b", choices=["20b", "120b"])
+    parser.add_argument("--aiperf", default="aiperf", help="command that starts AIPerf")
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results")
+    options = parser.parse_args()
+    results: dict[str, Any] = {
+        "hardware": gpus(),
+        "model": f"gpt-oss-{options.size}, random weights",
+        "engine": ENGINE,
+        "versions": {name: version(name) for name in ("torch", "vllm", "nixl-cu13")},
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = write_dummy_model(Path(scratch) / f"gpt-oss-{options.size}", options.size)
+        started = {
+            "apart": lambda: baton(folder, options.size),
+            "aggregated": lambda: baton(folder, options.size, "--agg"),
+            "vllm": lambda: vllm_serve(folder),
+        }
+        for way in options.ways.split(","):
+            with started[way]() as (urls, command):
+                runs = results[way] = {"command": command}
+                for workload in WORKLOADS:
+                    name = f"{workload[0]} in, {workload[1]} out, {workload[2]} at a time"
+                    runs[name] = measure(options.aiperf, urls, folder, workload)
+                    sys.stdout.write(f"{way}: {name}: {json.dumps(runs[name])}\n")
+                    sys.stdout.flush()
+                    (options.results / f"vllm_aiperf_{options.size}.json").write_text(
+                        json.dumps(results, indent=1) + "\n"
+                    )
+
+
+if __name__ == "__main__":
+    main()
