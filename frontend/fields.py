@@ -27,12 +27,12 @@ _GUIDED: Table = dict.fromkeys(
     ((), "Ask chat completions for a form of the answer with `response_format`."),
 )
 _CHATS_NAMES: Table = {
-    "messages": ((), "Here it is `input`."),
-    "max_tokens": ((), "Here it is `max_output_tokens`."),
-    "max_completion_tokens": ((), "Here it is `max_output_tokens`."),
-    "response_format": ((), "Here it is `text.format`."),
-    "reasoning_effort": ((), "Here it is `reasoning.effort`."),
-    "logprobs": ((False,), f'Here it is `include`: ["{LOGPROBS}"].'),
+    "messages": ((), "Responses call it `input`."),
+    "max_tokens": ((), "Responses call it `max_output_tokens`."),
+    "max_completion_tokens": ((), "Responses call it `max_output_tokens`."),
+    "response_format": ((), "Responses call it `text.format`."),
+    "reasoning_effort": ((), "Responses call it `reasoning.effort`."),
+    "logprobs": ((False,), f'Responses call it `include`: ["{LOGPROBS}"].'),
     "n": ((1,), "A response has one answer."),
     "stop": (([],), "Responses have no stop strings; `stop_token_ids` are served."),
 }
