@@ -44,18 +44,21 @@ set_variable() { # set_variable NAME VALUE: for all processes
     [[ -z ${DRY_RUN:-} ]] || echo "export $(quoted "$1=$2")"
 }
 
-start_cluster() {
+start_cluster() { # etcd and NATS, where no address is given; they listen when it returns
+    local started=() port
     if [[ -z ${ETCD_ENDPOINTS:-} ]]; then
         on_the_path etcd || fail "etcd is not on the PATH: apt-get install etcd-server, or set ETCD_ENDPOINTS"
-        local client peer; client=$(free_port); peer=$(free_port)
-        ETCD_ENDPOINTS=http://127.0.0.1:$client
+        port=$(free_port)
+        started+=("$port")
+        ETCD_ENDPOINTS=http://127.0.0.1:$port
         FOLLOW='' start etcd etcd --data-dir "$RUN_DIR/etcd" --listen-client-urls "$ETCD_ENDPOINTS" \
-            --advertise-client-urls "$ETCD_ENDPOINTS" --listen-peer-urls "http://127.0.0.1:$peer" \
-            --initial-advertise-peer-urls "http://127.0.0.1:$peer" --initial-cluster "default=http://127.0.0.1:$peer"
+            --advertise-client-urls "$ETCD_ENDPOINTS" --listen-peer-urls http://127.0.0.1:0 \
+            --initial-advertise-peer-urls http://127.0.0.1:0 --initial-cluster default=http://127.0.0.1:0 # it has none
     fi
     if [[ -z ${NATS_SERVER:-} ]]; then
         on_the_path nats-server || fail "nats-server is not on the PATH: apt-get install nats-server, or set NATS_SERVER"
-        local port; port=$(free_port)
+        port=$(free_port)
+        started+=("$port")
         NATS_SERVER=nats://127.0.0.1:$port
         FOLLOW='' start nats nats-server --addr 127.0.0.1 --port "$port"
     fi
@@ -63,11 +66,26 @@ start_cluster() {
     set_variable NATS_SERVER "$NATS_SERVER"
     set_variable BATON_DISCOVERY_BACKEND etcd
     set_variable BATON_REQUEST_PLANE nats
+    [[ -z ${DRY_RUN:-} ]] || return 0
+    local deadline=$((SECONDS + START_TIMEOUT_S))
+    for port in "${started[@]}"; do
+        until listens "$port"; do
+            check_alive
+            ((SECONDS < deadline)) || fail "etcd and NATS are not up after $START_TIMEOUT_S s; logs: $RUN_DIR"
+            sleep 0.1
+        done
+    done
 }
 
 on_the_path() { [[ -n ${DRY_RUN:-} ]] || command -v "$1" >/dev/null; }
 
-free_port() { "$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
+free_port() { # below the ephemeral range: no client's socket takes it meanwhile
+    local port
+    while true; do
+        port=$((20000 + SRANDOM % 12000))
+        listens "$port" || { echo "$port"; return; }
+    done
+}
 
 listens() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; } # listens PORT
 

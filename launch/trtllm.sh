@@ -56,12 +56,7 @@ prepare() { # prepare DOCTOR_FLAGS... : environment, etcd and NATS, checks
 join_cluster() {
     [[ -n ${ETCD_ENDPOINTS:-} ]] || ! listens 2379 || ETCD_ENDPOINTS=http://127.0.0.1:2379
     [[ -n ${NATS_SERVER:-} ]] || ! listens 4222 || NATS_SERVER=nats://127.0.0.1:4222
-    local given="${ETCD_ENDPOINTS:-} ${NATS_SERVER:-}" url
     start_cluster
-    [[ -z ${DRY_RUN:-} ]] || return 0
-    for url in "$ETCD_ENDPOINTS" "$NATS_SERVER"; do
-        until [[ $given == *"$url"* ]] || listens "${url##*:}"; do check_alive; sleep 0.1; done
-    done
 }
 
 check_first() { # check_first DOCTOR... : 0 all well, 1 warnings, 2 it cannot work

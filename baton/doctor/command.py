@@ -1,4 +1,4 @@
-"""`python -m baton doctor`: its flags, gathering the facts, running every check, printing."""
+"""`python -m baton doctor`: its flags, gathering the facts, running the checks, printing."""
 
 import dataclasses
 import json

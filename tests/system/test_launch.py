@@ -46,6 +46,15 @@ def test_it_says_ready_serves_and_leaves_nothing_behind(
     assert launch.processes() == {}
 
 
+def test_a_slow_nats_server_is_waited_for(launches: list[Launch], tmp_path: Path) -> None:
+    (tmp_path / "nats-server").write_text(f'#!/bin/sh\nsleep 5\nexec {shutil.which("nats-server")} "$@"\n')
+    (tmp_path / "nats-server").chmod(0o755)
+    launch = Launch(tmp_path / "run", "--cluster", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    launches.append(launch)
+
+    assert "(1 prefill, 1 decode)" in launch.read_until("ready:")
+
+
 def test_a_process_that_dies_later_ends_the_run_with_its_last_lines(
     launches: list[Launch], tmp_path: Path
 ) -> None:
