@@ -165,7 +165,7 @@ def _add_stream(operation: dict[str, Any]) -> None:
         "The answer; if `stream` is true, server-sent events as OpenAI's. What fails after the first of "
         "them is an event, too: the last one."
     )
-    answered["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    answered["content"]["text/event-stream"] = {}
 
 
 def _operation(
