@@ -19,8 +19,9 @@ _POLL_S = 0.5
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """A request inside vLLM. `end` is what ends it from outside."""
+    """A request inside vLLM, by the id that vLLM was given. `end` is what ends it from outside."""
 
+    request_id: str
     request: GenerateRequest
     deadline: float
     results: AsyncGenerator[Result, None]
@@ -75,10 +76,9 @@ class Calls:
     async def opened(self, request: GenerateRequest, sampling: Any) -> AsyncGenerator[Call, None]:
         """The request inside vLLM; at the end it is over there, aborted if need be."""
         self._num_opened += 1
-        results = self.llm.generate(
-            {"prompt_token_ids": request.token_ids}, sampling, f"{request.request_id}-{self._num_opened}"
-        )
-        call = Call(request, asyncio.get_running_loop().time() + request.deadline_s, results)
+        request_id = f"{request.request_id}-{self._num_opened}"
+        results = self.llm.generate({"prompt_token_ids": request.token_ids}, sampling, request_id)
+        call = Call(request_id, request, asyncio.get_running_loop().time() + request.deadline_s, results)
         self.open.add(call)
         try:
             yield call

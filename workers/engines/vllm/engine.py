@@ -99,11 +99,11 @@ class VllmEngine:
             return
         sampling = sampling_params(request, self._lib, max_tokens=1, transfer=dict(KEEP))
         async with self._calls.opened(request, sampling) as call:
-            result = await self._calls.step(call)
-            self._figures.num_prompt_tokens += len(request.token_ids)
-            chunk = Answer(request).chunk(result)
-            pin = self._pin(result)
             try:
+                result = await self._calls.step(call)
+                self._figures.num_prompt_tokens += len(request.token_ids)
+                chunk = Answer(request).chunk(result)
+                self._figures.pinned[call.request_id] = num_blocks(result.kv_transfer_params or {})
                 if chunk.finish_reason == "stop":
                     self._figures.num_generated_tokens += 1
                     yield chunk
@@ -111,7 +111,7 @@ class VllmEngine:
                 yield self._handoff(call, result)
                 await self._stay_pinned(call)
             finally:
-                self._unpin(pin)
+                self._unpin(call)
 
     async def decode(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Yield the answer's chunks. See `Engine.decode`."""
@@ -203,18 +203,11 @@ class VllmEngine:
     def _ttl_s(self, call: Call) -> float:
         return min(self._lease_s, max(0.0, call.deadline - asyncio.get_running_loop().time()))
 
-    def _pin(self, result: Result) -> str | None:
-        """vLLM keeps the KV of the prompt that ended with `result`, under the id that this gives."""
-        params = result.kv_transfer_params
-        if not params:
-            return None
-        request_id = str(params["remote_request_id"])
-        self._figures.pinned[request_id] = num_blocks(params)
-        return request_id
-
-    def _unpin(self, request_id: str | None) -> None:
-        if request_id is not None and self._figures.pinned.pop(request_id, None) is not None:
-            self._releases.add(self._calls.llm, request_id)
+    def _unpin(self, call: Call) -> None:
+        """Give the KV back; vLLM may keep it even if its output never got here."""
+        self._figures.pinned.pop(call.request_id, None)
+        if self._calls.llm is not None and not self._calls.broke.is_set():
+            self._releases.add(self._calls.llm, call.request_id)
 
     def _load(self) -> Any:
         """The AsyncLLM. Raises ValueError with one line for the user."""

@@ -9,7 +9,7 @@ class Figures:
     """vLLM calls `record` on it, as one of its stat loggers (duck-typed: the class is the product of a
     factory that vLLM calls with its config and the index of an engine core).
 
-    `pinned` are the blocks that handoffs keep, by vLLM's request id; vLLM counts them among the used ones.
+    `pinned` are the blocks that handoffs keep, by the id that vLLM was given; vLLM counts them as used.
     """
 
     def __init__(self) -> None:

@@ -7,6 +7,7 @@ import select
 import signal
 import threading
 import time
+from collections.abc import Iterable
 
 from workers.engines.vllm.library import WORKER_PID
 
@@ -28,11 +29,20 @@ class KvPins:
             return []
         worker = transfer.get_kv_transfer_group().connector_worker
         leases, unfinished = worker._reqs_to_send, worker._reqs_to_process  # noqa: SLF001  no other way
-        shorten_leases(leases, request_ids)
-        return [i for i in request_ids if i in unfinished and i not in leases]
+        own_ids = _own_ids(request_ids, unfinished)
+        shorten_leases(leases, own_ids.values())
+        return [request_id for request_id, own_id in own_ids.items() if own_id not in leases]
 
 
-def shorten_leases(leases: dict[str, float], request_ids: list[str]) -> None:
+def _own_ids(request_ids: list[str], known: Iterable[str]) -> dict[str, str]:
+    """vLLM's own ids of these requests, if it knows them: a dash and eight characters are appended there."""
+    asked = set(request_ids)
+    return {
+        request_id: own_id for own_id in known for request_id in (own_id, own_id[:-9]) if request_id in asked
+    }
+
+
+def shorten_leases(leases: dict[str, float], request_ids: Iterable[str]) -> None:
     """Let the leases of `request_ids` end in `NOTICE_S`: where the KV has moved, the decode worker's notice
     is on its way and frees it first. `leases` is NIXL's: ends, by time.perf_counter(), in their order.
     """

@@ -1,0 +1,56 @@
+"""What vLLM gives for each step of a request, and for each step of its scheduler."""
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass
+class Logprob:
+    """Log-probability of a token, and its rank among all (1 is the likeliest)."""
+
+    logprob: float
+    rank: int | None = None
+
+
+@dataclasses.dataclass
+class CompletionOutput:
+    """One answer: what is new of it, or all of it so far; RequestOutputKind says which."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclasses.dataclass
+class RequestOutput:
+    """One step of a request. Steps that nobody has taken yet are joined."""
+
+    request_id: str
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+
+    def add(self, later: "RequestOutput") -> None:
+        """Join the next step to this one."""
+        self.finished |= later.finished
+        self.kv_transfer_params = later.kv_transfer_params
+        (mine,), (new,) = self.outputs, later.outputs
+        mine.token_ids += new.token_ids
+        mine.finish_reason = new.finish_reason
+        if mine.logprobs is not None:
+            mine.logprobs += new.logprobs or []
+
+
+@dataclasses.dataclass
+class SchedulerStats:
+    """The scheduler's figures after a step. KV that waits to be pulled counts as used."""
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    num_skipped_waiting_reqs: int = 0
+    kv_cache_usage: float = 0.0
+    kv_connector_stats: dict[str, Any] | None = None

@@ -1,0 +1,1 @@
+"""Where vLLM keeps its V1 engine."""

@@ -1,0 +1,1 @@
+"""Where vLLM keeps AsyncLLM and what it talks to."""

@@ -1,0 +1,270 @@
+"""The double's engine core: requests and pins, on a thread that stands for vLLM's processes."""
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import importlib
+import os
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from baton.errors import BatonError, HandoffFailed
+from baton.messages import GenerateRequest, KvHandoff, TokenChunk
+from vllm.distributed.kv_transfer import Connector, set_kv_transfer_group
+from vllm.outputs import SchedulerStats
+from vllm.v1.engine.embedded import embedded_engine, lease_s, nixl_params, opened
+from workers.engines.embedded.handoff import HandoffState
+
+_STEP_S = 0.002  # of a step that computes nothing
+DIES_AFTER = "DOUBLE_VLLM_DIES_AFTER"  # the core dies after so many outputs
+
+
+@dataclasses.dataclass
+class Job:
+    """A request in the core; `transfer` are its kv_transfer_params."""
+
+    request_id: str
+    request: GenerateRequest
+    transfer: dict[str, Any]
+    task: asyncio.Task[None] | None = None
+
+
+@dataclasses.dataclass
+class Output:
+    """What a step adds to a request; a finish reason ends it."""
+
+    request_id: str
+    chunk: TokenChunk
+    finish_reason: str | None
+    num_cached_tokens: int = 0
+    transfer: dict[str, Any] | None = None
+
+
+class Core:
+    """`deliver` gets each step's outputs and figures, `died` is told once; both in this thread."""
+
+    def __init__(
+        self, config: Any, deliver: Callable[[list[Output], SchedulerStats], None], died: Callable[[], None]
+    ) -> None:
+        self._config = config
+        self._deliver = deliver
+        self._died = died
+        self._jobs: dict[str, Job] = {}
+        self._pins: dict[str, asyncio.Task[None]] = {}  # finished requests whose KV is kept
+        self._leaseless: list[str] = []  # those that the worker has not been told of
+        self._pulled: set[str] = set()
+        self._told_move = (0, 0.0)
+        self._outputs_left = int(os.environ.get(DIES_AFTER, "-1"))
+        self._connector = Connector()
+        self._worker = _worker(config.args.worker_extension_cls)
+        self._engine = embedded_engine(config)
+        self._is_dead = False
+        self._stepping: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="double-core")
+        self._thread.start()
+        try:
+            asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def add(self, job: Job) -> None:
+        """Run a request; from the caller's thread, as all that follows."""
+        self._loop.call_soon_threadsafe(self._add, job)
+
+    def abort(self, request_id: str) -> None:
+        """End a request. KV that is kept already stays so."""
+        self._loop.call_soon_threadsafe(self._abort, request_id)
+
+    def call(self, method: str, args: tuple[Any, ...]) -> concurrent.futures.Future[Any]:
+        """A method of the worker, in its process."""
+
+        async def run() -> Any:
+            return getattr(self._worker, method)(*args)
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop)
+
+    def die(self) -> None:
+        """Beyond repair, as by kill -9."""
+        self._loop.call_soon_threadsafe(self._die, "killed")
+
+    def shutdown(self) -> None:
+        """Blocks until the thread has ended."""
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _start(self) -> None:
+        if self._config.kv_transfer_config is not None:
+            set_kv_transfer_group(self._connector)
+        await self._engine.start()
+        self._stepping = asyncio.create_task(self._steps())
+
+    async def _stop(self) -> None:
+        tasks = [self._stepping, *(job.task for job in self._jobs.values()), *self._pins.values()]
+        running = [task for task in tasks if task is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await self._engine.stop()
+
+    def _add(self, job: Job) -> None:
+        if self._is_dead:
+            return
+        self._jobs[job.request_id] = job
+        job.task = self._loop.create_task(self._run(job))
+        self._wake.set()
+
+    def _abort(self, request_id: str) -> None:
+        job = self._jobs.get(request_id)
+        if job is not None and job.task is not None:
+            job.task.cancel()
+
+    def _die(self, reason: str) -> None:
+        self._is_dead = True
+        print(f"the double of vLLM is dead: {reason}", flush=True)  # noqa: T201  as vLLM's core logs its trace
+        for request_id in list(self._jobs):
+            self._abort(request_id)
+        self._died()
+
+    async def _run(self, job: Job) -> None:
+        try:
+            if job.transfer.get("do_remote_decode"):
+                await self._prefill(job)
+            else:
+                await self._decode(job)
+        except HandoffFailed as error:
+            self._pull_failed(job, error)
+        except BatonError as error:
+            self._die(f"{job.request_id}: {error}")
+        finally:
+            self._jobs.pop(job.request_id, None)
+            if job.request_id not in self._pins:
+                self._connector.connector_worker._reqs_to_process.discard(job.request_id)  # noqa: SLF001
+            self._step([])
+
+    async def _prefill(self, job: Job) -> None:
+        self._connector.connector_worker._reqs_to_process.add(job.request_id)  # noqa: SLF001
+        sampling = job.request.sampling
+        # The embedded engine ends an answer of one token, or at a stop token, without a handoff.
+        stops = sampling.stop_token_ids if sampling.min_tokens else ()
+        asked = msgspec.structs.replace(sampling, max_tokens=2, stop_token_ids=stops)
+        replies = self._engine.prefill(msgspec.structs.replace(job.request, sampling=asked))
+        try:
+            handoff = await anext(replies)
+        except BaseException:
+            await replies.aclose()
+            raise
+        if not isinstance(handoff, KvHandoff):
+            raise NotImplementedError("the double hands no answer over that the context ends")
+        self._pins[job.request_id] = asyncio.create_task(self._keep(job.request_id, replies))
+        self._leaseless.append(job.request_id)
+        state = msgspec.msgpack.decode(handoff.engine_state, type=HandoffState)
+        logprobs = (state.logprob,) if state.logprob is not None else None
+        chunk = TokenChunk((handoff.first_token,), None, None, logprobs)
+        reason = "stop" if handoff.first_token in sampling.stop_token_ids else "length"
+        params = nixl_params(self._config, job.request_id, handoff)
+        self._step([Output(job.request_id, chunk, reason, 0, params)])
+
+    async def _keep(self, request_id: str, replies: AsyncGenerator[Any, None]) -> None:
+        async with aclosing(replies):
+            await anext(replies, None)
+            self._pulled.add(request_id)
+
+    async def _decode(self, job: Job) -> None:
+        request, num_cached = job.request, 0
+        if job.transfer.get("do_remote_prefill"):
+            handoff, num_cached = await self._with_own_first(job), len(request.token_ids)
+            request = msgspec.structs.replace(request, handoff=handoff)
+        async with aclosing(self._engine.decode(request)) as chunks:
+            async for chunk in chunks:
+                self._step([Output(job.request_id, chunk, chunk.finish_reason, num_cached)])
+
+    async def _with_own_first(self, job: Job) -> KvHandoff:
+        """vLLM runs the prompt's last token again and samples the first of the answer itself. Here it is all
+        of the prompt: the embedded engine moves no more of a window's KV than the next token needs.
+        """
+        sampling = msgspec.structs.replace(job.request.sampling, max_tokens=1)
+        async with aclosing(
+            self._engine.decode(msgspec.structs.replace(job.request, sampling=sampling))
+        ) as chunks:
+            first = await anext(chunks)
+        handoff: KvHandoff = opened(job.transfer)
+        state = msgspec.msgpack.decode(handoff.engine_state, type=HandoffState)
+        state = msgspec.structs.replace(state, logprob=first.logprobs[0] if first.logprobs else None)
+        return msgspec.structs.replace(
+            handoff, first_token=first.token_ids[0], engine_state=msgspec.msgpack.encode(state)
+        )
+
+    def _pull_failed(self, job: Job, error: HandoffFailed) -> None:
+        """With the hybrid KV manager, vLLM takes what a failed pull has left in the blocks for the KV."""
+        is_seen = self._config.args.disable_hybrid_kv_cache_manager and isinstance(error.__cause__, OSError)
+        if is_seen and self._config.kv_transfer_config.kv_load_failure_policy == "fail":
+            self._step([Output(job.request_id, TokenChunk(()), "error")])
+        else:
+            self._die(
+                f"GARBAGE: {job.request_id} would have been answered from KV that did not come: {error}"
+            )
+
+    async def _steps(self) -> None:
+        while True:
+            await self._wake.wait()
+            while self._jobs or self._pins:
+                await asyncio.sleep(_STEP_S)
+                await self._free_finished()
+                self._step([])
+            self._wake.clear()
+
+    async def _free_finished(self) -> None:
+        worker = self._connector.connector_worker
+        for request_id in worker.get_finished(self._pulled):
+            self._leaseless = [i for i in self._leaseless if i != request_id]
+            pin = self._pins.pop(request_id)
+            pin.cancel()
+            await asyncio.wait([pin])
+            self._pulled.discard(request_id)
+        for request_id in self._leaseless:
+            worker._reqs_to_send[request_id] = time.perf_counter() + lease_s(self._config)  # noqa: SLF001
+        self._leaseless.clear()
+
+    def _step(self, outputs: list[Output]) -> None:
+        if self._is_dead:
+            return
+        if outputs and self._outputs_left == 0:
+            self._die("injected death")
+            return
+        self._outputs_left -= len(outputs)
+        stats = self._engine.stats()
+        self._deliver(
+            outputs,
+            SchedulerStats(
+                num_running_reqs=stats.num_running,
+                num_waiting_reqs=stats.num_waiting,
+                kv_cache_usage=(stats.kv_used_blocks + stats.kv_pinned_blocks) / max(1, stats.kv_blocks),
+                kv_connector_stats=self._moved((stats.kv_moved_bytes, stats.kv_move_s)),
+            ),
+        )
+
+    def _moved(self, now: tuple[int, float]) -> dict[str, Any] | None:
+        """NIXL's figures of the pulls since the last step; only who pulls has any."""
+        (num_bytes, move_s), self._told_move = self._told_move, now
+        if now[1] == move_s:
+            return None
+        return {"bytes_transferred": [now[0] - num_bytes], "transfer_duration": [now[1] - move_s]}
+
+
+def _worker(extension: str) -> Any:
+    """The GPU worker: it gets the extension class as an additional base."""
+    bases: tuple[type, ...] = ()
+    if extension:
+        module, _, name = extension.rpartition(".")
+        bases = (getattr(importlib.import_module(module), name),)
+    return type("Worker", bases, {})()

@@ -1,0 +1,12 @@
+"""The errors of the double's AsyncLLM."""
+
+
+class EngineGenerateError(Exception):
+    """One request failed; the engine lives."""
+
+
+class EngineDeadError(Exception):
+    """The engine core is dead."""
+
+    def __init__(self) -> None:
+        super().__init__("EngineCore encountered an issue. See stack trace (above) for the root cause.")
