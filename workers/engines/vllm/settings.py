@@ -13,7 +13,6 @@ log = logging.getLogger(__name__)
 BATON = "baton"
 TRANSFER = "kv_transfer_config"
 LEASE = f"{TRANSFER}.kv_connector_extra_config"
-_HYBRID_OFF = "disable_hybrid_kv_cache_manager"
 LEASE_S = 120
 """A pin is released when its call is closed; the lease is for the case that nobody is left to do so."""
 
@@ -74,10 +73,6 @@ def _flags(typed: Mapping[str, object]) -> dict[str, object]:
 
 
 def _choose_transfer(given: Given, mode: str) -> None:
-    # With the hybrid manager, NIXL takes a pull that failed for one that came: answers from garbage.
-    value, source = given.setdefault(_HYBRID_OFF, (True, BATON))
-    if value is not True:
-        raise SettingsError(f"{source}: {_HYBRID_OFF}: {value}: KV that did not arrive would not be noticed")
     if TRANSFER in given:
         value, source = given[TRANSFER]
         raise SettingsError(
