@@ -116,10 +116,8 @@ check_alive() { # ends everything if a process has gone
     done
 }
 
-wait_for_the_end() {
-    local pid="" status=0
-    wait -n -p pid "${!NAMES[@]}" || status=$?
-    died "$pid" "$status"
+wait_for_the_end() { # not by `wait -n`: of a process that ended just before, it knows nothing
+    while true; do check_alive; sleep 0.3; done
 }
 
 died() { # died PID STATUS
