@@ -30,7 +30,7 @@ from tests.gpu.vllm_scene import gpus
 MODEL = "openai/gpt-oss"
 ENGINE = {"load_format": "dummy", "enable_prefix_caching": False, "max_model_len": 40960}
 # input tokens, output tokens, concurrency, requests
-WORKLOADS = [(1024, 1024, 64, 192), (32_000, 256, 8, 40)]
+WORKLOADS = [(1024, 1024, 64, 128), (32_000, 256, 8, 24)]
 WAYS = ("apart", "aggregated", "vllm")
 LOAD_TIMEOUT_S = 400
 

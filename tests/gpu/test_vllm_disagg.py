@@ -109,6 +109,7 @@ def test_clients_that_leave_in_any_phase_leave_no_pin(scene: Scene) -> None:
 def test_a_killed_prefill_worker_loses_no_request(scene: Scene) -> None:
     asked = prompts(64, 8_000, seed=5)
     answers, killed_s = _kill_under_load(scene, asked, lambda: kill_worker(scene.prefill))
+    scene.answers["prefill killed"] = answers
     errors = [answer.error for answer in answers if answer.error]
     scene.figures["prefill_killed"] = {
         "requests": len(asked), "answered": len(asked) - len(errors), "errors": errors,
@@ -134,6 +135,10 @@ def test_the_decode_worker_alone_gives_the_same_answers(scene: Scene) -> None:
         assert same >= control - max(1, len(handed) // 20)
         if concurrency == 1:
             assert same == len(handed)
+    killed = scene.answers["prefill killed"]
+    calm = ask_all(scene.stack, prompts(64, 8_000, seed=5), 32, max_tokens=300)
+    scene.figures["prefill_killed"]["answers_as_without"] = same = _num_same(killed, calm)
+    assert same >= len(killed) - 3
 
 
 def test_a_seeded_answer_is_the_same_without_a_handoff(scene: Scene) -> None:

@@ -7,7 +7,15 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from baton.errors import BatonError, DeadlineExceeded, EngineFailure, InvalidRequest, NotReady, WorkerLost
+from baton.errors import (
+    BatonError,
+    DeadlineExceeded,
+    EngineFailure,
+    HandoffFailed,
+    InvalidRequest,
+    NotReady,
+    WorkerLost,
+)
 from baton.messages import GenerateRequest
 from workers.engines.vllm.library import Library, Result
 
@@ -26,6 +34,7 @@ class Call:
     deadline: float
     results: AsyncGenerator[Result, None]
     end: BatonError | None = None
+    has_answered: bool = False
     waiting: asyncio.Timeout | None = None
 
     async def wait(self, work: Coroutine[Any, Any, T], deadline: float, over: BatonError) -> T:
@@ -36,13 +45,16 @@ class Call:
         waiting = self.waiting = asyncio.timeout_at(deadline)
         try:
             async with waiting:
-                return await work
+                result = await work
         except TimeoutError:
             if not waiting.expired():
                 raise  # the engine's own
             raise self._end_or(over) from None
         finally:
             self.waiting = None
+        if self.end is not None:
+            raise self.end
+        return result
 
     def _end_or(self, error: BatonError) -> BatonError:
         return self.end if self.end is not None else error
@@ -89,7 +101,7 @@ class Calls:
     async def step(self, call: Call) -> Result:
         """The next output. Raises the BatonError that its client is told."""
         try:
-            return await call.wait(_next(call.results), call.deadline, _deadline_exceeded(call.request))
+            result = await call.wait(_next(call.results), call.deadline, _deadline_exceeded(call.request))
         except BatonError:
             raise
         except self._lib.dead as error:
@@ -99,6 +111,8 @@ class Calls:
             raise InvalidRequest(f"vLLM refuses the request: {error}") from error
         except Exception as error:
             raise EngineFailure(f"vLLM failed on this request: {error.__cause__ or error!r}") from error
+        call.has_answered = True
+        return result
 
     def break_off(self, reason: str) -> None:
         """The engine is dead: end every request with WorkerLost."""
@@ -109,6 +123,12 @@ class Calls:
         self.broke.set()
         for call in self.open:
             call.end_with(WorkerLost(reason))
+
+    def fail_pulls(self) -> None:
+        """A transfer has failed: end every request whose KV may be the one that did not arrive."""
+        for call in self.open:
+            if call.request.handoff is not None and not call.has_answered:
+                call.end_with(HandoffFailed("the KV did not arrive: its source is gone, or has given it up"))
 
     async def watch(self) -> None:
         """Notice a death that no request meets. Ends with it."""

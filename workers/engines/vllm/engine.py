@@ -64,7 +64,7 @@ class VllmEngine:
         self._context_length = 0
         self._max_open = 0
         self._calls = Calls(lib)
-        self._figures = Figures()
+        self._figures = Figures(self._calls.fail_pulls)
         self._releases = Releases()
         self._watching: asyncio.Task[None] | None = None
 

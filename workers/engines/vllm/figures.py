@@ -1,5 +1,6 @@
 """What vLLM's scheduler tells after each step, and what Baton counts itself."""
 
+from collections.abc import Callable
 from typing import Any
 
 from baton.messages import WorkerStats
@@ -9,10 +10,14 @@ class Figures:
     """vLLM calls `record` on it, as one of its stat loggers (duck-typed: the class is the product of a
     factory that vLLM calls with its config and the index of an engine core).
 
-    `pinned` are the blocks that handoffs keep, by the id that vLLM was given; vLLM counts them as used.
+    `on_failed_pull` is called when a transfer from a prefill worker has failed: vLLM does not say which, and
+    with a hybrid model, as gpt-oss is, it decodes from whatever lies in the blocks. The call comes before
+    anybody sees a token of that request. `pinned` are the blocks that handoffs keep, by the id that vLLM was
+    given; vLLM counts them as used.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_failed_pull: Callable[[], None]) -> None:
+        self._on_failed_pull = on_failed_pull
         self.num_blocks = 0
         self.pinned: dict[str, int] = {}
         self.num_handoffs = 0
@@ -37,6 +42,8 @@ class Figures:
         transfers = scheduler_stats.kv_connector_stats or {}
         self._moved_bytes += int(sum(transfers.get("bytes_transferred", ())))
         self._move_s += sum(transfers.get("transfer_duration", ()))
+        if transfers.get("num_failed_transfers"):
+            self._on_failed_pull()
 
     def log_engine_initialized(self) -> None:
         """Nothing to say: the worker logs its own readiness."""
