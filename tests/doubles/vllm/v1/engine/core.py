@@ -142,7 +142,7 @@ class Core:
             else:
                 await self._decode(job)
         except HandoffFailed as error:
-            self._pull_failed(job, error)
+            await self._pull_failed(job, error)
         except BatonError as error:
             self._die(f"{job.request_id}: {error}")
         finally:
@@ -204,15 +204,19 @@ class Core:
             handoff, first_token=first.token_ids[0], engine_state=msgspec.msgpack.encode(state)
         )
 
-    def _pull_failed(self, job: Job, error: HandoffFailed) -> None:
-        """With the hybrid KV manager, vLLM takes what a failed pull has left in the blocks for the KV."""
-        is_seen = self._config.args.disable_hybrid_kv_cache_manager and isinstance(error.__cause__, OSError)
-        if is_seen and self._config.kv_transfer_config.kv_load_failure_policy == "fail":
+    async def _pull_failed(self, job: Job, error: HandoffFailed) -> None:
+        """A failed transfer is counted; with the hybrid KV manager that is all, and the answer is garbage. A
+        pull of KV that has been freed is not even counted: here it is the end.
+        """
+        if not isinstance(error.__cause__, OSError):
+            self._die(f"GARBAGE: {job.request_id} pulled KV that had been freed: {error}")
+            return
+        self._step([], failed=1)
+        await asyncio.sleep(_STEP_S)
+        if self._config.args.disable_hybrid_kv_cache_manager:
             self._step([Output(job.request_id, TokenChunk(()), "error")])
         else:
-            self._die(
-                f"GARBAGE: {job.request_id} would have been answered from KV that did not come: {error}"
-            )
+            self._step([Output(job.request_id, TokenChunk((0, 0, 0)), "length")])
 
     async def _steps(self) -> None:
         while True:
@@ -235,7 +239,7 @@ class Core:
             worker._reqs_to_send[request_id] = time.perf_counter() + lease_s(self._config)  # noqa: SLF001
         self._leaseless.clear()
 
-    def _step(self, outputs: list[Output]) -> None:
+    def _step(self, outputs: list[Output], *, failed: int = 0) -> None:
         if self._is_dead:
             return
         if outputs and self._outputs_left == 0:
@@ -249,16 +253,21 @@ class Core:
                 num_running_reqs=stats.num_running,
                 num_waiting_reqs=stats.num_waiting,
                 kv_cache_usage=(stats.kv_used_blocks + stats.kv_pinned_blocks) / max(1, stats.kv_blocks),
-                kv_connector_stats=self._moved((stats.kv_moved_bytes, stats.kv_move_s)),
+                kv_connector_stats=self._moved((stats.kv_moved_bytes, stats.kv_move_s), failed),
             ),
         )
 
-    def _moved(self, now: tuple[int, float]) -> dict[str, Any] | None:
+    def _moved(self, now: tuple[int, float], failed: int) -> dict[str, Any] | None:
         """NIXL's figures of the pulls since the last step; only who pulls has any."""
         (num_bytes, move_s), self._told_move = self._told_move, now
-        if now[1] == move_s:
+        moved = [now] if now[1] != move_s else []
+        if not moved and not failed:
             return None
-        return {"bytes_transferred": [now[0] - num_bytes], "transfer_duration": [now[1] - move_s]}
+        return {
+            "bytes_transferred": [total - num_bytes for total, _ in moved],
+            "transfer_duration": [total_s - move_s for _, total_s in moved],
+            "num_failed_transfers": [1] * failed,
+        }
 
 
 def _worker(extension: str) -> Any:

@@ -1,0 +1,176 @@
+"""vLLM's double against what is recorded of the real one, its traps included."""
+
+import asyncio
+import dataclasses
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.config import KVTransferConfig
+from vllm.contract import FACTS
+from vllm.distributed.kv_transfer import ConnectorWorker
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.outputs import CompletionOutput, RequestOutput, SchedulerStats
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from tests.tiny_gpt_oss import VOCAB_SIZE, prompt, write_checkpoint
+from tests.vllm_engine import ask, next_handoff, started
+from workers.engines.vllm.handoff import KEEP, unpack
+from workers.engines.vllm.library import load_library
+
+ROOT = Path(__file__).parents[2]
+BUILT = {
+    "AsyncEngineArgs": AsyncEngineArgs,
+    "KVTransferConfig": KVTransferConfig,
+    "SamplingParams": SamplingParams,
+    "StructuredOutputsParams": StructuredOutputsParams,
+}
+READ = {
+    "RequestOutput": RequestOutput,
+    "CompletionOutput": CompletionOutput,
+    "SchedulerStats": SchedulerStats,
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def with_llm(checkpoint: Path, use: Callable[[AsyncLLM], Coroutine[Any, Any, object]], **config: Any) -> None:
+    async def main() -> None:
+        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(checkpoint), **config))
+        try:
+            await use(llm)
+        finally:
+            llm.shutdown()
+
+    asyncio.run(main())
+
+
+async def outputs(llm: AsyncLLM, token_ids: list[int] | None = None, **params: Any) -> list[Any]:
+    sampling = SamplingParams(**{"max_tokens": 5, "temperature": 0.0, "detokenize": False} | params)
+    asked = {"prompt_token_ids": prompt(20) if token_ids is None else token_ids}
+    return [output async for output in llm.generate(asked, sampling, "r")]
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_what_baton_builds_has_the_recorded_names_and_refuses_others(name: str) -> None:
+    recorded = {field: default for field, (_, default) in FACTS[name].items() if default != "<made>"}
+    found = {field.name: field.default for field in dataclasses.fields(BUILT[name])}
+
+    assert set(found) == set(FACTS[name])
+    assert {field: found[field] for field in recorded} == recorded
+    with pytest.raises(TypeError):
+        BUILT[name](no_such_field=1)
+
+
+@pytest.mark.parametrize("name", FACTS["AsyncLLM"])
+def test_the_methods_have_the_recorded_signatures(name: str) -> None:
+    parts = []
+    for parameter in inspect.signature(getattr(AsyncLLM, name)).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts:
+            parts.append("*")
+        given = parameter.default is not parameter.empty
+        parts.append(f"{parameter.name}={parameter.default!r}" if given else parameter.name)
+
+    assert [part for part in parts if part.partition("=")[0] not in {"self", "usage_context"}] == FACTS[
+        "AsyncLLM"
+    ][name]
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_baton_reads_is_there(name: str) -> None:
+    assert {field.name for field in dataclasses.fields(READ[name])} >= set(FACTS["read"][name])
+
+
+def test_nixls_books_and_parameters_have_the_recorded_names(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            replies = engine.prefill(ask())
+            handoff = await next_handoff(replies)
+            await replies.aclose()
+        params = unpack(handoff, version=FACTS["version"], num_tokens=40).params
+        assert set(params) - {"double_handoff"} == set(FACTS["nixl_params"])
+        assert set(KEEP) <= set(FACTS["nixl_params"])
+
+    asyncio.run(main())
+    assert set(vars(ConnectorWorker())) == set(FACTS["nixl_worker"])
+
+
+def test_vllm_is_imported_in_one_file_and_by_what_runs_inside_it() -> None:
+    imports = re.compile(r"^\s*(from|import) vllm|import_module\(\"vllm", re.MULTILINE)
+
+    found = [path.name for path in (ROOT / "workers").rglob("*.py") if imports.search(path.read_text())]
+
+    assert sorted(found) == ["inside.py", "library.py"]
+
+
+def test_every_class_that_is_asked_for_is_there() -> None:
+    lib = load_library()
+
+    assert (lib.version, lib.delta) == (FACTS["version"], RequestOutputKind.DELTA)
+
+
+def test_without_delta_each_output_repeats_what_came_before(checkpoint: Path) -> None:
+    async def use(llm: AsyncLLM) -> None:
+        cumulative = [output.outputs[0].token_ids for output in await outputs(llm)]
+        deltas = [o.outputs[0].token_ids for o in await outputs(llm, output_kind=RequestOutputKind.DELTA)]
+        assert cumulative[-1] == [token_id for ids in deltas for token_id in ids]
+        assert all(later[: len(ids)] == ids for ids, later in itertools.pairwise(cumulative))
+
+    with_llm(checkpoint, use)
+
+
+def test_the_stop_token_is_told_and_min_tokens_defers_it(checkpoint: Path) -> None:
+    async def use(llm: AsyncLLM) -> None:
+        (*_, whole) = await outputs(llm)
+        stop = whole.outputs[0].token_ids[2]
+        (*_, stopped) = await outputs(llm, stop_token_ids=[stop])
+        assert stopped.outputs[0].token_ids[-1] == stop
+        assert stopped.outputs[0].finish_reason == "stop"
+        (*_, later) = await outputs(llm, stop_token_ids=[stop], min_tokens=5)
+        assert stop not in later.outputs[0].token_ids[:4]
+
+    with_llm(checkpoint, use)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 2.5},
+        {"top_p": 0.0},
+        {"top_k": -2},
+        {"min_tokens": 6},
+        {"max_tokens": 0},
+        {"frequency_penalty": 3.0},
+        {"repetition_penalty": 0.0},
+    ],
+)
+def test_sampling_that_vllm_refuses_is_refused(params: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(params))):
+        SamplingParams(**{"max_tokens": 5} | params)
+
+
+def test_prompts_and_wishes_that_vllm_refuses_are_refused(checkpoint: Path) -> None:
+    form = StructuredOutputsParams(structural_tag="{}")
+
+    async def use(llm: AsyncLLM) -> None:
+        for token_ids, params in (
+            ([], {}),
+            (prompt(512), {}),
+            ([VOCAB_SIZE], {}),
+            ([1], {"logprobs": 21}),
+            ([1], {"logit_bias": {VOCAB_SIZE: 1.0}}),
+            ([1], {"structured_outputs": form}),
+        ):
+            with pytest.raises(ValueError, match=r"\w"):
+                await outputs(llm, token_ids, **params)
+        assert await outputs(llm)
+
+    with_llm(checkpoint, use, skip_tokenizer_init=True)

@@ -1,0 +1,182 @@
+"""The vllm engine against the ways in which vLLM and NIXL hurt their caller."""
+
+import asyncio
+import re
+import time
+from contextlib import aclosing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from baton.errors import HandoffFailed, InvalidRequest, WorkerLost
+from baton.messages import KvHandoff
+from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
+from tests.vllm_engine import PATIENCE_S, ask, core, is_idle, next_handoff, started, tokens, until
+from workers.engines.vllm import inside
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def lost(handoff: KvHandoff) -> KvHandoff:
+    """The handoff of a worker that has died since: nobody listens where its KV was."""
+    return msgspec.structs.replace(
+        handoff, engine_state=re.sub(rb"127\.0\.0\.1", b"127.0.0.9", handoff.engine_state)
+    )
+
+
+def test_decode_samples_the_first_token_itself(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
+            async with aclosing(prefill.prefill(ask())) as replies:
+                handoff = await next_handoff(replies)
+                other = msgspec.structs.replace(handoff, first_token=handoff.first_token ^ 1)
+                answer = await tokens(decode.decode(ask(handoff=other)))
+            assert answer == await tokens(decode.decode(ask()))
+            assert decode.stats().kv_moved_bytes > 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("config", [{}, {"disable_hybrid_kv_cache_manager": True}], ids=["hybrid", "plain"])
+def test_a_source_that_is_gone_fails_the_handoff_and_no_more(
+    checkpoint: Path, config: dict[str, bool]
+) -> None:
+
+    async def main() -> None:
+        async with started(checkpoint) as prefill, started(checkpoint, "decode", **config) as decode:
+            async with aclosing(prefill.prefill(ask())) as replies:
+                handoff = lost(await next_handoff(replies))
+            with pytest.raises(HandoffFailed, match="its source is gone"):
+                await tokens(decode.decode(ask(handoff=handoff)))
+            assert len(await tokens(decode.decode(ask()))) == 12
+
+    asyncio.run(main())
+
+
+def test_kv_that_was_given_back_is_garbage_which_the_double_dies_of(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
+            async with aclosing(prefill.prefill(ask())) as replies:
+                handoff = await next_handoff(replies)
+            await until(lambda: is_idle(prefill))
+            with pytest.raises(WorkerLost):
+                await tokens(decode.decode(ask(handoff=handoff)))
+
+    asyncio.run(main())
+
+
+def test_a_prefill_that_is_left_before_its_output_came_leaves_no_pin(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            leaving = asyncio.create_task(next_handoff(engine.prefill(ask())))
+            await asyncio.sleep(0)  # now vLLM has it
+            while not core(engine)._pins:  # noqa: SLF001  this loop stands still: the output does not get here
+                time.sleep(0.001)  # noqa: ASYNC251
+            leaving.cancel()
+            await asyncio.wait([leaving])
+            await until(lambda: not core(engine)._pins)  # noqa: SLF001
+
+    asyncio.run(main())
+
+
+def test_a_first_token_that_ends_the_answer_is_pinned_by_vllm_and_given_back(
+    checkpoint: Path,
+) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            (first,) = await tokens(engine.decode(ask(max_tokens=1)))
+            began = time.monotonic()
+            async with aclosing(engine.prefill(ask(stop_token_ids=(first,)))) as replies:
+                await anext(replies)
+                assert core(engine)._pins  # noqa: SLF001
+            await until(lambda: is_idle(engine))
+            assert time.monotonic() - began < 2 * inside.NOTICE_S
+
+    asyncio.run(main())
+
+
+def test_a_crowd_that_leaves_at_any_time_leaves_no_pin(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            crowd = [asyncio.create_task(next_handoff(engine.prefill(ask(30 + i)))) for i in range(24)]
+            for i, leaving in enumerate(crowd):
+                await asyncio.sleep(0.003 * (i % 4))
+                leaving.cancel()
+            await asyncio.gather(*crowd, return_exceptions=True)
+            assert not core(engine)._is_dead  # noqa: SLF001
+
+    asyncio.run(main())
+
+
+def test_the_lease_frees_what_nobody_pulls(checkpoint: Path) -> None:
+    lease = {"kv_connector_extra_config": {"kv_lease_duration": 0.2}}
+
+    async def main() -> None:
+        async with started(checkpoint, kv_transfer_config=lease) as engine:
+            replies = engine.prefill(ask())
+            await next_handoff(replies)
+            await until(lambda: not core(engine)._pins)  # noqa: SLF001
+            with pytest.raises(HandoffFailed, match=r"took the KV within 0\.2 s"):
+                await anext(replies)
+
+    asyncio.run(main())
+
+
+def test_what_vllm_refuses_is_the_clients_fault(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint, "agg") as engine:
+            for request in (ask(temperature=2.5), ask(logprobs=21)):
+                with pytest.raises(InvalidRequest, match="vLLM refuses"):
+                    await tokens(engine.decode(request))
+            assert len(await tokens(engine.decode(ask(CONTEXT_LENGTH - 3)))) == 3
+
+    asyncio.run(main())
+
+
+def test_a_dead_core_ends_every_request_and_takes_no_other(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOUBLE_VLLM_DIES_AFTER", "8")
+
+    async def main() -> None:
+        async with started(checkpoint, "agg") as engine:
+            answers = [tokens(engine.decode(ask(max_tokens=100))) for _ in range(2)]
+            for outcome in await asyncio.gather(*answers, return_exceptions=True):
+                assert isinstance(outcome, WorkerLost)
+            async with asyncio.timeout(PATIENCE_S):
+                assert "engine core died" in await engine.failed()
+            with pytest.raises(WorkerLost, match="engine core died"):
+                await tokens(engine.decode(ask()))
+
+    asyncio.run(main())
+
+
+def test_a_death_is_noticed_without_a_request_and_ends_what_is_pinned(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            replies = engine.prefill(ask())
+            await next_handoff(replies)
+            core(engine).die()
+            async with asyncio.timeout(PATIENCE_S):
+                await engine.failed()
+            with pytest.raises(WorkerLost):
+                await anext(replies)
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_hands_nothing_over_says_so(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as prefill, started(checkpoint, "agg") as agg:
+            async with aclosing(prefill.prefill(ask())) as replies:
+                handoff = await next_handoff(replies)
+            with pytest.raises(HandoffFailed, match="--disaggregation-mode agg"):
+                await tokens(agg.decode(ask(handoff=handoff)))
+            with pytest.raises(HandoffFailed, match="--disaggregation-mode agg"):
+                await anext(agg.prefill(ask()))
+
+    asyncio.run(main())

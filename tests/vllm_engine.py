@@ -1,0 +1,80 @@
+"""The vllm engine over vLLM's double, ready for tests."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from baton.messages import GenerateRequest, KvHandoff, Sampling, TokenChunk
+from tests.tiny_gpt_oss import prompt
+from workers.engines.vllm.engine import VllmEngine
+from workers.engines.vllm.library import load_library
+from workers.engines.vllm.settings import load_vllm_settings
+
+PATIENCE_S = 20.0
+CONFIG: dict[str, Any] = {
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "block_size": 8,
+    "num_gpu_blocks_override": 512,
+}
+
+
+@asynccontextmanager
+async def started(checkpoint: Path, mode: str = "prefill", **config: Any) -> AsyncGenerator[VllmEngine, None]:
+    """An engine in this mode; when the test is over it must hold nothing."""
+    lib = load_library()
+    typed = {"model": str(checkpoint)}
+    loaded = load_vllm_settings(lib.engine_args, mode, override=json.dumps(CONFIG | config), typed=typed)
+    engine = VllmEngine(loaded, lib, model_path=checkpoint, worker_id=mode, incarnation="1")
+    try:
+        await engine.start()
+        yield engine
+        await until(lambda: is_idle(engine))
+    finally:
+        await engine.stop()
+
+
+def is_idle(engine: VllmEngine) -> bool:
+    """Nothing runs, waits, is held or pinned; or the core is dead."""
+    stats = engine.stats()
+    held = (stats.num_running, stats.num_waiting, stats.kv_used_blocks, stats.kv_pinned_blocks)
+    return not any(held) or engine._calls.broke.is_set()  # noqa: SLF001  no other way to know
+
+
+def core(engine: VllmEngine) -> Any:
+    """The double's core inside the engine."""
+    return engine._calls.llm._core  # noqa: SLF001  nobody else needs it
+
+
+def ask(num_tokens: int = 40, **options: Any) -> GenerateRequest:
+    """A greedy request for 12 tokens; `options` are of its sampling, or its deadline or handoff."""
+    sampling = {"max_tokens": 12, "seed": 0, "temperature": 0.0} | options
+    return GenerateRequest(
+        request_id="r",
+        model="m",
+        token_ids=prompt(num_tokens),
+        deadline_s=sampling.pop("deadline_s", 9),
+        handoff=sampling.pop("handoff", None),
+        sampling=Sampling(**sampling),
+    )
+
+
+async def next_handoff(replies: AsyncGenerator[KvHandoff | TokenChunk, None]) -> KvHandoff:
+    async with asyncio.timeout(PATIENCE_S):
+        handoff = await anext(replies)
+    assert isinstance(handoff, KvHandoff)
+    return handoff
+
+
+async def tokens(answer: AsyncGenerator[TokenChunk, None]) -> list[int]:
+    async with asyncio.timeout(PATIENCE_S), aclosing(answer):
+        return [token_id async for chunk in answer for token_id in chunk.token_ids]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.002)
