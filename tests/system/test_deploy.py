@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.conftest import free_port
 from tests.stack import MODEL, ROOT, Process, wait_for
 
 DEPLOY = ROOT / "deploy"
+CLUSTER = {"etcd": "2379", "nats": "4222"}
 PORTS = ("2379", "2380", "4222", "8222", "8000")
 
 
@@ -38,6 +40,8 @@ class Containers:
         self._folder = folder
         self._ports = {port: str(free_port()) for port in PORTS}
         self._processes: list[Process] = []
+        (folder / "hostname").write_text("#!/bin/sh\necho $OWN_ADDRESS\n")
+        (folder / "hostname").chmod(0o755)
 
     def url(self, port: str) -> str:
         return f"http://127.0.0.1:{self._ports[port]}"
@@ -48,17 +52,19 @@ class Containers:
         command = service["command"]
         words = shlex.split(command) if isinstance(command, str) else list(command)
         environ = {key: self._here(str(value)) for key, value in service.get("environment", {}).items()}
-        if "BATON_HOST" in environ:
-            environ["BATON_HOST"] = "localhost"  # a name, as in the containers' network
         program = sys.executable if words[0] == "python3" else shutil.which(Path(words[0]).name)
         assert program is not None
-        line = [program, *(self._here(word) for word in words[1:])]
+        entrypoint = [word.replace("$$", "$") for word in service.get("entrypoint", [])]
+        line = [*entrypoint, program, *(self._here(word) for word in words[1:])]
         inherited = {
-            "PATH": "/usr/bin:/bin:/usr/sbin",
+            "PATH": f"{self._folder}:/usr/bin:/bin:/usr/sbin",
             "HOME": str(self._folder),
             "PYTHONPATH": "tests/doubles",
+            "OWN_ADDRESS": f"127.0.1.{len(self._processes) + 1}",
         }
         self._processes.append(Process(name, line, self._folder / f"{name}.log", inherited | environ))
+        if name in CLUSTER:  # the others depend on its health
+            wait_for(lambda: self._listens(CLUSTER[name]), timeout_s=30)
 
     def _here(self, word: str) -> str:
         folders = {"/etc/nats": str(DEPLOY), "/var/lib": str(self._folder), "=/data": f"={self._folder}/nats"}
@@ -68,15 +74,24 @@ class Containers:
         word = re.sub(r"0\.0\.0\.0|(?<=//)(etcd|nats)(?=:)", "localhost", word)
         return re.sub(r"\b(" + "|".join(PORTS) + r")\b", lambda match: self._ports[match[1]], word)
 
-    def roles(self) -> set[str]:
+    def _listens(self, port: str) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", int(self._ports[port]))) == 0
+
+    def roles(self) -> list[str]:
         """Of the workers that the frontend knows; fails the test if a process has ended."""
         for process in self._processes:
             assert process.popen.poll() is None, f"{process.name} ended:\n{process.text()[-2000:]}"
         try:
             health = httpx.get(f"{self.url('8000')}/health").json()
         except httpx.TransportError:
-            return set()
-        return {instance["role"] for instance in health["instances"]}
+            return []
+        return sorted(instance["role"] for instance in health["instances"])
+
+    def addresses(self) -> set[str]:
+        """What workers tell their peers, from the print of their settings."""
+        logs = "".join(process.text() for process in self._processes)
+        return set(re.findall(r"\bhost=(127\.0\.1\.\d+) \(BATON_HOST\)", logs))
 
     def stop(self) -> None:
         for process in reversed(self._processes):
@@ -109,7 +124,7 @@ def gpu_profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers
 def test_a_profile_answers_a_chat_request(profile: str, request: pytest.FixtureRequest) -> None:
     containers: Containers = request.getfixturevalue(profile)
     url = containers.url("8000")
-    wait_for(lambda: containers.roles() == {"prefill", "decode"}, timeout_s=60)
+    wait_for(lambda: containers.roles() == ["decode", "prefill"], timeout_s=60)
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 40}
     num_before = num_handoffs(url)
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
@@ -192,3 +207,10 @@ def test_what_is_mounted_and_copied_exists() -> None:
     assert all((ROOT / name).exists() for line in copied for name in line.split())
     targets = {s["build"]["target"] for s in SERVICES.values() if "build" in s}
     assert targets == {"frontend", "worker", "demo"}
+
+
+def test_a_service_can_be_scaled(cpu_profile: Containers) -> None:
+    """`--scale decode-cpu=2`; last, since the profile's other tests count its workers."""
+    cpu_profile.start("decode-cpu")
+    wait_for(lambda: cpu_profile.roles() == ["decode", "decode", "prefill"], timeout_s=60)
+    assert len(cpu_profile.addresses()) == 3
