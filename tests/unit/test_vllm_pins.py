@@ -1,0 +1,143 @@
+"""KV that is given back, in batches and inside vLLM's processes; and the end of these with Baton's worker."""
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.distributed.kv_transfer import Connector, set_kv_transfer_group
+
+from workers.engines.vllm.inside import NOTICE_S, KvPins, shorten_leases
+from workers.engines.vllm.pins import Releases
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_leases_that_are_shortened_come_first_and_none_gets_longer() -> None:
+    now = time.perf_counter()
+    leases = {"old": now + 0.5, "a": now + 30, "b": now + 40, "c": now + 50}
+
+    shorten_leases(leases, ["c", "gone", "old"])
+
+    assert list(leases) == ["old", "c", "a", "b"]
+    assert leases["old"] == now + 0.5
+    assert leases["c"] == pytest.approx(now + NOTICE_S, abs=1)
+
+
+def test_requests_are_found_by_the_id_that_vllm_was_given() -> None:
+    connector = Connector()
+    set_kv_transfer_group(connector)
+    books = connector.connector_worker
+    far = time.perf_counter() + 30
+    books._reqs_to_send |= {"r-1-0a0b0c0d": far, "r-10-0a0b0c0d": far, "plain": far}  # noqa: SLF001
+    books._reqs_to_process |= {*books._reqs_to_send, "r-2-0a0b0c0d"}  # noqa: SLF001
+
+    again = KvPins().release_kv(["r-1", "r-2", "r-3", "plain"])
+
+    assert again == ["r-2"]  # its lease begins with the next step
+    shortened = {i for i, end in books._reqs_to_send.items() if end < far}  # noqa: SLF001
+    assert shortened == {"r-1-0a0b0c0d", "plain"}
+
+
+class Llm:
+    """Takes what is released; answers when it is allowed to."""
+
+    def __init__(self, *answers: list[str] | Exception) -> None:
+        self.asked: list[list[str]] = []
+        self.may_answer = asyncio.Event()
+        self._answers = list(answers)
+
+    async def collective_rpc(self, method: str, args: tuple[list[str]], **_: float) -> Any:
+        assert method == "release_kv"
+        self.asked.append(args[0])
+        await self.may_answer.wait()
+        answer = self._answers.pop(0) if self._answers else []
+        if isinstance(answer, Exception):
+            raise answer
+        return [answer, None]
+
+
+async def released(llm: Llm, releases: Releases, num_messages: int) -> None:
+    async with asyncio.timeout(5):
+        while len(llm.asked) < num_messages:
+            await asyncio.sleep(0.001)
+    llm.may_answer.set()
+
+
+def test_pins_that_come_while_vllm_answers_go_with_the_next_message() -> None:
+    async def main() -> None:
+        llm, releases = Llm(), Releases()
+        releases.add(llm, "a")
+        await asyncio.sleep(0)
+        for request_id in ("b", "c"):
+            releases.add(llm, request_id)
+        await released(llm, releases, 1)
+        await released(llm, releases, 2)
+        assert llm.asked == [["a"], ["b", "c"]]
+
+    asyncio.run(main())
+
+
+def test_a_pin_without_a_lease_is_asked_for_again() -> None:
+    async def main() -> None:
+        llm, releases = Llm(["a"]), Releases()
+        llm.may_answer.set()
+        releases.add(llm, "a")
+        releases.add(llm, "b")
+        await released(llm, releases, 2)
+        assert llm.asked == [["a", "b"], ["a"]]
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_does_not_answer_costs_the_lease_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        llm, releases = Llm(TimeoutError()), Releases()
+        llm.may_answer.set()
+        releases.add(llm, "a")
+        await released(llm, releases, 1)
+        releases.add(llm, "b")
+        await released(llm, releases, 2)
+        await releases.stop()
+        assert llm.asked == [["a"], ["b"]]
+
+    asyncio.run(main())
+    assert "pins not released num=1" in caplog.text
+
+
+# A worker, vLLM's core below it, and a GPU worker below that, each with the extension loaded.
+_TREE = """
+import importlib, os, subprocess, sys, time
+depth = int(sys.argv[1])
+if depth == 2:
+    os.environ["BATON_WORKER_PID"] = str(os.getpid())
+importlib.import_module("workers.engines.vllm.inside")
+print(os.getpid(), flush=True)
+if depth:
+    subprocess.Popen([sys.executable, "-c", sys.argv[2], str(depth - 1), sys.argv[2]])
+time.sleep(60)
+"""
+
+
+def test_a_killed_worker_takes_vllms_processes_with_it() -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-c", _TREE, "2", _TREE], stdout=subprocess.PIPE, cwd=ROOT, text=True
+    )
+    try:
+        assert worker.stdout is not None
+        _, *below = [int(worker.stdout.readline()) for _ in range(3)]
+        ends = [os.pidfd_open(pid) for pid in below]
+    finally:
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+
+    for end in ends:
+        assert select.select([end], [], [], 10)[0], "a process of vLLM's outlives its worker"
+        os.close(end)
+    worker.stdout.close()

@@ -1,0 +1,192 @@
+"""What a request asks in vLLM's words, what its handoff is made of, and what its outputs become."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from vllm.outputs import CompletionOutput, Logprob, RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from baton.errors import EngineFailure, HandoffFailed, InvalidRequest
+from baton.messages import GenerateRequest, Guided, KvHandoff, MessageForm, Sampling, Usage
+from workers.engines.structural_tag import structural_tag
+from workers.engines.token_requests import seed_of_attempt
+from workers.engines.vllm.answers import Answer
+from workers.engines.vllm.handoff import KEEP, num_blocks, pack, unpack
+from workers.engines.vllm.library import load_library
+from workers.engines.vllm.sampling import sampling_params
+
+STOPS = (3071, 3070)
+PARAMS = {"remote_request_id": "r-1-0a0b0c0d", "remote_block_ids": ((1, 2, 3),), "remote_port": 5600}
+
+
+def ask(num_generated: int = 0, **options: Any) -> GenerateRequest:
+    sampling: dict[str, Any] = {"max_tokens": 10, "seed": 3, "stop_token_ids": STOPS} | options
+    return GenerateRequest(
+        request_id="r",
+        model="m",
+        token_ids=[1] * 5,
+        handoff=sampling.pop("handoff", None),
+        sampling=Sampling(**sampling),
+        deadline_s=1,
+        num_generated=num_generated,
+    )
+
+
+def params(request: GenerateRequest, **told: Any) -> dict[str, Any]:
+    """The fields that differ from vLLM's defaults."""
+    built = sampling_params(request, load_library(), **{"max_tokens": 10} | told)
+    plain = SamplingParams()
+    return {name: value for name, value in vars(built).items() if value != getattr(plain, name)}
+
+
+ALWAYS = {
+    "max_tokens": 10,
+    "seed": 3,
+    "ignore_eos": True,
+    "stop_token_ids": list(STOPS),
+    "detokenize": False,
+    "output_kind": RequestOutputKind.DELTA,
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({}, {}),
+        ({"temperature": 0.5, "top_k": -1, "top_p": 0.5}, {"temperature": 0.5, "top_p": 0.5}),
+        ({"top_k": 7, "min_p": 0.1}, {"top_k": 7, "min_p": 0.1}),
+        ({"logprobs": 0}, {"logprobs": 0}),
+        ({"logit_bias": {3: 1.5}}, {"logit_bias": {3: 1.5}}),
+        ({"min_tokens": 4}, {"min_tokens": 4}),
+        ({"ignore_eos": True}, {"stop_token_ids": []}),
+        (
+            {"frequency_penalty": 0.5, "presence_penalty": 0.25, "repetition_penalty": 1.5},
+            {"frequency_penalty": 0.5, "presence_penalty": 0.25, "repetition_penalty": 1.5},
+        ),
+    ],
+)
+def test_what_is_asked_for_is_what_vllm_is_told(asked: dict[str, Any], told: dict[str, Any]) -> None:
+    expected = {name: value for name, value in (ALWAYS | told).items() if value != []}
+    assert params(ask(**asked)) == expected
+
+
+def test_of_a_resumed_answer_vllm_is_told_what_is_left() -> None:
+    request = ask(num_generated=3, min_tokens=5)
+
+    told = params(request, max_tokens=7)
+
+    assert (told["max_tokens"], told["min_tokens"]) == (7, 2)
+    assert told["seed"] == seed_of_attempt(request.sampling, 3) != 3
+
+
+def test_a_prompt_that_is_handed_over_has_one_token_and_its_parameters() -> None:
+    told = params(ask(min_tokens=5), max_tokens=1, transfer=dict(KEEP))
+
+    assert (told["max_tokens"], told["min_tokens"]) == (1, 1)
+    assert told["extra_args"] == {"kv_transfer_params": KEEP}
+
+
+def test_a_demanded_form_becomes_a_structural_tag() -> None:
+    form = Guided(
+        leading=(),
+        last=(MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>", schema="{}"),),
+    )
+
+    assert params(ask(guided=form))["structured_outputs"].structural_tag == structural_tag(form)
+
+
+def test_what_vllm_refuses_names_the_field() -> None:
+    with pytest.raises(InvalidRequest, match=r"vLLM refuses the sampling: temperature must be in \[0, 2\]"):
+        sampling_params(ask(temperature=3.0), load_library(), max_tokens=1)
+
+
+def handoff(state: bytes, num_tokens: int = 5) -> KvHandoff:
+    return KvHandoff(
+        worker_id="p",
+        incarnation="1",
+        first_token=7,
+        num_prompt_tokens=num_tokens,
+        ttl_s=1,
+        engine_state=state,
+    )
+
+
+def test_a_handoff_gives_back_what_vllm_wrote() -> None:
+    state = unpack(handoff(pack(PARAMS, version="1", num_cached_tokens=2)), version="1", num_tokens=5)
+
+    assert state.num_cached_tokens == 2
+    assert state.params == PARAMS | {"remote_block_ids": [[1, 2, 3]]}
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (b"", "is not vLLM's"),
+        (b"\x01not ours", "is not vLLM's"),
+        (pack(PARAMS, version="1", num_cached_tokens=2)[:-1], "is not vLLM's"),
+        (pack(PARAMS, version="1", num_cached_tokens=2).replace(b"vllm-1", b"vllm-2"), "is not vLLM's"),
+        (msgspec.msgpack.encode(["embedded-1", "1", 2, {}]), "is not vLLM's"),
+        (pack(PARAMS, version="2", num_cached_tokens=2), "prefill worker p is 2, of this worker 1"),
+    ],
+)
+def test_foreign_truncated_and_other_versions_bytes_are_refused(state: bytes, says: str) -> None:
+    with pytest.raises(HandoffFailed, match=says):
+        unpack(handoff(state), version="1", num_tokens=5)
+
+
+def test_the_handoff_of_another_prompt_is_refused_with_both_lengths() -> None:
+    state = pack(PARAMS, version="1", num_cached_tokens=0)
+
+    with pytest.raises(HandoffFailed, match="has 4 tokens, its request 5"):
+        unpack(handoff(state, 4), version="1", num_tokens=5)
+
+
+def test_parameters_that_cannot_travel_fail_the_handoff() -> None:
+    with pytest.raises(HandoffFailed, match="cannot travel"):
+        pack({"remote_port": object()}, version="1", num_cached_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("groups", "count"), [([[1, 2], [3]], 3), (((1, 2),), 2), ([4, 5], 2), (None, 0), ([[]], 0)]
+)
+def test_kept_blocks_are_counted_over_all_groups_of_layers(groups: object, count: int) -> None:
+    assert num_blocks({"remote_block_ids": groups}) == count
+
+
+def output(reason: str | None = None, **given: Any) -> RequestOutput:
+    told = {"token_ids": [8, 9], "logprobs": None} | given
+    return RequestOutput("r", [CompletionOutput(0, "", finish_reason=reason, **told)], bool(reason), 4)
+
+
+def test_the_last_output_tells_usage_over_all_attempts() -> None:
+    answer = Answer(ask(num_generated=2))
+
+    assert answer.chunk(output()).usage is None
+    assert answer.chunk(output("stop")).usage == Usage(3, 4, 6)
+
+
+def test_the_cached_tokens_of_a_handoff_are_those_of_prefill() -> None:
+    assert Answer(ask(), num_cached_tokens=1).chunk(output("length")).usage == Usage(5, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"), [("abort", "'abort'"), ("error", "'error'"), ("repetition", "rep")]
+)
+def test_a_reason_that_is_no_good_end_is_an_engine_failure(reason: str, told: str) -> None:
+    with pytest.raises(EngineFailure, match=told):
+        Answer(ask()).chunk(output(reason))
+
+
+def test_an_error_with_a_handoff_is_the_handoffs() -> None:
+    with pytest.raises(HandoffFailed):
+        Answer(ask(handoff=handoff(b""))).chunk(output("error"))
+
+
+def test_logprobs_are_the_chosen_tokens_and_the_likeliest() -> None:
+    told: list[dict[int, Logprob]] = [{8: Logprob(-3.0, 3), 1: Logprob(-0.5, 1), 2: Logprob(-1.0, 2)}]
+
+    (first, second) = Answer(ask(logprobs=2)).chunk(output(logprobs=told)).logprobs or ()
+
+    assert (first.token_id, first.logprob, first.top) == (8, -3.0, ((1, -0.5), (2, -1.0)))
+    assert (second.token_id, second.top) == (9, ())  # not told

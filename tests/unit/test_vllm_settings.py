@@ -1,0 +1,133 @@
+"""vLLM's settings: one precedence, the installed build's own classes, errors with their place."""
+
+import json
+from pathlib import Path
+
+import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+from workers.engines.vllm.settings import LEASE_S, load_vllm_settings
+from workers.settings import SettingsError
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = sorted(ROOT.glob("engine_configs/vllm/*/*.yaml"))
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "engine.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_flag_beats_override_beats_yaml_beats_baton_beats_default_leaf_by_leaf(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "max_num_seqs: 8\nmax_num_batched_tokens: 100\nblock_size: 64\n"
+        "kv_transfer_config:\n  kv_buffer_device: cpu\n  kv_connector_extra_config: {kv_lease_duration: 7}\n",
+    )
+    override = {"max_num_seqs": 9, "max_num_batched_tokens": 101, "kv_transfer_config": {"kv_ip": "::1"}}
+
+    loaded = load_vllm_settings(
+        AsyncEngineArgs,
+        "prefill",
+        yaml_path=path,
+        override=json.dumps(override),
+        typed={"max_batch_size": 10, "model": "/m"},
+    )
+
+    transfer = loaded.settings["kv_transfer_config"]
+    assert (transfer.kv_connector, transfer.kv_role) == ("NixlConnector", "kv_producer")
+    assert (transfer.kv_buffer_device, transfer.kv_ip) == ("cpu", "::1")
+    assert transfer.kv_connector_extra_config == {"kv_lease_duration": 7}
+    assert AsyncEngineArgs(**loaded.settings).block_size == 64
+    lines = loaded.lines()
+    for line in (
+        "max_num_seqs=10 (flag)",
+        "max_num_batched_tokens=101 (--override-engine-args)",
+        f"block_size=64 ({path}:3)",
+        "kv_transfer_config.kv_load_failure_policy=fail (baton)",
+        "worker_extension_cls=workers.engines.vllm.inside.KvPins (baton)",
+        "generation_config=vllm (baton)",
+        "stream_interval=1 (default)",
+    ):
+        assert line in lines
+
+
+@pytest.mark.parametrize(
+    ("mode", "role"), [("prefill", "kv_producer"), ("decode", "kv_consumer"), ("agg", None)]
+)
+def test_each_role_has_its_side_of_the_transfer(mode: str, role: str | None) -> None:
+    loaded = load_vllm_settings(AsyncEngineArgs, mode)
+
+    assert loaded.values.get("kv_transfer_config.kv_role") == role
+    if role is not None:
+        assert loaded.values["kv_transfer_config.kv_connector_extra_config"] == {"kv_lease_duration": LEASE_S}
+    assert ("kv_transfer_config" in loaded.settings) == (role is not None)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("max_num_seq: 8", r"engine.yaml:1: max_num_seq: unknown key; did you mean max_num_seqs\?"),
+        (
+            "kv_transfer_config: {kv_conector: NixlConnector}",
+            r"yaml:1: kv_transfer_config.kv_conector: unknown key; did you mean kv_transfer_config.kv_connector",
+        ),
+        ("max_num_seqs: many", r"engine.yaml:1: max_num_seqs: 'many': "),
+        ("dtype: int4", r"engine.yaml:1: dtype: 'int4': must be one of auto, half"),
+        ("enforce_eager: 1", r"engine.yaml:1: enforce_eager: 1: "),
+        ("_api_process_count: 2", r"_api_process_count: unknown key"),
+        ("worker_extension_cls: mine.Own", r"worker_extension_cls: Baton needs it for itself"),
+        ("\nkv_transfer_config: null", r"engine.yaml:2: kv_transfer_config: None: a prefill worker needs it"),
+        ("kv_transfer_config: {kv_connector: MooncakeConnector}", "KV travels by NixlConnector only"),
+        ("kv_transfer_config: {kv_connector_extra_config: 7}", "must be a mapping"),
+        (
+            "kv_transfer_config: {kv_connector_extra_config: {bidirectional_kv_xfer: true}}",
+            "KV goes from prefill to decode only",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_place(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        load_vllm_settings(AsyncEngineArgs, "prefill", yaml_path=write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("kv_cache_config.free_gpu_memory_fraction", "vLLM's gpu_memory_utilization"),
+        ("moe_expert_parallel_size", "enable_expert_parallel: true"),
+        ("no_such_flag", "this engine has no such setting"),
+    ],
+)
+def test_a_flag_that_means_something_else_here_is_refused(flag: str, says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        load_vllm_settings(AsyncEngineArgs, "agg", typed={flag: 1})
+
+
+def test_the_common_flags_have_vllms_names() -> None:
+    typed = {"max_batch_size": 3, "max_num_tokens": 64, "max_seq_len": 256, "tensor_parallel_size": 2}
+
+    loaded = load_vllm_settings(AsyncEngineArgs, "agg", typed=typed)
+
+    built = AsyncEngineArgs(**loaded.settings)
+    assert (built.max_num_seqs, built.max_num_batched_tokens) == (3, 64)
+    assert (built.max_model_len, built.tensor_parallel_size) == (256, 2)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_shipped_config_is_taken_as_it_stands(path: Path) -> None:
+    loaded = load_vllm_settings(AsyncEngineArgs, path.stem, yaml_path=path)
+
+    assert AsyncEngineArgs(**loaded.settings).max_model_len == 131072
+
+
+@pytest.mark.parametrize("size", ["gpt-oss-20b", "gpt-oss-120b"])
+def test_a_pair_agrees_on_what_its_kv_looks_like(size: str) -> None:
+    pair = [
+        load_vllm_settings(AsyncEngineArgs, mode, yaml_path=ROOT / f"engine_configs/vllm/{size}/{mode}.yaml")
+        for mode in ("prefill", "decode")
+    ]
+
+    for key in ("block_size", "kv_cache_dtype", "tensor_parallel_size", "max_model_len"):
+        assert len({loaded.values[key] for loaded in pair}) == 1, key
