@@ -71,7 +71,7 @@ def test_each_role_has_its_side_of_the_transfer(mode: str, role: str | None) -> 
         ("max_num_seq: 8", r"engine.yaml:1: max_num_seq: unknown key; did you mean max_num_seqs\?"),
         (
             "kv_transfer_config: {kv_conector: NixlConnector}",
-            r"yaml:1: kv_transfer_config.kv_conector: unknown key; did you mean kv_transfer_config.kv_connector",
+            r"kv_transfer_config.kv_conector: unknown key; did you mean kv_transfer_config.kv_connector",
         ),
         ("max_num_seqs: many", r"engine.yaml:1: max_num_seqs: 'many': "),
         ("dtype: int4", r"engine.yaml:1: dtype: 'int4': must be one of auto, half"),

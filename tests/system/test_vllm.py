@@ -1,0 +1,124 @@
+"""`--engine vllm` as real processes, with vLLM's double in place of the library."""
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.stack import MODEL, ROOT, Process, Stack, wait_for
+from tests.system.test_serving import CALL, GUIDE, QUESTION, RESULT
+
+YAML = "max_num_seqs: 32\nmax_num_batched_tokens: 2048\nblock_size: 16\n"
+
+Json = dict[str, Any]
+
+
+def worker(stack: Stack, folder: Path, mode: str, name: str, **environ: str) -> Process:
+    """A worker with the demo model."""
+    yaml = folder / "engine.yaml"
+    yaml.write_text(YAML)
+    stack.environ |= environ
+    try:
+        return stack.worker(mode, engine="vllm", yaml=yaml, name=name)
+    finally:
+        for key in environ:
+            del stack.environ[key]
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    doubles = os.pathsep.join([str(ROOT / "tests/doubles"), os.environ.get("PYTHONPATH", "")])
+    stack = Stack(tmp_path, {"PYTHONPATH": doubles.rstrip(os.pathsep)})
+    stack.frontend()
+    yield stack
+    stack.stop()
+
+
+def chat(stack: Stack, *messages: Json) -> Json:
+    asked = GUIDE | {"messages": list(messages)}
+    answer = httpx.post(f"{stack.url}/v1/chat/completions", json=asked, timeout=60)
+    assert answer.status_code == 200, answer.text
+    (choice,) = answer.json()["choices"]
+    found: Json = choice
+    return found
+
+
+def complete(stack: Stack, num_tokens: int = 400) -> str:
+    body = {"model": MODEL, "prompt": "one two three", "max_tokens": num_tokens, "temperature": 0}
+    answer = httpx.post(f"{stack.url}/v1/completions", json=body | {"ignore_eos": True}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    text: str = answer.json()["choices"][0]["text"]
+    return text
+
+
+def test_both_rounds_of_the_guides_conversation_are_answered(stack: Stack, tmp_path: Path) -> None:
+    prefill = worker(stack, tmp_path, "prefill", "prefill")
+    worker(stack, tmp_path, "decode", "decode")
+    stack.wait_ready(1, 1)
+    num_before = stack.gauge("baton_num_handoffs")  # the pair has warmed up
+
+    asked = chat(stack, QUESTION)
+    answered = chat(stack, QUESTION, CALL, RESULT)
+
+    (call,) = asked["message"]["tool_calls"]
+    assert call["function"] == {"name": "get_system_health", "arguments": "{}"}
+    assert (asked["finish_reason"], answered["finish_reason"]) == ("tool_calls", "stop")
+    assert "372045" in answered["message"]["content"]
+    assert stack.gauge("baton_num_handoffs") - num_before == 4  # two on each side
+    stack.wait_idle()
+    assert "kv_transfer_config.kv_role=kv_producer (baton)" in prefill.text()
+    assert {instance["engine"] for instance in stack.health()["instances"]} == {"vllm"}
+    prefill.signal(signal.SIGTERM)
+    assert prefill.wait(10) == 0
+
+
+def test_a_dead_core_ends_its_worker_and_the_requests_go_on_elsewhere(stack: Stack, tmp_path: Path) -> None:
+    worker(stack, tmp_path, "agg", "sound")
+    stack.wait_ready(0, 1)
+    expected = complete(stack)
+    doomed = worker(stack, tmp_path, "agg", "doomed", DOUBLE_VLLM_DIES_AFTER="100")
+    stack.wait_ready(0, 2)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert {answer.result() for answer in [pool.submit(complete, stack) for _ in range(4)]} == {expected}
+
+    assert doomed.wait(20) == 1
+    assert "vLLM's engine core died" in doomed.text()
+    wait_for(lambda: len(stack.health()["instances"]) == 1)
+
+
+def test_a_killed_prefill_worker_costs_nobody_an_answer(stack: Stack, tmp_path: Path) -> None:
+    decode = worker(stack, tmp_path, "decode", "decode")
+    killed = worker(stack, tmp_path, "prefill", "prefill")
+    stack.wait_ready(1, 1)
+    expected = complete(stack, 60)
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(complete, stack, 60) for _ in range(8)]
+        killed.kill()
+        assert {answer.result() for answer in answers} == {expected}
+
+    assert "GARBAGE" not in decode.text()
+    stack.wait_idle()
+
+
+def test_a_client_that_leaves_leaves_no_pin(stack: Stack, tmp_path: Path) -> None:
+    worker(stack, tmp_path, "prefill", "prefill")
+    worker(stack, tmp_path, "decode", "decode")
+    stack.wait_ready(1, 1)
+    body = {"model": MODEL, "prompt": "one two three " * 200, "max_tokens": 900, "ignore_eos": True}
+
+    def leave(after_s: float) -> None:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{stack.url}/v1/completions", json=body, timeout=httpx.Timeout(9, read=after_s))
+
+    with ThreadPoolExecutor(8) as pool:
+        for left in [pool.submit(leave, 0.05 * (i + 1)) for i in range(8)]:
+            left.result()
+
+    stack.wait_idle()
