@@ -64,7 +64,7 @@ test-clients: dev $(VENV)-clients/.made ## LangChain, LiteLLM, AIPerf and schema
 	STACK_PYTHON=$(abspath $(BIN)/python) PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
 		$(VENV)-clients/bin/python -m pytest -p pytest_timeout --timeout 600 -W ignore tests/clients
 
-check: dev ## ruff, mypy strict, import-linter, budgets, compose schema, hadolint
+check: dev ## ruff, mypy strict, import-linter, budgets, compose schema, hadolint, shellcheck
 	$(BIN)/ruff check --quiet
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
@@ -72,6 +72,7 @@ check: dev ## ruff, mypy strict, import-linter, budgets, compose schema, hadolin
 	$(BIN)/python tests/budgets.py
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec deploy/docker-compose.yml
 	$(BIN)/hadolint deploy/Dockerfile
+	$(BIN)/shellcheck --external-sources --severity=warning launch/*.sh tests/*.sh
 
 format: dev ## let ruff write the files
 	$(BIN)/ruff check --fix --quiet
