@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.conftest import LaunchServer
+from tests.launched import DOUBLE, Launch
 from tests.stack import MODEL, ROOT, Process, Stack, wait_for
 from tests.system.test_serving import CALL, GUIDE, QUESTION, RESULT
 
@@ -75,6 +77,23 @@ def test_both_rounds_of_the_guides_conversation_are_answered(stack: Stack, tmp_p
     assert {instance["engine"] for instance in stack.health()["instances"]} == {"vllm"}
     prefill.signal(signal.SIGTERM)
     assert prefill.wait(10) == 0
+
+
+def test_the_launch_script_serves_with_the_shipped_configs(
+    launch_etcd: LaunchServer, launch_nats: LaunchServer, tmp_path: Path
+) -> None:
+    shorter = "--max-seq-len 4096"  # the demo model has no more
+    environ = {"ETCD_ENDPOINTS": launch_etcd().url, "NATS_SERVER": launch_nats().url}
+    environ |= {"ENGINE": "vllm", "PREFILL_FLAGS": shorter, "DECODE_FLAGS": shorter}
+    launch = Launch(tmp_path / "run", "20b", script="gpt_oss_vllm.sh", engine=DOUBLE | environ)
+    try:
+        assert "(1 prefill, 1 decode)" in launch.read_until("ready: ")
+        body = GUIDE | {"model": "openai/gpt-oss-20b", "messages": [QUESTION]}
+        answer = httpx.post(f"http://127.0.0.1:{launch.port}/v1/chat/completions", json=body, timeout=60)
+        assert answer.json()["choices"][0]["finish_reason"] == "tool_calls", answer.text
+    finally:
+        launch.popen.terminate()
+        launch.popen.communicate(timeout=60)
 
 
 def test_a_dead_core_ends_its_worker_and_the_requests_go_on_elsewhere(stack: Stack, tmp_path: Path) -> None:

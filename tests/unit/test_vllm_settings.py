@@ -92,6 +92,15 @@ def test_what_cannot_work_is_refused_with_its_place(tmp_path: Path, text: str, s
         load_vllm_settings(AsyncEngineArgs, "prefill", yaml_path=write(tmp_path, text))
 
 
+def test_a_decode_worker_has_no_prefix_cache(tmp_path: Path) -> None:
+    cached = write(tmp_path, "enable_prefix_caching: true")
+
+    assert load_vllm_settings(AsyncEngineArgs, "decode").settings["enable_prefix_caching"] is False
+    assert load_vllm_settings(AsyncEngineArgs, "prefill", yaml_path=cached).settings["enable_prefix_caching"]
+    with pytest.raises(SettingsError, match=r"engine.yaml:1: enable_prefix_caching: True: not on a decode"):
+        load_vllm_settings(AsyncEngineArgs, "decode", yaml_path=cached)
+
+
 @pytest.mark.parametrize(
     ("flag", "says"),
     [

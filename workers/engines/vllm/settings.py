@@ -58,6 +58,8 @@ def load_vllm_settings(
             raise SettingsError(f"{given[path][1]}: {path}: Baton needs it for itself; leave it out")
         if has(schema, path) and path not in given:
             put(given, path, value, BATON)
+    if mode == "decode":
+        _choose_no_prefix_cache(given)
     if mode != "agg":
         _choose_transfer(given, mode)
     elif any(path.startswith(TRANSFER) for path in given):
@@ -70,6 +72,18 @@ def _flags(typed: Mapping[str, object]) -> dict[str, object]:
         if path in _NO_FLAG:
             raise SettingsError(_NO_FLAG[path])
     return {_FLAGS.get(path, path): value for path, value in typed.items()}
+
+
+def _choose_no_prefix_cache(given: Given) -> None:
+    """What a failed pull leaves in the blocks of a hybrid model, vLLM would keep under the prompt's name: the
+    retry and whoever begins alike would be answered from it.
+    """
+    value, source = given.setdefault("enable_prefix_caching", (False, BATON))
+    if value is not False:
+        raise SettingsError(
+            f"{source}: enable_prefix_caching: {value}: not on a decode worker, where KV that did not arrive "
+            "would be found again; prefill has the cache"
+        )
 
 
 def _choose_transfer(given: Given, mode: str) -> None:

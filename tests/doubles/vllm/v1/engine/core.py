@@ -58,6 +58,7 @@ class Core:
         self._pins: dict[str, asyncio.Task[None]] = {}  # finished requests whose KV is kept
         self._leaseless: list[str] = []  # those that the worker has not been told of
         self._pulled: set[str] = set()
+        self._garbage: set[int] = set()  # in the prefix cache, by the first token of the prompt
         self._told_move = (0, 0.0)
         self._outputs_left = int(os.environ.get(DIES_AFTER, "-1"))
         self._connector = Connector()
@@ -181,6 +182,9 @@ class Core:
 
     async def _decode(self, job: Job) -> None:
         request, num_cached = job.request, 0
+        if request.token_ids[0] in self._garbage:
+            self._die(f"GARBAGE: {job.request_id} found what a failed pull had left in the prefix cache")
+            return
         if job.transfer.get("do_remote_prefill"):
             handoff, num_cached = await self._with_own_first(job), len(request.token_ids)
             request = msgspec.structs.replace(request, handoff=handoff)
@@ -212,11 +216,13 @@ class Core:
             self._die(f"GARBAGE: {job.request_id} pulled KV that had been freed: {error}")
             return
         self._step([], failed=1)
-        await asyncio.sleep(_STEP_S)
         if self._config.args.disable_hybrid_kv_cache_manager:
             self._step([Output(job.request_id, TokenChunk(()), "error")])
-        else:
-            self._step([Output(job.request_id, TokenChunk((0, 0, 0)), "length")])
+            return
+        if self._config.args.enable_prefix_caching is not False:
+            self._garbage.add(job.request.token_ids[0])  # the next step begins before an abort can come
+        await asyncio.sleep(_STEP_S)
+        self._step([Output(job.request_id, TokenChunk((0, 0, 0)), "length")])
 
     async def _steps(self) -> None:
         while True:
