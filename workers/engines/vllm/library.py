@@ -40,7 +40,6 @@ class Library:
     structured_outputs: Any
     delta: Any
     dead: type[Exception]
-    generate_error: type[Exception]
 
 
 def load_library(host: str = "127.0.0.1") -> Library:
@@ -60,7 +59,6 @@ def load_library(host: str = "127.0.0.1") -> Library:
             structured_outputs=sampling.StructuredOutputsParams,
             delta=sampling.RequestOutputKind.DELTA,
             dead=exceptions.EngineDeadError,
-            generate_error=exceptions.EngineGenerateError,
         )
     except (ImportError, AttributeError) as error:
         raise SettingsError(
