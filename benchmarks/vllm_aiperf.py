@@ -21,12 +21,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.conftest import free_port
 from tests.gpu.dummy_model import write_dummy_model
 from tests.gpu.vllm_scene import gpus
 
+ROOT = Path(__file__).parents[1]
 MODEL = "openai/gpt-oss"
 ENGINE = {"load_format": "dummy", "enable_prefix_caching": False, "max_model_len": 40960}
 # input tokens, output tokens, concurrency, requests
@@ -137,6 +137,8 @@ def measure(aiperf: str, urls: list[str], folder: Path, workload: tuple[int, ...
             text=True,
             timeout=400,
             check=False,
+            # Told to stay offline, AIPerf looks for the tokenizer's folder in its cache only.
+            env={name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"},
         )
         found = Path(artifacts) / "profile_export_aiperf.json"
         if run.returncode or not found.is_file():

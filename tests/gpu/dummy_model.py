@@ -69,6 +69,7 @@ def _config(num_layers: int, num_experts: int) -> dict[str, Any]:
         "swiglu_limit": 7.0,
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
+        "transformers_version": "5.17.0",  # without, transformers takes the tokenizer for an old Mistral's
         "use_cache": True,
         "vocab_size": 201088,
     }
