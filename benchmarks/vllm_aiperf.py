@@ -1,7 +1,7 @@
 """AIPerf on two GPUs, three ways: prefill and decode apart, two aggregated workers, `vllm serve` twice.
 
 `python benchmarks/vllm_aiperf.py [--size 20b] [--aiperf COMMAND] [--ways apart,aggregated,vllm]` starts each
-in turn, with random weights, which are as fast as real ones; results: benchmarks/results/vllm_aiperf_20b.json.
+in turn, with random weights, as fast as real ones; writes benchmarks/results/vllm_aiperf_20b.json.
 The endpoint is /v1/completions: random tokens are no Harmony, which `vllm serve` answers with errors. Needs
 etcd and nats-server on the PATH, and the vocabulary of `make vocab`.
 """
