@@ -60,7 +60,9 @@ async def prepare_chat(raw: bytes, asker: Asker, services: Services) -> ChatAnsw
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
-    requests = token_requests(asker, served, [token_ids], with_form(sampling, form), body.n or 1)
+    requests = token_requests(
+        asker, served, [token_ids], with_form(sampling, form), body.n or 1, priority=body.priority
+    )
     offered = frozenset(tool.name for tool in talk.tools)
     return ChatAnswer(body, served, requests, offered, ignored=(*unknown, *not_enforced(body)))
 

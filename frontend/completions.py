@@ -38,7 +38,7 @@ async def prepare_completion(raw: bytes, asker: Asker, services: Services) -> Co
         max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS,
         logprobs=body.logprobs,
     )
-    requests = token_requests(asker, served, token_ids, sampling, body.n or 1)
+    requests = token_requests(asker, served, token_ids, sampling, body.n or 1, priority=body.priority)
     return CompletionAnswer(body, served, requests, ignored=unknown)
 
 

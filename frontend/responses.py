@@ -66,7 +66,9 @@ async def prepare_response(raw: bytes, asker: Asker, services: Services) -> Resp
             max_tokens=body.max_output_tokens,
             logprobs=(body.top_logprobs or 0) if gives_logprobs(body) else None,
         )
-        (request,) = token_requests(asker, served, [token_ids], with_form(sampling, form), 1)
+        (request,) = token_requests(
+            asker, served, [token_ids], with_form(sampling, form), 1, priority=body.priority
+        )
     writer = EventWriter() if body.stream else None
     choice = ResponseChoice(
         served.tokenizer,

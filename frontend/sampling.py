@@ -30,6 +30,8 @@ def token_requests(
     prompts: list[list[int]],
     sampling: Sampling,
     num_choices: int,
+    *,
+    priority: int | None,
 ) -> list[GenerateRequest]:
     """One request for each choice of each prompt, prompt by prompt.
 
@@ -42,6 +44,7 @@ def token_requests(
             token_ids=token_ids,
             sampling=msgspec.structs.replace(sampling, choice=choice),
             deadline_s=asker.deadline_s,
+            priority=priority or 0,
             trace=asker.trace,
         )
         for token_ids in prompts

@@ -39,8 +39,9 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """What all APIs say about choosing tokens. `top_k` 0 or -1 is off. `ignore_eos`, `min_tokens`, `top_k`,
-    `min_p`, `repetition_penalty`, `stop_token_ids` are extensions, named as NVIDIA's and vLLM's do."""
+    """What all APIs say about choosing tokens. `top_k` 0 or -1 is off; of requests that wait, those of a
+    smaller `priority` are served first. `ignore_eos`, `min_tokens`, `top_k`, `min_p`, `repetition_penalty`,
+    `stop_token_ids`, `priority` are extensions, named as NVIDIA's and vLLM's do."""
 
     model: Annotated[str, msgspec.Meta(min_length=1)]
     min_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
@@ -55,6 +56,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     seed: Seed | None = None
     stop_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=64)] | None = None
     ignore_eos: bool | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None
     nvext: Nvext | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -317,3 +317,23 @@ def test_a_request_error_after_the_first_token_leaves_the_engine_alive(
             assert len(await tokens(engine.decode(ask()))) == 12
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("asked", "told"), [(0, None), (100, 0.0), (-100, 1.0)])
+def test_a_priority_is_told_in_tensorrt_llms_scale(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, asked: int, told: float | None
+) -> None:
+    seen: list[float | None] = []
+    generate = tensorrt_llm.LLM.generate_async
+
+    def spying(llm: Any, *args: Any, **options: Any) -> Any:
+        seen.append(options.get("priority"))
+        return generate(llm, *args, **options)
+
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            monkeypatch.setattr("tensorrt_llm.LLM.generate_async", spying)
+            await tokens(engine.decode(msgspec.structs.replace(ask(), priority=asked)))
+
+    asyncio.run(main())
+    assert seen == [told]

@@ -5,9 +5,11 @@ import re
 import time
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from vllm.v1.engine.async_llm import AsyncLLM
 
 from baton.errors import HandoffFailed, InvalidRequest, WorkerLost
 from baton.messages import KvHandoff
@@ -180,3 +182,22 @@ def test_a_worker_that_hands_nothing_over_says_so(checkpoint: Path) -> None:
                 await anext(agg.prefill(ask()))
 
     asyncio.run(main())
+
+
+def test_a_priority_reaches_vllm_which_schedules_by_it(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, str]] = []
+    generate = AsyncLLM.generate
+
+    def spying(llm: AsyncLLM, *args: Any, priority: int = 0, **options: Any) -> Any:
+        seen.append((priority, llm.vllm_config.scheduler_config.policy))
+        return generate(llm, *args, priority=priority, **options)
+
+    async def main() -> None:
+        async with started(checkpoint, "decode") as engine:
+            monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.generate", spying)
+            await tokens(engine.decode(msgspec.structs.replace(ask(), priority=-3)))
+
+    asyncio.run(main())
+    assert seen == [(-3, "priority")]

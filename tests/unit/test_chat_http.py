@@ -194,6 +194,7 @@ def test_sampling_fields_reach_the_worker() -> None:
         "temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1,
         "frequency_penalty": 1, "presence_penalty": -1,
         "repetition_penalty": 1.1, "logit_bias": {"7": -100}, "min_tokens": 3, "max_tokens": 99, "seed": -1,
+        "priority": -7,
         "nvext": {"ignore_eos": True, "top_k": 4}, "stop_token_ids": [65], "logprobs": True,
     }  # fmt: skip
     asyncio.run(client.chat(**fields))
@@ -205,6 +206,7 @@ def test_sampling_fields_reach_the_worker() -> None:
         1.1,
     )
     assert (sampling.min_tokens, sampling.max_tokens, sampling.ignore_eos) == (3, 99, True)
+    assert client.tokens.requests[0].priority == -7
     assert sampling.logit_bias == {7: -100}
     assert sampling.stop_token_ids == (*TOKENIZER.stop_token_ids, 65)
     assert sampling.logprobs == 0
@@ -237,6 +239,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers() -> None
     ("fields", "param"),
     [
         ({"min_tokens": 50, "max_tokens": 40}, "min_tokens"),
+        ({"priority": 101}, "priority"),
         ({"logit_bias": {"99999": 1}}, "logit_bias"),
         ({"stop_token_ids": [99999]}, "stop_token_ids"),
         ({"tool_choice": "required"}, "tool_choice"),

@@ -57,6 +57,23 @@ def test_a_prompt_runs_in_chunks_and_samples_after_the_last() -> None:
     assert seen == [(0, 16, False), (16, 16, False), (32, 8, True), (40, 1, True)]
 
 
+def test_a_smaller_priority_waits_less_and_equals_keep_their_order() -> None:
+    target = scheduler(max_batch_size=1)
+    running, *rest = [sequence(n, max_tokens=1) for n in (1, 2, 3, 4, 5)]
+    for waiting, priority in zip(rest, (0, 5, 0, -5), strict=True):
+        waiting.priority = priority
+    order = []
+    target.add(running)
+    first = target.plan()
+    for waiting in rest:
+        target.add(waiting)
+    finish_step(target, first)
+    while (step := target.plan()).work:
+        order.append(len(step.work[0].token_ids))
+        finish_step(target, step)
+    assert order == [5, 2, 4, 3]
+
+
 def test_decodes_come_first_and_prompts_share_what_is_left() -> None:
     target = scheduler()
     target.add(sequence(4))

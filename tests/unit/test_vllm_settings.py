@@ -47,6 +47,7 @@ def test_flag_beats_override_beats_yaml_beats_baton_beats_default_leaf_by_leaf(t
         f"block_size=64 ({path}:3)",
         "kv_transfer_config.kv_load_failure_policy=fail (baton)",
         "worker_extension_cls=workers.engines.vllm.inside.KvPins (baton)",
+        "scheduling_policy=priority (baton)",
         "generation_config=vllm (baton)",
         "stream_interval=1 (default)",
     ):

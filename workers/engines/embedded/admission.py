@@ -35,6 +35,7 @@ def new_sequence(request: GenerateRequest, limits: Limits, *, hands_off: bool) -
         num_reserved=num_tokens if hands_off else min(num_tokens + num_left, limits.context_length),
         pulls_kv=request.handoff is not None and not hands_off,
         hands_off=hands_off,
+        priority=request.priority,
     )
 
 

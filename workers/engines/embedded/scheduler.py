@@ -41,6 +41,7 @@ class Sequence:
     num_reserved: int
     pulls_kv: bool = False
     hands_off: bool = False
+    priority: int = 0
     matcher: Matcher | None = None
     phase: Phase = Phase.WAITING
     num_computed: int = 0
@@ -83,7 +84,8 @@ class Step:
 
 
 class Scheduler:
-    """First come, first served; a sequence is admitted when its whole reservation fits the free blocks.
+    """First come, first served among those of one priority; a sequence is admitted when its whole
+    reservation fits the free blocks.
 
     So it cannot deadlock: all that was admitted can run to its end without another block.
     """
@@ -121,7 +123,10 @@ class Scheduler:
         """Queue a sequence; its reservation must fit an empty pool."""
         if self._num_blocks(sequence) > self.ledger.num_blocks:
             raise ValueError("the sequence can never be admitted: the pool is smaller than its reservation")
-        self._waiting.append(sequence)
+        place = len(self._waiting)
+        while place and self._waiting[place - 1].priority > sequence.priority:
+            place -= 1
+        self._waiting.insert(place, sequence)
 
     def plan(self) -> Step:
         """Admit what fits and choose the next step's work; empty if there is nothing to compute."""

@@ -57,7 +57,11 @@ class Requests:
         deadline = asyncio.get_running_loop().time() + request.deadline_s
         try:
             result = self.llm.generate_async(
-                request.token_ids, sampling, streaming=abort is not Abort.NEVER, disaggregated_params=params
+                request.token_ids,
+                sampling,
+                streaming=abort is not Abort.NEVER,
+                disaggregated_params=params,
+                **_priority(request),
             )
         except (ValueError, TypeError, NotImplementedError, self._lib.request_error) as error:
             kind = HandoffFailed if abort is Abort.ONCE_ANSWERED else InvalidRequest
@@ -115,3 +119,8 @@ class Requests:
             task.cancel()
         await asyncio.gather(*self._given_up, return_exceptions=True)
         return llm
+
+
+def _priority(request: GenerateRequest) -> dict[str, float]:
+    """TensorRT-LLM's goes from 0 to 1, and more is sooner; 0.5 is everyone's."""
+    return {"priority": 0.5 - request.priority / 200} if request.priority else {}

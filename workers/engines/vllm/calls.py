@@ -89,7 +89,8 @@ class Calls:
         """The request inside vLLM; at the end it is over there, aborted if need be."""
         self._num_opened += 1
         request_id = f"{request.request_id}-{self._num_opened}"
-        results = self.llm.generate({"prompt_token_ids": request.token_ids}, sampling, request_id)
+        prompt = {"prompt_token_ids": request.token_ids}
+        results = self.llm.generate(prompt, sampling, request_id, priority=request.priority)
         call = Call(request_id, request, asyncio.get_running_loop().time() + request.deadline_s, results)
         self.open.add(call)
         try:

@@ -34,6 +34,7 @@ _NO_FLAG = {
 }
 _CHOSEN: dict[str, object] = {
     "worker_extension_cls": "workers.engines.vllm.inside.KvPins",
+    "scheduling_policy": "priority",  # first come, first served among equals
     "generation_config": "vllm",  # the request says how to sample and where to stop
 }
 

@@ -23,7 +23,9 @@ def _create_engine_config(self: Any) -> SimpleNamespace:
     num_blocks = self.num_gpu_blocks_override or _POOL_TOKENS // block_size
     return SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=longest, dtype="torch.float32", facts=facts),
-        scheduler_config=SimpleNamespace(max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens),
+        scheduler_config=SimpleNamespace(
+            max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens, policy=self.scheduling_policy
+        ),
         cache_config=SimpleNamespace(
             num_gpu_blocks=num_blocks, block_size=block_size, cache_dtype=self.kv_cache_dtype
         ),

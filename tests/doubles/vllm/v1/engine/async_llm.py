@@ -108,6 +108,8 @@ class AsyncLLM:
         assert self._core is not None
         token_ids = prompt["prompt_token_ids"]
         self._check(token_ids, sampling_params)
+        if priority and self.vllm_config.scheduler_config.policy != "priority":
+            raise ValueError(f"priority {priority}, but the scheduling policy is fcfs")
         own_id = f"{request_id}-{secrets.token_hex(4)}"
         transfer = (sampling_params.extra_args or {}).get("kv_transfer_params") or {}
         collector = Collector(request_id, sampling_params.output_kind)
