@@ -19,7 +19,7 @@ from frontend.harmony.specials import Segment, SpecialToken
 from frontend.harmony.typescript import compact_json, type_of
 
 # A name is one word of a header: white space would end it, `<` would look like a control token.
-_NAME = re.compile(r"[^\s<>|=]+")
+_UNFIT = re.compile(r"[\s<>|=]")
 _CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
 _FUNCTIONS_CHANNEL = "Calls to these tools must go to the commentary channel: 'functions'."
 
@@ -98,8 +98,8 @@ def _tool_result(turn: ToolResult, called: dict[str, str]) -> Iterator[Segment]:
 
 
 def _recipient(call: ToolCall, builtin_tools: tuple[str, ...]) -> str:
-    name = call.name.removeprefix("functions.")
-    _check_name(name, "messages")
+    """A name that the model made up comes back in the history: it is mended, where a tool's is refused."""
+    name = _UNFIT.sub("_", call.name.removeprefix("functions.")) or "_"
     return name if is_builtin(name, builtin_tools) else f"functions.{name}"
 
 
@@ -151,7 +151,7 @@ def _developer_text(conversation: Conversation, instructions: str) -> str:
 def _tools_section(tools: tuple[Tool, ...]) -> str:
     lines = ["# Tools", "", "## functions", "", "namespace functions {", ""]
     for tool in tools:
-        _check_name(tool.name, "tools")
+        _check_name(tool.name)
         lines += [f"// {line}" for line in _lines(tool.description or "")]
         lines += [f"type {tool.name} = {_signature(tool)} => any;", ""]
     return "\n".join([*lines, "} // namespace functions"])
@@ -181,6 +181,6 @@ def _lines(text: str) -> list[str]:
     return lines
 
 
-def _check_name(name: str, param: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise InvalidRequest(f"The tool name {name!r} must be one word without any of '<>|='.", param=param)
+def _check_name(name: str) -> None:
+    if not name or _UNFIT.search(name):
+        raise InvalidRequest(f"The tool name {name!r} must be one word without any of '<>|='.", param="tools")

@@ -182,7 +182,7 @@ def test_two_hundred_rounds_leak_neither_files_nor_threads(far: Far) -> None:
         async with near(far.kind) as here:
             before = await rounds(here, 10)
             after = await rounds(here, 200)
-            # An executor adds threads up to its limit as it happens to need them; a leak would be one a round.
+            # An executor adds threads up to its limit when it happens to need them; a leak is one a round.
             assert all(now <= then + 8 for now, then in zip(after, before, strict=True)), (before, after)
 
     asyncio.run(scenario())

@@ -152,9 +152,20 @@ def test_a_name_that_would_break_a_header_is_refused(name: str) -> None:
         render(Conversation(turns=(), tools=(Tool(name=name),)))
     assert refused.value.param == "tools"
 
-    with pytest.raises(InvalidRequest) as refused:
-        history(AssistantTurn(tool_calls=(ToolCall(call_id="1", name=name, arguments=""),)))
-    assert refused.value.param == "messages"
+
+@pytest.mark.parametrize(
+    ("name", "rendered"),
+    [
+        ("", "_"),
+        ("two words", "two_words"),
+        ("f<|channel|>", "f__channel__"),
+        ("a=b", "a_b"),
+        ("a\nb", "a_b"),
+    ],
+)
+def test_a_name_that_the_model_made_up_is_mended_in_the_history(name: str, rendered: str) -> None:
+    text = history(AssistantTurn(tool_calls=(ToolCall(call_id="1", name=name, arguments=""),)))
+    assert f" to=functions.{rendered}<|channel|>" in text
 
 
 def test_an_unknown_built_in_tool_is_refused() -> None:

@@ -215,7 +215,6 @@ def test_what_was_asked_for_is_echoed() -> None:
         ({"input": [CALL, RESULT | {"output": [{"type": "input_file"}]}]}, "input[1].output[0].type"),
         ({"input": [RESULT]}, "input[0].call_id"),
         ({"input": [CALL | {"call_id": 3}]}, "input[0].call_id"),
-        ({"input": [CALL | {"name": "a b"}]}, "input"),
         ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
         ({"input": [{"type": "item_reference", "id": "msg_x"}]}, "input[0].id"),
         ({"input": []}, "input"),
