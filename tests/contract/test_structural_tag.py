@@ -1,29 +1,33 @@
 """The real xgrammar holds answers to the forms that the embedded engine's grammar does: same answers."""
 
 import asyncio
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
-import xgrammar
+import torch
+from transformers import DynamicCache, GptOssForCausalLM
 
 from baton.errors import InvalidRequest
 from baton.messages import Guided, MessageForm
 from frontend.guided import AnswerFormat, CallChoice, OfferedTool, guided
+from frontend.harmony.conversation import Conversation, Tool, UserTurn
+from frontend.harmony.render import render
 from frontend.harmony.specials import SpecialToken
 from frontend.tokenizer import ModelTokenizer
-from tests.guided import CASES, MAX_TOKENS, answer_form, answer_of, chooser
+from tests.guided import CASES, MAX_TOKENS, answer_form, answer_of, check, chooser, parts_of
+from tests.xgrammar_forms import XgrammarForms
 from workers.engines.embedded.grammar import Grammars
+from workers.engines.model_facts import read_model_facts
 from workers.engines.structural_tag import structural_tag
 
 DEMO = Path("models/demo")
 THOUGHT = "<|channel|>analysis<|message|>a < b,\nÜ <|end|><|start|>assistant"
 # xgrammar 0.2 enforces these in part, or not at all; and an object that is not closed ("nested") it closes.
 UNLIKE = {"all_of", "multiple", "number", "format", "nested"}
+FACTS = read_model_facts(DEMO)
 SEEDS = range(4)
 
 
@@ -43,61 +47,24 @@ FORMS = {
 }
 
 
-class XgrammarForms:
-    """Compiles forms as TensorRT-LLM and vLLM do, over the demo model's vocabulary."""
-
-    def __init__(self) -> None:
-        tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
-        vocabulary: dict[str, int] = dict(tokenizer["model"]["vocab"])
-        vocabulary |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
-        self.vocab_size = max(vocabulary.values()) + 1
-        words = [""] * self.vocab_size
-        for word, token_id in vocabulary.items():
-            words[token_id] = word
-        info = xgrammar.TokenizerInfo(
-            words,
-            xgrammar.VocabType.BYTE_LEVEL,
-            vocab_size=self.vocab_size,
-            stop_token_ids=[vocabulary["<|return|>"]],
-        )
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1)
-        self._eos = vocabulary["<|return|>"]
-
-    def matcher(self, form: Guided) -> xgrammar.GrammarMatcher:
-        return xgrammar.GrammarMatcher(self._compiler.compile_structural_tag(structural_tag(form)))
-
-    def takes(self, form: Guided, answer: list[int]) -> bool:
-        """Whether each token is allowed, and then nothing. After `<|call|>` the engine stops by itself."""
-        matcher = self.matcher(form)
-        return all(map(matcher.accept_token, answer)) and (
-            matcher.is_terminated() or matcher.accept_token(self._eos)
-        )
-
-    def answer_of(self, form: Guided, choose: Callable[[list[int]], int]) -> list[int]:
-        """An answer whose tokens `choose` picks among those that are allowed; cut after MAX_TOKENS."""
-        matcher, bits = self.matcher(form), xgrammar.allocate_token_bitmask(1, self.vocab_size)
-        answer: list[int] = []
-        while len(answer) < MAX_TOKENS and not matcher.is_terminated():
-            matcher.fill_next_token_bitmask(bits)
-            mask = np.unpackbits(bits.numpy().view(np.uint8), bitorder="little", count=self.vocab_size)
-            answer.append(choose(np.flatnonzero(mask).tolist()))
-            assert matcher.accept_token(answer[-1])
-        return answer
-
-
 @pytest.fixture(scope="module")
 def tokenizer() -> ModelTokenizer:
     return ModelTokenizer.load(DEMO)
 
 
-@pytest.fixture(scope="module")
-def forms() -> XgrammarForms:
-    return XgrammarForms()
+@pytest.fixture(scope="module", params=[True, False], ids=["tokens", "text"])
+def forms(request: pytest.FixtureRequest) -> XgrammarForms:
+    return XgrammarForms(DEMO, FACTS.control_ids if request.param else {})
 
 
 @pytest.fixture(scope="module")
-def grammars(forms: XgrammarForms) -> Iterator[Grammars]:
-    grammars = Grammars.load(DEMO, forms.vocab_size)
+def token_forms() -> XgrammarForms:
+    return XgrammarForms(DEMO, FACTS.control_ids)
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[Grammars]:
+    grammars = Grammars.load(DEMO, FACTS.vocab_size)
     yield grammars
     grammars.close()
 
@@ -183,13 +150,121 @@ def test_both_take_the_same_answers(
 
 
 def test_a_schema_is_written_once() -> None:
-    assert structural_tag(FORMS["one call is demanded"]).count('"required"') == 1
+    assert structural_tag(FORMS["one call is demanded"], {}).count('"required"') == 1
 
 
 def test_a_schema_that_is_none_or_a_leading_messages_is_refused() -> None:
     message = MessageForm(headers=("x",), end="<|return|>", schema="[]", param="p")
 
     with pytest.raises(InvalidRequest, match="`p` is no schema"):
-        structural_tag(Guided(last=(message,)))
+        structural_tag(Guided(last=(message,)), {})
     with pytest.raises(InvalidRequest, match="leading message"):
-        structural_tag(Guided(leading=(message,), last=(msgspec.structs.replace(message, schema="{}"),)))
+        structural_tag(Guided(leading=(message,), last=(msgspec.structs.replace(message, schema="{}"),)), {})
+
+
+def test_a_schema_that_xgrammar_refuses_is_refused_by_its_field() -> None:
+    message = MessageForm(headers=("x",), end="<|return|>", schema='{"type": "nope"}', param="p")
+
+    with pytest.raises(InvalidRequest, match=r"`p` is no schema: .*nope"):
+        structural_tag(Guided(last=(message,)), FACTS.control_ids)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"{THOUGHT}<|channel|>commentary to=functions.g <|constrain|>json<|message|>{{}}<|call|>",
+        " to=functions.g<|channel|>analysis json<|message|>{}<|call|>",
+    ],
+)
+def test_a_control_token_cannot_be_spelled(
+    answer: str, token_forms: XgrammarForms, tokenizer: ModelTokenizer
+) -> None:
+    form, controls = FORMS["a call is demanded"], set(FACTS.control_ids.values())
+    matcher = token_forms.matcher(form)
+    is_free = False
+    for token_id in tokenizer.encode_text(answer, allow_special=True):
+        if token_id in controls and not is_free:
+            others = set(token_forms.allowed(matcher)) - controls
+            assert not [i for i in others if tokenizer.decode([i]).startswith("<")]
+        assert matcher.accept_token(token_id)
+        is_free = said(tokenizer, [token_id]) == "<|message|>" or (is_free and token_id not in controls)
+
+    assert token_forms.takes(form, tokenizer.encode_text(answer, allow_special=True))
+    assert not token_forms.takes(form, tokenizer.encode_text(answer))
+
+
+@pytest.mark.parametrize(
+    ("schema", "beginnings"),
+    [
+        ({"type": "string"}, ["", "a", "a <", "<<", "<|", "a<<|"]),
+        ({"type": "string", "minLength": 1}, ["", "a <"]),
+        ({"type": "string", "maxLength": 20}, ["", "a <"]),
+    ],
+)
+def test_a_json_string_has_no_control_token(
+    schema: dict[str, object], beginnings: list[str], token_forms: XgrammarForms, tokenizer: ModelTokenizer
+) -> None:
+    for beginning in beginnings:
+        matcher = token_forms.matcher(answer_form({"type": "array", "items": schema}))
+        answer = f'<|channel|>final<|message|>["{beginning}'
+        assert all(map(matcher.accept_token, tokenizer.encode_text(answer, allow_special=True)))
+        assert not set(token_forms.allowed(matcher)) & set(FACTS.control_ids.values())
+        assert all(map(matcher.accept_token, tokenizer.encode_text('B < c>"]')))
+
+
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOL = Tool(name="get_weather", description="The weather of a city.", parameters=PARAMETERS)
+OFFERED = OfferedTool(name=TOOL.name, parameters=PARAMETERS)
+
+
+@pytest.fixture(scope="module")
+def model() -> GptOssForCausalLM:
+    return GptOssForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+
+
+def greedy(model: GptOssForCausalLM, prompt: list[int]) -> Callable[[list[int]], int]:
+    """The likeliest of the allowed tokens, as the answer grows by what was chosen before."""
+    cache, fresh = DynamicCache(config=model.config), prompt
+
+    @torch.inference_mode()
+    def choose(allowed: list[int]) -> int:
+        nonlocal fresh
+        logits = model(torch.tensor([fresh]), past_key_values=cache).logits[0, -1]
+        fresh = [allowed[int(logits[allowed].argmax())]]
+        return fresh[0]
+
+    return choose
+
+
+@pytest.mark.parametrize(
+    "choice", [CallChoice(must_call=True), CallChoice(must_call=True, names=frozenset({TOOL.name}))]
+)
+@pytest.mark.parametrize("text", ["What is the weather in Rome?", "Hello!", "Tell me a joke, please."])
+def test_the_demo_model_calls_a_tool_where_it_must(
+    choice: CallChoice,
+    text: str,
+    model: GptOssForCausalLM,
+    token_forms: XgrammarForms,
+    tokenizer: ModelTokenizer,
+) -> None:
+    talk = Conversation(turns=(UserTurn(text),), tools=(TOOL,), reasoning_effort="low")
+    form = guided([OFFERED], choice)
+    assert form is not None
+
+    answer = token_forms.answer_of(form, greedy(model, tokenizer.encode_segments(render(talk))))
+
+    _, said_aloud, [(name, arguments)] = parts_of(tokenizer, answer[:-1], {TOOL.name})
+    assert (said_aloud, name) == ("", TOOL.name)
+    check(PARAMETERS, arguments)
+
+
+@pytest.mark.parametrize("name", ["enum", "optional", "array", "any_of"])
+def test_the_demo_model_writes_json_where_it_must(
+    name: str, model: GptOssForCausalLM, token_forms: XgrammarForms, tokenizer: ModelTokenizer
+) -> None:
+    talk = Conversation(turns=(UserTurn("Is everything up and running?"),), reasoning_effort="low")
+    prompt = tokenizer.encode_segments(render(talk))
+
+    answer = token_forms.answer_of(answer_form(CASES[name]), greedy(model, prompt))
+
+    check(CASES[name], parts_of(tokenizer, answer, set())[1])

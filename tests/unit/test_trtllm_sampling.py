@@ -121,7 +121,7 @@ def test_a_form_becomes_a_structural_tag() -> None:
 
     tag = params(ask(guided=form))["guided_decoding"].structural_tag
 
-    assert tag == structural_tag(form)
+    assert tag == structural_tag(form, FACTS.control_ids)
 
 
 @pytest.mark.parametrize(

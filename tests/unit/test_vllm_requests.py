@@ -1,5 +1,6 @@
 """What a request asks in vLLM's words, what its handoff is made of, and what its outputs become."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from baton.errors import EngineFailure, HandoffFailed, InvalidRequest
 from baton.messages import GenerateRequest, Guided, KvHandoff, MessageForm, Sampling, Usage
+from workers.engines.model_facts import read_model_facts
 from workers.engines.structural_tag import structural_tag
 from workers.engines.token_requests import seed_of_attempt
 from workers.engines.vllm.answers import Answer
@@ -16,6 +18,7 @@ from workers.engines.vllm.handoff import KEEP, num_blocks, pack, unpack
 from workers.engines.vllm.library import load_library
 from workers.engines.vllm.sampling import sampling_params
 
+FACTS = read_model_facts(Path("models/demo"))
 STOPS = (3071, 3070)
 PARAMS = {"remote_request_id": "r-1-0a0b0c0d", "remote_block_ids": ((1, 2, 3),), "remote_port": 5600}
 
@@ -35,7 +38,7 @@ def ask(num_generated: int = 0, **options: Any) -> GenerateRequest:
 
 def params(request: GenerateRequest, **told: Any) -> dict[str, Any]:
     """The fields that differ from vLLM's defaults."""
-    built = sampling_params(request, load_library(), **{"max_tokens": 10} | told)
+    built = sampling_params(request, load_library(), FACTS, **{"max_tokens": 10} | told)
     plain = SamplingParams()
     return {name: value for name, value in vars(built).items() if value != getattr(plain, name)}
 
@@ -93,12 +96,14 @@ def test_a_demanded_form_becomes_a_structural_tag() -> None:
         last=(MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>", schema="{}"),),
     )
 
-    assert params(ask(guided=form))["structured_outputs"].structural_tag == structural_tag(form)
+    assert params(ask(guided=form))["structured_outputs"].structural_tag == structural_tag(
+        form, FACTS.control_ids
+    )
 
 
 def test_what_vllm_refuses_names_the_field() -> None:
     with pytest.raises(InvalidRequest, match=r"vLLM refuses the sampling: temperature must be in \[0, 2\]"):
-        sampling_params(ask(temperature=3.0), load_library(), max_tokens=1)
+        sampling_params(ask(temperature=3.0), load_library(), FACTS, max_tokens=1)
 
 
 def handoff(state: bytes, num_tokens: int = 5) -> KvHandoff:

@@ -29,12 +29,23 @@ class _Quantization(msgspec.Struct, frozen=True):
     kv_cache_quant_algo: str | None = None
 
 
+class _AddedToken(msgspec.Struct, frozen=True):
+    id: int
+    content: str
+    special: bool = False
+
+
+class _Tokenizer(msgspec.Struct, frozen=True):
+    added_tokens: list[_AddedToken] = []
+
+
 class _HfQuantConfig(msgspec.Struct, frozen=True):
     quantization: _Quantization = _Quantization()
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """`eos_token_id` is the first of the model's own stop tokens, or NO_TOKEN; `kv_dtype` what `auto` is."""
+    """`eos_token_id` is the first of the model's own stop tokens, or NO_TOKEN; `kv_dtype` what `auto` is;
+    `control_ids` the ids of the tokenizer's control tokens, by name."""
 
     vocab_size: int
     context_length: int
@@ -43,16 +54,18 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_heads: int
     head_dim: int
     kv_dtype: str
+    control_ids: dict[str, int]
 
 
 def read_model_facts(model_path: Path) -> ModelFacts:
-    """From config.json, generation_config.json and, if it is there, hf_quant_config.json.
+    """From config.json and, if they are there, generation_config.json, hf_quant_config.json, tokenizer.json.
 
     Raises OSError, ValueError with the file's name.
     """
     config = _decode(model_path / "config.json", _Config)
     generation = _decode(model_path / "generation_config.json", _Generation, _Generation())
     quantized = _decode(model_path / "hf_quant_config.json", _HfQuantConfig, _HfQuantConfig())
+    tokenizer = _decode(model_path / "tokenizer.json", _Tokenizer, _Tokenizer())
     return ModelFacts(
         vocab_size=config.vocab_size,
         context_length=config.max_position_embeddings,
@@ -63,6 +76,7 @@ def read_model_facts(model_path: Path) -> ModelFacts:
         kv_dtype=(
             quantized.quantization.kv_cache_quant_algo or config.dtype or config.torch_dtype or "bfloat16"
         ).lower(),
+        control_ids={token.content: token.id for token in tokenizer.added_tokens if token.special},
     )
 
 

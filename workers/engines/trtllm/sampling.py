@@ -41,7 +41,8 @@ def sampling_params(request: GenerateRequest, lib: Library, facts: ModelFacts, *
     if asked.logit_bias:
         params["embedding_bias"] = library.embedding_bias(asked.logit_bias, facts.vocab_size)
     if asked.guided is not None:
-        params["guided_decoding"] = lib.guided_decoding_params(structural_tag=structural_tag(asked.guided))
+        tag = structural_tag(asked.guided, facts.control_ids)
+        params["guided_decoding"] = lib.guided_decoding_params(structural_tag=tag)
     return _built(lib.sampling_params, params)
 
 

@@ -97,7 +97,7 @@ class VllmEngine:
                 async for chunk in chunks:
                     yield chunk
             return
-        sampling = sampling_params(request, self._lib, max_tokens=1, transfer=dict(KEEP))
+        sampling = sampling_params(request, self._lib, self._facts, max_tokens=1, transfer=dict(KEEP))
         async with self._calls.opened(request, sampling) as call:
             try:
                 result = await self._calls.step(call)
@@ -146,9 +146,8 @@ class VllmEngine:
             num_tokens = len(request.token_ids)
             state = unpack(request.handoff, version=self._lib.version, num_tokens=num_tokens)
             transfer, num_cached = state.params, state.num_cached_tokens
-        sampling = sampling_params(
-            request, self._lib, max_tokens=num_left(request, self._context_length), transfer=transfer
-        )
+        max_tokens = num_left(request, self._context_length)
+        sampling = sampling_params(request, self._lib, self._facts, max_tokens=max_tokens, transfer=transfer)
         answer = Answer(request, num_cached)
         async with self._calls.opened(request, sampling) as call:
             chunk = answer.chunk(await self._calls.step(call))

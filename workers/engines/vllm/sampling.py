@@ -4,13 +4,19 @@ from typing import Any
 
 from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest
+from workers.engines.model_facts import ModelFacts
 from workers.engines.structural_tag import structural_tag
 from workers.engines.token_requests import seed_of_attempt
 from workers.engines.vllm.library import Library
 
 
 def sampling_params(
-    request: GenerateRequest, lib: Library, *, max_tokens: int, transfer: dict[str, Any] | None = None
+    request: GenerateRequest,
+    lib: Library,
+    facts: ModelFacts,
+    *,
+    max_tokens: int,
+    transfer: dict[str, Any] | None = None,
 ) -> Any:
     """The SamplingParams of one attempt; `transfer` are NIXL's parameters. Raises InvalidRequest.
 
@@ -41,7 +47,8 @@ def sampling_params(
     if transfer is not None:
         params["extra_args"] = {"kv_transfer_params": transfer}
     if asked.guided is not None:
-        params["structured_outputs"] = lib.structured_outputs(structural_tag=structural_tag(asked.guided))
+        tag = structural_tag(asked.guided, facts.control_ids)
+        params["structured_outputs"] = lib.structured_outputs(structural_tag=tag)
     try:
         return lib.sampling_params(**params)
     except (ValueError, TypeError) as error:
