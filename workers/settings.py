@@ -180,7 +180,7 @@ def _read_yaml(path: Path) -> _Node:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         return _Node(f"{path}:1", None, ()) if root is None else _from_yaml(root, path, root)
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         raise SettingsError(f"{path}: not valid YAML: {error}") from error
 
 
@@ -188,8 +188,12 @@ def _from_yaml(node: yaml.Node, path: Path, key: yaml.Node) -> _Node:
     entries = None
     if isinstance(node, yaml.MappingNode):
         entries = [(str(name.value), _from_yaml(value, path, name)) for name, value in node.value]
-    value = yaml.SafeLoader("").construct_document(node)
-    return _Node(f"{path}:{key.start_mark.line + 1}", value, entries)
+    place = f"{path}:{key.start_mark.line + 1}"
+    try:
+        value = yaml.SafeLoader("").construct_document(node)
+    except Exception as error:  # PyYAML lets whatever its constructors raise through
+        raise SettingsError(f"{place}: not valid YAML: {error}") from error
+    return _Node(place, value, entries)
 
 
 def _read_json(text: str) -> _Node:

@@ -66,6 +66,10 @@ def test_no_yaml_and_an_empty_yaml_give_the_defaults(tmp_path: Path) -> None:
         ("max_batch_size: 4\nmax_batch_size: 5", ":2: max_batch_size: given twice"),
         ("max_batch_size: 0", "max_batch_size: at least 1"),
         ("a: [", "not valid YAML"),
+        (r'a: "\Uffffffff"', "not valid YAML"),
+        ("\nmax_batch_size: 2024-99-99", ":2: not valid YAML: month must be"),
+        ("cache:\n  fraction: !!int ''", ":2: not valid YAML: "),
+        ("max_batch_size: !!timestamp x", ":1: not valid YAML: "),
     ],
 )
 def test_a_wrong_yaml_is_one_line_with_its_place(tmp_path: Path, text: str, says: str) -> None:
