@@ -96,9 +96,10 @@ def test_a_demanded_form_becomes_a_structural_tag() -> None:
         last=(MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>", schema="{}"),),
     )
 
-    assert params(ask(guided=form))["structured_outputs"].structural_tag == structural_tag(
-        form, FACTS.control_ids
-    )
+    told = params(ask(guided=form, min_tokens=5))
+
+    assert told["structured_outputs"].structural_tag == structural_tag(form, FACTS.control_ids)
+    assert "min_tokens" not in told  # the form says where the answer ends
 
 
 def test_what_vllm_refuses_names_the_field() -> None:

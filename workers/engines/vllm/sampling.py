@@ -3,7 +3,7 @@
 from typing import Any
 
 from baton.errors import InvalidRequest
-from baton.messages import GenerateRequest
+from baton.messages import GenerateRequest, Guided
 from workers.engines.model_facts import ModelFacts
 from workers.engines.structural_tag import structural_tag
 from workers.engines.token_requests import seed_of_attempt
@@ -47,8 +47,17 @@ def sampling_params(
     if transfer is not None:
         params["extra_args"] = {"kv_transfer_params": transfer}
     if asked.guided is not None:
-        tag = structural_tag(asked.guided, facts.control_ids)
-        params["structured_outputs"] = lib.structured_outputs(structural_tag=tag)
+        params |= _guided(asked.guided, lib, facts)
+    return _built(lib, params)
+
+
+def _guided(form: Guided, lib: Library, facts: ModelFacts) -> dict[str, Any]:
+    tag = structural_tag(form, facts.control_ids)
+    # With `min_tokens`, the end would be forbidden even where the form allows nothing else.
+    return {"structured_outputs": lib.structured_outputs(structural_tag=tag), "min_tokens": 0}
+
+
+def _built(lib: Library, params: dict[str, Any]) -> Any:
     try:
         return lib.sampling_params(**params)
     except (ValueError, TypeError) as error:
