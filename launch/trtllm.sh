@@ -48,7 +48,7 @@ prepare() { # prepare DOCTOR_FLAGS... : environment, etcd and NATS, checks
     fi
     set_variable DYN_HTTP_HOST "$HTTP_HOST"
     join_cluster
-    if [[ $ENGINE == trtllm && -z ${SKIP_DOCTOR:-} ]]; then
+    if [[ $ENGINE =~ ^(trtllm|vllm)$ && -z ${SKIP_DOCTOR:-} ]]; then
         check_first "$PYTHON" -m baton doctor --model-path "$MODEL_PATH" "$@" --http-port "$HTTP_PORT"
     fi
 }
