@@ -77,13 +77,13 @@ def _health(url: str) -> _Health:
 
 
 def _doctor(argv: list[str]) -> int:
-    from baton.doctor.command import doctor  # noqa: PLC0415  `status` is asked often and loads little
+    from baton.doctor.command import doctor
 
     return doctor(argv)
 
 
 def _download(argv: list[str]) -> int:
-    from baton.download import download  # noqa: PLC0415
+    from baton.download import download
 
     return download(argv)
 

@@ -35,7 +35,7 @@ class Wires:
     def discovery(self) -> Discovery:
         """The registry; nothing is connected before it is used."""
         if self._registry() == "etcd":
-            from baton.etcd import EtcdDiscovery  # noqa: PLC0415  grpc is loaded only where it is used
+            from baton.etcd import EtcdDiscovery
 
             return EtcdDiscovery(
                 self.etcd_endpoints,
@@ -45,17 +45,17 @@ class Wires:
                 cert_file=_path_from("ETCD_AUTH_CLIENT_CERT"),
                 key_file=_path_from("ETCD_AUTH_CLIENT_KEY"),
             )
-        from baton.files import FilesDiscovery  # noqa: PLC0415
+        from baton.files import FilesDiscovery
 
         return FilesDiscovery(self.file_registry or _default_registry())
 
     def transport(self) -> Transport:
         """The request plane; nothing is connected before it is used."""
         if self._plane() == "nats":
-            from baton.nats import NatsTransport  # noqa: PLC0415
+            from baton.nats import NatsTransport
 
             return NatsTransport(self.nats_server)
-        from baton.tcp import TcpTransport  # noqa: PLC0415
+        from baton.tcp import TcpTransport
 
         return TcpTransport(bind_host=self.host)
 

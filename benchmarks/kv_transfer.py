@@ -49,7 +49,7 @@ def is_full_of(memory: Memory, value: int) -> bool:
     """Whether the bytes have arrived; looks at all of them."""
     if memory.device_index is None:
         return bytes(memory.owner) == bytes([value]) * memory.num_bytes  # type: ignore[call-overload, no-any-return]
-    return bool((memory.owner == value).all())  # type: ignore[attr-defined]
+    return bool((memory.owner == value).all())  # type: ignore[attr-defined]  # a tensor
 
 
 def use_transports(tls: str | None) -> None:

@@ -75,7 +75,7 @@ def _framework(services: Services, endpoints: Mapping[tuple[str, str], Endpoint]
     app.add_exception_handler(Exception, _unexpected_error)
     page = openapi.page(app.title, app.version)
     # FastAPI documents its own path functions only; the page shows the structs that really validate.
-    app.openapi = lambda: page  # type: ignore[method-assign]
+    app.openapi = lambda: page  # type: ignore[method-assign]  # FastAPI's own way
     return app
 
 
@@ -129,6 +129,6 @@ async def _baton_error(request: Request, error: Exception) -> Response:  # noqa:
     return _json(ErrorBody.of(error), error.status, headers)
 
 
-async def _unexpected_error(request: Request, error: Exception) -> Response:  # noqa: ARG001
+async def _unexpected_error(request: Request, error: Exception) -> Response:  # noqa: ARG001  FastAPI's call
     # The framework raises it again once this is sent, so that the server logs it with its traceback.
     return _json(ErrorBody.of(BatonError("Something broke in the server; its log says what.")), 500)

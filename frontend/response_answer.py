@@ -142,7 +142,7 @@ class ResponseAnswer:
         try:
             await self.save()
         except StoreFailure as error:
-            log.error("response not kept response_id=%s error=%s", self.response.id, error)  # noqa: TRY400
+            log.error("response not kept response_id=%s error=%s", self.response.id, error)  # noqa: TRY400  it says all
 
     async def save(self) -> None:
         """Keep the response as it stands. Raises StoreFailure."""

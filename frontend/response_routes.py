@@ -128,7 +128,7 @@ async def cancel(exchange: Exchange, services: Services, tally: Tally) -> None: 
     await exchange.answer(200, msgspec.Raw(stored.body))
 
 
-async def input_items(exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG001
+async def input_items(exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG001  a Serve
     """`GET /v1/responses/{response_id}/input_items`: what the response was made from, latest first."""
     query = _Query(exchange.query)
     limit = query.one("limit", _page_size, DEFAULT_PAGE)

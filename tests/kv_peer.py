@@ -199,8 +199,8 @@ class Far:
 
 def readers_of(transceiver: CacheTransceiver, ticket: Ticket) -> int:
     """How many pullers are at work on an offer; no public method tells."""
-    source: Source = transceiver._source  # type: ignore[attr-defined]  # noqa: SLF001
-    return len(source._offers[ticket.offer_id].readers)  # noqa: SLF001
+    source: Source = transceiver._source  # type: ignore[attr-defined]  # noqa: SLF001  # nobody else needs it
+    return len(source._offers[ticket.offer_id].readers)  # noqa: SLF001  nobody else needs it
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import openai_harmony as oh  # type: ignore[import-untyped]
+import openai_harmony as oh  # type: ignore[import-untyped]  # no types
 import pytest
 
 from frontend.tokenizer import ModelTokenizer

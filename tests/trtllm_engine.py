@@ -1,19 +1,17 @@
 """The trtllm engine over TensorRT-LLM's double, ready for tests."""
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from baton.messages import GenerateRequest, KvHandoff, Sampling, TokenChunk
+from baton.messages import GenerateRequest, Sampling
 from tests.tiny_gpt_oss import prompt
 from workers.engines.trtllm.engine import TrtllmEngine
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.settings import load_trtllm_settings
 
-PATIENCE_S = 20.0
 KV_TIMEOUT_S = 0.5
 CONFIG: dict[str, Any] = {
     "max_batch_size": 8,
@@ -55,21 +53,3 @@ def ask(num_tokens: int = 40, **sampling: Any) -> GenerateRequest:
     return GenerateRequest(
         request_id="r", model="m", token_ids=prompt(num_tokens), deadline_s=9, sampling=Sampling(**options)
     )
-
-
-async def next_handoff(replies: AsyncGenerator[KvHandoff | TokenChunk, None]) -> KvHandoff:
-    async with asyncio.timeout(PATIENCE_S):
-        handoff = await anext(replies)
-    assert isinstance(handoff, KvHandoff)
-    return handoff
-
-
-async def tokens(answer: AsyncGenerator[TokenChunk, None]) -> list[int]:
-    async with asyncio.timeout(PATIENCE_S), aclosing(answer):
-        return [token_id async for chunk in answer for token_id in chunk.token_ids]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)

@@ -1,19 +1,18 @@
 """The vllm engine over vLLM's double, ready for tests."""
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from baton.messages import GenerateRequest, KvHandoff, Sampling, TokenChunk
+from baton.messages import GenerateRequest, Sampling
+from tests.engine_calls import until
 from tests.tiny_gpt_oss import prompt
 from workers.engines.vllm.engine import VllmEngine
 from workers.engines.vllm.library import load_library
 from workers.engines.vllm.settings import load_vllm_settings
 
-PATIENCE_S = 20.0
 CONFIG: dict[str, Any] = {
     "max_num_seqs": 8,
     "max_num_batched_tokens": 64,
@@ -60,21 +59,3 @@ def ask(num_tokens: int = 40, **options: Any) -> GenerateRequest:
         handoff=sampling.pop("handoff", None),
         sampling=Sampling(**sampling),
     )
-
-
-async def next_handoff(replies: AsyncGenerator[KvHandoff | TokenChunk, None]) -> KvHandoff:
-    async with asyncio.timeout(PATIENCE_S):
-        handoff = await anext(replies)
-    assert isinstance(handoff, KvHandoff)
-    return handoff
-
-
-async def tokens(answer: AsyncGenerator[TokenChunk, None]) -> list[int]:
-    async with asyncio.timeout(PATIENCE_S), aclosing(answer):
-        return [token_id async for chunk in answer for token_id in chunk.token_ids]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.002)

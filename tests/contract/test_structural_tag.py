@@ -33,7 +33,7 @@ SEEDS = range(4)
 
 def _form(**options: object) -> Guided:
     tools = [OfferedTool(name="f", parameters=CASES["optional"], strict=bool(options.pop("strict", False)))]
-    form = guided([*tools, OfferedTool(name="g")], **options)  # type: ignore[arg-type]
+    form = guided([*tools, OfferedTool(name="g")], **options)  # type: ignore[arg-type]  # options by name
     assert form is not None
     return form
 

@@ -16,17 +16,9 @@ from tensorrt_llm.executor.utils import RequestError
 
 from baton.errors import DeadlineExceeded, EngineFailure, HandoffFailed, InvalidRequest
 from baton.messages import KvHandoff, TokenChunk
+from tests.engine_calls import PATIENCE_S, next_handoff, tokens, until
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
-from tests.trtllm_engine import (
-    KV_TIMEOUT_S,
-    PATIENCE_S,
-    ask,
-    new_engine,
-    next_handoff,
-    started,
-    tokens,
-    until,
-)
+from tests.trtllm_engine import KV_TIMEOUT_S, ask, new_engine, started
 from workers.engines.trtllm import watchdog
 from workers.engines.trtllm.calls import Call
 from workers.engines.trtllm.handoff import generation_params, pack, unpack

@@ -18,8 +18,9 @@ from vllm.outputs import CompletionOutput, RequestOutput, SchedulerStats
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from tests.engine_calls import next_handoff
 from tests.tiny_gpt_oss import VOCAB_SIZE, prompt, write_checkpoint
-from tests.vllm_engine import ask, next_handoff, started
+from tests.vllm_engine import ask, started
 from workers.engines.vllm.handoff import KEEP, unpack
 from workers.engines.vllm.library import load_library
 

@@ -13,8 +13,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from baton.errors import HandoffFailed, InvalidRequest, WorkerLost
 from baton.messages import KvHandoff
+from tests.engine_calls import PATIENCE_S, next_handoff, tokens, until
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
-from tests.vllm_engine import PATIENCE_S, ask, core, is_idle, next_handoff, started, tokens, until
+from tests.vllm_engine import ask, core, is_idle, started
 from workers.engines.vllm import inside
 
 
@@ -77,10 +78,10 @@ def test_a_prefill_that_is_left_before_its_output_came_leaves_no_pin(checkpoint:
             leaving = asyncio.create_task(next_handoff(engine.prefill(ask())))
             await asyncio.sleep(0)  # now vLLM has it
             while not core(engine)._pins:  # noqa: SLF001  this loop stands still: the output does not get here
-                time.sleep(0.001)  # noqa: ASYNC251
+                time.sleep(0.001)  # noqa: ASYNC251  the loop stands still
             leaving.cancel()
             await asyncio.wait([leaving])
-            await until(lambda: not core(engine)._pins)  # noqa: SLF001
+            await until(lambda: not core(engine)._pins)  # noqa: SLF001  the double is ours
 
     asyncio.run(main())
 
@@ -94,7 +95,7 @@ def test_a_first_token_that_ends_the_answer_is_pinned_by_vllm_and_given_back(
             began = time.monotonic()
             async with aclosing(engine.prefill(ask(stop_token_ids=(first,)))) as replies:
                 await anext(replies)
-                assert core(engine)._pins  # noqa: SLF001
+                assert core(engine)._pins  # noqa: SLF001  the double is ours
             await until(lambda: is_idle(engine))
             assert time.monotonic() - began < 2 * inside.NOTICE_S
 
@@ -109,7 +110,7 @@ def test_a_crowd_that_leaves_at_any_time_leaves_no_pin(checkpoint: Path) -> None
                 await asyncio.sleep(0.003 * (i % 4))
                 leaving.cancel()
             await asyncio.gather(*crowd, return_exceptions=True)
-            assert not core(engine)._is_dead  # noqa: SLF001
+            assert not core(engine)._is_dead  # noqa: SLF001  the double is ours
 
     asyncio.run(main())
 
@@ -121,7 +122,7 @@ def test_the_lease_frees_what_nobody_pulls(checkpoint: Path) -> None:
         async with started(checkpoint, kv_transfer_config=lease) as engine:
             replies = engine.prefill(ask())
             await next_handoff(replies)
-            await until(lambda: not core(engine)._pins)  # noqa: SLF001
+            await until(lambda: not core(engine)._pins)  # noqa: SLF001  the double is ours
             with pytest.raises(HandoffFailed, match=r"took the KV within 0\.2 s"):
                 await anext(replies)
 

@@ -23,7 +23,7 @@ def here(num_bytes: int) -> Memory:
 def content(memory: Memory) -> bytes:
     """What lies on the device now."""
     tensor = memory.owner
-    return bytes(tensor.cpu().numpy())  # type: ignore[attr-defined]
+    return bytes(tensor.cpu().numpy())  # type: ignore[attr-defined]  # a tensor
 
 
 def test_device_memory_moves_whole_and_in_parts() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-import openai_harmony as oh  # type: ignore[import-untyped]
+import openai_harmony as oh  # type: ignore[import-untyped]  # no types
 from hypothesis import given
 from hypothesis import strategies as st
 

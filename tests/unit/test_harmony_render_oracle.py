@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai_harmony as oh  # type: ignore[import-untyped]
+import openai_harmony as oh  # type: ignore[import-untyped]  # no types
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

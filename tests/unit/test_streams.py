@@ -181,7 +181,7 @@ def test_a_request_over_the_limit_is_invalid_and_says_both_sizes() -> None:
     [
         (TokenChunk(token_ids=(1,) * 500), InvalidRequest),
         (TokenChunk(token_ids=(2**70,)), EngineFailure),
-        (TokenChunk(token_ids=(object(),)), EngineFailure),  # type: ignore[arg-type]
+        (TokenChunk(token_ids=(object(),)), EngineFailure),  # type: ignore[arg-type]  # wrong on purpose
     ],
 )
 def test_a_reply_that_cannot_travel_fails_its_stream_alone(

@@ -1,6 +1,6 @@
 """Tokenising against openai-harmony, with gpt-oss's real vocabulary (`make vocab`)."""
 
-import openai_harmony as oh  # type: ignore[import-untyped]
+import openai_harmony as oh  # type: ignore[import-untyped]  # no types
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

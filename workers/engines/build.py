@@ -26,13 +26,13 @@ def build_engine(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> t
 
 def _embedded(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
     try:
-        from workers.engines.embedded.engine import EmbeddedEngine  # noqa: PLC0415  torch: only if asked for
+        from workers.engines.embedded.engine import EmbeddedEngine
     except ImportError as error:
         raise SettingsError(
             f"the embedded engine is not installed ({error}); pip install '.[embedded]'"
         ) from error
-    from workers.engines.embedded.settings import EmbeddedSettings  # noqa: PLC0415
-    from workers.kv.choose import choose_transceiver  # noqa: PLC0415
+    from workers.engines.embedded.settings import EmbeddedSettings
+    from workers.kv.choose import choose_transceiver
 
     settings = parsed.settings
     loaded = _load(EmbeddedSettings, parsed)
@@ -57,8 +57,8 @@ def _embedded(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tupl
 
 
 def _mocker(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
-    from workers.engines.mocker import MockerEngine, MockerSettings  # noqa: PLC0415
-    from workers.kv.choose import choose_transceiver  # noqa: PLC0415
+    from workers.engines.mocker import MockerEngine, MockerSettings
+    from workers.kv.choose import choose_transceiver
 
     settings = parsed.settings
     loaded = _load(MockerSettings, parsed)
@@ -73,9 +73,9 @@ def _mocker(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[
 
 
 def _trtllm(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
-    from workers.engines.trtllm.engine import TrtllmEngine  # noqa: PLC0415
-    from workers.engines.trtllm.library import load_library  # noqa: PLC0415
-    from workers.engines.trtllm.settings import load_trtllm_settings  # noqa: PLC0415
+    from workers.engines.trtllm.engine import TrtllmEngine
+    from workers.engines.trtllm.library import load_library
+    from workers.engines.trtllm.settings import load_trtllm_settings
 
     settings = parsed.settings
     lib = load_library()
@@ -86,19 +86,13 @@ def _trtllm(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[
         override=settings.override_engine_args,
         typed={"model": str(settings.model_path), **typed_engine_flags(parsed)},
     )
-    try:
-        engine = TrtllmEngine(
-            loaded, lib, model_path=settings.model_path, worker_id=identity[0], incarnation=identity[1]
-        )
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"--model-path {settings.model_path}: {error}") from error
-    return engine, loaded.lines()
+    return _of_library(TrtllmEngine, loaded, lib, settings, identity), loaded.lines()
 
 
 def _vllm(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
-    from workers.engines.vllm.engine import VllmEngine  # noqa: PLC0415
-    from workers.engines.vllm.library import load_library  # noqa: PLC0415
-    from workers.engines.vllm.settings import load_vllm_settings  # noqa: PLC0415
+    from workers.engines.vllm.engine import VllmEngine
+    from workers.engines.vllm.library import load_library
+    from workers.engines.vllm.settings import load_vllm_settings
 
     settings = parsed.settings
     lib = load_library(settings.wires.host)
@@ -109,13 +103,22 @@ def _vllm(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[En
         override=settings.override_engine_args,
         typed={"model": str(settings.model_path), **typed_engine_flags(parsed)},
     )
+    return _of_library(VllmEngine, loaded, lib, settings, identity), loaded.lines()
+
+
+def _of_library(
+    kind: Callable[..., Engine],
+    loaded: object,
+    lib: object,
+    settings: WorkerSettings,
+    identity: tuple[str, str],
+) -> Engine:
+    """An engine that somebody else's library runs. Raises SettingsError if the model folder is at fault."""
+    worker_id, incarnation = identity
     try:
-        engine = VllmEngine(
-            loaded, lib, model_path=settings.model_path, worker_id=identity[0], incarnation=identity[1]
-        )
+        return kind(loaded, lib, model_path=settings.model_path, worker_id=worker_id, incarnation=incarnation)
     except (OSError, ValueError) as error:
         raise SettingsError(f"--model-path {settings.model_path}: {error}") from error
-    return engine, loaded.lines()
 
 
 def _load(cls: type[T], parsed: Parsed[WorkerSettings]) -> Loaded[T]:

@@ -23,7 +23,7 @@ class GptOss:
 
     def __init__(self, path: Path, *, dtype: torch.dtype, device: torch.device) -> None:
         # A worker's stderr is a log.
-        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # theirs
         AttentionInterface.register(_ATTENTION, paged_attention)
         config = GptOssConfig.from_pretrained(path, local_files_only=True)
         quantized = getattr(config, "quantization_config", None) is not None

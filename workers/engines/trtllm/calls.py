@@ -5,16 +5,13 @@ import dataclasses
 import enum
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from baton.errors import BatonError, DeadlineExceeded, EngineFailure, HandoffFailed, WorkerLost
 from baton.messages import FinishReason, GenerateRequest, TokenChunk, TokenLogprob, Usage
+from workers.engines.logprobs import token_logprobs
 from workers.engines.trtllm.library import Completion, Result
 
 log = logging.getLogger(__name__)
-
-# OpenAI's word for "very unlikely", here for "not told".
-_NO_LOGPROB = -9999.0
 
 
 class Abort(enum.Enum):
@@ -141,8 +138,7 @@ class Call:
         if num_top is None:
             return None
         told = (output.logprobs or [])[self.cursor : self.cursor + len(token_ids)]
-        told += [{}] * (len(token_ids) - len(told))
-        return tuple(_entry(i, entries, num_top) for i, entries in zip(token_ids, told, strict=True))
+        return token_logprobs(token_ids, told, num_top)
 
     def _usage(self) -> Usage:
         num_generated = self.request.num_generated
@@ -167,14 +163,6 @@ def finish_reason(output: Completion) -> FinishReason | None:
             raise DeadlineExceeded("TensorRT-LLM gave the request up: its time was over")
         case other:
             raise WorkerLost(f"TensorRT-LLM ended the request: {other}")
-
-
-def _entry(token_id: int, entries: dict[int, Any], num_top: int) -> TokenLogprob:
-    best = sorted(((i, float(entry.logprob)) for i, entry in entries.items()), key=lambda pair: -pair[1])
-    chosen = entries.get(token_id)
-    return TokenLogprob(
-        token_id, float(chosen.logprob) if chosen is not None else _NO_LOGPROB, tuple(best[:num_top])
-    )
 
 
 def as_error(error: Exception, call: Call, request_error: type[Exception]) -> BatonError:

@@ -70,7 +70,7 @@ def _penalties(request: GenerateRequest) -> dict[str, object]:
 
 
 def _built(cls: Callable[..., Any], params: dict[str, object]) -> Any:
-    lacking = sorted(set(params) - {field.name for field in dataclasses.fields(cls)})  # type: ignore[arg-type]
+    lacking = sorted(set(params) - {field.name for field in dataclasses.fields(cls)})  # type: ignore[arg-type]  # it is one
     if lacking:
         raise InvalidRequest(f"this build of TensorRT-LLM cannot do {', '.join(lacking)}", param=lacking[0])
     try:

@@ -1,12 +1,9 @@
 """From vLLM's outputs to chunks."""
 
-from typing import Any
-
 from baton.errors import EngineFailure, HandoffFailed
 from baton.messages import FinishReason, GenerateRequest, TokenChunk, TokenLogprob, Usage
+from workers.engines.logprobs import token_logprobs
 from workers.engines.vllm.library import Completion, Result
-
-_NO_LOGPROB = -9999.0  # OpenAI's word for "very unlikely", here for "not told"
 
 
 class Answer:
@@ -45,16 +42,4 @@ class Answer:
 
     def _logprobs(self, output: Completion) -> tuple[TokenLogprob, ...] | None:
         num_top = self._request.sampling.logprobs
-        if num_top is None:
-            return None
-        told = list(output.logprobs or ())
-        told += [{}] * (len(output.token_ids) - len(told))
-        return tuple(_entry(i, entries, num_top) for i, entries in zip(output.token_ids, told, strict=True))
-
-
-def _entry(token_id: int, entries: dict[int, Any], num_top: int) -> TokenLogprob:
-    best = sorted(((i, float(entry.logprob)) for i, entry in entries.items()), key=lambda pair: -pair[1])
-    chosen = entries.get(token_id)
-    return TokenLogprob(
-        token_id, float(chosen.logprob) if chosen is not None else _NO_LOGPROB, tuple(best[:num_top])
-    )
+        return None if num_top is None else token_logprobs(output.token_ids, output.logprobs, num_top)

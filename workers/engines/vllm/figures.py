@@ -30,7 +30,7 @@ class Figures:
         self._moved_bytes = 0
         self._move_s = 0.0
 
-    def record(self, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:  # noqa: ARG002
+    def record(self, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:  # noqa: ARG002  vLLM's
         """vLLM's SchedulerStats of one step, or None."""
         if scheduler_stats is None:
             return

@@ -81,8 +81,8 @@ class AsyncLLM:
     def from_engine_args(
         cls,
         engine_args: Any,
-        start_engine_loop: bool = True,  # noqa: ARG003
-        usage_context: Any = None,  # noqa: ARG003
+        start_engine_loop: bool = True,  # noqa: ARG003  as vLLM has it
+        usage_context: Any = None,  # noqa: ARG003  as vLLM has it
         stat_loggers: list[Any] | None = None,
     ) -> "AsyncLLM":
         """Blocks until the model is loaded."""
@@ -136,7 +136,7 @@ class AsyncLLM:
     async def collective_rpc(
         self,
         method: str,
-        timeout: float | None = None,  # noqa: ASYNC109
+        timeout: float | None = None,  # noqa: ASYNC109  as vLLM has it
         args: tuple[Any, ...] = (),
         kwargs: Any = None,
     ) -> list[Any]:

@@ -1,0 +1,27 @@
+"""What tests do with any engine: take its handoff, read its tokens, wait."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from baton.messages import KvHandoff, TokenChunk
+
+PATIENCE_S = 20.0
+
+
+async def next_handoff(replies: AsyncGenerator[KvHandoff | TokenChunk, None]) -> KvHandoff:
+    async with asyncio.timeout(PATIENCE_S):
+        handoff = await anext(replies)
+    assert isinstance(handoff, KvHandoff)
+    return handoff
+
+
+async def tokens(answer: AsyncGenerator[TokenChunk, None]) -> list[int]:
+    async with asyncio.timeout(PATIENCE_S), aclosing(answer):
+        return [token_id async for chunk in answer for token_id in chunk.token_ids]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
