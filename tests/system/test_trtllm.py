@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
+from tests.asking import chat, complete
 from tests.stack import MODEL, ROOT, Process, Stack, wait_for
-from tests.system.test_serving import CALL, GUIDE, QUESTION, RESULT
+from tests.system.test_serving import CALL, QUESTION, RESULT
 
 DOUBLES = ROOT / "tests/doubles"
 # The guide's files, with a buffer and a KV timeout for a test.
@@ -35,8 +35,6 @@ stream_interval: 10
 DECODE_YAML = (
     PREFILL_YAML.replace("overlap_scheduler: true", "overlap_scheduler: false") + "backend: pytorch\n"
 )
-
-Json = dict[str, Any]
 
 
 def worker(stack: Stack, folder: Path, mode: str, name: str, *arguments: str, **environ: str) -> Process:
@@ -69,23 +67,6 @@ def stack(tmp_path: Path, own_etcd: str, nats_server: str) -> Iterator[Stack]:
     stack.frontend()
     yield stack
     stack.stop()
-
-
-def chat(stack: Stack, *messages: Json, **body: Any) -> Json:
-    asked = GUIDE | body | {"messages": list(messages)}
-    answer = httpx.post(f"{stack.url}/v1/chat/completions", json=asked, timeout=60)
-    assert answer.status_code == 200, answer.text
-    (choice,) = answer.json()["choices"]
-    found: Json = choice
-    return found
-
-
-def complete(stack: Stack, num_tokens: int = 120) -> str:
-    body = {"model": MODEL, "prompt": "one two three", "max_tokens": num_tokens, "temperature": 0}
-    answer = httpx.post(f"{stack.url}/v1/completions", json=body | {"ignore_eos": True}, timeout=60)
-    assert answer.status_code == 200, answer.text
-    text: str = answer.json()["choices"][0]["text"]
-    return text
 
 
 def test_both_rounds_of_the_guides_conversation_are_answered(stack: Stack, tmp_path: Path) -> None:

@@ -5,19 +5,17 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
+from tests.asking import chat, complete
 from tests.conftest import LaunchServer
 from tests.launched import DOUBLE, Launch
 from tests.stack import MODEL, ROOT, Process, Stack, wait_for
 from tests.system.test_serving import CALL, GUIDE, QUESTION, RESULT
 
 YAML = "max_num_seqs: 32\nmax_num_batched_tokens: 2048\nblock_size: 16\n"
-
-Json = dict[str, Any]
 
 
 def worker(stack: Stack, folder: Path, mode: str, name: str, **environ: str) -> Process:
@@ -39,23 +37,6 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
     stack.frontend()
     yield stack
     stack.stop()
-
-
-def chat(stack: Stack, *messages: Json) -> Json:
-    asked = GUIDE | {"messages": list(messages)}
-    answer = httpx.post(f"{stack.url}/v1/chat/completions", json=asked, timeout=60)
-    assert answer.status_code == 200, answer.text
-    (choice,) = answer.json()["choices"]
-    found: Json = choice
-    return found
-
-
-def complete(stack: Stack, num_tokens: int = 400) -> str:
-    body = {"model": MODEL, "prompt": "one two three", "max_tokens": num_tokens, "temperature": 0}
-    answer = httpx.post(f"{stack.url}/v1/completions", json=body | {"ignore_eos": True}, timeout=60)
-    assert answer.status_code == 200, answer.text
-    text: str = answer.json()["choices"][0]["text"]
-    return text
 
 
 def test_both_rounds_of_the_guides_conversation_are_answered(stack: Stack, tmp_path: Path) -> None:
@@ -99,12 +80,13 @@ def test_the_launch_script_serves_with_the_shipped_configs(
 def test_a_dead_core_ends_its_worker_and_the_requests_go_on_elsewhere(stack: Stack, tmp_path: Path) -> None:
     worker(stack, tmp_path, "agg", "sound")
     stack.wait_ready(0, 1)
-    expected = complete(stack)
+    expected = complete(stack, 400)
     doomed = worker(stack, tmp_path, "agg", "doomed", DOUBLE_VLLM_DIES_AFTER="100")
     stack.wait_ready(0, 2)
 
     with ThreadPoolExecutor(4) as pool:
-        assert {answer.result() for answer in [pool.submit(complete, stack) for _ in range(4)]} == {expected}
+        answers = [pool.submit(complete, stack, 400) for _ in range(4)]
+        assert {answer.result() for answer in answers} == {expected}
 
     assert doomed.wait(20) == 1
     assert "vLLM's engine core died" in doomed.text()
