@@ -24,6 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.conftest import free_port
+from tests.gpu import random_weights
 from tests.gpu.dummy_model import write_dummy_model
 from tests.gpu.vllm_scene import gpus
 
@@ -176,6 +177,8 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_dummy_model(Path(scratch) / f"gpt-oss-{options.size}", options.size)
+        plugin = random_weights.install(Path(scratch) / "plugin")
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(plugin), os.environ.get("PYTHONPATH", "")])
         started = {
             "apart": lambda: baton(folder, options.size),
             "aggregated": lambda: baton(folder, options.size, "--agg"),

@@ -8,4 +8,4 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
 nvidia-smi --query-gpu=index,name,driver_version,memory.used --format=csv,noheader
-exec "$PYTHON" -m pytest -m gpu -o addopts= --import-mode=importlib -ra -v --durations=0 tests/gpu "$@"
+exec "$PYTHON" -m pytest -m gpu -o addopts= -o pythonpath=. --import-mode=importlib -ra -v --durations=0 tests/gpu "$@"

@@ -1,4 +1,4 @@
-"""vLLM workers with a made-up gpt-oss on two GPUs, or both on one, behind a frontend, etcd and NATS."""
+"""vLLM workers with a made-up gpt-oss, on half of the GPUs each or both on one, behind a frontend."""
 
 import asyncio
 import dataclasses
@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from tests.gpu import random_weights
 from tests.gpu.dummy_model import write_dummy_model
 from tests.stack import MODEL, ROOT, Process, Stack, wait_for
 
@@ -58,16 +59,18 @@ def gpus() -> list[str]:
 
 @contextmanager
 def vllm_scene(folder: Path, size: str, etcd: str, nats: str) -> Iterator[Scene]:
-    """A prefill worker on the first GPU, a decode worker on the last, ready; size is 20b or 120b."""
+    """A prefill worker on one half of the GPUs and a decode worker on the other; size is 20b or 120b."""
     planes = {"BATON_DISCOVERY_BACKEND": "etcd", "BATON_REQUEST_PLANE": "nats"}
-    stack = Stack(folder, {**planes, "ETCD_ENDPOINTS": etcd, "NATS_SERVER": nats})
+    plugin = os.pathsep.join(
+        [str(random_weights.install(folder / "plugin")), os.environ.get("PYTHONPATH", "")]
+    )
+    stack = Stack(folder, {**planes, "ETCD_ENDPOINTS": etcd, "NATS_SERVER": nats, "PYTHONPATH": plugin})
     try:
-        model, num_gpus = write_dummy_model(folder / f"gpt-oss-{size}", size), len(gpus())
+        model = write_dummy_model(folder / f"gpt-oss-{size}", size)
         stack.frontend()
         began = time.monotonic()
-        shared = num_gpus == 1
-        prefill = vllm_worker(stack, "prefill", model, size, 0, shared=shared)
-        decode = vllm_worker(stack, "decode", model, size, num_gpus - 1, shared=shared)
+        prefill = vllm_worker(stack, "prefill", model, size)
+        decode = vllm_worker(stack, "decode", model, size)
         stack.wait_ready(1, 1, LOAD_TIMEOUT_S)
         scene = Scene(stack, size, prefill, decode)
         scene.figures["load_s"] = round(time.monotonic() - began, 1)
@@ -78,12 +81,20 @@ def vllm_scene(folder: Path, size: str, etcd: str, nats: str) -> Iterator[Scene]
             sys.stdout.write(f"--- {process.name}\n{process.text()[-4000:]}\n")  # shown if a test failed
 
 
-def vllm_worker(stack: Stack, mode: str, model: Path, size: str, gpu: int, *, shared: bool) -> Process:
+def tensor_parallel_size() -> int:
+    """GPUs of each of the two workers."""
+    return max(1, len(gpus()) // 2)
+
+
+def vllm_worker(stack: Stack, mode: str, model: Path, size: str) -> Process:
     """A worker with the YAML of engine_configs; two that share a GPU get less than half of it each."""
-    override = _TEST_ONLY | ({"gpu_memory_utilization": 0.45} if shared else {})
+    num, tp = len(gpus()), tensor_parallel_size()
+    override = _TEST_ONLY | ({"gpu_memory_utilization": 0.45} if num == 1 else {})
     override |= json.loads(os.environ.get("BATON_GPU_OVERRIDE", "{}"))
-    stack.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    first = 0 if mode == "prefill" else num - tp
+    stack.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(first, first + tp)))
     arguments = ["--engine", "vllm", "--model-path", str(model), "--served-model-name", MODEL]
+    arguments += ["--tensor-parallel-size", str(tp)]
     arguments += ["--disaggregation-mode", mode, "--override-engine-args", json.dumps(override)]
     arguments += ["--extra-engine-args", str(ROOT / f"engine_configs/vllm/gpt-oss-{size}/{mode}.yaml")]
     return stack.start(f"{mode}-{size}", "workers", *arguments)

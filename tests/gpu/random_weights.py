@@ -1,0 +1,67 @@
+"""Random weights of a trained model's size, as a plugin of vLLM's.
+
+vLLM's own made-up weights (`load_format: dummy`) lie within 0.001, norms included, and the experts' are zero:
+with these an answer hardly depends on the KV of its prompt, so that equal answers would prove nothing.
+"""
+
+import importlib
+import shutil
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_STD = 0.02
+# Attention that looks at few tokens of many, so that each may matter.
+_STD_OF_QKV = 0.04
+_EXPONENT = 120  # of MXFP4's scales: 2 ** (120 - 127), with random 4-bit floats a deviation of about 0.02
+
+
+def install(folder: Path) -> Path:
+    """Write the plugin into `folder`, to be put on the PYTHONPATH of vLLM's processes."""
+    info = folder / "baton_random_weights-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: baton-random-weights\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nbaton_random_weights = baton_random_weights:register\n"
+    )
+    shutil.copy(__file__, folder / "baton_random_weights.py")
+    return folder
+
+
+def register() -> None:
+    """vLLM calls it in each of its processes."""
+    loader = importlib.import_module("vllm.model_executor.model_loader.dummy_loader")
+    loader.DummyModelLoader.load_weights = _load_weights
+
+
+def _load_weights(_: Any, model: torch.nn.Module, model_config: Any) -> None:
+    num_shards = importlib.import_module("vllm.distributed").get_tensor_model_parallel_world_size()
+    config = model_config.hf_config
+    for name, tensor in model.state_dict().items():
+        if tensor.dim():
+            generator = torch.Generator(tensor.device).manual_seed(zlib.crc32(name.encode()))
+            fill(name, tensor, generator, config.hidden_size, config.intermediate_size // num_shards)
+
+
+@torch.no_grad()
+def fill(name: str, tensor: torch.Tensor, generator: torch.Generator, hidden: int, intermediate: int) -> None:
+    """Random values for the parameter `name`; the padding of experts, beyond these sizes, stays zero."""
+    if name.endswith("_weight_scale"):
+        num_rows, num_in = (
+            (2 * intermediate, hidden) if name.endswith("w13_weight_scale") else (hidden, intermediate)
+        )
+        tensor[:, :num_rows, : num_in // 32] = _EXPONENT
+    elif tensor.dtype == torch.uint8:
+        tensor.random_(0, 256, generator=generator)
+    elif not tensor.is_floating_point():
+        return  # which expert lies where
+    elif name.endswith(("bias", "sinks")):
+        tensor.zero_()
+    elif tensor.dim() == 1:
+        tensor.fill_(1)  # a norm's
+    elif "embed_tokens" in name:
+        tensor.normal_(generator=generator)
+    else:
+        tensor.normal_(0, _STD_OF_QKV if "qkv_proj" in name else _STD, generator=generator)

@@ -1,0 +1,126 @@
+"""The contract of Engine, held to by the real vLLM: tests/contract/test_engine.py with the demo model.
+
+A vLLM takes long to start, so those that the tests ask for alike are started once and lent to each test,
+below an engine of Baton's that is new each time. They live in one event loop, hence one `asyncio.Runner`.
+"""
+
+import asyncio
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.messages import Role
+from tests.conftest import free_port
+from tests.tiny_gpt_oss import CONTEXT_LENGTH
+from workers.engine import Engine
+from workers.engines.vllm.engine import VllmEngine
+from workers.engines.vllm.library import Library, load_library
+from workers.engines.vllm.settings import load_vllm_settings
+
+pytest.register_assert_rewrite("tests.contract.test_engine")
+from tests.contract import test_engine as contract  # noqa: E402  after the line above
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("default"),  # vLLM's own
+]
+
+MODEL = Path("models/demo")
+# float32: an answer must not hang on what else runs in the batch, nor on how its prompt was cut.
+CONFIG: dict[str, Any] = {
+    "dtype": "float32",
+    "attention_backend": "TRITON_ATTN",
+    "enforce_eager": True,
+    "enable_prefix_caching": False,
+    "max_model_len": CONTEXT_LENGTH,
+    "max_num_batched_tokens": 32,
+    "block_size": 16,
+    "num_gpu_blocks_override": 512,
+    "gpu_memory_utilization": 0.15,
+}
+
+
+class Lent:
+    """A vLLM that outlives the engine it is lent to; its figures go to the newest borrower."""
+
+    def __init__(self) -> None:
+        self.llm: Any = None
+        self.figures: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.llm, name)
+
+    def shutdown(self) -> None:
+        """Stays up for the next test."""
+
+    def record(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM's stat logger."""
+        self.figures.record(*args, **kwargs)
+
+    def log_engine_initialized(self) -> None:
+        """vLLM's stat logger."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lender:
+    """Stands where `Library.llm` does for engines of one kind."""
+
+    lib: Library
+    lent: Lent
+
+    def from_engine_args(self, args: Any, stat_loggers: list[Any]) -> Lent:
+        """As AsyncLLM's."""
+        self.lent.figures = stat_loggers[0]()
+        if self.lent.llm is None:
+            os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port())
+            self.lent.llm = self.lib.llm.from_engine_args(args, stat_loggers=[lambda *_: self.lent])
+        return self.lent
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[dict[Any, Lent]]:
+    """The vLLMs started so far, by what they were asked for."""
+    kept: dict[Any, Lent] = {}
+    with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "run", runner.run)
+        yield kept
+        for lent in kept.values():
+            lent.llm.shutdown()
+
+
+@pytest.fixture
+def build(kept: dict[Any, Lent]) -> contract.Build:
+    """Makes engines over the real vLLM."""
+    lib = load_library()
+
+    def build(role: Role, limits: contract.Limits) -> Engine:
+        override = CONFIG | {
+            "max_num_seqs": limits.max_batch_size,
+            "kv_transfer_config": {"kv_connector_extra_config": {"kv_lease_duration": limits.ttl_s}},
+        }
+        typed = {"model": str(MODEL)}
+        loaded = load_vllm_settings(lib.engine_args, role.value, override=json.dumps(override), typed=typed)
+        lent = kept.setdefault((role, limits.max_batch_size, limits.ttl_s), Lent())
+        return VllmEngine(
+            loaded,
+            dataclasses.replace(lib, llm=Lender(lib, lent)),
+            model_path=MODEL,
+            worker_id=role.value,
+            incarnation="1",
+            max_queue_size=limits.max_queue_size,
+        )
+
+    return build
+
+
+build_sampling = build_releasing = build
+
+# All but the one that vLLM does not keep, see WITHOUT_LATE_PULL there.
+globals().update({name: test for name, test in vars(contract).items() if name.startswith("test_")})
+del globals()["test_a_pull_of_kv_that_was_given_back_fails"]
