@@ -26,6 +26,7 @@ CALLED = ["from_engine_args", "generate", "abort", "collective_rpc", "check_heal
 BUILT = [
     "vllm.engine.arg_utils:AsyncEngineArgs",
     "vllm.config:KVTransferConfig",
+    "vllm.config:StructuredOutputsConfig",
     "vllm.sampling_params:SamplingParams",
     "vllm.sampling_params:StructuredOutputsParams",
 ]

@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 PATIENCE_S = 20.0
 GREEDY: dict[str, Any] = {"temperature": 0.0}
+LOGPROB_TOLERANCE = 1e-4
 SEEDED: dict[str, Any] = {"temperature": 1.5, "seed": 7, "top_p": 0.95, "frequency_penalty": 0.3}
 
 
@@ -346,7 +347,7 @@ def test_disaggregated_equals_aggregated(
             assert answer[-1].usage == expected[-1].usage
             for got, want in zip(logprobs(answer), logprobs(expected), strict=True):
                 assert got.token_id == want.token_id
-                assert got.logprob == pytest.approx(want.logprob, abs=1e-4)
+                assert got.logprob == pytest.approx(want.logprob, abs=LOGPROB_TOLERANCE)
                 assert [token_id for token_id, _ in got.top] == [token_id for token_id, _ in want.top]
             assert (prefill.stats().num_handoffs, decode.stats().num_handoffs) == (1, 1)
             if not isinstance(prefill, BLIND_ENGINES):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.config import KVTransferConfig
+from vllm.config import KVTransferConfig, StructuredOutputsConfig
 from vllm.contract import FACTS
 from vllm.distributed.kv_transfer import ConnectorWorker
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 BUILT = {
     "AsyncEngineArgs": AsyncEngineArgs,
     "KVTransferConfig": KVTransferConfig,
+    "StructuredOutputsConfig": StructuredOutputsConfig,
     "SamplingParams": SamplingParams,
     "StructuredOutputsParams": StructuredOutputsParams,
 }

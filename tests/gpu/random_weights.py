@@ -1,7 +1,9 @@
-"""Random weights of a trained model's size, as a plugin of vLLM's.
+"""Random weights with which an answer depends on all of its prompt, as a plugin of vLLM's.
 
 vLLM's own made-up weights (`load_format: dummy`) lie within 0.001, norms included, and the experts' are zero:
-with these an answer hardly depends on the KV of its prompt, so that equal answers would prove nothing.
+with these an answer hardly depends on the KV of its prompt, so that equal answers would prove nothing. With
+all weights as large as a trained model's, though, the least rounding grows from layer to layer until no
+answer is given twice.
 """
 
 import importlib
@@ -12,10 +14,14 @@ from typing import Any
 
 import torch
 
-_STD = 0.02
-# Attention that looks at few tokens of many, so that each may matter.
-_STD_OF_QKV = 0.04
-_EXPONENT = 120  # of MXFP4's scales: 2 ** (120 - 127), with random 4-bit floats a deviation of about 0.02
+_STD = {
+    "qkv_proj": 0.032,  # attention looks at few tokens of many, so that each may matter,
+    "o_proj": 0.0014,  # and adds little,
+    "router": 0.1,  # the last of the experts weighs little, for it changes easily
+}
+_STD_OF_OTHERS = 0.02
+# 2 ** (exponent - 127) is the scale of random 4-bit floats, whose deviation is 2.9.
+_EXPONENTS = {"w13_weight_scale": 120, "w2_weight_scale": 114}
 
 
 def install(folder: Path) -> Path:
@@ -48,11 +54,10 @@ def _load_weights(_: Any, model: torch.nn.Module, model_config: Any) -> None:
 @torch.no_grad()
 def fill(name: str, tensor: torch.Tensor, generator: torch.Generator, hidden: int, intermediate: int) -> None:
     """Random values for the parameter `name`; the padding of experts, beyond these sizes, stays zero."""
-    if name.endswith("_weight_scale"):
-        num_rows, num_in = (
-            (2 * intermediate, hidden) if name.endswith("w13_weight_scale") else (hidden, intermediate)
-        )
-        tensor[:, :num_rows, : num_in // 32] = _EXPONENT
+    kind = name.rpartition(".")[2]
+    if kind in _EXPONENTS:
+        num_rows, num_in = (2 * intermediate, hidden) if kind[:3] == "w13" else (hidden, intermediate)
+        tensor[:, :num_rows, : num_in // 32] = _EXPONENTS[kind]
     elif tensor.dtype == torch.uint8:
         tensor.random_(0, 256, generator=generator)
     elif not tensor.is_floating_point():
@@ -64,4 +69,5 @@ def fill(name: str, tensor: torch.Tensor, generator: torch.Generator, hidden: in
     elif "embed_tokens" in name:
         tensor.normal_(generator=generator)
     else:
-        tensor.normal_(0, _STD_OF_QKV if "qkv_proj" in name else _STD, generator=generator)
+        std = next((std for part, std in _STD.items() if part in name), _STD_OF_OTHERS)
+        tensor.normal_(0, std, generator=generator)

@@ -78,13 +78,31 @@ def test_each_role_has_its_side_of_the_transfer(mode: str, role: str | None) -> 
         ("dtype: int4", r"engine.yaml:1: dtype: 'int4': must be one of auto, half"),
         ("enforce_eager: 1", r"engine.yaml:1: enforce_eager: 1: "),
         ("_api_process_count: 2", r"_api_process_count: unknown key"),
-        ("worker_extension_cls: mine.Own", r"worker_extension_cls: Baton needs it for itself"),
+        ("worker_extension_cls: mine.Own", r"worker_extension_cls: mine.Own: must be workers.*: it gives"),
+        (
+            "structured_outputs_config: {backend: guidance}",
+            r"engine.yaml:1: structured_outputs_config.backend: guidance: must be xgrammar: demanded forms",
+        ),
+        (
+            "structured_outputs_config: {enable_in_reasoning: false}",
+            r"enable_in_reasoning: False: must be True: a demanded form holds from the first token on",
+        ),
+        ("data_parallel_size: 2", r"data_parallel_size: 2: must be 1: start a worker for each"),
         ("\nkv_transfer_config: null", r"engine.yaml:2: kv_transfer_config: None: a prefill worker needs it"),
-        ("kv_transfer_config: {kv_connector: MooncakeConnector}", "KV travels by NixlConnector only"),
+        ("kv_transfer_config: {kv_connector: Mooncake}", "Mooncake: must be NixlConnector: KV travels by it"),
+        ("kv_transfer_config: {kv_role: kv_both}", "kv_role: kv_both: must be kv_producer: it is a prefill"),
+        ("kv_transfer_config: {kv_load_failure_policy: recompute}", "recompute: must be fail: then another"),
         ("kv_transfer_config: {kv_connector_extra_config: 7}", "must be a mapping"),
         (
             "kv_transfer_config: {kv_connector_extra_config: {bidirectional_kv_xfer: true}}",
             "KV goes from prefill to decode only",
+        ),
+        *(
+            (
+                f"kv_transfer_config: {{kv_connector_extra_config: {{kv_lease_duration: {value}}}}}",
+                r"engine.yaml:1: kv_transfer_config.*kv_lease_duration: .*: must be seconds, above 0",
+            )
+            for value in ("null", "abc", "'120'", "0", "-1", ".inf", ".nan", "true")
         ),
     ],
 )
@@ -93,12 +111,30 @@ def test_what_cannot_work_is_refused_with_its_place(tmp_path: Path, text: str, s
         load_vllm_settings(AsyncEngineArgs, "prefill", yaml_path=write(tmp_path, text))
 
 
+@pytest.mark.parametrize("mode", ["prefill", "decode", "agg"])
+def test_a_demanded_form_holds_from_the_first_token_on(mode: str) -> None:
+    """vLLM, which takes gpt-oss for a model with reasoning to skip, would wait for `final` otherwise."""
+    forms = load_vllm_settings(AsyncEngineArgs, mode).settings["structured_outputs_config"]
+
+    assert (forms.backend, forms.enable_in_reasoning) == ("xgrammar", True)
+
+
+def test_an_aggregated_worker_takes_no_handoff(tmp_path: Path) -> None:
+    given = write(tmp_path, "\nkv_transfer_config: {kv_connector: NixlConnector, kv_role: kv_both}")
+
+    with pytest.raises(
+        SettingsError, match=r"engine.yaml:2: kv_transfer.*: an aggregated worker hands nothing"
+    ):
+        load_vllm_settings(AsyncEngineArgs, "agg", yaml_path=given)
+    load_vllm_settings(AsyncEngineArgs, "agg", yaml_path=write(tmp_path, "kv_transfer_config: null"))
+
+
 def test_a_decode_worker_has_no_prefix_cache(tmp_path: Path) -> None:
     cached = write(tmp_path, "enable_prefix_caching: true")
 
     assert load_vllm_settings(AsyncEngineArgs, "decode").settings["enable_prefix_caching"] is False
     assert load_vllm_settings(AsyncEngineArgs, "prefill", yaml_path=cached).settings["enable_prefix_caching"]
-    with pytest.raises(SettingsError, match=r"engine.yaml:1: enable_prefix_caching: True: not on a decode"):
+    with pytest.raises(SettingsError, match=r"engine.yaml:1: enable_prefix_caching: True: must be False"):
         load_vllm_settings(AsyncEngineArgs, "decode", yaml_path=cached)
 
 

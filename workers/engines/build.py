@@ -101,7 +101,7 @@ def _vllm(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[En
         settings.disaggregation_mode,
         yaml_path=settings.extra_engine_args,
         override=settings.override_engine_args,
-        typed={"model": str(settings.model_path), **typed_engine_flags(parsed)},
+        typed={"model": str(settings.model_path.absolute()), **typed_engine_flags(parsed)},
     )
     return _of_library(VllmEngine, loaded, lib, settings, identity), loaded.lines()
 

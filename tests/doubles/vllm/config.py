@@ -1,4 +1,4 @@
-"""The double's KVTransferConfig."""
+"""The double's configuration classes."""
 
 from typing import Any
 
@@ -12,3 +12,4 @@ def _check(self: Any) -> None:
 
 
 KVTransferConfig = dataclass_of("KVTransferConfig", __post_init__=_check)
+StructuredOutputsConfig = dataclass_of("StructuredOutputsConfig")

@@ -29,13 +29,17 @@ class Answer:
             )
         return TokenChunk(tuple(output.token_ids), reason, usage, self._logprobs(output))
 
+    @property
+    def _has_begun(self) -> bool:
+        return self._num_generated > self._request.num_generated
+
     def _finish_reason(self, output: Completion) -> FinishReason | None:
         match output.finish_reason:
             case None:
                 return None
             case "stop" | "length" as reason:
                 return reason
-            case "error" if self._request.handoff is not None:
+            case "error" if self._request.handoff is not None and not self._has_begun:
                 raise HandoffFailed("the KV did not arrive: its source is gone, or has given it up")
             case reason:
                 raise EngineFailure(f"vLLM ended the request with {reason!r}; its log says why")

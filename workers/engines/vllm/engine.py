@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from baton.errors import HandoffFailed, Overloaded
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenChunk, WorkerStats
@@ -84,7 +85,8 @@ class VllmEngine:
             version=self._lib.version,
             context_length=self._context_length,
             kv_layout=self._kv_layout(config),
-            kv_transfer="nixl" if self._transfers else "",
+            # NIXL refuses a peer whose model has another path.
+            kv_transfer=f"nixl:{quote(config.model_config.model)}" if self._transfers else "",
         )
 
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:

@@ -2,15 +2,18 @@
 
 import dataclasses
 import importlib
+import logging
 import os
+import random
 import socket
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from workers.settings import SettingsError
 
-OLDEST, TOO_NEW = "0.22", "0.26"
+TRIED = "0.25."
 WORKER_PID = "BATON_WORKER_PID"
+log = logging.getLogger(__name__)
 
 
 class Completion(Protocol):
@@ -49,10 +52,13 @@ def load_library(host: str = "127.0.0.1") -> Library:
     """
     _prepare_environment(host)
     try:
+        version = importlib.import_module("vllm").__version__
         sampling = importlib.import_module("vllm.sampling_params")
         exceptions = importlib.import_module("vllm.v1.engine.exceptions")
+        if not version.startswith(TRIED):
+            log.warning("vLLM %s: Baton knows the insides of %sx; it may not give KV back", version, TRIED)
         return Library(
-            version=importlib.import_module("vllm").__version__,
+            version=version,
             llm=importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM,
             engine_args=importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs,
             sampling_params=sampling.SamplingParams,
@@ -61,9 +67,7 @@ def load_library(host: str = "127.0.0.1") -> Library:
             dead=exceptions.EngineDeadError,
         )
     except (ImportError, AttributeError) as error:
-        raise SettingsError(
-            f"vLLM does not load here: {error}; pip install '.[vllm]' (vllm >= {OLDEST}, < {TOO_NEW})"
-        ) from error
+        raise SettingsError(f"vLLM does not load here: {error}; pip install '.[vllm]'") from error
 
 
 def _prepare_environment(host: str) -> None:
@@ -73,6 +77,18 @@ def _prepare_environment(host: str) -> None:
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a fork would copy threads and sockets
     os.environ.setdefault("VLLM_NIXL_SIDE_CHANNEL_HOST", host)
     if "VLLM_NIXL_SIDE_CHANNEL_PORT" not in os.environ:  # its default is the same for every worker
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(probe.getsockname()[1])
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_free_port(host))
+
+
+def _free_port(host: str) -> int:
+    """Below the ephemeral ones: vLLM binds it when the model is loaded, and waits for ever if it is taken."""
+    error: OSError | None = None
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            try:
+                probe.bind((host, port))
+            except OSError as caught:
+                error = caught
+            else:
+                return port
+    raise SettingsError(f"--host {host}: no port for NIXL's side channel can be bound there: {error}")

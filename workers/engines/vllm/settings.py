@@ -1,6 +1,5 @@
 """The engine arguments of one vLLM worker: what was given, what Baton needs, what cannot work."""
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,15 +7,38 @@ from typing import Any
 from workers.engines.vllm.schema import ArgsSchema
 from workers.settings import Given, Loaded, SettingsError, build, has, put, read
 
-log = logging.getLogger(__name__)
-
 BATON = "baton"
 TRANSFER = "kv_transfer_config"
 LEASE = f"{TRANSFER}.kv_connector_extra_config"
 LEASE_S = 120
 """A pin is released when its call is closed; the lease is for the case that nobody is left to do so."""
 
-_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+_EXTENSION = "workers.engines.vllm.inside.KvPins"
+# What no worker may have otherwise, and why.
+_OWN: dict[str, tuple[object, str]] = {
+    "worker_extension_cls": (_EXTENSION, "it gives the KV back"),
+    "structured_outputs_config.backend": ("xgrammar", "demanded forms are written for it"),
+    "structured_outputs_config.enable_in_reasoning": (True, "a demanded form holds from the first token on"),
+    "data_parallel_size": (1, "start a worker for each"),
+}
+_OWN_OF_DISAGGREGATED: dict[str, tuple[object, str]] = {
+    f"{TRANSFER}.kv_connector": ("NixlConnector", "KV travels by it only"),
+    f"{TRANSFER}.kv_load_failure_policy": ("fail", "then another prefill worker is tried"),
+}
+_OWN_OF_ROLE: dict[str, dict[str, tuple[object, str]]] = {
+    "agg": {},
+    "prefill": _OWN_OF_DISAGGREGATED | {f"{TRANSFER}.kv_role": ("kv_producer", "it is a prefill worker")},
+    "decode": _OWN_OF_DISAGGREGATED
+    | {
+        f"{TRANSFER}.kv_role": ("kv_consumer", "it is a decode worker"),
+        # What a failed pull leaves in the blocks of a hybrid model, vLLM would keep under the prompt's name:
+        # the retry, and whoever begins alike, would be answered from it.
+        "enable_prefix_caching": (
+            False,
+            "KV that did not arrive would be found again; prefill has the cache",
+        ),
+    },
+}
 _FLAGS = {
     "max_batch_size": "max_num_seqs",
     "max_num_tokens": "max_num_batched_tokens",
@@ -33,7 +55,6 @@ _NO_FLAG = {
     ),
 }
 _CHOSEN: dict[str, object] = {
-    "worker_extension_cls": "workers.engines.vllm.inside.KvPins",
     "scheduling_policy": "priority",  # first come, first served among equals
     "generation_config": "vllm",  # the request says how to sample and where to stop
 }
@@ -55,16 +76,14 @@ def load_vllm_settings(
     schema = ArgsSchema(args, is_root=True)
     given = read(schema, yaml_path, _flags(typed or {}), override)
     for path, value in _CHOSEN.items():
-        if path in given and path == "worker_extension_cls":
-            raise SettingsError(f"{given[path][1]}: {path}: Baton needs it for itself; leave it out")
         if has(schema, path) and path not in given:
             put(given, path, value, BATON)
-    if mode == "decode":
-        _choose_no_prefix_cache(given)
+    _check_transfer(given, mode)
+    for path, (value, why) in (_OWN | _OWN_OF_ROLE[mode]).items():
+        if has(schema, path):
+            _put_own(given, path, value, why)
     if mode != "agg":
-        _choose_transfer(given, mode)
-    elif any(path.startswith(TRANSFER) for path in given):
-        log.warning("%s is given, but an aggregated worker hands nothing over", TRANSFER)
+        _put_lease(given)
     return build(schema, given, str(yaml_path or "engine settings"))
 
 
@@ -75,41 +94,31 @@ def _flags(typed: Mapping[str, object]) -> dict[str, object]:
     return {_FLAGS.get(path, path): value for path, value in typed.items()}
 
 
-def _choose_no_prefix_cache(given: Given) -> None:
-    """What a failed pull leaves in the blocks of a hybrid model, vLLM would keep under the prompt's name: the
-    retry and whoever begins alike would be answered from it.
-    """
-    value, source = given.setdefault("enable_prefix_caching", (False, BATON))
-    if value is not False:
-        raise SettingsError(
-            f"{source}: enable_prefix_caching: {value}: not on a decode worker, where KV that did not arrive "
-            "would be found again; prefill has the cache"
-        )
+def _check_transfer(given: Given, mode: str) -> None:
+    for path, (value, source) in given.items():
+        if mode == "agg" and path.startswith(TRANSFER) and value is not None:
+            raise SettingsError(f"{source}: {path}: an aggregated worker hands nothing over; leave it out")
+        if mode != "agg" and path == TRANSFER:
+            raise SettingsError(
+                f"{source}: {path}: {value}: a {mode} worker needs it; leave it out or fill it"
+            )
 
 
-def _choose_transfer(given: Given, mode: str) -> None:
-    if TRANSFER in given:
-        value, source = given[TRANSFER]
-        raise SettingsError(
-            f"{source}: {TRANSFER}: {value}: a {mode} worker needs it; leave it out or fill it"
-        )
-    for name, value in (
-        ("kv_connector", "NixlConnector"),
-        ("kv_role", _ROLES[mode]),
-        ("kv_load_failure_policy", "fail"),  # then another prefill worker is tried
-        ("kv_connector_extra_config", {}),
-    ):
-        path = f"{TRANSFER}.{name}"
-        if path not in given:
-            put(given, path, value, BATON)
-    connector, source = given[f"{TRANSFER}.kv_connector"]
-    if connector != "NixlConnector":
-        raise SettingsError(
-            f"{source}: {TRANSFER}.kv_connector: {connector!r}: KV travels by NixlConnector only"
-        )
-    extra, source = given[LEASE]
+def _put_own(given: Given, path: str, value: object, why: str) -> None:
+    if path not in given:
+        put(given, path, value, BATON)
+    elif given[path][0] != value:
+        found, source = given[path]
+        raise SettingsError(f"{source}: {path}: {found}: must be {value}: {why}")
+
+
+def _put_lease(given: Given) -> None:
+    extra, source = given.get(LEASE, ({}, BATON))
     if not isinstance(extra, dict):
         raise SettingsError(f"{source}: {LEASE}: must be a mapping")
     if extra.get("bidirectional_kv_xfer"):
         raise SettingsError(f"{source}: {LEASE}.bidirectional_kv_xfer: KV goes from prefill to decode only")
-    put(given, LEASE, {"kv_lease_duration": LEASE_S} | extra, source)
+    lease_s = extra.get("kv_lease_duration", LEASE_S)
+    if type(lease_s) not in {int, float} or not 0 < lease_s < float("inf"):
+        raise SettingsError(f"{source}: {LEASE}.kv_lease_duration: {lease_s!r}: must be seconds, above 0")
+    put(given, LEASE, extra | {"kv_lease_duration": lease_s}, source)

@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from vllm.config import KVTransferConfig
+from vllm.config import KVTransferConfig, StructuredOutputsConfig
 from vllm.contract import dataclass_of
 from workers.engines.model_facts import read_model_facts
 
@@ -22,7 +22,9 @@ def _create_engine_config(self: Any) -> SimpleNamespace:
     block_size = self.block_size or 16
     num_blocks = self.num_gpu_blocks_override or _POOL_TOKENS // block_size
     return SimpleNamespace(
-        model_config=SimpleNamespace(max_model_len=longest, dtype="torch.float32", facts=facts),
+        model_config=SimpleNamespace(
+            model=self.model, max_model_len=longest, dtype="torch.float32", facts=facts
+        ),
         scheduler_config=SimpleNamespace(
             max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens, policy=self.scheduling_policy
         ),
@@ -37,6 +39,9 @@ def _create_engine_config(self: Any) -> SimpleNamespace:
 
 AsyncEngineArgs = dataclass_of(
     "AsyncEngineArgs",
-    known={"vllm.config.kv_transfer.KVTransferConfig": KVTransferConfig},
+    known={
+        "vllm.config.kv_transfer.KVTransferConfig": KVTransferConfig,
+        "vllm.config.structured_outputs.StructuredOutputsConfig": StructuredOutputsConfig,
+    },
     create_engine_config=_create_engine_config,
 )
