@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
 SIZES = os.environ.get("BATON_GPU_MODELS", "20b,120b").split(",")
 # concurrency: number of prompts, tokens of the longest
-ROUNDS = {1: (10, 32_000), 16: (48, 32_000), 64: (160, 8_000)}
+ROUNDS = {1: (10, 32_000), 16: (32, 32_000), 64: (128, 8_000)}
 CONTROL = {1: 16, 16: 4, 64: 16}  # the concurrency of the round's control
 NAMED = {"worker_lost", "handoff_failed", "no_workers", "engine_failure", "deadline_exceeded"}
 
