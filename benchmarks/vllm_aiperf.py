@@ -1,7 +1,7 @@
 """AIPerf on two GPUs, three ways: prefill and decode apart, two aggregated workers, `vllm serve` twice.
 
 `python benchmarks/vllm_aiperf.py [--size 20b] [--aiperf COMMAND] [--ways apart,aggregated,vllm]` starts each
-in turn, with random weights, as fast as real ones; writes benchmarks/results/vllm_aiperf_20b.json.
+in turn, with random weights, as fast as real ones; adds them to benchmarks/results/vllm_aiperf_20b.json.
 The endpoint is /v1/completions: random tokens are no Harmony, which `vllm serve` answers with errors. Needs
 etcd and nats-server on the PATH, and the vocabulary of `make vocab`.
 """
@@ -20,13 +20,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.conftest import free_port
 from tests.gpu import random_weights
 from tests.gpu.dummy_model import write_dummy_model
 from tests.gpu.vllm_scene import gpus
+from tools.fetch_vocab import vocabulary_folder
 
 ROOT = Path(__file__).parents[1]
 MODEL = "openai/gpt-oss"
@@ -67,7 +68,7 @@ def baton(folder: Path, size: str, *arguments: str) -> Iterator[tuple[list[str],
 @contextmanager
 def vllm_serve(folder: Path) -> Iterator[tuple[list[str], str]]:
     """vLLM's own server on each GPU, ready: their URLs and the command."""
-    urls, command = [], ""
+    urls, processes, command = [], [], ""
     with ExitStack() as servers:
         for gpu in range(len(gpus())):
             port = free_port()
@@ -77,24 +78,29 @@ def vllm_serve(folder: Path) -> Iterator[tuple[list[str], str]]:
                 f"--port {port} --load-format dummy --no-enable-prefix-caching --max-model-len 40960 "
                 "--max-num-seqs 256 --max-num-batched-tokens 8192 --gpu-memory-utilization 0.9"
             )
-            servers.enter_context(running(command.split(), {"CUDA_VISIBLE_DEVICES": str(gpu)}, quiet=True))
-        for url in urls:
-            _wait_for(f"{url}/health")
+            variables = {
+                "CUDA_VISIBLE_DEVICES": str(gpu),
+                "TIKTOKEN_ENCODINGS_BASE": str(vocabulary_folder()),
+            }
+            log = servers.enter_context(tempfile.TemporaryFile("w+"))
+            processes.append((servers.enter_context(running(command.split(), variables, log)), log))
+        for url, (process, log) in zip(urls, processes, strict=True):
+            _wait_for(f"{url}/health", process, log)
         yield urls, command
 
 
 @contextmanager
 def running(
-    command: list[str], variables: dict[str, str], *, quiet: bool = False
+    command: list[str], variables: dict[str, str], out: IO[str] | int = subprocess.PIPE
 ) -> Iterator["subprocess.Popen[str]"]:
-    """The command in a process group of its own, ended at the end."""
+    """The command in a process group of its own, ended at the end; `out` is where its output goes."""
     command = [sys.executable if word == "python" else word for word in command]
     process = subprocess.Popen(
         command,
         cwd=ROOT,
         env=os.environ | variables,
-        stdout=subprocess.DEVNULL if quiet else subprocess.PIPE,
-        stderr=subprocess.DEVNULL if quiet else subprocess.STDOUT,
+        stdout=out,
+        stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     )
@@ -108,16 +114,16 @@ def running(
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _wait_for(url: str) -> None:
+def _wait_for(url: str, process: "subprocess.Popen[str]", log: IO[str]) -> None:
     give_up = time.monotonic() + LOAD_TIMEOUT_S
-    while True:
+    while process.poll() is None and time.monotonic() < give_up:
         try:
             with urllib.request.urlopen(url, timeout=5):
                 return
         except OSError:
-            if time.monotonic() > give_up:
-                raise
             time.sleep(0.5)
+    log.seek(0)
+    raise RuntimeError(f"{url} does not answer:\n{log.read()[-4000:]}")
 
 
 def measure(aiperf: str, urls: list[str], folder: Path, workload: tuple[int, ...]) -> dict[str, Any]:
@@ -169,7 +175,9 @@ def main() -> None:
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results")
     options = parser.parse_args()
+    file = options.results / f"vllm_aiperf_{options.size}.json"
     results: dict[str, Any] = {
+        **(json.loads(file.read_text()) if file.is_file() else {}),
         "hardware": gpus(),
         "model": f"gpt-oss-{options.size}, random weights",
         "engine": ENGINE,
@@ -192,9 +200,7 @@ def main() -> None:
                     runs[name] = measure(options.aiperf, urls, folder, workload)
                     sys.stdout.write(f"{way}: {name}: {json.dumps(runs[name])}\n")
                     sys.stdout.flush()
-                    (options.results / f"vllm_aiperf_{options.size}.json").write_text(
-                        json.dumps(results, indent=1) + "\n"
-                    )
+                    file.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
