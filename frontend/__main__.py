@@ -15,6 +15,7 @@ from frontend.app import App, Services, create_app
 from frontend.config import FrontendSettings
 from frontend.fleet import Fleet
 from frontend.generate import Generator
+from frontend.metrics import Metrics
 from frontend.response_runs import ResponseState
 from frontend.response_store import ResponseStore, StoreFailure
 
@@ -43,16 +44,17 @@ async def serve(settings: FrontendSettings, listener: socket.socket, shutdown: S
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
     timeout_s = settings.request_timeout_s
     fleet = Fleet(discovery, transport, model_path=settings.model_path, request_timeout_s=timeout_s)
-    generator = Generator(transport, fleet, settings.router_mode)
+    metrics = Metrics()
+    generator = Generator(transport, fleet, settings.router_mode, metrics)
     try:
         responses = ResponseState(await _open_store(settings.response_store))
     except StoreFailure as error:
         sys.stderr.write(f"error: {error.message} Choose another --response-store\n")
         return 2
-    app = create_app(
-        Services(fleet=fleet, generator=generator, responses=responses, request_timeout_s=timeout_s)
+    services = Services(
+        fleet=fleet, generator=generator, metrics=metrics, responses=responses, request_timeout_s=timeout_s
     )
-    server = _server(app, settings.drain_timeout_s)
+    server = _server(create_app(services), settings.drain_timeout_s)
     # Not Server.serve(): it takes the signals for itself, and this process has its own.
     async with fleet.keep_current() as following:
         await server.startup(sockets=[listener])

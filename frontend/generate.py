@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
@@ -12,6 +13,7 @@ from baton.errors import BatonError, DeadlineExceeded, HandoffFailed, NoWorkers,
 from baton.messages import GenerateRequest, KvHandoff, Reply, Role, TokenChunk, WorkerInfo
 from baton.transport import Transport
 from frontend.fleet import Fleet
+from frontend.metrics import Metrics
 from frontend.router import RouterMode, make_router
 
 log = logging.getLogger(__name__)
@@ -22,9 +24,10 @@ MAX_ATTEMPTS = 4
 class Generator:
     """Answers token requests with the fleet's workers."""
 
-    def __init__(self, transport: Transport, fleet: Fleet, mode: RouterMode) -> None:
+    def __init__(self, transport: Transport, fleet: Fleet, mode: RouterMode, metrics: Metrics) -> None:
         self._transport = transport
         self._fleet = fleet
+        self._metrics = metrics
         self._num_running: Counter[str] = Counter()
         self._pick = make_router(mode, self._num_running)
 
@@ -63,14 +66,32 @@ class Generator:
             return await self._decode(request, progress, calls, prefill)
         prefilling = await calls.enter_async_context(AsyncExitStack())
         pinned = await self._call(prefill, request, progress, prefilling)
+        began_s = time.perf_counter()
         first = await anext(pinned, None)
+        self._metrics.prefill_s.observe(time.perf_counter() - began_s)
         if isinstance(first, TokenChunk):
             return _only(first)
         if not isinstance(first, KvHandoff):
             raise HandoffFailed(f"Prefill worker {prefill.worker_id} sent no handoff.")
         request = msgspec.structs.replace(request, handoff=first)
         tokens = await self._decode(request, progress, calls, prefill)
-        return await calls.enter_async_context(aclosing(_handed_over(pinned, tokens, prefilling)))
+        return await calls.enter_async_context(aclosing(self._handed_over(pinned, tokens, prefilling)))
+
+    async def _handed_over(
+        self,
+        pinned: AsyncGenerator[Reply, None],
+        tokens: AsyncGenerator[Reply, None],
+        prefilling: AsyncExitStack,
+    ) -> AsyncGenerator[Reply, None]:
+        """Decode's stream; its first chunk closes the prefill call."""
+        began_s = time.perf_counter()
+        first = await _first_chunk(pinned, tokens)
+        self._metrics.handoff_s.observe(time.perf_counter() - began_s)
+        await prefilling.aclose()
+        if first is not None:
+            yield first
+        async for reply in tokens:
+            yield reply
 
     async def _decode(
         self,
@@ -139,18 +160,6 @@ class _Progress:
 
 async def _only(chunk: TokenChunk) -> AsyncGenerator[Reply, None]:
     yield chunk
-
-
-async def _handed_over(
-    pinned: AsyncGenerator[Reply, None], tokens: AsyncGenerator[Reply, None], prefilling: AsyncExitStack
-) -> AsyncGenerator[Reply, None]:
-    """Decode's stream; its first chunk closes the prefill call."""
-    first = await _first_chunk(pinned, tokens)
-    await prefilling.aclose()
-    if first is not None:
-        yield first
-    async for reply in tokens:
-        yield reply
 
 
 async def _first_chunk(

@@ -40,6 +40,14 @@ class Metrics:
             "baton_inter_token_latency_seconds", "Mean time between a request's tokens, one value a request.",
             by_model, registry=registry, buckets=_TOKEN_S,
         )  # fmt: skip
+        self.prefill_s = Histogram(
+            "baton_prefill_seconds", "From asking a prefill worker to its handoff: its queue and the prompt.",
+            registry=registry, buckets=_LATENCY_S,
+        )  # fmt: skip
+        self.handoff_s = Histogram(
+            "baton_handoff_seconds", "From a handoff to the first token: decode's queue, KV pull and a step.",
+            registry=registry, buckets=_LATENCY_S,
+        )  # fmt: skip
         self._prompt_tokens = Counter(
             "baton_prompt_tokens", "Tokens of the prompts.", ("model",), registry=registry
         )

@@ -127,6 +127,15 @@ class Stack:
         wait_for(told_by_all)
         return sum(map(float, found))
 
+    def spent(self, name: str) -> tuple[float, int]:
+        """Sum and count of one of the frontend's histograms, all labels together."""
+        text = httpx.get(f"{self.url}/metrics").text
+        total, num = (
+            sum(map(float, re.findall(rf"^{name}_{part}(?:{{.*}})? (\S+)$", text, re.MULTILINE)))
+            for part in ("sum", "count")
+        )
+        return total, round(num)
+
     def wait_idle(self, timeout_s: float = 10.0) -> None:
         """Wait until no request runs, no block is used and none is pinned on any worker."""
         names = ("num_running", "num_waiting", "kv_used_blocks", "kv_pinned_blocks")

@@ -80,6 +80,7 @@ def _round(scene: Scene, concurrency: int, at_a_time: int | None = None) -> list
 @pytest.mark.parametrize("concurrency", ROUNDS)
 def test_every_prompt_is_handed_over_and_answered(scene: Scene, concurrency: int) -> None:
     before, moved = scene.stack.gauge("baton_num_handoffs"), _moved(scene)
+    spent = {phase: scene.stack.spent(f"baton_{phase}_seconds") for phase in ("prefill", "handoff")}
     answers = scene.answers[f"handed over, {concurrency} at a time"] = _round(scene, concurrency)
     assert [answer.error for answer in answers] == [None] * len(answers)
     assert {len(answer.tokens) for answer in answers} == {32}
@@ -89,6 +90,9 @@ def test_every_prompt_is_handed_over_and_answered(scene: Scene, concurrency: int
     scene.figures[f"kv_moved_{concurrency}_at_a_time"] = {
         "bytes": moved_bytes, "s": round(move_s, 3), "bytes_per_s": round(moved_bytes / move_s)
     }  # fmt: skip
+    for phase, (total_s, num) in spent.items():
+        now_s, now = scene.stack.spent(f"baton_{phase}_seconds")
+        scene.figures[f"{phase}_{concurrency}_at_a_time_s"] = round((now_s - total_s) / (now - num), 3)
 
 
 def _moved(scene: Scene) -> tuple[float, float]:

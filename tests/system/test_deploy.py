@@ -104,6 +104,7 @@ def _profile(name: str, folder: Path) -> Iterator[Containers]:
         for service, content in SERVICES.items():
             if name in content.get("profiles", [name]):
                 containers.start(service)
+        wait_for(lambda: containers.roles() == ["decode", "prefill"], timeout_s=60)
         yield containers
     finally:
         containers.stop()
@@ -124,7 +125,6 @@ def gpu_profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers
 def test_a_profile_answers_a_chat_request(profile: str, request: pytest.FixtureRequest) -> None:
     containers: Containers = request.getfixturevalue(profile)
     url = containers.url("8000")
-    wait_for(lambda: containers.roles() == ["decode", "prefill"], timeout_s=60)
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 40}
     num_before = num_handoffs(url)
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)

@@ -29,6 +29,7 @@ from baton.messages import (
 )
 from frontend.fleet import Fleet
 from frontend.generate import Generator
+from frontend.metrics import Metrics
 
 Script = Callable[[GenerateRequest], AsyncGenerator[Reply, None]]
 
@@ -120,7 +121,7 @@ async def generator_over(fleet: ScriptedFleet) -> AsyncGenerator[Generator, None
     async with live.keep_current():
         while not live.health().instances:
             await asyncio.sleep(0)
-        yield Generator(fleet, live, "round-robin")
+        yield Generator(fleet, live, "round-robin", Metrics())
 
 
 async def generate(fleet: ScriptedFleet) -> list[int]:
