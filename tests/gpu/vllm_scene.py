@@ -21,8 +21,13 @@ from tests.stack import MODEL, ROOT, Process, Stack, wait_for
 
 LOAD_TIMEOUT_S = 420.0
 PATIENCE_S = 240.0
-# No prefix cache: the control would find the very KV that was handed over.
-_TEST_ONLY = {"load_format": "dummy", "enable_prefix_caching": False, "max_model_len": 40960}
+# No prefix cache: the control would find the very KV that was handed over. Few CUDA graphs: it loads sooner.
+_TEST_ONLY = {
+    "load_format": "dummy",
+    "enable_prefix_caching": False,
+    "max_model_len": 40960,
+    "max_cudagraph_capture_size": 64,
+}
 
 
 @dataclasses.dataclass(frozen=True)
