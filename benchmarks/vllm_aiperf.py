@@ -142,8 +142,8 @@ def measure(aiperf: str, urls: list[str], folder: Path, workload: tuple[int, ...
             f"--synthetic-input-tokens-mean {num_in} --synthetic-input-tokens-stddev 0 "
             f"--output-tokens-mean {num_out} --output-tokens-stddev 0 --extra-inputs max_tokens:{num_out} "
             f"--extra-inputs min_tokens:{num_out} --extra-inputs ignore_eos:true --use-server-token-count "
-            f"--concurrency {concurrency} --request-count {num_requests} --warmup-request-count {concurrency} "
-            f"--num-dataset-entries 64 --random-seed 100 --ui none "
+            f"--concurrency {concurrency} --request-count {num_requests} "
+            f"--warmup-request-count {concurrency} --num-dataset-entries 64 --random-seed 100 --ui none "
             + " ".join(f"--url {url}" for url in urls)
         )
         run = subprocess.run(
