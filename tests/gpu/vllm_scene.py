@@ -21,13 +21,8 @@ from tests.stack import MODEL, ROOT, Process, Stack, wait_for
 
 LOAD_TIMEOUT_S = 420.0
 PATIENCE_S = 240.0
-# No prefix cache: the control would find the very KV that was handed over. Few CUDA graphs: it loads sooner.
-_TEST_ONLY = {
-    "load_format": "dummy",
-    "enable_prefix_caching": False,
-    "max_model_len": 40960,
-    "max_cudagraph_capture_size": 64,
-}
+# Few CUDA graphs: it loads sooner.
+_TEST_ONLY = {"load_format": "dummy", "max_model_len": 40960, "max_cudagraph_capture_size": 64}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +32,7 @@ class Answer:
     tokens: tuple[str, ...] = ()
     error: str | None = None
     total_s: float = 0.0
+    num_cached_tokens: int = 0
 
 
 @dataclasses.dataclass
@@ -48,6 +44,7 @@ class Scene:
     prefill: Process
     decode: Process
     answers: dict[str, list[Answer]] = dataclasses.field(default_factory=dict)
+    asked_next: list[list[int]] = dataclasses.field(default_factory=list)
     figures: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -134,7 +131,9 @@ async def _ask(
         total_s = time.monotonic() - began
     if response.status_code != 200:
         return Answer(error=response.json()["error"]["code"], total_s=total_s)
-    return Answer(tuple(response.json()["choices"][0]["logprobs"]["tokens"]), total_s=total_s)
+    (choice,), usage = response.json()["choices"], response.json()["usage"]
+    num_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    return Answer(tuple(choice["logprobs"]["tokens"]), total_s=total_s, num_cached_tokens=num_cached)
 
 
 async def abandon(stack: Stack, prompt: list[int], after_s: float) -> None:
