@@ -125,7 +125,7 @@ class CallerLink:
         self.lost = reason
         self._pulse.stop()
         if self._calls:
-            log.warning("worker_lost worker=%s calls=%d reason=%s", self._worker, len(self._calls), reason)
+            log.debug("worker_lost worker=%s calls=%d reason=%s", self._worker, len(self._calls), reason)
         for call in self._calls.values():
             call.end(WorkerLost(f"worker {self._worker} was lost: {reason}"))
         self._calls.clear()
