@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -23,49 +24,42 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        by_model = ("route", "model")
-        self._requests = Counter(
-            "baton_requests", "Requests answered; status 499 is a client that left.",
-            (*by_model, "status"), registry=registry,
-        )  # fmt: skip
-        self._duration = Histogram(
-            "baton_request_duration_seconds", "From the request's arrival to the end of its answer.",
-            by_model, registry=registry, buckets=_LATENCY_S,
-        )  # fmt: skip
-        self._first_token = Histogram(
-            "baton_time_to_first_token_seconds", "From the request's arrival to its first token.",
-            by_model, registry=registry, buckets=_LATENCY_S,
-        )  # fmt: skip
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        latency = partial(Histogram, registry=registry, buckets=_LATENCY_S)
+        route, model = ("route",), ("model",)
+        about = "Requests answered; status 499 is a client that left."
+        self._requests = counter("baton_requests", about, (*route, *model, "status"))
+        self._duration = latency(
+            "baton_request_duration_seconds",
+            "From the request's arrival to the end of its answer.",
+            route + model,
+        )
+        self._first_token = latency(
+            "baton_time_to_first_token_seconds",
+            "From the request's arrival to its first token.",
+            route + model,
+        )
         self._token = Histogram(
-            "baton_inter_token_latency_seconds", "Mean time between a request's tokens, one value a request.",
-            by_model, registry=registry, buckets=_TOKEN_S,
-        )  # fmt: skip
-        self.prefill_s = Histogram(
-            "baton_prefill_seconds", "From asking a prefill worker to its handoff: its queue and the prompt.",
-            registry=registry, buckets=_LATENCY_S,
-        )  # fmt: skip
-        self.handoff_s = Histogram(
-            "baton_handoff_seconds", "From a handoff to the first token: decode's queue, KV pull and a step.",
-            registry=registry, buckets=_LATENCY_S,
-        )  # fmt: skip
-        self._prompt_tokens = Counter(
-            "baton_prompt_tokens", "Tokens of the prompts.", ("model",), registry=registry
+            "baton_inter_token_latency_seconds",
+            "Mean time between a request's tokens, one value a request.",
+            route + model,
+            registry=registry,
+            buckets=_TOKEN_S,
         )
-        self._completion_tokens = Counter(
-            "baton_completion_tokens", "Tokens of the answers.", ("model",), registry=registry
+        self.prefill_s = latency(
+            "baton_prefill_seconds",
+            "From asking a prefill worker to its handoff: its queue and the prompt.",
         )
-        self._running = Gauge(
-            "baton_running_requests", "Requests being answered.", ("route",), registry=registry
+        self.handoff_s = latency(
+            "baton_handoff_seconds",
+            "From a handoff to the first token: decode's queue, KV pull and a step.",
         )
-        self._disconnects = Counter(
-            "baton_disconnects", "Clients that left before the end.", ("route",), registry=registry
-        )
-        self._repairs = Counter(
-            "baton_harmony_repairs", "Malformed Harmony that was understood.", ("kind",), registry=registry
-        )
-        self._ignored = Counter(
-            "baton_ignored_fields", "Fields of bodies that nobody knows.", ("field",), registry=registry
-        )
+        self._prompt_tokens = counter("baton_prompt_tokens", "Tokens of the prompts.", model)
+        self._completion_tokens = counter("baton_completion_tokens", "Tokens of the answers.", model)
+        self._running = gauge("baton_running_requests", "Requests being answered.", route)
+        self._disconnects = counter("baton_disconnects", "Clients that left before the end.", route)
+        self._repairs = counter("baton_harmony_repairs", "Malformed Harmony that was understood.", ("kind",))
+        self._ignored = counter("baton_ignored_fields", "Fields of bodies that nobody knows.", ("field",))
         self._seen_fields: set[str] = set()
 
     def begin(self, route: str) -> "Tally":

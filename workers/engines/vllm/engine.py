@@ -221,12 +221,20 @@ class VllmEngine:
                 raise ValueError(f"vLLM did not start: {type(error).__name__}: {error}") from error
 
     async def _warm_up(self, llm: Any) -> None:
-        """One short request: what is lazy happens before the first client comes."""
+        """Prompts of 4, 16, 64 ... tokens, the last as long as a step: a kernel is compiled when its size is
+        met first, which is not to be while clients wait.
+        """
         params = self._lib.sampling_params(max_tokens=2, temperature=0.0, ignore_eos=True, detokenize=False)
+        longest = min(llm.vllm_config.scheduler_config.max_num_batched_tokens, self._context_length - 2)
+        lengths = [4**n for n in range(1, 16) if 4**n < longest] + [longest]
         try:
             async with asyncio.timeout(_WARM_UP_S):
-                async for _ in llm.generate({"prompt_token_ids": [0, 1, 2, 3]}, params, "warm-up"):
-                    pass
+                for number, length in enumerate(
+                    lengths
+                ):  # none begins as another: nothing comes from a cache
+                    prompt = {"prompt_token_ids": [number] * length}
+                    async for _ in llm.generate(prompt, params, f"warm-up-{number}"):
+                        pass
         except Exception as error:
             raise ValueError(f"vLLM loaded, but does not run: {error!r}") from error
 
