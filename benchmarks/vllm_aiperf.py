@@ -41,6 +41,7 @@ ENGINE = {
 # input tokens, output tokens, concurrency, requests
 WORKLOADS = [(1024, 1024, 64, 128), (32_000, 256, 8, 24)]
 WAYS = ("apart", "aggregated", "vllm")
+NUM_GPUS = 2
 LOAD_TIMEOUT_S = 400
 
 
@@ -76,7 +77,7 @@ def vllm_serve(folder: Path) -> Iterator[tuple[list[str], str]]:
     """vLLM's own server on each GPU, ready: their URLs and the command."""
     urls, processes, command = [], [], ""
     with ExitStack() as servers:
-        for gpu in range(len(gpus())):
+        for gpu in range(NUM_GPUS):
             port = free_port()
             urls.append(f"http://127.0.0.1:{port}")
             command = (
@@ -170,7 +171,7 @@ def _figures(found: dict[str, Any]) -> dict[str, Any]:
         "itl_ms": {name: round(found["inter_token_latency"][name], 2) for name in ("avg", "p50", "p99")},
         "request_s": round(found["request_latency"]["avg"] / 1000, 2),
         "output_tokens_per_s": round(tokens_per_s),
-        "output_tokens_per_s_per_gpu": round(tokens_per_s / len(gpus())),
+        "output_tokens_per_s_per_gpu": round(tokens_per_s / NUM_GPUS),
     }
 
 
@@ -185,7 +186,7 @@ def main() -> None:
     file = options.results / f"vllm_aiperf_{options.size}.json"
     results: dict[str, Any] = {
         **(json.loads(file.read_text()) if file.is_file() else {}),
-        "hardware": gpus(),
+        "hardware": gpus()[:NUM_GPUS],
         "model": f"gpt-oss-{options.size}, random weights",
         "engine": ENGINE,
         "versions": {name: version(name) for name in ("torch", "vllm", "nixl-cu13")},
