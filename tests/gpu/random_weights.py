@@ -14,10 +14,13 @@ from typing import Any
 
 import torch
 
-_STD = 0.02
-# Attention looks at all tokens alike: what they have in common grows from layer to layer, rounding does not.
-_STD_OF_QKV = 0.013
-_STD_OF_ROUTER = 0.1  # the last of the experts weighs little, for rounding may choose another
+_STD = {
+    "embedding": 1.0,
+    "qkv_proj": 0.013,  # attention looks at all tokens alike: what they share grows from layer to layer,
+    "o_proj": 0.02,  # rounding does not
+    "router": 0.1,  # the last of the experts weighs little, for rounding may choose another
+    "lm_head": 0.02,
+}
 # 2 ** (exponent - 127) is the scale of random 4-bit floats, whose deviation is 2.9.
 _EXPONENTS = {"w13_weight_scale": 120, "w2_weight_scale": 114}
 
@@ -64,8 +67,6 @@ def fill(name: str, tensor: torch.Tensor, generator: torch.Generator, hidden: in
         tensor.zero_()
     elif tensor.dim() == 1:
         tensor.fill_(1)  # a norm's
-    elif "embed_tokens" in name:
-        tensor.normal_(generator=generator)
     else:
-        std = _STD_OF_QKV if "qkv_proj" in name else _STD_OF_ROUTER if "router" in name else _STD
+        (std,) = (std for part, std in _STD.items() if part in name)
         tensor.normal_(0, std, generator=generator)
