@@ -26,23 +26,24 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         latency = partial(Histogram, registry=registry, buckets=_LATENCY_S)
-        route, model = ("route",), ("model",)
-        about = "Requests answered; status 499 is a client that left."
-        self._requests = counter("baton_requests", about, (*route, *model, "status"))
+        route, model, by_model = ("route",), ("model",), ("route", "model")
+        self._requests = counter(
+            "baton_requests", "Answered; 499 is a client that left.", (*by_model, "status")
+        )
         self._duration = latency(
             "baton_request_duration_seconds",
             "From the request's arrival to the end of its answer.",
-            route + model,
+            by_model,
         )
         self._first_token = latency(
             "baton_time_to_first_token_seconds",
             "From the request's arrival to its first token.",
-            route + model,
+            by_model,
         )
         self._token = Histogram(
             "baton_inter_token_latency_seconds",
             "Mean time between a request's tokens, one value a request.",
-            route + model,
+            by_model,
             registry=registry,
             buckets=_TOKEN_S,
         )

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import inspect
 import itertools
+import os
 import re
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.tiny_gpt_oss import VOCAB_SIZE, prompt, write_checkpoint
 from tests.vllm_engine import ask, started
 from workers.engines.vllm.handoff import KEEP, unpack
 from workers.engines.vllm.library import load_library
+from workers.settings import SettingsError
 
 ROOT = Path(__file__).parents[2]
 BUILT = {
@@ -117,6 +119,26 @@ def test_every_class_that_is_asked_for_is_there() -> None:
     lib = load_library()
 
     assert (lib.version, lib.delta) == (FACTS["version"], RequestOutputKind.DELTA)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_nixl_listens_on_the_workers_host_below_the_ephemeral_ports(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HOST", "PORT"):
+        monkeypatch.delenv(f"VLLM_NIXL_SIDE_CHANNEL_{name}", raising=False)
+
+    load_library(host)
+
+    assert os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] == host
+    assert 20_000 <= int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"]) < 32_000
+
+
+def test_a_host_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_NIXL_SIDE_CHANNEL_PORT", raising=False)
+
+    with pytest.raises(SettingsError, match=r"--host 192\.0\.2\.1: no port for NIXL's side channel"):
+        load_library("192.0.2.1")
 
 
 def test_without_delta_each_output_repeats_what_came_before(checkpoint: Path) -> None:

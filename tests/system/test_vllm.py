@@ -55,6 +55,7 @@ def test_both_rounds_of_the_guides_conversation_are_answered(stack: Stack, tmp_p
     assert stack.gauge("baton_num_handoffs") - num_before == 4  # two on each side
     stack.wait_idle()
     assert "kv_transfer_config.kv_role=kv_producer (baton)" in prefill.text()
+    assert f"kv=nixl:{ROOT}/models/demo" in prefill.text()
     assert {instance["engine"] for instance in stack.health()["instances"]} == {"vllm"}
     prefill.signal(signal.SIGTERM)
     assert prefill.wait(10) == 0

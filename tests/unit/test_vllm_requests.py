@@ -189,6 +189,14 @@ def test_an_error_with_a_handoff_is_the_handoffs() -> None:
         Answer(ask(handoff=handoff(b""))).chunk(output("error"))
 
 
+def test_an_error_after_tokens_is_none_of_the_handoffs() -> None:
+    answer = Answer(ask(handoff=handoff(b"")))
+    answer.chunk(output())
+
+    with pytest.raises(EngineFailure):
+        answer.chunk(output("error"))
+
+
 def test_logprobs_are_the_chosen_tokens_and_the_likeliest() -> None:
     told: list[dict[int, Logprob]] = [{8: Logprob(-3.0, 3), 1: Logprob(-0.5, 1), 2: Logprob(-1.0, 2)}]
 

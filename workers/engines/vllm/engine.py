@@ -229,10 +229,8 @@ class VllmEngine:
         lengths = [4**n for n in range(1, 16) if 4**n < longest] + [longest]
         try:
             async with asyncio.timeout(_WARM_UP_S):
-                for number, length in enumerate(
-                    lengths
-                ):  # none begins as another: nothing comes from a cache
-                    prompt = {"prompt_token_ids": [number] * length}
+                for number, length in enumerate(lengths):
+                    prompt = {"prompt_token_ids": [number] * length}  # none begins as another, to be cached
                     async for _ in llm.generate(prompt, params, f"warm-up-{number}"):
                         pass
         except Exception as error:
