@@ -8,15 +8,19 @@ import asyncio
 import dataclasses
 import json
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from baton.errors import HandoffFailed
 from baton.messages import Role
 from tests.conftest import free_port
-from tests.tiny_gpt_oss import CONTEXT_LENGTH
+from tests.gpu.vllm_scene import descendants
+from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt
 from workers.engine import Engine
 from workers.engines.vllm.engine import VllmEngine
 from workers.engines.vllm.library import Library, load_library
@@ -125,3 +129,34 @@ build_sampling = build_releasing = build
 # All but the one that vLLM does not keep, see WITHOUT_LATE_PULL there.
 globals().update({name: test for name, test in vars(contract).items() if name.startswith("test_")})
 del globals()["test_a_pull_of_kv_that_was_given_back_fails"]
+
+
+def test_a_source_that_is_gone_fails_the_handoff_and_no_more(build: contract.Build) -> None:
+    async def main() -> None:
+        others = descendants(os.getpid())
+        doomed, decode = (
+            build(Role.PREFILL, contract.Limits(max_batch_size=3)),
+            build(Role.DECODE, contract.Limits()),
+        )
+        await doomed.start()
+        own = descendants(os.getpid()) - others
+        await decode.start()
+        request = contract.ask(prompt(40))
+        expected = await contract.alone(decode, request)
+        assert contract.tokens(await contract.disaggregated(doomed, decode, request)) == expected
+
+        replies = doomed.prefill(request)
+        handoff = await contract.next_handoff(replies)
+        for pid in own:
+            os.kill(pid, signal.SIGKILL)
+        await contract.expect(
+            HandoffFailed, None, decode.decode(msgspec.structs.replace(request, handoff=handoff))
+        )
+
+        await replies.aclose()
+        assert await contract.alone(decode, request) == expected
+        assert await asyncio.wait_for(doomed.failed(), 20)
+        await contract.until_idle(decode)
+        await asyncio.gather(doomed.stop(), decode.stop())
+
+    asyncio.run(main())
