@@ -67,7 +67,7 @@ def _leaves(cls: type) -> list[tuple[dataclasses.Field[Any], Any]]:
     for field in dataclasses.fields(cls):
         kind = hints[field.name]
         if dataclasses.is_dataclass(kind):
-            found += _leaves(kind)  # type: ignore[arg-type]  # a dataclass, as asked above  # is_dataclass does not narrow to a type
+            found += _leaves(kind)  # type: ignore[arg-type]  # is_dataclass does not narrow to a type
         else:
             found.append((field, kind))
     return found
@@ -112,7 +112,7 @@ def _build(
 ) -> T:
     hints = get_type_hints(cls)
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # a dataclass, as asked above  # T is a dataclass by contract
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # T is a dataclass by contract
         kind = hints[field.name]
         if dataclasses.is_dataclass(kind):
             values[field.name] = _build(kind, given, environ, sources, parser)  # type: ignore[arg-type]  # a dataclass, as asked above

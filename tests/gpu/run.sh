@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What only GPUs can show: KV moved between GPUs, the embedded engine on CUDA, and vLLM workers with prefill and decode
-# on two GPUs (on one GPU they share it). Results: benchmarks/results/vllm_disagg_*.json.
+# What only GPUs can show: KV moved between GPUs, the demo model on CUDA, vLLM under the engine contract, and its
+# workers with prefill and decode on half of the GPUs each (on one GPU they share it). Results: benchmarks/results/vllm_disagg_*.json.
 #   tests/gpu/run.sh [PYTEST_ARGUMENTS]      BATON_GPU_MODELS=20b for the small shape only
 # Needs Baton's extras frontend, embedded and vllm and its group test in $PYTHON, etcd and nats-server on the PATH, and
 # the vocabulary that `make vocab` makes.

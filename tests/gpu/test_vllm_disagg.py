@@ -239,6 +239,7 @@ def _same(left: list[Answer], right: list[Answer]) -> dict[str, int]:
 def _check_as_good_as(found: list[Answer], control: list[Answer], expected: list[Answer]) -> None:
     """No fewer agree than do in the control, but for chance: three deviations of the difference."""
     same, may_be, num = _same(found, expected), _same(control, expected), len(found)
+    assert may_be["first_tokens"] >= num / 2, "an engine that differs so much from itself proves nothing"
     for what, num_control in may_be.items():
         variance = 2 * num_control * (1 - num_control / num)
         assert same[what] >= num_control - 1 - 3 * math.sqrt(variance), what
