@@ -3,27 +3,30 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What CI ran with yesterday it runs with today; `make test CONSTRAINTS=` takes the newest releases.
+CONSTRAINTS ?= constraints.txt
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
-.PHONY: help install up cluster dev servers vocab test fuzz test-clients check format clean
+.PHONY: help install up cluster dev servers vocab test fuzz test-clients check format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
-# A stamp for each set of packages: installed again only when pyproject.toml changes.
-$(VENV)/.runtime: pyproject.toml
+# A stamp for each set of packages: installed again only when these files change.
+$(VENV)/.runtime: pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Baton needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "error: no venv module; on Debian: apt-get install python3-venv"; exit 1; }
 	@echo "installing into $(VENV): torch is the big one"
-	$(BIN)/python -m pip install --disable-pip-version-check "torch>=2.11,<=2.13"
-	$(BIN)/python -m pip install --disable-pip-version-check -e '.[frontend,embedded]'
+	$(PIP_INSTALL) "torch>=2.11,<=2.13"
+	$(PIP_INSTALL) -e '.[frontend,embedded]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group test --group check
+	$(PIP_INSTALL) --quiet --group test --group check
 	@# Without triton: 1 GB that only its GPU kernels need.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'xgrammar>=0.2.1,<0.3' 'apache-tvm-ffi>=0.1.11,<0.2'
+	$(PIP_INSTALL) --quiet --no-deps 'xgrammar>=0.2.1,<0.3' 'apache-tvm-ffi>=0.1.11,<0.2'
 	@touch $@
 
 install: $(VENV)/.runtime ## make .venv with everything that serving needs
@@ -74,6 +77,12 @@ check: dev ## ruff, mypy strict, import-linter, budgets, compose schema, hadolin
 format: dev ## let ruff write the files
 	$(BIN)/ruff check --fix --quiet
 	$(BIN)/ruff format --quiet
+
+lock: ## write constraints.txt anew: the newest releases that pyproject.toml allows
+	rm -rf $(VENV)
+	$(MAKE) dev CONSTRAINTS=
+	{ sed '/^#/!d' constraints.txt; $(BIN)/python -m pip freeze --exclude-editable | sed '/^torch==/d'; } >.constraints
+	mv .constraints constraints.txt
 
 clean: ## remove .venv, caches and run folders
 	rm -rf $(VENV) $(VENV)-clients .run .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -61,9 +61,10 @@ _NOT_SERVED: dict[type[msgspec.Struct], Table] = {
     ResponseBody: {
         **_CHATS_NAMES,
         "access_programs": ((), "There are no access programs."),
+        "background_options": (({}, {"completion_window": "soonest"}), "Background work begins at once."),
         "context_management": (([],), "The context is not managed: send what the model shall read."),
         "conversation": ((), "There are no conversation objects; use `previous_response_id`."),
-        "image": ((), "Answers are text."),
+        "image": (({},), "Input and answers are text."),
         "moderation": ((), "There is no moderation."),
         "prompt": ((), "There are no stored prompt templates."),
         "prompt_cache_options": (({}, {"mode": "implicit"}), "There is no prompt cache to steer."),
