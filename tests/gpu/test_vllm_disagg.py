@@ -24,6 +24,7 @@ from tests.gpu.vllm_scene import (
     Scene,
     abandon,
     ask_all,
+    compiled_late,
     gpus,
     kill_worker,
     prompts,
@@ -215,6 +216,14 @@ def test_a_killed_decode_worker_ends_each_request_with_a_named_error(scene: Scen
     }  # fmt: skip
     assert set(errors) <= NAMED
     assert errors
+
+
+def test_kernels_have_variants_and_not_one_for_each_length(scene: Scene) -> None:
+    """Prompts of hundreds of lengths were asked for; the warm-up has met most of the variants."""
+    for process in (scene.prefill, scene.decode):
+        late = compiled_late(process)
+        scene.figures.setdefault("compiled_while_serving", {})[process.name] = late
+        assert max(late.values(), default=0) <= 16
 
 
 def _kill_under_load(

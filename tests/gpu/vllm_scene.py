@@ -5,9 +5,11 @@ import dataclasses
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +23,13 @@ from tests.stack import MODEL, ROOT, Process, Stack, wait_for
 
 LOAD_TIMEOUT_S = 420.0
 PATIENCE_S = 240.0
-# Few CUDA graphs: it loads sooner.
-_TEST_ONLY = {"load_format": "dummy", "max_model_len": 40960, "max_cudagraph_capture_size": 64}
+# Few CUDA graphs: it loads sooner. The monitor logs each kernel that is compiled once vLLM has started.
+_TEST_ONLY = {
+    "load_format": "dummy",
+    "max_model_len": 40960,
+    "max_cudagraph_capture_size": 64,
+    "jit_monitor_verbose": True,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +107,12 @@ def vllm_worker(stack: Stack, mode: str, model: Path, size: str) -> Process:
     arguments += ["--disaggregation-mode", mode, "--override-engine-args", json.dumps(override)]
     arguments += ["--extra-engine-args", str(ROOT / f"engine_configs/vllm/gpt-oss-{size}/{mode}.yaml")]
     return stack.start(f"{mode}-{size}", "workers", *arguments)
+
+
+def compiled_late(process: Process) -> dict[str, int]:
+    """How often each kernel was compiled since the worker was ready, while clients waited."""
+    since_ready = process.text().partition("workers.worker ready ")[2]
+    return dict(Counter(re.findall(r"JIT compilation during inference: ([^\s(]+?)\.?\s", since_ready)))
 
 
 def prompts(num: int, longest: int, seed: int) -> list[list[int]]:

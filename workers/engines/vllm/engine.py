@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 MAX_QUEUE_SIZE = 256
 _RETRY_AFTER_S = 1.0
-_WARM_UP_S = 300.0
+_WARM_UP_S = 600.0
 
 
 class VllmEngine:
@@ -221,15 +221,15 @@ class VllmEngine:
                 raise ValueError(f"vLLM did not start: {type(error).__name__}: {error}") from error
 
     async def _warm_up(self, llm: Any) -> None:
-        """Prompts of 4, 16, 64 ... tokens, the last as long as a step: a kernel is compiled when its size is
-        met first, which is not to be while clients wait.
+        """Prompts of 4, 5, 8, 9, 16, 17 ... tokens, the last as long as a step. Kernels are compiled for each
+        power of two, with and without a remainder, when it is met first: not while clients wait.
         """
         params = self._lib.sampling_params(max_tokens=2, temperature=0.0, ignore_eos=True, detokenize=False)
         longest = min(llm.vllm_config.scheduler_config.max_num_batched_tokens, self._context_length - 2)
-        lengths = [4**n for n in range(1, 16) if 4**n < longest] + [longest]
+        lengths = [2**n + more for n in range(2, 30) for more in (0, 1) if 2**n + more < longest]
         try:
             async with asyncio.timeout(_WARM_UP_S):
-                for number, length in enumerate(lengths):
+                for number, length in enumerate([*lengths, longest]):
                     prompt = {"prompt_token_ids": [number] * length}  # none begins as another, to be cached
                     async for _ in llm.generate(prompt, params, f"warm-up-{number}"):
                         pass

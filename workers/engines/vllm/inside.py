@@ -1,4 +1,4 @@
-"""What Baton adds inside vLLM's own processes (`worker_extension_cls`): release of pins, and a common end."""
+"""What Baton adds inside vLLM's own processes (`worker_extension_cls`): pins, a common end, kernels."""
 
 import contextlib
 import importlib
@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterable
 
+from workers.engines.vllm.kernels import pass_strides
 from workers.engines.vllm.library import WORKER_PID
 
 # NIXL looks for notices once a step, and a step of prefill may take a second.
@@ -73,3 +74,4 @@ if WORKER_PID in os.environ and os.environ[WORKER_PID] != str(os.getpid()):
         daemon=True,
         name="end-with-worker",
     ).start()
+    pass_strides()

@@ -1,0 +1,35 @@
+"""Kernels for steps of any size, where those that vLLM 0.25 brings are compiled anew for every 32 tokens."""
+
+import importlib
+import logging
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+# Of triton_kernels, which routes tokens to experts: each kernel's module, name, and strides that grow with
+# the tokens of a step. As constants they make another kernel of each size, 0.4 s of compilation while clients
+# wait. They are only added to addresses; https://github.com/triton-lang/triton/pull/10875 passes them, too.
+_STRIDES = (
+    ("triton_kernels.topk_details._topk_forward", "_topk_forward", {"stride_rm", "stride_rn"}),
+    ("triton_kernels.reduction_details.reduce_bitmatrix", "_sum_bitmatrix_rows", {"stride_bm", "stride_bn"}),
+)
+
+
+def pass_strides() -> None:
+    """Let these kernels take their strides as arguments; to be called before any of them runs.
+
+    Leaves alone what is not there, and kernels that do so already.
+    """
+    try:
+        if importlib.import_module("vllm.utils.import_utils").has_triton_kernels():
+            for module, kernel, strides in _STRIDES:
+                make_arguments(getattr(importlib.import_module(module), kernel), strides)
+    except (ImportError, AttributeError) as error:
+        log.warning("kernels of new step sizes will be compiled while clients wait: %r", error)
+
+
+def make_arguments(kernel: Any, names: set[str]) -> None:
+    """Make ordinary arguments of a Triton kernel's constants `names`."""
+    for parameter in kernel.params:
+        if parameter.name in names:
+            vars(parameter).update(annotation="", is_constexpr=False)  # both are cached properties
