@@ -52,7 +52,12 @@ def scene(
     with vllm_scene(folder, request.param, launch_etcd().url, launch_nats().url) as scene:
         ask_all(scene.stack, prompts(8, 32_000, seed=0), 4)  # kernels are compiled when a shape is met first
         yield scene
-        _write_results(scene)
+
+
+@pytest.fixture(autouse=True)
+def _results_of_each_test(scene: Scene) -> Iterator[None]:
+    yield
+    _write_results(scene)
 
 
 def _write_results(scene: Scene) -> None:
