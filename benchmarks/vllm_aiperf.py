@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -69,6 +70,7 @@ def baton(folder: Path, size: str, *arguments: str) -> Iterator[tuple[list[str],
             sys.stderr.write(line)
         else:
             raise RuntimeError(f"{command} did not get ready")
+        threading.Thread(target=sys.stderr.writelines, args=[process.stdout], daemon=True).start()
         yield [f"http://127.0.0.1:{port}"], shlex.join(command)
 
 
@@ -117,7 +119,7 @@ def running(
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.communicate(timeout=60)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
 

@@ -48,6 +48,9 @@ CONFIG: dict[str, Any] = {
     "num_gpu_blocks_override": 512,
     "gpu_memory_utilization": 0.15,
 }
+# Triton multiplies in TF32. Errors of its size (2 ** -11) in each layer's output change the demo model's log
+# probabilities by 0.004; one wrong block of KV changes them by 0.16 to 15.
+LOGPROB_TOLERANCE = 0.02
 
 
 class Lent:
@@ -93,7 +96,7 @@ def kept() -> Iterator[dict[Any, Lent]]:
     kept: dict[Any, Lent] = {}
     with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
         patch.setattr(asyncio, "run", runner.run)
-        patch.setattr(contract, "LOGPROB_TOLERANCE", 2e-3)  # Triton multiplies in TF32
+        patch.setattr(contract, "LOGPROB_TOLERANCE", LOGPROB_TOLERANCE)
         yield kept
         for lent in kept.values():
             lent.llm.shutdown()

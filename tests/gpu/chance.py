@@ -1,0 +1,15 @@
+"""What chance allows when answers are counted."""
+
+from math import comb
+
+RARE = 0.002  # of the twenty comparisons of a run, one fails by chance in 4 % of runs at most
+
+
+def as_many(num_found: int, num_control: int, num: int) -> bool:
+    """Whether `num_found` of `num` are no fewer than `num_control` of `num`, but for chance.
+
+    Fisher's exact test, one-sided: how likely so few of the equal ones of both fall to one of them.
+    """
+    both = num_found + num_control
+    so_few = sum(comb(num, k) * comb(num, both - k) for k in range(max(0, both - num), num_found + 1))
+    return so_few / comb(2 * num, both) > RARE
