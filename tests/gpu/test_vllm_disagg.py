@@ -224,11 +224,11 @@ def test_a_killed_decode_worker_ends_each_request_with_a_named_error(scene: Scen
 
 
 def test_kernels_have_variants_and_not_one_for_each_length(scene: Scene) -> None:
-    """Prompts of hundreds of lengths were asked for; the warm-up has met most of the variants."""
+    """Prompts of hundreds of lengths were asked for; the warm-up has met the variants."""
     for process in (scene.prefill, scene.decode):
         late = compiled_late(process)
         scene.figures.setdefault("compiled_while_serving", {})[process.name] = late
-        assert max(late.values(), default=0) <= 16
+        assert sum(late.values()) <= 4
 
 
 def _kill_under_load(

@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from workers.engines.vllm.kernels import make_arguments, pass_strides
+from workers.engines.vllm.kernels import make_arguments, pass_strides, warm_up_lengths
 
 MODULES = {
     "triton_kernels.topk_details._topk_forward": "_topk_forward",
@@ -85,3 +85,47 @@ def _install(monkeypatch: pytest.MonkeyPatch, name: str, **content: object) -> N
     module = ModuleType(name)
     vars(module).update(content)
     monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.parametrize("num_experts", [32, 128])
+@pytest.mark.parametrize("longest", [1024, 2048, 4096, 8192, 16384])
+def test_after_the_warm_up_a_step_of_any_size_finds_its_kernels(num_experts: int, longest: int) -> None:
+    """Steps of up to 64 tokens run in CUDA graphs, recorded before."""
+    lengths = warm_up_lengths(longest)
+    assert len(lengths) <= 45
+    assert max(lengths) == longest
+    seen = set().union(*(_variants(length, num_experts) for length in lengths))
+    assert [num for num in range(65, longest + 1) if not _variants(num, num_experts) <= seen] == []
+
+
+@pytest.mark.parametrize("longest", [2, 3, 5, 64])
+def test_a_short_context_is_warmed_up_to_its_end(longest: int) -> None:
+    lengths = warm_up_lengths(longest)
+    assert lengths == sorted(set(lengths))
+    assert (lengths[0] > 0, lengths[-1]) == (True, longest)
+
+
+def _variants(num_tokens: int, num_experts: int) -> set[tuple[str | int, ...]]:
+    """Triton's variants of each kernel of vLLM 0.25's experts: from each launch in triton_kernels' topk.py,
+    reduce_bitmatrix.py, routing.py and matmul_ogs.py the integers that grow with the tokens of a step.
+    """
+    rows = num_tokens * 4  # experts of each token
+    block = max(16, min(128, _power_of_two_from(rows // num_experts)))
+    num_blocks = -(-(rows - num_experts + 1) // block) + num_experts - 1 if rows > num_experts else rows
+    partials = _variant(-(-num_tokens // 128) * 4)
+    return {
+        ("topk", _variant(num_tokens)),
+        ("sum", _variant(num_tokens), partials),
+        ("memset", _variant(2 * rows), _variant(-(-num_tokens // 32)), partials),
+        ("routing", _variant(num_tokens), partials),
+        ("up", block, _variant(num_tokens), _variant(num_blocks)),
+        ("down", block, _variant(rows), _variant(num_blocks)),
+    }
+
+
+def _variant(argument: int) -> str:
+    return "one" if argument == 1 else "divisible by 16" if argument % 16 == 0 else "any"
+
+
+def _power_of_two_from(least: int) -> int:
+    return 1 << max(0, least - 1).bit_length()

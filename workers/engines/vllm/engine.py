@@ -18,6 +18,7 @@ from workers.engines.vllm.answers import Answer
 from workers.engines.vllm.calls import Call, Calls
 from workers.engines.vllm.figures import Figures
 from workers.engines.vllm.handoff import KEEP, num_blocks, pack, unpack
+from workers.engines.vllm.kernels import warm_up_lengths
 from workers.engines.vllm.library import Library, Result
 from workers.engines.vllm.pins import Releases
 from workers.engines.vllm.sampling import sampling_params
@@ -221,15 +222,12 @@ class VllmEngine:
                 raise ValueError(f"vLLM did not start: {type(error).__name__}: {error}") from error
 
     async def _warm_up(self, llm: Any) -> None:
-        """Prompts of 4, 5, 8, 9, 16, 17 ... tokens, the last as long as a step. Kernels are compiled for each
-        power of two, with and without a remainder, when it is met first: not while clients wait.
-        """
+        """Kernels are compiled when a step's size wants a variant that is new: not while clients wait."""
         params = self._lib.sampling_params(max_tokens=2, temperature=0.0, ignore_eos=True, detokenize=False)
         longest = min(llm.vllm_config.scheduler_config.max_num_batched_tokens, self._context_length - 2)
-        lengths = [2**n + more for n in range(2, 30) for more in (0, 1) if 2**n + more < longest]
         try:
             async with asyncio.timeout(_WARM_UP_S):
-                for number, length in enumerate([*lengths, longest]):
+                for number, length in enumerate(warm_up_lengths(longest)):
                     prompt = {"prompt_token_ids": [number] * length}  # none begins as another, to be cached
                     async for _ in llm.generate(prompt, params, f"warm-up-{number}"):
                         pass

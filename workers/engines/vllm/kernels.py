@@ -6,6 +6,10 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
+# A kernel has a variant each for arguments that 16 divides and others; these step sizes make the combinations
+# that powers of two and their successors do not.
+_ODD_LENGTHS = (136, 137, 265, 272, 385, 386, 481, 521, 528, 928, 929, 1056, 1057, 2080, 2081)
+
 # Of triton_kernels, which routes tokens to experts: each kernel's module, name, and strides that grow with
 # the tokens of a step. As constants they make another kernel of each size, 0.4 s of compilation while clients
 # wait. They are only added to addresses; https://github.com/triton-lang/triton/pull/10875 passes them, too.
@@ -13,6 +17,16 @@ _STRIDES = (
     ("triton_kernels.topk_details._topk_forward", "_topk_forward", {"stride_rm", "stride_rn"}),
     ("triton_kernels.reduction_details.reduce_bitmatrix", "_sum_bitmatrix_rows", {"stride_bm", "stride_bn"}),
 )
+
+
+def warm_up_lengths(longest: int) -> list[int]:
+    """Tokens of prompts, `longest` at most, after which steps of any size find their kernels compiled.
+
+    By arithmetic after the sources, for the shapes of gpt-oss-20b and 120b (tests/unit/test_vllm_kernels.py).
+    """
+    powers = {2**n + more for n in range(2, longest.bit_length()) for more in (0, 1)}
+    lengths = powers | {*_ODD_LENGTHS, longest - 1, longest}
+    return sorted(length for length in lengths if 0 < length <= longest)
 
 
 def pass_strides() -> None:
