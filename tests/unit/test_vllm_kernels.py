@@ -92,7 +92,6 @@ def _install(monkeypatch: pytest.MonkeyPatch, name: str, **content: object) -> N
 def test_after_the_warm_up_a_step_of_any_size_finds_its_kernels(num_experts: int, longest: int) -> None:
     """Steps of up to 64 tokens run in CUDA graphs, recorded before."""
     lengths = warm_up_lengths(longest)
-    assert len(lengths) <= 45
     assert max(lengths) == longest
     seen = set().union(*(_variants(length, num_experts) for length in lengths))
     assert [num for num in range(65, longest + 1) if not _variants(num, num_experts) <= seen] == []

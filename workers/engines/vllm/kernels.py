@@ -6,10 +6,6 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-# A kernel has a variant each for arguments that 16 divides and others; these step sizes make the combinations
-# that powers of two and their successors do not.
-_ODD_LENGTHS = (136, 137, 265, 272, 385, 386, 481, 521, 528, 928, 929, 1056, 1057, 2080, 2081)
-
 # Of triton_kernels, which routes tokens to experts: each kernel's module, name, and strides that grow with
 # the tokens of a step. As constants they make another kernel of each size, 0.4 s of compilation while clients
 # wait. They are only added to addresses; https://github.com/triton-lang/triton/pull/10875 passes them, too.
@@ -18,15 +14,20 @@ _STRIDES = (
     ("triton_kernels.reduction_details.reduce_bitmatrix", "_sum_bitmatrix_rows", {"stride_bm", "stride_bn"}),
 )
 
+# A kernel has a variant each for arguments that 16 divides and for others, and for each size of its blocks:
+# steps of these sizes want each variant once.
+_STEPS = (
+    4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 136, 137, 144, 145, 265, 272, 385, 400,
+    544, 545, 993, 1008, 1056, 1057, 1072, 1073, 2080, 2081, 2112, 2113,
+)  # fmt: skip
+
 
 def warm_up_lengths(longest: int) -> list[int]:
     """Tokens of prompts, `longest` at most, after which steps of any size find their kernels compiled.
 
     By arithmetic after the sources, for the shapes of gpt-oss-20b and 120b (tests/unit/test_vllm_kernels.py).
     """
-    powers = {2**n + more for n in range(2, longest.bit_length()) for more in (0, 1)}
-    lengths = powers | {*_ODD_LENGTHS, longest - 1, longest}
-    return sorted(length for length in lengths if 0 < length <= longest)
+    return [num for num in _STEPS if num < longest] + [longest]
 
 
 def pass_strides() -> None:
