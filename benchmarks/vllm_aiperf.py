@@ -71,13 +71,13 @@ def baton(folder: Path, size: str, *arguments: str) -> Iterator[tuple[list[str],
         else:
             raise RuntimeError(f"{command} did not get ready")
         threading.Thread(target=sys.stderr.writelines, args=[process.stdout], daemon=True).start()
-        yield [f"http://127.0.0.1:{port}"], shlex.join(command)
+        yield [f"http://127.0.0.1:{port}"], _typed(variables, command)
 
 
 @contextmanager
 def vllm_serve(folder: Path) -> Iterator[tuple[list[str], str]]:
     """vLLM's own server on each GPU, ready: their URLs and the command."""
-    urls, processes, command = [], [], ""
+    urls, processes, typed = [], [], []
     with ExitStack() as servers:
         for gpu in range(NUM_GPUS):
             port = free_port()
@@ -92,11 +92,16 @@ def vllm_serve(folder: Path) -> Iterator[tuple[list[str], str]]:
                 "CUDA_VISIBLE_DEVICES": str(gpu),
                 "TIKTOKEN_ENCODINGS_BASE": str(vocabulary_folder()),
             }
+            typed.append(_typed(variables, command.split()))
             log = servers.enter_context(tempfile.TemporaryFile("w+"))
             processes.append((servers.enter_context(running(command.split(), variables, log)), log))
         for url, (process, log) in zip(urls, processes, strict=True):
             _wait_for(f"{url}/health", process, log)
-        yield urls, command
+        yield urls, "; ".join(typed)
+
+
+def _typed(variables: dict[str, str], command: list[str]) -> str:
+    return shlex.join(["env", *(f"{name}={value}" for name, value in variables.items()), *command])
 
 
 @contextmanager

@@ -48,8 +48,8 @@ prepare() { # prepare DOCTOR_FLAGS... : environment, etcd and NATS, checks
     fi
     set_variable DYN_HTTP_HOST "$HTTP_HOST"
     join_cluster
-    if [[ $ENGINE =~ ^(trtllm|vllm)$ && -z ${SKIP_DOCTOR:-} ]]; then
-        check_first "$PYTHON" -m baton doctor --model-path "$MODEL_PATH" "$@" --http-port "$HTTP_PORT"
+    if [[ $ENGINE != mocker && -z ${SKIP_DOCTOR:-} ]]; then
+        check_first "$PYTHON" -m baton doctor --engine "$ENGINE" --model-path "$MODEL_PATH" "$@" --http-port "$HTTP_PORT"
     fi
 }
 

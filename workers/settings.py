@@ -100,8 +100,12 @@ class Loaded(Generic[T]):
     sources: dict[str, str]
 
     def lines(self) -> list[str]:
-        """`key.path=value (source)` for each leaf, for the one print at start."""
-        return [f"{path}={self.values[path]} ({source})" for path, source in self.sources.items()]
+        """`key.path=value (source)` for each leaf, for the one print at start; no access token."""
+        return [f"{path}={self._told(path)} ({source})" for path, source in self.sources.items()]
+
+    def _told(self, path: str) -> object:
+        value = self.values[path]
+        return "***" if value and path.rpartition(".")[2] == "hf_token" else value
 
 
 def load_settings(

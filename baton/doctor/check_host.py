@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from baton.doctor.facts import GIB, INITIAL_IPC_NAMESPACE, INITIAL_PID_NAMESPACE, Facts
+from baton.doctor.facts import GIB, INITIAL_IPC_NAMESPACE, INITIAL_PID_NAMESPACE, Facts, Host
 from baton.doctor.findings import Finding, error, note, warning
 
 # The guide's docker run: --shm-size=10G --ulimit memlock=-1 --ulimit nofile=65536.
@@ -83,7 +83,7 @@ def namespaces(facts: Facts) -> Iterator[Finding]:
 
 
 def software(facts: Facts) -> Iterator[Finding]:
-    """The frontend's packages; TensorRT-LLM here, or what is needed to start its container."""
+    """The frontend's packages; vLLM; TensorRT-LLM here, or what is needed to start its container."""
     host = facts.host
     if host.missing_packages:
         yield warning(
@@ -91,8 +91,17 @@ def software(facts: Facts) -> Iterator[Finding]:
             breaks="python -m frontend ends at start (workers need none of them)",
             repair="pip install '.[frontend]'",
         )  # fmt: skip
-    if not facts.wants_tensorrt_llm or host.has_tensorrt_llm:
-        return
+    if facts.engine == "vllm" and not host.has_vllm:
+        yield error(
+            "vllm-missing", "vllm is not installed",
+            breaks="--engine vllm ends at start",
+            repair="pip install '.[frontend,vllm]'",
+        )  # fmt: skip
+    if facts.wants_tensorrt_llm and not host.has_tensorrt_llm:
+        yield from _without_tensorrt_llm(host)
+
+
+def _without_tensorrt_llm(host: Host) -> Iterator[Finding]:
     if host.in_container:
         yield warning(
             "trtllm-missing", "tensorrt_llm is not installed in this container",

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -45,6 +46,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
 class DoctorSettings:
     """What `python -m baton doctor` takes. GPU lists are CUDA_VISIBLE_DEVICES; `;` parts workers."""
 
+    engine: Literal["trtllm", "vllm", "embedded", "mocker"] = flag("trtllm", "engine of the workers")
     model_path: Path = flag(Path("models/demo"), "model folder", metavar="FOLDER")
     prefill_engine_args: Path | None = flag(None, "engine settings of prefill workers", metavar="YAML")
     decode_engine_args: Path | None = flag(None, "engine settings of decode workers", metavar="YAML")
@@ -92,6 +94,7 @@ def gather(settings: DoctorSettings) -> Facts:
         host_problem=bind_problem(wires.host, 0),
         http_port=settings.http_port,
         http_port_problem=bind_problem(settings.http_host, settings.http_port),
+        engine=settings.engine,
     )
 
 

@@ -191,6 +191,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     ptrace_scope: int | None = None
     can_ptrace: bool = False
     has_tensorrt_llm: bool = False
+    has_vllm: bool = False
     has_docker: bool = False
     docker_answers: bool = True
     container_toolkit: str | None = None
@@ -213,6 +214,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     host_problem: str | None = None
     http_port: int = 8000
     http_port_problem: str | None = None
+    engine: str = "trtllm"
 
     @property
     def wants_gpus(self) -> bool:
@@ -222,8 +224,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wants_tensorrt_llm(self) -> bool:
-        """True unless the model is a demo, which the embedded engine runs on a GPU, too."""
-        return self.wants_gpus and not 0 < self.model.weight_bytes <= BIG_MODEL_BYTES
+        """False for a demo model, too, which the embedded engine runs on a GPU as well."""
+        return (
+            self.engine == "trtllm" and self.wants_gpus and not 0 < self.model.weight_bytes <= BIG_MODEL_BYTES
+        )
 
     def role(self, role: Role) -> Worker | None:
         """The first worker of that role."""

@@ -36,6 +36,7 @@ def probe_host() -> Host:
         ptrace_scope=_ptrace_scope(),
         can_ptrace=bool(_capabilities() >> _CAP_SYS_PTRACE & 1),
         has_tensorrt_llm=_is_installed("tensorrt_llm"),
+        has_vllm=_is_installed("vllm"),
         has_docker=shutil.which("docker") is not None,
         docker_answers=_run("docker", "version", "--format", "{{.Server.Version}}") is not None,
         container_toolkit=_container_toolkit(),

@@ -2,7 +2,7 @@
 
 from math import comb
 
-RARE = 0.002  # of the twenty comparisons of a run, one fails by chance in 4 % of runs at most
+RARE = 0.002  # a run has twenty comparisons
 
 
 def as_many(num_found: int, num_control: int, num: int) -> bool:

@@ -1,11 +1,24 @@
 #!/usr/bin/env bash
 # What only GPUs can show: KV moved between GPUs, the demo model on CUDA, vLLM under the engine contract, and its
 # workers with prefill and decode on half of the GPUs each (on one GPU they share it). Results: benchmarks/results/vllm_disagg_*.json.
-#   tests/gpu/run.sh [PYTEST_ARGUMENTS]      BATON_GPU_MODELS=20b for the small shape only
-# Needs Baton's extras frontend, embedded and vllm and its group test in $PYTHON, etcd and nats-server on the PATH, and
-# the vocabulary that `make vocab` makes.
+#   tests/gpu/run.sh [PYTEST_ARGUMENTS]      BATON_GPU_MODELS=20b for the small shape only; CUDA_VISIBLE_DEVICES for some GPUs only
+# Needs, in the active venv (or $PYTHON's): pip install '.[frontend,vllm]' --group test; etcd and nats-server on the
+# PATH; the vocabulary that `make vocab` makes.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-PYTHON=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
+PYTHON=${PYTHON:-${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/}python3}
 nvidia-smi --query-gpu=index,name,driver_version,memory.used --format=csv,noheader
-exec "$PYTHON" -m pytest -m gpu -o addopts= -o pythonpath=. --import-mode=importlib -ra -v --durations=0 tests/gpu "$@"
+for program in etcd nats-server; do
+    command -v $program >/dev/null || { echo "$program is not on the PATH" >&2; exit 1; }
+done
+"$PYTHON" - <<'END'
+import sys
+from importlib.util import find_spec
+missing = [name for name in ("vllm", "nixl", "fastapi", "pytest_timeout", "openai") if find_spec(name) is None]
+if missing:
+    sys.exit(f"{sys.executable} lacks {', '.join(missing)}: pip install '.[frontend,vllm]' --group test")
+from tools.fetch_vocab import vocabulary_folder
+if vocabulary_folder() is None:
+    sys.exit("no vocabulary: run `make vocab`")
+END
+exec "$PYTHON" -m pytest -m gpu -o addopts= -o pythonpath=. -W default --import-mode=importlib -ra -v --durations=0 tests/gpu "$@"

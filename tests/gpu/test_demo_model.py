@@ -10,10 +10,10 @@ import httpx
 import jsonschema
 import pytest
 
-from tests.gpu.vllm_scene import gpus
+from tests.gpu.vllm_scene import devices, gpus
 from tests.stack import MODEL, ROOT, Stack
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
 Json = dict[str, Any]
 QUESTIONS = ["What is the weather in Paris?", "Say hello to Ada.", "How warm is it in Oslo, and in Rome?"]
@@ -47,13 +47,13 @@ def _running(folder: Path, engine: str, override: Json) -> Iterator[Stack]:
     try:
         stack.frontend()
         for mode, gpu in (("prefill", 0), ("decode", last)):
-            stack.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+            stack.environ["CUDA_VISIBLE_DEVICES"] = devices(gpu, 1)
             arguments = ["--engine", engine, "--model-path", "models/demo", "--served-model-name", MODEL]
             arguments += ["--disaggregation-mode", mode, "--override-engine-args", json.dumps(override)]
             if engine == "embedded":
                 arguments += ["--extra-engine-args", str(ROOT / f"engine_configs/demo/{mode}.yaml")]
             stack.start(mode, "workers", *arguments)
-        stack.wait_ready(1, 1, 200)
+        stack.wait_ready(1, 1, 600)
         yield stack
     finally:
         stack.stop()

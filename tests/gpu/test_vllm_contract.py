@@ -31,7 +31,7 @@ from tests.contract import test_engine as contract  # noqa: E402  after the line
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.filterwarnings("default"),  # vLLM's own
 ]
 

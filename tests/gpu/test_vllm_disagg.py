@@ -32,7 +32,7 @@ from tests.gpu.vllm_scene import (
     vllm_scene,
 )
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1500)]
 
 SIZES = os.environ.get("BATON_GPU_MODELS", "20b,120b").split(",")
 # concurrency: number of prompts, tokens of the longest

@@ -21,7 +21,8 @@ from tests.gpu import random_weights
 from tests.gpu.dummy_model import write_dummy_model
 from tests.stack import MODEL, ROOT, Process, Stack, wait_for
 
-LOAD_TIMEOUT_S = 420.0
+LOAD_TIMEOUT_S = 900.0  # 100 s on H200s
+VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES", "")
 PATIENCE_S = 240.0
 # Few CUDA graphs: it loads sooner. The monitor logs each kernel that is compiled once vLLM has started.
 _TEST_ONLY = {
@@ -56,14 +57,21 @@ class Scene:
 
 
 def gpus() -> list[str]:
-    """Names of the GPUs here."""
+    """Names of the GPUs here; of those in CUDA_VISIBLE_DEVICES, if it is set."""
+    asked = ["-i", VISIBLE] if VISIBLE else []
     listed = subprocess.run(
-        ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+        ["nvidia-smi", *asked, "--query-gpu=name", "--format=csv,noheader"],
         capture_output=True,
         text=True,
         check=True,
     )
     return listed.stdout.split("\n")[:-1]
+
+
+def devices(first: int, num: int) -> str:
+    """CUDA_VISIBLE_DEVICES of a worker that has `num` of `gpus()`, from `first` on."""
+    named = VISIBLE.split(",") if VISIBLE else list(map(str, range(first + num)))
+    return ",".join(named[first : first + num])
 
 
 @contextmanager
@@ -101,7 +109,7 @@ def vllm_worker(stack: Stack, mode: str, model: Path, size: str) -> Process:
     override = _TEST_ONLY | ({"gpu_memory_utilization": 0.45} if num == 1 else {})
     override |= json.loads(os.environ.get("BATON_GPU_OVERRIDE", "{}"))
     first = 0 if mode == "prefill" else num - tp
-    stack.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(first, first + tp)))
+    stack.environ["CUDA_VISIBLE_DEVICES"] = devices(first, tp)
     arguments = ["--engine", "vllm", "--model-path", str(model), "--served-model-name", MODEL]
     arguments += ["--tensor-parallel-size", str(tp)]
     arguments += ["--disaggregation-mode", mode, "--override-engine-args", json.dumps(override)]

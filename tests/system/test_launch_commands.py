@@ -77,8 +77,9 @@ def test_the_disaggregated_launch_runs_the_guides_commands() -> None:
         assert f"export {name}={value}" in lines
     configs = "engine_configs/gpt-oss-120b"
     assert (
-        f"python3 -m baton doctor --model-path /model --prefill-engine-args {configs}/prefill.yaml "
-        f"--decode-engine-args {configs}/decode.yaml --prefill-gpus 0,1,2,3 --decode-gpus 4,5,6,7 "
+        "python3 -m baton doctor --engine trtllm --model-path /model "
+        f"--prefill-engine-args {configs}/prefill.yaml --decode-engine-args {configs}/decode.yaml "
+        "--prefill-gpus 0,1,2,3 --decode-gpus 4,5,6,7 "
         f"'--prefill-flags={_typed(GUIDE_PREFILL)}' '--decode-flags={_typed(GUIDE_DECODE)}' --http-port 8000"
     ) in lines
 

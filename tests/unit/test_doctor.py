@@ -391,6 +391,7 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("container without TensorRT-LLM", "trtllm-missing", W, lambda f: _host(f, has_tensorrt_llm=False)),
     ("host without docker", "trtllm-missing", W,
      lambda f: _host(f, has_tensorrt_llm=False, in_container=False)),
+    ("vLLM's workers without vLLM", "vllm-missing", E, lambda f: replace(f, engine="vllm")),
     ("docker without toolkit", "toolkit-missing", E,
      lambda f: _host(f, has_tensorrt_llm=False, in_container=False, has_docker=True)),
 ]  # fmt: skip
@@ -438,6 +439,10 @@ def test_a_good_machine_is_left_alone(machine: str) -> None:
 
 
 GOOD_CHANGES: dict[str, Callable[[], Facts]] = {
+    "vLLM on a host that could not run TensorRT-LLM's container": lambda: replace(
+        _host(b200_node(), has_tensorrt_llm=False, in_container=False, has_docker=True, has_vllm=True),
+        engine="vllm",
+    ),
     "the guide's flags": lambda: _typed(
         _typed(b200_node(), "prefill", "--max-num-tokens 20000 --max-batch-size 32 --tensor-parallel-size 4"),
         "decode",

@@ -8,7 +8,7 @@ import pytest
 from vllm.outputs import CompletionOutput, Logprob, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from baton.errors import EngineFailure, HandoffFailed, InvalidRequest
+from baton.errors import EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
 from baton.messages import GenerateRequest, Guided, KvHandoff, MessageForm, Sampling, Usage
 from workers.engines.model_facts import read_model_facts
 from workers.engines.structural_tag import structural_tag
@@ -176,12 +176,15 @@ def test_the_cached_tokens_of_a_handoff_are_those_of_prefill() -> None:
     assert Answer(ask(), num_cached_tokens=1).chunk(output("length")).usage == Usage(5, 1, 2)
 
 
-@pytest.mark.parametrize(
-    ("reason", "told"), [("abort", "'abort'"), ("error", "'error'"), ("repetition", "rep")]
-)
+@pytest.mark.parametrize(("reason", "told"), [("error", "'error'"), ("repetition", "rep")])
 def test_a_reason_that_is_no_good_end_is_an_engine_failure(reason: str, told: str) -> None:
     with pytest.raises(EngineFailure, match=told):
         Answer(ask()).chunk(output(reason))
+
+
+def test_an_engine_that_was_told_to_end_lets_another_worker_serve() -> None:
+    with pytest.raises(WorkerLost):
+        Answer(ask()).chunk(output("abort"))
 
 
 def test_an_error_with_a_handoff_is_the_handoffs() -> None:

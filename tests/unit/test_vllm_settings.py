@@ -19,6 +19,12 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
+def test_an_access_token_is_not_printed(tmp_path: Path) -> None:
+    loaded = load_vllm_settings(AsyncEngineArgs, "agg", yaml_path=write(tmp_path, "hf_token: hf_abc\n"))
+    assert loaded.settings["hf_token"] == "hf_abc"
+    assert "hf_abc" not in " ".join(loaded.lines())
+
+
 def test_flag_beats_override_beats_yaml_beats_baton_beats_default_leaf_by_leaf(tmp_path: Path) -> None:
     path = write(
         tmp_path,

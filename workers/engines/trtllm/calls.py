@@ -102,7 +102,7 @@ class Call:
     def end_with(self, error: BatonError) -> None:
         """Make the pending step, or else the next one, raise `error`."""
         self.end = error
-        if self._waiting is not None:
+        if self._waiting is not None and not self._waiting.expired():
             self._waiting.reschedule(asyncio.get_running_loop().time())
 
     def chunk(self, output: Completion) -> TokenChunk:

@@ -1,6 +1,6 @@
 """From vLLM's outputs to chunks."""
 
-from baton.errors import EngineFailure, HandoffFailed
+from baton.errors import EngineFailure, HandoffFailed, WorkerLost
 from baton.messages import FinishReason, GenerateRequest, TokenChunk, TokenLogprob, Usage
 from workers.engines.logprobs import token_logprobs
 from workers.engines.vllm.library import Completion, Result
@@ -41,6 +41,8 @@ class Answer:
                 return reason
             case "error" if self._request.handoff is not None and not self._has_begun:
                 raise HandoffFailed("the KV did not arrive: its source is gone, or has given it up")
+            case "abort":  # Baton closes what it aborts, unread: the engine was told to end, by a signal
+                raise WorkerLost("vLLM gave the request up as it was ended")
             case reason:
                 raise EngineFailure(f"vLLM ended the request with {reason!r}; its log says why")
 

@@ -62,7 +62,7 @@ class Call:
     def end_with(self, error: BatonError) -> None:
         """Make the pending step, or else the next one, raise `error`."""
         self.end = error
-        if self.waiting is not None:
+        if self.waiting is not None and not self.waiting.expired():
             self.waiting.reschedule(asyncio.get_running_loop().time())
 
 

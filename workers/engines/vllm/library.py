@@ -75,6 +75,8 @@ def _prepare_environment(host: str) -> None:
     os.environ[WORKER_PID] = str(os.getpid())  # its processes end with this one, see `inside`
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a fork would copy threads and sockets
+    # Of no use here (it does not know a request's seed), and compiled with nvcc while vLLM loads.
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     os.environ.setdefault("VLLM_NIXL_SIDE_CHANNEL_HOST", host)
     if "VLLM_NIXL_SIDE_CHANNEL_PORT" not in os.environ:  # its default is the same for every worker
         os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_free_port(host))
