@@ -4,11 +4,13 @@ import argparse
 import dataclasses
 import functools
 import os
+import re
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+_SECRETS = re.compile(r"(?<=://)[^/\s,]+(?=@)|\bhf_[A-Za-z0-9]{20,}")
 _ONE_LINE_EACH = functools.partial(argparse.HelpFormatter, max_help_position=38, width=120)
 
 
@@ -40,7 +42,12 @@ class Parsed(Generic[T]):
     def lines(self) -> list[str]:
         """`name=value (source)` for each setting, for the one print at start."""
         values = _flatten(self.settings)
-        return [f"{name}={values[name]} ({source})" for name, source in self.sources.items()]
+        return [without_secrets(f"{name}={values[name]} ({source})") for name, source in self.sources.items()]
+
+
+def without_secrets(text: str) -> str:
+    """Settings for a log: without the login in a URL, and without access tokens of Hugging Face's."""
+    return _SECRETS.sub("***", text)
 
 
 def parse(

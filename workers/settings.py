@@ -11,6 +11,8 @@ from typing import Any, Generic, Protocol, TypeVar, get_type_hints
 import msgspec
 import yaml
 
+from baton.flags import without_secrets
+
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -100,12 +102,10 @@ class Loaded(Generic[T]):
     sources: dict[str, str]
 
     def lines(self) -> list[str]:
-        """`key.path=value (source)` for each leaf, for the one print at start; no access token."""
-        return [f"{path}={self._told(path)} ({source})" for path, source in self.sources.items()]
-
-    def _told(self, path: str) -> object:
-        value = self.values[path]
-        return "***" if value and path.rpartition(".")[2] == "hf_token" else value
+        """`key.path=value (source)` for each leaf, for the one print at start."""
+        return [
+            without_secrets(f"{path}={self.values[path]} ({source})") for path, source in self.sources.items()
+        ]
 
 
 def load_settings(

@@ -224,7 +224,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wants_tensorrt_llm(self) -> bool:
-        """False for a demo model, too, which the embedded engine runs on a GPU as well."""
+        """True for its workers, unless the model is a demo, which the embedded engine runs on a GPU, too."""
         return (
             self.engine == "trtllm" and self.wants_gpus and not 0 < self.model.weight_bytes <= BIG_MODEL_BYTES
         )

@@ -20,6 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from baton.doctor.facts import Service
+from baton.flags import without_secrets
 
 _TIMEOUT_S = 3.0
 _WHOLE_TIMEOUT_S = 10.0
@@ -138,13 +139,13 @@ def probe_nats(url: str) -> Service:
         with socket.create_connection((parts.hostname, parts.port or 4222), _TIMEOUT_S) as connection:
             return _greet(url, parts, connection)
     except (OSError, ValueError, msgspec.DecodeError) as error:
-        return Service(name="NATS", url=_without_password(url), problem=_why(error))
+        return Service(name="NATS", url=without_secrets(url), problem=_why(error))
 
 
 def _greet(url: str, parts: SplitResult, connection: socket.socket) -> Service:
     stream = connection.makefile("rwb")
     greeting = stream.readline(_MAX_BYTES)
-    service = Service(name="NATS", url=_without_password(url))
+    service = Service(name="NATS", url=without_secrets(url))
     if not greeting.startswith(b"INFO "):
         return replace(service, problem="something else listens there: it sends no INFO")
     info = msgspec.json.decode(greeting[5:], type=_Info)
@@ -171,10 +172,6 @@ def _login(parts: SplitResult) -> dict[str, str]:
     if parts.password is not None:
         return {"user": unquote(parts.username or ""), "pass": unquote(parts.password)}
     return {"auth_token": unquote(parts.username)} if parts.username else {}
-
-
-def _without_password(url: str) -> str:
-    return re.sub(r"//[^/@]*@", "//", url)
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -37,7 +37,8 @@ def test_nats_lets_in_who_has_the_password(launch_nats: LaunchServer) -> None:
     assert probe_nats(url).refusal == "Authorization Violation"
     assert probe_nats(url.replace("//", "//u:wrong@")).refusal == "Authorization Violation"
     service = probe_nats(url.replace("//", "//u:p%3Aw@"))
-    assert (service.problem, service.refusal, service.url) == (None, None, url)  # no password is printed
+    assert (service.problem, service.refusal) == (None, None)
+    assert service.url == url.replace("//", "//***@")  # it is printed
     token = launch_nats("--auth", "sesame").url
     assert probe_nats(token.replace("//", "//sesame@")).refusal is None
 

@@ -279,6 +279,20 @@ def test_the_stop_token_is_the_last_whether_the_build_tells_it_or_not(
     assert call.chunk(output).token_ids == (5, 6, 9)
 
 
+def test_a_call_that_is_being_ended_may_be_ended_again() -> None:
+    async def main() -> None:
+        call = Call(ask(), result=type("Result", (), {})(), deadline=0)
+        pinned = asyncio.create_task(call.stay_pinned(60))
+        await asyncio.sleep(0)  # it waits
+        call.end_with(HandoffFailed("the first"))
+        await asyncio.sleep(0)  # its timeout has begun to expire
+        call.end_with(EngineFailure("the second"))
+        with pytest.raises(EngineFailure):
+            await pinned
+
+    asyncio.run(main())
+
+
 def test_the_context_of_the_double_is_the_checkpoints(checkpoint: Path) -> None:
     async def main() -> None:
         engine = new_engine(checkpoint)

@@ -6,7 +6,8 @@ from typing import Literal
 
 import pytest
 
-from baton.flags import flag, parse
+from baton.connect import Wires
+from baton.flags import flag, parse, without_secrets
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,30 @@ def test_each_setting_knows_where_it_came_from() -> None:
     }
     assert parsed.typed("port")
     assert "mode=b (TEST_BATON_MODE)" in parsed.lines()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("nats://bob:pass%40word@host:4222", "nats://***@host:4222"),
+        ("nats://token@[::1]:4222", "nats://***@[::1]:4222"),
+        ("tls://a:b@c@d:1", "tls://***@d:1"),
+        (
+            "http://u:p@a:2379,http://b:2379,http://u:q@c:2379",
+            "http://***@a:2379,http://b:2379,http://***@c:2379",
+        ),
+        ("http://127.0.0.1:2379/path@x", "http://127.0.0.1:2379/path@x"),
+        ('{"hf_token": "hf_aBcDeFgHiJkLmNoPqRsTuVwXyZ01234567"}', '{"hf_token": "***"}'),
+        ("hf_overrides={} hf_config_path=None", "hf_overrides={} hf_config_path=None"),
+    ],
+)
+def test_what_lets_somebody_in_is_not_told(given: str, told: str) -> None:
+    assert without_secrets(given) == told
+
+
+def test_no_login_is_printed_with_the_settings() -> None:
+    parsed = parse(Wires, [], prog="p", description="d", environ={"NATS_SERVER": "nats://bob:word@host"})
+    assert "nats_server=nats://***@host (NATS_SERVER)" in parsed.lines()
 
 
 def test_an_alias_a_switch_and_a_group_are_read() -> None:

@@ -25,7 +25,7 @@ def test_a_call_that_is_being_ended_may_be_ended_again() -> None:
         )
         call = Call("r", request, asyncio.get_running_loop().time() + 60, _nothing())
         step = asyncio.create_task(call.wait(asyncio.Event().wait(), call.deadline, DeadlineExceeded("late")))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the step waits
         call.end_with(HandoffFailed("the first"))
         await asyncio.sleep(0)  # the step's timeout has begun to expire
         call.end_with(WorkerLost("the second"))
