@@ -7,8 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/}python3}
-nvidia-smi --query-gpu=index,name,driver_version,memory.used --format=csv,noheader
-for program in etcd nats-server; do
+for program in nvidia-smi etcd nats-server; do
     command -v $program >/dev/null || { echo "$program is not on the PATH" >&2; exit 1; }
 done
 "$PYTHON" - <<'END'
@@ -21,4 +20,5 @@ from tools.fetch_vocab import vocabulary_folder
 if vocabulary_folder() is None:
     sys.exit("no vocabulary: run `make vocab`")
 END
+nvidia-smi --query-gpu=index,name,driver_version,memory.used --format=csv,noheader
 exec "$PYTHON" -m pytest -m gpu -o addopts= -o pythonpath=. -W default --import-mode=importlib -ra -v --durations=0 tests/gpu "$@"
