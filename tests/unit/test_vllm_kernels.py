@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from functools import cached_property
+from functools import cache, cached_property
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -89,12 +89,18 @@ def _install(monkeypatch: pytest.MonkeyPatch, name: str, **content: object) -> N
 
 @pytest.mark.parametrize("num_experts", [32, 128])
 @pytest.mark.parametrize("longest", [1024, 2048, 4096, 8192, 16384])
-def test_after_the_warm_up_a_step_of_any_size_finds_its_kernels(num_experts: int, longest: int) -> None:
-    """Steps of up to 64 tokens run in CUDA graphs, recorded before."""
+@pytest.mark.parametrize("recorded", [0, 64, 128, 256, 512])
+def test_after_the_warm_up_a_step_of_any_size_finds_its_kernels(
+    num_experts: int, longest: int, recorded: int
+) -> None:
+    """Steps of up to `recorded` tokens run as CUDA graphs, padded to vLLM's sizes: their own do not count."""
     lengths = warm_up_lengths(longest)
     assert max(lengths) == longest
-    seen = set().union(*(_variants(length, num_experts) for length in lengths))
-    assert [num for num in range(65, longest + 1) if not _variants(num, num_experts) <= seen] == []
+    graphs = [num for num in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if num <= recorded]
+    steps = [1, *graphs, *(num for num in lengths if num > recorded)]  # 1: a prompt's second token
+    seen = set().union(*(_variants(num, num_experts) for num in steps))
+    missed = [num for num in range(recorded + 1, longest + 1) if not _variants(num, num_experts) <= seen]
+    assert missed == []
 
 
 @pytest.mark.parametrize("longest", [2, 3, 5, 64])
@@ -104,6 +110,7 @@ def test_a_short_context_is_warmed_up_to_its_end(longest: int) -> None:
     assert (lengths[0] > 0, lengths[-1]) == (True, longest)
 
 
+@cache
 def _variants(num_tokens: int, num_experts: int) -> set[tuple[str | int, ...]]:
     """Triton's variants of each kernel of vLLM 0.25's experts: from each launch in triton_kernels' topk.py,
     reduce_bitmatrix.py, routing.py and matmul_ogs.py the integers that grow with the tokens of a step.
