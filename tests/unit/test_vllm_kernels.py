@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from workers.engines.vllm.kernels import make_arguments, pass_strides, warm_up_lengths
+from workers.engines.vllm.kernels import make_arguments, pass_strides, reuse_compiled, warm_up_lengths
 
 MODULES = {
     "triton_kernels.topk_details._topk_forward": "_topk_forward",
@@ -79,6 +79,22 @@ def test_a_build_with_others_is_told_and_runs_on(
     with caplog.at_level(logging.WARNING):
         pass_strides()
     assert "compiled while clients wait" in caplog.text
+
+
+def test_what_was_compiled_is_found_by_whoever_has_another_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    factors = {"VLLM_NIXL_SIDE_CHANNEL_PORT": 20_001, "VLLM_USE_AOT_COMPILE": True}
+    _install(monkeypatch, "vllm.envs", compile_factors=lambda: factors)
+    reuse_compiled({"VLLM_NIXL_SIDE_CHANNEL_PORT"})
+    assert sys.modules["vllm.envs"].compile_factors() == {"VLLM_USE_AOT_COMPILE": True}
+
+
+def test_a_build_that_names_what_it_compiles_otherwise_is_told_and_runs_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _install(monkeypatch, "vllm.envs")
+    with caplog.at_level(logging.WARNING):
+        reuse_compiled({"VLLM_NIXL_SIDE_CHANNEL_PORT"})
+    assert "each start will compile everything again" in caplog.text
 
 
 def _install(monkeypatch: pytest.MonkeyPatch, name: str, **content: object) -> None:

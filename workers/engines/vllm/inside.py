@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Iterable
 
-from workers.engines.vllm.kernels import pass_strides
-from workers.engines.vllm.library import WORKER_PID
+from workers.engines.vllm.kernels import pass_strides, reuse_compiled
+from workers.engines.vllm.library import SIDE_CHANNEL_PORT, WORKER_PID
 
 # NIXL looks for notices once a step, and a step of prefill may take a second.
 NOTICE_S = 2.0
@@ -75,3 +75,4 @@ if WORKER_PID in os.environ and os.environ[WORKER_PID] != str(os.getpid()):
         name="end-with-worker",
     ).start()
     pass_strides()
+    reuse_compiled({SIDE_CHANNEL_PORT})

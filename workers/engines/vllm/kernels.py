@@ -1,4 +1,4 @@
-"""Kernels for steps of any size, where those that vLLM 0.25 brings are compiled anew for every 32 tokens."""
+"""What vLLM 0.25 would compile again: some kernels for every 32 tokens, and everything at every start."""
 
 import importlib
 import logging
@@ -48,3 +48,18 @@ def make_arguments(kernel: Any, names: set[str]) -> None:
     for parameter in kernel.params:
         if parameter.name in names:
             vars(parameter).update(annotation="", is_constexpr=False)  # both are cached properties
+
+
+def reuse_compiled(own: set[str]) -> None:
+    """Let a worker find what one with its settings compiled before: vLLM names the folder of what it compiles
+    after its variables, among them `own`, which differ with each start.
+    """
+    try:
+        envs = importlib.import_module("vllm.envs")
+        factors = envs.compile_factors
+    except (ImportError, AttributeError) as error:
+        log.warning("each start will compile everything again: %r", error)
+    else:
+        vars(envs)["compile_factors"] = lambda: {
+            name: value for name, value in factors().items() if name not in own
+        }

@@ -13,6 +13,7 @@ from workers.settings import SettingsError
 
 TRIED = "0.25."
 WORKER_PID = "BATON_WORKER_PID"
+SIDE_CHANNEL_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT"
 log = logging.getLogger(__name__)
 
 
@@ -78,8 +79,8 @@ def _prepare_environment(host: str) -> None:
     # Of no use here (it does not know a request's seed), and compiled with nvcc while vLLM loads.
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     os.environ.setdefault("VLLM_NIXL_SIDE_CHANNEL_HOST", host)
-    if "VLLM_NIXL_SIDE_CHANNEL_PORT" not in os.environ:  # its default is the same for every worker
-        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_free_port(host))
+    if SIDE_CHANNEL_PORT not in os.environ:  # its default is the same for every worker
+        os.environ[SIDE_CHANNEL_PORT] = str(_free_port(host))
 
 
 def _free_port(host: str) -> int:
