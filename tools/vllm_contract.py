@@ -104,6 +104,18 @@ def nixl_worker() -> dict[str, str]:
     }
 
 
+def compile_factors() -> dict[str, list[str]]:
+    """What `reuse_compiled` changes: how it is called, and which of the side channel's variables count."""
+    called = {
+        ast.unparse(node.func)
+        for module in ("vllm.compilation.backends", "vllm.compilation.caching")
+        for node in ast.walk(source(module))
+        if isinstance(node, ast.Call) and "compile_factors" in ast.unparse(node.func)
+    }
+    factors = [name for name in found("vllm.envs:compile_factors")() if "SIDE_CHANNEL" in name]
+    return {"called": sorted(called), "side_channel": factors}
+
+
 def contract() -> dict[str, Any]:
     llm = found("vllm.v1.engine.async_llm:AsyncLLM")
     transfer = importlib.import_module("vllm.distributed.kv_transfer")
@@ -125,6 +137,7 @@ def contract() -> dict[str, Any]:
         "finish_reasons": list(found("vllm.v1.engine:FINISH_REASON_STRINGS")),
         "nixl_params": nixl_params(),
         "nixl_worker": nixl_worker(),
+        "compile_factors": compile_factors(),
     }
 
 

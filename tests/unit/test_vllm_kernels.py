@@ -1,14 +1,19 @@
 """Kernels that take the size of a step as an argument instead of being compiled for it."""
 
+import json
 import logging
+import os
+import subprocess
 import sys
 from functools import cache, cached_property
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from workers.engines.vllm.kernels import make_arguments, pass_strides, reuse_compiled, warm_up_lengths
 
+DOUBLES = Path(__file__).parents[1] / "doubles"
 MODULES = {
     "triton_kernels.topk_details._topk_forward": "_topk_forward",
     "triton_kernels.reduction_details.reduce_bitmatrix": "_sum_bitmatrix_rows",
@@ -81,11 +86,28 @@ def test_a_build_with_others_is_told_and_runs_on(
     assert "compiled while clients wait" in caplog.text
 
 
-def test_what_was_compiled_is_found_by_whoever_has_another_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    factors = {"VLLM_NIXL_SIDE_CHANNEL_PORT": 20_001, "VLLM_USE_AOT_COMPILE": True}
-    _install(monkeypatch, "vllm.envs", compile_factors=lambda: factors)
-    reuse_compiled({"VLLM_NIXL_SIDE_CHANNEL_PORT"})
-    assert sys.modules["vllm.envs"].compile_factors() == {"VLLM_USE_AOT_COMPILE": True}
+def test_workers_with_different_ports_find_the_same_compiled_files() -> None:
+    """vLLM's own processes import `inside`; the double says what vLLM 0.25 names the folder after."""
+    factors = [_factors(port, "workers.engines.vllm.inside") for port in (20_001, 20_002)]
+    assert factors[0] == factors[1] == "{'VLLM_USE_AOT_COMPILE': '1'}\n"
+    assert _factors(20_001, "vllm.envs") != _factors(20_002, "vllm.envs")
+
+
+def _factors(port: int, imported: str) -> str:
+    code = f"import {imported}; from vllm import envs; print(envs.compile_factors())"
+    variables = {
+        "PYTHONPATH": os.pathsep.join([str(DOUBLES), str(DOUBLES.parents[1])]),
+        "BATON_WORKER_PID": str(os.getpid()),
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port),
+        "VLLM_USE_AOT_COMPILE": "1",
+    }
+    run = [sys.executable, "-W", "error", "-c", code]
+    return subprocess.run(run, env=variables, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_vllm_asks_for_the_names_where_they_are_changed() -> None:
+    facts = json.loads((DOUBLES / "vllm_contract.json").read_text())["compile_factors"]
+    assert facts == {"called": ["envs.compile_factors"], "side_channel": ["VLLM_NIXL_SIDE_CHANNEL_PORT"]}
 
 
 def test_a_build_that_names_what_it_compiles_otherwise_is_told_and_runs_on(
@@ -104,15 +126,18 @@ def _install(monkeypatch: pytest.MonkeyPatch, name: str, **content: object) -> N
 
 
 @pytest.mark.parametrize("num_experts", [32, 128])
-@pytest.mark.parametrize("longest", [1024, 2048, 4096, 8192, 16384])
-@pytest.mark.parametrize("recorded", [0, 64, 128, 256, 512])
+@pytest.mark.parametrize("longest", [65, 274, 510, 1022, 1148, 2048, 3000, 8190, 8192, 16384, 40958])
+@pytest.mark.parametrize("recorded", [0, 64, 128, 256, 512, 1024])
 def test_after_the_warm_up_a_step_of_any_size_finds_its_kernels(
     num_experts: int, longest: int, recorded: int
 ) -> None:
-    """Steps of up to `recorded` tokens run as CUDA graphs, padded to vLLM's sizes: their own do not count."""
+    """Steps of up to `recorded` tokens run as CUDA graphs, padded to vLLM's sizes: their own do not count.
+
+    For gpt-oss vLLM records 1,024 if nothing else is asked for.
+    """
     lengths = warm_up_lengths(longest)
     assert max(lengths) == longest
-    graphs = [num for num in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if num <= recorded]
+    graphs = [num for num in (1, 2, 4, *range(8, 256, 8), *range(256, 1025, 16)) if num <= recorded]
     steps = [1, *graphs, *(num for num in lengths if num > recorded)]  # 1: a prompt's second token
     seen = set().union(*(_variants(num, num_experts) for num in steps))
     missed = [num for num in range(recorded + 1, longest + 1) if not _variants(num, num_experts) <= seen]

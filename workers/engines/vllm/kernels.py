@@ -14,11 +14,13 @@ _STRIDES = (
     ("triton_kernels.reduction_details.reduce_bitmatrix", "_sum_bitmatrix_rows", {"stride_bm", "stride_bn"}),
 )
 
-# A kernel has a variant each for arguments that 16 divides and for others, and for each size of its blocks:
-# steps of these sizes want each variant once, whichever of them run as recorded CUDA graphs.
+# A kernel has a variant each for arguments that 16 divides and for others, and for each size of its blocks.
+# These are the first steps that want one, of all and of those that are too long for CUDA graphs of up to 64,
+# 128, 256, 512 or, as vLLM records them for gpt-oss, 1024 tokens.
 _STEPS = (
-    4, 12, 16, 73, 136, 137, 144, 257, 265, 272, 288, 418, 513, 544, 545, 560,
-    897, 993, 1056, 1057, 1072, 1505, 2080, 2081, 2113,
+    2, 4, 9, 12, 16, 33, 34, 36, 48, 65, 73, 97, 129, 136, 137, 144, 145, 161, 257, 264, 265, 272, 280, 281,
+    288, 289, 385, 386, 400, 481, 482, 513, 520, 521, 528, 544, 545, 552, 553, 560, 897, 993, 1025, 1032,
+    1033, 1056, 1057, 1072, 1073, 1409, 1505, 2080, 2081, 2112, 2113,
 )  # fmt: skip
 
 
