@@ -99,7 +99,7 @@ class EtcdDiscovery:
                 if shown is None:
                     shown = ()
                     yield shown
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(_RETRY_S)  # etcd is away: ask again soon, not at once
 
     async def close(self) -> None:
         """As in `Discovery`. Watches end."""
@@ -133,7 +133,7 @@ class EtcdDiscovery:
                 if error.refused or self._rpc.closed:
                     raise
                 self._note(error)
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(_RETRY_S)  # etcd is away: ask again soon, not at once
             else:
                 self._note(None)
                 return
@@ -142,7 +142,7 @@ class EtcdDiscovery:
         """Renew the lease three times in its life, and write again whatever etcd lost."""
         beat_s = pause_s = self._ttl_s / 3
         while not self._rpc.closed:
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(pause_s)  # until the lease wants renewing
             try:
                 await registration.hold()
             except EtcdError as error:

@@ -61,7 +61,7 @@ class FilesDiscovery:
                 if snapshot != shown:
                     shown = snapshot
                     yield snapshot
-                await asyncio.sleep(_POLL_S)
+                await asyncio.sleep(_POLL_S)  # files tell nobody that they changed
         finally:
             view.close()
 
@@ -70,7 +70,7 @@ class FilesDiscovery:
 
     async def _keep(self, registration: "_Registration") -> None:
         while True:
-            await asyncio.sleep(self._ttl_s / 3)
+            await asyncio.sleep(self._ttl_s / 3)  # until the file wants renewing
             try:
                 registration.renew()
             except OSError as error:

@@ -264,8 +264,7 @@ class _Post:
                 self._waiting_bytes -= len(frame)
                 try:
                     await self._client.publish(subject, frame, reply)
-                except Exception:
-                    # One frame's trouble, whatever it is, must not end the task that serves every link.
+                except Exception:  # one frame's trouble must not end the task that serves every link
                     # Its receiver finds the gap with the next frame.
                     log.exception("publish_failed subject=%s", subject)
             self.writable.set()

@@ -135,8 +135,7 @@ class WorkerLink:
             # If it was the caller's wish, nobody hears this; if the engine cancelled itself, the caller must.
             put(Fail(number, _broken(request)))
             raise
-        except Exception:
-            # The edge of the process: whatever an engine raises, its caller hears of it.
+        except Exception:  # the edge of the process: whatever an engine raises, its caller hears of it
             log.exception("answer_failed request=%s", _name(request))
             put(Fail(number, _broken(request)))
 

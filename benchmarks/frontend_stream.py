@@ -59,7 +59,7 @@ class SteppedTokens(ScriptedTokens):
         """The engine's clock."""
         began = time.monotonic() - self.num_steps / self.steps_per_s
         while True:
-            await asyncio.sleep(0.5 / self.steps_per_s)
+            await asyncio.sleep(0.5 / self.steps_per_s)  # twice in a step of the engine that it stands for
             self.num_steps = int((time.monotonic() - began) * self.steps_per_s)
             waiting, self.waiting = self.waiting, []
             for future in waiting:
@@ -85,7 +85,7 @@ async def main(args: argparse.Namespace) -> None:
 
     async def count_only() -> None:
         async def one() -> None:
-            request = GenerateRequest(request_id="", model="", token_ids=[], sampling=None, deadline_s=1)  # type: ignore[arg-type]
+            request = GenerateRequest(request_id="", model="", token_ids=[], sampling=None, deadline_s=1)  # type: ignore[arg-type]  # it is not looked at
             async for _ in engine.generate(request):
                 pass
 
@@ -106,7 +106,7 @@ async def main(args: argparse.Namespace) -> None:
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve())
         while not server.started:  # noqa: ASYNC110 uvicorn has no event for it
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # uvicorn does not tell
         command = [
             sys.executable,
             __file__,

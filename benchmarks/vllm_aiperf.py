@@ -136,7 +136,7 @@ def _wait_for(url: str, process: "subprocess.Popen[str]", log: IO[str]) -> None:
             with urllib.request.urlopen(url, timeout=5):
                 return
         except OSError:
-            time.sleep(0.5)
+            time.sleep(0.5)  # it loads, and tells nobody
     log.seek(0)
     raise RuntimeError(f"{url} does not answer:\n{log.read()[-4000:]}")
 

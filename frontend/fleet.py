@@ -165,7 +165,7 @@ class Fleet:
         """Ask a suspect until it answers, or is no longer registered."""
         log.warning("lost worker=%s", worker.worker_id)
         while worker in self._workers and await self._ask(worker) is None:  # noqa: ASYNC110 nobody tells us
-            await asyncio.sleep(PROBE_EVERY_S)
+            await asyncio.sleep(PROBE_EVERY_S)  # a suspect is asked again at this pace
         del self._probes[worker.incarnation]
         log.info("probed worker=%s registered=%s", worker.worker_id, worker in self._workers)
 

@@ -82,7 +82,7 @@ class Outbox:
         """Put a comment whenever nothing was put for so long. Runs until cancelled."""
         seen = self._num_puts
         while True:
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(every_s)  # the pace of the comments is what is asked for
             if self._num_puts == seen:
                 self.put(KEEP_ALIVE)
             seen = self._num_puts

@@ -57,7 +57,7 @@ class ServerProcess:
         while time.monotonic() < give_up and self._process.poll() is None:
             if self._ready in self._log.read_bytes()[before:]:
                 return
-            time.sleep(0.01)
+            time.sleep(0.01)  # a log tells nobody that it grew
         self.kill()
         pytest.fail(f"{self._command[0]} does not start: {self._log.read_text()[-2000:]}")
 

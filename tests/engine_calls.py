@@ -1,7 +1,7 @@
 """What tests do with any engine: take its handoff, read its tokens, wait."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from baton.messages import KvHandoff, TokenChunk
@@ -19,9 +19,3 @@ async def next_handoff(replies: AsyncGenerator[KvHandoff | TokenChunk, None]) ->
 async def tokens(answer: AsyncGenerator[TokenChunk, None]) -> list[int]:
     async with asyncio.timeout(PATIENCE_S), aclosing(answer):
         return [token_id async for chunk in answer for token_id in chunk.token_ids]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)

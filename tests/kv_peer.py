@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import IO
 
 import msgspec
@@ -222,13 +222,6 @@ async def near(kind: str) -> AsyncIterator[CacheTransceiver]:
         yield transceiver
     finally:
         await transceiver.close()
-
-
-async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
-    """Wait for a condition, looking at every turn of the loop."""
-    async with asyncio.timeout(limit_s):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 async def failure(pull: "asyncio.Task[None]") -> float:

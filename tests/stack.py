@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import httpx
 
 from tests.conftest import free_port
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 MODEL = "openai/gpt-oss-120b"
@@ -161,11 +161,3 @@ def running_stack(folder: Path, engine: str = "embedded") -> Iterator[Stack]:
         yield stack
     finally:
         stack.stop()
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Return as soon as the condition holds; fails the test if it does not in time."""
-    give_up = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up, "the condition did not come true in time"
-        time.sleep(0.02)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from baton.messages import GenerateRequest, Sampling
-from tests.engine_calls import until
 from tests.tiny_gpt_oss import prompt
+from tests.waiting import until
 from workers.engines.vllm.engine import VllmEngine
 from workers.engines.vllm.library import load_library
 from workers.engines.vllm.settings import load_vllm_settings

@@ -56,7 +56,7 @@ class Worker:
         """Wait until nothing runs; False if that took longer than `timeout_s`. For prefill, what runs is also
         what is pinned: a call ends when its handoff was pulled, expired or closed.
         """
-        await asyncio.sleep(WITHDRAWAL_SEEN_S)
+        await asyncio.sleep(WITHDRAWAL_SEEN_S)  # routers that have not seen it yet still send
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.stack import MODEL, Stack, wait_for
+from tests.stack import MODEL, Stack
+from tests.waiting import wait_for
 
 # An answer that nobody limits ends soon.
 SETTINGS = {

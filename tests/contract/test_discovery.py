@@ -16,6 +16,7 @@ from baton.etcd_rpc import EtcdRpc, prefix_end
 from baton.files import FilesDiscovery
 from tests.conftest import LaunchServer
 from tests.registry import Snapshot, etcd_api, onlooker, worker
+from tests.waiting import until
 
 TTL_S = 2.0
 SOON_S = 1.0
@@ -273,7 +274,7 @@ def test_a_registration_that_somebody_deleted_is_written_again(registry: Registr
     async def main() -> None:
         async with registry.open() as discovery, discovery.register(worker("w1")):
             registry.delete_everything()
-            await asyncio.sleep(TTL_S / 2)
+            await asyncio.sleep(TTL_S / 2)  # the keeper's next look comes within a third
             async with onlooker(discovery) as looker:
                 await looker.until_shown("w1", timeout_s=TTL_S)
 
@@ -320,9 +321,7 @@ def test_a_watch_closes_with_nothing_left_behind(registry: Registry) -> None:
                 waiting.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await waiting
-        async with asyncio.timeout(SOON_S):
-            while asyncio.all_tasks() != alone:
-                await asyncio.sleep(0.01)
+        await until(lambda: asyncio.all_tasks() == alone, SOON_S)
 
     asyncio.run(main())
 

@@ -113,7 +113,7 @@ def test_a_peer_that_drips_is_not_waited_for() -> None:
         with contextlib.suppress(OSError):
             for _ in range(100):
                 connection.sendall(b"I")
-                time.sleep(0.1)
+                time.sleep(0.1)  # a server that drips is the fault under test
 
     with _server(drip) as port:
         begin_s = time.monotonic()

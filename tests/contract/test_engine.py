@@ -14,6 +14,7 @@ import pytest
 from baton.errors import DeadlineExceeded, HandoffFailed, InvalidRequest, NotReady, Overloaded, WorkerLost
 from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, TokenChunk, TokenLogprob, Usage
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt, write_checkpoint
+from tests.waiting import until
 from workers.engine import Engine
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
@@ -201,12 +202,6 @@ async def started(build: Build, *roles: Role, limits: Limits | None = None) -> A
         yield engines
         for engine in engines:
             await until_idle(engine)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def until_idle(engine: Engine) -> None:

@@ -115,7 +115,7 @@ def test_a_short_freeze_heals_by_itself_and_holds_nobody_up(etcd: ServerProcess)
                 etcd.freeze()
                 start = time.monotonic()
             assert time.monotonic() - start < 2  # leaving gives up on a silent etcd
-            await asyncio.sleep(3 - (time.monotonic() - start))
+            await asyncio.sleep(3 - (time.monotonic() - start))  # how long it is frozen
             assert looker.lost == set()
             etcd.thaw()
             await looker.until_shown("w1", timeout_s=HEAL_S)

@@ -19,6 +19,7 @@ from frontend.harmony.render import render
 from frontend.harmony.specials import SpecialToken
 from frontend.tokenizer import ModelTokenizer
 from tests.guided import CASES, answer_form, check, parts_of
+from tests.waiting import until
 from workers.engine import Engine
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
@@ -95,9 +96,7 @@ async def started(build: Build, *roles: Role) -> AsyncIterator[list[Engine]]:
             stack.push_async_callback(engine.stop)
             await engine.start()
         yield engines
-        async with asyncio.timeout(PATIENCE_S):
-            while any(_is_busy(engine) for engine in engines):
-                await asyncio.sleep(0.001)
+        await until(lambda: not any(_is_busy(engine) for engine in engines))
 
 
 def _is_busy(engine: Engine) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import socket
 import struct
 from collections.abc import Iterator
@@ -18,8 +19,8 @@ from tests.kv_peer import (
     near,
     pattern,
     readers_of,
-    until,
 )
+from tests.waiting import until
 from workers.kv.memory import host_memory
 from workers.kv.source import Peer as SourcePeer
 
@@ -96,7 +97,7 @@ def test_what_was_withdrawn_is_not_pulled(far: Far) -> None:
         async with near(far.kind) as here:
             ticket = here.offer(host_memory(pattern(4096, 1)))
             moved = asyncio.create_task(here.moved(ticket))
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # `moved` waits now
             here.withdraw(ticket)
             here.withdraw(ticket)
             with pytest.raises(HandoffFailed):
@@ -135,8 +136,8 @@ def test_overwriting_withdrawn_memory_under_a_running_pull_spoils_no_pull(far: F
                 ticket = here.offer(payload)
                 await far.begin_pull(ticket, seed=1)
                 with contextlib.suppress(TimeoutError):
-                    await until(lambda t=ticket: readers_of(here, t) > 0, 0.02)  # type: ignore[misc]
-                await asyncio.sleep(step * 0.001)
+                    await until(functools.partial(readers_of, here, ticket), 0.02, pause_s=0)
+                await asyncio.sleep(step * 0.001)  # another moment each time
                 here.withdraw(ticket)
                 buffer[:] = bytes(len(buffer))
                 answer = await far.end_of_pull()
@@ -203,7 +204,7 @@ def test_pinned_offers_cost_no_cpu(far: Far) -> None:
     async def scenario() -> None:
         tickets = [await far.offer(4096) for _ in range(10)]
         before = await far.ask(Command("ping"))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # the time whose CPU is counted
         after = await far.ask(Command("ping"))
         assert after.cpu_s - before.cpu_s < 0.02
         for ticket in tickets:

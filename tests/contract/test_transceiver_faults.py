@@ -19,9 +19,9 @@ from tests.kv_peer import (
     near,
     pattern,
     readers_of,
-    until,
     victim,
 )
+from tests.waiting import until
 from workers.kv.memory import host_memory
 from workers.kv.transceiver import CacheTransceiver
 
@@ -41,7 +41,7 @@ def test_a_frozen_source_costs_the_puller_its_deadline_and_never_writes_later(fa
                 ticket = await far.offer(32 << 20, seed=1)
                 into = bytearray(32 << 20)
                 pull = asyncio.create_task(here.pull(ticket, host_memory(into), 0.3))
-                await asyncio.sleep(step * 0.002)
+                await asyncio.sleep(step * 0.002)  # another moment each time
                 far.signal(signal.SIGSTOP)
                 try:
                     await asyncio.wait({pull}, timeout=0.3 + SOON_S)
@@ -66,7 +66,7 @@ def test_a_frozen_puller_does_not_keep_the_source_from_its_memory(far: Far) -> N
             buffer = pattern(LARGE_BYTES, 1)
             ticket = here.offer(host_memory(buffer))
             await far.begin_pull(ticket, seed=1)
-            await until(lambda: readers_of(here, ticket) > 0)
+            await until(lambda: readers_of(here, ticket) > 0, pause_s=0)
             far.signal(signal.SIGSTOP)
             try:
                 with pytest.raises(TimeoutError):
@@ -93,7 +93,7 @@ def test_a_killed_source_fails_the_pull_at_once_and_its_successor_is_pulled_from
                 ticket = await far.offer(LARGE_BYTES, seed=1)
                 into = bytearray(LARGE_BYTES)
                 pull = asyncio.create_task(here.pull(ticket, host_memory(into), 30))
-                await until(lambda: into[0] != 0)
+                await until(lambda: into[0] != 0, pause_s=0)
                 far.signal(signal.SIGKILL)
                 assert await failure(pull) < SOON_S
                 late = asyncio.create_task(here.pull(ticket, host_memory(into), 30))
@@ -114,9 +114,9 @@ def test_a_killed_puller_leaves_the_offer_to_the_next_one(kind: str) -> None:
             ticket = here.offer(host_memory(pattern(LARGE_BYTES, 1)))
             with victim(kind) as far:
                 await far.begin_pull(ticket, seed=1)
-                await until(lambda: readers_of(here, ticket) > 0)
+                await until(lambda: readers_of(here, ticket) > 0, pause_s=0)
                 far.signal(signal.SIGKILL)
-                await until(lambda: readers_of(here, ticket) == 0)
+                await until(lambda: readers_of(here, ticket) == 0, pause_s=0)
             with victim(kind) as far:
                 assert (await far.pull(ticket, seed=1)).intact
             await here.moved(ticket)
@@ -133,7 +133,7 @@ def test_closing_ends_every_wait(far: Far) -> None:
             far.signal(signal.SIGSTOP)
             try:
                 pull = asyncio.create_task(here.pull(there, host_memory(bytearray(4096)), 30))
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)  # nothing comes that could be waited for
                 async with asyncio.timeout(SOON_S):
                     await here.close()
                     await failure(pull)
@@ -155,7 +155,7 @@ def test_a_cancelled_pull_is_cancelled_and_the_offer_stands(far: Far) -> None:
             ticket = await far.offer(32 << 20, seed=1)
             into = host_memory(bytearray(32 << 20))
             pull = asyncio.create_task(here.pull(ticket, into, 10))
-            await asyncio.sleep(0.003)
+            await asyncio.sleep(0.003)  # somewhere in the pull
             pull.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await pull

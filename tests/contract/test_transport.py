@@ -22,6 +22,7 @@ from baton.messages import (
 from baton.streams import WINDOW
 from baton.transport import Transport
 from tests.planes import HANDOFF, Endless, Plane, Stream, a_request, count_up, tokens
+from tests.waiting import until
 
 
 @pytest.fixture(params=["tcp-uvloop", "tcp-asyncio", "nats-uvloop", "nats-asyncio"])
@@ -106,8 +107,7 @@ def test_everything_of_one_turn_travels_in_one_frame(plane: Plane, monkeypatch: 
 
         async with worker.serve("w", stepwise) as address:
             running = [asyncio.ensure_future(tokens(caller.call(address, a_request()))) for _ in range(64)]
-            while num_waiting < 64:
-                await asyncio.sleep(0.001)
+            await until(lambda: num_waiting == 64)
             step.set()
             assert await asyncio.gather(*running) == [[1, 2]] * 64
         assert [size for size in sizes if size] == [128]

@@ -141,7 +141,7 @@ def test_a_frozen_caller_frees_its_generators_after_the_liveness_limit(plane: Pl
 def test_a_long_silence_of_the_engine_is_no_fault(plane: Plane) -> None:
     async def scenario(caller: Transport, worker: Transport) -> None:
         async def answer(_: Request) -> AsyncGenerator[Reply, None]:
-            await asyncio.sleep(3 * 0.2)
+            await asyncio.sleep(3 * 0.2)  # silent for three times the liveness
             yield TokenChunk(token_ids=(1,))
 
         async with worker.serve("w", answer) as address:
@@ -157,7 +157,7 @@ def test_a_caller_that_closes_ends_its_calls_and_the_workers_generators(plane: P
             running = caller.call(address, a_request())
             await anext(running)
             waiting = asyncio.ensure_future(anext(running))
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # `anext` waits now
             async with within(SOON_S):
                 await caller.close()
                 with pytest.raises(WorkerLost):
@@ -209,7 +209,7 @@ async def eventually(attempt: Callable[[], Awaitable[list[int]]]) -> list[int]:
         try:
             return await attempt()
         except WorkerLost:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # the link comes back by itself, soon
 
 
 def test_without_a_nats_server_calls_and_workers_fail_within_the_connect_timeout() -> None:
@@ -275,7 +275,7 @@ def test_a_peer_that_does_not_read_fills_no_memory() -> None:
             while True:
                 num_made_bytes += 100_000
                 yield TokenChunk(token_ids=(1,) * 100_000)
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # the others get their turn
 
         transport = TcpTransport()
         async with transport.serve("w", flood) as address:
@@ -287,7 +287,7 @@ def test_a_peer_that_does_not_read_fills_no_memory() -> None:
                 num_before = -1
                 while num_before != num_made_bytes:
                     num_before = num_made_bytes
-                    await asyncio.sleep(0.2)
+                    await asyncio.sleep(0.2)  # that nothing comes has no event
             assert 0 < num_made_bytes < 64 * 1024 * 1024
         await transport.close()
 

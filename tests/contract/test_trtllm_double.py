@@ -14,9 +14,9 @@ import pytest
 import tensorrt_llm
 from tensorrt_llm.llmapi import LLM, DisaggregatedParams, SamplingParams, TorchLlmArgs, llm_args
 
-from tests.engine_calls import until
 from tests.tiny_gpt_oss import prompt, write_checkpoint
 from tests.trtllm_engine import CONFIG
+from tests.waiting import until
 from workers.engines.trtllm.library import is_healthy
 
 ROOT = Path(__file__).parents[2]

@@ -16,9 +16,10 @@ from tensorrt_llm.executor.utils import RequestError
 
 from baton.errors import DeadlineExceeded, EngineFailure, HandoffFailed, InvalidRequest
 from baton.messages import KvHandoff, TokenChunk
-from tests.engine_calls import PATIENCE_S, next_handoff, tokens, until
+from tests.engine_calls import PATIENCE_S, next_handoff, tokens
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
 from tests.trtllm_engine import KV_TIMEOUT_S, ask, new_engine, started
+from tests.waiting import until
 from workers.engines.trtllm import watchdog
 from workers.engines.trtllm.calls import Call
 from workers.engines.trtllm.handoff import generation_params, pack, unpack
@@ -209,8 +210,8 @@ def test_a_frozen_event_loop_ends_the_process(monkeypatch: pytest.MonkeyPatch) -
     left: list[int] = []
 
     async def main() -> None:
-        dog = watchdog.Watchdog(object(), left.append, leave=left.append)  # type: ignore[arg-type]
-        await asyncio.sleep(0.05)
+        dog = watchdog.Watchdog(object(), left.append, leave=left.append)  # type: ignore[arg-type]  # no LLM
+        await asyncio.sleep(0.05)  # several looks of the dog
         assert left == []
         while not left:  # nothing is awaited: the loop does not turn
             time.sleep(0.01)  # noqa: ASYNC251  that is the point

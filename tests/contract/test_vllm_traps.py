@@ -13,9 +13,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from baton.errors import HandoffFailed, InvalidRequest, WorkerLost
 from baton.messages import KvHandoff
-from tests.engine_calls import PATIENCE_S, next_handoff, tokens, until
+from tests.engine_calls import PATIENCE_S, next_handoff, tokens
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
 from tests.vllm_engine import ask, core, is_idle, started
+from tests.waiting import until
 from workers.engines.vllm import inside
 
 
@@ -107,7 +108,7 @@ def test_a_crowd_that_leaves_at_any_time_leaves_no_pin(checkpoint: Path) -> None
         async with started(checkpoint) as engine:
             crowd = [asyncio.create_task(next_handoff(engine.prefill(ask(30 + i)))) for i in range(24)]
             for i, leaving in enumerate(crowd):
-                await asyncio.sleep(0.003 * (i % 4))
+                await asyncio.sleep(0.003 * (i % 4))  # some at once, some a few steps later
                 leaving.cancel()
             await asyncio.gather(*crowd, return_exceptions=True)
             assert not core(engine)._is_dead  # noqa: SLF001  the double is ours

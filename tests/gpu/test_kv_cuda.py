@@ -65,7 +65,7 @@ def test_a_killed_source_of_device_memory_fails_the_pull_at_once() -> None:
                 await transceiver.pull(warm, into.part(0, 4096), 10)
                 ticket = await far.offer(LARGE_BYTES, seed=1, device=0)
                 pull = asyncio.create_task(transceiver.pull(ticket, into, 30))
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # the pull has begun
                 far.signal(signal.SIGKILL)
                 assert await failure(pull) < SOON_S
             with victim("ucx") as far:

@@ -19,7 +19,8 @@ import httpx
 
 from tests.gpu import random_weights
 from tests.gpu.dummy_model import write_dummy_model
-from tests.stack import MODEL, ROOT, Process, Stack, wait_for
+from tests.stack import MODEL, ROOT, Process, Stack
+from tests.waiting import wait_for
 
 LOAD_TIMEOUT_S = 900.0  # 100 s on H200s
 VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES", "")

@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from tests.conftest import free_port
-from tests.stack import MODEL, ROOT, Process, wait_for
+from tests.stack import MODEL, ROOT, Process
+from tests.waiting import wait_for
 
 DEPLOY = ROOT / "deploy"
 CLUSTER = {"etcd": "2379", "nats": "4222"}

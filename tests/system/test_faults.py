@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.stack import MODEL, Stack, wait_for
+from tests.stack import MODEL, Stack
+from tests.waiting import wait_for
 
 # Long enough to be killed in the middle; ENDLESS for streams that are never read to their end.
 LONG = 150

@@ -124,7 +124,7 @@ def test_asked_twice_it_waits_for_nobody(run: Run) -> None:
     launch.read_until("stopping")
     while launch.popen.poll() is None:
         launch.popen.send_signal(signal.SIGINT)
-        time.sleep(0.2)
+        time.sleep(0.2)  # as a user presses Ctrl-C again
 
     assert launch.end()[0] == 130
     assert launch.processes() == {}

@@ -8,7 +8,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.stack import MODEL, Process, Stack, wait_for
+from tests.stack import MODEL, Process, Stack
+from tests.waiting import wait_for
 
 TOOL: Any = {
     "type": "function",

@@ -8,7 +8,8 @@ import httpx
 import openai
 import pytest
 
-from tests.stack import MODEL, Stack, wait_for
+from tests.stack import MODEL, Stack
+from tests.waiting import wait_for
 
 HEALTH_TOOL = {
     "type": "function",

@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from tests.asking import chat, complete
-from tests.stack import MODEL, ROOT, Process, Stack, wait_for
+from tests.stack import MODEL, ROOT, Process, Stack
 from tests.system.test_serving import CALL, QUESTION, RESULT
+from tests.waiting import wait_for
 
 DOUBLES = ROOT / "tests/doubles"
 # The guide's files, with a buffer and a KV timeout for a test.

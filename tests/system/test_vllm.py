@@ -12,8 +12,9 @@ import pytest
 from tests.asking import chat, complete
 from tests.conftest import LaunchServer
 from tests.launched import DOUBLE, Launch
-from tests.stack import MODEL, ROOT, Process, Stack, wait_for
+from tests.stack import MODEL, ROOT, Process, Stack
 from tests.system.test_serving import CALL, GUIDE, QUESTION, RESULT
+from tests.waiting import wait_for
 
 YAML = "max_num_seqs: 32\nmax_num_batched_tokens: 256\nblock_size: 16\n"
 

@@ -350,7 +350,7 @@ def test_a_server_that_must_stop_says_so(stream: bool) -> None:
         client.on_write = said.append
         answering = asyncio.create_task(client.chat(stream=stream))
         await asyncio.wait_for(client.tokens.paused.wait(), 5)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # what came before the pause is written
         answering.cancel()
         await asyncio.wait([answering], timeout=5)
         assert answering.cancelled()
@@ -390,7 +390,7 @@ def test_a_long_prompt_is_rendered_without_stalling_the_loop() -> None:
         )
         num_turns = 0
         while not done.done():
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # one turn of the loop, counted
             num_turns += 1
         assert (await done).status == 200
         return num_turns

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from baton.errors import BatonError, DeadlineExceeded, EngineFailure, HandoffFailed
 from baton.messages import GenerateRequest, KvHandoff, Role, Sampling
 from tests.tiny_gpt_oss import prompt, write_checkpoint
+from tests.waiting import until
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
 from workers.kv.memory import Memory, host_view
@@ -102,12 +103,6 @@ def ask(handoff: KvHandoff | None = None, deadline_s: float = PATIENCE_S, **samp
         deadline_s=deadline_s,
         handoff=handoff,
     )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def answer(each: EmbeddedEngine, request: GenerateRequest) -> list[int]:

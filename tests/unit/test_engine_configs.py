@@ -71,7 +71,9 @@ def fits(value: object, kinds: str) -> bool:
 
 
 def fits_one(value: Any, kind: str) -> bool:
-    name, or_equal, bound = re.fullmatch(r"([^>]+)(?:>(=?)(\d+))?", kind).groups()  # type: ignore[union-attr]
+    parts = re.fullmatch(r"([^>]+)(?:>(=?)(\d+))?", kind)
+    assert parts is not None
+    name, or_equal, bound = parts.groups()
     of_kind = isinstance(value, KINDS.get(name, ())) and isinstance(value, bool) == (name == "bool")
     return of_kind and (bound is None or value > int(bound) or (or_equal == "=" and value == int(bound)))
 

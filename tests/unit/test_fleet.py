@@ -11,6 +11,7 @@ import pytest
 from baton.errors import ModelNotFound, NoWorkers, WorkerLost
 from baton.messages import KvLayout, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
 from frontend.fleet import Fleet
+from tests.waiting import until
 
 DEMO = Path(__file__).parents[2] / "models/demo"
 LAYOUT = KvLayout(dtype="bfloat16", tokens_per_block=32, num_layers=2, num_kv_heads=2, head_dim=64)
@@ -65,13 +66,6 @@ class Registry:
 
     async def close(self) -> None:
         pass
-
-
-async def until(condition: object) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def test_a_model_is_served_as_soon_as_it_has_a_decode_worker() -> None:

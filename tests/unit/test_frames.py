@@ -90,7 +90,7 @@ def test_any_envelopes_leave_in_order_in_frames_below_the_limit(sizes: list[int]
         outbox = Outbox(wire, lambda envelope, _: refused.append(envelope))
         for reply in replies:
             outbox.put(reply)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # frames are sealed once a turn
 
     asyncio.run(scenario())
     opened = [frames.FROM_WORKER.decode(each) for each in wire.frames]

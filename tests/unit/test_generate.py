@@ -30,6 +30,7 @@ from baton.messages import (
 from frontend.fleet import Fleet
 from frontend.generate import Generator
 from frontend.metrics import Metrics
+from tests.waiting import until
 
 Script = Callable[[GenerateRequest], AsyncGenerator[Reply, None]]
 
@@ -119,8 +120,7 @@ def failing(error: BatonError, after: int = 0) -> Script:
 async def generator_over(fleet: ScriptedFleet) -> AsyncGenerator[Generator, None]:
     live = Fleet(fleet, fleet, model_path=Path("/none"))
     async with live.keep_current():
-        while not live.health().instances:
-            await asyncio.sleep(0)
+        await until(lambda: live.health().instances)
         yield Generator(fleet, live, "round-robin", Metrics())
 
 
@@ -270,7 +270,7 @@ def test_a_prefill_worker_that_no_decode_worker_can_take_kv_from_is_left_out() -
 
 
 def test_decode_is_picked_among_those_that_can_take_the_kv() -> None:
-    fleet = ScriptedFleet(p1x=hand_off, d1=failing(EOFError()), d2x=answer)  # type: ignore[arg-type]
+    fleet = ScriptedFleet(p1x=hand_off, d1=failing(HandoffFailed("it cannot")), d2x=answer)
 
     assert asyncio.run(generate(fleet)) == WHOLE
     assert fleet.asked == ["p1x", "d2x"]
@@ -297,8 +297,7 @@ def test_leaving_closes_the_calls_to_both_workers_in_any_phase() -> None:
     async def leave(fleet: ScriptedFleet, open_calls: list[str]) -> None:
         async with generator_over(fleet) as generator, aclosing(generator.generate(request())) as chunks:
             first = asyncio.ensure_future(anext(chunks))
-            while fleet.open != open_calls:
-                await asyncio.sleep(0)
+            await until(lambda: fleet.open == open_calls)
             first.cancel()
             await asyncio.wait([first])
         assert fleet.open == []

@@ -1,12 +1,12 @@
 """A thread that runs calls in order and polls only while there is work."""
 
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
+from tests.waiting import wait_for
 from workers.kv.poller import Poller
 
 LIMIT_S = 5.0
@@ -46,13 +46,6 @@ def poller(work: Work) -> Iterator[Poller]:
     poller.stop()
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 def test_calls_run_in_order_on_one_other_thread(poller: Poller) -> None:
     seen: list[tuple[int, int]] = []
 
@@ -78,9 +71,9 @@ def test_a_call_that_raises_fails_its_own_future_only(poller: Poller) -> None:
 def test_it_polls_until_the_work_is_done_and_then_rests(poller: Poller, work: Work) -> None:
     poller.submit(work.begin, 50).result(LIMIT_S)
     assert work.done.wait(LIMIT_S)
-    wait_until(lambda: work.num_polls == 51)
+    wait_for(lambda: work.num_polls == 51)
     poller.submit(lambda: None).result(LIMIT_S)
-    wait_until(lambda: work.num_polls == 52)  # one for the call, none in between
+    wait_for(lambda: work.num_polls == 52)  # one for the call, none in between
 
 
 def test_what_a_call_was_given_is_let_go_when_it_is_over(poller: Poller) -> None:
@@ -91,7 +84,7 @@ def test_what_a_call_was_given_is_let_go_when_it_is_over(poller: Poller) -> None
     there = weakref.ref(payload)
     poller.submit(lambda _: None, payload).result(LIMIT_S)
     del payload
-    wait_until(lambda: there() is None)
+    wait_for(lambda: there() is None)
 
 
 def test_stopping_runs_what_was_submitted_and_is_idempotent(work: Work) -> None:

@@ -16,6 +16,7 @@ from baton.errors import WorkerLost
 from frontend.response_runs import ResponseState
 from frontend.response_store import ResponseStore
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
+from tests.waiting import until
 
 THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
 ANSWER = THINK + "<|channel|>final<|message|>Hello<|return|>"
@@ -46,7 +47,7 @@ async def ended(client: Client, response_id: str) -> dict[str, Any]:
         body: dict[str, Any] = (await client.get(f"/v1/responses/{response_id}")).json
         if body["status"] != "in_progress":
             return body
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)  # as a client polls
 
 
 def test_a_stored_response_can_be_had_again_until_it_is_deleted() -> None:
@@ -345,8 +346,7 @@ def test_a_cancelled_stream_ends_with_the_cancelled_response() -> None:
             )
             streaming = asyncio.create_task(client.respond(stream=True, background=True))
             await client.tokens.paused.wait()
-            while not ids:
-                await asyncio.sleep(0)
+            await until(lambda: ids)
             cancelled = (await client.post(f"/v1/responses/{ids[0]}/cancel", {})).json
             last = (await streaming).events[-1]
             assert (last["type"], last["response"]) == ("response.incomplete", cancelled)
@@ -417,7 +417,7 @@ def test_a_drain_lets_background_responses_end() -> None:
             made = (await client.respond(background=True)).json
             await client.tokens.paused.wait()
             draining = asyncio.create_task(client.services.responses.runs.drain(10))
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # the drain waits now
             client.tokens.go_on.set()
             await draining
             assert (await ended(client, made["id"]))["status"] == "completed"

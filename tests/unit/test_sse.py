@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import pytest
 
 from frontend.sse import KEEP_ALIVE, MAX_UNSENT_BYTES, Outbox
+from tests.waiting import until
 
 T = TypeVar("T")
 
@@ -38,11 +39,10 @@ def test_the_reader_waits_for_the_next_bytes_and_ends_with_the_last_writer() -> 
 
         async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
             tasks.create_task(read())
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # the reader waits now
             outbox.put(b"a")
             outbox.close()
-            while not taken:
-                await asyncio.sleep(0)
+            await until(lambda: taken)
             outbox.put(b"b")
             outbox.close()
         return taken
@@ -79,7 +79,7 @@ def test_a_writer_ahead_of_a_slow_reader_waits_for_room() -> None:
         outbox.put(b"x" * (MAX_UNSENT_BYTES + 1))
         assert outbox.full
         waiting = asyncio.create_task(outbox.room())
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # `room` waits, or is through
         assert not waiting.done()
         await outbox.take()
         await asyncio.wait_for(waiting, 5)

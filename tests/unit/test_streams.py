@@ -12,6 +12,7 @@ from baton.frames import Envelope, Goodbye, Hello, Next
 from baton.messages import GenerateRequest, Reply, Request, Sampling, TokenChunk
 from baton.serving import MAX_STREAMS, Service, WorkerLink
 from baton.streams import WINDOW, CallerLink, Pace, call_over
+from tests.waiting import until
 
 PACE = Pace(tick_s=60.0, num_silent=4, num_idle=4)
 
@@ -79,7 +80,7 @@ async def turns(until: Callable[[], bool]) -> None:
     for _ in range(1000):
         if until():
             return
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # a turn is what is counted
     pytest.fail("the condition did not come true")
 
 
@@ -153,7 +154,7 @@ def test_generators_wait_while_the_wire_is_full() -> None:
         running = asyncio.ensure_future(tokens(pair.call(a_request(100))))
         await turns(lambda: len(pair.to_caller.frames) == 2)
         for _ in range(20):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # turns enough to send what must not be sent
         assert len(pair.to_caller.frames) == 2
         pair.to_caller.writable.set()
         assert await running == list(range(100))
@@ -275,8 +276,7 @@ def test_ticks_without_a_word_lose_the_link_on_both_sides() -> None:
         async with asyncio.timeout(5):
             await call.bell.rung()
         assert isinstance(call.error, WorkerLost)
-        while not all(wire.closed for wire in wires):
-            await asyncio.sleep(0.001)
+        await until(lambda: all(wire.closed for wire in wires))
         assert Goodbye("it does not answer") in frames.FROM_CALLER.decode(wires[0].frames[-1])[1]
         assert Goodbye("the caller is silent") in frames.FROM_WORKER.decode(wires[1].frames[-1])[1]
 
@@ -287,8 +287,7 @@ def test_a_link_without_calls_is_let_go() -> None:
     async def scenario() -> None:
         wire = Sent()
         link = CallerLink(wire, "w", Pace(tick_s=0.001, num_silent=1000, num_idle=2))
-        while not wire.closed:
-            await asyncio.sleep(0.001)
+        await until(lambda: wire.closed)
         assert link.lost == "idle"
         assert Goodbye("idle") in frames.FROM_CALLER.decode(wire.frames[-1])[1]
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from vllm.distributed.kv_transfer import Connector, set_kv_transfer_group
 
+from tests.waiting import until
 from workers.engines.vllm.inside import NOTICE_S, KvPins, shorten_leases
 from workers.engines.vllm.pins import Releases
 
@@ -64,9 +65,7 @@ class Llm:
 
 
 async def released(llm: Llm, releases: Releases, num_messages: int) -> None:
-    async with asyncio.timeout(5):
-        while len(llm.asked) < num_messages:
-            await asyncio.sleep(0.001)
+    await until(lambda: len(llm.asked) >= num_messages)
     llm.may_answer.set()
 
 
@@ -74,7 +73,7 @@ def test_pins_that_come_while_vllm_answers_go_with_the_next_message() -> None:
     async def main() -> None:
         llm, releases = Llm(), Releases()
         releases.add(llm, "a")
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the message is out
         for request_id in ("b", "c"):
             releases.add(llm, request_id)
         await released(llm, releases, 1)
@@ -121,7 +120,7 @@ importlib.import_module("workers.engines.vllm.inside")
 print(os.getpid(), flush=True)
 if depth:
     subprocess.Popen([sys.executable, "-c", sys.argv[2], str(depth - 1), sys.argv[2]])
-time.sleep(60)
+time.sleep(60)  # until it is killed, at most
 """
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from baton.connect import Wires
 from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, StatsRequest, TokenChunk, WorkerStats
 from baton.process import Shutdown
+from tests import waiting
 from tests.registry import Snapshot
 from workers.config import WorkerSettings
 from workers.engine import EngineInfo
@@ -123,8 +124,7 @@ def test_an_asked_shutdown_drains_and_ends_well(tmp_path: Path) -> None:
     async def main() -> int:
         chosen, shutdown = settings(tmp_path), Shutdown()
         running = asyncio.create_task(run_worker(chosen, ScriptedEngine(), new_identity(chosen), shutdown))
-        while not list((tmp_path / "registry").glob("*.json")):
-            await asyncio.sleep(0.01)
+        await waiting.until(lambda: list((tmp_path / "registry").glob("*.json")))
         shutdown.ask()
         return await running
 

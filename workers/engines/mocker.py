@@ -187,7 +187,8 @@ class MockerEngine:
 
     async def _run_prompt(self, request: GenerateRequest, deadline: float) -> None:
         self._figures["num_prompt_tokens"] += len(request.token_ids)
-        await _within(deadline, asyncio.sleep(len(request.token_ids) / self._settings.prefill_tokens_per_s))
+        prefill_s = len(request.token_ids) / self._settings.prefill_tokens_per_s
+        await _within(deadline, asyncio.sleep(prefill_s))  # what a real prefill takes
 
     async def _take_over(self, request: GenerateRequest, handoff: KvHandoff, deadline: float) -> None:
         try:
@@ -196,7 +197,7 @@ class MockerEngine:
             raise HandoffFailed("The handoff was not written by a mocker.") from error
         checksum = bytearray(len(_checksum(request)))
         left_s = min(handoff.ttl_s, deadline - asyncio.get_running_loop().time())
-        await asyncio.sleep(self._settings.kv_transfer_ms / 1e3)
+        await asyncio.sleep(self._settings.kv_transfer_ms / 1e3)  # what a real transfer takes
         await self._transceiver.pull(ticket, host_memory(checksum), left_s)
         if bytes(checksum) != _checksum(request):
             raise HandoffFailed("The handoff belongs to another prompt.")
@@ -222,7 +223,7 @@ class MockerEngine:
     async def _tick(self) -> None:
         while True:
             jitter_ms = self._jitter.random() * self._settings.jitter_ms
-            await asyncio.sleep((self._settings.decode_step_ms + jitter_ms) / 1e3)
+            await asyncio.sleep((self._settings.decode_step_ms + jitter_ms) / 1e3)  # a step
             step, self._next_step = self._next_step, asyncio.Event()
             step.set()
 

@@ -53,7 +53,7 @@ class DirectTransceiver:
         try:
             self._direct = await asyncio.wrap_future(self._poller.submit(self._fabric.open))
             await self._source.start()
-        except BaseException:
+        except BaseException:  # raised again: its thread and port end first
             await self.close()
             raise
 

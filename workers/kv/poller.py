@@ -54,7 +54,7 @@ class Poller:
                 # Not get(timeout=...): now and then CPython 3.11's waits for ever (measured).
                 call = self._calls.get(block=pause_s is None)
             except queue.Empty:
-                time.sleep(pause_s or 0)
+                time.sleep(pause_s or 0)  # UCX wants to be looked at, and tells nobody
             else:
                 if call is None:
                     return

@@ -124,7 +124,7 @@ class Source:
                 sock, _ = await loop.sock_accept(listener)
             except OSError as error:
                 log.warning("accept failed wire=%s error=%s", self._wire, error)
-                await asyncio.sleep(_ACCEPT_PAUSE_S)
+                await asyncio.sleep(_ACCEPT_PAUSE_S)  # out of descriptors, likely: let some be closed
                 continue
             if len(self._tasks) > _MAX_SESSIONS:
                 log.warning("puller turned away wire=%s sessions=%d", self._wire, len(self._tasks))

@@ -5,7 +5,7 @@ from typing import Any
 
 from vllm.contract import FACTS, dataclass_of
 
-RequestOutputKind = enum.Enum("RequestOutputKind", FACTS["RequestOutputKind"])  # type: ignore[misc]
+RequestOutputKind = enum.Enum("RequestOutputKind", FACTS["RequestOutputKind"])  # type: ignore[misc]  # from facts
 
 _BETWEEN = {"presence_penalty": (-2, 2), "frequency_penalty": (-2, 2), "temperature": (0, 2), "min_p": (0, 1)}
 _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")

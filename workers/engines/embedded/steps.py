@@ -90,7 +90,7 @@ class StepLoop:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._thread, function, *args)
-        except Exception as error:
+        except Exception as error:  # whatever it is, the engine is broken
             self._break(error)
             raise EngineFailure(self.reason) from error
 

@@ -64,7 +64,7 @@ class Call:
                     f"the request's {self.request.deadline_s:g} s were over; ask for less, or allow more time"
                 )
             ) from None
-        except Exception:
+        except Exception:  # raised again; there is nothing left to abort
             self.is_over = True
             raise
         finally:

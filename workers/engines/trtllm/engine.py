@@ -79,7 +79,7 @@ class TrtllmEngine:
         self._watchdog = Watchdog(llm, self._requests.break_off, leave=self._leave)
         try:
             await warm_up(llm, self._lib, self._facts)
-        except Exception as error:
+        except Exception as error:  # told in one line to whoever started the worker
             self._requests.break_off(f"the first request failed: {error}")
             raise ValueError(f"TensorRT-LLM loaded, but does not run: {error}") from error
         self._requests.llm = llm

@@ -27,7 +27,7 @@ def open_llm(lib: Library, loaded: Loaded[dict[str, Any]]) -> Any:
             return lib.llm(**loaded.settings)
         except ValueError as error:
             raise ValueError(_explained(first_invalid(error), loaded.sources)) from error
-        except Exception as error:
+        except Exception as error:  # told in one line to whoever started the worker
             log.exception("TensorRT-LLM did not start")
             raise ValueError(f"TensorRT-LLM did not start: {type(error).__name__}: {error}") from error
 

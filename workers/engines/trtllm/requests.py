@@ -66,7 +66,7 @@ class Requests:
         except (ValueError, TypeError, NotImplementedError, self._lib.request_error) as error:
             kind = HandoffFailed if abort is Abort.ONCE_ANSWERED else InvalidRequest
             raise kind(f"TensorRT-LLM refuses the request: {error}") from error
-        except Exception as error:
+        except Exception as error:  # what it does not document breaks the engine
             self.break_off(f"{type(error).__name__}: {error}")
             raise EngineFailure(self.reason) from error
         log.debug(
@@ -85,7 +85,7 @@ class Requests:
             return await call.step()
         except BatonError:
             raise
-        except Exception as error:
+        except Exception as error:  # what is no request's failure breaks the engine
             if not isinstance(error, self._lib.request_error):
                 self.break_off(f"{type(error).__name__}: {error}")
             raise as_error(error, call, self._lib.request_error) from error

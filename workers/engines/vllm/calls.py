@@ -110,7 +110,7 @@ class Calls:
             raise WorkerLost(self.reason) from error
         except ValueError as error:
             raise InvalidRequest(f"vLLM refuses the request: {error}") from error
-        except Exception as error:
+        except Exception as error:  # what vLLM does not document ends this request
             raise EngineFailure(f"vLLM failed on this request: {error.__cause__ or error!r}") from error
         call.has_answered = True
         return result
@@ -134,7 +134,7 @@ class Calls:
     async def watch(self) -> None:
         """Notice a death that no request meets. Ends with it."""
         while not self.broke.is_set():
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(_POLL_S)  # vLLM tells of a death only those who ask
             try:
                 await self.llm.check_health()
             except self._lib.dead as error:

@@ -217,7 +217,7 @@ class VllmEngine:
             try:
                 args = self._lib.engine_args(**self._loaded.settings)
                 return self._lib.llm.from_engine_args(args, stat_loggers=[lambda *_: self._figures])
-            except Exception as error:
+            except Exception as error:  # told in one line to whoever started the worker
                 log.exception("vLLM did not start")
                 raise ValueError(f"vLLM did not start: {type(error).__name__}: {error}") from error
 
@@ -231,7 +231,7 @@ class VllmEngine:
                     prompt = {"prompt_token_ids": [number] * length}  # none begins as another, to be cached
                     async for _ in llm.generate(prompt, params, f"warm-up-{number}"):
                         pass
-        except Exception as error:
+        except Exception as error:  # the same
             raise ValueError(f"vLLM loaded, but does not run: {error!r}") from error
 
     def _kv_layout(self, config: Any) -> KvLayout:

@@ -41,4 +41,4 @@ class Releases:
             again = {request_id for answer in answers for request_id in answer or ()}
             self._times_left |= {i: asked[i] - 1 for i in again if asked[i] > 1}
             if again:
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_AGAIN_S)  # their lease begins with vLLM's next step

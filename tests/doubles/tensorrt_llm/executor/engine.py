@@ -56,14 +56,14 @@ class Executor:
         config = args.cache_transceiver_config
         timeout_ms = config.kv_transfer_timeout_ms if config is not None else None
         self._kv_timeout_s = timeout_ms / 1000 if timeout_ms is not None else _FOREVER_S
-        time.sleep(float(os.environ.get(LOADS_S, "0")))
+        time.sleep(float(os.environ.get(LOADS_S, "0")))  # the model loads
         self._engine = _embedded(args, self._kv_timeout_s)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="double-executor")
         self._thread.start()
         try:
             asyncio.run_coroutine_threadsafe(self._engine.start(), self._loop).result()
-        except BaseException:
+        except BaseException:  # raised again: its thread ends first
             self.shutdown()
             raise
         self.num_blocks = self._engine.stats().kv_blocks
@@ -133,7 +133,7 @@ class Executor:
         except HandoffFailed as error:
             if not job.is_pinned:
                 # TensorRT-LLM learns of a dead peer by the timeout only.
-                await asyncio.sleep(self._kv_timeout_s)
+                await asyncio.sleep(self._kv_timeout_s)  # as it does
                 request_id = job.result.request_id
                 job.result.put(
                     RequestError(f"Error in kv cache transfer for generation request {request_id}: {error}")

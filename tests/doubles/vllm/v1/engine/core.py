@@ -72,7 +72,7 @@ class Core:
         self._thread.start()
         try:
             asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
-        except BaseException:
+        except BaseException:  # raised again: its thread ends first
             self.shutdown()
             raise
 
@@ -161,7 +161,7 @@ class Core:
         replies = self._engine.prefill(msgspec.structs.replace(job.request, sampling=asked))
         try:
             handoff = await anext(replies)
-        except BaseException:
+        except BaseException:  # raised again: the call is closed first
             await replies.aclose()
             raise
         if not isinstance(handoff, KvHandoff):
@@ -221,14 +221,14 @@ class Core:
             return
         if self._config.args.enable_prefix_caching is not False:
             self._garbage.add(job.request.token_ids[0])  # the next step begins before an abort can come
-        await asyncio.sleep(_STEP_S)
+        await asyncio.sleep(_STEP_S)  # a step of the engine
         self._step([Output(job.request_id, TokenChunk((0, 0, 0)), "length")])
 
     async def _steps(self) -> None:
         while True:
             await self._wake.wait()
             while self._jobs or self._pins:
-                await asyncio.sleep(_STEP_S)
+                await asyncio.sleep(_STEP_S)  # a step of the engine
                 await self._free_finished()
                 self._step([])
             self._wake.clear()
