@@ -231,7 +231,7 @@ class VllmEngine:
                     prompt = {"prompt_token_ids": [number] * length}  # none begins as another, to be cached
                     async for _ in llm.generate(prompt, params, f"warm-up-{number}"):
                         pass
-        except Exception as error:  # the same
+        except Exception as error:  # told in one line, like the other
             raise ValueError(f"vLLM loaded, but does not run: {error!r}") from error
 
     def _kv_layout(self, config: Any) -> KvLayout:
