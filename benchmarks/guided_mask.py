@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from baton.messages import Sampling
-from frontend.guided import AnswerFormat, guided
-from frontend.tokenizer import ModelTokenizer
+from frontend.text.tokenizer import ModelTokenizer
+from frontend.turn.form import AnswerFormat, guided
 from workers.engines.embedded.grammar import Grammars, Matcher
 from workers.engines.embedded.sampling import Draw, sample
 

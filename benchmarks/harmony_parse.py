@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from frontend.harmony.parse import HarmonyParser
-from frontend.harmony.specials import SpecialToken
-from frontend.harmony.vocabulary import Vocabulary
+from frontend.text.specials import SpecialToken
+from frontend.text.vocabulary import Vocabulary
 
 NUM_WORDS = 200_000
 NUM_ROUNDS = 15

@@ -13,11 +13,11 @@ from baton.process import Shutdown, first_of, run
 from baton.telemetry import configure_logging
 from frontend.app import App, Services, create_app
 from frontend.config import FrontendSettings
-from frontend.fleet import Fleet
-from frontend.generate import Generator
 from frontend.metrics import Metrics
-from frontend.response_runs import ResponseState
-from frontend.response_store import ResponseStore, StoreFailure
+from frontend.responses.runs import ResponseState
+from frontend.responses.store import ResponseStore, StoreFailure
+from frontend.routing.fleet import Fleet
+from frontend.routing.generate import Generator
 
 log = logging.getLogger("frontend")
 

@@ -9,14 +9,15 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from baton.errors import BatonError
-from frontend import openapi, response_routes
+from frontend import openapi
 from frontend.answers import ErrorBody, ErrorDetail, ModelBody, ModelList
-from frontend.chat import prepare_chat
-from frontend.completions import prepare_completion
-from frontend.exchange import Receive, Scope, Send, retry_after
+from frontend.chat.request import prepare_chat
+from frontend.completions.request import prepare_completion
+from frontend.http.exchange import Receive, Scope, Send, retry_after
+from frontend.http.respond import Endpoint, Serve, generating
+from frontend.http.services import Services
 from frontend.metrics import CONTENT_TYPE
-from frontend.respond import Endpoint, Serve, generating
-from frontend.services import Services
+from frontend.responses import routes as response_routes
 from frontend.tokenization import detokenize, tokenize
 
 __all__ = ["Services", "create_app"]

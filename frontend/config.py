@@ -5,7 +5,7 @@ from pathlib import Path
 
 from baton.connect import Wires
 from baton.flags import flag
-from frontend.router import RouterMode
+from frontend.routing.router import RouterMode
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,13 +26,13 @@ from frontend.answers import (
     ModelBody,
     ModelList,
 )
-from frontend.fleet import Health
-from frontend.response_items import GIVEN_ITEMS
-from frontend.response_object import DeletedResponse, ItemList, ResponseObject
-from frontend.response_routes import ResponseNotFound
-from frontend.response_schema import ResponseBody
-from frontend.response_store import StoreFailure
-from frontend.responses import PreviousNotFound
+from frontend.responses.body import ResponseBody
+from frontend.responses.items import GIVEN_ITEMS
+from frontend.responses.object import DeletedResponse, ItemList, ResponseObject
+from frontend.responses.request import PreviousNotFound
+from frontend.responses.routes import ResponseNotFound
+from frontend.responses.store import StoreFailure
+from frontend.routing.fleet import Health
 from frontend.schema import ChatBody, CompletionBody
 from frontend.tokenization import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
 
@@ -103,7 +103,7 @@ def _schemas() -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)
     for schema in schemas.values():
         schema["description"] = " ".join(schema["description"].split())
-    # What is said of items here is checked by `frontend.response_items`, after the body's own types.
+    # What is said of items here is checked by `frontend.responses.items`, after the body's own types.
     items = [_item(kind, struct) for kind, struct in GIVEN_ITEMS.items()]
     either = [{"type": "string"}, {"type": "array", "items": {"anyOf": items}}]
     schemas["ResponseBody"]["properties"]["input"] = {"anyOf": either, "default": []}

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 import msgspec
 
 from baton.errors import InvalidRequest
-from frontend.chat import conversation
-from frontend.exchange import Exchange, ignored_header
-from frontend.fields import decode
-from frontend.fleet import ServedModel
+from frontend.chat.request import conversation
 from frontend.harmony.render import render
+from frontend.http.exchange import Exchange, ignored_header
+from frontend.http.fields import decode
+from frontend.http.services import Services
 from frontend.metrics import Tally
+from frontend.routing.fleet import ServedModel
 from frontend.schema import ChatBody, Effort, Message, TemplateArgs, TokenId, ToolDefinition
-from frontend.services import Services
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):

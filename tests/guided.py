@@ -11,10 +11,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from baton.messages import Guided
-from frontend.guided import AnswerFormat, guided
 from frontend.harmony.deltas import ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
 from frontend.harmony.parse import HarmonyParser
-from frontend.tokenizer import ModelTokenizer
+from frontend.text.tokenizer import ModelTokenizer
+from frontend.turn.form import AnswerFormat, guided
 from workers.engines.embedded.grammar import Grammars
 
 Json = dict[str, Any]

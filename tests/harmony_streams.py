@@ -8,15 +8,15 @@ from typing import Any, cast
 import msgspec
 
 from baton.messages import FinishReason, GenerateRequest, Sampling, TokenChunk
-from frontend.chat_choice import ChatChoice, ChatSink
-from frontend.chat_sinks import StreamedMessage, WholeMessage
+from frontend.chat.choice import ChatChoice, ChatSink
+from frontend.chat.sinks import StreamedMessage, WholeMessage
 from frontend.harmony.deltas import Delta, MessageEnd, ReasoningDelta, TextDelta, ToolCallStart
 from frontend.harmony.parse import HarmonyParser
 from frontend.harmony.repairs import REPAIRS
-from frontend.harmony.specials import SpecialToken
-from frontend.harmony.vocabulary import Vocabulary
 from frontend.schema import ChatBody
-from frontend.tokenizer import ModelTokenizer
+from frontend.text.specials import SpecialToken
+from frontend.text.tokenizer import ModelTokenizer
+from frontend.text.vocabulary import Vocabulary
 
 TOOLS = frozenset({"get_weather", "bash", "search"})
 HEADER_WORDS = (

@@ -5,7 +5,7 @@ from pathlib import Path
 import openai_harmony as oh  # type: ignore[import-untyped]  # no types
 import pytest
 
-from frontend.tokenizer import ModelTokenizer
+from frontend.text.tokenizer import ModelTokenizer
 from tools.fetch_vocab import vocabulary_folder
 
 

@@ -11,9 +11,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from baton.errors import BatonError, ModelNotFound
 from baton.messages import GenerateRequest, TokenChunk, TokenLogprob, Usage, WorkerInfo, WorkerStats
 from frontend.app import Services, create_app
-from frontend.fleet import Health, ServedModel
-from frontend.harmony.specials import SpecialToken
-from frontend.tokenizer import ModelTokenizer
+from frontend.routing.fleet import Health, ServedModel
+from frontend.text.specials import SpecialToken
+from frontend.text.tokenizer import ModelTokenizer
 
 MODEL = "toy/gpt-oss"
 CONTEXT_LENGTH = 4096

@@ -3,8 +3,8 @@
 import enum
 from collections.abc import Sequence
 
-from frontend.detokenize import IncrementalDecoder
 from frontend.harmony.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments
+from frontend.text.detokenize import IncrementalDecoder
 
 
 class Kind(enum.Enum):

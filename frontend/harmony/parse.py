@@ -8,8 +8,8 @@ from frontend.harmony.deltas import Delta, MessageEnd, ToolCallStart
 from frontend.harmony.header import Header
 from frontend.harmony.message import Kind, OpenMessage
 from frontend.harmony.raw_header import RawHeader
-from frontend.harmony.specials import SpecialToken
-from frontend.harmony.vocabulary import Vocabulary
+from frontend.text.specials import SpecialToken
+from frontend.text.vocabulary import Vocabulary
 
 
 class _Do(enum.Enum):

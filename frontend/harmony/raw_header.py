@@ -1,7 +1,7 @@
 """A header while its tokens come in: the bytes so far, and which token each of them came from."""
 
 from frontend.harmony.header import Header, read_header, read_unended_header
-from frontend.harmony.specials import SpecialToken
+from frontend.text.specials import SpecialToken
 
 # A header that grows longer than this never was one: its `<|message|>` is missing, and the text must not be
 # held back any longer. Before a channel is named there is time, since what ends the message says what it was.

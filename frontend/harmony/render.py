@@ -15,8 +15,8 @@ from frontend.harmony.conversation import (
     Turn,
     UserTurn,
 )
-from frontend.harmony.specials import Segment, SpecialToken
 from frontend.harmony.typescript import compact_json, type_of
+from frontend.text.specials import Segment, SpecialToken
 
 # A name is one word of a header: white space would end it, `<` would look like a control token.
 _UNFIT = re.compile(r"[\s<>|=]")

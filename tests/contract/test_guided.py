@@ -13,11 +13,11 @@ import pytest
 
 from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Guided, KvHandoff, Role, Sampling, TokenChunk
-from frontend.guided import CallChoice, OfferedTool, guided
 from frontend.harmony.conversation import Conversation, UserTurn
 from frontend.harmony.render import render
-from frontend.harmony.specials import SpecialToken
-from frontend.tokenizer import ModelTokenizer
+from frontend.text.specials import SpecialToken
+from frontend.text.tokenizer import ModelTokenizer
+from frontend.turn.form import CallChoice, OfferedTool, guided
 from tests.guided import CASES, answer_form, check, parts_of
 from tests.waiting import until
 from workers.engine import Engine

@@ -12,11 +12,11 @@ from transformers import DynamicCache, GptOssForCausalLM
 
 from baton.errors import InvalidRequest
 from baton.messages import Guided, MessageForm
-from frontend.guided import AnswerFormat, CallChoice, OfferedTool, guided
 from frontend.harmony.conversation import Conversation, Tool, UserTurn
 from frontend.harmony.render import render
-from frontend.harmony.specials import SpecialToken
-from frontend.tokenizer import ModelTokenizer
+from frontend.text.specials import SpecialToken
+from frontend.text.tokenizer import ModelTokenizer
+from frontend.turn.form import AnswerFormat, CallChoice, OfferedTool, guided
 from tests.guided import CASES, MAX_TOKENS, answer_form, answer_of, check, chooser, parts_of
 from tests.xgrammar_forms import XgrammarForms
 from workers.engines.embedded.grammar import Grammars

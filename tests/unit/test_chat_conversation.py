@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from baton.errors import InvalidRequest
-from frontend.chat import check_served, conversation, not_enforced
-from frontend.fields import decode
+from frontend.chat.request import check_served, conversation, not_enforced
 from frontend.harmony.conversation import (
     AssistantTurn,
     Conversation,
@@ -17,6 +16,7 @@ from frontend.harmony.conversation import (
     ToolResult,
     UserTurn,
 )
+from frontend.http.fields import decode
 from frontend.schema import ChatBody
 
 HEALTH_TOOL = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from frontend.detokenize import IncrementalDecoder, StopStrings
+from frontend.text.detokenize import IncrementalDecoder, StopStrings
 
 
 def test_a_character_is_held_back_until_it_is_whole() -> None:

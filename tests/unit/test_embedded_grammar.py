@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from baton.errors import InvalidRequest
 from baton.messages import Guided, MessageForm
-from frontend.guided import CallChoice, OfferedTool, guided
-from frontend.harmony.specials import SpecialToken
-from frontend.tokenizer import ModelTokenizer
+from frontend.text.specials import SpecialToken
+from frontend.text.tokenizer import ModelTokenizer
+from frontend.turn.form import CallChoice, OfferedTool, guided
 from tests.guided import CASES, MAX_TOKENS, SCHEMAS, Json, answer_form, answer_of, check, chooser, parts_of
 from workers.engines.embedded.grammar import Grammars
 

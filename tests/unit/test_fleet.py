@@ -10,7 +10,7 @@ import pytest
 
 from baton.errors import ModelNotFound, NoWorkers, WorkerLost
 from baton.messages import KvLayout, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
-from frontend.fleet import Fleet
+from frontend.routing.fleet import Fleet
 from tests.waiting import until
 
 DEMO = Path(__file__).parents[2] / "models/demo"

@@ -27,9 +27,9 @@ from baton.messages import (
     Usage,
     WorkerInfo,
 )
-from frontend.fleet import Fleet
-from frontend.generate import Generator
 from frontend.metrics import Metrics
+from frontend.routing.fleet import Fleet
+from frontend.routing.generate import Generator
 from tests.waiting import until
 
 Script = Callable[[GenerateRequest], AsyncGenerator[Reply, None]]

@@ -9,7 +9,7 @@ import pytest
 
 from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Guided, MessageForm
-from frontend.guided import MAX_SCHEMA_BYTES, AnswerFormat, OfferedTool, guided
+from frontend.turn.form import MAX_SCHEMA_BYTES, AnswerFormat, OfferedTool, guided
 from tests.scripted_frontend import TOKENIZER, Client, Reply, ScriptedTokens
 
 Json = dict[str, Any]

@@ -15,7 +15,7 @@ from frontend.harmony.deltas import (
     ToolCallStart,
 )
 from frontend.harmony.parse import HarmonyParser
-from frontend.tokenizer import ModelTokenizer
+from frontend.text.tokenizer import ModelTokenizer
 
 pytest_plugins = ["tests.oracle"]
 

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from baton.messages import FinishReason
-from frontend.detokenize import IncrementalDecoder, StopStrings
+from frontend.text.detokenize import IncrementalDecoder, StopStrings
 from tests.fuzz_harmony import violation
 from tests.harmony_streams import ANY_TOKEN, check, check_answer, cuts, ids_of, numbered
 

@@ -14,8 +14,8 @@ from frontend.harmony.conversation import (
     UserTurn,
 )
 from frontend.harmony.render import render
-from frontend.harmony.specials import Segment, SpecialToken
 from frontend.harmony.typescript import MAX_DEPTH, type_of
+from frontend.text.specials import Segment, SpecialToken
 
 SYSTEM = """\
 <|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.

@@ -22,7 +22,7 @@ from frontend.harmony.conversation import (
     UserTurn,
 )
 from frontend.harmony.render import render
-from frontend.tokenizer import ModelTokenizer
+from frontend.text.tokenizer import ModelTokenizer
 
 pytest_plugins = ["tests.oracle"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from baton.errors import BatonError
 from frontend.app import ROUTES
-from frontend.fields import decode
+from frontend.http.fields import decode
 from frontend.openapi import EXAMPLES
 from frontend.schema import ChatBody
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens

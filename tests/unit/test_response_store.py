@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from frontend.response_store import DIED, MAX_CHAIN, ResponseStore, Retention, StoredResponse, StoreFailure
+from frontend.responses.store import DIED, MAX_CHAIN, ResponseStore, Retention, StoredResponse, StoreFailure
 
 # Another process that claims a running response, says so, and lives until it is killed.
 OTHER_FRONTEND = """
 import asyncio, sys
-from frontend.response_store import ResponseStore, StoredResponse
+from frontend.responses.store import ResponseStore, StoredResponse
 async def main():
     store = ResponseStore(sys.argv[1])
     body = b'{"status": "in_progress"}'

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from openai.types.responses import response_create_params
 
 from baton.errors import InvalidRequest, NoWorkers
-from frontend.fields import decode
-from frontend.response_schema import ResponseBody
+from frontend.http.fields import decode
+from frontend.responses.body import ResponseBody
 from tests.scripted_frontend import (
     CONTEXT_LENGTH,
     MODEL,

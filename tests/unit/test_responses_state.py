@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.errors import WorkerLost
-from frontend.response_runs import ResponseState
-from frontend.response_store import ResponseStore
+from frontend.responses.runs import ResponseState
+from frontend.responses.store import ResponseStore
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
 from tests.waiting import until
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from baton.messages import GenerateRequest, Role, Sampling, WorkerInfo
-from frontend.router import make_router
+from frontend.routing.router import make_router
 
 
 def worker(name: str) -> WorkerInfo:

@@ -9,7 +9,7 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 from baton.errors import InvalidRequest
-from frontend.fields import decode
+from frontend.http.fields import decode
 from frontend.schema import ChatBody, CompletionBody
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}

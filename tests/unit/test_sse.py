@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from frontend.sse import KEEP_ALIVE, MAX_UNSENT_BYTES, Outbox
+from frontend.http.sse import KEEP_ALIVE, MAX_UNSENT_BYTES, Outbox
 from tests.waiting import until
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from frontend.harmony.specials import SpecialToken
-from frontend.tokenizer import ModelTokenizer
+from frontend.text.specials import SpecialToken
+from frontend.text.tokenizer import ModelTokenizer
 
 TEXT = ["Hello there, hello world.", "<|end|> is a control token", "naïve 日本 👍"]
 

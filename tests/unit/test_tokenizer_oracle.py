@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.tokenizer import ModelTokenizer
+from frontend.text.tokenizer import ModelTokenizer
 
 pytest_plugins = ["tests.oracle"]
 

@@ -1,0 +1,1 @@
+"""HTTP in ASGI terms; knows no API."""

@@ -1,0 +1,291 @@
+"""Carries an answer from the fleet to the client, streamed or whole; stops when the client leaves."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from baton.errors import BatonError, NotReady
+from baton.messages import GenerateRequest, TokenChunk
+from frontend.http import sse
+from frontend.http.exchange import (
+    ClientGone,
+    Exchange,
+    Receive,
+    Scope,
+    Send,
+    as_baton_error,
+    ignored_header,
+    too_late,
+)
+from frontend.http.services import Services
+from frontend.metrics import Tally
+from frontend.turn.received import ReceivedTokens
+from frontend.turn.sampling import Asker
+
+log = logging.getLogger(__name__)
+
+CLIENT_GONE_STATUS = 499
+# How much longer than the request's deadline an answer may take: its error still has to reach the client.
+GRACE_S = 30.0
+# The server cancels what still runs when its drain deadline is over; the client is told why, if it listens.
+GOODBYE_S = 1.0
+SHUTTING_DOWN = NotReady("The server is shutting down; try again.", retry_after_s=1)
+
+
+class Choice(Protocol):
+    """One choice of an answer: chunks in, bytes of the stream out (none if the answer is not streamed)."""
+
+    @property
+    def request(self) -> GenerateRequest:
+        """What is sent to a worker."""
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """True once the text has ended by itself, whatever the model would still say."""
+        ...
+
+    @property
+    def received(self) -> ReceivedTokens:
+        """The tokens so far."""
+        ...
+
+    def feed(self, chunk: TokenChunk) -> bytes:
+        """What a chunk adds."""
+        ...
+
+    def finish(self) -> bytes:
+        """What is left when the last chunk was fed, with the finish reason."""
+        ...
+
+
+class Stream(Protocol):
+    """What stands around the events of a stream. `ignored` are the fields of the body that nobody knows."""
+
+    ignored: tuple[str, ...]
+
+    def opening(self) -> bytes:
+        """The stream's first events."""
+        ...
+
+    def closing(self) -> bytes:
+        """The stream's last events."""
+        ...
+
+    def failure(self, error: BatonError) -> bytes:
+        """The event that ends a stream that has failed."""
+        ...
+
+    async def settle(self) -> None:
+        """Called once when the answer has ended, well or not, before the client gets the end of it."""
+        ...
+
+
+class Answer(Stream, Protocol):
+    """An answer of one API, streamed or whole."""
+
+    model: str
+    stream: bool
+
+    @property
+    def choices(self) -> Sequence[Choice]:
+        """The choices, by index."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        ...
+
+    @property
+    def repairs(self) -> Mapping[str, int]:
+        """Malformed output that was understood, by kind."""
+        ...
+
+    def body(self) -> msgspec.Struct:
+        """The whole answer."""
+        ...
+
+
+AnyAnswer = TypeVar("AnyAnswer", bound=Answer)
+Prepare = Callable[[bytes, Asker, Services], Awaitable[Answer]]
+"""From a body to an answer that can be begun. Raises the BatonError that refuses it."""
+
+Serve = Callable[[Exchange, Services, Tally], Awaitable[None]]
+"""Answers a request. Raises what the client is told in an error envelope."""
+
+
+class Endpoint:
+    """The ASGI app of one route. Every failure is an error envelope, and counted under the route's name."""
+
+    def __init__(self, route: str, serve: Serve, services: Services) -> None:
+        self._route = route
+        self._serve = serve
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        exchange = Exchange(scope, receive, send)
+        tally = self._services.metrics.begin(self._route)
+        try:
+            await self._respond(exchange, tally)
+        except ClientGone:
+            tally.disconnected = True
+            log.info("client gone request_id=%s route=%s", exchange.request_id, self._route)
+        finally:
+            if tally.disconnected:
+                tally.status = CLIENT_GONE_STATUS
+            self._services.metrics.end(tally)
+
+    async def _respond(self, exchange: Exchange, tally: Tally) -> None:
+        services = self._services
+        try:
+            async with asyncio.timeout(services.request_timeout_s + GRACE_S):
+                await self._serve(exchange, services, tally)
+        except ClientGone:
+            raise
+        except asyncio.CancelledError:
+            tally.status = SHUTTING_DOWN.status
+            if not exchange.started:
+                async with asyncio.timeout(GOODBYE_S):
+                    await exchange.answer_error(SHUTTING_DOWN)
+            raise
+        except Exception as error:  # noqa: BLE001 the client gets an envelope, whatever broke
+            failure = as_baton_error(error, exchange.request_id)
+            tally.status = failure.status
+            log.info(
+                "refused request_id=%s status=%d code=%s", exchange.request_id, failure.status, failure.code
+            )
+            if exchange.started:
+                # The client has not read for so long that the grace is over too: no use to write more.
+                raise ClientGone from None
+            await exchange.answer_error(failure)
+
+
+def generating(prepare: Prepare) -> Serve:
+    """What a route does that generates one answer."""
+
+    async def serve(exchange: Exchange, services: Services, tally: Tally) -> None:
+        answer = await prepared(prepare, exchange, services, tally)
+        await generate(exchange, answer, services, tally)
+
+    return serve
+
+
+async def prepared(
+    prepare: Callable[[bytes, Asker, Services], Awaitable[AnyAnswer]],
+    exchange: Exchange,
+    services: Services,
+    tally: Tally,
+) -> AnyAnswer:
+    """The answer to the request's body, not begun yet."""
+    body = await exchange.read_body(services.max_body_bytes)
+    asker = Asker(request_id=exchange.request_id, deadline_s=services.request_timeout_s, trace=exchange.trace)
+    answer = await prepare(body, asker, services)
+    services.metrics.count_ignored(answer.ignored)
+    tally.model = answer.model
+    return answer
+
+
+async def generate(exchange: Exchange, answer: Answer, services: Services, tally: Tally) -> None:
+    """Generate the answer and send it; the client's leaving ends both."""
+    outbox = sse.Outbox(len(answer.choices))
+    overdue = asyncio.get_running_loop().call_later(services.request_timeout_s, outbox.fail, too_late())
+    try:
+        async with _tasks(
+            _watch_client(exchange, outbox),
+            *(_pump(choice, services, outbox, tally) for choice in answer.choices),
+        ):
+            if answer.stream:
+                await _stream(exchange, answer, outbox, services, tally)
+            else:
+                nothing = await outbox.take()
+                assert not nothing, "the choices of a whole answer give no bytes"
+                await answer.settle()
+                await exchange.answer(200, answer.body(), ignored_header(answer.ignored))
+    finally:
+        overdue.cancel()
+        tally.num_choices = len(answer.choices)
+        tally.num_prompt_tokens = answer.num_prompt_tokens
+        tally.num_completion_tokens = sum(choice.received.num_tokens for choice in answer.choices)
+        tally.repairs = answer.repairs
+
+
+@asynccontextmanager
+async def _tasks(*works: Awaitable[None]) -> AsyncGenerator[None, None]:
+    """Run works beside the body of the context, and none of them longer."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _watch_client(exchange: Exchange, outbox: sse.Outbox) -> None:
+    await exchange.client_gone()
+    outbox.fail(ClientGone())
+
+
+async def _pump(choice: Choice, services: Services, outbox: sse.Outbox, tally: Tally) -> None:
+    """From a choice's chunks to the outbox. A failure is the reader's to report."""
+    try:
+        async with aclosing(services.generator.generate(choice.request)) as chunks:
+            async for chunk in chunks:
+                if tally.first_token_s is None:
+                    tally.first_token_s = time.perf_counter()
+                outbox.put(choice.feed(chunk))
+                if choice.stopped:
+                    break
+                if outbox.full:
+                    await outbox.room()
+        outbox.put(choice.finish())
+    except Exception as error:  # noqa: BLE001 handed to the reader, which raises it
+        outbox.close(error)
+    else:
+        outbox.close()
+
+
+async def relay(
+    exchange: Exchange, stream: Stream, outbox: sse.Outbox, services: Services, tally: Tally
+) -> None:
+    """Send what others put into the outbox, until it ends or the client leaves."""
+    async with _tasks(_watch_client(exchange, outbox)):
+        await _stream(exchange, stream, outbox, services, tally)
+
+
+async def _stream(
+    exchange: Exchange, answer: Stream, outbox: sse.Outbox, services: Services, tally: Tally
+) -> None:
+    """Headers go out with the first events, or soon without; from then on an error can only be an event."""
+    try:
+        async with asyncio.timeout(services.first_event_wait_s):
+            first = await outbox.take()
+    except TimeoutError:
+        first = sse.KEEP_ALIVE
+    await exchange.start(200, sse.CONTENT_TYPE, [*sse.HEADERS, *ignored_header(answer.ignored)])
+    await exchange.write(answer.opening() + first)
+    async with _tasks(outbox.keep_alive(services.keep_alive_s)):
+        try:
+            while data := await outbox.take():
+                await exchange.write(data)
+        except ClientGone:
+            raise
+        except asyncio.CancelledError:
+            async with asyncio.timeout(GOODBYE_S):
+                await exchange.end(answer.failure(SHUTTING_DOWN))
+            raise
+        except Exception as error:  # noqa: BLE001 the client gets an error event, whatever broke
+            failure = as_baton_error(error, exchange.request_id)
+            tally.status = failure.status
+            data = answer.failure(failure)
+        else:
+            data = answer.closing()
+        await answer.settle()
+    await exchange.end(data)

@@ -1,0 +1,58 @@
+"""What the HTTP side needs of the rest of the frontend: seams, and the settings of one app."""
+
+import dataclasses
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from baton.messages import GenerateRequest, TokenChunk, WorkerInfo, WorkerStats
+from frontend.metrics import Metrics
+from frontend.responses.runs import ResponseState
+from frontend.routing.fleet import Health, ServedModel
+
+
+class FleetView(Protocol):
+    """The live workers, as far as HTTP shows them; `frontend.routing.fleet.Fleet` is the real one."""
+
+    def models(self) -> list[str]:
+        """Names that can be asked for now."""
+        ...
+
+    def served(self, model: str) -> ServedModel:
+        """Raises ModelNotFound or NoWorkers."""
+        ...
+
+    def health(self) -> Health:
+        """The body of /health."""
+        ...
+
+    async def stats(self) -> list[tuple[WorkerInfo, WorkerStats]]:
+        """The figures of every worker that answers in time."""
+        ...
+
+
+class TokenSource(Protocol):
+    """Answers token requests; `frontend.routing.generate.Generator` is the real one."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """The answer's chunks; closing the generator cancels the work. Raises BatonErrors."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Services:
+    """One app's collaborators and limits.
+
+    `first_event_wait_s` is how long a stream waits for its first token, so that what fails at once is still
+    an HTTP status; after that the headers go out with a comment, then one more every `keep_alive_s` while
+    nothing else does.
+    """
+
+    fleet: FleetView
+    generator: TokenSource
+    metrics: Metrics = dataclasses.field(default_factory=Metrics)
+    responses: ResponseState = dataclasses.field(default_factory=ResponseState)
+    request_timeout_s: float = 600.0
+    max_body_bytes: int = 16 << 20
+    max_choices: int = 16
+    first_event_wait_s: float = 0.1
+    keep_alive_s: float = 10.0

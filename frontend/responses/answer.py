@@ -1,0 +1,187 @@
+"""A response as an answer: its life from created to its terminal event, and what is kept of it."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from baton.errors import BatonError
+from baton.messages import GenerateRequest, TokenChunk
+from frontend.responses.events import EventWriter
+from frontend.responses.items import Item
+from frontend.responses.object import (
+    IncompleteDetails,
+    InputDetails,
+    OutputDetails,
+    ResponseError,
+    ResponseObject,
+    ResponseUsage,
+)
+from frontend.responses.output import ResponseChoice
+from frontend.responses.store import ResponseStore, StoredResponse, StoreFailure
+from frontend.turn.received import ReceivedTokens
+
+log = logging.getLogger(__name__)
+
+# A longer stream is not kept, so it cannot be resumed; its response is kept all the same.
+MAX_KEPT_STREAM_BYTES = 16 << 20
+
+
+class ResponseAnswer:
+    """An `Answer` of `frontend.http.respond`, and its one `Choice`: it keeps the events that it gives."""
+
+    def __init__(
+        self,
+        response: ResponseObject,
+        items: Sequence[Item],
+        choice: ResponseChoice,
+        writer: EventWriter | None,
+        store: ResponseStore,
+        *,
+        ignored: tuple[str, ...] = (),
+    ) -> None:
+        self.model = response.model
+        self.stream = writer is not None
+        self.ignored = ignored
+        self.response = response
+        self.choices = [self]
+        self._items = items
+        self._choice = choice
+        self._writer = writer
+        self._store = store
+        self._kept: list[bytes] | None = [] if self.stream and response.store else None
+        self._num_kept_bytes = 0
+        self._opening = b""
+        if writer is not None:
+            created = writer.event("response.created", response=response)
+            self._opening = self._keep(created + writer.event("response.in_progress", response=response))
+
+    @property
+    def request(self) -> GenerateRequest:
+        """What is sent to a worker."""
+        return self._choice.request
+
+    @property
+    def stopped(self) -> bool:
+        """True once no more calls are wanted."""
+        return self._choice.stopped
+
+    @property
+    def received(self) -> ReceivedTokens:
+        """The tokens so far."""
+        return self._choice.received
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.token_ids)
+
+    @property
+    def repairs(self) -> Mapping[str, int]:
+        """Malformed Harmony that was understood, by kind."""
+        return self._choice.repairs
+
+    @property
+    def kept_stream(self) -> bytes | None:
+        """All events so far; None if they are not kept, or too long to be."""
+        return None if self._kept is None else b"".join(self._kept)
+
+    @property
+    def num_events(self) -> int:
+        """Events so far."""
+        return 0 if self._writer is None else self._writer.num_events
+
+    def opening(self) -> bytes:
+        """`response.created` and `response.in_progress`."""
+        return self._opening
+
+    def feed(self, chunk: TokenChunk) -> bytes:
+        """The events of a chunk."""
+        return self._keep(self._choice.feed(chunk))
+
+    def finish(self) -> bytes:
+        """The events of what was held back."""
+        return self._keep(self._choice.finish())
+
+    def closing(self) -> bytes:
+        """The event that ends the stream of a response that went well, if perhaps cut by its token limit."""
+        if self.received.finish_reason == "length" and not self.stopped:
+            self.response.status = "incomplete"
+            self.response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
+        else:
+            self.response.status = "completed"
+            self.response.completed_at = int(time.time())
+        return self._end()
+
+    def failure(self, error: BatonError) -> bytes:
+        """The event that ends the stream of a response that has failed."""
+        self._choice.interrupt()
+        self.response.status = "failed"
+        self.response.error = ResponseError.of(error)
+        return self._end()
+
+    def cancelled(self) -> bytes:
+        """The event that ends the stream of a cancelled response. There is none of that name: it is
+        `response.incomplete`, with a response whose status is `cancelled`."""
+        self._choice.interrupt()
+        self.response.status = "cancelled"
+        return self._end()
+
+    def body(self) -> ResponseObject:
+        """The response as it stands."""
+        self._choice.fill()
+        self.response.output = self._choice.items
+        return self.response
+
+    async def settle(self) -> None:
+        """Keep the response, unless the client wants it not to be. One that cannot be kept is logged only:
+        the client gets its answer."""
+        if self.response.status == "in_progress":
+            self.closing()
+        try:
+            await self.save()
+        except StoreFailure as error:
+            log.error("response not kept response_id=%s error=%s", self.response.id, error)  # noqa: TRY400  it says all
+
+    async def save(self) -> None:
+        """Keep the response as it stands. Raises StoreFailure."""
+        if not self.response.store:
+            return
+        body = self.body()
+        kept = StoredResponse(
+            id=body.id,
+            status=body.status,
+            body=msgspec.json.encode(body),
+            items=msgspec.json.encode(self._items),
+            previous_id=body.previous_response_id,
+            is_background=body.background,
+            events=self.kept_stream,
+        )
+        await self._store.save(kept, [item.id for item in (*self._items, *body.output)])
+
+    def _end(self) -> bytes:
+        self.response.usage = self._usage()
+        response = self.body()
+        if self._writer is None:
+            return b""
+        status = "incomplete" if response.status == "cancelled" else response.status
+        return self._keep(self._writer.event(f"response.{status}", response=response))
+
+    def _keep(self, data: bytes) -> bytes:
+        if self._kept is not None and data:
+            self._kept.append(data)
+            self._num_kept_bytes += len(data)
+            if self._num_kept_bytes > MAX_KEPT_STREAM_BYTES:
+                self._kept = None
+        return data
+
+    def _usage(self) -> ResponseUsage:
+        received = self.received
+        return ResponseUsage(
+            input_tokens=self.num_prompt_tokens,
+            input_tokens_details=InputDetails(cached_tokens=received.num_cached_tokens),
+            output_tokens=received.num_tokens,
+            output_tokens_details=OutputDetails(reasoning_tokens=self._choice.num_reasoning_tokens),
+            total_tokens=self.num_prompt_tokens + received.num_tokens,
+        )

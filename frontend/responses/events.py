@@ -1,0 +1,146 @@
+"""The events of a response's stream as bytes, numbered without gaps, and the item that is being written."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from frontend.answers import ContentLogprob
+from frontend.responses.items import (
+    FunctionCallItem,
+    ItemStatus,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+)
+
+_encode = msgspec.json.Encoder().encode
+_KIND: dict[type[OutputItem], str] = {
+    ReasoningItem: "response.reasoning_text",
+    MessageItem: "response.output_text",
+    FunctionCallItem: "response.function_call_arguments",
+}
+
+
+class EventTopLogprob(msgspec.Struct):
+    """One of the likeliest tokens."""
+
+    token: str
+    logprob: float
+
+
+class EventLogprob(msgspec.Struct):
+    """A token of the visible text as OpenAI's events show it: without the bytes that the item has."""
+
+    token: str
+    logprob: float
+    top_logprobs: list[EventTopLogprob]
+
+
+class EventWriter:
+    """Makes events; each has the number after the last one's."""
+
+    def __init__(self) -> None:
+        self.num_events = 0
+
+    def event(self, kind: str, **fields: object) -> bytes:
+        """One event of these fields."""
+        return self.numbered(head(kind, **fields))
+
+    def numbered(self, data: bytes) -> bytes:
+        """An event's bytes up to its number, as a whole event."""
+        number = self.num_events
+        self.num_events += 1
+        return b'%b,"sequence_number":%d}\n\n' % (data, number)
+
+
+def head(kind: str, **fields: object) -> bytes:
+    """An event up to where more fields can follow."""
+    return b"event: %b\ndata: " % kind.encode() + _encode({"type": kind, **fields})[:-1]
+
+
+def after(stream: bytes, sequence_number: int) -> bytes:
+    """The events of a whole stream that come after the one of this number; -1: all of them."""
+    events = stream.split(b"\n\n")  # JSON has no line break of its own
+    return b"\n\n".join(events[sequence_number + 1 :])
+
+
+class OpenItem:
+    """An output item while it is being written. Its methods give the events, or b"" without a `writer`."""
+
+    def __init__(self, item: OutputItem, index: int, writer: EventWriter | None) -> None:
+        self.item = item
+        self._writer = writer
+        self._texts: list[str] = []
+        self._logprobs: list[ContentLogprob] = []
+        self._kind = _KIND[type(item)]
+        self._place: dict[str, object] = {"item_id": item.id, "output_index": index}
+        if not isinstance(item, FunctionCallItem):
+            self._place["content_index"] = 0
+        self._delta_head = head(self._kind + ".delta", **self._place) + b',"delta":'
+        self._delta_tail = b',"logprobs":[]' if isinstance(item, MessageItem) else b""
+
+    def begin(self) -> bytes:
+        """The item is there, and its one content part."""
+        if self._writer is None:
+            return b""
+        index = self._place["output_index"]
+        added = self._writer.event("response.output_item.added", output_index=index, item=self.item)
+        if isinstance(self.item, FunctionCallItem):
+            return added
+        return added + self._writer.event("response.content_part.added", **self._place, part=self._part(""))
+
+    def write(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> bytes:
+        """More of its text."""
+        self._texts.append(text)
+        tail = self._delta_tail
+        if logprobs:
+            self._logprobs += logprobs
+            tail = b',"logprobs":' + _encode(_without_bytes(logprobs))
+        if self._writer is None:
+            return b""
+        return self._writer.numbered(b"".join((self._delta_head, _encode(text), tail)))
+
+    def fill(self) -> str:
+        """Put the text so far into the item; gives it."""
+        text = "".join(self._texts)
+        match self.item:
+            case FunctionCallItem() as call:
+                call.arguments = text
+            case MessageItem() as message:
+                message.content = [OutputText(text=text, logprobs=list(self._logprobs))]
+            case ReasoningItem() as reasoning:
+                reasoning.content = [ReasoningText(text=text)]
+        return text
+
+    def end(self, status: ItemStatus) -> bytes:
+        """The item is as it will stay."""
+        self.item.status = status
+        text = self.fill()
+        if self._writer is None:
+            return b""
+        index = self._place["output_index"]
+        ended = self._ended(self._writer, text)
+        return ended + self._writer.event("response.output_item.done", output_index=index, item=self.item)
+
+    def _ended(self, writer: EventWriter, text: str) -> bytes:
+        kind = self._kind + ".done"
+        match self.item:
+            case FunctionCallItem(name=name):
+                return writer.event(kind, **self._place, name=name, arguments=text)
+            case MessageItem():
+                logprobs = _without_bytes(self._logprobs)
+                done = writer.event(kind, **self._place, text=text, logprobs=logprobs)
+            case ReasoningItem():
+                done = writer.event(kind, **self._place, text=text)
+        return done + writer.event("response.content_part.done", **self._place, part=self._part(text))
+
+    def _part(self, text: str) -> OutputText | ReasoningText:
+        if isinstance(self.item, ReasoningItem):
+            return ReasoningText(text=text)
+        return OutputText(text=text, logprobs=list(self._logprobs))
+
+
+def _without_bytes(logprobs: Sequence[ContentLogprob]) -> list[EventLogprob]:
+    return msgspec.convert(logprobs, list[EventLogprob], from_attributes=True)

@@ -1,0 +1,125 @@
+"""A response as the API shows it, and the bodies of the routes around it."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from baton.errors import BatonError
+from frontend.responses.items import Item, OutputItem
+from frontend.schema import Effort
+
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class ResponseError(msgspec.Struct, kw_only=True):
+    """Why a response has failed; `code` is one of the few that OpenAI has, `message` says it."""
+
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    message: str
+
+    @classmethod
+    def of(cls, error: BatonError) -> "ResponseError":
+        """The error in OpenAI's words."""
+        if error.status == 429:
+            return cls(code="rate_limit_exceeded", message=error.message)
+        is_theirs = 400 <= error.status < 500
+        return cls(code="invalid_prompt" if is_theirs else "server_error", message=error.message)
+
+
+class IncompleteDetails(msgspec.Struct, kw_only=True):
+    """Why an answer was cut."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class InputDetails(msgspec.Struct, kw_only=True):
+    """Of the input tokens: those whose KV was found in a cache. Nobody is charged for writing to it."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct, kw_only=True):
+    """Of the output tokens: those of the reasoning."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct, kw_only=True):
+    """Token counts of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ReasoningBody(msgspec.Struct, kw_only=True):
+    """How much was thought; there is never a summary."""
+
+    effort: Effort
+    summary: None = None
+
+
+class ToolBody(msgspec.Struct, kw_only=True):
+    """A tool that was offered."""
+
+    name: str
+    description: str | None
+    parameters: dict[str, Any] | None
+    strict: bool | None
+    type: Literal["function"] = "function"
+
+
+class ResponseObject(msgspec.Struct, kw_only=True):
+    """`POST /v1/responses` and `GET /v1/responses/{id}`. Times are seconds since 1970."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: ResponseStatus = "in_progress"
+    background: bool
+    completed_at: int | None = None
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ReasoningBody
+    safety_identifier: str | None
+    service_tier: Literal["default"] = "default"
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[ToolBody]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None
+
+
+class ItemList(msgspec.Struct, kw_only=True):
+    """`GET /v1/responses/{id}/input_items`: one page."""
+
+    data: list[Item]
+    first_id: str
+    last_id: str
+    has_more: bool
+    object: Literal["list"] = "list"
+
+
+class DeletedResponse(msgspec.Struct, kw_only=True):
+    """`DELETE /v1/responses/{id}`."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True

@@ -1,0 +1,236 @@
+"""The routes of the Responses API: create, retrieve, delete, cancel, input items."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+from urllib.parse import parse_qs
+
+import msgspec
+
+from baton.errors import BatonError, InvalidRequest
+from frontend.http import sse
+from frontend.http.exchange import Exchange, ignored_header
+from frontend.http.respond import Serve, generate, prepared, relay
+from frontend.http.services import Services
+from frontend.metrics import Tally
+from frontend.responses.answer import ResponseAnswer
+from frontend.responses.events import EventWriter, after
+from frontend.responses.items import Item
+from frontend.responses.object import DeletedResponse, ItemList
+from frontend.responses.request import context_items, prepare_response
+from frontend.responses.runs import Run
+from frontend.responses.store import RUNNING, StoredResponse
+
+DEFAULT_PAGE = 20
+MAX_PAGE = 100
+MAX_QUERY_FIELDS = 100
+
+T = TypeVar("T")
+
+
+class ResponseNotFound(BatonError):
+    """No response of this id is stored."""
+
+    code = "response_not_found"
+    status = 404
+    kind = "invalid_request_error"
+
+
+class _Followed:
+    """Around the events of a run that a client follows: nothing but the event of a failure to do so."""
+
+    def __init__(self, answer: ResponseAnswer, ignored: tuple[str, ...] = ()) -> None:
+        self.ignored = ignored
+        self._answer = answer
+
+    def opening(self) -> bytes:
+        """Nothing: all events come from the run."""
+        return b""
+
+    def closing(self) -> bytes:
+        """Nothing: all events come from the run."""
+        return b""
+
+    def failure(self, error: BatonError) -> bytes:
+        """An error event. The response itself may well go on."""
+        writer = EventWriter()
+        writer.num_events = self._answer.num_events
+        return writer.event("error", code=error.code, message=error.message, param=error.param)
+
+    async def settle(self) -> None:
+        """Nothing: the run keeps its response."""
+
+
+async def create(exchange: Exchange, services: Services, tally: Tally) -> None:
+    """`POST /v1/responses`."""
+    answer = await prepared(prepare_response, exchange, services, tally)
+    if not answer.response.background:
+        await generate(exchange, answer, services, tally)
+        return
+    responses = services.responses
+    timeout_s = services.request_timeout_s
+    run = await responses.runs.start(answer, services.generator.generate, services.metrics, timeout_s)
+    if answer.stream:
+        followed = _Followed(answer, answer.ignored)
+        await relay(exchange, followed, run.follow(-1), services, tally)
+    else:
+        await exchange.answer(200, answer.body(), ignored_header(answer.ignored))
+
+
+async def retrieve(exchange: Exchange, services: Services, tally: Tally) -> None:
+    """`GET /v1/responses/{response_id}`, as a stream from `starting_after` on with `stream`."""
+    query = _Query(exchange.query)
+    is_streamed = query.one("stream", _boolean, False)
+    run, stored = await _find(exchange, services)
+    if not is_streamed:
+        if run is not None:
+            await exchange.answer(200, run.answer.body())
+        else:
+            assert stored is not None, "a response is running or stored"
+            await exchange.answer(200, msgspec.Raw(stored.body))
+        return
+    sequence_number = query.one("starting_after", _natural, -1)
+    if run is not None:
+        await relay(exchange, _Followed(run.answer), run.follow(sequence_number), services, tally)
+    else:
+        assert stored is not None, "a response is running or stored"
+        data = _rest_of(stored, sequence_number)
+        await exchange.start(200, sse.CONTENT_TYPE, sse.HEADERS)
+        await exchange.end(data)
+
+
+async def delete(exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG001 as all routes
+    """`DELETE /v1/responses/{response_id}`; one that runs is cancelled first."""
+    run, _ = await _find(exchange, services)
+    if run is not None:
+        await run.stop()
+    response_id = exchange.path_params["response_id"]
+    await services.responses.store.delete(response_id)
+    await exchange.answer(200, DeletedResponse(id=response_id))
+
+
+async def cancel(exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG001 as all routes
+    """`POST /v1/responses/{response_id}/cancel`; one that has ended is given as it is."""
+    run, stored = await _find(exchange, services)
+    if run is not None:
+        await run.stop()
+        await exchange.answer(200, run.answer.body())
+        return
+    assert stored is not None, "a response is running or stored"
+    if not stored.is_background:
+        raise InvalidRequest(
+            f"Only a background response can be cancelled, and {stored.id!r} is none.", param="response_id"
+        )
+    if stored.status == RUNNING:
+        raise InvalidRequest(
+            f"{stored.id!r} is made by another frontend process; cancel it there.", param="response_id"
+        )
+    await exchange.answer(200, msgspec.Raw(stored.body))
+
+
+async def input_items(exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG001  a Serve
+    """`GET /v1/responses/{response_id}/input_items`: what the response was made from, latest first."""
+    query = _Query(exchange.query)
+    limit = query.one("limit", _page_size, DEFAULT_PAGE)
+    order = query.one("order", _order, "desc")
+    response_id = exchange.path_params["response_id"]
+    items = await context_items(response_id, services.responses.store)
+    if items is None:
+        raise _not_found(response_id)
+    page, has_more = _page(items if order == "asc" else items[::-1], query.one("after", str, None), limit)
+    first, last = (page[0].id, page[-1].id) if page else ("", "")
+    await exchange.answer(200, ItemList(data=page, first_id=first, last_id=last, has_more=has_more))
+
+
+# (method, path): what answers it.
+ROUTES: dict[tuple[str, str], Serve] = {
+    ("POST", "/v1/responses"): create,
+    ("GET", "/v1/responses/{response_id}"): retrieve,
+    ("DELETE", "/v1/responses/{response_id}"): delete,
+    ("POST", "/v1/responses/{response_id}/cancel"): cancel,
+    ("GET", "/v1/responses/{response_id}/input_items"): input_items,
+}
+
+
+async def _find(exchange: Exchange, services: Services) -> tuple[Run | None, StoredResponse | None]:
+    """The response of the path: the run that makes it, or what is stored. Raises ResponseNotFound."""
+    response_id = exchange.path_params["response_id"]
+    run = await services.responses.runs.get(response_id)
+    if run is not None:
+        return run, None
+    stored = await services.responses.store.load(response_id)
+    if stored is None:
+        raise _not_found(response_id)
+    return None, stored
+
+
+def _not_found(response_id: str) -> ResponseNotFound:
+    return ResponseNotFound(f"No response {response_id!r} is stored here.", param="response_id")
+
+
+def _rest_of(stored: StoredResponse, sequence_number: int) -> bytes:
+    """The events after that number. Of a response whose frontend died they are lost, but for its end."""
+    if stored.events is not None and stored.status != RUNNING:
+        return after(stored.events, sequence_number)
+    if stored.status == "failed":
+        writer = EventWriter()
+        writer.num_events = sequence_number + 1
+        return writer.event("response.failed", response=msgspec.Raw(stored.body))
+    raise InvalidRequest(
+        f"The events of {stored.id!r} are not kept: it has to be made with `stream`: true, and its events "
+        "must not be too many.",
+        param="stream",
+    )
+
+
+def _page(items: Sequence[Item], last_seen: str | None, limit: int) -> tuple[list[Item], bool]:
+    start = 0
+    if last_seen is not None:
+        ids = [item.id for item in items]
+        if last_seen not in ids:
+            raise InvalidRequest(f"`after`: the response has no input item {last_seen!r}.", param="after")
+        start = ids.index(last_seen) + 1
+    return list(items[start : start + limit]), len(items) > start + limit
+
+
+class _Query:
+    """The parameters after the question mark; those that nobody knows are ignored."""
+
+    def __init__(self, query: str) -> None:
+        try:
+            self._values = parse_qs(query, max_num_fields=MAX_QUERY_FIELDS)
+        except ValueError:
+            raise InvalidRequest(f"The query has more than {MAX_QUERY_FIELDS} fields.") from None
+
+    def one(self, name: str, read: Callable[[str], T], default: Any) -> Any:
+        """The last value of that name as `read` reads it. Raises InvalidRequest if it cannot."""
+        if name not in self._values:
+            return default
+        try:
+            return read(self._values[name][-1])
+        except ValueError as error:
+            raise InvalidRequest(f"`{name}`: {error}.", param=name) from None
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in {"true", "false", "1", "0"}:
+        raise ValueError(f"must be true or false, not {text!r}")
+    return text.lower() in {"true", "1"}
+
+
+def _natural(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise ValueError(f"must be a number of an event, not {text!r}")
+    return int(text)
+
+
+def _page_size(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,3}", text) or not 1 <= int(text) <= MAX_PAGE:
+        raise ValueError(f"must be from 1 to {MAX_PAGE}, not {text!r}")
+    return int(text)
+
+
+def _order(text: str) -> str:
+    if text not in {"asc", "desc"}:
+        raise ValueError(f"must be asc or desc, not {text!r}")
+    return text

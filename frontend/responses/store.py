@@ -1,0 +1,261 @@
+"""Where responses are kept: one SQLite file, its own thread, bounded by count, age and bytes."""
+
+import asyncio
+import os
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from baton.errors import BatonError
+from frontend.responses.owner import Owner
+
+SCHEMA_VERSION = 1
+MEMORY = ":memory:"
+RUNNING = "in_progress"
+DIED = "The frontend that ran this response ended before the response did; send it again."
+# A conversation of more responses, or of more bytes, is no longer read back.
+MAX_CHAIN = 1000
+MAX_CHAIN_BYTES = 64 << 20
+
+_BUSY_TIMEOUT_S = 5.0
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS responses (
+    id TEXT PRIMARY KEY, previous_id TEXT, status TEXT NOT NULL, is_background INTEGER NOT NULL,
+    owner TEXT NOT NULL, used_s REAL NOT NULL, num_bytes INTEGER NOT NULL,
+    body BLOB NOT NULL, items BLOB NOT NULL, events BLOB
+);
+CREATE INDEX IF NOT EXISTS responses_by_use ON responses (used_s, num_bytes, status);
+CREATE TABLE IF NOT EXISTS item_ids (
+    item_id TEXT NOT NULL, response_id TEXT NOT NULL REFERENCES responses ON DELETE CASCADE,
+    PRIMARY KEY (item_id, response_id)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS item_ids_by_response ON item_ids (response_id);
+"""
+_COLUMNS = "id, previous_id, status, is_background, owner, num_bytes, body, items"
+_SAVE = """
+INSERT INTO responses (id, previous_id, status, is_background, owner, used_s, num_bytes, body, items, events)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET status = excluded.status, used_s = excluded.used_s,
+    num_bytes = excluded.num_bytes, body = excluded.body, events = excluded.events
+"""
+_TOO_MANY = """
+DELETE FROM responses WHERE status != 'in_progress' AND id IN (
+    SELECT id FROM (
+        SELECT id, row_number() OVER latest AS num, sum(num_bytes) OVER latest AS total_bytes
+        FROM responses WINDOW latest AS (ORDER BY used_s DESC, rowid DESC)
+    ) WHERE num > ? OR total_bytes > ?
+)
+"""
+
+T = TypeVar("T")
+
+
+class StoreFailure(BatonError):
+    """The response store cannot be read or written."""
+
+    code = "response_store_failed"
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept: the responses used last. A response is used when it is made and when it is continued,
+    with all that it continues. It is pruned every so many saves."""
+
+    max_responses: int = 10_000
+    max_age_s: float = 30 * 86_400.0
+    max_bytes: int = 1 << 30
+    prune_every: int = 32
+
+
+class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A response as it is kept. `body` is its JSON, `items` the JSON list of its own input items,
+    `events` its whole stream, if there was one, as server-sent events."""
+
+    id: str
+    status: str
+    body: bytes
+    items: bytes
+    previous_id: str | None = None
+    is_background: bool = False
+    events: bytes | None = None
+
+
+class ResponseStore:
+    """All methods raise StoreFailure if the file cannot be used. `close()` ends the thread."""
+
+    def __init__(
+        self,
+        path: str = MEMORY,
+        retention: Retention | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.path = path if path == MEMORY else os.path.expanduser(path)
+        self._retention = retention or Retention()
+        self._clock = clock
+        self._owner = Owner(None if path == MEMORY else self.path)
+        self._db: sqlite3.Connection | None = None
+        self._num_saves = 0
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="responses")
+
+    async def open(self) -> None:
+        """Make the file usable now, and report what a dead frontend left running as failed."""
+        await self._in_thread(self._settle_orphans)
+
+    async def close(self) -> None:
+        """Close the file."""
+        await self._in_thread(self._close)
+        self._thread.shutdown(wait=False)
+
+    async def save(self, response: StoredResponse, item_ids: Iterable[str]) -> None:
+        """Keep a response, or what became of it since."""
+        await self._in_thread(self._save, response, list(item_ids))
+
+    async def load(self, response_id: str) -> StoredResponse | None:
+        """The response, or None. One that is kept as running is so only if its frontend lives: the caller
+        has to look among its own first."""
+        return await self._in_thread(self._load, response_id)
+
+    async def chain(self, response_id: str) -> list[StoredResponse] | None:
+        """The response and all that it continues, the first one first, without their events; None if one of
+        them is not there. Marks them as used."""
+        return await self._in_thread(self._chain, response_id)
+
+    async def with_item(self, item_id: str) -> StoredResponse | None:
+        """The latest response that has an item of this id in its input or output."""
+        return await self._in_thread(self._with_item, item_id)
+
+    async def delete(self, response_id: str) -> bool:
+        """True if there was such a response."""
+        return await self._in_thread(self._delete, response_id)
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: object) -> T:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, work, *arguments)
+        except (sqlite3.Error, OSError) as error:
+            raise StoreFailure(f"The response store {self.path} cannot be used: {error}.") from error
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._db is None:
+            self._db = _connect(self.path)
+        return self._db
+
+    def _close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+        self._owner.close()
+
+    def _save(self, response: StoredResponse, item_ids: list[str]) -> None:
+        if response.status == RUNNING:
+            self._owner.claim()
+        events = None if response.events is None else zlib.compress(response.events, 1)
+        num_bytes = len(response.body) + len(response.items) + len(events or b"")
+        values = (
+            response.id, response.previous_id, response.status, response.is_background, self._owner.name,
+            self._clock(), num_bytes, response.body, response.items, events,
+        )  # fmt: skip
+        with self._connection() as db:
+            db.execute(_SAVE, values)
+            pairs = [(item_id, response.id) for item_id in item_ids]
+            db.executemany("INSERT OR IGNORE INTO item_ids VALUES (?, ?)", pairs)
+            if self._num_saves % self._retention.prune_every == 0:
+                self._prune(db)
+        self._num_saves += 1
+
+    def _prune(self, db: sqlite3.Connection) -> None:
+        kept = self._retention
+        oldest_s = self._clock() - kept.max_age_s
+        db.execute("DELETE FROM responses WHERE used_s < ? AND status != 'in_progress'", (oldest_s,))
+        db.execute(_TOO_MANY, (kept.max_responses, kept.max_bytes))
+
+    def _load(self, response_id: str) -> StoredResponse | None:
+        row = self._row(response_id, "*")
+        if row is not None and row["status"] == RUNNING and not self._owner.lives_elsewhere(row["owner"]):
+            self._fail(row)
+            row = self._row(response_id, "*")
+        return None if row is None else _stored(row)
+
+    def _row(self, response_id: str, columns: str = _COLUMNS) -> sqlite3.Row | None:
+        query = f"SELECT {columns} FROM responses WHERE id = ?"  # noqa: S608 the columns are ours
+        found = self._connection().execute(query, (response_id,))
+        row: sqlite3.Row | None = found.fetchone()
+        return row
+
+    def _settle_orphans(self) -> None:
+        rows = self._connection().execute("SELECT * FROM responses WHERE status = 'in_progress'").fetchall()
+        for row in rows:
+            if not self._owner.lives_elsewhere(row["owner"]):
+                self._fail(row)
+
+    def _fail(self, row: sqlite3.Row) -> None:
+        body = msgspec.json.decode(row["body"], type=dict[str, Any])
+        body |= {"status": "failed", "error": {"code": "server_error", "message": DIED}}
+        with self._connection() as db:
+            values = (msgspec.json.encode(body), row["id"])
+            db.execute("UPDATE responses SET status = 'failed', body = ? WHERE id = ?", values)
+
+    def _chain(self, response_id: str) -> list[StoredResponse] | None:
+        chain: list[StoredResponse] = []
+        next_id: str | None = response_id
+        num_bytes = 0
+        while next_id is not None:
+            row = self._row(next_id)
+            num_bytes += 0 if row is None else row["num_bytes"]
+            if row is None or len(chain) == MAX_CHAIN or num_bytes > MAX_CHAIN_BYTES:
+                return None
+            chain.append(_stored(row))
+            next_id = row["previous_id"]
+        with self._connection() as db:
+            used = [(self._clock(), response.id) for response in chain]
+            db.executemany("UPDATE responses SET used_s = ? WHERE id = ?", used)
+        return chain[::-1]
+
+    def _with_item(self, item_id: str) -> StoredResponse | None:
+        query = (
+            "SELECT responses.* FROM item_ids JOIN responses ON id = response_id WHERE item_id = ? "
+            "ORDER BY responses.rowid DESC LIMIT 1"
+        )
+        row = self._connection().execute(query, (item_id,)).fetchone()
+        return None if row is None else _stored(row)
+
+    def _delete(self, response_id: str) -> bool:
+        with self._connection() as db:
+            return db.execute("DELETE FROM responses WHERE id = ?", (response_id,)).rowcount > 0
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    if path != MEMORY:
+        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # What people wrote is nobody else's to read; SQLite gives its other files the same mode.
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    db = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S)
+    db.row_factory = sqlite3.Row
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = NORMAL")
+    db.execute("PRAGMA foreign_keys = ON")
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version not in {0, SCHEMA_VERSION}:
+        db.close()
+        raise sqlite3.DatabaseError(f"it is of version {version}, this Baton reads {SCHEMA_VERSION}")
+    db.executescript(_SCHEMA)
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    return db
+
+
+def _stored(row: sqlite3.Row) -> StoredResponse:
+    events = row["events"] if "events" in row.keys() else None  # noqa: SIM118 a Row iterates over values
+    return StoredResponse(
+        id=row["id"],
+        previous_id=row["previous_id"],
+        status=row["status"],
+        is_background=bool(row["is_background"]),
+        body=row["body"],
+        items=row["items"],
+        events=None if events is None else zlib.decompress(events),
+    )

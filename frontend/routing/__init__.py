@@ -1,0 +1,1 @@
+"""Which worker answers, and again which when one is lost."""

@@ -1,0 +1,223 @@
+"""The live workers, kept current from discovery: who serves what, who can be paired, what is missing."""
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from baton.discovery import Discovery
+from baton.errors import BatonError, ModelNotFound, NoWorkers
+from baton.messages import Role, StatsRequest, WorkerInfo, WorkerStats
+from baton.pairing import refused_pairs, why_not_paired
+from baton.transport import Transport
+from frontend.text.tokenizer import ModelTokenizer
+
+log = logging.getLogger(__name__)
+
+STATS_TIMEOUT_S = 1.0
+PROBE_EVERY_S = 0.5
+_TOO_SHORT = (
+    "--request-timeout-s %g is not above the KV timeout of %g s of worker=%s: when a prefill worker is lost, "
+    "requests end with deadline_exceeded instead of being tried again"
+)
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """A model that can be asked for: its shortest context among the workers (tokens), its tokenizer."""
+
+    name: str
+    context_length: int
+    tokenizer: ModelTokenizer
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker as /health shows it."""
+
+    worker_id: str
+    role: str
+    endpoint: str
+    model: str
+    engine: str
+    engine_version: str
+    kv_transfer: str
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of /health. `missing` says what must be started, or get ready, before a request can be served;
+    `warming` are workers that try their handoffs before they get requests, `lost` those that are registered
+    and do not answer. In `cold_pairs` that trial failed, of `refused_pairs` it is known that it would.
+    """
+
+    status: str
+    endpoints: list[str]
+    instances: list[Instance]
+    missing: list[str]
+    warming: list[str]
+    lost: list[str]
+    cold_pairs: list[str]
+    refused_pairs: list[str]
+
+
+class Fleet:
+    """All workers of all models. `keep_current()` runs while the frontend does. Requests go to those that are
+    ready and have not been lost.
+    """
+
+    def __init__(
+        self,
+        discovery: Discovery,
+        transport: Transport,
+        *,
+        model_path: Path | None = None,
+        request_timeout_s: float = math.inf,
+    ) -> None:
+        self._discovery = discovery
+        self._transport = transport
+        self._model_path = model_path
+        self._request_timeout_s = request_timeout_s
+        self._workers: tuple[WorkerInfo, ...] = ()
+        self._tokenizers: dict[str, ModelTokenizer] = {}
+        self._probes: dict[str, asyncio.Task[None]] = {}
+
+    @asynccontextmanager
+    async def keep_current(self) -> AsyncGenerator[asyncio.Task[None], None]:
+        """Follow discovery while the context is open; gives the task that does: it ends only by failing."""
+        follow = asyncio.create_task(self._follow())
+        try:
+            yield follow
+        finally:
+            tasks = [follow, *self._probes.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def workers(self, model: str, role: Role, *, paired_with: WorkerInfo | None = None) -> list[WorkerInfo]:
+        """Live workers of a role, ordered by id.
+
+        A prefill worker that no decode worker can take KV from is not listed; with `paired_with`, only decode
+        workers that can take KV from that prefill worker are.
+        """
+        found = [w for w in self._live() if w.model == model and w.role is role]
+        if paired_with is not None:
+            return [w for w in found if why_not_paired(paired_with, w) is None]
+        if role is Role.DECODE:
+            return found
+        decodes = [w for w in self._live() if w.model == model and w.role is Role.DECODE]
+        return [w for w in found if any(why_not_paired(w, d) is None for d in decodes)]
+
+    def suspect(self, worker: WorkerInfo) -> None:
+        """A request has lost this worker: it gets no more until it answers a probe. Its lease may take long
+        to end, and a frozen process keeps it.
+        """
+        if worker.incarnation not in self._probes:
+            self._probes[worker.incarnation] = asyncio.create_task(self._probe(worker))
+
+    def models(self) -> list[str]:
+        """Names that can be asked for now."""
+        decodes = {w.model for w in self._live() if w.role is Role.DECODE}
+        return sorted(decodes & self._tokenizers.keys())
+
+    def served(self, model: str) -> ServedModel:
+        """Raises ModelNotFound for a name nobody has, NoWorkers if its decode workers are missing."""
+        mine = [worker for worker in self._workers if worker.model == model]
+        if not self._workers:
+            raise NoWorkers("No worker is live; prefill and decode are missing.", retry_after_s=1)
+        if not mine:
+            known = ", ".join(self.models()) or "none yet"
+            raise ModelNotFound(f"The model {model!r} is not served here. Served: {known}.", param="model")
+        if not self.workers(model, Role.DECODE):
+            is_warming = any(w.role is Role.DECODE and not w.is_ready for w in mine)
+            what = "ready yet; try again" if is_warming else "live; start one"
+            raise NoWorkers(f"No decode worker of {model!r} is {what}.", retry_after_s=1)
+        if model not in self._tokenizers:
+            raise NoWorkers(f"The tokenizer of {model!r} is still being loaded; try again.", retry_after_s=1)
+        return ServedModel(model, min(w.context_length for w in mine), self._tokenizers[model])
+
+    def health(self) -> Health:
+        """Healthy as soon as one model can be served; what else is missing is named all the same."""
+        ready, live = set(self.models()), self._live()
+        known = {w.worker_id for w in self._workers}
+        missing = [] if ready else [f"{w.model}: decode" for w in self._workers] or ["prefill", "decode"]
+        return Health(
+            status="healthy" if ready else "unhealthy",
+            endpoints=sorted({w.endpoint for w in live}),
+            instances=[_instance(w) for w in live],
+            missing=sorted(set(missing)),
+            warming=[w.worker_id for w in self._workers if not w.is_ready],
+            lost=[w.worker_id for w in self._workers if w.incarnation in self._probes],
+            cold_pairs=[f"{w.worker_id} with {p}" for w in self._workers for p in w.cold_peers if p in known],
+            refused_pairs=refused_pairs(self._workers),
+        )
+
+    async def stats(self) -> list[tuple[WorkerInfo, WorkerStats]]:
+        """The figures of every worker that answers within a second."""
+        found = await asyncio.gather(*(self._ask(worker) for worker in self._workers))
+        return [pair for pair in found if pair is not None]
+
+    def _live(self) -> list[WorkerInfo]:
+        return [w for w in self._workers if w.is_ready and w.incarnation not in self._probes]
+
+    async def _probe(self, worker: WorkerInfo) -> None:
+        """Ask a suspect until it answers, or is no longer registered."""
+        log.warning("lost worker=%s", worker.worker_id)
+        while worker in self._workers and await self._ask(worker) is None:  # noqa: ASYNC110 nobody tells us
+            await asyncio.sleep(PROBE_EVERY_S)  # a suspect is asked again at this pace
+        del self._probes[worker.incarnation]
+        log.info("probed worker=%s registered=%s", worker.worker_id, worker in self._workers)
+
+    async def _ask(self, worker: WorkerInfo) -> tuple[WorkerInfo, WorkerStats] | None:
+        try:
+            async with asyncio.timeout(STATS_TIMEOUT_S):
+                async with aclosing(self._transport.call(worker.address, StatsRequest())) as replies:
+                    async for reply in replies:
+                        if isinstance(reply, WorkerStats):
+                            return worker, reply
+        except (BatonError, TimeoutError) as error:
+            log.debug("no stats worker=%s error=%s", worker.worker_id, error)
+        return None
+
+    async def _follow(self) -> None:
+        async with aclosing(self._discovery.watch()) as snapshots:
+            async for workers in snapshots:
+                self._log_change(workers)
+                self._workers = workers
+                for worker in workers:
+                    await self._load_tokenizer(worker)
+
+    async def _load_tokenizer(self, worker: WorkerInfo) -> None:
+        if worker.model in self._tokenizers:
+            return
+        folder = self._model_path or Path(worker.model_path)
+        try:
+            self._tokenizers[worker.model] = await asyncio.to_thread(ModelTokenizer.load, folder)
+        except (OSError, ValueError) as error:
+            log.warning("no tokenizer model=%s folder=%s error=%s", worker.model, folder, error)
+
+    def _log_change(self, workers: tuple[WorkerInfo, ...]) -> None:
+        before = {w.incarnation: w for w in self._workers if w.is_ready}
+        after = {w.incarnation: w for w in workers if w.is_ready}
+        for incarnation in after.keys() - before.keys():
+            worker = after[incarnation]
+            log.info(
+                "joined worker=%s role=%s kv=%s", worker.worker_id, worker.role.value, worker.kv_transfer
+            )
+            if worker.kv_timeout_s is not None and worker.kv_timeout_s >= self._request_timeout_s:
+                log.warning(_TOO_SHORT, self._request_timeout_s, worker.kv_timeout_s, worker.worker_id)
+        for incarnation in before.keys() - after.keys():
+            log.info("left worker=%s", before[incarnation].worker_id)
+
+
+def _instance(worker: WorkerInfo) -> Instance:
+    return Instance(
+        worker_id=worker.worker_id,
+        role=worker.role.value,
+        endpoint=worker.endpoint,
+        model=worker.model,
+        engine=worker.engine,
+        engine_version=worker.engine_version,
+        kv_transfer=worker.kv_transfer,
+    )

@@ -1,0 +1,182 @@
+"""The model's tokenizer: segments and text to token ids and back; the only file that imports `tokenizers`."""
+
+import re
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+from tokenizers import Tokenizer
+
+from frontend.text.specials import Segment, SpecialToken
+from frontend.text.vocabulary import Vocabulary
+
+_CACHE_BYTES = 64 << 20
+_REQUIRED = frozenset(SpecialToken) - {SpecialToken.STARTOFTEXT}
+_STOPS = (SpecialToken.RETURN, SpecialToken.CALL, SpecialToken.ENDOFTEXT)
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int]
+
+
+class ModelTokenizer:
+    """Byte-level BPE with Harmony's control tokens. Thread-safe: long prompts may be encoded in a thread.
+
+    The added tokens are taken out of the `tokenizers` object, so that no text can become a control token:
+    these enter a prompt as `SpecialToken` segments only, or where `encode_text` is told to allow them.
+    """
+
+    def __init__(self, ordinary: Tokenizer, vocab: dict[str, int], added: dict[str, int]) -> None:
+        self._ordinary = ordinary
+        self._added = added
+        self._added_pattern = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True))))
+        self._cache = _SegmentCache(_CACHE_BYTES)
+        self.special_ids = _special_ids(added)
+        self.stop_token_ids = tuple(self.special_ids[token] for token in _STOPS)
+        self.vocabulary = Vocabulary(
+            special_ids=self.special_ids, token_bytes=_byte_table(vocab, frozenset(added.values()))
+        )
+        self.vocab_size = len(self.vocabulary.token_bytes)
+        for name, token_id in added.items():
+            if token_id in self._encode(name):
+                raise ValueError(f"{name} becomes a control token as ordinary text")
+
+    @classmethod
+    def load(cls, folder: Path) -> "ModelTokenizer":
+        """Reads `tokenizer.json` in a model's folder; about a second for gpt-oss, so not in the event loop.
+
+        Raises OSError if it cannot be read and ValueError if it is not a byte-level BPE tokenizer with
+        Harmony's control tokens.
+        """
+        path = folder / "tokenizer.json"
+        try:
+            parts = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
+            added = msgspec.json.decode(parts["added_tokens"], type=list[_AddedToken])
+            vocab = msgspec.json.decode(parts["model"], type=_Model).vocab
+        except (msgspec.DecodeError, KeyError) as error:
+            raise ValueError(f"{path} is no tokenizer of the `tokenizers` library: {error}") from error
+        parts["added_tokens"] = msgspec.Raw(b"[]")
+        try:
+            ordinary = Tokenizer.from_str(msgspec.json.encode(parts).decode())
+            return cls(ordinary, vocab, {token.content: token.id for token in added})
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(f"{path}: {error}") from error
+
+    def encode_segments(self, segments: Iterable[Segment]) -> list[int]:
+        """The prompt's token ids; text stays ordinary text even where it spells a control token."""
+        ids: list[int] = []
+        for segment in segments:
+            if isinstance(segment, SpecialToken):
+                ids.append(self.special_ids[segment])
+            else:
+                ids.extend(self._encode_cached(segment))
+        return ids
+
+    def encode_text(self, text: str, *, allow_special: bool = False) -> list[int]:
+        """Text without Harmony, for /v1/completions; `allow_special` makes control tokens of their names."""
+        if not allow_special:
+            return self._encode(text)
+        ids: list[int] = []
+        stop = 0
+        for match in self._added_pattern.finditer(text):
+            ids += self._encode(text[stop : match.start()])
+            ids.append(self._added[match.group()])
+            stop = match.end()
+        return ids + self._encode(text[stop:])
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The token's text as bytes; b"" for control tokens and unknown ids."""
+        table = self.vocabulary.token_bytes
+        return table[token_id] if 0 <= token_id < len(table) else b""
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text of the ordinary tokens, with U+FFFD where it is not UTF-8."""
+        return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+
+    def _encode_cached(self, text: str) -> Sequence[int]:
+        ids = self._cache.get(text)
+        if ids is None:
+            ids = array("I", self._encode(text))
+            self._cache.put(text, ids)
+        return ids
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            return self._encode_valid(text)
+        except TypeError:  # what the library raises for lone surrogates
+            return self._encode_valid(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+
+    def _encode_valid(self, text: str) -> list[int]:
+        # Not `encode`: that holds the GIL, and computes offsets that nobody wants.
+        ids: list[int] = self._ordinary.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
+
+
+class _SegmentCache:
+    """Token ids of the texts seen last, up to a number of bytes: the turns of a conversation come again."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._ids: OrderedDict[str, array[int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, text: str) -> "array[int] | None":
+        with self._lock:
+            ids = self._ids.get(text)
+            if ids is not None:
+                self._ids.move_to_end(text)
+            return ids
+
+    def put(self, text: str, ids: "array[int]") -> None:
+        size = _num_bytes(text, ids)
+        with self._lock:
+            if text in self._ids or size > self._max_bytes // 8:
+                return
+            self._ids[text] = ids
+            self._num_bytes += size
+            while self._num_bytes > self._max_bytes:
+                self._num_bytes -= _num_bytes(*self._ids.popitem(last=False))
+
+
+def _num_bytes(text: str, ids: "array[int]") -> int:
+    """Memory of an entry, with up to 4 bytes a character and about 300 for the objects."""
+    return 4 * len(text) + ids.itemsize * len(ids) + 300
+
+
+def _special_ids(added: dict[str, int]) -> dict[SpecialToken, int]:
+    found = {token: added[token.value] for token in SpecialToken if token.value in added}
+    missing = sorted(token.value for token in _REQUIRED - found.keys())
+    if missing:
+        raise ValueError(f"the vocabulary has no {', '.join(missing)}")
+    return found
+
+
+def _byte_table(vocab: dict[str, int], special: frozenset[int]) -> tuple[bytes, ...]:
+    """Bytes by token id: undoes the byte-to-character map in which byte-level vocabularies are written."""
+    to_byte = _byte_of_character()
+    table = [b""] * (max([*vocab.values(), *special]) + 1)
+    for text, token_id in vocab.items():
+        if token_id in special:
+            continue
+        try:
+            table[token_id] = bytes([to_byte[character] for character in text])
+        except KeyError as error:
+            raise ValueError(f"token {token_id} ({text!r}) is not written byte by byte") from error
+    return tuple(table)
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's map: printable bytes stand for themselves, the others for characters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    plain = {chr(byte): byte for byte in printable}
+    return plain | {chr(0x100 + i): byte for i, byte in enumerate(others)}

@@ -1,0 +1,52 @@
+"""Log probabilities in OpenAI's two shapes, from token ids."""
+
+from collections.abc import Sequence
+
+from baton.messages import TokenLogprob
+from frontend.answers import ContentLogprob, LegacyLogprobs, TopLogprob
+from frontend.text.tokenizer import ModelTokenizer
+
+
+def content_logprobs(entries: Sequence[TokenLogprob], tokenizer: ModelTokenizer) -> list[ContentLogprob]:
+    """The chat API's shape: one object for each token."""
+    return [_content_logprob(entry, tokenizer) for entry in entries]
+
+
+def _content_logprob(entry: TokenLogprob, tokenizer: ModelTokenizer) -> ContentLogprob:
+    data = tokenizer.token_bytes(entry.token_id)
+    top = [(tokenizer.token_bytes(token_id), logprob) for token_id, logprob in entry.top]
+    return ContentLogprob(
+        token=_text(data),
+        logprob=_finite(entry.logprob),
+        bytes=list(data),
+        top_logprobs=[TopLogprob(_text(data), _finite(logprob), list(data)) for data, logprob in top],
+    )
+
+
+def legacy_logprobs(
+    entries: Sequence[TokenLogprob], tokenizer: ModelTokenizer, offset: int
+) -> LegacyLogprobs:
+    """The completion API's shape; `offset` is the first token's, in characters of the choice's text."""
+    texts = [_text(tokenizer.token_bytes(entry.token_id)) for entry in entries]
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    return LegacyLogprobs(
+        tokens=texts,
+        token_logprobs=[_finite(entry.logprob) for entry in entries],
+        top_logprobs=[
+            {_text(tokenizer.token_bytes(token_id)): _finite(logprob) for token_id, logprob in entry.top}
+            for entry in entries
+        ],
+        text_offset=offsets,
+    )
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity; OpenAI writes -9999 for a token of no probability."""
+    return max(logprob, -9999.0)
