@@ -101,7 +101,6 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     deadline_s: float
     num_generated: int = 0
     priority: int = 0
-    trace: str | None = None
     handoff: KvHandoff | None = None
 
 

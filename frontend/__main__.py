@@ -11,8 +11,9 @@ import uvicorn
 from baton.flags import parse
 from baton.process import Shutdown, first_of, run
 from baton.telemetry import configure_logging
-from frontend.app import App, Services, create_app
+from frontend.app import App, create_app
 from frontend.config import FrontendSettings
+from frontend.http.services import Services
 from frontend.metrics import Metrics
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoreFailure
@@ -51,10 +52,8 @@ async def serve(settings: FrontendSettings, listener: socket.socket, shutdown: S
     except StoreFailure as error:
         sys.stderr.write(f"error: {error.message} Choose another --response-store\n")
         return 2
-    services = Services(
-        fleet=fleet, generator=generator, metrics=metrics, responses=responses, request_timeout_s=timeout_s
-    )
-    server = _server(create_app(services), settings.drain_timeout_s)
+    services = Services(fleet=fleet, generator=generator, metrics=metrics, request_timeout_s=timeout_s)
+    server = _server(create_app(services, responses), settings.drain_timeout_s)
     # Not Server.serve(): it takes the signals for itself, and this process has its own.
     async with fleet.keep_current() as following:
         await server.startup(sockets=[listener])

@@ -10,26 +10,28 @@ from starlette.routing import Route
 
 from baton.errors import BatonError
 from frontend import openapi
-from frontend.answers import ErrorBody, ErrorDetail, ModelBody, ModelList
-from frontend.chat.request import prepare_chat
-from frontend.completions.request import prepare_completion
-from frontend.http.exchange import Receive, Scope, Send, retry_after
+from frontend.chat.answer import prepare_chat
+from frontend.completions.answer import prepare_completion
+from frontend.http.errors import ErrorBody, ErrorDetail, retry_after
+from frontend.http.exchange import Receive, Scope, Send
 from frontend.http.respond import Endpoint, Serve, generating
 from frontend.http.services import Services
 from frontend.metrics import CONTENT_TYPE
-from frontend.responses import routes as response_routes
+from frontend.models import ModelBody, ModelList
+from frontend.responses.routes import ResponseRoutes
+from frontend.responses.runs import ResponseState
 from frontend.tokenization import detokenize, tokenize
 
-__all__ = ["Services", "create_app"]
 
-# (method, path): what answers it.
-ROUTES: dict[tuple[str, str], Serve] = {
-    ("POST", "/v1/chat/completions"): generating(prepare_chat),
-    ("POST", "/v1/completions"): generating(prepare_completion),
-    **response_routes.ROUTES,
-    ("POST", "/tokenize"): tokenize,
-    ("POST", "/detokenize"): detokenize,
-}
+def routes(responses: ResponseState) -> dict[tuple[str, str], Serve]:
+    """(method, path): what answers it."""
+    return {
+        ("POST", "/v1/chat/completions"): generating(prepare_chat),
+        ("POST", "/v1/completions"): generating(prepare_completion),
+        **ResponseRoutes(responses).table(),
+        ("POST", "/tokenize"): tokenize,
+        ("POST", "/detokenize"): detokenize,
+    }
 
 
 class App:
@@ -59,9 +61,9 @@ class ByMethod:
         await self._endpoints[method](scope, receive, send)
 
 
-def create_app(services: Services) -> App:
-    """The app over these services, whose life is the caller's."""
-    endpoints = {key: Endpoint(key[1], serve, services) for key, serve in ROUTES.items()}
+def create_app(services: Services, responses: ResponseState) -> App:
+    """The app over these services and stored responses, whose life is the caller's."""
+    endpoints = {key: Endpoint(key[1], serve, services) for key, serve in routes(responses).items()}
     return App(endpoints, _framework(services, endpoints))
 
 

@@ -17,23 +17,20 @@ from baton.errors import (
     Overloaded,
     WorkerLost,
 )
-from frontend.answers import (
-    BodyTooLarge,
-    ChatCompletion,
-    Completion,
-    ContextTooLong,
-    ErrorBody,
-    ModelBody,
-    ModelList,
-)
+from frontend.chat.body import ChatBody
+from frontend.chat.objects import ChatCompletion
+from frontend.completions.body import CompletionBody
+from frontend.completions.objects import Completion
+from frontend.http.errors import BodyTooLarge, ErrorBody
+from frontend.models import ModelBody, ModelList
 from frontend.responses.body import ResponseBody
+from frontend.responses.history import PreviousNotFound
 from frontend.responses.items import GIVEN_ITEMS
 from frontend.responses.object import DeletedResponse, ItemList, ResponseObject
-from frontend.responses.request import PreviousNotFound
 from frontend.responses.routes import ResponseNotFound
 from frontend.responses.store import StoreFailure
 from frontend.routing.fleet import Health
-from frontend.schema import ChatBody, CompletionBody
+from frontend.text.served import ContextTooLong
 from frontend.tokenization import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
 
 Errors = tuple[type[BatonError], ...]

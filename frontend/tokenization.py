@@ -2,19 +2,21 @@
 
 import asyncio
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from baton.errors import InvalidRequest
-from frontend.chat.request import conversation
+from frontend.chat.body import Message, ToolDefinition
+from frontend.chat.request import tools, turns
+from frontend.harmony.conversation import Conversation
 from frontend.harmony.render import render
+from frontend.http.body import decode
 from frontend.http.exchange import Exchange, ignored_header
-from frontend.http.fields import decode
 from frontend.http.services import Services
 from frontend.metrics import Tally
-from frontend.routing.fleet import ServedModel
-from frontend.schema import ChatBody, Effort, Message, TemplateArgs, TokenId, ToolDefinition
+from frontend.text.served import ServedModel
+from frontend.turn.fields import Effort, TemplateArgs, TokenId, effort_of, identity_of
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -76,11 +78,7 @@ async def detokenize(exchange: Exchange, services: Services, tally: Tally) -> No
     services.metrics.count_ignored(ignored)
     served = _served(body.model, services)
     tally.model = served.name
-    unknown = next((token_id for token_id in body.tokens if token_id >= served.tokenizer.vocab_size), None)
-    if unknown is not None:
-        raise InvalidRequest(
-            f"`tokens` has {unknown}; {served.name} has {served.tokenizer.vocab_size} tokens.", param="tokens"
-        )
+    served.tokenizer.checked(body.tokens, served.name, "tokens")
     prompt = await asyncio.to_thread(_text, body.tokens, served)
     await exchange.answer(200, DetokenizeAnswer(prompt=prompt), ignored_header(ignored))
 
@@ -96,12 +94,15 @@ def _encoded(body: TokenizeBody, served: ServedModel) -> list[int]:
     if body.prompt is not None:
         return served.tokenizer.encode_text(body.prompt, allow_special=True)
     assert body.messages is not None, "one of the two is given"
-    shared: dict[str, Any] = {
-        name: getattr(body, name)
-        for name in ("messages", "tools", "reasoning_effort", "chat_template_args", "chat_template_kwargs")
-    }
-    chat = ChatBody(model=served.name, **shared)
-    segments = render(conversation(chat, datetime.now(UTC).date().isoformat()))
+    args = (body.chat_template_args, body.chat_template_kwargs)
+    talk = Conversation(
+        turns=tuple(turns(body.messages)),
+        tools=tools(body.tools or ()),
+        reasoning_effort=effort_of(body.reasoning_effort, *args),
+        current_date=datetime.now(UTC).date().isoformat(),
+        model_identity=identity_of(*args),
+    )
+    segments = render(talk)
     if body.add_generation_prompt is False:
         segments = segments[:-2]  # `<|start|>assistant`
     return served.tokenizer.encode_segments(segments)

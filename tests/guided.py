@@ -11,10 +11,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from baton.messages import Guided
+from frontend.harmony.conversation import AnswerFormat
 from frontend.harmony.deltas import ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
 from frontend.harmony.parse import HarmonyParser
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.form import AnswerFormat, guided
+from frontend.turn.form import guided
 from workers.engines.embedded.grammar import Grammars
 
 Json = dict[str, Any]

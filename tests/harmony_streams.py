@@ -8,15 +8,15 @@ from typing import Any, cast
 import msgspec
 
 from baton.messages import FinishReason, GenerateRequest, Sampling, TokenChunk
-from frontend.chat.choice import ChatChoice, ChatSink
-from frontend.chat.sinks import StreamedMessage, WholeMessage
+from frontend.chat.message import MessageWriter
 from frontend.harmony.deltas import Delta, MessageEnd, ReasoningDelta, TextDelta, ToolCallStart
 from frontend.harmony.parse import HarmonyParser
 from frontend.harmony.repairs import REPAIRS
-from frontend.schema import ChatBody
 from frontend.text.specials import SpecialToken
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.text.vocabulary import Vocabulary
+from frontend.turn.choice import Choice
+from frontend.turn.chunks import Envelope
 
 TOOLS = frozenset({"get_weather", "bash", "search"})
 HEADER_WORDS = (
@@ -55,11 +55,11 @@ _TAKES_A_WORD = {_ID[SpecialToken.START], _ID[SpecialToken.CHANNEL], _ID[Special
 _SPELLED_IDS = frozenset(i for i, word in enumerate(_WORDS) if b"<" in word or b"|" in word)
 _MARKS = re.compile(r"~(\d+)")
 
-# What a chat choice is made for; of the tokenizer it needs the vocabulary only.
-_BODY = ChatBody(model="m", messages=[])
+# Of the tokenizer a message needs nothing unless log probabilities are asked for.
 _TOKENIZER = cast("ModelTokenizer", SimpleNamespace(vocabulary=VOCABULARY))
 _SAMPLING = Sampling(max_tokens=1, seed=0)
 _REQUEST = GenerateRequest(request_id="r", model="m", token_ids=[], sampling=_SAMPLING, deadline_s=1)
+_ENVELOPE = Envelope("chat.completion.chunk", "chatcmpl", "m", has_usage=False)
 
 
 class Message(msgspec.Struct, array_like=True):
@@ -131,13 +131,14 @@ def check(ids: Sequence[int], sizes: Sequence[int]) -> None:
 
 def check_answer(ids: Sequence[int], sizes: Sequence[int], finish_reason: FinishReason) -> None:
     """A chat answer that is streamed in pieces and one gathered at once are the same message."""
-    whole, stream = WholeMessage(), StreamedMessage(b"", b"\n")
-    _answer([ids], whole, finish_reason)
-    body = whole.body(0)
+    whole = _message(None)
+    _answer([ids], *whole, finish_reason)
+    body = whole[1].body()
     content, reasoning, finish = "", "", None
     calls: list[tuple[str, str]] = []
-    for line in _answer(cuts(ids, sizes), stream, finish_reason).splitlines():
-        chunk: Any = msgspec.json.decode(b'{"delta":' + line)
+    streamed = _message(_ENVELOPE)
+    for event in _answer(cuts(ids, sizes), *streamed, finish_reason).removesuffix(b"\n\n").split(b"\n\n"):
+        chunk: Any = msgspec.json.decode(event.removeprefix(b"data: "))["choices"][0]
         content += chunk["delta"].get("content", "")
         reasoning += chunk["delta"].get("reasoning_content", "")
         finish = chunk["finish_reason"]
@@ -154,11 +155,17 @@ def check_answer(ids: Sequence[int], sizes: Sequence[int], finish_reason: Finish
     assert (content, reasoning, calls) == (message.content or "", message.reasoning_content or "", gathered)
 
 
-def _answer(chunks: Sequence[Sequence[int]], sink: ChatSink, finish_reason: FinishReason) -> bytes:
-    choice = ChatChoice(_BODY, _TOKENIZER, _REQUEST, TOOLS, sink)
-    out = b"".join(choice.feed(TokenChunk(tuple(chunk))) for chunk in chunks[:-1])
-    out += choice.feed(TokenChunk(tuple(chunks[-1]), finish_reason))
-    return out + choice.finish()
+def _message(envelope: Envelope | None) -> tuple[Choice, MessageWriter]:
+    choice = Choice(_REQUEST, HarmonyParser(VOCABULARY, TOOLS))
+    return choice, MessageWriter(0, choice, _TOKENIZER, envelope, gives_reasoning=True)
+
+
+def _answer(
+    chunks: Sequence[Sequence[int]], choice: Choice, message: MessageWriter, finish_reason: FinishReason
+) -> bytes:
+    out = b"".join(message.write(choice.feed(TokenChunk(tuple(chunk)))) for chunk in chunks[:-1])
+    out += message.write(choice.feed(TokenChunk(tuple(chunks[-1]), finish_reason)))
+    return out + message.write(choice.finish()) + message.end()
 
 
 def _parse(chunks: Iterable[Sequence[int]]) -> tuple[list[Message], HarmonyParser]:

@@ -10,8 +10,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from baton.errors import BatonError, ModelNotFound
 from baton.messages import GenerateRequest, TokenChunk, TokenLogprob, Usage, WorkerInfo, WorkerStats
-from frontend.app import Services, create_app
-from frontend.routing.fleet import Health, ServedModel
+from frontend.app import create_app
+from frontend.http.services import Services
+from frontend.responses.runs import ResponseState
+from frontend.routing.fleet import Health
+from frontend.text.served import ServedModel
 from frontend.text.specials import SpecialToken
 from frontend.text.tokenizer import ModelTokenizer
 
@@ -159,10 +162,18 @@ class Reply(msgspec.Struct):
 class Client:
     """Calls an app in this process, in ASGI's terms; `leave` set makes it go away."""
 
-    def __init__(self, tokens: ScriptedTokens, fleet: ScriptedFleet | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        tokens: ScriptedTokens,
+        fleet: ScriptedFleet | None = None,
+        *,
+        responses: ResponseState | None = None,
+        **settings: Any,
+    ) -> None:
         self.tokens = tokens
+        self.responses = responses or ResponseState()
         self.services = Services(fleet=fleet or ScriptedFleet(), generator=tokens, **settings)
-        self.app = create_app(self.services)
+        self.app = create_app(self.services, self.responses)
         self.leave = asyncio.Event()
         self.on_write: Callable[[bytes], None] = lambda _: None
 

@@ -1,15 +1,25 @@
-"""`POST /v1/chat/completions`: from the body to a conversation, its prompt and its answer-to-be."""
+"""`POST /v1/chat/completions`: what a body asks for, in no API's terms."""
 
-import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from msgspec import structs
-
 from baton.errors import InvalidRequest
-from frontend.chat.answer import ChatAnswer
-from frontend.chat.form import form_of, response_schema
+from frontend.chat.body import (
+    AllowedToolsChoice,
+    AssistantMessage,
+    ChatBody,
+    Content,
+    DeveloperMessage,
+    FunctionChoice,
+    Message,
+    Part,
+    SystemMessage,
+    ToolDefinition,
+    ToolMessage,
+    UserMessage,
+)
 from frontend.harmony.conversation import (
+    AnswerFormat,
     AssistantTurn,
     Conversation,
     Instructions,
@@ -19,62 +29,31 @@ from frontend.harmony.conversation import (
     Turn,
     UserTurn,
 )
-from frontend.harmony.render import render
-from frontend.http.fields import decode
-from frontend.http.services import Services
-from frontend.schema import (
-    AssistantMessage,
-    ChatBody,
-    Content,
-    DeveloperMessage,
-    Effort,
-    Message,
-    Part,
-    SystemMessage,
-    TemplateArgs,
-    ToolMessage,
-    UserMessage,
-)
-from frontend.turn.form import with_form
-from frontend.turn.sampling import Asker, sampling_of, token_requests
-
-# Bodies longer than this are rendered in a thread, so that other streams do not wait for them.
-LONG_BODY_BYTES = 8192
+from frontend.turn.fields import JsonObjectFormat, TextFormat, effort_of, identity_of
+from frontend.turn.form import CallChoice, any_object, by_schema
+from frontend.turn.request import TurnRequest
 
 
-async def prepare_chat(raw: bytes, asker: Asker, services: Services) -> ChatAnswer:
-    """An answer that can be begun. Raises the BatonError that refuses the body."""
-    body, unknown = decode(raw, ChatBody)
-    check_served(body, services.max_choices)
-    form = form_of(body)
-    served = services.fleet.served(body.model)
-    talk = conversation(body, datetime.now(UTC).date().isoformat())
-    if len(raw) > LONG_BODY_BYTES:
-        token_ids = await asyncio.to_thread(lambda: served.tokenizer.encode_segments(render(talk)))
-    else:
-        token_ids = served.tokenizer.encode_segments(render(talk))
-    sampling = sampling_of(
-        body,
-        served,
-        num_prompt_tokens=len(token_ids),
-        max_tokens=body.max_completion_tokens or body.max_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-    )
-    requests = token_requests(
-        asker, served, [token_ids], with_form(sampling, form), body.n or 1, priority=body.priority
-    )
-    offered = frozenset(tool.name for tool in talk.tools)
-    return ChatAnswer(body, served, requests, offered, ignored=(*unknown, *not_enforced(body)))
-
-
-def check_served(body: ChatBody, max_choices: int) -> None:
-    """Raises InvalidRequest for values that are valid and not served, and for contradictions."""
-    if (body.n or 1) > max_choices:
-        raise InvalidRequest(f"`n` is {body.n}; {max_choices} choices can be had at most.", param="n")
+def turn_request(body: ChatBody, num_bytes: int) -> TurnRequest:
+    """What a body of that length asks for. Raises InvalidRequest for contradictions, and for content that is
+    not text."""
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("`stream_options` needs `stream`: true.", param="stream_options")
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("`top_logprobs` needs `logprobs`: true.", param="top_logprobs")
+    return TurnRequest(
+        model=body.model,
+        prompt=conversation(body, datetime.now(UTC).date().isoformat()),
+        path="messages",
+        num_bytes=num_bytes,
+        sampling=body,
+        call_choice=_call_choice(body),
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        num_choices=body.n or 1,
+        stop_strings=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        max_calls=1 if body.parallel_tool_calls is False else None,
+    )
 
 
 def not_enforced(body: ChatBody) -> Iterator[str]:
@@ -86,40 +65,56 @@ def not_enforced(body: ChatBody) -> Iterator[str]:
 def conversation(body: ChatBody, current_date: str) -> Conversation:
     """The body as a conversation. `tool_choice` none leaves the tools out of it.
 
-    Raises InvalidRequest, naming the field, for content that is not text, two tools of one name, and tool
-    results without a call.
+    Raises InvalidRequest, naming the field, for content that is not text.
     """
-    args = [args for args in (body.chat_template_args, body.chat_template_kwargs) if args is not None]
-    identity = next((a.model_identity for a in args if a.model_identity is not None), None)
-    talk = Conversation(
-        turns=tuple(_turns(body.messages)),
-        tools=() if body.tool_choice == "none" else _tools(body),
-        reasoning_effort=_effort(body, args),
+    args = (body.chat_template_args, body.chat_template_kwargs)
+    return Conversation(
+        turns=tuple(turns(body.messages)),
+        tools=() if body.tool_choice == "none" else tools(body.tools or ()),
+        reasoning_effort=effort_of(body.reasoning_effort, *args),
         current_date=current_date,
-        response_schema=response_schema(body),
+        model_identity=identity_of(*args),
+        answer_format=_answer_format(body),
     )
-    return talk if identity is None else structs.replace(talk, model_identity=identity)
 
 
-def _effort(body: ChatBody, args: list[TemplateArgs]) -> Effort:
-    given = [body.reasoning_effort, *(a.reasoning_effort for a in args)]
-    return next((effort for effort in given if effort is not None), "medium")
+def tools(given: Sequence[ToolDefinition]) -> tuple[Tool, ...]:
+    """The tools as the prompt shows them."""
+    return tuple(
+        Tool(
+            name=tool.function.name,
+            description=tool.function.description,
+            parameters=tool.function.parameters,
+            strict=bool(tool.function.strict),
+            path=f"tools[{i}].function",
+        )
+        for i, tool in enumerate(given)
+    )
 
 
-def _tools(body: ChatBody) -> tuple[Tool, ...]:
-    seen: set[str] = set()
-    for i, tool in enumerate(body.tools or ()):
-        if tool.function.name in seen:
-            raise InvalidRequest(
-                f"Two tools are called {tool.function.name!r}.", param=f"tools[{i}].function.name"
-            )
-        seen.add(tool.function.name)
-    functions = [tool.function for tool in body.tools or ()]
-    return tuple(Tool(name=f.name, description=f.description, parameters=f.parameters) for f in functions)
+def _call_choice(body: ChatBody) -> CallChoice:
+    match body.tool_choice:
+        case FunctionChoice(function=function):
+            return CallChoice(must_call=True, names=frozenset({function.name}))
+        case AllowedToolsChoice(allowed_tools=allowed):
+            names = frozenset(tool.function.name for tool in allowed.tools)
+            return CallChoice(must_call=allowed.mode == "required", names=names)
+        case choice:
+            return CallChoice(must_call=choice == "required")
 
 
-def _turns(messages: list[Message]) -> Iterator[Turn]:
-    called: set[str] = set()
+def _answer_format(body: ChatBody) -> AnswerFormat | None:
+    match body.response_format:
+        case None | TextFormat():
+            return None
+        case JsonObjectFormat():
+            return any_object("response_format")
+        case answer:
+            return by_schema(answer.json_schema, "response_format.json_schema.schema")
+
+
+def turns(messages: Sequence[Message]) -> Iterator[Turn]:
+    """The messages as turns. Raises InvalidRequest, naming the field, for content that is not text."""
     for i, message in enumerate(messages):
         path = f"messages[{i}]"
         match message:
@@ -128,15 +123,10 @@ def _turns(messages: list[Message]) -> Iterator[Turn]:
             case UserMessage():
                 yield UserTurn(_text(message.content, path))
             case AssistantMessage():
-                called.update(call.id for call in message.tool_calls or ())
                 yield _assistant_turn(message, path)
             case ToolMessage():
-                if message.tool_call_id not in called:
-                    raise InvalidRequest(
-                        f"No earlier assistant message has a tool call with id {message.tool_call_id!r}.",
-                        param=f"{path}.tool_call_id",
-                    )
-                yield ToolResult(call_id=message.tool_call_id, text=_text(message.content, path))
+                text = _text(message.content, path)
+                yield ToolResult(call_id=message.tool_call_id, text=text, path=f"{path}.tool_call_id")
 
 
 def _assistant_turn(message: AssistantMessage, path: str) -> AssistantTurn:

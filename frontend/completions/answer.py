@@ -1,185 +1,170 @@
-"""A completion answer: each choice's text as it is decoded, streamed or gathered into one body."""
+"""A raw completion: from a body to the answer that can be begun, streamed or whole."""
 
-import secrets
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from baton.errors import BatonError
-from baton.messages import FinishReason, GenerateRequest, TokenChunk
-from frontend.answers import (
-    SYSTEM_FINGERPRINT,
-    Completion,
-    CompletionChoiceBody,
-    ErrorBody,
-    LegacyLogprobs,
-    UsageBody,
-)
+from baton.errors import BatonError, InvalidRequest
+from baton.messages import FinishReason
+from frontend.completions.body import CompletionBody
+from frontend.completions.objects import Completion, CompletionChoiceBody
+from frontend.harmony.deltas import Delta, TextDelta
 from frontend.http import sse
-from frontend.routing.fleet import ServedModel
-from frontend.schema import CompletionBody
-from frontend.text.detokenize import IncrementalDecoder, StopStrings
+from frontend.http.body import decode
+from frontend.http.errors import ErrorBody
+from frontend.http.services import Services
+from frontend.text.served import ServedModel
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.logprobs import legacy_logprobs
-from frontend.turn.received import ReceivedTokens
+from frontend.turn.choice import Choice
+from frontend.turn.chunks import SYSTEM_FINGERPRINT, Envelope
+from frontend.turn.logprobs import LegacyLogprobs, legacy_logprobs
+from frontend.turn.prepare import prepare
+from frontend.turn.request import Asker, RawPrompts, TurnRequest
+from frontend.turn.usage import UsageBody
+
+DEFAULT_MAX_TOKENS = 16
 
 _encode = msgspec.json.Encoder().encode
 
 
-class CompletionChoice:
-    """A `Choice` of `frontend.http.respond`: text without its stop string or stop token."""
+async def prepare_completion(raw: bytes, asker: Asker, services: Services) -> "CompletionAnswer":
+    """An answer that can be begun. Raises the BatonError that refuses the body."""
+    body, unknown = decode(raw, CompletionBody)
+    request = turn_request(body, len(raw))
+    served = services.fleet.served(body.model)
+    choices = await prepare(request, asker, served, max_choices=services.max_choices)
+    return CompletionAnswer(body, served, choices, ignored=unknown)
 
-    def __init__(
-        self,
-        body: CompletionBody,
-        tokenizer: ModelTokenizer,
-        request: GenerateRequest,
-        head: bytes,
-        tail: bytes,
-    ) -> None:
-        self.request = request
-        self.received = ReceivedTokens(request.sampling, request.sampling.stop_token_ids)
-        self.stopped = False
-        self._streamed = bool(body.stream)
-        self._tokenizer = tokenizer
-        self._head = head
-        self._tail = tail
-        self._special_bytes: dict[int, bytes] = {}
-        if body.skip_special_tokens is False:
-            self._special_bytes = {i: token.value.encode() for token, i in tokenizer.special_ids.items()}
-        self._decoder = IncrementalDecoder()
-        self._stops = StopStrings([body.stop] if isinstance(body.stop, str) else body.stop or ())
-        self._num_logprobs_given = 0
-        self._text: list[str] = []
-        self._num_chars = 0
 
-    def feed(self, chunk: TokenChunk) -> bytes:
-        """The event of a chunk's text."""
-        token_ids = self.received.take(chunk)
-        data = b"".join([self._special_bytes.get(i) or self._tokenizer.token_bytes(i) for i in token_ids])
-        text, self.stopped = self._stops.push(self._decoder.push(data))
-        return self._event(text) if text else b""
+def turn_request(body: CompletionBody, num_bytes: int) -> TurnRequest:
+    """What a body of that length asks for. Raises InvalidRequest for contradictions."""
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("`stream_options` needs `stream`: true.", param="stream_options")
+    return TurnRequest(
+        model=body.model,
+        prompt=RawPrompts(tuple(prompts_of(body)), shows_special=body.skip_special_tokens is False),
+        path="prompt",
+        num_bytes=num_bytes,
+        sampling=body,
+        max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS,
+        logprobs=body.logprobs,
+        num_choices=body.n or 1,
+        stop_strings=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+    )
 
-    def finish(self) -> bytes:
-        """The event of what was held back, with the finish reason."""
-        rest = ""
-        if not self.stopped:
-            text, self.stopped = self._stops.push(self._decoder.flush())
-            rest = text + self._stops.flush()
-        return self._event(rest, b'"%b"' % self._finish_reason.encode())
 
-    def body(self, index: int) -> CompletionChoiceBody:
-        """The whole choice."""
-        entries = self.received.logprobs
-        return CompletionChoiceBody(
-            index=index,
-            text="".join(self._text),
-            finish_reason=self._finish_reason,
-            logprobs=None if entries is None else legacy_logprobs(entries, self._tokenizer, 0),
-        )
-
-    @property
-    def _finish_reason(self) -> FinishReason:
-        return "stop" if self.stopped else self.received.finish_reason
-
-    def _event(self, text: str, finish: bytes = b"null") -> bytes:
-        self._text.append(text)
-        if not self._streamed:
-            return b""
-        logprobs = _encode(self._new_logprobs())
-        self._num_chars += len(text)
-        return b"".join(
-            (
-                self._head,
-                _encode(text),
-                b',"logprobs":',
-                logprobs,
-                b',"finish_reason":',
-                finish,
-                b"}",
-                self._tail,
-            )
-        )
-
-    def _new_logprobs(self) -> LegacyLogprobs | None:
-        if self.received.logprobs is None:
-            return None
-        entries = self.received.logprobs[self._num_logprobs_given :]
-        self._num_logprobs_given += len(entries)
-        return legacy_logprobs(entries, self._tokenizer, self._num_chars)
+def prompts_of(body: CompletionBody) -> list[str | list[int]]:
+    """The prompts, each text or token ids. Raises InvalidRequest for an empty one and for a mixed list."""
+    prompt = body.prompt
+    prompts: list[str | list[int]] = []
+    if isinstance(prompt, str):
+        prompts = [prompt]
+    elif all(isinstance(item, int) for item in prompt):
+        prompts = [[item for item in prompt if isinstance(item, int)]]
+    else:
+        prompts = [item for item in prompt if not isinstance(item, int)]
+        if len(prompts) != len(prompt):
+            raise InvalidRequest("`prompt` mixes token ids with texts; put the ids in lists.", param="prompt")
+    if not prompts or not all(prompts):
+        raise InvalidRequest("`prompt` is empty; give at least one token.", param="prompt")
+    return prompts
 
 
 class CompletionAnswer:
-    """The answer of one completion body; an `Answer` of `frontend.http.respond`."""
+    """The answer to one completion body; an `Answer` of `frontend.http.respond`."""
 
     def __init__(
         self,
         body: CompletionBody,
         served: ServedModel,
-        requests: Sequence[GenerateRequest],
+        choices: Sequence[Choice],
         *,
         ignored: tuple[str, ...] = (),
     ) -> None:
         self.model = served.name
         self.stream = bool(body.stream)
         self.ignored = ignored
-        self.repairs: Mapping[str, int] = {}
-        # The choices of one prompt share it.
-        self.num_prompt_tokens = sum(len(r.token_ids) for r in requests if r.sampling.choice == 0)
-        self._id = f"cmpl-{secrets.token_hex(16)}"
-        self._created = int(time.time())
-        self._has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        self._head = self._chunk_head()
-        tail = b'],"usage":null}\n\n' if self._has_usage else b"]}\n\n"
-        self.choices = [
-            CompletionChoice(body, served.tokenizer, request, self._head + b'{"index":%d,"text":' % i, tail)
-            for i, request in enumerate(requests)
-        ]
+        self.choices = choices
+        has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        self._envelope = Envelope("text_completion", "cmpl", served.name, has_usage=has_usage)
+        self._texts = [TextWriter(choice, served.tokenizer) for choice in choices]
 
     def opening(self) -> bytes:
         """Nothing: the first text opens the stream."""
         return b""
 
+    def write(self, index: int, deltas: Sequence[Delta]) -> bytes:
+        """The chunks of these deltas."""
+        return b"".join([self._chunk(index, d, None) for d in deltas if isinstance(d, TextDelta)])
+
+    def end(self, index: int) -> bytes:
+        """The choice's last chunk, with the log probabilities of tokens without text."""
+        return self._chunk(index, None, self._texts[index].finish_reason)
+
     def closing(self) -> bytes:
         """The usage, if it was asked for, and the end."""
-        if not self._has_usage:
-            return sse.DONE
-        return self._head + b'],"usage":' + _encode(self.usage()) + b"}\n\n" + sse.DONE
+        return self._envelope.closing(self.choices)
 
     def failure(self, error: BatonError) -> bytes:
         """The event that ends a stream that has failed."""
         return sse.event(ErrorBody.of(error))
 
-    def body(self) -> Completion:
+    def body(self) -> msgspec.Struct:
         """The whole answer."""
         return Completion(
-            id=self._id,
-            created=self._created,
+            id=self._envelope.id,
+            created=self._envelope.created,
             model=self.model,
             system_fingerprint=SYSTEM_FINGERPRINT,
-            choices=[choice.body(i) for i, choice in enumerate(self.choices)],
-            usage=self.usage(),
+            choices=[text.body(index) for index, text in enumerate(self._texts)],
+            usage=UsageBody.of(self.choices),
         )
 
     async def settle(self) -> None:
         """Nothing is kept."""
 
-    def usage(self) -> UsageBody:
-        """The counts so far."""
-        firsts = (choice for choice in self.choices if choice.request.sampling.choice == 0)
-        return UsageBody.of(
-            self.num_prompt_tokens,
-            sum(choice.received.num_tokens for choice in self.choices),
-            num_cached=sum(choice.received.num_cached_tokens for choice in firsts),
-        )
+    def _chunk(self, index: int, delta: TextDelta | None, finish_reason: FinishReason | None) -> bytes:
+        text, logprobs = self._texts[index].write(delta)
+        if not self.stream:
+            return b""
+        choice = CompletionChoiceBody(index=index, text=text, finish_reason=finish_reason, logprobs=logprobs)
+        return self._envelope.head + _encode(choice) + self._envelope.tail
 
-    def _chunk_head(self) -> bytes:
-        fixed = {
-            "id": self._id,
-            "object": "text_completion",
-            "created": self._created,
-            "model": self.model,
-            "system_fingerprint": SYSTEM_FINGERPRINT,
-        }
-        return b"data: " + _encode(fixed)[:-1] + b',"choices":['
+
+class TextWriter:
+    """Gathers one choice's text, without its stop string or stop token, and its log probabilities."""
+
+    def __init__(self, choice: Choice, tokenizer: ModelTokenizer) -> None:
+        self._choice = choice
+        self._tokenizer = tokenizer
+        self._texts: list[str] = []
+        self._num_chars = 0
+        self._num_given = 0  # tokens whose log probabilities were given
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the text ended."""
+        return "length" if self._choice.is_cut else "stop"
+
+    def write(self, delta: TextDelta | None) -> tuple[str, LegacyLogprobs | None]:
+        """(the text of a delta, the log probabilities up to it); of None, what is left."""
+        text = "" if delta is None else delta.text
+        entries = self._choice.received.logprobs
+        logprobs = None
+        if entries is not None:
+            stop = len(entries) if delta is None else delta.stop
+            logprobs = legacy_logprobs(entries[self._num_given : stop], self._tokenizer, self._num_chars)
+            self._num_given = stop
+        self._texts.append(text)
+        self._num_chars += len(text)
+        return text, logprobs
+
+    def body(self, index: int) -> CompletionChoiceBody:
+        """The whole choice."""
+        entries = self._choice.received.logprobs
+        return CompletionChoiceBody(
+            index=index,
+            text="".join(self._texts),
+            finish_reason=self.finish_reason,
+            logprobs=None if entries is None else legacy_logprobs(entries, self._tokenizer, 0),
+        )

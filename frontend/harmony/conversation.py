@@ -5,14 +5,18 @@ from typing import Literal
 import msgspec
 
 ReasoningEffort = Literal["low", "medium", "high"]
+MODEL_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
-    """A function the model may call; `parameters` is its JSON schema as parsed JSON."""
+    """A function the model may call; `parameters` is its JSON schema as parsed JSON (None: no arguments). The
+    arguments of a `strict` one follow the schema in every call. `path` is the field that describes it."""
 
     name: str
     description: str | None = None
     parameters: object = None
+    strict: bool = False
+    path: str = "tools"
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,27 +50,38 @@ class AssistantTurn(msgspec.Struct, frozen=True, kw_only=True, tag="assistant"):
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True, tag="tool"):
-    """What a tool returned for the call of that id."""
+    """What a tool returned for the call of that id; `path` is the field that has the id."""
 
     call_id: str
     text: str
+    path: str = "tool_call_id"
 
 
 Turn = Instructions | UserTurn | AssistantTurn | ToolResult
 
 
+class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """The visible answer is JSON that follows `schema`; unless `strict`, what cannot be enforced of the
+    schema is left out. The prompt shows it under its `name`, if it has one. `path` is the schema's field."""
+
+    schema: object
+    name: str | None = None
+    description: str | None = None
+    strict: bool = False
+    path: str = "response_format"
+
+
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is rendered. `current_date` is `YYYY-MM-DD`, or None to leave the line out.
 
-    `response_schema` is (name, JSON schema) for a `# Response Formats` section. `builtin_tools` are the names
-    among `browser`, `python` that the client offered.
+    `builtin_tools` are the names among `browser`, `python` that the client offered.
     """
 
     turns: tuple[Turn, ...]
     tools: tuple[Tool, ...] = ()
     reasoning_effort: ReasoningEffort = "medium"
     current_date: str | None = None
-    model_identity: str = "You are ChatGPT, a large language model trained by OpenAI."
+    model_identity: str = MODEL_IDENTITY
     knowledge_cutoff: str = "2024-06"
-    response_schema: tuple[str, object] | None = None
+    answer_format: AnswerFormat | None = None
     builtin_tools: tuple[str, ...] = ()

@@ -103,6 +103,11 @@ class HarmonyParser:
         return deltas
 
     @property
+    def num_calls(self) -> int:
+        """Calls so far."""
+        return self._num_calls
+
+    @property
     def num_reasoning_tokens(self) -> int:
         """Tokens of reasoning text so far, without headers and control tokens."""
         num_tokens = self._num_ended_reasoning_tokens

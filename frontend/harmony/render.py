@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from baton.errors import InvalidRequest
 from frontend.harmony.builtin_tools import BUILTIN_TOOLS, builtin_tools_section, is_builtin
 from frontend.harmony.conversation import (
+    AnswerFormat,
     AssistantTurn,
     Conversation,
     Instructions,
@@ -33,9 +34,8 @@ def render(conversation: Conversation) -> list[Segment]:
     still running. The text of a message is one segment, so that what was said in earlier turns stays equal
     from request to request and its tokens can be cached.
 
-    Raises InvalidRequest if a name cannot stand in a header (`tools` or `messages`), a tool is unknown
-    (`tools`), a schema is nested too deeply (`tools`, `response_format`), or a tool result answers no call
-    of the history (`tool_call_id`).
+    Raises InvalidRequest, naming the field, if a tool's name cannot stand in a header or is not a built-in
+    one, a schema is nested too deeply, or a tool result answers no call of the history.
     """
     turns = conversation.turns
     num_leading = next((i for i, turn in enumerate(turns) if not isinstance(turn, Instructions)), len(turns))
@@ -90,8 +90,7 @@ def _tool_result(turn: ToolResult, called: dict[str, str]) -> Iterator[Segment]:
     recipient = called.get(turn.call_id)
     if recipient is None:
         raise InvalidRequest(
-            f"The tool result for call {turn.call_id!r} answers no earlier tool call of the conversation.",
-            param="tool_call_id",
+            f"`{turn.path}`: no earlier tool call has the id {turn.call_id!r}.", param=turn.path
         )
     channel = "commentary" if _is_function(recipient) else "analysis"
     yield from _message(f"{recipient} to=assistant", turn.text, channel=channel)
@@ -142,16 +141,18 @@ def _developer_text(conversation: Conversation, instructions: str) -> str:
         sections += ["# Instructions", instructions]
     if conversation.tools:
         sections.append(_tools_section(conversation.tools))
-    if conversation.response_schema is not None:
-        name, schema = conversation.response_schema
-        sections += ["# Response Formats", f"## {name}", _schema_text(schema)]
+    answer = conversation.answer_format
+    if answer is not None and answer.name is not None:
+        sections += ["# Response Formats", f"## {answer.name}", _schema_text(answer)]
     return "\n\n".join(sections)
 
 
 def _tools_section(tools: tuple[Tool, ...]) -> str:
     lines = ["# Tools", "", "## functions", "", "namespace functions {", ""]
+    names: set[str] = set()
     for tool in tools:
-        _check_name(tool.name)
+        _check_name(tool, names)
+        names.add(tool.name)
         lines += [f"// {line}" for line in _lines(tool.description or "")]
         lines += [f"type {tool.name} = {_signature(tool)} => any;", ""]
     return "\n".join([*lines, "} // namespace functions"])
@@ -163,14 +164,18 @@ def _signature(tool: Tool) -> str:
     try:
         return f"(_: {type_of(tool.parameters)})"
     except ValueError as error:
-        raise InvalidRequest(f"Tool {tool.name!r}: {error}.", param="tools") from error
+        path = f"{tool.path}.parameters"
+        raise InvalidRequest(f"`{path}`: {error}.", param=path) from error
 
 
-def _schema_text(schema: object) -> str:
+def _schema_text(answer: AnswerFormat) -> str:
+    schema = answer.schema
+    if answer.description is not None and isinstance(schema, dict):
+        schema = {"description": answer.description} | schema
     try:
         return compact_json(schema)
     except ValueError as error:
-        raise InvalidRequest(f"The response format: {error}.", param="response_format") from error
+        raise InvalidRequest(f"`{answer.path}`: {error}.", param=answer.path) from error
 
 
 def _lines(text: str) -> list[str]:
@@ -181,6 +186,9 @@ def _lines(text: str) -> list[str]:
     return lines
 
 
-def _check_name(name: str) -> None:
-    if not name or _UNFIT.search(name):
-        raise InvalidRequest(f"The tool name {name!r} must be one word without any of '<>|='.", param="tools")
+def _check_name(tool: Tool, others: set[str]) -> None:
+    path = f"{tool.path}.name"
+    if tool.name in others:
+        raise InvalidRequest(f"`{path}`: another tool is called {tool.name!r}, too.", param=path)
+    if not tool.name or _UNFIT.search(tool.name):
+        raise InvalidRequest(f"`{path}` {tool.name!r} must be one word without any of '<>|='.", param=path)

@@ -1,26 +1,21 @@
 """One HTTP request and its answer, in ASGI's terms: body, headers, error envelope, the client's leaving."""
 
-import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 import msgspec
 
-from baton.errors import BatonError, DeadlineExceeded
-from frontend.answers import BodyTooLarge, ErrorBody
-
-log = logging.getLogger(__name__)
+from baton.errors import BatonError
+from frontend.http.errors import BodyTooLarge, ErrorBody, Headers, retry_after
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Headers = Sequence[tuple[bytes, bytes]]
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/-]{1,128}")
-_TRACE = re.compile(rb"[0-9a-f-]{1,128}")
 
 
 class ClientGone(Exception):
@@ -39,8 +34,6 @@ class Exchange:
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
-        trace = headers.get(b"traceparent", b"")
-        self.trace = trace.decode() if _TRACE.fullmatch(trace) else None
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.query: str = scope["query_string"].decode(errors="replace")
         self.started = False
@@ -91,30 +84,6 @@ class Exchange:
     async def answer_error(self, error: BatonError) -> None:
         """Send an error's envelope, with Retry-After where coming back makes sense."""
         await self.answer(error.status, ErrorBody.of(error), retry_after(error))
-
-
-def as_baton_error(error: Exception, request_id: str) -> BatonError:
-    """What the client is told; a failure that nobody foresaw is logged with its traceback."""
-    match error:
-        case BatonError():
-            return error
-        case TimeoutError():
-            return too_late()
-        case _:
-            log.error("unexpected failure request_id=%s", request_id, exc_info=error)
-            return BatonError(f"Something broke in the server; its log has request {request_id}.")
-
-
-def too_late() -> BatonError:
-    """What a request is told whose time is over."""
-    return DeadlineExceeded("The request's deadline is over; ask for less, or allow more time.")
-
-
-def retry_after(error: BatonError) -> Headers:
-    """The Retry-After header of 429 and 503: whole seconds, 1 at least."""
-    if error.status not in {429, 503}:
-        return []
-    return [(b"retry-after", b"%d" % max(1, round(error.retry_after_s or 1)))]
 
 
 def ignored_header(ignored: tuple[str, ...]) -> Headers:

@@ -3,29 +3,22 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Protocol, TypeVar
 
 import msgspec
 
 from baton.errors import BatonError, NotReady
-from baton.messages import GenerateRequest, TokenChunk
+from frontend.harmony.deltas import Delta
 from frontend.http import sse
-from frontend.http.exchange import (
-    ClientGone,
-    Exchange,
-    Receive,
-    Scope,
-    Send,
-    as_baton_error,
-    ignored_header,
-    too_late,
-)
+from frontend.http.errors import as_baton_error, too_late
+from frontend.http.exchange import ClientGone, Exchange, Receive, Scope, Send, ignored_header
 from frontend.http.services import Services
 from frontend.metrics import Tally
-from frontend.turn.received import ReceivedTokens
-from frontend.turn.sampling import Asker
+from frontend.turn.choice import Choice, num_prompt_tokens
+from frontend.turn.request import Asker
 
 log = logging.getLogger(__name__)
 
@@ -35,33 +28,6 @@ GRACE_S = 30.0
 # The server cancels what still runs when its drain deadline is over; the client is told why, if it listens.
 GOODBYE_S = 1.0
 SHUTTING_DOWN = NotReady("The server is shutting down; try again.", retry_after_s=1)
-
-
-class Choice(Protocol):
-    """One choice of an answer: chunks in, bytes of the stream out (none if the answer is not streamed)."""
-
-    @property
-    def request(self) -> GenerateRequest:
-        """What is sent to a worker."""
-        ...
-
-    @property
-    def stopped(self) -> bool:
-        """True once the text has ended by itself, whatever the model would still say."""
-        ...
-
-    @property
-    def received(self) -> ReceivedTokens:
-        """The tokens so far."""
-        ...
-
-    def feed(self, chunk: TokenChunk) -> bytes:
-        """What a chunk adds."""
-        ...
-
-    def finish(self) -> bytes:
-        """What is left when the last chunk was fed, with the finish reason."""
-        ...
 
 
 class Stream(Protocol):
@@ -87,7 +53,7 @@ class Stream(Protocol):
 
 
 class Answer(Stream, Protocol):
-    """An answer of one API, streamed or whole."""
+    """An answer of one API. Its choices' deltas are written to it, whether they are streamed or not."""
 
     model: str
     stream: bool
@@ -97,14 +63,12 @@ class Answer(Stream, Protocol):
         """The choices, by index."""
         ...
 
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
+    def write(self, index: int, deltas: Sequence[Delta]) -> bytes:
+        """What a choice says next; the bytes that this adds to the stream (none if it is not streamed)."""
         ...
 
-    @property
-    def repairs(self) -> Mapping[str, int]:
-        """Malformed output that was understood, by kind."""
+    def end(self, index: int) -> bytes:
+        """A choice is complete; as `write`."""
         ...
 
     def body(self) -> msgspec.Struct:
@@ -185,7 +149,7 @@ async def prepared(
 ) -> AnyAnswer:
     """The answer to the request's body, not begun yet."""
     body = await exchange.read_body(services.max_body_bytes)
-    asker = Asker(request_id=exchange.request_id, deadline_s=services.request_timeout_s, trace=exchange.trace)
+    asker = Asker(request_id=exchange.request_id, deadline_s=services.request_timeout_s)
     answer = await prepare(body, asker, services)
     services.metrics.count_ignored(answer.ignored)
     tally.model = answer.model
@@ -199,7 +163,7 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, tally
     try:
         async with _tasks(
             _watch_client(exchange, outbox),
-            *(_pump(choice, services, outbox, tally) for choice in answer.choices),
+            *(_pump(answer, index, services, outbox, tally) for index in range(len(answer.choices))),
         ):
             if answer.stream:
                 await _stream(exchange, answer, outbox, services, tally)
@@ -210,15 +174,12 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, tally
                 await exchange.answer(200, answer.body(), ignored_header(answer.ignored))
     finally:
         overdue.cancel()
-        tally.num_choices = len(answer.choices)
-        tally.num_prompt_tokens = answer.num_prompt_tokens
-        tally.num_completion_tokens = sum(choice.received.num_tokens for choice in answer.choices)
-        tally.repairs = answer.repairs
+        count(answer.choices, tally)
 
 
 @asynccontextmanager
 async def _tasks(*works: Awaitable[None]) -> AsyncGenerator[None, None]:
-    """Run works beside the body of the context, and none of them longer."""
+    """Run tasks during the context; cancel them on exit."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         yield
@@ -233,23 +194,32 @@ async def _watch_client(exchange: Exchange, outbox: sse.Outbox) -> None:
     outbox.fail(ClientGone())
 
 
-async def _pump(choice: Choice, services: Services, outbox: sse.Outbox, tally: Tally) -> None:
+async def _pump(answer: Answer, index: int, services: Services, outbox: sse.Outbox, tally: Tally) -> None:
     """From a choice's chunks to the outbox. A failure is the reader's to report."""
+    choice = answer.choices[index]
     try:
         async with aclosing(services.generator.generate(choice.request)) as chunks:
             async for chunk in chunks:
                 if tally.first_token_s is None:
                     tally.first_token_s = time.perf_counter()
-                outbox.put(choice.feed(chunk))
+                outbox.put(answer.write(index, choice.feed(chunk)))
                 if choice.stopped:
                     break
                 if outbox.full:
                     await outbox.room()
-        outbox.put(choice.finish())
+        outbox.put(answer.write(index, choice.finish()) + answer.end(index))
     except Exception as error:  # noqa: BLE001 handed to the reader, which raises it
         outbox.close(error)
     else:
         outbox.close()
+
+
+def count(choices: Sequence[Choice], tally: Tally) -> None:
+    """Put the choices' figures into the tally."""
+    tally.num_choices = len(choices)
+    tally.num_prompt_tokens = num_prompt_tokens(choices)
+    tally.num_completion_tokens = sum(choice.received.num_tokens for choice in choices)
+    tally.repairs = sum((choice.repairs for choice in choices), Counter[str]())
 
 
 async def relay(

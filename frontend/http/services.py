@@ -6,8 +6,8 @@ from typing import Protocol
 
 from baton.messages import GenerateRequest, TokenChunk, WorkerInfo, WorkerStats
 from frontend.metrics import Metrics
-from frontend.responses.runs import ResponseState
-from frontend.routing.fleet import Health, ServedModel
+from frontend.routing.fleet import Health
+from frontend.text.served import ServedModel
 
 
 class FleetView(Protocol):
@@ -50,7 +50,6 @@ class Services:
     fleet: FleetView
     generator: TokenSource
     metrics: Metrics = dataclasses.field(default_factory=Metrics)
-    responses: ResponseState = dataclasses.field(default_factory=ResponseState)
     request_timeout_s: float = 600.0
     max_body_bytes: int = 16 << 20
     max_choices: int = 16

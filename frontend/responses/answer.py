@@ -2,12 +2,12 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from baton.errors import BatonError
-from baton.messages import GenerateRequest, TokenChunk
+from frontend.harmony.deltas import Delta
 from frontend.responses.events import EventWriter
 from frontend.responses.items import Item
 from frontend.responses.object import (
@@ -18,9 +18,9 @@ from frontend.responses.object import (
     ResponseObject,
     ResponseUsage,
 )
-from frontend.responses.output import ResponseChoice
+from frontend.responses.output import OutputWriter
 from frontend.responses.store import ResponseStore, StoredResponse, StoreFailure
-from frontend.turn.received import ReceivedTokens
+from frontend.turn.choice import Choice
 
 log = logging.getLogger(__name__)
 
@@ -29,25 +29,27 @@ MAX_KEPT_STREAM_BYTES = 16 << 20
 
 
 class ResponseAnswer:
-    """An `Answer` of `frontend.http.respond`, and its one `Choice`: it keeps the events that it gives."""
+    """An `Answer` of `frontend.http.respond`; it keeps the events that it gives."""
 
     def __init__(
         self,
         response: ResponseObject,
         items: Sequence[Item],
-        choice: ResponseChoice,
+        choice: Choice,
+        *,
+        output: OutputWriter,
         writer: EventWriter | None,
         store: ResponseStore,
-        *,
         ignored: tuple[str, ...] = (),
     ) -> None:
         self.model = response.model
         self.stream = writer is not None
         self.ignored = ignored
         self.response = response
-        self.choices = [self]
+        self.choice = choice
+        self.choices = [choice]
         self._items = items
-        self._choice = choice
+        self._output = output
         self._writer = writer
         self._store = store
         self._kept: list[bytes] | None = [] if self.stream and response.store else None
@@ -56,31 +58,6 @@ class ResponseAnswer:
         if writer is not None:
             created = writer.event("response.created", response=response)
             self._opening = self._keep(created + writer.event("response.in_progress", response=response))
-
-    @property
-    def request(self) -> GenerateRequest:
-        """What is sent to a worker."""
-        return self._choice.request
-
-    @property
-    def stopped(self) -> bool:
-        """True once no more calls are wanted."""
-        return self._choice.stopped
-
-    @property
-    def received(self) -> ReceivedTokens:
-        """The tokens so far."""
-        return self._choice.received
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.token_ids)
-
-    @property
-    def repairs(self) -> Mapping[str, int]:
-        """Malformed Harmony that was understood, by kind."""
-        return self._choice.repairs
 
     @property
     def kept_stream(self) -> bytes | None:
@@ -96,17 +73,17 @@ class ResponseAnswer:
         """`response.created` and `response.in_progress`."""
         return self._opening
 
-    def feed(self, chunk: TokenChunk) -> bytes:
-        """The events of a chunk."""
-        return self._keep(self._choice.feed(chunk))
+    def write(self, index: int, deltas: Sequence[Delta]) -> bytes:  # noqa: ARG002  there is one choice
+        """The events of these deltas."""
+        return self._keep(self._output.write(deltas))
 
-    def finish(self) -> bytes:
-        """The events of what was held back."""
-        return self._keep(self._choice.finish())
+    def end(self, index: int) -> bytes:  # noqa: ARG002  there is one choice
+        """Nothing: `closing` ends the response."""
+        return b""
 
     def closing(self) -> bytes:
         """The event that ends the stream of a response that went well, if perhaps cut by its token limit."""
-        if self.received.finish_reason == "length" and not self.stopped:
+        if self.choice.is_cut:
             self.response.status = "incomplete"
             self.response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
         else:
@@ -116,7 +93,7 @@ class ResponseAnswer:
 
     def failure(self, error: BatonError) -> bytes:
         """The event that ends the stream of a response that has failed."""
-        self._choice.interrupt()
+        self._output.interrupt()
         self.response.status = "failed"
         self.response.error = ResponseError.of(error)
         return self._end()
@@ -124,14 +101,14 @@ class ResponseAnswer:
     def cancelled(self) -> bytes:
         """The event that ends the stream of a cancelled response. There is none of that name: it is
         `response.incomplete`, with a response whose status is `cancelled`."""
-        self._choice.interrupt()
+        self._output.interrupt()
         self.response.status = "cancelled"
         return self._end()
 
     def body(self) -> ResponseObject:
         """The response as it stands."""
-        self._choice.fill()
-        self.response.output = self._choice.items
+        self._output.fill()
+        self.response.output = self._output.items
         return self.response
 
     async def settle(self) -> None:
@@ -177,11 +154,11 @@ class ResponseAnswer:
         return data
 
     def _usage(self) -> ResponseUsage:
-        received = self.received
+        received, num_prompt_tokens = self.choice.received, len(self.choice.request.token_ids)
         return ResponseUsage(
-            input_tokens=self.num_prompt_tokens,
+            input_tokens=num_prompt_tokens,
             input_tokens_details=InputDetails(cached_tokens=received.num_cached_tokens),
             output_tokens=received.num_tokens,
-            output_tokens_details=OutputDetails(reasoning_tokens=self._choice.num_reasoning_tokens),
-            total_tokens=self.num_prompt_tokens + received.num_tokens,
+            output_tokens_details=OutputDetails(reasoning_tokens=self.choice.num_reasoning_tokens),
+            total_tokens=num_prompt_tokens + received.num_tokens,
         )

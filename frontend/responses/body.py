@@ -1,17 +1,21 @@
 """The request body of the Responses API, as msgspec structs that validate what they decode."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from frontend.schema import (
+from frontend.turn.fields import (
+    CACHING,
+    ONE_TIER,
+    PLAIN_VERBOSITY,
     Count,
     Effort,
     FunctionName,
     JsonObjectFormat,
     Metadata,
     NamedSchema,
-    SamplingFields,
+    OpenAIFields,
+    Refused,
     TemplateArgs,
     TextFormat,
     TopLogprobs,
@@ -35,6 +39,12 @@ Includable = Literal[
 class Reasoning(msgspec.Struct, kw_only=True):
     """How much to think. There are no summaries: `auto` gets none, as the answer says."""
 
+    refused: ClassVar[Refused] = {
+        "context": (("auto", "current_turn"), "Reasoning is kept up to the next final answer."),
+        "generate_summary": (("auto",), "There are no summaries; the reasoning itself is given."),
+        "mode": (("standard",), "There is one mode: `standard`."),
+    }
+
     effort: Effort | None = None
     summary: Literal["auto"] | None = None
 
@@ -45,6 +55,8 @@ class SchemaFormat(NamedSchema, kw_only=True, tag_field="type", tag="json_schema
 
 class TextConfig(msgspec.Struct, kw_only=True):
     """What is asked of the answer's text."""
+
+    refused: ClassVar[Refused] = PLAIN_VERBOSITY
 
     format: TextFormat | JsonObjectFormat | SchemaFormat | None = None
 
@@ -83,8 +95,35 @@ class FunctionsByName(msgspec.Struct, kw_only=True, tag_field="type", tag="allow
     tools: Annotated[list[AllowedFunction], msgspec.Meta(min_length=1)]
 
 
-class ResponseBody(SamplingFields, kw_only=True):
+class ResponseBody(OpenAIFields, kw_only=True):
     """`POST /v1/responses`. Extensions are the chat API's, under the same names."""
+
+    refused: ClassVar[Refused] = {
+        **CACHING,
+        **ONE_TIER,
+        "messages": ((), "Responses call it `input`."),
+        "max_tokens": ((), "Responses call it `max_output_tokens`."),
+        "max_completion_tokens": ((), "Responses call it `max_output_tokens`."),
+        "response_format": ((), "Responses call it `text.format`."),
+        "reasoning_effort": ((), "Responses call it `reasoning.effort`."),
+        "logprobs": ((False,), f'Responses call it `include`: ["{LOGPROBS}"].'),
+        "n": ((1,), "A response has one answer."),
+        "stop": (([],), "Responses have no stop strings; `stop_token_ids` are served."),
+        "access_programs": ((), "There are no access programs."),
+        "background_options": (({}, {"completion_window": "soonest"}), "Background work begins at once."),
+        "context_management": (([],), "The context is not managed: send what the model shall read."),
+        "conversation": ((), "There are no conversation objects; use `previous_response_id`."),
+        "image": (({},), "Input and answers are text."),
+        "moderation": ((), "There is no moderation."),
+        "prompt": ((), "There are no stored prompt templates."),
+        "truncation": (("disabled",), "Nothing is left out of the input."),
+    }
+    deep: ClassVar[frozenset[str]] = frozenset(
+        {
+            "nvext", "stream_options", "chat_template_args", "chat_template_kwargs", "reasoning", "text",
+            "tools", "tool_choice",
+        }
+    )  # fmt: skip
 
     # Its items are read by `frontend.responses.items`.
     input: str | list[dict[str, Any]] = msgspec.field(default_factory=list)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from frontend.answers import ContentLogprob
 from frontend.responses.items import (
     FunctionCallItem,
     ItemStatus,
@@ -14,6 +13,7 @@ from frontend.responses.items import (
     ReasoningItem,
     ReasoningText,
 )
+from frontend.turn.logprobs import ContentLogprob
 
 _encode = msgspec.json.Encoder().encode
 _KIND: dict[type[OutputItem], str] = {

@@ -6,8 +6,8 @@ from typing import Any, Literal
 import msgspec
 
 from baton.errors import InvalidRequest
-from frontend.answers import ContentLogprob
-from frontend.http.fields import named_error
+from frontend.http.body import invalid
+from frontend.turn.logprobs import ContentLogprob
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Phase = Literal["commentary", "final_answer"]
@@ -156,10 +156,10 @@ def _read(fields: dict[str, Any], path: str) -> Item | GivenReference:
         kind = "message" if "role" in fields else "item_reference"
     if not isinstance(kind, str) or kind not in GIVEN_ITEMS:
         raise InvalidRequest(f"`{path}.type` {kind!r:.80} is not served.", param=f"{path}.type")
-    try:
-        given = msgspec.convert(fields, GIVEN_ITEMS[kind])
-    except msgspec.ValidationError as error:
-        raise named_error(str(error), path) from None
+    refusal = invalid(fields, GIVEN_ITEMS[kind], path)
+    if refusal is not None:
+        raise refusal
+    given = msgspec.convert(fields, GIVEN_ITEMS[kind])
     match given:
         case GivenMessage():
             return _message(given, path)

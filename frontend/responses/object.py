@@ -1,12 +1,14 @@
 """A response as the API shows it, and the bodies of the routes around it."""
 
+import time
 from typing import Any, Literal
 
 import msgspec
 
 from baton.errors import BatonError
-from frontend.responses.items import Item, OutputItem
-from frontend.schema import Effort
+from frontend.responses.body import ResponseBody, ResponseTool
+from frontend.responses.items import Item, OutputItem, new_id
+from frontend.turn.fields import Effort
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -105,6 +107,43 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
     user: str | None
+
+
+def begun(body: ResponseBody, effort: Effort) -> ResponseObject:
+    """The response to a body as it begins."""
+    text_format = {"type": "text"} if body.text is None or body.text.format is None else body.text.format
+    return ResponseObject(
+        id=new_id("resp"),
+        created_at=int(time.time()),
+        background=bool(body.background),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        model=body.model,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=ReasoningBody(effort=effort),
+        safety_identifier=body.safety_identifier,
+        store=body.store is not False,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        text={"format": text_format, "verbosity": "medium"},
+        tool_choice=body.tool_choice or "auto",
+        tools=[_tool_body(tool) for tool in body.tools or ()],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        user=body.user,
+    )
+
+
+def _tool_body(tool: ResponseTool) -> ToolBody:
+    return ToolBody(
+        name=tool.name or "",
+        description=tool.description,
+        parameters=tool.parameters,
+        strict=tool.strict,
+    )
 
 
 class ItemList(msgspec.Struct, kw_only=True):

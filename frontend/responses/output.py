@@ -1,11 +1,8 @@
-"""The one choice of a response: chunks through the Harmony parser, its deltas into output items."""
+"""The output of a response: a choice's deltas as output items and their events."""
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from baton.messages import GenerateRequest, TokenChunk
-from frontend.answers import ContentLogprob
-from frontend.chat.sinks import new_call_id
+from frontend.chat.message import new_call_id
 from frontend.harmony.deltas import (
     Delta,
     MessageEnd,
@@ -14,7 +11,6 @@ from frontend.harmony.deltas import (
     ToolCallArguments,
     ToolCallStart,
 )
-from frontend.harmony.parse import HarmonyParser
 from frontend.responses.events import EventWriter, OpenItem
 from frontend.responses.items import (
     FunctionCallItem,
@@ -25,52 +21,25 @@ from frontend.responses.items import (
     new_id,
 )
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.logprobs import content_logprobs
-from frontend.turn.received import ReceivedTokens
+from frontend.turn.choice import Choice
+from frontend.turn.logprobs import ContentLogprob, content_logprobs
 
 
-class ResponseChoice:
-    """A `Choice` of an answer. Each Harmony message is an item. With `max_calls` the answer ends
-    before a call too many."""
+class OutputWriter:
+    """Gathers the items, one for each Harmony message; without a `writer` it makes no events."""
 
-    def __init__(
-        self,
-        tokenizer: ModelTokenizer,
-        request: GenerateRequest,
-        offered_tools: frozenset[str],
-        writer: EventWriter | None,
-        *,
-        max_calls: int | None = None,
-        cut_ids: Iterable[int] = (),
-    ) -> None:
-        self.request = request
-        self.received = ReceivedTokens(request.sampling, cut_ids)
-        self.stopped = False
+    def __init__(self, choice: Choice, tokenizer: ModelTokenizer, writer: EventWriter | None) -> None:
         self.items: list[OutputItem] = []
+        self._choice = choice
         self._tokenizer = tokenizer
-        self._parser = HarmonyParser(tokenizer.vocabulary, offered_tools)
         self._writer = writer
-        self._max_calls = max_calls
         self._open: OpenItem | None = None
-        self._num_calls = 0
 
-    @property
-    def num_reasoning_tokens(self) -> int:
-        """Tokens of reasoning text so far."""
-        return self._parser.num_reasoning_tokens
-
-    @property
-    def repairs(self) -> Counter[str]:
-        """Malformed Harmony that was understood, by kind."""
-        return self._parser.repairs
-
-    def feed(self, chunk: TokenChunk) -> bytes:
-        """The events of a chunk."""
-        return self._write(self._parser.feed(self.received.take(chunk)))
-
-    def finish(self) -> bytes:
-        """The events of what the parser held back."""
-        return b"" if self.stopped else self._write(self._parser.finish())
+    def write(self, deltas: Sequence[Delta]) -> bytes:
+        """The events of these deltas."""
+        if len(deltas) == 1:  # nearly every token of an answer
+            return self._delta(deltas[0])
+        return b"".join([self._delta(delta) for delta in deltas])
 
     def fill(self) -> None:
         """Put the text so far into the item that is being written."""
@@ -83,13 +52,6 @@ class ResponseChoice:
             self._open.fill()
             self._open.item.status = "incomplete"
             self._open = None
-
-    def _write(self, deltas: Sequence[Delta]) -> bytes:
-        out = b""
-        for delta in deltas:
-            if not self.stopped:
-                out += self._delta(delta)
-        return out
 
     def _delta(self, delta: Delta) -> bytes:
         match delta:
@@ -121,10 +83,6 @@ class ResponseChoice:
         return self._begin(ReasoningItem(id=new_id("rs"), status="in_progress"))
 
     def _begin_call(self, name: str) -> bytes:
-        if self._num_calls == self._max_calls:
-            self.stopped = True
-            return b""
-        self._num_calls += 1
         opening, _ = self._begin(
             FunctionCallItem(
                 id=new_id("fc"), call_id=new_call_id(), name=name, arguments="", status="in_progress"
@@ -141,9 +99,8 @@ class ResponseChoice:
         open_item, self._open = self._open, None
         if open_item is None:
             return b""
-        is_cut = not delta.complete and self.received.finish_reason == "length"
+        is_cut = not delta.complete and self._choice.is_cut
         return open_item.end("incomplete" if is_cut else "completed")
 
     def _logprobs_of(self, delta: TextDelta) -> list[ContentLogprob]:
-        logprobs = self.received.logprobs or []
-        return content_logprobs(logprobs[delta.start : delta.stop], self._tokenizer)
+        return content_logprobs(self._choice.logprobs_of(delta) or (), self._tokenizer)

@@ -14,12 +14,14 @@ from frontend.http.respond import Serve, generate, prepared, relay
 from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.responses.answer import ResponseAnswer
+from frontend.responses.create import prepare_response
 from frontend.responses.events import EventWriter, after
+from frontend.responses.history import context_items
 from frontend.responses.items import Item
 from frontend.responses.object import DeletedResponse, ItemList
-from frontend.responses.request import context_items, prepare_response
-from frontend.responses.runs import Run
+from frontend.responses.runs import ResponseState, Run
 from frontend.responses.store import RUNNING, StoredResponse
+from frontend.turn.request import Asker
 
 DEFAULT_PAGE = 20
 MAX_PAGE = 100
@@ -61,107 +63,111 @@ class _Followed:
         """Nothing: the run keeps its response."""
 
 
-async def create(exchange: Exchange, services: Services, tally: Tally) -> None:
-    """`POST /v1/responses`."""
-    answer = await prepared(prepare_response, exchange, services, tally)
-    if not answer.response.background:
-        await generate(exchange, answer, services, tally)
-        return
-    responses = services.responses
-    timeout_s = services.request_timeout_s
-    run = await responses.runs.start(answer, services.generator.generate, services.metrics, timeout_s)
-    if answer.stream:
-        followed = _Followed(answer, answer.ignored)
-        await relay(exchange, followed, run.follow(-1), services, tally)
-    else:
-        await exchange.answer(200, answer.body(), ignored_header(answer.ignored))
+class ResponseRoutes:
+    """The routes over one state."""
 
+    def __init__(self, state: ResponseState) -> None:
+        self._state = state
 
-async def retrieve(exchange: Exchange, services: Services, tally: Tally) -> None:
-    """`GET /v1/responses/{response_id}`, as a stream from `starting_after` on with `stream`."""
-    query = _Query(exchange.query)
-    is_streamed = query.one("stream", _boolean, False)
-    run, stored = await _find(exchange, services)
-    if not is_streamed:
+    def table(self) -> dict[tuple[str, str], Serve]:
+        """(method, path): what answers it."""
+        return {
+            ("POST", "/v1/responses"): self.create,
+            ("GET", "/v1/responses/{response_id}"): self.retrieve,
+            ("DELETE", "/v1/responses/{response_id}"): self.delete,
+            ("POST", "/v1/responses/{response_id}/cancel"): self.cancel,
+            ("GET", "/v1/responses/{response_id}/input_items"): self.input_items,
+        }
+
+    async def create(self, exchange: Exchange, services: Services, tally: Tally) -> None:
+        """`POST /v1/responses`."""
+        answer = await prepared(self._prepare, exchange, services, tally)
+        if not answer.response.background:
+            await generate(exchange, answer, services, tally)
+            return
+        timeout_s = services.request_timeout_s
+        run = await self._state.runs.start(answer, services.generator.generate, services.metrics, timeout_s)
+        if answer.stream:
+            followed = _Followed(answer, answer.ignored)
+            await relay(exchange, followed, run.follow(-1), services, tally)
+        else:
+            await exchange.answer(200, answer.body(), ignored_header(answer.ignored))
+
+    async def retrieve(self, exchange: Exchange, services: Services, tally: Tally) -> None:
+        """`GET /v1/responses/{response_id}`, as a stream from `starting_after` on with `stream`."""
+        query = _Query(exchange.query)
+        is_streamed = query.one("stream", _boolean, False)
+        run, stored = await self._find(exchange)
+        if not is_streamed:
+            if run is not None:
+                await exchange.answer(200, run.answer.body())
+            else:
+                assert stored is not None, "a response is running or stored"
+                await exchange.answer(200, msgspec.Raw(stored.body))
+            return
+        sequence_number = query.one("starting_after", _natural, -1)
         if run is not None:
-            await exchange.answer(200, run.answer.body())
+            await relay(exchange, _Followed(run.answer), run.follow(sequence_number), services, tally)
         else:
             assert stored is not None, "a response is running or stored"
-            await exchange.answer(200, msgspec.Raw(stored.body))
-        return
-    sequence_number = query.one("starting_after", _natural, -1)
-    if run is not None:
-        await relay(exchange, _Followed(run.answer), run.follow(sequence_number), services, tally)
-    else:
+            data = _rest_of(stored, sequence_number)
+            await exchange.start(200, sse.CONTENT_TYPE, sse.HEADERS)
+            await exchange.end(data)
+
+    async def delete(self, exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG002  a Serve
+        """`DELETE /v1/responses/{response_id}`; one that runs is cancelled first."""
+        run, _ = await self._find(exchange)
+        if run is not None:
+            await run.stop()
+        response_id = exchange.path_params["response_id"]
+        await self._state.store.delete(response_id)
+        await exchange.answer(200, DeletedResponse(id=response_id))
+
+    async def cancel(self, exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG002  a Serve
+        """`POST /v1/responses/{response_id}/cancel`; one that has ended is given as it is."""
+        run, stored = await self._find(exchange)
+        if run is not None:
+            await run.stop()
+            await exchange.answer(200, run.answer.body())
+            return
         assert stored is not None, "a response is running or stored"
-        data = _rest_of(stored, sequence_number)
-        await exchange.start(200, sse.CONTENT_TYPE, sse.HEADERS)
-        await exchange.end(data)
+        if not stored.is_background:
+            raise InvalidRequest(
+                f"{stored.id!r} is not a background response; only those can be cancelled.",
+                param="response_id",
+            )
+        if stored.status == RUNNING:
+            raise InvalidRequest(
+                f"{stored.id!r} is made by another frontend process; cancel it there.", param="response_id"
+            )
+        await exchange.answer(200, msgspec.Raw(stored.body))
 
+    async def input_items(self, exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG002  a Serve
+        """`GET /v1/responses/{response_id}/input_items`: what the response was made from, latest first."""
+        query = _Query(exchange.query)
+        limit = query.one("limit", _page_size, DEFAULT_PAGE)
+        order = query.one("order", _order, "desc")
+        response_id = exchange.path_params["response_id"]
+        items = await context_items(response_id, self._state.store)
+        if items is None:
+            raise _not_found(response_id)
+        page, has_more = _page(items if order == "asc" else items[::-1], query.one("after", str, None), limit)
+        first, last = (page[0].id, page[-1].id) if page else ("", "")
+        await exchange.answer(200, ItemList(data=page, first_id=first, last_id=last, has_more=has_more))
 
-async def delete(exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG001 as all routes
-    """`DELETE /v1/responses/{response_id}`; one that runs is cancelled first."""
-    run, _ = await _find(exchange, services)
-    if run is not None:
-        await run.stop()
-    response_id = exchange.path_params["response_id"]
-    await services.responses.store.delete(response_id)
-    await exchange.answer(200, DeletedResponse(id=response_id))
+    async def _prepare(self, raw: bytes, asker: Asker, services: Services) -> ResponseAnswer:
+        return await prepare_response(raw, asker, services, self._state)
 
-
-async def cancel(exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG001 as all routes
-    """`POST /v1/responses/{response_id}/cancel`; one that has ended is given as it is."""
-    run, stored = await _find(exchange, services)
-    if run is not None:
-        await run.stop()
-        await exchange.answer(200, run.answer.body())
-        return
-    assert stored is not None, "a response is running or stored"
-    if not stored.is_background:
-        raise InvalidRequest(
-            f"Only a background response can be cancelled, and {stored.id!r} is none.", param="response_id"
-        )
-    if stored.status == RUNNING:
-        raise InvalidRequest(
-            f"{stored.id!r} is made by another frontend process; cancel it there.", param="response_id"
-        )
-    await exchange.answer(200, msgspec.Raw(stored.body))
-
-
-async def input_items(exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG001  a Serve
-    """`GET /v1/responses/{response_id}/input_items`: what the response was made from, latest first."""
-    query = _Query(exchange.query)
-    limit = query.one("limit", _page_size, DEFAULT_PAGE)
-    order = query.one("order", _order, "desc")
-    response_id = exchange.path_params["response_id"]
-    items = await context_items(response_id, services.responses.store)
-    if items is None:
-        raise _not_found(response_id)
-    page, has_more = _page(items if order == "asc" else items[::-1], query.one("after", str, None), limit)
-    first, last = (page[0].id, page[-1].id) if page else ("", "")
-    await exchange.answer(200, ItemList(data=page, first_id=first, last_id=last, has_more=has_more))
-
-
-# (method, path): what answers it.
-ROUTES: dict[tuple[str, str], Serve] = {
-    ("POST", "/v1/responses"): create,
-    ("GET", "/v1/responses/{response_id}"): retrieve,
-    ("DELETE", "/v1/responses/{response_id}"): delete,
-    ("POST", "/v1/responses/{response_id}/cancel"): cancel,
-    ("GET", "/v1/responses/{response_id}/input_items"): input_items,
-}
-
-
-async def _find(exchange: Exchange, services: Services) -> tuple[Run | None, StoredResponse | None]:
-    """The response of the path: the run that makes it, or what is stored. Raises ResponseNotFound."""
-    response_id = exchange.path_params["response_id"]
-    run = await services.responses.runs.get(response_id)
-    if run is not None:
-        return run, None
-    stored = await services.responses.store.load(response_id)
-    if stored is None:
-        raise _not_found(response_id)
-    return None, stored
+    async def _find(self, exchange: Exchange) -> tuple[Run | None, StoredResponse | None]:
+        """The response of the path: the run that makes it, or what is stored. Raises ResponseNotFound."""
+        response_id = exchange.path_params["response_id"]
+        run = await self._state.runs.get(response_id)
+        if run is not None:
+            return run, None
+        stored = await self._state.store.load(response_id)
+        if stored is None:
+            raise _not_found(response_id)
+        return None, stored
 
 
 def _not_found(response_id: str) -> ResponseNotFound:

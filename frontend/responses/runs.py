@@ -9,7 +9,8 @@ from contextlib import aclosing
 
 from baton.errors import BatonError, InvalidRequest, NotReady, Overloaded
 from baton.messages import GenerateRequest, TokenChunk
-from frontend.http.exchange import as_baton_error
+from frontend.http.errors import as_baton_error
+from frontend.http.respond import count
 from frontend.http.sse import Outbox
 from frontend.metrics import Metrics
 from frontend.responses.answer import ResponseAnswer
@@ -57,14 +58,14 @@ class Run:
         await asyncio.wait([self.task])
 
     async def _make(self, generate: Generate, timeout_s: float) -> None:
-        answer = self.answer
-        async with asyncio.timeout(timeout_s), aclosing(generate(answer.request)) as chunks:
+        choice = self.answer.choice
+        async with asyncio.timeout(timeout_s), aclosing(generate(choice.request)) as chunks:
             async for chunk in chunks:
                 self._tally.first_token_s = self._tally.first_token_s or time.perf_counter()
-                self._publish(answer.feed(chunk))
-                if answer.stopped:
+                self._publish(self.answer.write(0, choice.feed(chunk)))
+                if choice.stopped:
                     break
-        self._publish(answer.finish())
+        self._publish(self.answer.write(0, choice.finish()))
 
     async def _finish(self) -> None:
         try:
@@ -74,12 +75,9 @@ class Run:
         finally:
             for outbox in self._outboxes:
                 outbox.close()
-            tally = self._tally
-            tally.model = self.answer.model
-            tally.num_prompt_tokens = self.answer.num_prompt_tokens
-            tally.num_completion_tokens = self.answer.received.num_tokens
-            tally.repairs = self.answer.repairs
-            self._metrics.end(tally)
+            self._tally.model = self.answer.model
+            count(self.answer.choices, self._tally)
+            self._metrics.end(self._tally)
 
     async def _last_event(self) -> bytes:
         """Wait until the answer is made, or will not be; gives the event that says so."""
@@ -90,7 +88,7 @@ class Run:
         except asyncio.CancelledError:  # by `stop`: what there is of the answer is kept
             return answer.cancelled() if self._reason is None else answer.failure(self._reason)
         except Exception as error:  # noqa: BLE001 whoever asks for the response is told
-            failure = as_baton_error(error, answer.request.request_id)
+            failure = as_baton_error(error, answer.choice.request.request_id)
             self._tally.status = failure.status
             log.info("failed response_id=%s code=%s", answer.response.id, failure.code)
             return answer.failure(failure)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from baton.errors import InvalidRequest
 from frontend.harmony.conversation import (
     AssistantTurn,
     Instructions,
@@ -26,13 +25,10 @@ def turns(items: Iterable[Item], path_of: Callable[[int], str]) -> Iterator[Turn
     """The items as turns of a conversation; `path_of` names the body's field of an item, by position.
 
     What the model said between two things that others said is one turn for each thought, so that it is
-    rendered as it was written. Raises InvalidRequest for the output of a call that nobody made.
+    rendered as it was written.
     """
     turn = AssistantTurn()
-    called: set[str] = set()
     for i, item in enumerate(items):
-        if isinstance(item, FunctionCallItem):
-            called.add(item.call_id)
         spoken = _spoken(item)
         if spoken == AssistantTurn():
             continue
@@ -43,10 +39,9 @@ def turns(items: Iterable[Item], path_of: Callable[[int], str]) -> Iterator[Turn
             yield turn
         turn = spoken or AssistantTurn()
         if isinstance(item, FunctionOutputItem):
-            if item.call_id not in called:
-                path = f"{path_of(i)}.call_id"
-                raise InvalidRequest(f"`{path}`: there is no earlier call {item.call_id!r}.", param=path)
-            yield ToolResult(call_id=item.call_id, text=_joined_text(item.output))
+            yield ToolResult(
+                call_id=item.call_id, text=_joined_text(item.output), path=f"{path_of(i)}.call_id"
+            )
         elif isinstance(item, MessageItem) and item.role != "assistant":
             text = _joined_text(item.content)
             yield UserTurn(text) if item.role == "user" else Instructions(text)

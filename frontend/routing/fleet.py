@@ -14,6 +14,7 @@ from baton.errors import BatonError, ModelNotFound, NoWorkers
 from baton.messages import Role, StatsRequest, WorkerInfo, WorkerStats
 from baton.pairing import refused_pairs, why_not_paired
 from baton.transport import Transport
+from frontend.text.served import ServedModel
 from frontend.text.tokenizer import ModelTokenizer
 
 log = logging.getLogger(__name__)
@@ -24,14 +25,6 @@ _TOO_SHORT = (
     "--request-timeout-s %g is not above the KV timeout of %g s of worker=%s: when a prefill worker is lost, "
     "requests end with deadline_exceeded instead of being tried again"
 )
-
-
-class ServedModel(msgspec.Struct, frozen=True):
-    """A model that can be asked for: its shortest context among the workers (tokens), its tokenizer."""
-
-    name: str
-    context_length: int
-    tokenizer: ModelTokenizer
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
+from baton.errors import InvalidRequest
 from frontend.text.specials import Segment, SpecialToken
 from frontend.text.vocabulary import Vocabulary
 
@@ -91,6 +92,17 @@ class ModelTokenizer:
             ids.append(self._added[match.group()])
             stop = match.end()
         return ids + self._encode(text[stop:])
+
+    def checked(self, token_ids: list[int], model: str, path: str) -> list[int]:
+        """These ids, which the body's field of that path gives. Raises InvalidRequest for one that the model
+        does not have."""
+        unknown = next((token_id for token_id in token_ids if token_id >= self.vocab_size), None)
+        if unknown is None:
+            return token_ids
+        raise InvalidRequest(
+            f"`{path}` has the token id {unknown}; those of {model} are 0 to {self.vocab_size - 1}.",
+            param=path,
+        )
 
     def token_bytes(self, token_id: int) -> bytes:
         """The token's text as bytes; b"" for control tokens and unknown ids."""

@@ -6,6 +6,8 @@ import msgspec
 
 from baton.errors import InvalidRequest
 from baton.messages import Guided, MessageForm, Sampling
+from frontend.harmony.conversation import AnswerFormat, Tool
+from frontend.turn.fields import NamedSchema
 
 MAX_SCHEMA_BYTES = 128 << 10
 
@@ -18,16 +20,6 @@ _CHANNELS = ("commentary", "analysis")
 _CALL_TYPES = (" <|constrain|>json", " json", "")
 
 
-class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A function of the request. `parameters` is its JSON schema (None: no arguments), `param` the name of
-    the field in which it stands. The arguments of a `strict` one follow the schema in every call."""
-
-    name: str
-    parameters: object = None
-    strict: bool = False
-    param: str = "tools"
-
-
 class CallChoice(msgspec.Struct, frozen=True, kw_only=True):
     """`tool_choice`: whether a tool must be called, and which may be (None: all that are offered)."""
 
@@ -35,20 +27,29 @@ class CallChoice(msgspec.Struct, frozen=True, kw_only=True):
     names: frozenset[str] | None = None
 
 
-class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """The visible answer is JSON that follows `schema`; unless `strict`, what cannot be enforced of the
-    schema is left out. `param` is the name of the field that has the schema."""
-
-    schema: object
-    strict: bool = False
-    param: str = "response_format"
+_ANY_OBJECT: dict[str, object] = {"type": "object"}
 
 
-ANY_OBJECT: object = {"type": "object"}
+def any_object(path: str) -> AnswerFormat:
+    """The answer is some JSON object."""
+    return AnswerFormat(schema=_ANY_OBJECT, path=path)
+
+
+def by_schema(named: NamedSchema, path: str) -> AnswerFormat:
+    """The answer follows a named schema, or is some JSON object if the schema is missing."""
+    if named.schema is None:
+        return AnswerFormat(schema=_ANY_OBJECT, strict=bool(named.strict), path=path)
+    return AnswerFormat(
+        schema=named.schema,
+        name=named.name,
+        description=named.description,
+        strict=bool(named.strict),
+        path=path,
+    )
 
 
 def guided(
-    tools: Sequence[OfferedTool], choice: CallChoice | None = None, answer: AnswerFormat | None = None
+    tools: Sequence[Tool], choice: CallChoice | None = None, answer: AnswerFormat | None = None
 ) -> Guided | None:
     """The form of the answer, or None if nothing is demanded. Thinking is free in all of them; it is one
     message at most where a call or an `answer` format is demanded.
@@ -76,14 +77,13 @@ def with_form(sampling: Sampling, form: Guided | None) -> Sampling:
     """`sampling` held to `form`. Raises InvalidRequest if the answer could not end where the form does."""
     if form is not None and sampling.ignore_eos:
         raise InvalidRequest(
-            "`ignore_eos` contradicts a demanded form (`response_format`, `tool_choice`, strict `tools`): "
-            "the answer has to end where its form is complete.",
+            "`ignore_eos` contradicts a demanded schema or call: the answer has to end where it is complete.",
             param="ignore_eos",
         )
     return sampling if form is None else msgspec.structs.replace(sampling, guided=form)
 
 
-def _callable(tools: Sequence[OfferedTool], choice: CallChoice) -> list[OfferedTool]:
+def _callable(tools: Sequence[Tool], choice: CallChoice) -> list[Tool]:
     if choice.must_call and not tools:
         raise InvalidRequest("`tool_choice` demands a call, but no `tools` are given.", param="tool_choice")
     if choice.names is None:
@@ -95,12 +95,13 @@ def _callable(tools: Sequence[OfferedTool], choice: CallChoice) -> list[OfferedT
     return [tool for tool in tools if tool.name in choice.names]
 
 
-def _call(tool: OfferedTool, *, is_enforced: bool) -> MessageForm:
+def _call(tool: Tool, *, is_enforced: bool) -> MessageForm:
     form = MessageForm(headers=tuple(_call_headers(tool.name)), end="<|call|>")
     if not is_enforced:
         return form
+    path = f"{tool.path}.parameters"
     return msgspec.structs.replace(
-        form, schema=_text(_arguments(tool), tool.param), lenient=not tool.strict, param=tool.param
+        form, schema=_text(_arguments(tool), path), lenient=not tool.strict, param=path
     )
 
 
@@ -112,7 +113,7 @@ def _call_headers(name: str) -> Iterator[str]:
             yield f"{recipient}<|channel|>{channel}{content_type}<|message|>"
 
 
-def _arguments(tool: OfferedTool) -> object:
+def _arguments(tool: Tool) -> object:
     """Arguments are an object, whether the schema says so or not."""
     if tool.parameters is None:
         return {"type": "object", "additionalProperties": False}
@@ -123,9 +124,9 @@ def _final(answer: AnswerFormat) -> MessageForm:
     return MessageForm(
         headers=(*_FINAL.headers, "<|channel|>final <|constrain|>json<|message|>"),
         end=_FINAL.end,
-        schema=_text(answer.schema, answer.param),
+        schema=_text(answer.schema, answer.path),
         lenient=not answer.strict,
-        param=answer.param,
+        param=answer.path,
     )
 
 

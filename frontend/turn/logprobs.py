@@ -2,9 +2,36 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from baton.messages import TokenLogprob
-from frontend.answers import ContentLogprob, LegacyLogprobs, TopLogprob
 from frontend.text.tokenizer import ModelTokenizer
+
+
+class TopLogprob(msgspec.Struct):
+    """One of the likeliest tokens; `bytes` are its UTF-8 bytes, which may be part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(msgspec.Struct):
+    """A token of the visible text, and the likeliest tokens in its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class LegacyLogprobs(msgspec.Struct, kw_only=True):
+    """Log probabilities as parallel lists; `text_offset` counts characters of the choice's text."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
 
 
 def content_logprobs(entries: Sequence[TokenLogprob], tokenizer: ModelTokenizer) -> list[ContentLogprob]:

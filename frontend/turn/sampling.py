@@ -1,75 +1,29 @@
-"""A body's sampling fields as token requests: defaults filled in, checked against the model."""
+"""A request's sampling fields as a worker's Sampling: defaults filled in, checked against the model."""
 
 import secrets
 from typing import TypeVar
 
-import msgspec
-
 from baton.errors import InvalidRequest
-from baton.messages import GenerateRequest, Sampling
-from frontend.answers import ContextTooLong
-from frontend.routing.fleet import ServedModel
-from frontend.schema import ChatBody, Nvext, SamplingFields
+from baton.messages import Sampling
+from frontend.text.served import ContextTooLong, ServedModel
+from frontend.turn.fields import Nvext, SamplingFields
+from frontend.turn.request import TurnRequest
 
 _SEED_MASK = 2**63 - 1
 
 T = TypeVar("T")
 
 
-class Asker(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a request comes from, and how long it may take."""
+def sampling_of(request: TurnRequest, served: ServedModel, *, num_prompt_tokens: int) -> Sampling:
+    """How to choose the tokens of an answer to a prompt of that length; `max_tokens` is cut to the room that
+    the context leaves.
 
-    request_id: str
-    deadline_s: float
-    trace: str | None = None
-
-
-def token_requests(
-    asker: Asker,
-    served: ServedModel,
-    prompts: list[list[int]],
-    sampling: Sampling,
-    num_choices: int,
-    *,
-    priority: int | None,
-) -> list[GenerateRequest]:
-    """One request for each choice of each prompt, prompt by prompt.
-
-    Several choices get ids of their own, `<request_id>-<index>`, since workers tell requests apart by them.
+    Raises ContextTooLong if it leaves nothing, InvalidRequest if the fields contradict each other or name
+    unknown token ids.
     """
-    requests = [
-        GenerateRequest(
-            request_id=asker.request_id,
-            model=served.name,
-            token_ids=token_ids,
-            sampling=msgspec.structs.replace(sampling, choice=choice),
-            deadline_s=asker.deadline_s,
-            priority=priority or 0,
-            trace=asker.trace,
-        )
-        for token_ids in prompts
-        for choice in range(num_choices)
-    ]
-    if len(requests) == 1:
-        return requests
-    return [msgspec.structs.replace(r, request_id=f"{r.request_id}-{i}") for i, r in enumerate(requests)]
-
-
-def sampling_of(
-    body: SamplingFields,
-    served: ServedModel,
-    *,
-    num_prompt_tokens: int,
-    max_tokens: int | None,
-    logprobs: int | None,
-) -> Sampling:
-    """How to choose the tokens of a prompt's answer.
-
-    `max_tokens` None is all that the context leaves, and more than that is cut to it. Raises ContextTooLong
-    if it leaves nothing, InvalidRequest if the fields contradict each other or name unknown token ids.
-    """
-    room = _room(body, served, num_prompt_tokens)
-    limit = min(max_tokens or room, room)
+    body = request.sampling
+    room = _room(request, served, num_prompt_tokens)
+    limit = min(request.max_tokens or room, room)
     min_tokens = body.min_tokens or 0
     if min_tokens > limit:
         raise InvalidRequest(
@@ -92,18 +46,18 @@ def sampling_of(
         logit_bias=_logit_bias(body, served),
         stop_token_ids=_stop_token_ids(body, served),
         ignore_eos=_given(False, nvext.ignore_eos, body.ignore_eos),
-        logprobs=logprobs,
+        logprobs=request.logprobs,
     )
 
 
-def _room(body: SamplingFields, served: ServedModel, num_prompt_tokens: int) -> int:
+def _room(request: TurnRequest, served: ServedModel, num_prompt_tokens: int) -> int:
     """Tokens that an answer can have; one at least."""
     room = served.context_length - num_prompt_tokens
     if room < 1:
         raise ContextTooLong(
             f"The prompt has {num_prompt_tokens} tokens; the context of {served.name} is "
             f"{served.context_length} tokens, prompt and answer together. Shorten it.",
-            param="messages" if isinstance(body, ChatBody) else "prompt",
+            param=request.path,
         )
     return room
 
@@ -114,18 +68,10 @@ def _given(default: T, *values: T | None) -> T:
 
 def _logit_bias(body: SamplingFields, served: ServedModel) -> dict[int, float]:
     bias = {int(name): value for name, value in (body.logit_bias or {}).items()}
-    return {_known_id(token_id, served, "logit_bias"): value for token_id, value in bias.items()}
+    served.tokenizer.checked(list(bias), served.name, "logit_bias")
+    return bias
 
 
 def _stop_token_ids(body: SamplingFields, served: ServedModel) -> tuple[int, ...]:
-    own = [_known_id(token_id, served, "stop_token_ids") for token_id in body.stop_token_ids or ()]
+    own = served.tokenizer.checked(body.stop_token_ids or [], served.name, "stop_token_ids")
     return tuple(dict.fromkeys((*served.tokenizer.stop_token_ids, *own)))
-
-
-def _known_id(token_id: int, served: ServedModel, field: str) -> int:
-    if token_id >= served.tokenizer.vocab_size:
-        raise InvalidRequest(
-            f"`{field}` names token {token_id}; {served.name} has {served.tokenizer.vocab_size} tokens.",
-            param=field,
-        )
-    return token_id

@@ -13,11 +13,11 @@ import pytest
 
 from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Guided, KvHandoff, Role, Sampling, TokenChunk
-from frontend.harmony.conversation import Conversation, UserTurn
+from frontend.harmony.conversation import Conversation, Tool, UserTurn
 from frontend.harmony.render import render
 from frontend.text.specials import SpecialToken
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.form import CallChoice, OfferedTool, guided
+from frontend.turn.form import CallChoice, guided
 from tests.guided import CASES, answer_form, check, parts_of
 from tests.waiting import until
 from workers.engine import Engine
@@ -170,7 +170,7 @@ def test_a_demanded_call_is_made(
     build: Build, sampling: dict[str, Any], tokenizer: ModelTokenizer, prompt: list[int]
 ) -> None:
     form = guided(
-        [OfferedTool(name="f", parameters=CASES["optional"]), OfferedTool(name="g")],
+        [Tool(name="f", parameters=CASES["optional"]), Tool(name="g")],
         CallChoice(must_call=True, names=frozenset({"f"})),
     )
 
@@ -291,7 +291,7 @@ def test_an_engine_that_cannot_says_so_and_names_the_field(
 def test_an_engine_that_cannot_serves_a_form_that_it_happens_to_have(
     build_unable: Build, prompt: list[int]
 ) -> None:
-    form = guided([OfferedTool(name="f", strict=True)])
+    form = guided([Tool(name="f", strict=True)])
     assert form is not None
 
     async def main() -> None:

@@ -12,11 +12,11 @@ from transformers import DynamicCache, GptOssForCausalLM
 
 from baton.errors import InvalidRequest
 from baton.messages import Guided, MessageForm
-from frontend.harmony.conversation import Conversation, Tool, UserTurn
+from frontend.harmony.conversation import AnswerFormat, Conversation, Tool, UserTurn
 from frontend.harmony.render import render
 from frontend.text.specials import SpecialToken
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.form import AnswerFormat, CallChoice, OfferedTool, guided
+from frontend.turn.form import CallChoice, guided
 from tests.guided import CASES, MAX_TOKENS, answer_form, answer_of, check, chooser, parts_of
 from tests.xgrammar_forms import XgrammarForms
 from workers.engines.embedded.grammar import Grammars
@@ -32,8 +32,8 @@ SEEDS = range(4)
 
 
 def _form(**options: object) -> Guided:
-    tools = [OfferedTool(name="f", parameters=CASES["optional"], strict=bool(options.pop("strict", False)))]
-    form = guided([*tools, OfferedTool(name="g")], **options)  # type: ignore[arg-type]  # options by name
+    tools = [Tool(name="f", parameters=CASES["optional"], strict=bool(options.pop("strict", False)))]
+    form = guided([*tools, Tool(name="g")], **options)  # type: ignore[arg-type]  # options by name
     assert form is not None
     return form
 
@@ -214,7 +214,7 @@ def test_a_json_string_has_no_control_token(
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = Tool(name="get_weather", description="The weather of a city.", parameters=PARAMETERS)
-OFFERED = OfferedTool(name=TOOL.name, parameters=PARAMETERS)
+OFFERED = Tool(name=TOOL.name, parameters=PARAMETERS)
 
 
 @pytest.fixture(scope="module")

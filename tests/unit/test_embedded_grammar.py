@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from baton.errors import InvalidRequest
 from baton.messages import Guided, MessageForm
+from frontend.harmony.conversation import Tool
 from frontend.text.specials import SpecialToken
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.form import CallChoice, OfferedTool, guided
+from frontend.turn.form import CallChoice, guided
 from tests.guided import CASES, MAX_TOKENS, SCHEMAS, Json, answer_form, answer_of, check, chooser, parts_of
 from workers.engines.embedded.grammar import Grammars
 
@@ -69,7 +70,7 @@ def test_calls_name_an_allowed_tool_and_their_arguments_validate(
     grammars: Grammars, tokenizer: ModelTokenizer
 ) -> None:
     schemas = {"f": CASES["nested"], "f2": CASES["optional"], "g.x-y": CASES["nested"]}
-    tools = [OfferedTool(name=name, parameters=schema) for name, schema in schemas.items()]
+    tools = [Tool(name=name, parameters=schema) for name, schema in schemas.items()]
     allowed = frozenset({"f", "g.x-y"})
     form = guided(tools, CallChoice(must_call=True, names=allowed))
     assert form is not None
@@ -158,9 +159,7 @@ def test_tokens_that_do_not_have_the_form_are_an_error_of_the_request(grammars: 
 def test_what_cannot_be_compiled_is_refused_with_field_and_reason(
     grammars: Grammars, schema: Json, reason: str
 ) -> None:
-    form = guided(
-        [OfferedTool(name="f", parameters=schema, strict=True, param="tools[0].function.parameters")]
-    )
+    form = guided([Tool(name="f", parameters=schema, strict=True, path="tools[0].function")])
     assert form is not None
     with pytest.raises(InvalidRequest, match=reason) as caught:
         asyncio.run(grammars.matcher(form))

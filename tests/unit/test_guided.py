@@ -9,7 +9,8 @@ import pytest
 
 from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Guided, MessageForm
-from frontend.turn.form import MAX_SCHEMA_BYTES, AnswerFormat, OfferedTool, guided
+from frontend.harmony.conversation import AnswerFormat, Tool
+from frontend.turn.form import MAX_SCHEMA_BYTES, guided
 from tests.scripted_frontend import TOKENIZER, Client, Reply, ScriptedTokens
 
 Json = dict[str, Any]
@@ -215,7 +216,7 @@ def test_a_schema_nested_beyond_reason_is_refused() -> None:
     for _ in range(100_000):
         schema = {"items": schema}
     with pytest.raises(InvalidRequest) as caught:
-        guided([], answer=AnswerFormat(schema=schema, param="text.format.schema"))
+        guided([], answer=AnswerFormat(schema=schema, path="text.format.schema"))
     assert caught.value.param == "text.format.schema"
 
 
@@ -223,7 +224,5 @@ def test_the_form_crosses_the_wire() -> None:
     _, [request] = send(tools=[tool("f", strict=True)], response_format=NAMED_SCHEMA)
     encoded = msgspec.msgpack.encode(request)
     assert msgspec.msgpack.decode(encoded, type=GenerateRequest) == request
-    form = guided([OfferedTool(name="f", strict=True)])
-    assert hash(form) == hash(guided([OfferedTool(name="f", strict=True)])), (
-        "engines keep compiled forms by it"
-    )
+    form = guided([Tool(name="f", strict=True)])
+    assert hash(form) == hash(guided([Tool(name="f", strict=True)])), "engines keep compiled forms by it"

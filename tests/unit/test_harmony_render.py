@@ -4,6 +4,7 @@ import pytest
 
 from baton.errors import InvalidRequest
 from frontend.harmony.conversation import (
+    AnswerFormat,
     AssistantTurn,
     Conversation,
     Instructions,
@@ -45,7 +46,9 @@ def test_the_whole_prompt() -> None:
         current_date="2026-02-03",
         model_identity="You are Baton.",
         knowledge_cutoff="2025-01",
-        response_schema=("answer", {"type": "object", "properties": {"ä": {"type": "string"}}}),
+        answer_format=AnswerFormat(
+            name="answer", schema={"type": "object", "properties": {"ä": {"type": "string"}}}
+        ),
     )
     assert spelled(render(conversation)) == (
         "<|start|>system<|message|>You are Baton.\nKnowledge cutoff: 2025-01\nCurrent date: 2026-02-03\n\n"
@@ -136,7 +139,7 @@ def test_the_prompt_of_a_turn_begins_with_the_prompt_of_the_turn_before() -> Non
 
 
 def test_the_result_of_an_unknown_call_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="'7' answers no earlier tool call") as refused:
+    with pytest.raises(InvalidRequest, match="no earlier tool call has the id '7'") as refused:
         history(UserTurn("a"), ToolResult(call_id="7", text="r"))
     assert refused.value.param == "tool_call_id"
 
@@ -149,8 +152,8 @@ def test_a_result_before_its_call_is_refused() -> None:
 @pytest.mark.parametrize("name", ["", "two words", "f<|channel|>", "a=b", "new\nline"])
 def test_a_name_that_would_break_a_header_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        render(Conversation(turns=(), tools=(Tool(name=name),)))
-    assert refused.value.param == "tools"
+        render(Conversation(turns=(), tools=(Tool(name=name, path="tools[0]"),)))
+    assert refused.value.param == "tools[0].name"
 
 
 @pytest.mark.parametrize(
@@ -178,8 +181,8 @@ def test_a_schema_that_nests_too_deeply_is_refused() -> None:
     for _ in range(MAX_DEPTH + 1):
         schema = {"type": "array", "items": schema}
     with pytest.raises(InvalidRequest, match="nested deeper") as refused:
-        render(Conversation(turns=(), tools=(Tool(name="f", parameters=schema),)))
-    assert refused.value.param == "tools"
+        render(Conversation(turns=(), tools=(Tool(name="f", parameters=schema, path="tools[0]"),)))
+    assert refused.value.param == "tools[0].parameters"
 
 
 @pytest.mark.parametrize("leaf", [{}, {"\ud800": 1}])
@@ -189,8 +192,8 @@ def test_a_value_that_nests_too_deeply_is_refused(leaf: object) -> None:
         value = [value]
     parameters = {"type": "object", "properties": {"a": {"type": "array", "default": value}}}
     for conversation, param in (
-        (Conversation(turns=(), tools=(Tool(name="f", parameters=parameters),)), "tools"),
-        (Conversation(turns=(), response_schema=("answer", value)), "response_format"),
+        (Conversation(turns=(), tools=(Tool(name="f", parameters=parameters),)), "tools.parameters"),
+        (Conversation(turns=(), answer_format=AnswerFormat(name="answer", schema=value)), "response_format"),
     ):
         with pytest.raises(InvalidRequest, match="nested too deeply") as refused:
             render(conversation)

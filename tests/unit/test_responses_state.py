@@ -216,7 +216,7 @@ def test_a_background_response_that_shows_as_completed_is_kept_already() -> None
         asyncio.get_running_loop().call_later(0.05, can_save.set)
         await ended(client, made["id"])
         assert (await client.respond(previous_response_id=made["id"])).status == 200
-        await client.services.responses.close()
+        await client.responses.close()
 
     asyncio.run(scenario())
 
@@ -325,7 +325,7 @@ def test_a_stream_is_resumed_while_it_runs() -> None:
             whole = asyncio.create_task(client.respond(stream=True, background=True))
             await client.tokens.paused.wait()
             response_id = client.tokens.requests[0].request_id and next(
-                iter(client.services.responses.runs._runs)  # noqa: SLF001 its id is not known otherwise yet
+                iter(client.responses.runs._runs)  # noqa: SLF001 its id is not known otherwise yet
             )
             url = f"/v1/responses/{response_id}?stream=true&starting_after=4"
             resumed = asyncio.create_task(client.get(url))
@@ -416,7 +416,7 @@ def test_a_drain_lets_background_responses_end() -> None:
         async with frontend(ANSWER, script={"pause_at": 13}) as client:
             made = (await client.respond(background=True)).json
             await client.tokens.paused.wait()
-            draining = asyncio.create_task(client.services.responses.runs.drain(10))
+            draining = asyncio.create_task(client.responses.runs.drain(10))
             await asyncio.sleep(0)  # the drain waits now
             client.tokens.go_on.set()
             await draining

@@ -9,8 +9,9 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 from baton.errors import InvalidRequest
-from frontend.http.fields import decode
-from frontend.schema import ChatBody, CompletionBody
+from frontend.chat.body import ChatBody
+from frontend.completions.body import CompletionBody
+from frontend.http.body import decode
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "Hi"}
@@ -46,16 +47,16 @@ def refusal(raw: bytes, body_type: type[ChatBody] | type[CompletionBody] = ChatB
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
         ({"stop": ""}, "stop"),
         ({"logit_bias": {"word": 1}}, "logit_bias"),
-        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"reasoning_effort": "minimal"}, "reasoning_effort"),
         ({"chat_template_args": {"reasoning_effort": "none"}}, "chat_template_args.reasoning_effort"),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
         ({"metadata": {"k" * 65: "v"}}, "metadata"),
-        ({"metadata": {"k": "v" * 513}}, "metadata"),
+        ({"metadata": {"k": "v" * 513}}, "metadata.k"),
         ({"nvext": [1]}, "nvext"),
     ],
 )  # fmt: skip

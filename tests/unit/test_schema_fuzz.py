@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.schema import ChatBody, CompletionBody
+from frontend.chat.body import ChatBody
+from frontend.completions.body import CompletionBody
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"

@@ -1,0 +1,188 @@
+"""The body of a chat completion request, as structs that validate what they decode."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from frontend.turn.fields import (
+    CACHING,
+    GUIDED_ELSEWHERE,
+    ONE_TIER,
+    PLAIN_VERBOSITY,
+    ChoiceFields,
+    Count,
+    Effort,
+    FunctionName,
+    JsonObjectFormat,
+    Metadata,
+    NamedSchema,
+    Refused,
+    TemplateArgs,
+    TextFormat,
+    TopLogprobs,
+)
+
+
+class Part(msgspec.Struct, kw_only=True):
+    """A content part; of all types only `text` (and `refusal` in the history) is served."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+Content = str | list[Part]
+
+
+class SystemMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="system"):
+    """Instructions, under their older name."""
+
+    content: Content
+    name: str | None = None
+
+
+class DeveloperMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="developer"):
+    """Instructions."""
+
+    content: Content
+    name: str | None = None
+
+
+class UserMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="user"):
+    """What the user said."""
+
+    content: Content
+    name: str | None = None
+
+
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """The function a call names, and its arguments as text, valid JSON or not."""
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(msgspec.Struct, kw_only=True):
+    """A call that an earlier answer made."""
+
+    id: Annotated[str, msgspec.Meta(min_length=1)]
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class AssistantMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="assistant"):
+    """An earlier answer, in the shape in which this server gives it."""
+
+    content: Content | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    name: str | None = None
+    audio: Any = None
+    function_call: Any = None
+
+
+class ToolMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="tool"):
+    """What a tool returned."""
+
+    tool_call_id: str
+    content: Content
+    name: str | None = None
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+
+
+class FunctionTool(msgspec.Struct, kw_only=True):
+    """A function the model may call; `parameters` is its JSON schema."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(msgspec.Struct, kw_only=True):
+    """A tool; only functions are served."""
+
+    function: FunctionTool
+    type: Literal["function"] = "function"
+
+
+class NamedFunction(msgspec.Struct, kw_only=True):
+    """A function that is meant by its name."""
+
+    name: str
+
+
+class FunctionChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
+    """`tool_choice`: this function must be called."""
+
+    function: NamedFunction
+
+
+class AllowedTool(msgspec.Struct, kw_only=True):
+    """One of the functions that may be called."""
+
+    function: NamedFunction
+    type: Literal["function"] = "function"
+
+
+class AllowedTools(msgspec.Struct, kw_only=True):
+    """The functions that may be called, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], msgspec.Meta(min_length=1)]
+
+
+class AllowedToolsChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """`tool_choice`: the prompt shows all tools, but only these may be called."""
+
+    allowed_tools: AllowedTools
+
+
+class JsonSchemaFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json_schema"):
+    """`response_format`: JSON that follows a schema; unless `strict`, as far as it can be enforced."""
+
+    json_schema: NamedSchema
+
+
+class ChatBody(ChoiceFields, kw_only=True):
+    """`POST /v1/chat/completions`. Extensions: `chat_template_args` (also spelled `chat_template_kwargs`) and
+    `include_reasoning`, which says whether reasoning text is given to the client."""
+
+    refused: ClassVar[Refused] = {
+        **GUIDED_ELSEWHERE,
+        **CACHING,
+        **ONE_TIER,
+        **PLAIN_VERBOSITY,
+        "audio": ((), "Answers are text; there is no audio output."),
+        "modalities": ((["text"],), 'Answers are text: only ["text"] can be asked for.'),
+        "functions": (([],), "It is deprecated: use `tools`."),
+        "function_call": (("none", "auto"), "It is deprecated: use `tool_choice`."),
+        "prediction": ((), "There are no predicted outputs."),
+        "web_search_options": ((), "There is no web search."),
+        "moderation": ((), "There is no moderation."),
+        "store": ((False,), "Chat completions are not stored."),
+    }
+    deep: ClassVar[frozenset[str]] = frozenset(
+        {
+            "nvext", "stream_options", "chat_template_args", "chat_template_kwargs", "tools", "tool_choice",
+            "response_format",
+        }
+    )  # fmt: skip
+
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_args: TemplateArgs | None = None
+    chat_template_kwargs: TemplateArgs | None = None
+    include_reasoning: bool | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedToolsChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
+    metadata: Metadata | None = None

@@ -1,0 +1,156 @@
+"""One message of a chat completion: a choice's deltas as chunks of the stream, and the message they make."""
+
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET
+
+from frontend.chat.objects import ChatChoiceBody, ChatLogprobs, ChatMessage, FunctionCall, ToolCallBody
+from frontend.harmony.deltas import (
+    Delta,
+    MessageEnd,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from frontend.text.tokenizer import ModelTokenizer
+from frontend.turn.choice import Choice
+from frontend.turn.chunks import Envelope
+from frontend.turn.logprobs import ContentLogprob, content_logprobs
+
+# Between two messages of one kind: a preamble and the answer, two thoughts.
+PARAGRAPH = "\n\n"
+
+_encode = msgspec.json.Encoder().encode
+_NO_LOGPROBS = b',"logprobs":null,"finish_reason":null}'
+
+
+class MessageWriter:
+    """Gathers the message of one choice; without an `envelope` it adds no bytes to any stream."""
+
+    def __init__(
+        self,
+        index: int,
+        choice: Choice,
+        tokenizer: ModelTokenizer,
+        envelope: Envelope | None,
+        *,
+        gives_reasoning: bool,
+    ) -> None:
+        self._index = index
+        self._choice = choice
+        self._tokenizer = tokenizer
+        self._is_streamed = envelope is not None
+        self._gives_reasoning = gives_reasoning
+        self._texts: dict[type, list[str]] = {ReasoningDelta: [], TextDelta: []}
+        self._logprobs: list[ContentLogprob] = []
+        self._calls: list[ToolCallBody] = []
+        self._arguments: list[list[str]] = []
+        self._open: type[Delta] | None = None
+        head = b"" if envelope is None else envelope.head
+        self._head = head + b'{"index":%d,"delta":' % index
+        self._tail = b"" if envelope is None else envelope.tail
+        self._text_head = self._head + b'{"content":'
+        self._reasoning_head = self._head + b'{"reasoning":'
+        self._plain_tail = b"}" + _NO_LOGPROBS + self._tail
+
+    def role(self) -> bytes:
+        """The chunk that says who speaks."""
+        return self._head + b'{"role":"assistant","content":""' + self._plain_tail
+
+    def write(self, deltas: Sequence[Delta]) -> bytes:
+        """The chunks of these deltas."""
+        if len(deltas) == 1:  # nearly every token of an answer
+            return self._delta(deltas[0])
+        return b"".join([self._delta(delta) for delta in deltas])
+
+    def end(self) -> bytes:
+        """The last chunk of the choice."""
+        reason = self._choice.finish_reason.encode()
+        last = self._head + b'{},"logprobs":null,"finish_reason":"%b"}' % reason + self._tail
+        return last if self._is_streamed else b""
+
+    def body(self) -> ChatChoiceBody:
+        """The choice as it stands; `content` is null if there was no visible text but calls."""
+        for call, arguments in zip(self._calls, self._arguments, strict=True):
+            call.function.arguments = "".join(arguments)
+        reasoning = "".join(self._texts[ReasoningDelta]) or UNSET
+        text = "".join(self._texts[TextDelta])
+        has_logprobs = bool(text) and self._choice.received.logprobs is not None
+        return ChatChoiceBody(
+            index=self._index,
+            message=ChatMessage(
+                content=text if text or not self._calls else None,
+                reasoning=reasoning,
+                reasoning_content=reasoning,
+                tool_calls=self._calls or UNSET,
+            ),
+            finish_reason=self._choice.finish_reason,
+            logprobs=ChatLogprobs(content=self._logprobs) if has_logprobs else None,
+        )
+
+    def _delta(self, delta: Delta) -> bytes:
+        match delta:
+            case TextDelta():
+                return self._text(delta)
+            case ReasoningDelta():
+                return self._reasoning(delta) if self._gives_reasoning else b""
+            case ToolCallArguments():
+                return self._more_arguments(delta)
+            case ToolCallStart():
+                return self._call(delta)
+            case MessageEnd():
+                self._open = None
+                return b""
+
+    def _text(self, delta: TextDelta) -> bytes:
+        text = self._added(delta)
+        entries = self._choice.logprobs_of(delta)
+        if entries is not None:
+            return self._text_with(content_logprobs(entries, self._tokenizer), text)
+        return b"".join((self._text_head, _encode(text), self._plain_tail)) if self._is_streamed else b""
+
+    def _text_with(self, logprobs: list[ContentLogprob], text: str) -> bytes:
+        self._logprobs += logprobs
+        data = _encode(ChatLogprobs(content=logprobs))
+        rest = b'},"logprobs":' + data + b',"finish_reason":null}' + self._tail
+        return self._text_head + _encode(text) + rest if self._is_streamed else b""
+
+    def _reasoning(self, delta: ReasoningDelta) -> bytes:
+        """More of the chain of thought, under the names of two clients."""
+        data = _encode(self._added(delta))
+        chunk = (self._reasoning_head, data, b',"reasoning_content":', data, self._plain_tail)
+        return b"".join(chunk) if self._is_streamed else b""
+
+    def _added(self, delta: TextDelta | ReasoningDelta) -> str:
+        """The delta's text, after a paragraph break if it begins another message of its kind."""
+        kind = type(delta)
+        texts = self._texts[kind]
+        text = delta.text if self._open is kind or not texts else PARAGRAPH + delta.text
+        self._open = kind
+        texts.append(text)
+        return text
+
+    def _call(self, delta: ToolCallStart) -> bytes:
+        """A call begins: its id, type and name, once."""
+        call = ToolCallBody(id=new_call_id(), function=FunctionCall(name=delta.name, arguments=""))
+        self._calls.append(call)
+        self._arguments.append([])
+        # The index stands first in the same object.
+        return self._chunk_of_calls(b'{"index":%d,' % delta.index + _encode(call)[1:])
+
+    def _more_arguments(self, delta: ToolCallArguments) -> bytes:
+        self._arguments[delta.index].append(delta.text)
+        text = _encode(delta.text)
+        return self._chunk_of_calls(b'{"index":%d,"function":{"arguments":%b}}' % (delta.index, text))
+
+    def _chunk_of_calls(self, call: bytes) -> bytes:
+        chunk = (self._head, b'{"tool_calls":[', call, b"]", self._plain_tail)
+        return b"".join(chunk) if self._is_streamed else b""
+
+
+def new_call_id() -> str:
+    """An id that no other call of the conversation has."""
+    return f"call_{secrets.token_hex(12)}"

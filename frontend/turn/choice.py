@@ -1,0 +1,136 @@
+"""One choice of an answer: token chunks in; reasoning, text and calls out, up to where the client ends it."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, Protocol
+
+from msgspec.structs import replace
+
+from baton.messages import GenerateRequest, TokenChunk, TokenLogprob
+from frontend.harmony.deltas import Delta, MessageEnd, TextDelta, ToolCallStart
+from frontend.text.detokenize import StopStrings
+from frontend.turn.received import ReceivedTokens
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class Reader(Protocol):
+    """Tells what tokens mean; see `HarmonyParser` and `RawText`."""
+
+    repairs: Counter[str]
+
+    @property
+    def num_calls(self) -> int:
+        """Calls so far."""
+        ...
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of reasoning text so far."""
+        ...
+
+    def feed(self, token_ids: Sequence[int]) -> Sequence[Delta]:
+        """What these tokens add."""
+        ...
+
+    def finish(self) -> Sequence[Delta]:
+        """What was held back."""
+        ...
+
+
+class Choice:
+    """`request` is what a worker is sent, `received` the tokens so far; `stopped` says that the answer has
+    ended by itself, whatever the model would still say."""
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        reader: Reader,
+        *,
+        stop_strings: Sequence[str] = (),
+        max_calls: int | None = None,
+        cut_ids: Iterable[int] = (),
+    ) -> None:
+        self.request = request
+        self.received = ReceivedTokens(request.sampling, cut_ids)
+        self.stopped = False
+        self._reader = reader
+        self._stops = StopStrings(stop_strings) if stop_strings else None
+        self._max_calls = max_calls
+        self._num_calls = 0
+        self._tail: TextDelta | None = None  # the tokens of text that is held back
+
+    @property
+    def repairs(self) -> Counter[str]:
+        """Malformed output that was understood, by kind."""
+        return self._reader.repairs
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of reasoning text so far."""
+        return self._reader.num_reasoning_tokens
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the answer ended, once it has."""
+        reason = "stop" if self.stopped else self.received.finish_reason
+        return "tool_calls" if reason == "stop" and self._reader.num_calls else reason
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the answer ended at its token limit."""
+        return self.finish_reason == "length"
+
+    def feed(self, chunk: TokenChunk) -> Sequence[Delta]:
+        """What a chunk adds."""
+        return self._upto_stop(self._reader.feed(self.received.take(chunk)))
+
+    def finish(self) -> Sequence[Delta]:
+        """What is left when the last chunk was fed."""
+        deltas = () if self.stopped else self._upto_stop(self._reader.finish())
+        return deltas if self.stopped else [*deltas, *self._held()]
+
+    def logprobs_of(self, delta: TextDelta) -> list[TokenLogprob] | None:
+        """The log probabilities of its tokens, if they were asked for."""
+        logprobs = self.received.logprobs
+        return None if logprobs is None else logprobs[delta.start : delta.stop]
+
+    def _upto_stop(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
+        if self._stops is None and self._max_calls is None:
+            return deltas
+        return [kept for delta in deltas for kept in self._kept(delta)]
+
+    def _kept(self, delta: Delta) -> Iterator[Delta]:
+        if self.stopped:
+            return
+        match delta:
+            case TextDelta() if self._stops is not None:
+                yield from self._text(delta, self._stops)
+            case MessageEnd():
+                yield from self._held()  # no stop string reaches from one message into the next
+                yield delta
+            case ToolCallStart() if self._num_calls == self._max_calls:
+                self.stopped = True
+            case ToolCallStart():
+                self._num_calls += 1
+                yield delta
+            case _:
+                yield delta
+
+    def _text(self, delta: TextDelta, stops: StopStrings) -> Iterator[Delta]:
+        text, self.stopped = stops.push(delta.text)
+        said = replace(delta, text=text, start=delta.start if self._tail is None else self._tail.start)
+        self._tail = replace(delta, start=delta.stop) if text else said
+        if text:
+            yield said
+
+    def _held(self) -> Iterator[Delta]:
+        text = "" if self._stops is None else self._stops.flush()
+        if text and self._tail is not None:
+            yield replace(self._tail, text=text)
+        self._tail = None
+
+
+def num_prompt_tokens(choices: Iterable[Choice]) -> int:
+    """Tokens of all prompts; the choices of one prompt share it."""
+    return sum(len(c.request.token_ids) for c in choices if c.request.sampling.choice == 0)

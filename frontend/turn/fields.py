@@ -1,0 +1,142 @@
+"""Fields that several APIs have under the same names, and the types of their values."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from frontend.harmony.conversation import MODEL_IDENTITY, ReasoningEffort
+
+Refused = Mapping[str, tuple[tuple[object, ...], str]]
+"""Fields that an API defines and Baton does not serve: (values that ask for nothing, what to do instead).
+`null` asks for nothing everywhere."""
+
+MAX_STOPS = 4
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
+Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+TopK = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
+Repetition = Annotated[float, msgspec.Meta(gt=0, le=10)]
+TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
+StopText = Annotated[str, msgspec.Meta(min_length=1)]
+StopTexts = Annotated[list[StopText], msgspec.Meta(max_length=MAX_STOPS)]
+TokenName = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}$")]
+FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+FormatName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+MetadataKey = Annotated[str, msgspec.Meta(max_length=64)]
+MetadataValue = Annotated[str, msgspec.Meta(max_length=512)]
+Metadata = Annotated[dict[MetadataKey, MetadataValue], msgspec.Meta(max_length=16)]
+Effort = ReasoningEffort
+
+GUIDED_ELSEWHERE: Refused = dict.fromkeys(
+    ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
+    ((), "Ask chat completions for a form of the answer with `response_format`."),
+)
+# Caching is not the client's to steer; what asks for the way it is is served.
+CACHING: Refused = {
+    "prompt_cache_retention": (("in_memory",), "There is no prompt cache to keep longer."),
+    "prompt_cache_options": (({}, {"mode": "implicit"}), "There is no prompt cache to steer."),
+}
+ONE_TIER: Refused = {"service_tier": (("auto", "default"), "There is one service tier: `default`.")}
+PLAIN_VERBOSITY: Refused = {
+    "verbosity": (("medium",), "gpt-oss does not know it; ask for brevity in the instructions.")
+}
+
+
+class Nvext(msgspec.Struct, kw_only=True):
+    """NVIDIA's extensions; each wins over the top-level field of the same name."""
+
+    refused: ClassVar[Refused] = GUIDED_ELSEWHERE
+
+    ignore_eos: bool | None = None
+    top_k: TopK | None = None
+    repetition_penalty: Repetition | None = None
+    greed_sampling: bool | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """How tokens are chosen. `top_k` 0 or -1 is off; of requests that wait, those of a smaller `priority` are
+    served first. `ignore_eos`, `min_tokens`, `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`,
+    `priority` are extensions, named as NVIDIA's and vLLM's do."""
+
+    min_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    min_p: Share | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Repetition | None = None
+    logit_bias: dict[TokenName, Bias] | None = None
+    seed: Seed | None = None
+    stop_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=64)] | None = None
+    ignore_eos: bool | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None
+    nvext: Nvext | None = None
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """What a stream carries besides its deltas."""
+
+    refused: ClassVar[Refused] = {"include_obfuscation": ((False,), "Streams are not padded.")}
+
+    include_usage: bool | None = None
+
+
+class OpenAIFields(SamplingFields, kw_only=True):
+    """What all of OpenAI's APIs take."""
+
+    hints: ClassVar[frozenset[str]] = frozenset({"safety_identifier", "prompt_cache_key"})
+
+    model: Annotated[str, msgspec.Meta(min_length=1)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+
+class ChoiceFields(OpenAIFields, kw_only=True):
+    """What chat and completions take: how long an answer is, where it stops, how many there are."""
+
+    max_tokens: Count | None = None
+    n: Count | None = None
+    stop: StopText | StopTexts | None = None
+
+
+class TemplateArgs(msgspec.Struct, kw_only=True):
+    """What the chat template takes."""
+
+    reasoning_effort: Effort | None = None
+    model_identity: str | None = None
+
+
+def effort_of(given: Effort | None, *args: TemplateArgs | None) -> Effort:
+    """The first effort that is named; medium if there is none."""
+    efforts = [given, *(a.reasoning_effort for a in args if a is not None)]
+    return next((effort for effort in efforts if effort is not None), "medium")
+
+
+def identity_of(*args: TemplateArgs | None) -> str:
+    """The first identity that is named, else gpt-oss's own."""
+    identities = (a.model_identity for a in args if a is not None)
+    return next((identity for identity in identities if identity is not None), MODEL_IDENTITY)
+
+
+class TextFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
+    """The form of an answer: any text."""
+
+
+class JsonObjectFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json_object"):
+    """The form of an answer: some JSON object."""
+
+
+class NamedSchema(msgspec.Struct, kw_only=True):
+    """A JSON schema with the name under which the prompt shows it."""
+
+    name: FormatName
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None

@@ -1,0 +1,97 @@
+"""From what is asked to the choices that answer it: the prompt rendered and tokenised, sampling settled."""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from baton.errors import InvalidRequest
+from baton.messages import GenerateRequest, Sampling
+from frontend.harmony.conversation import Conversation
+from frontend.harmony.parse import HarmonyParser
+from frontend.harmony.render import render
+from frontend.text.served import ServedModel
+from frontend.turn.choice import Choice, Reader
+from frontend.turn.form import guided, with_form
+from frontend.turn.raw_text import RawText
+from frontend.turn.request import Asker, RawPrompts, TurnRequest
+from frontend.turn.sampling import sampling_of
+
+# More than this is rendered and tokenised in a thread, so that running streams do not wait for it.
+LONG_BYTES = 8192
+
+
+async def prepare(
+    request: TurnRequest, asker: Asker, served: ServedModel, *, max_choices: int
+) -> list[Choice]:
+    """The choices, prompt by prompt, ready to be generated. Raises the BatonError that refuses it."""
+    _check_num_choices(request, max_choices)
+    prompt = request.prompt
+    form = None
+    if isinstance(prompt, Conversation):
+        form = guided(prompt.tools, request.call_choice, prompt.answer_format)
+    if request.num_bytes > LONG_BYTES:
+        prompts = await asyncio.to_thread(_encoded, request, served)
+    else:
+        prompts = _encoded(request, served)
+    sampling = with_form(sampling_of(request, served, num_prompt_tokens=max(map(len, prompts))), form)
+    requests = _token_requests(request, asker, served.name, prompts, sampling)
+    return [_choice(request, token_request, served) for token_request in requests]
+
+
+def _check_num_choices(request: TurnRequest, max_choices: int) -> None:
+    num_prompts = len(request.prompt.prompts) if isinstance(request.prompt, RawPrompts) else 1
+    num_choices = request.num_choices * num_prompts
+    if num_choices > max_choices:
+        raise InvalidRequest(f"`n` makes {num_choices} choices; at most {max_choices} are served.", param="n")
+
+
+def _encoded(request: TurnRequest, served: ServedModel) -> list[list[int]]:
+    """Token ids of each prompt."""
+    tokenizer = served.tokenizer
+    if isinstance(request.prompt, Conversation):
+        return [tokenizer.encode_segments(render(request.prompt))]
+    return [
+        tokenizer.encode_text(prompt, allow_special=True)
+        if isinstance(prompt, str)
+        else tokenizer.checked(prompt, served.name, request.path)
+        for prompt in request.prompt.prompts
+    ]
+
+
+def _token_requests(
+    request: TurnRequest, asker: Asker, model: str, prompts: Sequence[list[int]], sampling: Sampling
+) -> list[GenerateRequest]:
+    """One for each choice of each prompt. Several get ids of their own, `<request_id>-<index>`, since workers
+    tell requests apart by them."""
+    requests = [
+        GenerateRequest(
+            request_id=asker.request_id,
+            model=model,
+            token_ids=token_ids,
+            sampling=msgspec.structs.replace(sampling, choice=choice),
+            deadline_s=asker.deadline_s,
+            priority=request.sampling.priority or 0,
+        )
+        for token_ids in prompts
+        for choice in range(request.num_choices)
+    ]
+    if len(requests) == 1:
+        return requests
+    return [msgspec.structs.replace(r, request_id=f"{r.request_id}-{i}") for i, r in enumerate(requests)]
+
+
+def _choice(request: TurnRequest, token_request: GenerateRequest, served: ServedModel) -> Choice:
+    prompt = request.prompt
+    reader: Reader
+    # A stop token is no part of raw text; of a conversation's, those of the model end a message.
+    cut_ids: Sequence[int] = request.sampling.stop_token_ids or ()
+    if isinstance(prompt, Conversation):
+        offered = frozenset(tool.name for tool in prompt.tools)
+        reader = HarmonyParser(served.tokenizer.vocabulary, offered)
+    else:
+        reader = RawText(served.tokenizer, shows_special=prompt.shows_special)
+        cut_ids = token_request.sampling.stop_token_ids
+    return Choice(
+        token_request, reader, stop_strings=request.stop_strings, max_calls=request.max_calls, cut_ids=cut_ids
+    )
