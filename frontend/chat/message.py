@@ -1,6 +1,5 @@
 """One message of a chat completion: a choice's deltas as chunks of the stream, and the message they make."""
 
-import secrets
 from collections.abc import Sequence
 
 import msgspec
@@ -18,6 +17,7 @@ from frontend.harmony.deltas import (
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
 from frontend.turn.chunks import Envelope
+from frontend.turn.ids import new_call_id
 from frontend.turn.logprobs import ContentLogprob, content_logprobs
 
 # Between two messages of one kind: a preamble and the answer, two thoughts.
@@ -149,8 +149,3 @@ class MessageWriter:
     def _chunk_of_calls(self, call: bytes) -> bytes:
         chunk = (self._head, b'{"tool_calls":[', call, b"]", self._plain_tail)
         return b"".join(chunk) if self._is_streamed else b""
-
-
-def new_call_id() -> str:
-    """An id that no other call of the conversation has."""
-    return f"call_{secrets.token_hex(12)}"

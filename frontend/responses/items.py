@@ -1,12 +1,12 @@
 """The items of a response's input and output: read leniently, kept in one shape."""
 
-import secrets
 from typing import Any, Literal
 
 import msgspec
 
 from baton.errors import InvalidRequest
 from frontend.http.body import invalid
+from frontend.turn.ids import new_id
 from frontend.turn.logprobs import ContentLogprob
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -136,11 +136,6 @@ GIVEN_ITEMS: dict[str, type[msgspec.Struct]] = {
     "item_reference": GivenReference,
 }
 _TEXT_TYPES = frozenset({"input_text", "output_text", "text", "reasoning_text"})
-
-
-def new_id(prefix: str) -> str:
-    """An id of a kind of thing: `resp`, `msg`, `rs`, `fc`, `fco`."""
-    return f"{prefix}_{secrets.token_hex(24)}"
 
 
 def read_input(given: str | list[dict[str, Any]]) -> list[Item | GivenReference]:

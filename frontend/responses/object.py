@@ -7,8 +7,9 @@ import msgspec
 
 from baton.errors import BatonError
 from frontend.responses.body import ResponseBody, ResponseTool
-from frontend.responses.items import Item, OutputItem, new_id
+from frontend.responses.items import Item, OutputItem
 from frontend.turn.fields import Effort
+from frontend.turn.ids import new_id
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 

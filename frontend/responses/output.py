@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from frontend.chat.message import new_call_id
 from frontend.harmony.deltas import (
     Delta,
     MessageEnd,
@@ -18,10 +17,10 @@ from frontend.responses.items import (
     OutputItem,
     Phase,
     ReasoningItem,
-    new_id,
 )
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
+from frontend.turn.ids import new_call_id, new_id
 from frontend.turn.logprobs import ContentLogprob, content_logprobs
 
 
