@@ -11,7 +11,7 @@ import uvicorn
 from baton.flags import parse
 from baton.process import Shutdown, first_of, run
 from baton.telemetry import configure_logging
-from frontend.app import App, create_app
+from frontend.app import App, ServerState, create_app
 from frontend.config import FrontendSettings
 from frontend.http.services import Services
 from frontend.metrics import Metrics
@@ -53,7 +53,7 @@ async def serve(settings: FrontendSettings, listener: socket.socket, shutdown: S
         sys.stderr.write(f"error: {error.message} Choose another --response-store\n")
         return 2
     services = Services(fleet=fleet, generator=generator, metrics=metrics, request_timeout_s=timeout_s)
-    server = _server(create_app(services, responses), settings.drain_timeout_s)
+    server = _server(create_app(services, ServerState(responses)), settings.drain_timeout_s)
     # Not Server.serve(): it takes the signals for itself, and this process has its own.
     async with fleet.keep_current() as following:
         await server.startup(sockets=[listener])

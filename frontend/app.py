@@ -1,5 +1,6 @@
 """The app: routes, and the error envelope for what no route answers; the only web-framework import."""
 
+import dataclasses
 import time
 from collections.abc import Mapping
 
@@ -12,23 +13,35 @@ from baton.errors import BatonError
 from frontend import openapi
 from frontend.chat.answer import prepare_chat
 from frontend.completions.answer import prepare_completion
-from frontend.http.errors import ErrorBody, ErrorDetail, retry_after
+from frontend.http.errors import Envelope, ErrorBody, ErrorDetail, retry_after
 from frontend.http.exchange import Receive, Scope, Send
 from frontend.http.respond import Endpoint, Serve, generating
 from frontend.http.services import Services
+from frontend.messages.objects import MessagesError
+from frontend.messages.routes import MessagesRoutes
 from frontend.metrics import CONTENT_TYPE
 from frontend.models import ModelBody, ModelList
 from frontend.responses.routes import ResponseRoutes
 from frontend.responses.runs import ResponseState
 from frontend.tokenization import detokenize, tokenize
+from frontend.turn.seal import Seal
 
 
-def routes(responses: ResponseState) -> dict[tuple[str, str], Serve]:
+@dataclasses.dataclass(frozen=True)
+class ServerState:
+    """What outlives requests: stored responses, and the seal on thoughts that clients carry."""
+
+    responses: ResponseState = dataclasses.field(default_factory=ResponseState)
+    seal: Seal = dataclasses.field(default_factory=Seal)
+
+
+def routes(state: ServerState) -> dict[tuple[str, str], Serve]:
     """(method, path): what answers it."""
     return {
         ("POST", "/v1/chat/completions"): generating(prepare_chat),
         ("POST", "/v1/completions"): generating(prepare_completion),
-        **ResponseRoutes(responses).table(),
+        **ResponseRoutes(state.responses).table(),
+        **MessagesRoutes(state.seal).table(),
         ("POST", "/tokenize"): tokenize,
         ("POST", "/detokenize"): detokenize,
     }
@@ -61,10 +74,17 @@ class ByMethod:
         await self._endpoints[method](scope, receive, send)
 
 
-def create_app(services: Services, responses: ResponseState) -> App:
-    """The app over these services and stored responses, whose life is the caller's."""
-    endpoints = {key: Endpoint(key[1], serve, services) for key, serve in routes(responses).items()}
+def create_app(services: Services, state: ServerState) -> App:
+    """The app over these services and this state, whose life is the caller's."""
+    endpoints = {
+        key: Endpoint(key[1], serve, services, envelope_of(key[1])) for key, serve in routes(state).items()
+    }
     return App(endpoints, _framework(services, endpoints))
+
+
+def envelope_of(path: str) -> Envelope:
+    """How errors of a route look: as the API's own."""
+    return MessagesError.of if path.startswith("/v1/messages") else ErrorBody.of
 
 
 def _framework(services: Services, endpoints: Mapping[tuple[str, str], Endpoint]) -> FastAPI:

@@ -28,12 +28,14 @@ async def prepare_chat(raw: bytes, asker: Asker, services: Services) -> "ChatAns
     body, unknown = decode(raw, ChatBody)
     request = turn_request(body, len(raw))
     served = services.fleet.served(body.model)
-    choices = await prepare(request, asker, served, max_choices=services.max_choices)
+    choices = await prepare(request, asker, served, services.thoughts, max_choices=services.max_choices)
     return ChatAnswer(body, served, choices, ignored=(*unknown, *not_enforced(body)))
 
 
 class ChatAnswer:
     """The answer to one chat body; an `Answer` of `frontend.http.respond`."""
+
+    keep_alive = sse.KEEP_ALIVE
 
     def __init__(
         self, body: ChatBody, served: ServedModel, choices: Sequence[Choice], *, ignored: tuple[str, ...] = ()

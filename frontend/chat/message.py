@@ -17,7 +17,6 @@ from frontend.harmony.deltas import (
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
 from frontend.turn.chunks import Envelope
-from frontend.turn.ids import new_call_id
 from frontend.turn.logprobs import ContentLogprob, content_logprobs
 
 # Between two messages of one kind: a preamble and the answer, two thoughts.
@@ -135,7 +134,7 @@ class MessageWriter:
 
     def _call(self, delta: ToolCallStart) -> bytes:
         """A call begins: its id, type and name, once."""
-        call = ToolCallBody(id=new_call_id(), function=FunctionCall(name=delta.name, arguments=""))
+        call = ToolCallBody(id=delta.call_id, function=FunctionCall(name=delta.name, arguments=""))
         self._calls.append(call)
         self._arguments.append([])
         # The index stands first in the same object.

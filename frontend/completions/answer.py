@@ -32,7 +32,7 @@ async def prepare_completion(raw: bytes, asker: Asker, services: Services) -> "C
     body, unknown = decode(raw, CompletionBody)
     request = turn_request(body, len(raw))
     served = services.fleet.served(body.model)
-    choices = await prepare(request, asker, served, max_choices=services.max_choices)
+    choices = await prepare(request, asker, served, services.thoughts, max_choices=services.max_choices)
     return CompletionAnswer(body, served, choices, ignored=unknown)
 
 
@@ -72,6 +72,8 @@ def prompts_of(body: CompletionBody) -> list[str | list[int]]:
 
 class CompletionAnswer:
     """The answer to one completion body; an `Answer` of `frontend.http.respond`."""
+
+    keep_alive = sse.KEEP_ALIVE
 
     def __init__(
         self,

@@ -21,10 +21,12 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ToolCallStart(msgspec.Struct, frozen=True, array_like=True):
-    """A new call; `index` counts from 0. `name` is the bare tool name (`functions.` cut off)."""
+    """A new call; `index` counts from 0. `name` is the bare tool name (`functions.` cut off). `call_id` is
+    what the client answers it by; the parser leaves it empty."""
 
     index: int
     name: str
+    call_id: str = ""
 
 
 class ToolCallArguments(msgspec.Struct, frozen=True, array_like=True):

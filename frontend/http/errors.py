@@ -1,7 +1,7 @@
 """Errors as HTTP shows them: OpenAI's envelope, Retry-After, and what a client is told of the unforeseen."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -32,6 +32,10 @@ class ErrorBody(msgspec.Struct, kw_only=True):
         return cls(
             error=ErrorDetail(message=error.message, type=error.kind, param=error.param, code=error.code)
         )
+
+
+Envelope = Callable[[BatonError], msgspec.Struct]
+"""An error in the shape of an API."""
 
 
 class BodyTooLarge(BatonError):

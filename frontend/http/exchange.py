@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from baton.errors import BatonError
-from frontend.http.errors import BodyTooLarge, ErrorBody, Headers, retry_after
+from frontend.http.errors import BodyTooLarge, Envelope, ErrorBody, Headers, retry_after
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -30,7 +30,8 @@ class Exchange:
     the route names, `query` the text after the question mark.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, envelope: Envelope = ErrorBody.of) -> None:
+        self._envelope = envelope
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
@@ -83,7 +84,7 @@ class Exchange:
 
     async def answer_error(self, error: BatonError) -> None:
         """Send an error's envelope, with Retry-After where coming back makes sense."""
-        await self.answer(error.status, ErrorBody.of(error), retry_after(error))
+        await self.answer(error.status, self._envelope(error), retry_after(error))
 
 
 def ignored_header(ignored: tuple[str, ...]) -> Headers:

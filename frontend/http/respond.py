@@ -13,7 +13,7 @@ import msgspec
 from baton.errors import BatonError, NotReady
 from frontend.harmony.deltas import Delta
 from frontend.http import sse
-from frontend.http.errors import as_baton_error, too_late
+from frontend.http.errors import Envelope, ErrorBody, as_baton_error, too_late
 from frontend.http.exchange import ClientGone, Exchange, Receive, Scope, Send, ignored_header
 from frontend.http.services import Services
 from frontend.metrics import Tally
@@ -31,9 +31,11 @@ SHUTTING_DOWN = NotReady("The server is shutting down; try again.", retry_after_
 
 
 class Stream(Protocol):
-    """What stands around the events of a stream. `ignored` are the fields of the body that nobody knows."""
+    """What surrounds the events of a stream. `ignored` are the fields of the body that are not understood,
+    `keep_alive` is what is sent while nothing else is."""
 
     ignored: tuple[str, ...]
+    keep_alive: bytes
 
     def opening(self) -> bytes:
         """The stream's first events."""
@@ -87,14 +89,17 @@ Serve = Callable[[Exchange, Services, Tally], Awaitable[None]]
 class Endpoint:
     """The ASGI app of one route. Every failure is an error envelope, and counted under the route's name."""
 
-    def __init__(self, route: str, serve: Serve, services: Services) -> None:
+    def __init__(
+        self, route: str, serve: Serve, services: Services, envelope: Envelope = ErrorBody.of
+    ) -> None:
+        self._envelope = envelope
         self._route = route
         self._serve = serve
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, send, self._envelope)
         tally = self._services.metrics.begin(self._route)
         try:
             await self._respond(exchange, tally)
@@ -238,10 +243,10 @@ async def _stream(
         async with asyncio.timeout(services.first_event_wait_s):
             first = await outbox.take()
     except TimeoutError:
-        first = sse.KEEP_ALIVE
+        first = answer.keep_alive
     await exchange.start(200, sse.CONTENT_TYPE, [*sse.HEADERS, *ignored_header(answer.ignored)])
     await exchange.write(answer.opening() + first)
-    async with _tasks(outbox.keep_alive(services.keep_alive_s)):
+    async with _tasks(outbox.keep_alive(services.keep_alive_s, answer.keep_alive)):
         try:
             while data := await outbox.take():
                 await exchange.write(data)

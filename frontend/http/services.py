@@ -8,6 +8,7 @@ from baton.messages import GenerateRequest, TokenChunk, WorkerInfo, WorkerStats
 from frontend.metrics import Metrics
 from frontend.routing.fleet import Health
 from frontend.text.served import ServedModel
+from frontend.turn.thoughts import Thoughts
 
 
 class FleetView(Protocol):
@@ -50,6 +51,7 @@ class Services:
     fleet: FleetView
     generator: TokenSource
     metrics: Metrics = dataclasses.field(default_factory=Metrics)
+    thoughts: Thoughts = dataclasses.field(default_factory=Thoughts)
     request_timeout_s: float = 600.0
     max_body_bytes: int = 16 << 20
     max_choices: int = 16

@@ -78,13 +78,13 @@ class Outbox:
             self._drained.clear()
             await self._drained.wait()
 
-    async def keep_alive(self, every_s: float) -> None:
+    async def keep_alive(self, every_s: float, comment: bytes = KEEP_ALIVE) -> None:
         """Put a comment whenever nothing was put for so long. Runs until cancelled."""
         seen = self._num_puts
         while True:
             await asyncio.sleep(every_s)  # the pace of the comments is what is asked for
             if self._num_puts == seen:
-                self.put(KEEP_ALIVE)
+                self.put(comment)
             seen = self._num_puts
 
     def _wake(self) -> None:

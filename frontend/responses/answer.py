@@ -8,6 +8,7 @@ import msgspec
 
 from baton.errors import BatonError
 from frontend.harmony.deltas import Delta
+from frontend.http import sse
 from frontend.responses.events import EventWriter
 from frontend.responses.items import Item
 from frontend.responses.object import (
@@ -30,6 +31,8 @@ MAX_KEPT_STREAM_BYTES = 16 << 20
 
 class ResponseAnswer:
     """An `Answer` of `frontend.http.respond`; it keeps the events that it gives."""
+
+    keep_alive = sse.KEEP_ALIVE
 
     def __init__(
         self,

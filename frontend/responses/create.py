@@ -28,7 +28,7 @@ async def prepare_response(
     earlier = [] if previous_id is None else await history(previous_id, state)
     # What came before may be long, whatever the body's length.
     request = turn_request(body, earlier, items, len(raw) + (LONG_BYTES if earlier else 0))
-    (choice,) = await prepare(request, asker, served, max_choices=1)
+    (choice,) = await prepare(request, asker, served, services.thoughts, max_choices=1)
     assert isinstance(request.prompt, Conversation), "a response is never raw text"
     writer = EventWriter() if body.stream else None
     output = OutputWriter(choice, served.tokenizer, writer)

@@ -20,7 +20,7 @@ from frontend.responses.items import (
 )
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
-from frontend.turn.ids import new_call_id, new_id
+from frontend.turn.ids import new_id
 from frontend.turn.logprobs import ContentLogprob, content_logprobs
 
 
@@ -64,7 +64,7 @@ class OutputWriter:
                 assert self._open is not None, "arguments follow the start of their call"
                 return self._open.write(delta.text)
             case ToolCallStart():
-                return self._begin_call(delta.name)
+                return self._begin_call(delta)
             case MessageEnd():
                 return self._end(delta)
 
@@ -81,10 +81,10 @@ class OutputWriter:
             return b"", self._open
         return self._begin(ReasoningItem(id=new_id("rs"), status="in_progress"))
 
-    def _begin_call(self, name: str) -> bytes:
+    def _begin_call(self, delta: ToolCallStart) -> bytes:
         opening, _ = self._begin(
             FunctionCallItem(
-                id=new_id("fc"), call_id=new_call_id(), name=name, arguments="", status="in_progress"
+                id=new_id("fc"), call_id=delta.call_id, name=delta.name, arguments="", status="in_progress"
             )
         )
         return opening

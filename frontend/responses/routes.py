@@ -41,6 +41,8 @@ class ResponseNotFound(BatonError):
 class _Followed:
     """Around the events of a run that a client follows: nothing but the event of a failure to do so."""
 
+    keep_alive = sse.KEEP_ALIVE
+
     def __init__(self, answer: ResponseAnswer, ignored: tuple[str, ...] = ()) -> None:
         self.ignored = ignored
         self._answer = answer

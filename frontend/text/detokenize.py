@@ -30,23 +30,24 @@ class StopStrings:
     Text that may be the beginning of a stop string is held back until it is clear; at most the longest stop
     string's length less one. The one that is complete first counts, so that the result does not depend on how
     the text came. The stop string itself is not part of the text. Empty stop strings are ignored.
+    `met` is the one that was met.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
-        self._is_stopped = False
+        self.met: str | None = None
 
     def push(self, text: str) -> tuple[str, bool]:
         """(text that is safe to send, whether a stop string was met); after one, nothing comes any more."""
-        if not self._stops or self._is_stopped:
-            return ("" if self._is_stopped else text), self._is_stopped
+        if self.met is not None:
+            return "", True
         text = self._held + text
         found = self._first_stop(text)
         if found is not None:
             self._held = ""
-            self._is_stopped = True
-            return text[:found], True
+            at, self.met = found
+            return text[:at], True
         num_safe = len(text) - self._num_doubtful(text)
         self._held = text[num_safe:]
         return text[:num_safe], False
@@ -56,10 +57,10 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _first_stop(self, text: str) -> int | None:
-        """Where the stop string begins that is complete first."""
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        return min(found)[1] if found else None
+    def _first_stop(self, text: str) -> tuple[int, str] | None:
+        """(where it begins, the stop string) of the one that is complete first."""
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        return min(found)[1:] if found else None
 
     def _num_doubtful(self, text: str) -> int:
         """Length of the longest end of `text` with which a stop string begins."""

@@ -1,14 +1,15 @@
 """One choice of an answer: token chunks in; reasoning, text and calls out, up to where the client ends it."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
 from baton.messages import GenerateRequest, TokenChunk, TokenLogprob
-from frontend.harmony.deltas import Delta, MessageEnd, TextDelta, ToolCallStart
+from frontend.harmony.deltas import Delta, MessageEnd, ReasoningDelta, TextDelta, ToolCallStart
 from frontend.text.detokenize import StopStrings
+from frontend.turn.ids import new_call_id
 from frontend.turn.received import ReceivedTokens
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -40,7 +41,8 @@ class Reader(Protocol):
 
 class Choice:
     """`request` is what a worker is sent, `received` the tokens so far; `stopped` says that the answer has
-    ended by itself, whatever the model would still say."""
+    ended by itself, whatever the model would still say. `call_ids` and `thought` are the calls and the
+    reasoning text so far."""
 
     def __init__(
         self,
@@ -50,10 +52,14 @@ class Choice:
         stop_strings: Sequence[str] = (),
         max_calls: int | None = None,
         cut_ids: Iterable[int] = (),
+        on_finish: Callable[["Choice"], None] = lambda _: None,
     ) -> None:
         self.request = request
         self.received = ReceivedTokens(request.sampling, cut_ids)
         self.stopped = False
+        self.call_ids: list[str] = []
+        self._thought: list[str] = []
+        self._on_finish = on_finish
         self._reader = reader
         self._stops = StopStrings(stop_strings) if stop_strings else None
         self._max_calls = max_calls
@@ -77,23 +83,50 @@ class Choice:
         return "tool_calls" if reason == "stop" and self._reader.num_calls else reason
 
     @property
+    def thought(self) -> str:
+        """The reasoning text so far."""
+        return "".join(self._thought)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return None if self._stops is None else self._stops.met
+
+    @property
     def is_cut(self) -> bool:
         """Whether the answer ended at its token limit."""
         return self.finish_reason == "length"
 
     def feed(self, chunk: TokenChunk) -> Sequence[Delta]:
         """What a chunk adds."""
-        return self._upto_stop(self._reader.feed(self.received.take(chunk)))
+        return self._noted(self._upto_stop(self._reader.feed(self.received.take(chunk))))
 
     def finish(self) -> Sequence[Delta]:
         """What is left when the last chunk was fed."""
         deltas = () if self.stopped else self._upto_stop(self._reader.finish())
-        return deltas if self.stopped else [*deltas, *self._held()]
+        deltas = self._noted(deltas if self.stopped else [*deltas, *self._held()])
+        self._on_finish(self)
+        return deltas
 
     def logprobs_of(self, delta: TextDelta) -> list[TokenLogprob] | None:
         """The log probabilities of its tokens, if they were asked for."""
         logprobs = self.received.logprobs
         return None if logprobs is None else logprobs[delta.start : delta.stop]
+
+    def _noted(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
+        """The deltas; each call gets its id."""
+        if len(deltas) == 1 and type(deltas[0]) is TextDelta:  # nearly every token of an answer
+            return deltas
+        return [self._note(delta) for delta in deltas]
+
+    def _note(self, delta: Delta) -> Delta:
+        match delta:
+            case ReasoningDelta(text=text):
+                self._thought.append(text)
+            case ToolCallStart():
+                self.call_ids.append(new_call_id())
+                return replace(delta, call_id=self.call_ids[-1])
+        return delta
 
     def _upto_stop(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
         if self._stops is None and self._max_calls is None:

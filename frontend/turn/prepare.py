@@ -1,7 +1,7 @@
 """From what is asked to the choices that answer it: the prompt rendered and tokenised, sampling settled."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -16,27 +16,40 @@ from frontend.turn.form import guided, with_form
 from frontend.turn.raw_text import RawText
 from frontend.turn.request import Asker, RawPrompts, TurnRequest
 from frontend.turn.sampling import sampling_of
+from frontend.turn.thoughts import Thoughts
 
 # More than this is rendered and tokenised in a thread, so that running streams do not wait for it.
 LONG_BYTES = 8192
 
 
 async def prepare(
-    request: TurnRequest, asker: Asker, served: ServedModel, *, max_choices: int
+    request: TurnRequest, asker: Asker, served: ServedModel, thoughts: Thoughts, *, max_choices: int
 ) -> list[Choice]:
-    """The choices, prompt by prompt, ready to be generated. Raises the BatonError that refuses it."""
+    """The choices, prompt by prompt, ready to be generated; what calls of the history came from is completed
+    from `thoughts`, and new ones are kept there. Raises the BatonError that refuses the request."""
     _check_num_choices(request, max_choices)
-    prompt = request.prompt
     form = None
+    prompt = request.prompt
     if isinstance(prompt, Conversation):
+        turns = thoughts.completed(asker.owner, prompt.turns)
+        prompt = msgspec.structs.replace(prompt, turns=turns)
+        request = msgspec.structs.replace(request, prompt=prompt)
         form = guided(prompt.tools, request.call_choice, prompt.answer_format)
-    if request.num_bytes > LONG_BYTES:
-        prompts = await asyncio.to_thread(_encoded, request, served)
-    else:
-        prompts = _encoded(request, served)
+    prompts = await encode(request, served)
     sampling = with_form(sampling_of(request, served, num_prompt_tokens=max(map(len, prompts))), form)
     requests = _token_requests(request, asker, served.name, prompts, sampling)
-    return [_choice(request, token_request, served) for token_request in requests]
+
+    def keep_thought(choice: Choice) -> None:
+        thoughts.keep(asker.owner, choice.call_ids, choice.thought)
+
+    return [_choice(request, token_request, served, keep_thought) for token_request in requests]
+
+
+async def encode(request: TurnRequest, served: ServedModel) -> list[list[int]]:
+    """Token ids of each prompt. Raises InvalidRequest for what cannot be rendered."""
+    if request.num_bytes > LONG_BYTES:
+        return await asyncio.to_thread(_encoded, request, served)
+    return _encoded(request, served)
 
 
 def _check_num_choices(request: TurnRequest, max_choices: int) -> None:
@@ -47,7 +60,6 @@ def _check_num_choices(request: TurnRequest, max_choices: int) -> None:
 
 
 def _encoded(request: TurnRequest, served: ServedModel) -> list[list[int]]:
-    """Token ids of each prompt."""
     tokenizer = served.tokenizer
     if isinstance(request.prompt, Conversation):
         return [tokenizer.encode_segments(render(request.prompt))]
@@ -81,7 +93,12 @@ def _token_requests(
     return [msgspec.structs.replace(r, request_id=f"{r.request_id}-{i}") for i, r in enumerate(requests)]
 
 
-def _choice(request: TurnRequest, token_request: GenerateRequest, served: ServedModel) -> Choice:
+def _choice(
+    request: TurnRequest,
+    token_request: GenerateRequest,
+    served: ServedModel,
+    on_finish: Callable[[Choice], None],
+) -> Choice:
     prompt = request.prompt
     reader: Reader
     # A stop token is no part of raw text; of a conversation's, those of the model end a message.
@@ -93,5 +110,10 @@ def _choice(request: TurnRequest, token_request: GenerateRequest, served: Served
         reader = RawText(served.tokenizer, shows_special=prompt.shows_special)
         cut_ids = token_request.sampling.stop_token_ids
     return Choice(
-        token_request, reader, stop_strings=request.stop_strings, max_calls=request.max_calls, cut_ids=cut_ids
+        token_request,
+        reader,
+        stop_strings=request.stop_strings,
+        max_calls=request.max_calls,
+        cut_ids=cut_ids,
+        on_finish=on_finish,
     )

@@ -38,7 +38,8 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a request comes from, and how long it may take."""
+    """Where a request comes from, whose it is, and how long it may take."""
 
     request_id: str
     deadline_s: float
+    owner: str = ""

@@ -8,14 +8,13 @@ import msgspec
 import pytest
 
 from baton.errors import BatonError
-from frontend.app import routes
+from frontend.app import ServerState, routes
 from frontend.chat.body import ChatBody
 from frontend.http.body import decode
 from frontend.openapi import EXAMPLES
-from frontend.responses.runs import ResponseState
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens
 
-ROUTES = routes(ResponseState())
+ROUTES = routes(ServerState())
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 PAGE: Any = asyncio.run(Client(ScriptedTokens("")).get("/openapi.json")).json
 

@@ -1,0 +1,183 @@
+"""A Messages answer: a choice's deltas as content blocks and their events."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from baton.errors import BatonError
+from frontend.harmony.deltas import (
+    Delta,
+    MessageEnd,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from frontend.messages.objects import (
+    AnswerBlock,
+    MessageObject,
+    MessagesError,
+    StopReason,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+    Usage,
+)
+from frontend.turn.choice import Choice
+from frontend.turn.ids import new_id
+from frontend.turn.seal import Seal
+
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+_encode = msgspec.json.Encoder().encode
+_DELTA_OF = {TextBlock: b"text", ThinkingBlock: b"thinking", ToolUseBlock: b"partial_json"}
+_KIND_OF = {TextBlock: b"text_delta", ThinkingBlock: b"thinking_delta", ToolUseBlock: b"input_json_delta"}
+
+
+class MessagesAnswer:
+    """The answer to one Messages body; an `Answer` of `frontend.http.respond`. Each Harmony message is a
+    content block. Thoughts are given if `shows_thinking`, signed by `seal`."""
+
+    keep_alive = PING
+
+    def __init__(
+        self,
+        model: str,
+        choice: Choice,
+        seal: Seal,
+        *,
+        stream: bool,
+        shows_thinking: bool,
+        ignored: tuple[str, ...] = (),
+    ) -> None:
+        self.model = choice.request.model
+        self.stream = stream
+        self.ignored = ignored
+        self.choices = [choice]
+        self._choice = choice
+        self._seal = seal
+        self._shows_thinking = shows_thinking
+        self._message = MessageObject(id=new_id("msg"), model=model, content=[], usage=self._usage())
+        self._texts: list[str] = []  # of the block that is open
+        self._open: AnswerBlock | None = None
+        self._delta_head = b""
+        # Written now: it shows the message without any content.
+        self._opening = self._event("message_start", message=self._message) + PING
+
+    def opening(self) -> bytes:
+        """`message_start`, with what is known of the usage, and a ping, as Anthropic's streams begin."""
+        return self._opening
+
+    def write(self, index: int, deltas: Sequence[Delta]) -> bytes:  # noqa: ARG002  there is one choice
+        """The events of these deltas."""
+        if len(deltas) == 1:  # nearly every token of an answer
+            return self._delta(deltas[0])
+        return b"".join([self._delta(delta) for delta in deltas])
+
+    def end(self, index: int) -> bytes:  # noqa: ARG002  there is one choice
+        """The end of a block that was cut."""
+        return self._end_block()
+
+    def closing(self) -> bytes:
+        """`message_delta` with the reason of the end and the usage, and `message_stop`."""
+        self._settle()
+        delta = {"stop_reason": self._message.stop_reason, "stop_sequence": self._message.stop_sequence}
+        last = self._event("message_delta", delta=delta, usage=self._message.usage)
+        return last + self._event("message_stop")
+
+    def failure(self, error: BatonError) -> bytes:
+        """The event that ends a stream that has failed."""
+        return b"event: error\ndata: " + _encode(MessagesError.of(error)) + b"\n\n"
+
+    def body(self) -> MessageObject:
+        """The whole answer."""
+        self._settle()
+        return self._message
+
+    async def settle(self) -> None:
+        """Nothing is kept."""
+
+    def _delta(self, delta: Delta) -> bytes:
+        match delta:
+            case TextDelta(text=text):
+                return self._write(TextBlock, text)
+            case ReasoningDelta(text=text):
+                return self._write(ThinkingBlock, text) if self._shows_thinking else b""
+            case ToolCallArguments(text=text):
+                return self._write(ToolUseBlock, text)
+            case ToolCallStart(name=name, call_id=call_id):
+                return self._begin(ToolUseBlock(id=call_id, name=name))
+            case MessageEnd():
+                return self._end_block()
+
+    def _write(self, kind: type[TextBlock | ThinkingBlock | ToolUseBlock], text: str) -> bytes:
+        opening = b""
+        if self._open is None and kind is not ToolUseBlock:
+            opening = self._begin(TextBlock() if kind is TextBlock else ThinkingBlock())
+        self._texts.append(text)
+        return opening + b"".join((self._delta_head, _encode(text), b"}}\n\n")) if self.stream else b""
+
+    def _begin(self, block: AnswerBlock) -> bytes:
+        index = len(self._message.content)
+        self._message.content.append(block)
+        self._open = block
+        self._texts = []
+        kind = type(block)
+        self._delta_head = (
+            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
+            b'"delta":{"type":"%b","%b":' % (index, _KIND_OF[kind], _DELTA_OF[kind])
+        )
+        return self._event("content_block_start", index=index, content_block=block)
+
+    def _end_block(self) -> bytes:
+        block, self._open = self._open, None
+        if block is None:
+            return b""
+        text = "".join(self._texts)
+        index = len(self._message.content) - 1
+        signed = b""
+        match block:
+            case TextBlock():
+                block.text = text
+            case ThinkingBlock():
+                block.thinking, block.signature = text, self._seal.sign(text)
+                delta = {"type": "signature_delta", "signature": block.signature}
+                signed = self._event("content_block_delta", index=index, delta=delta)
+            case ToolUseBlock():
+                block.input = _object(text)
+        return signed + self._event("content_block_stop", index=index)
+
+    def _settle(self) -> None:
+        """Put the end into the message, whose last block may be open still."""
+        self._end_block()
+        self._message.stop_reason = self._stop_reason()
+        self._message.stop_sequence = self._choice.stop_string
+        self._message.usage = self._usage()
+
+    def _stop_reason(self) -> StopReason:
+        if self._choice.is_cut:
+            return "max_tokens"
+        if self._choice.stop_string is not None:
+            return "stop_sequence"
+        return "tool_use" if self._choice.finish_reason == "tool_calls" else "end_turn"
+
+    def _usage(self) -> Usage:
+        received, num_prompt = self._choice.received, len(self._choice.request.token_ids)
+        return Usage(
+            input_tokens=num_prompt - received.num_cached_tokens,
+            cache_read_input_tokens=received.num_cached_tokens,
+            output_tokens=received.num_tokens,
+        )
+
+    def _event(self, kind: str, **fields: object) -> bytes:
+        if not self.stream:
+            return b""
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))
+
+
+def _object(text: str) -> dict[str, object]:
+    """A call's input, which is an object in this API. Text that the model wrote instead is kept as such."""
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, object])
+    except (msgspec.DecodeError, RecursionError):
+        return {"arguments": text}

@@ -1,0 +1,109 @@
+"""The body of a Messages request, as structs that validate what they decode."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from frontend.turn.fields import Count, FunctionName, Refused, Share, StopText
+
+# Fields of clients that steer what Anthropic's servers do; here they change nothing.
+_HINTS = frozenset(
+    {"metadata", "service_tier", "betas", "anthropic_beta", "inference_geo", "speed", "cache_control"}
+)
+
+
+class Block(msgspec.Struct, kw_only=True):
+    """A content block as clients write it; which fields it needs depends on its `type`."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: "str | list[Block] | None" = None
+    is_error: bool | None = None
+    source: dict[str, Any] | None = None
+
+
+Content = str | list[Block]
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """What the user or the assistant said."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A tool. `type` is left out, or `custom`, for those that the client runs by their schema."""
+
+    name: FunctionName
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(msgspec.Struct, kw_only=True):
+    """Whether a tool must be used, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct, kw_only=True):
+    """Whether thoughts are shown, and how long they may be."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Count | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class JsonFormat(msgspec.Struct, kw_only=True):
+    """The form of the answer: JSON that follows a schema."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    """How much to think, and the form of the answer."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonFormat | None = None
+
+
+class Counted(msgspec.Struct, kw_only=True):
+    """`POST /v1/messages/count_tokens`: what a prompt is made from."""
+
+    refused: ClassVar[Refused] = {
+        "container": ((), "There is no code execution."),
+        "mcp_servers": (([],), "MCP servers are the client's to call."),
+    }
+    hints: ClassVar[frozenset[str]] = _HINTS | {"context_management"}
+    deep: ClassVar[frozenset[str]] = frozenset({"tool_choice", "thinking", "output_config"})
+
+    model: Annotated[str, msgspec.Meta(min_length=1)]
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    system: Content | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None
+
+
+class MessagesBody(Counted, kw_only=True):
+    """`POST /v1/messages`."""
+
+    max_tokens: Count
+    stop_sequences: Annotated[list[StopText], msgspec.Meta(max_length=64)] | None = None
+    stream: bool | None = None
+    temperature: Share | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None

@@ -1,0 +1,97 @@
+"""The bodies of the Messages API's answers, in Anthropic's shapes."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from baton.errors import BatonError
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
+    """Visible text; there are never citations."""
+
+    text: str = ""
+    citations: None = None
+
+
+class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
+    """A thought, and the signature with which it is taken back."""
+
+    thinking: str = ""
+    signature: str = ""
+
+
+class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
+    """A call that the model asks for."""
+
+    id: str
+    name: str
+    input: dict[str, Any] = {}
+
+
+AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    """Token counts. `input_tokens` are those that were found in no cache."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    output_tokens: int
+    service_tier: Literal["standard"] = "standard"
+
+
+class MessageObject(msgspec.Struct, kw_only=True):
+    """`POST /v1/messages`."""
+
+    id: str
+    model: str
+    content: list[AnswerBlock]
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    usage: Usage
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+
+
+class TokenCount(msgspec.Struct, kw_only=True):
+    """`POST /v1/messages/count_tokens`."""
+
+    input_tokens: int
+
+
+class MessagesErrorDetail(msgspec.Struct, kw_only=True):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class MessagesError(msgspec.Struct, kw_only=True):
+    """Every answer that is not a success."""
+
+    error: MessagesErrorDetail
+    type: Literal["error"] = "error"
+
+    @classmethod
+    def of(cls, error: BatonError) -> "MessagesError":
+        """The envelope of an error."""
+        return cls(error=MessagesErrorDetail(type=_kind(error.status), message=error.message))
+
+
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def _kind(status: int) -> str:
+    return _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")

@@ -1,0 +1,229 @@
+"""`POST /v1/messages`: what a body asks for, in no API's terms."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import msgspec
+
+from baton.errors import InvalidRequest
+from frontend.harmony.conversation import (
+    AnswerFormat,
+    AssistantTurn,
+    Conversation,
+    Instructions,
+    Tool,
+    ToolCall,
+    ToolResult,
+    Turn,
+    UserTurn,
+)
+from frontend.messages.body import Block, Content, Counted, MessagesBody
+from frontend.turn.fields import Effort, SamplingFields
+from frontend.turn.form import CallChoice
+from frontend.turn.history import joined
+from frontend.turn.request import TurnRequest
+from frontend.turn.seal import Changed, Seal
+
+_EFFORTS: dict[str, Effort] = {
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "high",
+    "max": "high",
+}
+# Up to these budgets, in tokens of thought.
+_LOW_BUDGET = 2048
+_MEDIUM_BUDGET = 12_000
+
+
+class Reading:
+    """Reads one body; `left_out` are the paths of what gpt-oss cannot be given, such as images."""
+
+    def __init__(self, body: Counted, seal: Seal) -> None:
+        self.left_out: set[str] = set()
+        self._body = body
+        self._seal = seal
+
+    def turn_request(self, num_bytes: int) -> TurnRequest:
+        """What a body of that length asks for. Raises InvalidRequest, naming the field."""
+        body = self._body
+        sampling, max_tokens, stops = SamplingFields(), None, ()
+        if isinstance(body, MessagesBody):
+            sampling = SamplingFields(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
+            max_tokens, stops = body.max_tokens, tuple(body.stop_sequences or ())
+        if body.messages[-1].role == "assistant":
+            raise InvalidRequest(
+                "`messages`: the last message must be the user's; gpt-oss cannot continue an answer.",
+                param="messages",
+            )
+        choice = body.tool_choice
+        return TurnRequest(
+            model=body.model,
+            prompt=self._conversation(),
+            path="messages",
+            num_bytes=num_bytes,
+            sampling=sampling,
+            call_choice=self._call_choice(),
+            max_tokens=max_tokens,
+            stop_strings=stops,
+            max_calls=1 if choice is not None and choice.disable_parallel_tool_use else None,
+        )
+
+    def _conversation(self) -> Conversation:
+        body = self._body
+        instructions = [Instructions(self._text(body.system, "system"))] if body.system else []
+        is_off = body.tool_choice is not None and body.tool_choice.type == "none"
+        return Conversation(
+            turns=(*instructions, *joined(self._turns())),
+            tools=() if is_off else tuple(self._tools()),
+            reasoning_effort=_effort(body),
+            current_date=datetime.now(UTC).date().isoformat(),
+            answer_format=_answer_format(body),
+        )
+
+    def _tools(self) -> Iterator[Tool]:
+        for i, tool in enumerate(self._body.tools or ()):
+            if tool.type not in {None, "custom"}:
+                self._leave_out_tool(tool.name, f"tools[{i}]", f"tools[].{tool.type}")
+                continue
+            if tool.input_schema is None:
+                raise InvalidRequest(
+                    f"`tools[{i}].input_schema` is missing.", param=f"tools[{i}].input_schema"
+                )
+            yield Tool(
+                name=tool.name,
+                description=tool.description,
+                parameters=tool.input_schema,
+                strict=bool(tool.strict),
+                path=f"tools[{i}]",
+            )
+
+    def _leave_out_tool(self, name: str, path: str, label: str) -> None:
+        choice = self._body.tool_choice
+        if choice is not None and choice.type == "tool" and choice.name == name:
+            raise InvalidRequest(
+                f"`tool_choice` demands {name!r}, but `{path}` is a tool that only Anthropic's servers know.",
+                param="tool_choice",
+            )
+        self.left_out.add(label)
+
+    def _call_choice(self) -> CallChoice:
+        choice = self._body.tool_choice
+        if choice is None or choice.type in {"auto", "none"}:
+            return CallChoice()
+        if choice.type == "any":
+            return CallChoice(must_call=True)
+        if choice.name is None:
+            raise InvalidRequest("`tool_choice.name` is missing.", param="tool_choice.name")
+        return CallChoice(must_call=True, names=frozenset({choice.name}))
+
+    def _turns(self) -> Iterator[Turn]:
+        for i, message in enumerate(self._body.messages):
+            path = f"messages[{i}].content"
+            match message.role:
+                case "system":
+                    yield Instructions(self._text(message.content, path))
+                case "user":
+                    yield from self._user(message.content, path)
+                case "assistant" if isinstance(message.content, str):
+                    yield AssistantTurn(text=message.content or None)
+                case _:
+                    for j, block in enumerate(message.content):
+                        yield self._said(block, f"{path}[{j}]")
+
+    def _user(self, content: Content, path: str) -> Iterator[Turn]:
+        """Results of calls, then what the user says to them."""
+        if isinstance(content, str):
+            yield UserTurn(content)
+            return
+        texts: list[str] = []
+        for j, block in enumerate(content):
+            where = f"{path}[{j}]"
+            if block.type != "tool_result":
+                texts += self._texts([block], where)
+                continue
+            call_id = _needed(block.tool_use_id, where, "tool_use_id")
+            text = self._text(block.content or "", f"{where}.content")
+            result = f"Error: {text}" if block.is_error else text
+            yield ToolResult(call_id=call_id, text=result, path=f"{where}.tool_use_id")
+        if texts:
+            yield UserTurn("\n\n".join(texts))
+
+    def _said(self, block: Block, path: str) -> AssistantTurn:
+        match block.type:
+            case "thinking":
+                return AssistantTurn(reasoning=self._thought(block, path))
+            case "tool_use":
+                call = ToolCall(
+                    call_id=_needed(block.id, path, "id"),
+                    name=_needed(block.name, path, "name"),
+                    arguments=msgspec.json.encode(block.input or {}).decode(),
+                )
+                return AssistantTurn(tool_calls=(call,))
+            case _:
+                return AssistantTurn(text="\n\n".join(self._texts([block], path)) or None)
+
+    def _thought(self, block: Block, path: str) -> str | None:
+        """A thought that this server had. Others' are left out. Raises InvalidRequest if it was changed."""
+        text = block.thinking or ""
+        try:
+            if self._seal.is_ours(text, block.signature or ""):
+                return text or None
+        except Changed:
+            raise InvalidRequest(
+                f"`{path}.signature` is not that of this thinking: send both as they came, or neither.",
+                param=f"{path}.signature",
+            ) from None
+        self.left_out.add("messages[].content[].thinking")
+        return None
+
+    def _text(self, content: Content, path: str) -> str:
+        return content if isinstance(content, str) else "\n\n".join(self._texts(content, path))
+
+    def _texts(self, blocks: list[Block], path: str) -> Iterator[str]:
+        """The texts in the blocks; what is not text is named as left out."""
+        for block in blocks:
+            source = block.source or {}
+            match block.type:
+                case "text":
+                    yield _needed(block.text, path, "text")
+                case "document" if source.get("type") == "text" and isinstance(source.get("data"), str):
+                    yield source["data"]
+                case "redacted_thinking" | "thinking":
+                    self.left_out.add("messages[].content[].thinking")
+                case kind:
+                    self.left_out.add(f"messages[].content[].{kind}"[:80])
+                    yield f"[{kind[:40]} left out: this model reads text only]"
+
+
+def _needed(value: str | None, path: str, name: str) -> str:
+    if value is None:
+        raise InvalidRequest(f"`{path}.{name}` is missing.", param=f"{path}.{name}")
+    return value
+
+
+def _effort(body: Counted) -> Effort:
+    """The nearest that the model has. It always thinks; `disabled` asks for as little as possible."""
+    if body.output_config is not None and body.output_config.effort is not None:
+        return _EFFORTS[body.output_config.effort]
+    thinking = body.thinking
+    if thinking is None or thinking.type == "adaptive":
+        return "medium"
+    if thinking.type == "disabled" or thinking.budget_tokens is None:
+        return "low" if thinking.type == "disabled" else "medium"
+    if thinking.budget_tokens <= _LOW_BUDGET:
+        return "low"
+    return "medium" if thinking.budget_tokens <= _MEDIUM_BUDGET else "high"
+
+
+def _answer_format(body: Counted) -> AnswerFormat | None:
+    config = body.output_config
+    if config is not None and config.format is not None:
+        return AnswerFormat(
+            schema=config.format.schema, name="answer", strict=True, path="output_config.format.schema"
+        )
+    if body.output_format is not None:
+        return AnswerFormat(
+            schema=body.output_format.schema, name="answer", strict=True, path="output_format.schema"
+        )
+    return None

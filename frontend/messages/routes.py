@@ -1,0 +1,59 @@
+"""The routes of the Messages API: create, and count the tokens of what would be asked."""
+
+from frontend.http.body import decode
+from frontend.http.exchange import Exchange, ignored_header
+from frontend.http.respond import Serve, generating
+from frontend.http.services import Services
+from frontend.messages.answer import MessagesAnswer
+from frontend.messages.body import Counted, MessagesBody
+from frontend.messages.objects import TokenCount
+from frontend.messages.request import Reading
+from frontend.metrics import Tally
+from frontend.turn.prepare import encode, prepare
+from frontend.turn.request import Asker
+from frontend.turn.seal import Seal
+
+
+class MessagesRoutes:
+    """The routes; `seal` signs the thoughts that clients carry."""
+
+    def __init__(self, seal: Seal) -> None:
+        self._seal = seal
+
+    def table(self) -> dict[tuple[str, str], Serve]:
+        """(method, path): what answers it."""
+        return {
+            ("POST", "/v1/messages"): generating(self.prepare),
+            ("POST", "/v1/messages/count_tokens"): self.count_tokens,
+        }
+
+    async def prepare(self, raw: bytes, asker: Asker, services: Services) -> MessagesAnswer:
+        """An answer that can be begun. Raises the BatonError that refuses the body."""
+        body, unknown = decode(raw, MessagesBody)
+        reading = Reading(body, self._seal)
+        request = reading.turn_request(len(raw))
+        served = services.fleet.served(body.model)
+        (choice,) = await prepare(request, asker, served, services.thoughts, max_choices=1)
+        thinking = body.thinking
+        shows = thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"
+        return MessagesAnswer(
+            body.model,
+            choice,
+            self._seal,
+            stream=bool(body.stream),
+            shows_thinking=shows,
+            ignored=(*unknown, *sorted(reading.left_out)),
+        )
+
+    async def count_tokens(self, exchange: Exchange, services: Services, tally: Tally) -> None:
+        """`POST /v1/messages/count_tokens`."""
+        raw = await exchange.read_body(services.max_body_bytes)
+        body, unknown = decode(raw, Counted)
+        reading = Reading(body, self._seal)
+        request = reading.turn_request(len(raw))
+        served = services.fleet.served(body.model)
+        tally.model = served.name
+        ((token_ids),) = await encode(request, served)
+        ignored = (*unknown, *sorted(reading.left_out))
+        services.metrics.count_ignored(ignored)
+        await exchange.answer(200, TokenCount(input_tokens=len(token_ids)), ignored_header(ignored))
