@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import json
 import random
 import zlib
 from collections.abc import AsyncGenerator, Coroutine, Iterator
@@ -21,8 +20,9 @@ from baton.errors import (
     Overloaded,
     WorkerLost,
 )
-from baton.messages import GenerateRequest, Guided, KvHandoff, TokenChunk, Usage, WorkerStats
+from baton.messages import FinishReason, GenerateRequest, Guided, KvHandoff, TokenChunk, Usage, WorkerStats
 from workers.engine import EngineInfo
+from workers.engines.script import Answer, Script, read_vocabulary
 from workers.kv.memory import host_memory
 from workers.kv.transceiver import CacheTransceiver, Ticket
 
@@ -31,7 +31,8 @@ _HEADER = "<|channel|>final<|message|>"  # of every answer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MockerSettings:
-    """The timing model. A decode step takes `decode_step_ms` plus up to `jitter_ms`, whatever the batch."""
+    """The timing model. A decode step takes `decode_step_ms` plus up to `jitter_ms`, whatever the batch.
+    `script` names a file of answers to play; see `workers.engines.script`."""
 
     prefill_tokens_per_s: float = 50_000.0
     decode_step_ms: float = 10.0
@@ -42,6 +43,7 @@ class MockerSettings:
     max_queue_size: int = 4096
     max_seq_len: int = 131_072
     seed: int = 0
+    script: str | None = None
 
     def __post_init__(self) -> None:
         if min(self.prefill_tokens_per_s, self.handoff_ttl_s) <= 0:
@@ -54,7 +56,8 @@ class MockerEngine:
     """Every running request gets one token in each step, all of them in the same turn of the event loop.
 
     An answer is the header of a final message, then words of the vocabulary in order, from a start that the
-    prompt decides; it ends at max_tokens, never before. A handoff is real: a few bytes really move.
+    prompt decides; it ends at max_tokens, never before. With a script it is what that says. A handoff is
+    real: a few bytes really move.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class MockerEngine:
         self._incarnation = incarnation
         self._transceiver = transceiver
         self._jitter = random.Random(settings.seed)  # noqa: S311  a timing model keeps no secrets
+        self._script: Script | None = None
         self._header: tuple[int, ...] = ()
         self._words: tuple[int, ...] = ()
         self._slots = asyncio.Semaphore(settings.max_batch_size)
@@ -83,7 +87,9 @@ class MockerEngine:
     async def start(self) -> EngineInfo:
         """Read the vocabulary that answers are made of. Raises OSError, ValueError if there is none."""
         path = self._model_path / "tokenizer.json"
-        self._header, self._words = await asyncio.to_thread(_read_vocabulary, path)
+        vocabulary, self._header, self._words = await asyncio.to_thread(read_vocabulary, path)
+        if self._settings.script is not None:
+            self._script = Script.load(Path(self._settings.script), vocabulary)
         await self._transceiver.start()
         self._clock = asyncio.create_task(self._tick())
         return EngineInfo(
@@ -97,8 +103,9 @@ class MockerEngine:
         """The handoff after the time that the prompt takes, pinned until it was pulled."""
         async with self._slot(request) as deadline:
             await self._run_prompt(request, deadline)
-            if request.num_generated + 1 >= self._max_tokens(request):
-                yield self._chunk(request, request.num_generated)
+            answer = self._answer(request)
+            if request.num_generated + 1 >= answer.num_tokens:
+                yield self._chunk(request, answer, request.num_generated)
                 return
             ticket = self._transceiver.offer(host_memory(bytearray(_checksum(request))))
             self._figures["num_handoffs"] += 1
@@ -107,7 +114,7 @@ class MockerEngine:
                 yield KvHandoff(
                     worker_id=self._worker_id,
                     incarnation=self._incarnation,
-                    first_token=self._token(request, request.num_generated),
+                    first_token=answer.token(request.num_generated),
                     num_prompt_tokens=_num_prompt_tokens(request),
                     ttl_s=self._settings.handoff_ttl_s,
                     engine_state=msgspec.msgpack.encode(ticket),
@@ -128,14 +135,15 @@ class MockerEngine:
                 await self._run_prompt(request, deadline)
             else:
                 await self._take_over(request, request.handoff, deadline)
-            yield self._chunk(request, request.num_generated)
-            for position in range(request.num_generated + 1, self._max_tokens(request)):
+            answer = self._answer(request)
+            yield self._chunk(request, answer, request.num_generated)
+            for position in range(request.num_generated + 1, answer.num_tokens):
                 await self._next_step.wait()
                 if self._stopped.is_set():
                     raise WorkerLost("The worker is stopping.")
                 if asyncio.get_running_loop().time() > deadline:
                     raise _overdue()
-                yield self._chunk(request, position)
+                yield self._chunk(request, answer, position)
 
     def stats(self) -> WorkerStats:
         """Live figures; a running request uses one block, a handoff pins one."""
@@ -165,7 +173,8 @@ class MockerEngine:
         num_tokens, limit = len(request.token_ids), self._settings.max_seq_len
         if num_tokens >= limit:
             raise InvalidRequest(f"The prompt has {num_tokens} tokens; this worker's context is {limit}.")
-        _check_form(request.sampling.guided)
+        if self._script is None:
+            _check_form(request.sampling.guided)
         if self._slots.locked() and self._figures["num_waiting"] >= self._settings.max_queue_size:
             raise Overloaded("The worker's queue is full; try again later.", retry_after_s=1)
         deadline = asyncio.get_running_loop().time() + request.deadline_s
@@ -204,21 +213,24 @@ class MockerEngine:
         self._figures["num_handoffs"] += 1
         self._figures["kv_moved_bytes"] += ticket.num_bytes
 
-    def _max_tokens(self, request: GenerateRequest) -> int:
-        return min(request.sampling.max_tokens, self._settings.max_seq_len - _num_prompt_tokens(request))
-
-    def _chunk(self, request: GenerateRequest, position: int) -> TokenChunk:
-        self._figures["num_generated_tokens"] += 1
-        token_ids = (self._token(request, position),)
-        if position + 1 < self._max_tokens(request):
-            return TokenChunk(token_ids)
-        return TokenChunk(token_ids, "length", Usage(_num_prompt_tokens(request), 0, position + 1))
-
-    def _token(self, request: GenerateRequest, position: int) -> int:
-        if position < len(self._header):
-            return self._header[position]
+    def _answer(self, request: GenerateRequest) -> Answer:
+        num_prompt = _num_prompt_tokens(request)
+        limit = min(request.sampling.max_tokens, self._settings.max_seq_len - num_prompt)
+        scripted = () if self._script is None else self._script.answer(request.token_ids[:num_prompt])
+        if scripted:
+            finish_reason: FinishReason = "stop" if len(scripted) <= limit else "length"
+            return Answer(scripted[:limit], (), 0, min(limit, len(scripted)), finish_reason)
         start = int.from_bytes(_checksum(request), "big") + request.sampling.choice
-        return self._words[(start + position) % len(self._words)]
+        return Answer(self._header, self._words, start, limit, "length")
+
+    def _chunk(self, request: GenerateRequest, answer: Answer, position: int) -> TokenChunk:
+        self._figures["num_generated_tokens"] += 1
+        token_ids = (answer.token(position),)
+        if position + 1 < answer.num_tokens:
+            return TokenChunk(token_ids)
+        return TokenChunk(
+            token_ids, answer.finish_reason, Usage(_num_prompt_tokens(request), 0, position + 1)
+        )
 
     async def _tick(self) -> None:
         while True:
@@ -258,16 +270,3 @@ def _checksum(request: GenerateRequest) -> bytes:
     """Four bytes that the prompt decides, whatever was generated since."""
     num_tokens = _num_prompt_tokens(request)
     return zlib.crc32(repr((num_tokens, request.token_ids[: min(8, num_tokens)])).encode()).to_bytes(4, "big")
-
-
-def _read_vocabulary(path: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(header of a final message, ids of plain words) of a byte-level BPE `tokenizer.json`."""
-    tokenizer = json.loads(path.read_text(encoding="utf-8"))
-    vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
-    special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
-    final = [vocabulary["final"]] if "final" in vocabulary else [vocabulary[letter] for letter in "final"]
-    header = (special["<|channel|>"], *final, special["<|message|>"])
-    words = sorted(
-        id_ for text, id_ in vocabulary.items() if text.removeprefix("Ġ").isascii() and text.isalpha()
-    )
-    return header, tuple(words)

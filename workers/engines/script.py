@@ -1,0 +1,140 @@
+"""What a mocker says by a script: answers written down beforehand, so that agents run whole sessions."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from baton.messages import FinishReason
+
+_CONTROL = re.compile(r"(<\|\w+\|>)")
+MAX_SCRIPT_BYTES = 4 << 20
+
+
+class Scene(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Answers to the prompts that contain the text `when` (every prompt has an empty text): the first to a
+    prompt without any earlier answer, the next to one with one, and so on; the last is said again.
+
+    They are Harmony as gpt-oss writes it, after `<|start|>assistant`, up to `<|return|>` or `<|call|>`.
+    """
+
+    answers: list[str]
+    when: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """Tokens by position: those of `header`, then of `words` from `start` on, round and round."""
+
+    header: tuple[int, ...]
+    words: tuple[int, ...]
+    start: int
+    num_tokens: int
+    finish_reason: FinishReason
+
+    def token(self, position: int) -> int:
+        """The token at that position of the answer."""
+        if position < len(self.header):
+            return self.header[position]
+        return self.words[(self.start + position) % len(self.words)]
+
+
+class Script:
+    """Scenes over one vocabulary; the first that fits a prompt is played."""
+
+    def __init__(self, scenes: Iterable[Scene], vocabulary: "Vocabulary") -> None:
+        self._vocabulary = vocabulary
+        self._scenes = [(s.when, [vocabulary.encode(answer) for answer in s.answers]) for s in scenes]
+
+    @classmethod
+    def load(cls, path: Path, vocabulary: "Vocabulary") -> "Script":
+        """Reads a YAML list of scenes. Raises OSError, or ValueError if it is anything else."""
+        raw = path.read_bytes()
+        if len(raw) > MAX_SCRIPT_BYTES:
+            raise ValueError(f"{path}: {len(raw)} bytes; a script has at most {MAX_SCRIPT_BYTES}")
+        try:
+            scenes = msgspec.convert(yaml.safe_load(raw), list[Scene])
+        except (yaml.YAMLError, msgspec.ValidationError) as error:
+            raise ValueError(f"{path}: not a script: {error}") from error
+        if not all(scene.answers for scene in scenes):
+            raise ValueError(f"{path}: a scene has no answers")
+        return cls(scenes, vocabulary)
+
+    def answer(self, prompt: Sequence[int]) -> tuple[int, ...]:
+        """The answer to a prompt; empty if no scene fits it."""
+        text = self._vocabulary.decode(prompt)
+        for when, answers in self._scenes:
+            if when in text:
+                return answers[min(self._vocabulary.num_answers(prompt), len(answers) - 1)]
+        return ()
+
+
+class Vocabulary:
+    """A byte-level BPE vocabulary, as far as playing needs it: any tokens that spell a text will do."""
+
+    def __init__(self, ids: dict[str, int], special: dict[str, int]) -> None:
+        self._special = special
+        self._by_text = {_bytes_of(text): token_id for text, token_id in ids.items()}
+        self._by_id = {token_id: text for text, token_id in self._by_text.items()}
+        self._max_bytes = max(map(len, self._by_text))
+        self._ends = {special[name] for name in ("<|call|>", "<|return|>") if name in special}
+        self._final = [special["<|channel|>"], *self.encode("final"), special["<|message|>"]]
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids; control tokens stand for themselves. Raises ValueError for a control token that is not
+        in the vocabulary."""
+        ids: list[int] = []
+        for part in _CONTROL.split(text):
+            if not _CONTROL.fullmatch(part):
+                ids += self._encode_plain(part.encode())
+            elif part in self._special:
+                ids.append(self._special[part])
+            else:
+                raise ValueError(f"the vocabulary has no {part}")
+        return tuple(ids)
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text, without control tokens."""
+        return b"".join(self._by_id.get(token_id, b"") for token_id in token_ids).decode(errors="replace")
+
+    def num_answers(self, prompt: Sequence[int]) -> int:
+        """How many answers of the model's the prompt has: calls and final messages."""
+        size = len(self._final)
+        finals = sum(list(prompt[i : i + size]) == self._final for i in range(len(prompt)))
+        return finals + sum(token_id in self._ends for token_id in prompt)
+
+    def _encode_plain(self, data: bytes) -> Iterable[int]:
+        at = 0
+        while at < len(data):
+            length = next(n for n in range(self._max_bytes, 0, -1) if data[at : at + n] in self._by_text)
+            yield self._by_text[data[at : at + length]]
+            at += length
+
+
+def _bytes_of(text: str) -> bytes:
+    return bytes(_BYTE[character] for character in text)
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's map: printable bytes stand for themselves, the others for characters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE = _byte_of_character()
+
+
+def read_vocabulary(path: Path) -> tuple[Vocabulary, tuple[int, ...], tuple[int, ...]]:
+    """(the vocabulary, the header of a final message, ids of plain words) of a byte-level BPE
+    `tokenizer.json`. Raises OSError, KeyError, ValueError if it is anything else."""
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    ids: dict[str, int] = tokenizer["model"]["vocab"]
+    special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    vocabulary = Vocabulary(ids, special)
+    words = sorted(id_ for text, id_ in ids.items() if text.removeprefix("Ġ").isascii() and text.isalpha())
+    return vocabulary, vocabulary.encode("<|channel|>final<|message|>"), tuple(words)
