@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from frontend.text.specials import SpecialToken
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
 
 Json = dict[str, Any]
