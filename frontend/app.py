@@ -40,7 +40,7 @@ def routes(state: ServerState) -> dict[tuple[str, str], Serve]:
     return {
         ("POST", "/v1/chat/completions"): generating(prepare_chat),
         ("POST", "/v1/completions"): generating(prepare_completion),
-        **ResponseRoutes(state.responses).table(),
+        **ResponseRoutes(state.responses, state.seal).table(),
         **MessagesRoutes(state.seal).table(),
         ("POST", "/tokenize"): tokenize,
         ("POST", "/detokenize"): detokenize,

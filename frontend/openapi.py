@@ -22,10 +22,12 @@ from frontend.chat.objects import ChatCompletion
 from frontend.completions.body import CompletionBody
 from frontend.completions.objects import Completion
 from frontend.http.errors import BodyTooLarge, ErrorBody
+from frontend.messages.body import Counted, MessagesBody
+from frontend.messages.objects import MessageObject, MessagesError, TokenCount
 from frontend.models import ModelBody, ModelList
 from frontend.responses.body import ResponseBody
+from frontend.responses.given import GIVEN_ITEMS
 from frontend.responses.history import PreviousNotFound
-from frontend.responses.items import GIVEN_ITEMS
 from frontend.responses.object import DeletedResponse, ItemList, ResponseObject
 from frontend.responses.routes import ResponseNotFound
 from frontend.responses.store import StoreFailure
@@ -38,7 +40,8 @@ Errors = tuple[type[BatonError], ...]
 _REF = "#/components/schemas/{name}"
 _STRUCTS = (
     ChatBody, CompletionBody, ChatCompletion, Completion, ModelBody, ModelList, ErrorBody, Health,
-    ResponseBody, ResponseObject, ItemList, DeletedResponse, *GIVEN_ITEMS.values(),
+    ResponseBody, ResponseObject, ItemList, DeletedResponse, *dict.fromkeys(GIVEN_ITEMS.values()),
+    MessagesBody, Counted, MessageObject, TokenCount, MessagesError,
     TokenizeBody, TokenizeAnswer, DetokenizeBody, DetokenizeAnswer,
 )  # fmt: skip
 _ASKING: Errors = (InvalidRequest, ModelNotFound, BodyTooLarge, NoWorkers, BatonError)
@@ -65,6 +68,12 @@ EXAMPLES: Mapping[type[msgspec.Struct], dict[str, Any]] = {
         "reasoning": {"effort": "low"},
         "max_output_tokens": 100,
     },
+    MessagesBody: {
+        "model": _MODEL,
+        "max_tokens": 100,
+        "messages": [{"role": "user", "content": "Hello there!"}],
+    },
+    Counted: {"model": _MODEL, "messages": [{"role": "user", "content": "Hello there!"}]},
     TokenizeBody: {"prompt": "Hello there!"},
     DetokenizeBody: {"tokens": [0, 1]},
 }
@@ -84,6 +93,7 @@ def page(title: str, version: str) -> dict[str, Any]:
             "/v1/chat/completions": {"post": _generation("Chat completion", ChatBody, ChatCompletion)},
             "/v1/completions": {"post": _generation("Raw completion", CompletionBody, Completion)},
             **_responses(),
+            **_messages(),
             "/tokenize": {"post": tokens},
             "/detokenize": {"post": text},
             "/v1/models": {"get": _operation("Models that can be asked for", ModelList)},
@@ -100,10 +110,10 @@ def _schemas() -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)
     for schema in schemas.values():
         schema["description"] = " ".join(schema["description"].split())
-    # What is said of items here is checked by `frontend.responses.items`, after the body's own types.
+    # What is said of items here is checked by `frontend.responses.given`, after the body's own types.
     items = [_item(kind, struct) for kind, struct in GIVEN_ITEMS.items()]
-    either = [{"type": "string"}, {"type": "array", "items": {"anyOf": items}}]
-    schemas["ResponseBody"]["properties"]["input"] = {"anyOf": either, "default": []}
+    either = [{"type": "string"}, {"type": "array", "items": {"anyOf": items}}, {"type": "null"}]
+    schemas["ResponseBody"]["properties"]["input"] = {"anyOf": either, "default": None}
     return schemas
 
 
@@ -147,11 +157,22 @@ def _responses() -> dict[str, Any]:
     }
 
 
+def _messages() -> dict[str, Any]:
+    created = _generation("Message", MessagesBody, MessageObject, envelope=MessagesError)
+    counted = _operation("Tokens of a message", TokenCount, _ASKING, body=Counted, envelope=MessagesError)
+    return {"/v1/messages": {"post": created}, "/v1/messages/count_tokens": {"post": counted}}
+
+
 def _generation(
-    summary: str, body: type[msgspec.Struct], answer: type[msgspec.Struct], more: Errors = ()
+    summary: str,
+    body: type[msgspec.Struct],
+    answer: type[msgspec.Struct],
+    more: Errors = (),
+    *,
+    envelope: type[msgspec.Struct] = ErrorBody,
 ) -> dict[str, Any]:
     """An operation that can stream its answer."""
-    operation = _operation(summary, answer, (*_GENERATING, *more), body=body)
+    operation = _operation(summary, answer, (*_GENERATING, *more), body=body, envelope=envelope)
     _add_stream(operation)
     return operation
 
@@ -159,8 +180,8 @@ def _generation(
 def _add_stream(operation: dict[str, Any]) -> None:
     answered = operation["responses"]["200"]
     answered["description"] = (
-        "The answer; if `stream` is true, server-sent events as OpenAI's. What fails after the first of "
-        "them is an event, too: the last one."
+        "The answer; if `stream` is true, server-sent events as the API defines them. What fails after the "
+        "first of them is an event, too: the last one."
     )
     answered["content"]["text/event-stream"] = {}
 
@@ -172,11 +193,12 @@ def _operation(
     *,
     body: type[msgspec.Struct] | None = None,
     media_type: str = "application/json",
+    envelope: type[msgspec.Struct] = ErrorBody,
 ) -> dict[str, Any]:
     content = {"content": {media_type: {}}} if answer is None else _json(answer)
     operation: dict[str, Any] = {
         "summary": summary,
-        "responses": {"200": {"description": summary, **content}, **_refusals(errors)},
+        "responses": {"200": {"description": summary, **content}, **_refusals(errors, envelope)},
     }
     if body is not None:
         operation["requestBody"] = {"required": True, **_json(body)}
@@ -186,11 +208,11 @@ def _operation(
     return operation
 
 
-def _refusals(errors: Iterable[type[BatonError]]) -> dict[str, Any]:
+def _refusals(errors: Iterable[type[BatonError]], envelope: type[msgspec.Struct]) -> dict[str, Any]:
     """By status, what each code of it means, in the words of the error's class."""
     refusals: dict[str, Any] = {}
     for error in sorted(errors, key=lambda error: error.status):
-        refusal = refusals.setdefault(str(error.status), {"description": "", **_json(ErrorBody)})
+        refusal = refusals.setdefault(str(error.status), {"description": "", **_json(envelope)})
         meaning = "Something broke in the server." if error is BatonError else error.__doc__
         refusal["description"] += f"`{error.code}`: {meaning}\n\n"
         if error.status in _WITH_RETRY_AFTER:

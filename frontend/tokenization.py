@@ -16,7 +16,7 @@ from frontend.http.exchange import Exchange, ignored_header
 from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.text.served import ServedModel
-from frontend.turn.fields import Effort, TemplateArgs, TokenId, effort_of, identity_of
+from frontend.turn.fields import NEAREST_EFFORT, AnyEffort, TemplateArgs, TokenId, effort_of, identity_of
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -30,7 +30,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
     tools: list[ToolDefinition] | None = None
-    reasoning_effort: Effort | None = None
+    reasoning_effort: AnyEffort | None = None
     chat_template_args: TemplateArgs | None = None
     chat_template_kwargs: TemplateArgs | None = None
 
@@ -98,7 +98,7 @@ def _encoded(body: TokenizeBody, served: ServedModel) -> list[int]:
     talk = Conversation(
         turns=tuple(turns(body.messages)),
         tools=tools(body.tools or ()),
-        reasoning_effort=effort_of(body.reasoning_effort, *args),
+        reasoning_effort=NEAREST_EFFORT[effort_of(body.reasoning_effort, *args)],
         current_date=datetime.now(UTC).date().isoformat(),
         model_identity=identity_of(*args),
     )

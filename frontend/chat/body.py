@@ -5,13 +5,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from frontend.turn.fields import (
-    CACHING,
     GUIDED_ELSEWHERE,
-    ONE_TIER,
-    PLAIN_VERBOSITY,
+    AnyEffort,
     ChoiceFields,
     Count,
-    Effort,
     FunctionName,
     JsonObjectFormat,
     Metadata,
@@ -148,15 +145,20 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json
     json_schema: NamedSchema
 
 
+class ReasoningFields(msgspec.Struct, kw_only=True):
+    """How much to think, as some clients write it."""
+
+    effort: AnyEffort | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+
+
 class ChatBody(ChoiceFields, kw_only=True):
     """`POST /v1/chat/completions`. Extensions: `chat_template_args` (also spelled `chat_template_kwargs`) and
     `include_reasoning`, which says whether reasoning text is given to the client."""
 
     refused: ClassVar[Refused] = {
         **GUIDED_ELSEWHERE,
-        **CACHING,
-        **ONE_TIER,
-        **PLAIN_VERBOSITY,
         "audio": ((), "Answers are text; there is no audio output."),
         "modalities": ((["text"],), 'Answers are text: only ["text"] can be asked for.'),
         "functions": (([],), "It is deprecated: use `tools`."),
@@ -164,12 +166,12 @@ class ChatBody(ChoiceFields, kw_only=True):
         "prediction": ((), "There are no predicted outputs."),
         "web_search_options": ((), "There is no web search."),
         "moderation": ((), "There is no moderation."),
-        "store": ((False,), "Chat completions are not stored."),
     }
+    hints: ClassVar[frozenset[str]] = ChoiceFields.hints | {"store"}
     deep: ClassVar[frozenset[str]] = frozenset(
         {
             "nvext", "stream_options", "chat_template_args", "chat_template_kwargs", "tools", "tool_choice",
-            "response_format",
+            "response_format", "reasoning",
         }
     )  # fmt: skip
 
@@ -177,7 +179,8 @@ class ChatBody(ChoiceFields, kw_only=True):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    reasoning_effort: Effort | None = None
+    reasoning_effort: AnyEffort | None = None
+    reasoning: ReasoningFields | None = None
     chat_template_args: TemplateArgs | None = None
     chat_template_kwargs: TemplateArgs | None = None
     include_reasoning: bool | None = None

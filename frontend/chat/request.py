@@ -29,7 +29,15 @@ from frontend.harmony.conversation import (
     Turn,
     UserTurn,
 )
-from frontend.turn.fields import JsonObjectFormat, TextFormat, effort_of, identity_of
+from frontend.turn.fields import (
+    GPT_OSS_EFFORTS,
+    NEAREST_EFFORT,
+    AnyEffort,
+    JsonObjectFormat,
+    TextFormat,
+    effort_of,
+    identity_of,
+)
 from frontend.turn.form import CallChoice, any_object, by_schema
 from frontend.turn.request import TurnRequest
 
@@ -60,6 +68,8 @@ def not_enforced(body: ChatBody) -> Iterator[str]:
     """Paths of the fields that are known, and taken as a wish only."""
     if any(message.name is not None for message in body.messages):
         yield "messages[].name"
+    if effort(body) not in GPT_OSS_EFFORTS:
+        yield "reasoning_effort"
 
 
 def conversation(body: ChatBody, current_date: str) -> Conversation:
@@ -71,11 +81,17 @@ def conversation(body: ChatBody, current_date: str) -> Conversation:
     return Conversation(
         turns=tuple(turns(body.messages)),
         tools=() if body.tool_choice == "none" else tools(body.tools or ()),
-        reasoning_effort=effort_of(body.reasoning_effort, *args),
+        reasoning_effort=NEAREST_EFFORT[effort(body)],
         current_date=current_date,
         model_identity=identity_of(*args),
         answer_format=_answer_format(body),
     )
+
+
+def effort(body: ChatBody) -> AnyEffort:
+    """How much to think, wherever the body says it."""
+    said = body.reasoning_effort or (None if body.reasoning is None else body.reasoning.effort)
+    return effort_of(said, body.chat_template_args, body.chat_template_kwargs)
 
 
 def tools(given: Sequence[ToolDefinition]) -> tuple[Tool, ...]:

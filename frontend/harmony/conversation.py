@@ -4,18 +4,40 @@ from typing import Literal
 
 import msgspec
 
+FUNCTIONS = "functions"
 ReasoningEffort = Literal["low", "medium", "high"]
 MODEL_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 
 
+def called_name(namespace: str, name: str) -> str:
+    """The name by which the parser tells calls of a tool."""
+    return name if namespace == FUNCTIONS else f"{namespace}.{name}"
+
+
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """A function the model may call; `parameters` is its JSON schema as parsed JSON (None: no arguments). The
-    arguments of a `strict` one follow the schema in every call. `path` is the field that describes it."""
+    arguments of a `strict` one follow the schema in every call; that of one that `takes_text` is text of any
+    kind. `path` is the field that describes it."""
 
     name: str
     description: str | None = None
     parameters: object = None
     strict: bool = False
+    takes_text: bool = False
+    namespace: str = FUNCTIONS
+    path: str = "tools"
+
+    @property
+    def called(self) -> str:
+        """The name by which the parser tells its calls: the namespace is left out of plain functions."""
+        return called_name(self.namespace, self.name)
+
+
+class Namespace(msgspec.Struct, frozen=True, kw_only=True):
+    """A group of tools besides `functions`; `path` is the field that names it."""
+
+    name: str
+    description: str | None = None
     path: str = "tools"
 
 
@@ -25,6 +47,8 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     call_id: str
     name: str
     arguments: str
+    takes_text: bool = False
+    namespace: str = FUNCTIONS
 
 
 class Instructions(msgspec.Struct, frozen=True, tag="instructions"):
@@ -79,6 +103,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
     turns: tuple[Turn, ...]
     tools: tuple[Tool, ...] = ()
+    namespaces: tuple[Namespace, ...] = ()
     reasoning_effort: ReasoningEffort = "medium"
     current_date: str | None = None
     model_identity: str = MODEL_IDENTITY

@@ -1,15 +1,17 @@
 """A conversation as Harmony segments, ready to be tokenised: the prompt that gpt-oss was trained to read."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from baton.errors import InvalidRequest
 from frontend.harmony.builtin_tools import BUILTIN_TOOLS, builtin_tools_section, is_builtin
 from frontend.harmony.conversation import (
+    FUNCTIONS,
     AnswerFormat,
     AssistantTurn,
     Conversation,
     Instructions,
+    Namespace,
     Tool,
     ToolCall,
     ToolResult,
@@ -80,9 +82,11 @@ def _assistant(turn: AssistantTurn, called: dict[str, str], *, keeps_reasoning: 
         yield from _message("assistant", turn.text, channel=channel)
     for call in turn.tool_calls:
         recipient = called[call.call_id]
-        header = "commentary json" if _is_function(recipient) else "analysis code"
         yield from _message(
-            f"assistant to={recipient}", call.arguments, channel=header, end=SpecialToken.CALL
+            f"assistant to={recipient}",
+            call.arguments,
+            channel=_call_header(call, recipient),
+            end=SpecialToken.CALL,
         )
 
 
@@ -99,12 +103,19 @@ def _tool_result(turn: ToolResult, called: dict[str, str]) -> Iterator[Segment]:
 def _recipient(call: ToolCall, builtin_tools: tuple[str, ...]) -> str:
     """A name that the model made up comes back in the history: it is mended, where a tool's is refused."""
     name = _UNFIT.sub("_", call.name.removeprefix("functions.")) or "_"
-    return name if is_builtin(name, builtin_tools) else f"functions.{name}"
+    namespace = _UNFIT.sub("_", call.namespace)
+    return name if is_builtin(name, builtin_tools) else f"{namespace}.{name}"
+
+
+def _call_header(call: ToolCall, recipient: str) -> str:
+    if not _is_function(recipient):
+        return "analysis code"
+    return "commentary code" if call.takes_text else "commentary json"
 
 
 def _is_function(recipient: str) -> bool:
     """Functions are called on commentary with JSON; built-in tools on analysis, with `code`."""
-    return recipient.startswith("functions.")
+    return recipient.partition(".")[0] not in BUILTIN_TOOLS
 
 
 def _message(
@@ -140,25 +151,39 @@ def _developer_text(conversation: Conversation, instructions: str) -> str:
     if instructions:
         sections += ["# Instructions", instructions]
     if conversation.tools:
-        sections.append(_tools_section(conversation.tools))
+        sections.append(_tools_section(conversation))
     answer = conversation.answer_format
     if answer is not None and answer.name is not None:
         sections += ["# Response Formats", f"## {answer.name}", _schema_text(answer)]
     return "\n\n".join(sections)
 
 
-def _tools_section(tools: tuple[Tool, ...]) -> str:
-    lines = ["# Tools", "", "## functions", "", "namespace functions {", ""]
+def _tools_section(conversation: Conversation) -> str:
     names: set[str] = set()
-    for tool in tools:
+    for tool in conversation.tools:
         _check_name(tool, names)
-        names.add(tool.name)
+        names.add(tool.called)
+    sections = ["# Tools"]
+    for namespace in (Namespace(name=FUNCTIONS), *conversation.namespaces):
+        tools = [tool for tool in conversation.tools if tool.namespace == namespace.name]
+        if tools:
+            sections.append(_namespace_section(namespace, tools))
+    return "\n\n".join(sections)
+
+
+def _namespace_section(namespace: Namespace, tools: Sequence[Tool]) -> str:
+    lines = [f"## {namespace.name}", ""]
+    lines += [f"// {line}" for line in _lines(namespace.description or "")]
+    lines += [f"namespace {namespace.name} {{", ""]
+    for tool in tools:
         lines += [f"// {line}" for line in _lines(tool.description or "")]
         lines += [f"type {tool.name} = {_signature(tool)} => any;", ""]
-    return "\n".join([*lines, "} // namespace functions"])
+    return "\n".join([*lines, f"}} // namespace {namespace.name}"])
 
 
 def _signature(tool: Tool) -> str:
+    if tool.takes_text:
+        return "(input: string)"
     if tool.parameters is None:
         return "()"
     try:
@@ -188,7 +213,7 @@ def _lines(text: str) -> list[str]:
 
 def _check_name(tool: Tool, others: set[str]) -> None:
     path = f"{tool.path}.name"
-    if tool.name in others:
+    if tool.called in others:
         raise InvalidRequest(f"`{path}`: another tool is called {tool.name!r}, too.", param=path)
-    if not tool.name or _UNFIT.search(tool.name):
+    if not tool.name or _UNFIT.search(tool.called):
         raise InvalidRequest(f"`{path}` {tool.name!r} must be one word without any of '<>|='.", param=path)

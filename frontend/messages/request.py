@@ -17,20 +17,14 @@ from frontend.harmony.conversation import (
     Turn,
     UserTurn,
 )
+from frontend.harmony.conversation import ReasoningEffort as Effort
 from frontend.messages.body import Block, Content, Counted, MessagesBody
-from frontend.turn.fields import Effort, SamplingFields
+from frontend.turn.fields import NEAREST_EFFORT, SamplingFields
 from frontend.turn.form import CallChoice
 from frontend.turn.history import joined
 from frontend.turn.request import TurnRequest
 from frontend.turn.seal import Changed, Seal
 
-_EFFORTS: dict[str, Effort] = {
-    "low": "low",
-    "medium": "medium",
-    "high": "high",
-    "xhigh": "high",
-    "max": "high",
-}
 # Up to these budgets, in tokens of thought.
 _LOW_BUDGET = 2048
 _MEDIUM_BUDGET = 12_000
@@ -205,7 +199,7 @@ def _needed(value: str | None, path: str, name: str) -> str:
 def _effort(body: Counted) -> Effort:
     """The nearest that the model has. It always thinks; `disabled` asks for as little as possible."""
     if body.output_config is not None and body.output_config.effort is not None:
-        return _EFFORTS[body.output_config.effort]
+        return NEAREST_EFFORT[body.output_config.effort]
     thinking = body.thinking
     if thinking is None or thinking.type == "adaptive":
         return "medium"

@@ -5,11 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from frontend.turn.fields import (
-    CACHING,
-    ONE_TIER,
-    PLAIN_VERBOSITY,
+    AnyEffort,
     Count,
-    Effort,
     FunctionName,
     JsonObjectFormat,
     Metadata,
@@ -22,8 +19,8 @@ from frontend.turn.fields import (
 )
 
 LOGPROBS = "message.output_text.logprobs"
-# What can be asked to be included, all but the first of parts that no answer of this server has: reasoning is
-# given as plain `content`, and taken back as such.
+SEALED = "reasoning.encrypted_content"
+# What can be asked to be included; but for the first two, of parts that no answer of this server has.
 Includable = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -36,17 +33,20 @@ Includable = Literal[
 ]
 
 
+Summary = Literal["auto", "concise", "detailed"]
+
+
 class Reasoning(msgspec.Struct, kw_only=True):
-    """How much to think. There are no summaries: `auto` gets none, as the answer says."""
+    """How much to think, and whether the thoughts are given as a summary: they are given whole then."""
 
     refused: ClassVar[Refused] = {
         "context": (("auto", "current_turn"), "Reasoning is kept up to the next final answer."),
-        "generate_summary": (("auto",), "There are no summaries; the reasoning itself is given."),
         "mode": (("standard",), "There is one mode: `standard`."),
     }
 
-    effort: Effort | None = None
-    summary: Literal["auto"] | None = None
+    effort: AnyEffort | None = None
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
 
 
 class SchemaFormat(NamedSchema, kw_only=True, tag_field="type", tag="json_schema"):
@@ -56,13 +56,16 @@ class SchemaFormat(NamedSchema, kw_only=True, tag_field="type", tag="json_schema
 class TextConfig(msgspec.Struct, kw_only=True):
     """What is asked of the answer's text."""
 
-    refused: ClassVar[Refused] = PLAIN_VERBOSITY
+    hints: ClassVar[frozenset[str]] = frozenset({"verbosity"})
 
     format: TextFormat | JsonObjectFormat | SchemaFormat | None = None
 
 
 class ResponseTool(msgspec.Struct, kw_only=True):
-    """A tool; of all types only `function` is served. `parameters` is its JSON schema."""
+    """A tool: a `function` with the JSON schema of its `parameters`, a `custom` one that takes text, or a
+    `namespace` of such `tools`. Other types are run by OpenAI's servers."""
+
+    hints: ClassVar[frozenset[str]] = frozenset({"eager_input_streaming"})
 
     type: str
     name: FunctionName | None = None
@@ -73,6 +76,16 @@ class ResponseTool(msgspec.Struct, kw_only=True):
     is_async: bool | None = msgspec.field(name="async", default=None)
     allowed_callers: list[str] | None = None
     output_schema: dict[str, Any] | None = None
+    format: "ToolFormat | None" = None
+    tools: "list[ResponseTool] | None" = None
+
+
+class ToolFormat(msgspec.Struct, kw_only=True):
+    """What a custom tool's input may be."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
 
 
 class FunctionByName(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
@@ -81,26 +94,33 @@ class FunctionByName(msgspec.Struct, kw_only=True, tag_field="type", tag="functi
     name: str
 
 
-class AllowedFunction(msgspec.Struct, kw_only=True):
-    """One of the functions that may be called."""
+class CustomByName(msgspec.Struct, kw_only=True, tag_field="type", tag="custom"):
+    """`tool_choice`: this custom tool must be called."""
 
     name: str
-    type: Literal["function"] = "function"
+
+
+class AllowedTool(msgspec.Struct, kw_only=True):
+    """One of the tools that may be called."""
+
+    type: str
+    name: str | None = None
 
 
 class FunctionsByName(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
     """`tool_choice`: the prompt shows all tools, but only these may be called."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[AllowedFunction], msgspec.Meta(min_length=1)]
+    tools: Annotated[list[AllowedTool], msgspec.Meta(min_length=1)]
+
+
+ToolChoice = Literal["none", "auto", "required"] | FunctionByName | CustomByName | FunctionsByName
 
 
 class ResponseBody(OpenAIFields, kw_only=True):
     """`POST /v1/responses`. Extensions are the chat API's, under the same names."""
 
     refused: ClassVar[Refused] = {
-        **CACHING,
-        **ONE_TIER,
         "messages": ((), "Responses call it `input`."),
         "max_tokens": ((), "Responses call it `max_output_tokens`."),
         "max_completion_tokens": ((), "Responses call it `max_output_tokens`."),
@@ -116,7 +136,6 @@ class ResponseBody(OpenAIFields, kw_only=True):
         "image": (({},), "Input and answers are text."),
         "moderation": ((), "There is no moderation."),
         "prompt": ((), "There are no stored prompt templates."),
-        "truncation": (("disabled",), "Nothing is left out of the input."),
     }
     deep: ClassVar[frozenset[str]] = frozenset(
         {
@@ -125,14 +144,16 @@ class ResponseBody(OpenAIFields, kw_only=True):
         }
     )  # fmt: skip
 
-    # Its items are read by `frontend.responses.items`.
-    input: str | list[dict[str, Any]] = msgspec.field(default_factory=list)
+    # Its items are read by `frontend.responses.given`.
+    input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
     background: bool | None = None
     tools: list[ResponseTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionByName | FunctionsByName | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | FunctionByName | CustomByName | FunctionsByName | None
+    ) = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Count | None = None
     reasoning: Reasoning | None = None

@@ -1,10 +1,12 @@
 """The events of a response's stream as bytes, numbered without gaps, and the item that is being written."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from frontend.responses.items import (
+    CustomCallItem,
     FunctionCallItem,
     ItemStatus,
     MessageItem,
@@ -12,15 +14,11 @@ from frontend.responses.items import (
     OutputText,
     ReasoningItem,
     ReasoningText,
+    SummaryText,
 )
 from frontend.turn.logprobs import ContentLogprob
 
 _encode = msgspec.json.Encoder().encode
-_KIND: dict[type[OutputItem], str] = {
-    ReasoningItem: "response.reasoning_text",
-    MessageItem: "response.output_text",
-    FunctionCallItem: "response.function_call_arguments",
-}
 
 
 class EventTopLogprob(msgspec.Struct):
@@ -66,30 +64,45 @@ def after(stream: bytes, sequence_number: int) -> bytes:
     return b"\n\n".join(events[sequence_number + 1 :])
 
 
+class _Shape(NamedTuple):
+    """The events of an item's text, of the part that has it, and the field that counts parts."""
+
+    text: str
+    part: str | None = None
+    index: str | None = None
+
+
+_THOUGHT = _Shape("response.reasoning_text", "response.content_part", "content_index")
+_SUMMARY = _Shape("response.reasoning_summary_text", "response.reasoning_summary_part", "summary_index")
+_TEXT = _Shape("response.output_text", "response.content_part", "content_index")
+_CALL = _Shape("response.function_call_arguments")
+_CUSTOM_CALL = _Shape("response.custom_tool_call_input")
+
+
 class OpenItem:
     """An output item while it is being written. Its methods give the events, or b"" without a `writer`."""
 
-    def __init__(self, item: OutputItem, index: int, writer: EventWriter | None) -> None:
+    def __init__(
+        self, item: OutputItem, index: int, writer: EventWriter | None, *, as_summary: bool = False
+    ) -> None:
         self.item = item
         self._writer = writer
         self._texts: list[str] = []
         self._logprobs: list[ContentLogprob] = []
-        self._kind = _KIND[type(item)]
+        self._shape = _SUMMARY if as_summary else _shape_of(item)
         self._place: dict[str, object] = {"item_id": item.id, "output_index": index}
-        if not isinstance(item, FunctionCallItem):
-            self._place["content_index"] = 0
-        self._delta_head = head(self._kind + ".delta", **self._place) + b',"delta":'
+        if self._shape.index is not None:
+            self._place[self._shape.index] = 0
+        self._delta_head = head(self._shape.text + ".delta", **self._place) + b',"delta":'
         self._delta_tail = b',"logprobs":[]' if isinstance(item, MessageItem) else b""
 
     def begin(self) -> bytes:
-        """The item is there, and its one content part."""
-        if self._writer is None:
-            return b""
+        """The item is there, and its one part."""
         index = self._place["output_index"]
-        added = self._writer.event("response.output_item.added", output_index=index, item=self.item)
-        if isinstance(self.item, FunctionCallItem):
+        added = self._event("response.output_item.added", output_index=index, item=self.item)
+        if self._shape.part is None:
             return added
-        return added + self._writer.event("response.content_part.added", **self._place, part=self._part(""))
+        return added + self._event(self._shape.part + ".added", **self._place, part=self._part(""))
 
     def write(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> bytes:
         """More of its text."""
@@ -108,8 +121,12 @@ class OpenItem:
         match self.item:
             case FunctionCallItem() as call:
                 call.arguments = text
+            case CustomCallItem() as call:
+                call.input = text
             case MessageItem() as message:
                 message.content = [OutputText(text=text, logprobs=list(self._logprobs))]
+            case ReasoningItem() as reasoning if self._shape is _SUMMARY:
+                reasoning.summary = [SummaryText(text=text)]
             case ReasoningItem() as reasoning:
                 reasoning.content = [ReasoningText(text=text)]
         return text
@@ -117,29 +134,43 @@ class OpenItem:
     def end(self, status: ItemStatus) -> bytes:
         """The item is as it will stay."""
         self.item.status = status
-        text = self.fill()
-        if self._writer is None:
-            return b""
+        ended = self._ended(self.fill())
         index = self._place["output_index"]
-        ended = self._ended(self._writer, text)
-        return ended + self._writer.event("response.output_item.done", output_index=index, item=self.item)
+        return ended + self._event("response.output_item.done", output_index=index, item=self.item)
 
-    def _ended(self, writer: EventWriter, text: str) -> bytes:
-        kind = self._kind + ".done"
+    def _ended(self, text: str) -> bytes:
+        kind = self._shape.text + ".done"
         match self.item:
             case FunctionCallItem(name=name):
-                return writer.event(kind, **self._place, name=name, arguments=text)
+                return self._event(kind, **self._place, name=name, arguments=text)
+            case CustomCallItem():
+                return self._event(kind, **self._place, input=text)
             case MessageItem():
                 logprobs = _without_bytes(self._logprobs)
-                done = writer.event(kind, **self._place, text=text, logprobs=logprobs)
+                done = self._event(kind, **self._place, text=text, logprobs=logprobs)
             case ReasoningItem():
-                done = writer.event(kind, **self._place, text=text)
-        return done + writer.event("response.content_part.done", **self._place, part=self._part(text))
+                done = self._event(kind, **self._place, text=text)
+        return done + self._event(f"{self._shape.part}.done", **self._place, part=self._part(text))
 
-    def _part(self, text: str) -> OutputText | ReasoningText:
-        if isinstance(self.item, ReasoningItem):
-            return ReasoningText(text=text)
-        return OutputText(text=text, logprobs=list(self._logprobs))
+    def _part(self, text: str) -> OutputText | ReasoningText | SummaryText:
+        if not isinstance(self.item, ReasoningItem):
+            return OutputText(text=text, logprobs=list(self._logprobs))
+        return SummaryText(text=text) if self._shape is _SUMMARY else ReasoningText(text=text)
+
+    def _event(self, kind: str, **fields: object) -> bytes:
+        return b"" if self._writer is None else self._writer.event(kind, **fields)
+
+
+def _shape_of(item: OutputItem) -> _Shape:
+    match item:
+        case ReasoningItem():
+            return _THOUGHT
+        case MessageItem():
+            return _TEXT
+        case FunctionCallItem():
+            return _CALL
+        case CustomCallItem():
+            return _CUSTOM_CALL
 
 
 def _without_bytes(logprobs: Sequence[ContentLogprob]) -> list[EventLogprob]:

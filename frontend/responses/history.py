@@ -3,7 +3,8 @@
 import msgspec
 
 from baton.errors import BatonError, InvalidRequest
-from frontend.responses.items import GivenReference, Item, OutputItem
+from frontend.responses.given import GivenReference
+from frontend.responses.items import Item, OutputItem
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import RUNNING, ResponseStore
 

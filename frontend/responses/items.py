@@ -1,18 +1,13 @@
-"""The items of a response's input and output: read leniently, kept in one shape."""
+"""The items of a response's input and output, in the one shape in which they are kept and given."""
 
 from typing import Any, Literal
 
 import msgspec
 
-from baton.errors import InvalidRequest
-from frontend.http.body import invalid
-from frontend.turn.ids import new_id
 from frontend.turn.logprobs import ContentLogprob
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Phase = Literal["commentary", "final_answer"]
-
-_ROLES = ("user", "assistant", "system", "developer")
 
 
 class InputText(msgspec.Struct, kw_only=True, tag_field="type", tag="input_text"):
@@ -45,12 +40,19 @@ class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message")
     phase: Phase | msgspec.UnsetType = msgspec.UNSET
 
 
+class SummaryText(msgspec.Struct, kw_only=True, tag_field="type", tag="summary_text"):
+    """A thought, given as its summary: it is whole."""
+
+    text: str
+
+
 class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
-    """A chain of thought; there are never summaries."""
+    """A chain of thought: as `content`, or as `summary` where that is asked for, and sealed in one word."""
 
     id: str
-    summary: list[Any] = []
+    summary: list[SummaryText] = []
     content: list[ReasoningText] = []
+    encrypted_content: str | msgspec.UnsetType = msgspec.UNSET
     status: ItemStatus
 
 
@@ -61,6 +63,27 @@ class FunctionCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="func
     call_id: str
     name: str
     arguments: str
+    status: ItemStatus
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class CustomCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    """A call of a custom tool; `input` is the text that the model wrote."""
+
+    id: str
+    call_id: str
+    name: str
+    input: str
+    status: ItemStatus
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class CustomOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="custom_tool_call_output"):
+    """What a custom tool returned."""
+
+    id: str
+    call_id: str
+    output: str | list[InputText]
     status: ItemStatus
 
 
@@ -73,155 +96,7 @@ class FunctionOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="fu
     status: ItemStatus
 
 
-Item = MessageItem | ReasoningItem | FunctionCallItem | FunctionOutputItem
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem
-
-
-class GivenPart(msgspec.Struct, kw_only=True):
-    """A content part as clients write it; only text is served."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-
-Content = str | list[GivenPart]
-
-
-class GivenMessage(msgspec.Struct, kw_only=True):
-    """A message; its `type` may be left out."""
-
-    role: str
-    content: Content
-    id: str | None = None
-    phase: Phase | None = None
-
-
-class GivenReasoning(msgspec.Struct, kw_only=True):
-    """Reasoning of an earlier answer."""
-
-    id: str | None = None
-    content: list[GivenPart] | None = None
-    encrypted_content: str | None = None
-
-
-class GivenCall(msgspec.Struct, kw_only=True):
-    """A call of an earlier answer."""
-
-    call_id: str
-    name: str
-    arguments: str
-    id: str | None = None
-
-
-class GivenOutput(msgspec.Struct, kw_only=True):
-    """What a function returned for a call."""
-
-    call_id: str
-    output: Content
-    id: str | None = None
-
-
-class GivenReference(msgspec.Struct, kw_only=True):
-    """An item of a stored response, by its id."""
-
-    id: str
-
-
-GIVEN_ITEMS: dict[str, type[msgspec.Struct]] = {
-    "message": GivenMessage,
-    "reasoning": GivenReasoning,
-    "function_call": GivenCall,
-    "function_call_output": GivenOutput,
-    "item_reference": GivenReference,
-}
-_TEXT_TYPES = frozenset({"input_text", "output_text", "text", "reasoning_text"})
-
-
-def read_input(given: str | list[dict[str, Any]]) -> list[Item | GivenReference]:
-    """The body's `input`, item by item, each with an id. Raises InvalidRequest for what is not served."""
-    if isinstance(given, str):
-        return [_message(GivenMessage(role="user", content=given), "input")]
-    return [_read(item, f"input[{i}]") for i, item in enumerate(given)]
-
-
-def _read(fields: dict[str, Any], path: str) -> Item | GivenReference:
-    kind = fields.get("type")
-    if kind is None:  # both may leave their type out
-        kind = "message" if "role" in fields else "item_reference"
-    if not isinstance(kind, str) or kind not in GIVEN_ITEMS:
-        raise InvalidRequest(f"`{path}.type` {kind!r:.80} is not served.", param=f"{path}.type")
-    refusal = invalid(fields, GIVEN_ITEMS[kind], path)
-    if refusal is not None:
-        raise refusal
-    given = msgspec.convert(fields, GIVEN_ITEMS[kind])
-    match given:
-        case GivenMessage():
-            return _message(given, path)
-        case GivenReasoning():
-            return _reasoning(given, path)
-        case GivenCall():
-            return FunctionCallItem(
-                id=given.id or new_id("fc"),
-                call_id=given.call_id,
-                name=given.name,
-                arguments=given.arguments,
-                status="completed",
-            )
-        case GivenOutput():
-            texts = given.output if isinstance(given.output, str) else _texts(given.output, f"{path}.output")
-            output = texts if isinstance(texts, str) else [InputText(text=text) for text in texts]
-            return FunctionOutputItem(
-                id=given.id or new_id("fco"), call_id=given.call_id, output=output, status="completed"
-            )
-        case _:
-            assert isinstance(given, GivenReference)
-            return given
-
-
-def _message(given: GivenMessage, path: str) -> MessageItem:
-    role = next((role for role in _ROLES if role == given.role), None)
-    if role is None:
-        raise InvalidRequest(
-            f"`{path}.role`: must be one of {', '.join(_ROLES)}, not {given.role!r}.", param=f"{path}.role"
-        )
-    part = OutputText if role == "assistant" else InputText
-    return MessageItem(
-        id=given.id or new_id("msg"),
-        role=role,  # type: ignore[arg-type]  # one of _ROLES, which the Literal repeats
-        status="completed",
-        content=[part(text=text) for text in _texts(given.content, f"{path}.content")],
-        phase=given.phase or msgspec.UNSET,
-    )
-
-
-def _reasoning(given: GivenReasoning, path: str) -> ReasoningItem:
-    if given.encrypted_content and not given.content:
-        raise InvalidRequest(
-            f"`{path}.encrypted_content` cannot be read here; give the reasoning as `content`.",
-            param=f"{path}.encrypted_content",
-        )
-    texts = _texts(given.content or [], f"{path}.content")
-    return ReasoningItem(
-        id=given.id or new_id("rs"),
-        content=[ReasoningText(text=text) for text in texts],
-        status="completed",
-    )
-
-
-def _texts(content: Content, path: str) -> list[str]:
-    if isinstance(content, str):
-        return [content]
-    return [_text(part, f"{path}[{i}]") for i, part in enumerate(content)]
-
-
-def _text(part: GivenPart, path: str) -> str:
-    if part.type not in _TEXT_TYPES and part.type != "refusal":
-        raise InvalidRequest(
-            f"`{path}.type` {part.type!r} is not served: items are text.", param=f"{path}.type"
-        )
-    name = "refusal" if part.type == "refusal" else "text"
-    text = part.refusal if part.type == "refusal" else part.text
-    if text is None:
-        raise InvalidRequest(f"`{path}.{name}` is missing.", param=f"{path}.{name}")
-    return text
+CallItem = FunctionCallItem | CustomCallItem
+ResultItem = FunctionOutputItem | CustomOutputItem
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
+Item = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | FunctionOutputItem | CustomOutputItem

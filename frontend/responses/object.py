@@ -6,9 +6,9 @@ from typing import Any, Literal
 import msgspec
 
 from baton.errors import BatonError
-from frontend.responses.body import ResponseBody, ResponseTool
+from frontend.harmony.conversation import ReasoningEffort as Effort
+from frontend.responses.body import ResponseBody, ResponseTool, Summary
 from frontend.responses.items import Item, OutputItem
-from frontend.turn.fields import Effort
 from frontend.turn.ids import new_id
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -59,20 +59,10 @@ class ResponseUsage(msgspec.Struct, kw_only=True):
 
 
 class ReasoningBody(msgspec.Struct, kw_only=True):
-    """How much was thought; there is never a summary."""
+    """How much was thought, and what was asked of its summary."""
 
     effort: Effort
-    summary: None = None
-
-
-class ToolBody(msgspec.Struct, kw_only=True):
-    """A tool that was offered."""
-
-    name: str
-    description: str | None
-    parameters: dict[str, Any] | None
-    strict: bool | None
-    type: Literal["function"] = "function"
+    summary: Summary | None = None
 
 
 class ResponseObject(msgspec.Struct, kw_only=True):
@@ -102,7 +92,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     temperature: float
     text: dict[str, Any]
     tool_choice: Any
-    tools: list[ToolBody]
+    tools: list[Any]
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled"] = "disabled"
@@ -125,26 +115,30 @@ def begun(body: ResponseBody, effort: Effort) -> ResponseObject:
         parallel_tool_calls=body.parallel_tool_calls is not False,
         previous_response_id=body.previous_response_id,
         prompt_cache_key=body.prompt_cache_key,
-        reasoning=ReasoningBody(effort=effort),
+        reasoning=ReasoningBody(effort=effort, summary=summary_of(body)),
         safety_identifier=body.safety_identifier,
         store=body.store is not False,
         temperature=1.0 if body.temperature is None else body.temperature,
         text={"format": text_format, "verbosity": "medium"},
         tool_choice=body.tool_choice or "auto",
-        tools=[_tool_body(tool) for tool in body.tools or ()],
+        tools=[_shown(tool) for tool in body.tools or ()],
         top_logprobs=body.top_logprobs or 0,
         top_p=1.0 if body.top_p is None else body.top_p,
         user=body.user,
     )
 
 
-def _tool_body(tool: ResponseTool) -> ToolBody:
-    return ToolBody(
-        name=tool.name or "",
-        description=tool.description,
-        parameters=tool.parameters,
-        strict=tool.strict,
-    )
+def _shown(tool: ResponseTool) -> dict[str, Any]:
+    """The tool as the body gave it; a function has all its fields, as the SDK's types want."""
+    given: dict[str, Any] = msgspec.to_builtins(tool)
+    required = ("name", "description", "parameters", "strict") if tool.type == "function" else ()
+    return {name: value for name, value in given.items() if value is not None or name in required}
+
+
+def summary_of(body: ResponseBody) -> Summary | None:
+    """What is asked of the summary of the thoughts."""
+    reasoning = body.reasoning
+    return None if reasoning is None else reasoning.summary or reasoning.generate_summary
 
 
 class ItemList(msgspec.Struct, kw_only=True):

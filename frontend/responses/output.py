@@ -1,7 +1,12 @@
 """The output of a response: a choice's deltas as output items and their events."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
+import msgspec
+from msgspec import UNSET
+
+from frontend.harmony.conversation import FUNCTIONS, Tool
 from frontend.harmony.deltas import (
     Delta,
     MessageEnd,
@@ -12,6 +17,7 @@ from frontend.harmony.deltas import (
 )
 from frontend.responses.events import EventWriter, OpenItem
 from frontend.responses.items import (
+    CustomCallItem,
     FunctionCallItem,
     MessageItem,
     OutputItem,
@@ -22,17 +28,35 @@ from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
 from frontend.turn.ids import new_id
 from frontend.turn.logprobs import ContentLogprob, content_logprobs
+from frontend.turn.seal import Seal
+
+
+class OutputShape(msgspec.Struct, frozen=True, kw_only=True):
+    """How the output is given: `tools` by the names under which they are called, thoughts as summaries or
+    not, and sealed for the client to carry if there is a `seal`."""
+
+    tools: Mapping[str, Tool]
+    as_summary: bool = False
+    seal: Seal | None = None
+
+
+class _Input(msgspec.Struct, forbid_unknown_fields=True):
+    input: str
 
 
 class OutputWriter:
     """Gathers the items, one for each Harmony message; without a `writer` it makes no events."""
 
-    def __init__(self, choice: Choice, tokenizer: ModelTokenizer, writer: EventWriter | None) -> None:
+    def __init__(
+        self, choice: Choice, tokenizer: ModelTokenizer, shape: OutputShape, writer: EventWriter | None
+    ) -> None:
         self.items: list[OutputItem] = []
         self._choice = choice
         self._tokenizer = tokenizer
+        self._shape = shape
         self._writer = writer
         self._open: OpenItem | None = None
+        self._custom_input: list[str] | None = None  # of an open custom call: it is told when it is whole
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
         """The events of these deltas."""
@@ -48,6 +72,7 @@ class OutputWriter:
     def interrupt(self) -> None:
         """Nothing more comes: the item that is being written stays incomplete."""
         if self._open is not None:
+            self._tell_custom_input(self._open)
             self._open.fill()
             self._open.item.status = "incomplete"
             self._open = None
@@ -61,8 +86,7 @@ class OutputWriter:
                 opening, item = self._reasoning()
                 return opening + item.write(delta.text)
             case ToolCallArguments():
-                assert self._open is not None, "arguments follow the start of their call"
-                return self._open.write(delta.text)
+                return self._arguments(delta.text)
             case ToolCallStart():
                 return self._begin_call(delta)
             case MessageEnd():
@@ -82,24 +106,64 @@ class OutputWriter:
         return self._begin(ReasoningItem(id=new_id("rs"), status="in_progress"))
 
     def _begin_call(self, delta: ToolCallStart) -> bytes:
-        opening, _ = self._begin(
-            FunctionCallItem(
-                id=new_id("fc"), call_id=delta.call_id, name=delta.name, arguments="", status="in_progress"
+        tool = self._shape.tools.get(delta.name, Tool(name=delta.name))
+        namespace = UNSET if tool.namespace == FUNCTIONS else tool.namespace
+        item: OutputItem
+        if tool.takes_text:
+            self._custom_input = []
+            item = CustomCallItem(
+                id=new_id("ctc"),
+                call_id=delta.call_id,
+                name=tool.name,
+                input="",
+                status="in_progress",
+                namespace=namespace,
             )
-        )
+        else:
+            item = FunctionCallItem(
+                id=new_id("fc"),
+                call_id=delta.call_id,
+                name=tool.name,
+                arguments="",
+                status="in_progress",
+                namespace=namespace,
+            )
+        opening, _ = self._begin(item)
         return opening
 
+    def _arguments(self, text: str) -> bytes:
+        assert self._open is not None, "arguments follow the start of their call"
+        if self._custom_input is not None:
+            self._custom_input.append(text)
+            return b""
+        return self._open.write(text)
+
     def _begin(self, item: OutputItem) -> tuple[bytes, OpenItem]:
-        self._open = OpenItem(item, len(self.items), self._writer)
+        as_summary = self._shape.as_summary and isinstance(item, ReasoningItem)
+        self._open = OpenItem(item, len(self.items), self._writer, as_summary=as_summary)
         self.items.append(item)
         return self._open.begin(), self._open
 
     def _end(self, delta: MessageEnd) -> bytes:
-        open_item, self._open = self._open, None
+        open_item = self._open
         if open_item is None:
             return b""
+        told = self._tell_custom_input(open_item)
+        if isinstance(open_item.item, ReasoningItem) and self._shape.seal is not None:
+            open_item.item.encrypted_content = self._shape.seal.close(open_item.fill())
+        self._open = None
         is_cut = not delta.complete and self._choice.is_cut
-        return open_item.end("incomplete" if is_cut else "completed")
+        return told + open_item.end("incomplete" if is_cut else "completed")
+
+    def _tell_custom_input(self, open_item: OpenItem) -> bytes:
+        """A custom tool's input, whole: the model may have written it as JSON, as it writes other calls."""
+        if self._custom_input is None:
+            return b""
+        text = "".join(self._custom_input)
+        self._custom_input = None
+        with suppress(msgspec.DecodeError, RecursionError):  # then it is the input itself
+            text = msgspec.json.decode(text, type=_Input).input
+        return open_item.write(text)
 
     def _logprobs_of(self, delta: TextDelta) -> list[ContentLogprob]:
         return content_logprobs(self._choice.logprobs_of(delta) or (), self._tokenizer)

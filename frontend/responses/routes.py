@@ -22,6 +22,7 @@ from frontend.responses.object import DeletedResponse, ItemList
 from frontend.responses.runs import ResponseState, Run
 from frontend.responses.store import RUNNING, StoredResponse
 from frontend.turn.request import Asker
+from frontend.turn.seal import Seal
 
 DEFAULT_PAGE = 20
 MAX_PAGE = 100
@@ -66,10 +67,11 @@ class _Followed:
 
 
 class ResponseRoutes:
-    """The routes over one state."""
+    """The routes over one state; `seal` closes the thoughts that clients carry."""
 
-    def __init__(self, state: ResponseState) -> None:
+    def __init__(self, state: ResponseState, seal: Seal) -> None:
         self._state = state
+        self._seal = seal
 
     def table(self) -> dict[tuple[str, str], Serve]:
         """(method, path): what answers it."""
@@ -158,7 +160,7 @@ class ResponseRoutes:
         await exchange.answer(200, ItemList(data=page, first_id=first, last_id=last, has_more=has_more))
 
     async def _prepare(self, raw: bytes, asker: Asker, services: Services) -> ResponseAnswer:
-        return await prepare_response(raw, asker, services, self._state)
+        return await prepare_response(raw, asker, services, self._state, self._seal)
 
     async def _find(self, exchange: Exchange) -> tuple[Run | None, StoredResponse | None]:
         """The response of the path: the run that makes it, or what is stored. Raises ResponseNotFound."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from frontend.harmony.conversation import (
+    FUNCTIONS,
     AssistantTurn,
     Instructions,
     ToolCall,
@@ -11,6 +12,9 @@ from frontend.harmony.conversation import (
     UserTurn,
 )
 from frontend.responses.items import (
+    CallItem,
+    CustomCallItem,
+    CustomOutputItem,
     FunctionCallItem,
     FunctionOutputItem,
     InputText,
@@ -31,14 +35,24 @@ def _turn(item: Item, path: str) -> Turn:
     """An item as a turn of its own."""
     match item:
         case ReasoningItem():
-            return AssistantTurn(reasoning="".join(part.text for part in item.content) or None)
-        case FunctionCallItem():
-            call = ToolCall(call_id=item.call_id, name=item.name, arguments=item.arguments)
-            return AssistantTurn(tool_calls=(call,))
-        case FunctionOutputItem():
+            return AssistantTurn(reasoning="".join(p.text for p in item.content or item.summary) or None)
+        case FunctionCallItem() | CustomCallItem():
+            return AssistantTurn(tool_calls=(_call(item),))
+        case FunctionOutputItem() | CustomOutputItem():
             return ToolResult(call_id=item.call_id, text=_text(item.output), path=f"{path}.call_id")
         case MessageItem():
             return _message(item)
+
+
+def _call(item: CallItem) -> ToolCall:
+    is_custom = isinstance(item, CustomCallItem)
+    return ToolCall(
+        call_id=item.call_id,
+        name=item.name,
+        arguments=item.input if isinstance(item, CustomCallItem) else item.arguments,
+        takes_text=is_custom,
+        namespace=item.namespace or FUNCTIONS,
+    )
 
 
 def _message(item: MessageItem) -> Turn:

@@ -1,7 +1,7 @@
 """Fields that several APIs have under the same names, and the types of their values."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import msgspec
 
@@ -30,21 +30,23 @@ FormatName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 MetadataKey = Annotated[str, msgspec.Meta(max_length=64)]
 MetadataValue = Annotated[str, msgspec.Meta(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], msgspec.Meta(max_length=16)]
-Effort = ReasoningEffort
+AnyEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+GPT_OSS_EFFORTS = frozenset(get_args(ReasoningEffort))
+# The nearest that gpt-oss has: it always thinks.
+NEAREST_EFFORT: dict[AnyEffort, ReasoningEffort] = {
+    "none": "low",
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "high",
+    "max": "high",
+}
 
 GUIDED_ELSEWHERE: Refused = dict.fromkeys(
     ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
     ((), "Ask chat completions for a form of the answer with `response_format`."),
 )
-# Caching is not the client's to steer; what asks for the way it is is served.
-CACHING: Refused = {
-    "prompt_cache_retention": (("in_memory",), "There is no prompt cache to keep longer."),
-    "prompt_cache_options": (({}, {"mode": "implicit"}), "There is no prompt cache to steer."),
-}
-ONE_TIER: Refused = {"service_tier": (("auto", "default"), "There is one service tier: `default`.")}
-PLAIN_VERBOSITY: Refused = {
-    "verbosity": (("medium",), "gpt-oss does not know it; ask for brevity in the instructions.")
-}
 
 
 class Nvext(msgspec.Struct, kw_only=True):
@@ -82,15 +84,21 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 class StreamOptions(msgspec.Struct, kw_only=True):
     """What a stream carries besides its deltas."""
 
-    refused: ClassVar[Refused] = {"include_obfuscation": ((False,), "Streams are not padded.")}
+    hints: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
 
     include_usage: bool | None = None
 
 
 class OpenAIFields(SamplingFields, kw_only=True):
-    """What all of OpenAI's APIs take."""
+    """What all of OpenAI's APIs take. Of the hints, no answer depends on any: there is one service tier, one
+    verbosity, one cache, and nothing is left out of a prompt that fits."""
 
-    hints: ClassVar[frozenset[str]] = frozenset({"safety_identifier", "prompt_cache_key"})
+    hints: ClassVar[frozenset[str]] = frozenset(
+        {
+            "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
+            "service_tier", "verbosity", "truncation", "client_metadata",
+        }
+    )  # fmt: skip
 
     model: Annotated[str, msgspec.Meta(min_length=1)]
     stream: bool | None = None
@@ -109,11 +117,11 @@ class ChoiceFields(OpenAIFields, kw_only=True):
 class TemplateArgs(msgspec.Struct, kw_only=True):
     """What the chat template takes."""
 
-    reasoning_effort: Effort | None = None
+    reasoning_effort: AnyEffort | None = None
     model_identity: str | None = None
 
 
-def effort_of(given: Effort | None, *args: TemplateArgs | None) -> Effort:
+def effort_of(given: AnyEffort | None, *args: TemplateArgs | None) -> AnyEffort:
     """The first effort that is named; medium if there is none."""
     efforts = [given, *(a.reasoning_effort for a in args if a is not None)]
     return next((effort for effort in efforts if effort is not None), "medium")

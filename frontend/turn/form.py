@@ -18,6 +18,7 @@ _FINAL = MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>")
 # The model writes calls in all these ways: half of them on `analysis`.
 _CHANNELS = ("commentary", "analysis")
 _CALL_TYPES = (" <|constrain|>json", " json", "")
+_TEXT_TYPES = (" code", "")
 
 
 class CallChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,16 +89,16 @@ def _callable(tools: Sequence[Tool], choice: CallChoice) -> list[Tool]:
         raise InvalidRequest("`tool_choice` demands a call, but no `tools` are given.", param="tool_choice")
     if choice.names is None:
         return list(tools)
-    missing = choice.names - {tool.name for tool in tools}
+    missing = choice.names - {tool.called for tool in tools}
     if missing or not choice.names:
         what = f"{min(missing)!r}, which is not among `tools`" if missing else "no tool"
         raise InvalidRequest(f"`tool_choice` names {what}.", param="tool_choice")
-    return [tool for tool in tools if tool.name in choice.names]
+    return [tool for tool in tools if tool.called in choice.names]
 
 
 def _call(tool: Tool, *, is_enforced: bool) -> MessageForm:
-    form = MessageForm(headers=tuple(_call_headers(tool.name)), end="<|call|>")
-    if not is_enforced:
+    form = MessageForm(headers=tuple(_call_headers(tool)), end="<|call|>")
+    if not is_enforced or tool.takes_text:
         return form
     path = f"{tool.path}.parameters"
     return msgspec.structs.replace(
@@ -105,10 +106,10 @@ def _call(tool: Tool, *, is_enforced: bool) -> MessageForm:
     )
 
 
-def _call_headers(name: str) -> Iterator[str]:
-    recipient = f" to=functions.{name}"
+def _call_headers(tool: Tool) -> Iterator[str]:
+    recipient = f" to={tool.namespace}.{tool.name}"
     for channel in _CHANNELS:
-        for content_type in _CALL_TYPES:
+        for content_type in _TEXT_TYPES if tool.takes_text else _CALL_TYPES:
             yield f"<|channel|>{channel}{recipient}{content_type}<|message|>"
             yield f"{recipient}<|channel|>{channel}{content_type}<|message|>"
 

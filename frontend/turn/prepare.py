@@ -104,7 +104,7 @@ def _choice(
     # A stop token is no part of raw text; of a conversation's, those of the model end a message.
     cut_ids: Sequence[int] = request.sampling.stop_token_ids or ()
     if isinstance(prompt, Conversation):
-        offered = frozenset(tool.name for tool in prompt.tools)
+        offered = frozenset(tool.called for tool in prompt.tools)
         reader = HarmonyParser(served.tokenizer.vocabulary, offered)
     else:
         reader = RawText(served.tokenizer, shows_special=prompt.shows_special)

@@ -24,6 +24,8 @@ from tests.scripted_frontend import (
 )
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
+HI = [{"role": "user", "content": "Hi"}]
+SUMMARY = {"type": "summary_text", "text": "Thinking"}
 TOOL = {"type": "function", "name": "f", "description": "Does it.", "parameters": {"type": "object"}}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"x":1}'}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "done"}
@@ -204,37 +206,55 @@ def test_what_was_asked_for_is_echoed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"input": [*HI, {"type": "web_search_call", "id": "x"}]}, "input[].web_search_call"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[].input_image"),
+        ({"input": [CALL, RESULT | {"output": [{"type": "input_file"}]}]}, "input[].input_file"),
+        ({"input": [*HI, {"type": "reasoning", "encrypted_content": "x"}]}, "input[].encrypted_content"),
+        ({"input": [*HI, {"type": "reasoning", "summary": [SUMMARY]}]}, "input[].summary"),
+        ({"tools": [{"type": "web_search"}, TOOL]}, "tools[].web_search"),
+        ({"reasoning": {"effort": "minimal"}}, "reasoning.effort"),
+        ({"tools": [TOOL | {"color": "red"}]}, "tools[].color"),
+        ({"text": {"verbosity": "low"}}, None),
+        ({"truncation": "auto", "service_tier": "flex", "prompt_cache_retention": "24h"}, None),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, None),
+    ],
+)
+def test_what_gpt_oss_cannot_be_given_is_left_out_and_named(
+    fields: dict[str, Any], named: str | None
+) -> None:
+    reply, _ = ask(**fields)
+    assert reply.status == 200, reply.body
+    assert reply.headers.get("x-baton-ignored") == named
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "thought", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
-        ({"input": [CALL, RESULT | {"output": [{"type": "input_file"}]}]}, "input[1].output[0].type"),
         ({"input": [RESULT]}, "input[0].call_id"),
         ({"input": [CALL | {"call_id": 3}]}, "input[0].call_id"),
-        ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
         ({"input": [{"type": "item_reference", "id": "msg_x"}]}, "input[0].id"),
         ({"input": []}, "input"),
         ({"input": "x" * 10_000}, "input"),
         ({"input": 7}, "input"),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
         ({"tools": [TOOL | {"async": True}]}, "tools[0].async"),
-        ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tool_choice": "maybe"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "g"}, "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
-        ({"reasoning": {"effort": "minimal"}}, "reasoning.effort"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"reasoning": {"effort": "more"}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"include": ["reasoning.secrets"]}, "include[0]"),
         ({"max_tokens": 5}, "max_tokens"),
@@ -245,16 +265,10 @@ def test_what_was_asked_for_is_echoed() -> None:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"min_tokens": 5, "max_output_tokens": 4}, "min_tokens"),
         ({"metadata": {"k" * 65: "v"}}, "metadata"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"service_tier": "flex"}, "service_tier"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "x"}}, "prompt"),
         ({"background": True, "store": False}, "background"),
         ({"stream_options": {}}, "stream_options"),
-        (
-            {"stream": True, "stream_options": {"include_obfuscation": True}},
-            "stream_options.include_obfuscation",
-        ),
     ],
 )  # fmt: skip
 def test_what_is_not_served_is_a_400_that_names_the_field(fields: dict[str, Any], param: str) -> None:

@@ -49,8 +49,8 @@ def refusal(raw: bytes, body_type: type[ChatBody] | type[CompletionBody] = ChatB
         ({"logit_bias": {"word": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5"),
         ({"top_logprobs": 21}, "top_logprobs"),
-        ({"reasoning_effort": "minimal"}, "reasoning_effort"),
-        ({"chat_template_args": {"reasoning_effort": "none"}}, "chat_template_args.reasoning_effort"),
+        ({"reasoning_effort": "more"}, "reasoning_effort"),
+        ({"chat_template_args": {"reasoning_effort": "more"}}, "chat_template_args.reasoning_effort"),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
@@ -97,10 +97,6 @@ def test_a_body_nested_without_end_is_refused(deep: bytes) -> None:
         ("prediction", {"type": "content", "content": "x"}),
         ("web_search_options", {}),
         ("moderation", {"model": "omni"}),
-        ("store", True),
-        ("service_tier", "flex"),
-        ("verbosity", "low"),
-        ("prompt_cache_retention", "24h"),
         ("guided_json", {"type": "object"}),
         ("structured_outputs", {"regex": "a"}),
     ],
@@ -133,7 +129,21 @@ def test_values_that_ask_for_nothing_are_accepted() -> None:
 
 def test_true_is_not_one_and_zero_is_not_false() -> None:
     assert refusal(json.dumps({**COMPLETION, "best_of": True}).encode(), CompletionBody).param == "best_of"
-    assert refusal(json.dumps({**CHAT, "store": 0}).encode()).param == "store"
+    assert refusal(json.dumps({**COMPLETION, "echo": 0}).encode(), CompletionBody).param == "echo"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("store", True),
+        ("service_tier", "flex"),
+        ("verbosity", "low"),
+        ("prompt_cache_retention", "24h"),
+        ("stream_options", {"include_obfuscation": True}),
+    ],
+)
+def test_hints_are_no_refusals(field: str, value: object) -> None:
+    assert chat(**{field: value})[1] == ()
 
 
 def test_unknown_fields_are_reported_with_their_path() -> None:

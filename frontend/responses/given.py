@@ -1,0 +1,234 @@
+"""Reads the items that clients send: leniently, and naming what gpt-oss cannot be given."""
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET
+
+from baton.errors import InvalidRequest
+from frontend.http.body import invalid
+from frontend.responses.items import (
+    CustomCallItem,
+    CustomOutputItem,
+    FunctionCallItem,
+    FunctionOutputItem,
+    InputText,
+    Item,
+    MessageItem,
+    OutputText,
+    Phase,
+    ReasoningItem,
+    ReasoningText,
+)
+from frontend.turn.ids import new_id
+from frontend.turn.seal import Changed, Seal
+
+Input = str | list[dict[str, Any]] | None
+
+
+class GivenPart(msgspec.Struct, kw_only=True):
+    """A content part as clients write it."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+Content = str | list[GivenPart]
+
+
+class GivenMessage(msgspec.Struct, kw_only=True):
+    """A message; its `type` may be left out."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    id: str | None = None
+    phase: Phase | None = None
+
+
+class GivenReasoning(msgspec.Struct, kw_only=True):
+    """Reasoning of an earlier answer: its `content`, or what this server has sealed."""
+
+    id: str | None = None
+    content: list[GivenPart] | None = None
+    summary: list[GivenPart] | None = None
+    encrypted_content: str | None = None
+
+
+class GivenCall(msgspec.Struct, kw_only=True):
+    """A call of an earlier answer."""
+
+    call_id: str
+    name: str
+    arguments: str
+    namespace: str | None = None
+    id: str | None = None
+
+
+class GivenCustomCall(msgspec.Struct, kw_only=True):
+    """A call of a custom tool in an earlier answer."""
+
+    call_id: str
+    name: str
+    input: str
+    namespace: str | None = None
+    id: str | None = None
+
+
+class GivenOutput(msgspec.Struct, kw_only=True):
+    """What a tool returned for a call."""
+
+    call_id: str
+    output: Content
+    id: str | None = None
+
+
+class GivenReference(msgspec.Struct, kw_only=True):
+    """An item of a stored response, by its id."""
+
+    id: str
+
+
+GIVEN_ITEMS: dict[str, type[msgspec.Struct]] = {
+    "message": GivenMessage,
+    "reasoning": GivenReasoning,
+    "function_call": GivenCall,
+    "function_call_output": GivenOutput,
+    "custom_tool_call": GivenCustomCall,
+    "custom_tool_call_output": GivenOutput,
+    "item_reference": GivenReference,
+}
+# What only OpenAI's servers or other models make, as agents bring it along in a session.
+LEFT_OUT = frozenset(
+    {
+        "web_search_call", "file_search_call", "computer_call", "computer_call_output",
+        "image_generation_call", "code_interpreter_call", "local_shell_call",
+        "local_shell_call_output", "shell_call", "shell_call_output", "apply_patch_call",
+        "apply_patch_call_output", "mcp_list_tools", "mcp_approval_request",
+        "mcp_approval_response", "mcp_call", "compaction", "tool_search_call", "tool_search_output",
+    }
+)  # fmt: skip
+_TEXT_TYPES = frozenset({"input_text", "output_text", "text", "reasoning_text"})
+
+
+class InputReader:
+    """Reads one body's `input`; `left_out` are the paths of what gpt-oss cannot be given, such as images."""
+
+    def __init__(self, seal: Seal) -> None:
+        self.left_out: set[str] = set()
+        self._seal = seal
+
+    def read(self, given: Input) -> list[Item | GivenReference]:
+        """The items, each with an id. Raises InvalidRequest, naming the field, for what is not understood."""
+        if isinstance(given, str):
+            return [self._message(GivenMessage(role="user", content=given), "input")]
+        read = (self._read(item, f"input[{i}]") for i, item in enumerate(given or ()))
+        return [item for item in read if item is not None]
+
+    def _read(self, fields: dict[str, Any], path: str) -> Item | GivenReference | None:
+        kind = fields.get("type")
+        if kind is None:  # both may leave their type out
+            kind = "message" if "role" in fields else "item_reference"
+        if not isinstance(kind, str) or kind not in {*GIVEN_ITEMS, *LEFT_OUT}:
+            raise InvalidRequest(f"`{path}.type` {kind!r:.80} is not served.", param=f"{path}.type")
+        if kind in LEFT_OUT:
+            self.left_out.add(f"input[].{kind}")
+            return None
+        refusal = invalid(fields, GIVEN_ITEMS[kind], path)
+        if refusal is not None:
+            raise refusal
+        return self._item(msgspec.convert(fields, GIVEN_ITEMS[kind]), kind, path)
+
+    def _item(self, given: object, kind: str, path: str) -> Item | GivenReference:
+        match given:
+            case GivenMessage():
+                return self._message(given, path)
+            case GivenReasoning():
+                return self._reasoning(given, path)
+            case GivenCall() | GivenCustomCall():
+                return _call(given)
+            case GivenOutput():
+                return self._output(given, kind, path)
+            case _:
+                assert isinstance(given, GivenReference)
+                return given
+
+    def _message(self, given: GivenMessage, path: str) -> MessageItem:
+        part = OutputText if given.role == "assistant" else InputText
+        return MessageItem(
+            id=given.id or new_id("msg"),
+            role=given.role,
+            status="completed",
+            content=[part(text=text) for text in self._texts(given.content, f"{path}.content")],
+            phase=given.phase or UNSET,
+        )
+
+    def _output(self, given: GivenOutput, kind: str, path: str) -> Item:
+        texts = self._texts(given.output, f"{path}.output")
+        output = given.output if isinstance(given.output, str) else [InputText(text=text) for text in texts]
+        if kind == "custom_tool_call_output":
+            item_id = given.id or new_id("ctco")
+            return CustomOutputItem(id=item_id, call_id=given.call_id, output=output, status="completed")
+        item_id = given.id or new_id("fco")
+        return FunctionOutputItem(id=item_id, call_id=given.call_id, output=output, status="completed")
+
+    def _reasoning(self, given: GivenReasoning, path: str) -> ReasoningItem:
+        """The thought in the clear, or sealed by this server; what is neither is left out."""
+        texts = self._texts(given.content or [], f"{path}.content")
+        if not texts and given.encrypted_content:
+            texts = self._opened(given.encrypted_content, f"{path}.encrypted_content")
+        if not texts and given.summary:
+            self.left_out.add("input[].summary")
+        return ReasoningItem(
+            id=given.id or new_id("rs"),
+            content=[ReasoningText(text=text) for text in texts],
+            status="completed",
+        )
+
+    def _opened(self, sealed: str, path: str) -> list[str]:
+        try:
+            text = self._seal.open(sealed)
+        except Changed:
+            raise InvalidRequest(
+                f"`{path}` was changed: send it as it came, or not at all.", param=path
+            ) from None
+        if text is None:
+            self.left_out.add("input[].encrypted_content")
+            return []
+        return [text]
+
+    def _texts(self, content: Content, path: str) -> list[str]:
+        if isinstance(content, str):
+            return [content]
+        return [self._text(part, f"{path}[{i}]") for i, part in enumerate(content)]
+
+    def _text(self, part: GivenPart, path: str) -> str:
+        if part.type not in _TEXT_TYPES and part.type != "refusal":
+            self.left_out.add(f"input[].{part.type}"[:80])
+            return f"[{part.type[:40]} left out: this model reads text only]"
+        name = "refusal" if part.type == "refusal" else "text"
+        text = part.refusal if part.type == "refusal" else part.text
+        if text is None:
+            raise InvalidRequest(f"`{path}.{name}` is missing.", param=f"{path}.{name}")
+        return text
+
+
+def _call(given: GivenCall | GivenCustomCall) -> Item:
+    namespace = given.namespace or UNSET
+    if isinstance(given, GivenCustomCall):
+        return CustomCallItem(
+            id=given.id or new_id("ctc"),
+            call_id=given.call_id,
+            name=given.name,
+            input=given.input,
+            status="completed",
+            namespace=namespace,
+        )
+    return FunctionCallItem(
+        id=given.id or new_id("fc"),
+        call_id=given.call_id,
+        name=given.name,
+        arguments=given.arguments,
+        status="completed",
+        namespace=namespace,
+    )

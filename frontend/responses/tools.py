@@ -1,0 +1,76 @@
+"""The tools of a Responses body: functions, custom tools, namespaces; and which of them must be called."""
+
+import msgspec
+
+from baton.errors import InvalidRequest
+from frontend.harmony.conversation import FUNCTIONS, Namespace, Tool
+from frontend.responses.body import CustomByName, FunctionByName, FunctionsByName, ResponseBody, ResponseTool
+from frontend.turn.form import CallChoice
+
+
+class OfferedTools(msgspec.Struct):
+    """The tools as the prompt shows them; `left_out` are the types that only OpenAI's servers run."""
+
+    tools: list[Tool] = []
+    namespaces: list[Namespace] = []
+    left_out: list[str] = []
+
+
+def offered_tools(body: ResponseBody) -> OfferedTools:
+    """What the model is offered. Raises InvalidRequest, naming the field."""
+    offered = OfferedTools()
+    for i, tool in enumerate(body.tools or ()):
+        _offer(tool, f"tools[{i}]", offered)
+    return OfferedTools(left_out=offered.left_out) if body.tool_choice == "none" else offered
+
+
+def _offer(tool: ResponseTool, path: str, offered: OfferedTools, namespace: str = FUNCTIONS) -> None:
+    match tool.type:
+        case "function" | "custom":
+            offered.tools.append(_tool(tool, path, namespace))
+        case "namespace" if namespace == FUNCTIONS:
+            name = _named(tool, path)
+            offered.namespaces.append(Namespace(name=name, description=tool.description, path=path))
+            for j, inner in enumerate(tool.tools or ()):
+                _offer(inner, f"{path}.tools[{j}]", offered, name)
+        case kind:
+            offered.left_out.append(f"tools[].{kind}"[:80])
+
+
+def _named(tool: ResponseTool, path: str) -> str:
+    if tool.name is None:
+        raise InvalidRequest(f"`{path}.name` is missing.", param=f"{path}.name")
+    return tool.name
+
+
+def _tool(tool: ResponseTool, path: str, namespace: str) -> Tool:
+    refused = {
+        "async": tool.is_async,
+        "allowed_callers": "direct" not in (tool.allowed_callers or ["direct"]),
+        "format": tool.format is not None and tool.format.type == "grammar",
+    }
+    for name, is_asked in refused.items():
+        if is_asked:
+            raise InvalidRequest(f"`{path}.{name}` is not served.", param=f"{path}.{name}")
+    return Tool(
+        name=_named(tool, path),
+        description=tool.description,
+        parameters=tool.parameters,
+        strict=bool(tool.strict),
+        takes_text=tool.type == "custom",
+        namespace=namespace,
+        path=path,
+    )
+
+
+def call_choice(body: ResponseBody) -> CallChoice:
+    """Which tools may be called, and whether one must be."""
+    match body.tool_choice:
+        case FunctionByName(name=name) | CustomByName(name=name):
+            return CallChoice(must_call=True, names=frozenset({name}))
+        case FunctionsByName(mode=mode, tools=tools):
+            # Those that OpenAI's servers run are not offered; without a name they are meant by their type.
+            names = frozenset(tool.name for tool in tools if tool.name is not None)
+            return CallChoice(must_call=mode == "required", names=names)
+        case choice:
+            return CallChoice(must_call=choice == "required")
