@@ -1,4 +1,4 @@
-"""Engine YAML's numbers as YAML 1.2 and JSON write them (1e9, 1.5e3): PyYAML reads 1.1, where they are text."""
+"""Numbers of engine YAMLs as YAML 1.2 writes them (1e9, 1.5e3): to PyYAML, a reader of 1.1, they are text."""
 
 import re
 

@@ -82,7 +82,7 @@ def test_an_override_may_be_written_with_an_exponent() -> None:
 def test_what_is_no_whole_number_is_refused(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, f"max_batch_size: {text}\n")
 
-    with pytest.raises(SettingsError, match="max_batch_size: .*: Expected `int`, got `(str|float)`"):
+    with pytest.raises(SettingsError, match=r"max_batch_size: .*: Expected `int`, got `(str|float)`"):
         load_settings(Engine, path, {})
 
 
