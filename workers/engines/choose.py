@@ -1,4 +1,4 @@
-"""Which engine runs where --engine is left out, as in the guides: by the YAML's keys and what is installed."""
+"""Which engine runs where --engine is left out, as in the guides: by its YAML and by what is installed."""
 
 import dataclasses
 import importlib.util
@@ -29,7 +29,7 @@ class _Candidate:
     remedy: str
 
 
-# Not the mocker: it makes words up, and whoever wants that says so.
+# Not the mocker: it makes words up, which has to be asked for.
 _CANDIDATES: dict[EngineName, _Candidate] = {
     "trtllm": _Candidate(
         "TensorRT-LLM",
