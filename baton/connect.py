@@ -10,6 +10,10 @@ from baton.discovery import Discovery
 from baton.flags import flag
 from baton.transport import Transport
 
+# The frontend's address. Dynamo's names count first, as the images set HTTP_HOST: either name overrules that.
+HTTP_HOST = ("DYN_HTTP_HOST", "HTTP_HOST")
+HTTP_PORT = ("DYN_HTTP_PORT", "HTTP_PORT")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wires:

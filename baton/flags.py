@@ -18,13 +18,16 @@ def flag(
     default: object,
     text: str,
     *,
-    env: str | None = None,
+    env: str | tuple[str, ...] = (),
     metavar: str | None = None,
     alias: str | None = None,
 ) -> Any:
-    """A dataclass field that is also a flag. `env` names a variable that stands in for a flag not typed."""
+    """A dataclass field that is also a flag. `env` names the variable that stands in for a flag not typed; of
+    several, the first that is set.
+    """
+    names = (env,) if isinstance(env, str) else env
     return dataclasses.field(
-        default=default, metadata={"text": text, "env": env, "metavar": metavar, "alias": alias}
+        default=default, metadata={"text": text, "env": names, "metavar": metavar, "alias": alias}
     )
 
 
@@ -88,7 +91,7 @@ def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], ki
     if field.default not in (None, "", False):
         text += f" [{field.default}]"
     if field.metadata["env"]:
-        text += f" (env {field.metadata['env']})"
+        text += f" (env {', '.join(field.metadata['env'])})"
     if kind is bool:
         parser.add_argument(*names, action="store_true", default=argparse.SUPPRESS, help=text)
         return
@@ -124,10 +127,10 @@ def _build(
         if dataclasses.is_dataclass(kind):
             values[field.name] = _build(kind, given, environ, sources, parser)  # type: ignore[arg-type]  # a dataclass, as asked above
             continue
-        env = field.metadata["env"]
+        env = next((name for name in field.metadata["env"] if environ.get(name)), None)
         if field.name in given:
             values[field.name], sources[field.name] = given[field.name], "flag"
-        elif env and environ.get(env):
+        elif env is not None:
             values[field.name], sources[field.name] = _from_env(env, environ[env], kind, parser), env
         else:
             values[field.name], sources[field.name] = field.default, "default"

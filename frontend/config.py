@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from baton.connect import Wires
+from baton.connect import HTTP_HOST, HTTP_PORT, Wires
 from baton.flags import flag
 from frontend.routing.router import RouterMode
 
@@ -12,8 +12,8 @@ from frontend.routing.router import RouterMode
 class FrontendSettings:
     """What `python -m frontend` takes."""
 
-    http_host: str = flag("127.0.0.1", "address to listen on", env="DYN_HTTP_HOST", metavar="IP")
-    http_port: int = flag(8000, "port to listen on", env="DYN_HTTP_PORT", metavar="PORT")
+    http_host: str = flag("127.0.0.1", "address to listen on", env=HTTP_HOST, metavar="IP")
+    http_port: int = flag(8000, "port to listen on", env=HTTP_PORT, metavar="PORT")
     router_mode: RouterMode = flag("round-robin", "how workers are picked")
     model_path: Path | None = flag(None, "folder with tokenizer.json, if the workers' is not on this machine")
     request_timeout_s: float = flag(600.0, "deadline of a request", metavar="S")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# gpt-oss-20b on one GPU of 20 GB or more, or prefill and decode on two of 24 GB, over etcd and NATS.
+# gpt-oss-20b on one GPU of 20 GB or more, or prefill and decode on two of 24 GB.
 #   launch/gpt_oss_20b.sh [--disagg] [--dry-run]
 # The launches of gpt-oss-120b with other defaults: their variables work here, too.
 set -euo pipefail

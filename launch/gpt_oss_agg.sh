@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# gpt-oss-120b on one worker that prefills and decodes, over etcd and NATS.
+# gpt-oss-120b on one worker that prefills and decodes.
 #   launch/gpt_oss_agg.sh [PROFILE] [--dry-run]
 # PROFILE is a file engine_configs/gpt-oss-120b/agg_*.yaml: low-latency (unless told otherwise), max-throughput, h200
 # (short for h200-low-latency), h200-max-throughput, spark, eval-dep-low, ... The variables below may be set

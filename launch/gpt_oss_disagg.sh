@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# gpt-oss-120b on one node of 8 B200: a frontend, prefill on GPUs 0-3, decode on GPUs 4-7, over etcd and NATS.
+# gpt-oss-120b on one node of 8 B200: a frontend, prefill on GPUs 0-3, decode on GPUs 4-7.
 #   launch/gpt_oss_disagg.sh             check, start, wait until ready; Ctrl-C ends all of it
 #   launch/gpt_oss_disagg.sh --dry-run   print the commands, start nothing
 # The variables below may be set otherwise, and those at the top of launch/trtllm.sh. A role's GPUs are shared out

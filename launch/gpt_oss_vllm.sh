@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# gpt-oss on vLLM, over etcd and NATS: prefill on one GPU and decode on another, or both on one.
+# gpt-oss on vLLM: prefill on one GPU and decode on another, or both on one.
 #   launch/gpt_oss_vllm.sh [20b|120b] [--agg] [--dry-run]     (120b unless told otherwise; an H200 holds either)
 # The variables below may be set otherwise, and those at the top of launch/trtllm.sh. A role's GPUs are shared out
 # evenly to its workers; *_FLAGS are passed on to them.

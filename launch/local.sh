@@ -7,8 +7,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-HTTP_HOST=${HTTP_HOST:-127.0.0.1}
-HTTP_PORT=${HTTP_PORT:-8000}
 PREFILL_WORKERS=${PREFILL_WORKERS:-1}
 DECODE_WORKERS=${DECODE_WORKERS:-1}
 MODEL_PATH=${MODEL_PATH:-models/demo}
@@ -21,6 +19,43 @@ PYTHON=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo py
 
 STOP_STATUS=0 # Ctrl-C is how `make up` ends, no failure
 . launch/processes.sh
+
+start_cluster() { # etcd and NATS, where no address is given; they listen when it returns
+    local started=() port
+    if [[ -z ${ETCD_ENDPOINTS:-} ]]; then
+        command -v etcd >/dev/null || fail "etcd is not on the PATH: apt-get install etcd-server, or set ETCD_ENDPOINTS"
+        port=$(free_port)
+        started+=("$port")
+        ETCD_ENDPOINTS=http://127.0.0.1:$port
+        start etcd etcd --data-dir "$RUN_DIR/etcd" --listen-client-urls "$ETCD_ENDPOINTS" \
+            --advertise-client-urls "$ETCD_ENDPOINTS" --listen-peer-urls http://127.0.0.1:0 \
+            --initial-advertise-peer-urls http://127.0.0.1:0 --initial-cluster default=http://127.0.0.1:0 # it has none
+    fi
+    if [[ -z ${NATS_SERVER:-} ]]; then
+        command -v nats-server >/dev/null || fail "nats-server is not on the PATH: apt-get install nats-server, or set NATS_SERVER"
+        port=$(free_port)
+        started+=("$port")
+        NATS_SERVER=nats://127.0.0.1:$port
+        start nats nats-server --addr 127.0.0.1 --port "$port"
+    fi
+    export ETCD_ENDPOINTS NATS_SERVER BATON_DISCOVERY_BACKEND=etcd BATON_REQUEST_PLANE=nats
+    local deadline=$((SECONDS + START_TIMEOUT_S))
+    for port in "${started[@]}"; do
+        until listens "$port"; do
+            check_alive
+            ((SECONDS < deadline)) || fail "etcd and NATS are not up after $START_TIMEOUT_S s; logs: $RUN_DIR"
+            sleep 0.1
+        done
+    done
+}
+
+free_port() { # below the ephemeral range: no client's socket takes it meanwhile
+    local port
+    while true; do
+        port=$((20000 + SRANDOM % 12000))
+        listens "$port" || { echo "$port"; return; }
+    done
+}
 
 if [[ ${1:-} == --cluster ]]; then
     start_cluster
@@ -38,5 +73,5 @@ done
 for ((i = 0; i < DECODE_WORKERS; i++)); do
     start "decode-$i" "${worker[@]}" --disaggregation-mode decode --extra-engine-args "$DECODE_ENGINE_ARGS"
 done
-wait_until_ready "http://$HTTP_HOST:$HTTP_PORT" "$PREFILL_WORKERS" "$DECODE_WORKERS"
+wait_until_ready "$PREFILL_WORKERS" "$DECODE_WORKERS"
 wait_for_the_end

@@ -4,10 +4,14 @@
 #   FOLLOW=1        show the logs as they grow, each line with its process's name
 #   STOP_STATUS     exit status after Ctrl-C or SIGTERM [128 + signal]
 #   STOP_TIMEOUT_S  how long processes may take to end before they are killed [35]
+#   HTTP_HOST, HTTP_PORT  where the frontend listens [127.0.0.1, 8000; 0.0.0.0 in the images]
 # shellcheck shell=bash
 
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 501)) || { echo "error: bash 5.1 or newer is needed" >&2; exit 2; }
 RUN_DIR=${RUN_DIR:-$PWD/.run/$(date +%H%M%S)-$$}
+# Dynamo's names count first, as in the frontend.
+HTTP_HOST=${DYN_HTTP_HOST:-${HTTP_HOST:-127.0.0.1}}
+HTTP_PORT=${DYN_HTTP_PORT:-${HTTP_PORT:-8000}}
 [[ -n ${DRY_RUN:-} ]] || mkdir -p "$RUN_DIR"
 declare -A NAMES=()
 FOLLOWERS=()
@@ -44,62 +48,28 @@ set_variable() { # set_variable NAME VALUE: for all processes
     [[ -z ${DRY_RUN:-} ]] || echo "export $(quoted "$1=$2")"
 }
 
-start_cluster() { # etcd and NATS, where no address is given; they listen when it returns
-    local started=() port
-    if [[ -z ${ETCD_ENDPOINTS:-} ]]; then
-        on_the_path etcd || fail "etcd is not on the PATH: apt-get install etcd-server, or set ETCD_ENDPOINTS"
-        port=$(free_port)
-        started+=("$port")
-        ETCD_ENDPOINTS=http://127.0.0.1:$port
-        FOLLOW='' start etcd etcd --data-dir "$RUN_DIR/etcd" --listen-client-urls "$ETCD_ENDPOINTS" \
-            --advertise-client-urls "$ETCD_ENDPOINTS" --listen-peer-urls http://127.0.0.1:0 \
-            --initial-advertise-peer-urls http://127.0.0.1:0 --initial-cluster default=http://127.0.0.1:0 # it has none
-    fi
-    if [[ -z ${NATS_SERVER:-} ]]; then
-        on_the_path nats-server || fail "nats-server is not on the PATH: apt-get install nats-server, or set NATS_SERVER"
-        port=$(free_port)
-        started+=("$port")
-        NATS_SERVER=nats://127.0.0.1:$port
-        FOLLOW='' start nats nats-server --addr 127.0.0.1 --port "$port"
-    fi
-    set_variable ETCD_ENDPOINTS "$ETCD_ENDPOINTS"
-    set_variable NATS_SERVER "$NATS_SERVER"
-    set_variable BATON_DISCOVERY_BACKEND etcd
-    set_variable BATON_REQUEST_PLANE nats
-    [[ -z ${DRY_RUN:-} ]] || return 0
-    local deadline=$((SECONDS + START_TIMEOUT_S))
-    for port in "${started[@]}"; do
-        until listens "$port"; do
-            check_alive
-            ((SECONDS < deadline)) || fail "etcd and NATS are not up after $START_TIMEOUT_S s; logs: $RUN_DIR"
-            sleep 0.1
-        done
-    done
-}
-
-on_the_path() { [[ -n ${DRY_RUN:-} ]] || command -v "$1" >/dev/null; }
-
-free_port() { # below the ephemeral range: no client's socket takes it meanwhile
-    local port
-    while true; do
-        port=$((20000 + SRANDOM % 12000))
-        listens "$port" || { echo "$port"; return; }
-    done
-}
-
 listens() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; } # listens PORT
 
-wait_until_ready() { # wait_until_ready URL NUM_PREFILL NUM_DECODE
-    local begin=$SECONDS tell=0 seen="" last=""
+own_url() { # the frontend's, for this machine: what listens on every address answers on loopback
+    case $HTTP_HOST in
+        0.0.0.0) echo "http://127.0.0.1:$HTTP_PORT" ;;
+        ::) echo "http://[::1]:$HTTP_PORT" ;;
+        *:*) echo "http://[$HTTP_HOST]:$HTTP_PORT" ;;
+        *) echo "http://$HTTP_HOST:$HTTP_PORT" ;;
+    esac
+}
+
+wait_until_ready() { # wait_until_ready NUM_PREFILL NUM_DECODE
+    local begin=$SECONDS tell=0 seen="" last="" url; url=$(own_url)
     while ((SECONDS - begin < START_TIMEOUT_S)); do
         check_alive
-        seen=$("$PYTHON" -m baton status --url "$1" --brief 2>/dev/null) || seen=${seen:-frontend starting}
-        if [[ $seen == "$2 prefill, $3 decode" ]]; then
-            echo "ready: $1 ($seen)"
+        seen=$("$PYTHON" -m baton status --url "$url" --brief 2>/dev/null) || seen=${seen:-frontend starting}
+        if [[ $seen == "$1 prefill, $2 decode" ]]; then
+            echo "ready: $url ($seen)"
             return
         fi
         if [[ $seen != "$last" ]] || ((SECONDS >= tell)); then
-            echo "starting: $seen (of $2 prefill, $3 decode), $((SECONDS - begin)) s"
+            echo "starting: $seen (of $1 prefill, $2 decode), $((SECONDS - begin)) s"
             last=$seen tell=$((SECONDS + 30))
         fi
         sleep 0.3

@@ -1,12 +1,10 @@
 # Sourced by the gpt-oss launch scripts: what they share. Each of these variables may be set otherwise:
 #   MODEL_PATH SERVED_MODEL_NAME HTTP_HOST HTTP_PORT ROUTER_MODE ENGINE START_TIMEOUT_S PYTHON
-#   ETCD_ENDPOINTS NATS_SERVER  [what listens on 2379 and 4222, as `docker compose up` has it; else started here]
+#   ETCD_ENDPOINTS NATS_SERVER  [what listens on 2379 and 4222, as `docker compose up` has it; else neither is used]
 #   SKIP_DOCTOR=1               [python -m baton doctor stops a start that cannot succeed]
 # shellcheck shell=bash
 
 MODEL_PATH=${MODEL_PATH:-/model}
-HTTP_HOST=${HTTP_HOST:-${DYN_HTTP_HOST:-127.0.0.1}}
-HTTP_PORT=${HTTP_PORT:-8000}
 ROUTER_MODE=${ROUTER_MODE:-round-robin}
 ENGINE=${ENGINE:-trtllm}
 START_TIMEOUT_S=${START_TIMEOUT_S:-1800} # weights are read, kernels tuned, graphs captured: minutes
@@ -39,24 +37,35 @@ shares() { # shares LIST NUM_WORKERS: 0,1,2,3 for two workers is 0,1;2,3
     (IFS=';'; echo "${found[*]}")
 }
 
-prepare() { # prepare DOCTOR_FLAGS... : environment, etcd and NATS, checks
+prepare() { # prepare DOCTOR_FLAGS... : environment, registry and request plane, checks
     if [[ $ENGINE == trtllm ]]; then
         set_environment TRTLLM_ENABLE_PDL=1 TRT_LLM_DISABLE_LOAD_WEIGHTS_IN_PARALLEL=True
         # KV between processes of one node: CUDA memory is told apart without a cache that may be stale.
         set_environment UCX_CUDA_COPY_ASYNC_MEM_TYPE=cuda UCX_CUDA_COPY_DMABUF=no UCX_MEMTYPE_CACHE=n \
             UCX_RNDV_PIPELINE_ERROR_HANDLING=y
     fi
-    set_variable DYN_HTTP_HOST "$HTTP_HOST"
+    set_variable HTTP_HOST "$HTTP_HOST"
     join_cluster
     if [[ $ENGINE != mocker && -z ${SKIP_DOCTOR:-} ]]; then
         check_first "$PYTHON" -m baton doctor --engine "$ENGINE" --model-path "$MODEL_PATH" "$@" --http-port "$HTTP_PORT"
     fi
 }
 
-join_cluster() {
+join_cluster() { # a folder and TCP where there is no etcd or no NATS: processes of one machine need neither
     [[ -n ${ETCD_ENDPOINTS:-} ]] || ! listens 2379 || ETCD_ENDPOINTS=http://127.0.0.1:2379
     [[ -n ${NATS_SERVER:-} ]] || ! listens 4222 || NATS_SERVER=nats://127.0.0.1:4222
-    start_cluster
+    if [[ -n ${ETCD_ENDPOINTS:-} ]]; then
+        set_variable ETCD_ENDPOINTS "$ETCD_ENDPOINTS"
+        set_environment BATON_DISCOVERY_BACKEND=etcd
+    else
+        set_environment BATON_DISCOVERY_BACKEND=file BATON_FILE_REGISTRY="$RUN_DIR/registry"
+    fi
+    if [[ -n ${NATS_SERVER:-} ]]; then
+        set_variable NATS_SERVER "$NATS_SERVER"
+        set_environment BATON_REQUEST_PLANE=nats
+    else
+        set_environment BATON_REQUEST_PLANE=tcp
+    fi
 }
 
 check_first() { # check_first DOCTOR... : 0 all well, 1 warnings, 2 it cannot work
@@ -86,6 +95,6 @@ start_workers() { # start_workers MODE NUM_WORKERS GPUS YAML FLAGS...
 
 serve() { # serve NUM_PREFILL NUM_DECODE: until Ctrl-C, or until a process ends
     [[ -z ${DRY_RUN:-} ]] || exit 0
-    wait_until_ready "http://$HTTP_HOST:$HTTP_PORT" "$1" "$2"
+    wait_until_ready "$1" "$2"
     wait_for_the_end
 }

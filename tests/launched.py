@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.conftest import free_port
+from tests.image import Image
 from tests.stack import MODEL, ROOT
 
 _MOCKER_YAML = "engine_configs/demo/mocker.yaml"
@@ -37,7 +38,7 @@ def _take_ctrl_c() -> None:
 
 
 class Launch:
-    """One run of a script in launch/, with the mocker unless told otherwise."""
+    """One run of a script in launch/, with the mocker unless told otherwise; here, or in an image."""
 
     def __init__(
         self,
@@ -45,15 +46,19 @@ class Launch:
         *arguments: str,
         script: str = "local.sh",
         engine: Mapping[str, str] = MOCKER,
+        image: Image | None = None,
         **environ: str,
     ) -> None:
         self.port = int(environ.get("HTTP_PORT", free_port()))
         self.run_dir = run_dir
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("BATON_", "ETCD_", "NATS_"))}
-        own = {"HTTP_PORT": str(self.port), "RUN_DIR": str(run_dir), "PYTHON": sys.executable}
+        here = {k: v for k, v in os.environ.items() if not k.startswith(("BATON_", "ETCD_", "NATS_"))}
+        inherited = image.environ if image else here | {"PYTHON": sys.executable}
+        folder = image.workdir if image else ROOT
+        own = {"HTTP_PORT": str(self.port), "RUN_DIR": str(run_dir)}
         self.popen = subprocess.Popen(
-            [str(ROOT / "launch" / script), *arguments],
+            [str(folder / "launch" / script), *arguments],
             env=inherited | own | dict(engine) | environ,
+            cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             preexec_fn=_take_ctrl_c,  # noqa: PLW1509  before any thread

@@ -8,6 +8,7 @@ from baton.process import Shutdown, run
 from baton.telemetry import configure_logging
 from workers.config import WorkerSettings
 from workers.engines.build import build_engine
+from workers.engines.choose import with_engine
 from workers.settings import SettingsError
 from workers.worker import new_identity, run_worker
 
@@ -23,11 +24,12 @@ def main(argv: list[str]) -> int:
 
     async def life(shutdown: Shutdown) -> int:
         try:
-            engine, lines = build_engine(parsed, identity)
+            complete = with_engine(parsed)
+            engine, lines = build_engine(complete, identity)
         except SettingsError as error:
             sys.stderr.write(f"error: {error}\n")
             return 2
-        log.info("settings %s", " ".join(parsed.lines()))
+        log.info("settings %s", " ".join(complete.lines()))
         log.info("engine settings %s", " ".join(lines))
         return await run_worker(settings, engine, identity, shutdown)
 

@@ -31,7 +31,7 @@ _ENGINE_FLAGS = {
 class WorkerSettings:
     """What `python -m workers` takes."""
 
-    engine: EngineName = flag("embedded", "what runs the model")
+    engine: EngineName | None = flag(None, "what runs the model [by the YAML and what is installed]")
     model_path: Path = flag(
         Path("models/demo"), "folder with config.json, weights, tokenizer.json", alias="--model"
     )

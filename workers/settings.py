@@ -12,6 +12,7 @@ import msgspec
 import yaml
 
 from baton.flags import without_secrets
+from baton.yaml12 import Yaml12Loader, number
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -114,8 +115,7 @@ def load_settings(
     """Build the dataclass `cls`; see `read` and `build`. Raises SettingsError."""
     schema = DataclassSchema(cls)
     given = read(schema, yaml_path, typed, override)
-    loaded: Loaded[T] = build(schema, given, str(yaml_path or "engine settings"))
-    return loaded
+    return build(schema, given, str(yaml_path or "engine settings"))
 
 
 def read(
@@ -182,7 +182,7 @@ def _read_yaml(path: Path) -> _Node:
     if len(text) > MAX_YAML_BYTES:
         raise SettingsError(f"{path}: {len(text)} bytes; an engine YAML has at most {MAX_YAML_BYTES}")
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=Yaml12Loader)
         return _Node(f"{path}:1", None, ()) if root is None else _from_yaml(root, path, root)
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         raise SettingsError(f"{path}: not valid YAML: {error}") from error
@@ -194,7 +194,7 @@ def _from_yaml(node: yaml.Node, path: Path, key: yaml.Node) -> _Node:
         entries = [(str(name.value), _from_yaml(value, path, name)) for name, value in node.value]
     place = f"{path}:{key.start_mark.line + 1}"
     try:
-        value = yaml.SafeLoader("").construct_document(node)
+        value = Yaml12Loader("").construct_document(node)
     except Exception as error:  # PyYAML lets whatever its constructors raise through
         raise SettingsError(f"{place}: not valid YAML: {error}") from error
     return _Node(place, value, entries)
@@ -202,7 +202,7 @@ def _from_yaml(node: yaml.Node, path: Path, key: yaml.Node) -> _Node:
 
 def _read_json(text: str) -> _Node:
     try:
-        return _from_json(json.loads(text))
+        return _from_json(json.loads(text, parse_float=number))
     except ValueError as error:
         raise SettingsError(f"{OVERRIDE}: not valid JSON: {error}") from error
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from baton.connect import Wires
+from baton.connect import HTTP_HOST, HTTP_PORT, Wires
 from baton.doctor import (
     check_environment,
     check_gpu_health,
@@ -57,8 +57,8 @@ class DoctorSettings:
     prefill_flags: str = flag("", "what is typed to prefill workers, in quotes", metavar="FLAGS")
     decode_flags: str = flag("", "what is typed to decode workers", metavar="FLAGS")
     flags: str = flag("", "what is typed to aggregated workers", metavar="FLAGS")
-    http_port: int = flag(8000, "port of the frontend", env="DYN_HTTP_PORT", metavar="PORT")
-    http_host: str = flag("127.0.0.1", "address of the frontend", env="DYN_HTTP_HOST", metavar="IP")
+    http_port: int = flag(8000, "port of the frontend", env=HTTP_PORT, metavar="PORT")
+    http_host: str = flag("127.0.0.1", "address of the frontend", env=HTTP_HOST, metavar="IP")
     json: bool = flag(False, "findings as JSON")
     wires: Wires = dataclasses.field(default_factory=Wires)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import yaml
 
 from baton.doctor.facts import EngineYaml
+from baton.yaml12 import Yaml12Loader
 
 _MAX_BYTES = 1 << 20
 _MAX_DEPTH = 8
@@ -19,7 +20,7 @@ def read_engine_yaml(path: Path) -> EngineYaml:
     values: dict[str, object] = {}
     duplicates: list[str] = []
     try:
-        root = yaml.compose(_text(path), Loader=yaml.SafeLoader)
+        root = yaml.compose(_text(path), Loader=Yaml12Loader)
         if root is not None:
             _walk(root, "", path, values, duplicates)
     except OSError as error:
@@ -37,7 +38,7 @@ def _text(path: Path) -> bytes:
     text = path.read_bytes()
     if len(text) > _MAX_BYTES:
         raise _UnreadableError(f"{len(text)} bytes; an engine YAML has at most {_MAX_BYTES}")
-    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=Yaml12Loader)):
         raise _UnreadableError(
             "has an alias (*name): write the values out"
         )  # nine lines of them make millions
@@ -66,6 +67,6 @@ def _walk(node: yaml.Node, prefix: str, path: Path, values: dict[str, object], d
 
 def _value(node: yaml.Node, place: str) -> object:
     try:
-        return yaml.SafeLoader("").construct_document(node)
+        return Yaml12Loader("").construct_document(node)
     except Exception as error:  # PyYAML lets IndexError, ValueError and others through
         raise _UnreadableError(f"not valid YAML: {place}: {' '.join(str(error).split())}") from error

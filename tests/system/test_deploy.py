@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests.conftest import free_port
+from tests.image import environment_of
 from tests.stack import MODEL, ROOT, Process
 from tests.waiting import wait_for
 
@@ -48,11 +49,13 @@ class Containers:
         return f"http://127.0.0.1:{self._ports[port]}"
 
     def start(self, name: str) -> None:
-        """The service's command and environment, word by word."""
+        """The service's command and environment, word by word; and what its image sets."""
         service = SERVICES[name]
         command = service["command"]
         words = shlex.split(command) if isinstance(command, str) else list(command)
-        environ = {key: self._here(str(value)) for key, value in service.get("environment", {}).items()}
+        environ = environment_of(service["build"]["target"]) if "build" in service else {}
+        environ |= service.get("environment", {})
+        environ = {key: self._here(str(value)) for key, value in environ.items()}
         program = sys.executable if words[0] == "python3" else shutil.which(Path(words[0]).name)
         assert program is not None
         entrypoint = [word.replace("$$", "$") for word in service.get("entrypoint", [])]

@@ -44,6 +44,10 @@ def test_it_says_ready_serves_and_leaves_nothing_behind(
 
     assert status == 0
     assert launch.processes() == {}
+    names = ("frontend", "prefill-0", "decode-0", "decode-1")
+    logs = "".join((launch.run_dir / f"{name}.log").read_text() for name in names)
+    assert "forced" not in logs  # each process is asked once
+    assert "nats_error" not in logs  # and has what it needs until it has gone
 
 
 def test_a_slow_nats_server_is_waited_for(launches: list[Launch], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -112,9 +113,53 @@ def test_every_value_can_be_set() -> None:
     )
     assert workers[1].endswith("--extra-engine-args my.yaml --dyn-reasoning-parser gpt_oss "
                                "--dyn-tool-call-parser harmony --disaggregation-mode decode &")  # fmt: skip
-    exports = ("DYN_HTTP_HOST=0.0.0.0", "ETCD_ENDPOINTS=http://etcd:2379", "NATS_SERVER=nats://nats:4222")
+    exports = ("HTTP_HOST=0.0.0.0", "ETCD_ENDPOINTS=http://etcd:2379", "NATS_SERVER=nats://nats:4222")
     assert {f"export {pair}" for pair in (*exports, "TRTLLM_ENABLE_PDL=0")} <= set(lines)
     assert not [line for line in lines if line.startswith(("etcd ", "nats-server ")) or "doctor" in line]
+
+
+@pytest.mark.parametrize(
+    ("environ", "host", "port"),
+    [
+        ({}, "127.0.0.1", "8000"),
+        ({"HTTP_HOST": "0.0.0.0", "HTTP_PORT": "8355"}, "0.0.0.0", "8355"),
+        ({"DYN_HTTP_HOST": "10.0.0.2", "DYN_HTTP_PORT": "81", "HTTP_HOST": "0.0.0.0"}, "10.0.0.2", "81"),
+    ],
+)
+def test_dynamos_names_of_host_and_port_overrule_the_images(
+    environ: dict[str, str], host: str, port: str
+) -> None:
+    lines = dry_run("gpt_oss_disagg.sh", **environ)
+
+    (frontend,) = (line.removesuffix(" &") for line in lines if " -m frontend " in line)
+    assert f"export HTTP_HOST={host}" in lines
+    assert frontend.endswith(f"--http-port {port}")
+
+
+@pytest.mark.parametrize(
+    ("environ", "used"),
+    [
+        ({}, ("file", "tcp")),
+        ({"ETCD_ENDPOINTS": "http://etcd:2379"}, ("etcd", "tcp")),
+        ({"NATS_SERVER": "nats://nats:4222"}, ("file", "nats")),
+        ({"ETCD_ENDPOINTS": "http://etcd:2379", "BATON_DISCOVERY_BACKEND": "file"}, ("file", "tcp")),
+    ],
+)
+def test_a_launch_takes_etcd_and_nats_where_they_are_named_and_starts_neither(
+    environ: dict[str, str], used: tuple[str, str]
+) -> None:
+    if any(_listens(port) for port in (2379, 4222)):
+        pytest.skip("etcd or NATS listens on this machine, and would be taken")
+    lines = dry_run("gpt_oss_agg.sh", **environ)
+
+    registry, plane = used
+    assert {f"export BATON_DISCOVERY_BACKEND={registry}", f"export BATON_REQUEST_PLANE={plane}"} <= set(lines)
+    assert not [line for line in lines if line.startswith(("etcd ", "nats-server "))]
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_the_doctor_is_told_each_workers_gpus_and_flags() -> None:

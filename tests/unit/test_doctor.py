@@ -507,6 +507,12 @@ def test_the_shipped_configs_are_good_on_the_machine_they_are_for(path: Path) ->
     assert text(examine(facts)).splitlines()[-1] == "result   nothing found"
 
 
+def test_a_number_with_an_exponent_is_the_number_that_the_worker_takes(tmp_path: Path) -> None:
+    (tmp_path / "engine.yaml").write_text("max_num_tokens: 1e4\n")
+
+    assert read_engine_yaml(tmp_path / "engine.yaml").values == {"max_num_tokens": 10_000}
+
+
 def test_the_table_reaches_every_code_that_the_checks_have() -> None:
     source = "".join(path.read_text() for path in sorted(Path("baton/doctor").glob("check_*.py")))
     codes = set(re.findall(r'(?:error|warning|note)\)?\(\s*"([a-z-]+)"', source))

@@ -19,8 +19,9 @@ from baton.doctor.facts import GIB
 from baton.doctor.probe_gpus import parse_gpus, parse_health, parse_matrix
 from baton.doctor.probe_host import bind_problem, probe_host
 from baton.doctor.probe_model import probe_model
+from tests.recorded_smi import RECORDINGS as SMI
+from tests.recorded_smi import recorded_smi
 
-SMI = Path("tests/data/nvidia_smi").resolve()
 DEMO = Path("models/demo")
 
 
@@ -213,26 +214,12 @@ def test_with_no_flags_there_is_one_worker_on_the_visible_devices() -> None:
 
 
 def _doctor(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    names = ("ETCD_ENDPOINTS", "NATS_SERVER", "CUDA_VISIBLE_DEVICES", "DYN_HTTP_PORT")
+    names = ("ETCD_ENDPOINTS", "NATS_SERVER", "CUDA_VISIBLE_DEVICES", "DYN_HTTP_PORT", "HTTP_PORT")
     environ = {key: value for key, value in os.environ.items() if key not in names}
     if path:
         environ["PATH"] = f"{path}:{environ['PATH']}"
     command = [sys.executable, "-m", "baton", "doctor", "--http-port", "18431", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=False)
-
-
-def _recorded_smi(folder: Path) -> Path:
-    """An nvidia-smi that plays the recordings of a node of eight B200."""
-    script = f"""#!/bin/sh
-case "$1 $2" in
-    --query-gpu*) cat {SMI}/b200x8_query.csv ;;
-    "topo -m") cat {SMI}/b200x8_topo.txt ;;
-    *) cat {SMI}/b200x8_p2p.txt ;;
-esac
-"""
-    (folder / "nvidia-smi").write_text(script)
-    (folder / "nvidia-smi").chmod(0o755)
-    return folder
 
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a GPU")
@@ -243,11 +230,12 @@ def test_doctor_says_on_a_machine_without_gpu_that_the_demo_is_all_it_runs() -> 
 
 
 def test_doctor_reads_a_whole_node_and_prints_json(tmp_path: Path) -> None:
+    recorded_smi(tmp_path)
     configs = "engine_configs/gpt-oss-120b"
     done = _doctor(
         "--json", "--model-path", "models/demo", "--prefill-gpus", "0,1,2,3", "--decode-gpus", "3,4,5,6",
         "--prefill-engine-args", f"{configs}/prefill.yaml", "--decode-engine-args", f"{configs}/decode.yaml",
-        path=_recorded_smi(tmp_path),
+        path=tmp_path,
     )  # fmt: skip
     report = json.loads(done.stdout)
     assert done.returncode == 2

@@ -20,6 +20,7 @@ class Settings:
     port: int = flag(80, "a port", env="TEST_BATON_PORT")
     folder: Path | None = flag(None, "a folder", alias="--dir")
     loud: bool = flag(False, "a switch")
+    place: str = flag("here", "two names", env=("TEST_BATON_FIRST", "TEST_BATON_SECOND"))
     group: Group = dataclasses.field(default_factory=Group)
 
     def __post_init__(self) -> None:
@@ -37,6 +38,12 @@ def test_a_typed_flag_beats_the_environment_which_beats_the_default() -> None:
     assert read("--port", "82", TEST_BATON_PORT="81").port == 82
 
 
+def test_of_two_variables_the_first_that_is_set_counts() -> None:
+    assert read(TEST_BATON_SECOND="b").place == "b"
+    assert read(TEST_BATON_FIRST="", TEST_BATON_SECOND="b").place == "b"
+    assert read(TEST_BATON_FIRST="a", TEST_BATON_SECOND="b").place == "a"
+
+
 def test_each_setting_knows_where_it_came_from() -> None:
     parsed = parse(Settings, ["--port", "1"], prog="p", description="d", environ={"TEST_BATON_MODE": "b"})
 
@@ -44,6 +51,7 @@ def test_each_setting_knows_where_it_came_from() -> None:
         "port": "flag",
         "folder": "default",
         "loud": "default",
+        "place": "default",
         "mode": "TEST_BATON_MODE",
     }
     assert parsed.typed("port")

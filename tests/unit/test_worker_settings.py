@@ -52,6 +52,41 @@ def test_no_yaml_and_an_empty_yaml_give_the_defaults(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e9", 10**9), ("1.5e3", 1500), ("1E+2", 100), ("2.e1", 20), ("4_000", 4000), ("0x10", 16)],
+)
+def test_a_whole_number_may_be_written_with_an_exponent(tmp_path: Path, text: str, value: int) -> None:
+    path = write(tmp_path, f"max_batch_size: {text}\n")
+
+    size = load_settings(Engine, path, {}).settings.max_batch_size
+
+    assert (size, type(size)) == (value, int)
+
+
+@pytest.mark.parametrize("text", [".5", "0.5", "5e-1", "5.E-1", "+.05e1", "50e-2"])
+def test_a_fraction_may_be_written_as_in_yaml_1_2(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path, f"cache:\n  fraction: {text}\n")
+
+    assert load_settings(Engine, path, {}).settings.cache.fraction == 0.5
+
+
+def test_an_override_may_be_written_with_an_exponent() -> None:
+    override = '{"max_batch_size": 1.5e3, "cache": {"fraction": 5e-1, "tokens_per_block": 1E2}}'
+
+    settings = load_settings(Engine, None, {}, override).settings
+
+    assert settings == Engine(max_batch_size=1500, cache=Cache(tokens_per_block=100, fraction=0.5))
+
+
+@pytest.mark.parametrize("text", ["1e", "e3", "1e9x", "'1e9'", "1.5"])
+def test_what_is_no_whole_number_is_refused(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path, f"max_batch_size: {text}\n")
+
+    with pytest.raises(SettingsError, match=r"max_batch_size: .*: Expected `int`, got `(str|float)`"):
+        load_settings(Engine, path, {})
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("max_batch_sise: 4", ":1: max_batch_sise: unknown key; did you mean max_batch_size?"),

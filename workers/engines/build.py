@@ -21,7 +21,14 @@ def build_engine(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> t
         raise SettingsError(
             f"--model-path {settings.model_path}: no config.json there; give a gpt-oss checkpoint folder"
         )
-    return _BUILDERS[settings.engine](parsed, identity)
+    assert settings.engine is not None  # `with_engine` has been here
+    try:
+        return _BUILDERS[settings.engine](parsed, identity)
+    except SettingsError as error:
+        if parsed.typed("engine"):
+            raise
+        hint = f"--engine was left out and means {settings.engine} here: type it to have another"
+        raise SettingsError(f"{error}; {hint}") from error
 
 
 def _embedded(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
