@@ -19,6 +19,7 @@ from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoreFailure
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
+from frontend.routing.names import parse_aliases
 
 log = logging.getLogger("frontend")
 
@@ -44,7 +45,13 @@ async def serve(settings: FrontendSettings, listener: socket.socket, shutdown: S
     """Serve until asked to stop, then let running answers finish within the drain timeout."""
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
     timeout_s = settings.request_timeout_s
-    fleet = Fleet(discovery, transport, model_path=settings.model_path, request_timeout_s=timeout_s)
+    fleet = Fleet(
+        discovery,
+        transport,
+        model_path=settings.model_path,
+        request_timeout_s=timeout_s,
+        aliases=parse_aliases(settings.model_alias),
+    )
     metrics = Metrics()
     generator = Generator(transport, fleet, settings.router_mode, metrics)
     try:

@@ -107,7 +107,8 @@ def _add_reading_routes(app: FastAPI, services: Services) -> None:
     started_s = int(time.time())
 
     def model_body(name: str) -> ModelBody:
-        return ModelBody(id=name, created=started_s, context_length=fleet.served(name).context_length)
+        length = fleet.served(name).context_length
+        return ModelBody(id=name, created=started_s, context_length=length, max_model_len=length)
 
     @app.get("/v1/models")
     async def models() -> Response:

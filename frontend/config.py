@@ -5,6 +5,7 @@ from pathlib import Path
 
 from baton.connect import HTTP_HOST, HTTP_PORT, Wires
 from baton.flags import flag
+from frontend.routing.names import parse_aliases
 from frontend.routing.router import RouterMode
 
 
@@ -15,6 +16,9 @@ class FrontendSettings:
     http_host: str = flag("127.0.0.1", "address to listen on", env=HTTP_HOST, metavar="IP")
     http_port: int = flag(8000, "port to listen on", env=HTTP_PORT, metavar="PORT")
     router_mode: RouterMode = flag("round-robin", "how workers are picked")
+    model_alias: str = flag(
+        "", "more names for models, comma-separated: claude-*=openai/gpt-oss-120b", metavar="NAME=MODEL"
+    )
     model_path: Path | None = flag(None, "folder with tokenizer.json, if the workers' is not on this machine")
     request_timeout_s: float = flag(600.0, "deadline of a request", metavar="S")
     drain_timeout_s: float = flag(30.0, "how long running answers may go on after SIGTERM", metavar="S")
@@ -30,5 +34,6 @@ class FrontendSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.http_port <= 65535:
             raise ValueError(f"--http-port {self.http_port}: a port is 0 to 65535")
+        parse_aliases(self.model_alias)
         if self.request_timeout_s <= 0:
             raise ValueError(f"--request-timeout-s {self.request_timeout_s}: must be more than 0")

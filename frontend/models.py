@@ -6,11 +6,13 @@ import msgspec
 
 
 class ModelBody(msgspec.Struct, kw_only=True):
-    """A served model; `context_length` is in tokens, prompt and answer together."""
+    """A served model; `context_length` is in tokens, prompt and answer together, and `max_model_len` is the
+    same under vLLM's name."""
 
     id: str
     created: int
     context_length: int
+    max_model_len: int
     object: Literal["model"] = "model"
     owned_by: str = "baton"
 

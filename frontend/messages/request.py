@@ -41,10 +41,7 @@ class Reading:
     def turn_request(self, num_bytes: int) -> TurnRequest:
         """What a body of that length asks for. Raises InvalidRequest, naming the field."""
         body = self._body
-        sampling, max_tokens, stops = SamplingFields(), None, ()
-        if isinstance(body, MessagesBody):
-            sampling = SamplingFields(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
-            max_tokens, stops = body.max_tokens, tuple(body.stop_sequences or ())
+        answer = body if isinstance(body, MessagesBody) else None
         if body.messages[-1].role == "assistant":
             raise InvalidRequest(
                 "`messages`: the last message must be the user's; gpt-oss cannot continue an answer.",
@@ -56,10 +53,10 @@ class Reading:
             prompt=self._conversation(),
             path="messages",
             num_bytes=num_bytes,
-            sampling=sampling,
+            sampling=_sampling(answer),
             call_choice=self._call_choice(),
-            max_tokens=max_tokens,
-            stop_strings=stops,
+            max_tokens=None if answer is None else answer.max_tokens,
+            stop_strings=() if answer is None else tuple(answer.stop_sequences or ()),
             max_calls=1 if choice is not None and choice.disable_parallel_tool_use else None,
         )
 
@@ -188,6 +185,12 @@ class Reading:
                 case kind:
                     self.left_out.add(f"messages[].content[].{kind}"[:80])
                     yield f"[{kind[:40]} left out: this model reads text only]"
+
+
+def _sampling(body: MessagesBody | None) -> SamplingFields:
+    if body is None:
+        return SamplingFields()
+    return SamplingFields(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
 
 
 def _needed(value: str | None, path: str, name: str) -> str:

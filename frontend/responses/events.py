@@ -65,11 +65,11 @@ def after(stream: bytes, sequence_number: int) -> bytes:
 
 
 class _Shape(NamedTuple):
-    """The events of an item's text, of the part that has it, and the field that counts parts."""
+    """The events of an item's text, of the part that has it, and the field that numbers its parts."""
 
     text: str
     part: str | None = None
-    index: str | None = None
+    counter: str | None = None
 
 
 _THOUGHT = _Shape("response.reasoning_text", "response.content_part", "content_index")
@@ -91,8 +91,8 @@ class OpenItem:
         self._logprobs: list[ContentLogprob] = []
         self._shape = _SUMMARY if as_summary else _shape_of(item)
         self._place: dict[str, object] = {"item_id": item.id, "output_index": index}
-        if self._shape.index is not None:
-            self._place[self._shape.index] = 0
+        if self._shape.counter is not None:
+            self._place[self._shape.counter] = 0
         self._delta_head = head(self._shape.text + ".delta", **self._place) + b',"delta":'
         self._delta_tail = b',"logprobs":[]' if isinstance(item, MessageItem) else b""
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from baton.errors import BatonError, ModelNotFound, NoWorkers
 from baton.messages import Role, StatsRequest, WorkerInfo, WorkerStats
 from baton.pairing import refused_pairs, why_not_paired
 from baton.transport import Transport
+from frontend.routing.names import Alias, model_of, other_names
 from frontend.text.served import ServedModel
 from frontend.text.tokenizer import ModelTokenizer
 
@@ -67,7 +68,9 @@ class Fleet:
         *,
         model_path: Path | None = None,
         request_timeout_s: float = math.inf,
+        aliases: Sequence[Alias] = (),
     ) -> None:
+        self._aliases = aliases
         self._discovery = discovery
         self._transport = transport
         self._model_path = model_path
@@ -110,12 +113,14 @@ class Fleet:
             self._probes[worker.incarnation] = asyncio.create_task(self._probe(worker))
 
     def models(self) -> list[str]:
-        """Names that can be asked for now."""
+        """Names that can be asked for now, the operator's among them."""
         decodes = {w.model for w in self._live() if w.role is Role.DECODE}
-        return sorted(decodes & self._tokenizers.keys())
+        served = decodes & self._tokenizers.keys()
+        return sorted({*served, *other_names(served, self._aliases)})
 
-    def served(self, model: str) -> ServedModel:
-        """Raises ModelNotFound for a name nobody has, NoWorkers if its decode workers are missing."""
+    def served(self, name: str) -> ServedModel:
+        """The model of that name. Raises ModelNotFound, or NoWorkers if its decode workers are missing."""
+        model = model_of(name, {worker.model for worker in self._workers}, self._aliases) or name
         mine = [worker for worker in self._workers if worker.model == model]
         if not self._workers:
             raise NoWorkers("No worker is live; prefill and decode are missing.", retry_after_s=1)

@@ -60,8 +60,9 @@ def gathered(reply: Reply) -> Json:
             block[name] = json.loads(whole or "{}") if name == "input" else whole
     assert events[-2]["type"] == "message_delta"
     assert events[-1] == {"type": "message_stop"}
+    end: Json = events[-2]["delta"]
     message["usage"] |= events[-2]["usage"]
-    return message | events[-2]["delta"]
+    return message | end
 
 
 @pytest.mark.parametrize(("text", "tools"), [(ANSWER, []), (THINK + CALL, [TOOL]), (CALL * 2, [TOOL])])
