@@ -21,6 +21,8 @@ from frontend.harmony.typescript import compact_json, type_of
 # A name is one word of a header: white space would end it, `<` would look like a control token.
 _UNFIT = re.compile(r"[\s<>|=]")
 _CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
+# As the model writes it; a plain ` json` is a mistake of the Hugging Face template (openai/harmony issue 91).
+_JSON = (" ", SpecialToken.CONSTRAIN, "json")
 _FUNCTIONS_CHANNEL = "Calls to these tools must go to the commentary channel: 'functions'."
 
 
@@ -80,9 +82,13 @@ def _assistant(turn: AssistantTurn, called: dict[str, str], *, keeps_reasoning: 
         yield from _message("assistant", turn.text, channel=channel)
     for call in turn.tool_calls:
         recipient = called[call.call_id]
-        header = "commentary json" if _is_function(recipient) else "analysis code"
+        is_function = _is_function(recipient)
         yield from _message(
-            f"assistant to={recipient}", call.arguments, channel=header, end=SpecialToken.CALL
+            f"assistant to={recipient}",
+            call.arguments,
+            channel="commentary" if is_function else "analysis",
+            content_type=_JSON if is_function else (" code",),
+            end=SpecialToken.CALL,
         )
 
 
@@ -109,13 +115,19 @@ def _is_function(recipient: str) -> bool:
 
 
 def _message(
-    author: str, text: str, *, channel: str | None = None, end: SpecialToken = SpecialToken.END
+    author: str,
+    text: str,
+    *,
+    channel: str | None = None,
+    content_type: tuple[Segment, ...] = (),
+    end: SpecialToken = SpecialToken.END,
 ) -> Iterator[Segment]:
     yield SpecialToken.START
     yield author
     if channel:
         yield SpecialToken.CHANNEL
         yield channel
+    yield from content_type
     yield SpecialToken.MESSAGE
     if text:
         yield text

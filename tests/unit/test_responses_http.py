@@ -89,7 +89,7 @@ def test_a_tool_conversation_is_rendered_as_it_was_written() -> None:
         "<|start|>assistant<|channel|>analysis<|message|>A.<|end|>"
         "<|start|>assistant<|channel|>analysis<|message|>B.<|end|>"
         "<|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>"
-        '<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{"x":1}<|call|>'
+        '<|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>{"x":1}<|call|>'
         "<|start|>functions.f to=assistant<|channel|>commentary<|message|>done<|end|>"
     )
 
