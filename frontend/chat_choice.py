@@ -66,7 +66,7 @@ class ChatChoice:
         self.stopped = False
         self._sink = sink
         self._tokenizer = tokenizer
-        self._parser = HarmonyParser(tokenizer.vocabulary, offered_tools)
+        self._parser = HarmonyParser(tokenizer.vocabulary, offered_tools, may_call=body.tool_choice != "none")
         self._stops = (
             StopStrings([body.stop] if isinstance(body.stop, str) else body.stop) if body.stop else None
         )

@@ -105,8 +105,8 @@ def _schemas() -> dict[str, Any]:
         schema["description"] = " ".join(schema["description"].split())
     # What is said of items here is checked by `frontend.response_items`, after the body's own types.
     items = [_item(kind, struct) for kind, struct in GIVEN_ITEMS.items()]
-    either = [{"type": "string"}, {"type": "array", "items": {"anyOf": items}}]
-    schemas["ResponseBody"]["properties"]["input"] = {"anyOf": either, "default": []}
+    either = [{"type": "string"}, {"type": "array", "items": {"anyOf": items}}, {"type": "null"}]
+    schemas["ResponseBody"]["properties"]["input"] = {"anyOf": either, "default": None}
     return schemas
 
 

@@ -30,8 +30,8 @@ from frontend.tokenizer import ModelTokenizer
 
 
 class ResponseChoice:
-    """A `Choice` of `frontend.respond`. Each Harmony message is an item. With `max_calls` the answer ends
-    before a call too many."""
+    """A `Choice` of `frontend.respond`. Each Harmony message is an item. Without `may_call` there are no
+    calls; with `max_calls` the answer ends before one too many."""
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class ResponseChoice:
         offered_tools: frozenset[str],
         writer: EventWriter | None,
         *,
+        may_call: bool = True,
         max_calls: int | None = None,
         cut_ids: Iterable[int] = (),
     ) -> None:
@@ -48,7 +49,7 @@ class ResponseChoice:
         self.stopped = False
         self.items: list[OutputItem] = []
         self._tokenizer = tokenizer
-        self._parser = HarmonyParser(tokenizer.vocabulary, offered_tools)
+        self._parser = HarmonyParser(tokenizer.vocabulary, offered_tools, may_call=may_call)
         self._writer = writer
         self._max_calls = max_calls
         self._open: OpenItem | None = None

@@ -1,6 +1,7 @@
 """The items of a response's input and output: read leniently, kept in one shape."""
 
 import secrets
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -86,6 +87,7 @@ class GivenPart(msgspec.Struct, kw_only=True):
 
 
 Content = str | list[GivenPart]
+Input = str | list[dict[str, Any]] | None
 
 
 class GivenMessage(msgspec.Struct, kw_only=True):
@@ -98,11 +100,10 @@ class GivenMessage(msgspec.Struct, kw_only=True):
 
 
 class GivenReasoning(msgspec.Struct, kw_only=True):
-    """Reasoning of an earlier answer."""
+    """Reasoning of an earlier answer; without `content` there is none to be read."""
 
     id: str | None = None
     content: list[GivenPart] | None = None
-    encrypted_content: str | None = None
 
 
 class GivenCall(msgspec.Struct, kw_only=True):
@@ -143,11 +144,21 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(24)}"
 
 
-def read_input(given: str | list[dict[str, Any]]) -> list[Item | GivenReference]:
+def read_input(given: Input) -> list[Item | GivenReference]:
     """The body's `input`, item by item, each with an id. Raises InvalidRequest for what is not served."""
     if isinstance(given, str):
         return [_message(GivenMessage(role="user", content=given), "input")]
-    return [_read(item, f"input[{i}]") for i, item in enumerate(given)]
+    return [_read(item, f"input[{i}]") for i, item in enumerate(given or ())]
+
+
+def unread_fields(given: Input) -> Iterator[str]:
+    """Paths of what stands in place of reasoning, as agents bring it from other models, and is left out: it
+    is encrypted, or not what was thought."""
+    items = () if isinstance(given, str) else given or ()
+    empty = [item for item in items if item.get("type") == "reasoning" and not item.get("content")]
+    for name in ("encrypted_content", "summary"):
+        if any(item.get(name) for item in empty):
+            yield f"input[].{name}"
 
 
 def _read(fields: dict[str, Any], path: str) -> Item | GivenReference:
@@ -201,11 +212,6 @@ def _message(given: GivenMessage, path: str) -> MessageItem:
 
 
 def _reasoning(given: GivenReasoning, path: str) -> ReasoningItem:
-    if given.encrypted_content and not given.content:
-        raise InvalidRequest(
-            f"`{path}.encrypted_content` cannot be read here; give the reasoning as `content`.",
-            param=f"{path}.encrypted_content",
-        )
     texts = _texts(given.content or [], f"{path}.content")
     return ReasoningItem(
         id=given.id or new_id("rs"),

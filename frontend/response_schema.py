@@ -87,7 +87,7 @@ class ResponseBody(SamplingFields, kw_only=True):
     """`POST /v1/responses`. Extensions are the chat API's, under the same names."""
 
     # Its items are read by `frontend.response_items`.
-    input: str | list[dict[str, Any]] = msgspec.field(default_factory=list)
+    input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None

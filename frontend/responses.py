@@ -18,7 +18,7 @@ from frontend.harmony.render import render
 from frontend.response_answer import ResponseAnswer
 from frontend.response_choice import ResponseChoice
 from frontend.response_events import EventWriter
-from frontend.response_items import GivenReference, Item, OutputItem, new_id, read_input
+from frontend.response_items import GivenReference, Item, OutputItem, new_id, read_input, unread_fields
 from frontend.response_object import ReasoningBody, ResponseObject, ToolBody
 from frontend.response_runs import ResponseState
 from frontend.response_schema import LOGPROBS, ResponseBody
@@ -75,10 +75,12 @@ async def prepare_response(raw: bytes, asker: Asker, services: Services) -> Resp
         request,
         frozenset(tool.name for tool in talk.tools),
         writer,
+        may_call=body.tool_choice != "none",
         max_calls=1 if body.parallel_tool_calls is False else None,
         cut_ids=body.stop_token_ids or (),
     )
-    return ResponseAnswer(response_object(body, talk), items, choice, writer, store, ignored=unknown)
+    ignored = (*unknown, *unread_fields(body.input))
+    return ResponseAnswer(response_object(body, talk), items, choice, writer, store, ignored=ignored)
 
 
 def check_served(body: ResponseBody) -> None:

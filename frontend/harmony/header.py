@@ -122,33 +122,32 @@ def _kind_after(parts: list[Part], i: int) -> str | None:
 def _is_header(parts: list[Part], i: int, raw: bytes, *, expects_role: bool) -> bool:
     """Whether part `i` can belong to a header that `<|message|>` does not end."""
     part, following = parts[i], _kind_after(parts, i)
-    is_header_next = following in MARKERS
-    names_function = part.value.startswith("functions.")
+    is_known = following in MARKERS
     match part.kind:
         case "channel":
-            is_header = part.value in CHANNELS or not part.value or is_header_next or names_function
-            return is_header or (following is None and _meant_channel(part.value) is not None)
+            is_known |= part.value in ("", *CHANNELS) or part.value.startswith("functions.")
+            is_begun = len(part.value) >= _MIN_CHANNEL_CHARS and _meant_channel(part.value) is not None
+            is_known |= following is None and is_begun
         case "constrain":
-            return part.value in CONTENT_TYPES or not part.value or is_header_next or names_function
+            is_known |= part.value in ("", *CONTENT_TYPES) or part.value.startswith("functions.")
         case "to" | "glued":
-            return True
+            is_known = True
         case "role":
-            return i == 0 and (part.value == "assistant" or expects_role or is_header_next)
-        case "bare":
-            return is_header_next
+            is_known = i == 0 and (is_known or expects_role or part.value == "assistant")
         case "type":
-            return following == "to" or _has_recipient(parts[:i])
+            is_known = following == "to" or _has_recipient(parts[:i])
         case "tool":
-            return is_header_next or names_function or raw[part.stop :].lstrip()[:1] == b"{"
+            is_known |= part.value.startswith("functions.") or raw[part.stop :].lstrip()[:1] == b"{"
         case "control":
-            return i > 0 or part.value == "<|message|>"
-        case _:
+            is_known = i > 0 or part.value == "<|message|>"
+        case "word" | "noise":
             is_name = i == 0 or (i == 1 and parts[0].value == "tool")
-            return expects_role and is_name and following in ("channel", "to")
+            is_known = expects_role and is_name and following in ("channel", "to")
+    return is_known
 
 
 def _num_noise(parts: list[Part], i: int, kept: list[Part], raw: bytes, *, is_cut: bool) -> int:
-    """How many parts from `i` on say nothing: all up to the next marker or none, but for names of channels."""
+    """How many parts from `i` on say nothing: all up to the next marker, or one that has a channel's name."""
     stop = next((j for j in range(i + 1, len(parts)) if parts[j].kind in (*MARKERS, "control")), len(parts))
     if is_cut and stop == len(parts) > i + 1 and is_unfinished(parts[-1]):
         stop -= 1
@@ -219,7 +218,7 @@ def _is_foreign(parts: list[Part], *, is_author: bool) -> bool:
             has_type = any(part.kind in ("type", "constrain") for part in parts)
             return is_result or (is_author and not has_type)
         case "word":
-            return is_author and is_result
+            return is_author and is_result and not parts[0].value.startswith("assistant")
         case _:
             return False
 

@@ -199,9 +199,7 @@ class HarmonyParser:
         tokens = self._header.text_tokens(header)
         if tokens:
             self.repairs["text_in_header"] += 1
-            aside = self._open_message(
-                Header(is_hidden=True, is_foreign=header.is_foreign), tokens, deltas
-            )
+            aside = self._open_message(Header(is_hidden=True, is_foreign=header.is_foreign), tokens, deltas)
             self._end_message(aside, deltas)
         self._open_message(header, [], deltas)
 

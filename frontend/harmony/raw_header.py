@@ -95,7 +95,7 @@ class RawHeader:
         return any(self._raw[start:].strip() for start, _ in header.texts)
 
     def text_tokens(self, header: Header) -> list[tuple[int, bytes]]:
-        """(position, bytes) of the tokens of `header.texts`, without control tokens and white space before."""
+        """(position, bytes) of the tokens of `header.texts`, without control tokens and white space first."""
         tokens: list[tuple[int, bytes]] = []
         for start, stop in header.texts:
             if not tokens:
