@@ -4,12 +4,8 @@ A header names a role, a channel, a recipient and a content type, in any order. 
 turn of twenty-five, in ways that are known; each has a rule here and a name in `REPAIRS`.
 """
 
-import re
-import string
-
 import msgspec
 
-from frontend.harmony.builtin_tools import BUILTIN_TOOLS, is_builtin
 from frontend.harmony.header_parts import (
     CHANNELS,
     CONTENT_TYPES,
@@ -20,16 +16,11 @@ from frontend.harmony.header_parts import (
     is_channel_noise,
     is_noise,
     is_unfinished,
-    names_tool,
     split,
 )
+from frontend.harmony.recipient import call_name, is_nobody, recipient_of
 
-_NAMELESS = frozenset({"", "functions", "functions."})
-_NOBODY = _NAMELESS | {"all", *ROLES, *CHANNELS, *CONTENT_TYPES}
-_PUNCTUATION = string.punctuation + "–—…"
 _MIN_CHANNEL_CHARS = 4  # of a channel's name, so that it is known by its beginning
-# What follows a tool's name where the model forgot the space between header words.
-_GLUE = re.compile(r"\W*(?:commentary|analysis|final|json|code|text|assistant|channel|constrain|message|to=)")
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,16 +174,16 @@ def _fold(
 ) -> Header:
     channel = _channel(parts, repairs)
     explicit = [part.value for part in parts if part.kind == "to"]
-    named = [value for value in explicit if value in offered or not _is_nobody(value)]
+    named = [value for value in explicit if value in offered or not is_nobody(value)]
     is_author = not ends_call and expects_role
     is_foreign = not named and channel != "final" and _is_foreign(parts, is_author=is_author)
     if is_foreign:
         return Header(has_role=True, is_foreign=True, texts=texts, repairs=(*repairs, "foreign_author"))
-    recipient = _recipient(parts, explicit, named, offered, repairs)
+    recipient = recipient_of(parts, explicit, named, offered, repairs)
     types = [part.value for part in parts if part.kind == "constrain" and part.value != recipient]
     if any(value and value not in CONTENT_TYPES for value in types):
         repairs.append("unknown_content_type")
-    call = None if recipient is None else _call_name(recipient, offered, repairs)
+    call = None if recipient is None else call_name(recipient, offered, repairs)
     if channel is None and recipient is None:
         repairs.append("missing_channel")
     return Header(
@@ -239,66 +230,3 @@ def _channel(parts: list[Part], repairs: list[str]) -> str | None:
 
 def _meant_channel(word: str) -> str | None:
     return next((name for name in CHANNELS if word and name.startswith(word.lower())), None)
-
-
-def _is_nobody(recipient: str) -> bool:
-    bare = recipient.strip(_PUNCTUATION)
-    return bare in _NOBODY or is_noise(recipient, "analysis")
-
-
-def _recipient(
-    parts: list[Part], explicit: list[str], named: list[str], offered: frozenset[str], repairs: list[str]
-) -> str | None:
-    """Who is called, as written; None if nobody is."""
-    if len(explicit) > 1:
-        repairs.append("repeated_recipient")
-    if named:
-        return named[0]
-    if any(value.strip(_PUNCTUATION) in _NAMELESS for value in explicit):
-        repairs.append("missing_recipient")
-    if any(value.startswith(ROLES) for value in explicit):
-        return None
-    for part in parts:
-        if part.kind == "tool":
-            repairs.append("bare_recipient")
-            return part.value
-        if (
-            part.kind in ("channel", "constrain")
-            and part.value not in _NOBODY
-            and names_tool(part.value, offered)
-        ):
-            repairs.append(f"{part.kind}_as_recipient")
-            return part.value
-    return None
-
-
-def _call_name(recipient: str, offered: frozenset[str], repairs: list[str]) -> str | None:
-    """The tool that is meant, or None for a built-in tool that was not offered.
-
-    A name that nobody offered is passed on as it is, unless it is an offered one with something glued to it.
-    """
-    if is_builtin(recipient, BUILTIN_TOOLS):
-        return recipient if recipient in offered or is_builtin(recipient, offered) else None
-    name = recipient.removeprefix("functions.")
-    if name == recipient:
-        repairs.append("bare_recipient")
-    if name in offered:
-        return name
-    meant = _unglued(name, offered)
-    if meant is None:
-        return name
-    repairs.append("glued_name")
-    return meant
-
-
-def _unglued(name: str, offered: frozenset[str]) -> str | None:
-    """The longest offered name that is all of `name` but header words after it, namespaces, punctuation."""
-    bare = name.strip(_PUNCTUATION)
-    meant = [
-        tool
-        for tool in offered
-        if tool == bare
-        or (name.startswith(tool) and _GLUE.match(name, len(tool)))
-        or bare.endswith((f".{tool}", f"/{tool}", f":{tool}"))
-    ]
-    return max(meant, key=lambda tool: (len(tool), tool), default=None)
