@@ -159,6 +159,15 @@ def test_header_marks_without_end_are_not_kept() -> None:
     assert messages(parser.feed(encode("final<|message|>Hi"))) == [{"text": "Hi"}]
 
 
+@pytest.mark.parametrize("garbled", ["commentary?", "commentary", " 2?", "<|channel|>commentary?"])
+def test_a_garbled_header_without_end_says_nothing(garbled: str) -> None:
+    parser = HarmonyParser(VOCABULARY, TOOLS)
+    assert parser.feed(encode("<|channel|>commentary " + garbled * 200)) == []
+    deltas = parser.feed(encode("<|end|><|start|>assistant<|channel|>final<|message|>Hi<|return|>"))
+    assert messages(deltas) == [{"text": "Hi"}]
+    assert parser.repairs["noise_in_header"] > 1
+
+
 def test_ids_outside_the_vocabulary_say_nothing() -> None:
     parser = HarmonyParser(VOCABULARY, TOOLS)
     ids = [-1, 10**9, *encode("<|channel|>final<|message|>H"), -1, -257, 10**9, *encode("i<|return|>")]
