@@ -53,7 +53,7 @@ _ENDS_BODY = _ENDS | {_ID[SpecialToken.START], _ID[SpecialToken.CHANNEL]}
 _TAKES_A_WORD = {_ID[SpecialToken.START], _ID[SpecialToken.CHANNEL], _ID[SpecialToken.CONSTRAIN]} | {
     i for i, word in enumerate(_WORDS) if word.endswith((b"=", b"<|channel|>"))
 }
-# Without one of these nobody but the assistant speaks.
+# Without one of these only the assistant speaks.
 _OTHER_NAMES = (b"user", b"tool", b"bash", b"search", b"functions.", b"to=", b" to=assistant")
 _NAMES = frozenset(i for i, word in enumerate(_WORDS) if word.endswith(_OTHER_NAMES))
 _SPELLED_IDS = frozenset(i for i, word in enumerate(_WORDS) if b"<" in word or b"|" in word)
@@ -130,7 +130,7 @@ def check(ids: Sequence[int], sizes: Sequence[int]) -> None:
     assert parser.repairs.keys() <= REPAIRS.keys()
     layout = _layout(ids)
     num_dropped = parser.repairs["foreign_author"]
-    assert not num_dropped or not _NAMES.isdisjoint(ids), "nobody else spoke"
+    assert not num_dropped or not _NAMES.isdisjoint(ids), "only the assistant spoke"
     _check_text(ids, layout, messages, num_dropped)
     _check_ends(ids, layout, messages, num_dropped)
 

@@ -18,7 +18,7 @@ from frontend.harmony.header_parts import (
     is_unfinished,
     split,
 )
-from frontend.harmony.recipient import call_name, is_nobody, recipient_of
+from frontend.harmony.recipient import call_name, is_uncallable, recipient_of
 
 _MIN_CHANNEL_CHARS = 4  # of a channel's name, so that it is known by its beginning
 
@@ -26,8 +26,8 @@ _MIN_CHANNEL_CHARS = 4  # of a channel's name, so that it is known by its beginn
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """A header that was read. `call` is the tool's name (None: no call), without `functions.`.
 
-    `is_foreign` says that somebody else than the assistant is made to speak: the user, the system, a tool.
-    `is_hidden` says that the message is for nobody here: a built-in tool that was not offered. `texts` are
+    `is_foreign` says that the model speaks in the name of the user, the system or a tool, `is_hidden` that the
+    message calls a built-in tool that was not offered. `texts` are
     the byte ranges of the raw header that are no header at all; there are none if all of it was understood.
     """
 
@@ -174,7 +174,7 @@ def _fold(
 ) -> Header:
     channel = _channel(parts, repairs)
     explicit = [part.value for part in parts if part.kind == "to"]
-    named = [value for value in explicit if value in offered or not is_nobody(value)]
+    named = [value for value in explicit if value in offered or not is_uncallable(value)]
     is_author = not ends_call and expects_role
     is_foreign = not named and channel != "final" and _is_foreign(parts, is_author=is_author)
     if is_foreign:
@@ -197,7 +197,7 @@ def _fold(
 
 
 def _is_foreign(parts: list[Part], *, is_author: bool) -> bool:
-    """Whether the user, the system or a tool is made to speak. `is_author`: a name that comes first is the
+    """Whether the model speaks in the name of the user, the system or a tool. `is_author`: a name that comes first is the
     author's; a tool's result has no content type, and mostly goes `to=assistant`."""
     if not parts:
         return False

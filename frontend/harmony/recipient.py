@@ -7,16 +7,16 @@ from frontend.harmony.builtin_tools import BUILTIN_TOOLS, is_builtin
 from frontend.harmony.header_parts import CHANNELS, CONTENT_TYPES, ROLES, Part, is_noise, names_tool
 
 _NAMELESS = frozenset({"", "functions", "functions."})
-_NOBODY = _NAMELESS | {"all", *ROLES, *CHANNELS, *CONTENT_TYPES}
+_UNCALLABLE = _NAMELESS | {"all", *ROLES, *CHANNELS, *CONTENT_TYPES}
 _PUNCTUATION = string.punctuation + "–—…"
 # What follows a tool's name where the model forgot the space between header words.
 _GLUE = re.compile(r"\W*(?:commentary|analysis|final|json|code|text|assistant|channel|constrain|message|to=)")
 
 
-def is_nobody(recipient: str) -> bool:
-    """Whether a recipient is none that can be called."""
+def is_uncallable(recipient: str) -> bool:
+    """Whether what stands after `to=` is no tool: a word of headers, punctuation."""
     bare = recipient.strip(_PUNCTUATION)
-    return bare in _NOBODY or is_noise(recipient, "analysis")
+    return bare in _UNCALLABLE or is_noise(recipient, "analysis")
 
 
 def recipient_of(
@@ -37,7 +37,7 @@ def recipient_of(
             return part.value
         if (
             part.kind in ("channel", "constrain")
-            and part.value not in _NOBODY
+            and part.value not in _UNCALLABLE
             and names_tool(part.value, offered)
         ):
             repairs.append(f"{part.kind}_as_recipient")
