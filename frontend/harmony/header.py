@@ -26,9 +26,9 @@ _MIN_CHANNEL_CHARS = 4  # of a channel's name, so that it is known by its beginn
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """A header that was read. `call` is the tool's name (None: no call), without `functions.`.
 
-    `is_foreign` says that the model speaks in the name of the user, the system or a tool, `is_hidden` that the
-    message calls a built-in tool that was not offered. `texts` are
-    the byte ranges of the raw header that are no header at all; there are none if all of it was understood.
+    `is_foreign` says that the model speaks in the name of the user, the system or a tool; `is_hidden` that it
+    calls a built-in tool that was not offered. `texts` are the byte ranges of the raw header that are no
+    header at all; there are none if all of it was understood.
     """
 
     has_role: bool = False
@@ -197,8 +197,8 @@ def _fold(
 
 
 def _is_foreign(parts: list[Part], *, is_author: bool) -> bool:
-    """Whether the model speaks in the name of the user, the system or a tool. `is_author`: a name that comes first is the
-    author's; a tool's result has no content type, and mostly goes `to=assistant`."""
+    """Whether the model speaks in the name of the user, the system or a tool. `is_author`: a name that comes
+    first is the author's; a tool's result has no content type, and mostly goes `to=assistant`."""
     if not parts:
         return False
     is_result = any(part.kind == "to" and part.value.startswith(ROLES) for part in parts)
