@@ -8,7 +8,17 @@ import sys
 import time
 from collections.abc import Iterator
 
-from tests.harmony_streams import ANY_TOKEN, BROKEN, MARK, VOCABULARY, check, check_answer, ids_of, numbered
+from tests.harmony_streams import (
+    ANY_TOKEN,
+    BROKEN,
+    MARK,
+    VOCABULARY,
+    check,
+    check_answer,
+    check_without_calls,
+    ids_of,
+    numbered,
+)
 
 CHUNK = 10_000
 MAX_FRAGMENTS = 400
@@ -27,6 +37,11 @@ _HEADERS = (
     ("<|channel|>", "commentary", " to=functions.bash", "\\<|channel|>", "commentary", " json"),
     ("functions.", "bash", " to=", "assistant", "<|channel|>", "commentary"),
     ("<|channel|>", "thoughts"),
+    ("<|channel|>", "commentary", " to=assistant", "<|channel|>", "commentary", "?", "commentary", "?"),
+    ("<|channel|>", "commentary", "?"),
+    ("<|channel|>", "analysis", " ––", "commentary", " to=functions.bash", " json"),
+    ("user",),
+    ("tool", " to=assistant", "<|channel|>", "commentary"),
     ("<|channel|>", "commentary", *_JSON),
     ("assistantfinal",),
     ("~",),
@@ -99,6 +114,8 @@ def violation(seed: int, i: int) -> str | None:
         check(ids, sizes)
         if i % 16 == 0:
             check_answer(ids, sizes, "length" if i % 32 else "stop")
+        if i % 16 == 1:
+            check_without_calls(ids)
     except Exception as error:  # noqa: BLE001 whatever the parser raises is the finding
         table = VOCABULARY.token_bytes
         names = {token_id: token.name.encode() for token, token_id in VOCABULARY.special_ids.items()}

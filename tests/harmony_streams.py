@@ -1,6 +1,7 @@
 """A toy vocabulary for Harmony, and what must hold of the parser's answer to every stream of its tokens."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,7 +23,7 @@ TOOLS = frozenset({"get_weather", "bash", "search"})
 HEADER_WORDS = (
     *("assistant", "user", "tool", "analysis", "commentary", "final", "comment", " json", " code", "=", " "),
     *(" to=functions.bash", " to=get_weather", " to=", " to=python", " to=bash", "to", "functions.", "bash"),
-    *("search", "thoughts", "bashcommentary", "assistantfinal", "\n", "{", '"'),
+    *("search", "thoughts", "bashcommentary", "assistantfinal", "\n", "{", '"', "?", " ––", " to=assistant"),
 )
 TEXT = ("Hello", " there", ' {"a": 1}', "é日", "👍", "\ufeff", "<", "|", "\x00", "3")
 SPELLED = ("<|end|>", "<|channel|>", "<|message|>", "<|start|>", "<|", "|>", "<|chan", "<|call|>")
@@ -52,6 +53,9 @@ _ENDS_BODY = _ENDS | {_ID[SpecialToken.START], _ID[SpecialToken.CHANNEL]}
 _TAKES_A_WORD = {_ID[SpecialToken.START], _ID[SpecialToken.CHANNEL], _ID[SpecialToken.CONSTRAIN]} | {
     i for i, word in enumerate(_WORDS) if word.endswith((b"=", b"<|channel|>"))
 }
+# Without one of these only the assistant speaks.
+_OTHER_NAMES = (b"user", b"tool", b"bash", b"search", b"functions.", b"to=", b" to=assistant")
+_NAMES = frozenset(i for i, word in enumerate(_WORDS) if word.endswith(_OTHER_NAMES))
 _SPELLED_IDS = frozenset(i for i, word in enumerate(_WORDS) if b"<" in word or b"|" in word)
 _MARKS = re.compile(r"~(\d+)")
 
@@ -125,8 +129,24 @@ def check(ids: Sequence[int], sizes: Sequence[int]) -> None:
         assert other.num_reasoning_tokens == parser.num_reasoning_tokens
     assert parser.repairs.keys() <= REPAIRS.keys()
     layout = _layout(ids)
-    _check_text(ids, layout, messages)
-    _check_ends(ids, layout, messages)
+    num_dropped = parser.repairs["foreign_author"]
+    assert not num_dropped or not _NAMES.isdisjoint(ids), "only the assistant spoke"
+    _check_text(ids, layout, messages, num_dropped)
+    _check_ends(ids, layout, messages, num_dropped)
+
+
+def check_without_calls(ids: Sequence[int]) -> None:
+    """Where no call is allowed, the same is said, the arguments as reasoning; the calls are counted."""
+    messages, parser = _parse([ids])
+    others, other = _parse([ids], may_call=False)
+    expected = [
+        ("reasoning" if message.kind == "call" else message.kind, message.text, message.complete)
+        for message in messages
+        if message.text
+    ]
+    assert [(message.kind, message.text, message.complete) for message in others] == expected
+    num_calls = sum(message.kind == "call" for message in messages)
+    assert other.repairs == parser.repairs + Counter(forbidden_call=num_calls)
 
 
 def check_answer(ids: Sequence[int], sizes: Sequence[int], finish_reason: FinishReason) -> None:
@@ -168,8 +188,8 @@ def _answer(
     return out + message.write(choice.finish()) + message.end()
 
 
-def _parse(chunks: Iterable[Sequence[int]]) -> tuple[list[Message], HarmonyParser]:
-    parser = HarmonyParser(VOCABULARY, TOOLS)
+def _parse(chunks: Iterable[Sequence[int]], *, may_call: bool = True) -> tuple[list[Message], HarmonyParser]:
+    parser = HarmonyParser(VOCABULARY, TOOLS, may_call=may_call)
     messages: list[Message] = []
     is_open = False
     for chunk in chunks:
@@ -244,17 +264,21 @@ def _layout(ids: Sequence[int]) -> Layout:
     return layout
 
 
-def _check_text(ids: Sequence[int], layout: Layout, messages: list[Message]) -> None:
-    """Bodies and marks are all there, in order and once; nothing looks like a control token but what does."""
+def _check_text(ids: Sequence[int], layout: Layout, messages: list[Message], num_dropped: int) -> None:
+    """Bodies and marks are all there, in order and once, but for `num_dropped` messages in another's name;
+    nothing looks like a control token but what does."""
     said = "\n".join(message.text for message in messages)
-    at = 0
+    at = num_lost = 0
     for body in layout.bodies:
         text = body.decode(errors="replace")
+        if num_dropped and not _MARKS.search(text):
+            continue  # what was dropped may stand elsewhere, too
         found = said.find(text, at)
-        assert found >= 0, f"{text!r} is not in {said[at:]!r}"
-        at = found + len(text)
+        num_lost += found < 0
+        assert num_lost <= num_dropped, f"{text!r} is not in {said[at:]!r}"
+        at = at if found < 0 else found + len(text)
     marks = [MARK + int(mark) for mark in _MARKS.findall(said)]
-    assert set(layout.marks) <= set(marks), "a mark is lost"
+    assert num_dropped or set(layout.marks) <= set(marks), "a mark is lost"
     assert marks == sorted(set(marks)), "a mark is doubled, or out of order"
     shown = [said] if _SPELLED_IDS.isdisjoint(ids) else []
     for text in (*shown, *(message.name for message in messages)):
@@ -262,11 +286,11 @@ def _check_text(ids: Sequence[int], layout: Layout, messages: list[Message]) -> 
     assert all(message.name for message in messages if message.kind == "call"), "a call without a name"
 
 
-def _check_ends(ids: Sequence[int], layout: Layout, messages: list[Message]) -> None:
+def _check_ends(ids: Sequence[int], layout: Layout, messages: list[Message], num_dropped: int) -> None:
     """Only the last message can be cut: it is where the stream ends in its text, and is not after an end."""
     assert all(message.complete for message in messages[:-1])
     ends_in_body = layout.ends_in_body and layout.bodies[-1]
-    if ends_in_body or (layout.marks and layout.marks[-1] == ids[-1]):
+    if not num_dropped and (ends_in_body or (layout.marks and layout.marks[-1] == ids[-1])):
         assert not messages[-1].complete, "a cut message is said to be complete"
     if ids and ids[-1] in _ENDS and messages:
         assert messages[-1].complete, "a complete message is said to be cut"

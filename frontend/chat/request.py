@@ -116,7 +116,7 @@ def _call_choice(body: ChatBody) -> CallChoice:
             names = frozenset(tool.function.name for tool in allowed.tools)
             return CallChoice(must_call=allowed.mode == "required", names=names)
         case choice:
-            return CallChoice(must_call=choice == "required")
+            return CallChoice(may_call=choice != "none", must_call=choice == "required")
 
 
 def _answer_format(body: ChatBody) -> AnswerFormat | None:

@@ -4,255 +4,229 @@ A header names a role, a channel, a recipient and a content type, in any order. 
 turn of twenty-five, in ways that are known; each has a rule here and a name in `REPAIRS`.
 """
 
-import re
-import string
-
 import msgspec
 
-from frontend.harmony.builtin_tools import BUILTIN_TOOLS, is_builtin
-
-ROLES = ("assistant", "user", "system", "developer", "tool")
-CHANNELS = ("analysis", "commentary", "final")
-CONTENT_TYPES = ("json", "code", "text", "none")
-_NAMELESS = frozenset({"", "functions", "functions."})
-_NOBODY = _NAMELESS | {"all", *ROLES, *CHANNELS, *CONTENT_TYPES}
-
-# One alternative a kind of part. A control token counts as one even where the model spelled it in ordinary
-# text: it learns that from histories in which names had control text glued to them.
-_PARTS = re.compile(
-    rb"""
-      (?P<space> \s+ )
-    | <\|channel\|>   \s* (?P<channel> analysis | commentary | final | (?!to=) [^\s<]+ | )
-    | <\|constrain\|> \s* (?P<constrain> (?:json|code|text|none)(?![\w.]) | (?!to=) [^\s<{\[]+ | )
-    | to= \s* (?P<quote> ["']? ) (?P<to> [^\s<{\["']* ) (?P=quote)
-    | (?P<role> assistant | user | system | developer | tool )
-      (?= \s | <\| | to= | analysis | commentary | final | $ )
-    | (?<= assistant ) (?P<glued> analysis | commentary | final )
-    | (?P<bare> analysis | commentary | final ) (?= \s | <\| | to= | $ )
-    | (?P<type> json | code | text | none ) (?= [\s<{\["] | $ )
-    | (?P<control> <\|\w*(?:\|>)? )
-    | (?P<word> (?: (?! <\| | to= ) [^\s{] )+ | \{ )
-    """,
-    re.VERBOSE,
+from frontend.harmony.header_parts import (
+    CHANNELS,
+    CONTENT_TYPES,
+    MARKERS,
+    ROLES,
+    Part,
+    channel_of,
+    is_channel_noise,
+    is_noise,
+    is_unfinished,
+    split,
 )
-# After `<|start|>` it is the role, whatever text is stuck to it; but no other word is before a channel.
-_STARTED_ROLE = re.compile(rb"\s*(assistant)(?![^\s<]*<\|channel)")
-# What follows a tool's name where the model forgot the space between header words.
-_GLUE = re.compile(r"\W*(?:commentary|analysis|final|json|code|text|assistant|channel|constrain|message|to=)")
+from frontend.harmony.recipient import call_name, is_uncallable, recipient_of
+
+_MIN_CHANNEL_CHARS = 4  # of a channel's name, so that it is known by its beginning
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """A header that was read. `call` is the tool's name (None: no call), without `functions.`.
 
-    `hidden` says that the message is for nobody here: a built-in tool that was not offered, or the words of
-    a tool or a user that the model made up. `text` is the byte range of the raw header that is no header at
-    all; it is empty if all of it was understood.
+    `is_foreign` says that the model speaks in the name of the user, the system or a tool; `is_hidden` that it
+    calls a built-in tool that was not offered. `texts` are the byte ranges of the raw header that are no
+    header at all; there are none if all of it was understood.
     """
 
     has_role: bool = False
     channel: str | None = None
     call: str | None = None
-    hidden: bool = False
-    text: tuple[int, int] = (0, 0)
+    is_foreign: bool = False
+    is_hidden: bool = False
+    texts: tuple[tuple[int, int], ...] = ()
     repairs: tuple[str, ...] = ()
-
-
-class _Part(msgspec.Struct):
-    """`kind` is the group of `_PARTS` that matched, or `tool` for a bare word that names a tool."""
-
-    kind: str
-    value: str
-    start: int
-    value_start: int
-    stop: int
 
 
 def read_header(raw: bytes, offered: frozenset[str], *, expects_role: bool) -> Header:
     """A header that `<|message|>` ended: all of `raw` was meant as header, control tokens spelled out.
 
     Of the words that mean nothing, the first may be a role, if one is due; a single one at the end may be a
-    content type; all others are text.
+    content type; noise is left out, all others are text.
     """
-    parts = _split(raw, offered, expects_role=expects_role)
-    unknown = [part for part in parts if part.kind == "word"]
+    parts = split(raw, offered, expects_role=expects_role)
+    words = [part for part in parts if part.kind == "word"]
+    noise = [part for part in parts if part.kind == "noise"]
     repairs = []
-    has_strange_role = bool(unknown) and unknown[0] is parts[0]
-    if expects_role and has_strange_role and all(part.kind == "channel" for part in parts[1:2]):
-        unknown.pop(0)
+    if expects_role and words and words[0] is parts[0] and _kind_after(parts, 0) in ("channel", "to", None):
+        words.pop(0)
         repairs.append("wrong_role")
-    if len(unknown) == 1 and unknown[0] is parts[-1] and len(parts) > 1:
-        unknown.pop()
+    if len(parts) > 1 and (words == parts[-1:] or (not words and noise[-1:] == parts[-1:])):
+        (words or noise).pop()
         repairs.append("unknown_content_type")
+    if noise:
+        repairs.append("noise_in_header")
     if any(part.kind == "control" for part in parts):
         repairs.append("control_text")
-    text = (unknown[0].start, unknown[-1].stop) if unknown else (0, 0)
-    return _fold(parts, offered, text, repairs)
+    return _fold(parts, offered, repairs, _ranges(words, parts), expects_role=expects_role)
 
 
 def read_unended_header(
-    raw: bytes, offered: frozenset[str], *, expects_role: bool, is_cut: bool = False
+    raw: bytes, offered: frozenset[str], *, expects_role: bool, is_cut: bool = False, ends_call: bool = False
 ) -> Header:
     """A header without `<|message|>`: the first thing that is no header word begins the message's text.
 
-    `is_cut` says that the stream ended here: a last word that was going to be a header word is no text.
+    What is nothing but noise up to the next marker, or to the end, is no text. `is_cut` says that the stream
+    ended here: a last word that was going to be a header word is no text. `ends_call`: `<|call|>` came.
     """
-    parts = _split(raw, offered, expects_role=expects_role)
+    parts = split(raw, offered, expects_role=expects_role)
+    kept: list[Part] = []
+    repairs = ["missing_message"]
+    start, i = len(raw), 0
+    while i < len(parts):
+        part = parts[i]
+        is_header = _is_header(parts, i, raw, expects_role=expects_role)
+        if is_cut and not is_header and i == len(parts) - 1 and is_unfinished(part):
+            break
+        if is_header or part.kind == "channel":
+            kept.append(part)
+        num_noise = 0 if is_header else _num_noise(parts, i, kept, raw, is_cut=is_cut)
+        if not is_header and not num_noise:
+            start = _text_start(parts, i, kept, raw)
+            break
+        if num_noise or part.kind == "control":
+            repairs.append("noise_in_header")
+        i += num_noise or 1
+    return _fold(kept, offered, repairs, ((start, len(raw)),), expects_role=expects_role, ends_call=ends_call)
+
+
+def _ranges(words: list[Part], parts: list[Part]) -> tuple[tuple[int, int], ...]:
+    """Where the words stand: those next to each other in one range, with the white space between them."""
+    starts = {word.start for word in words}
+    ranges: list[tuple[int, int]] = []
     for i, part in enumerate(parts):
-        start = _text_start(parts, i, raw, expects_role)
-        if start is None or (is_cut and i == len(parts) - 1 and _is_unfinished(part)):
+        if part.start not in starts:
             continue
-        return _fold(parts[: i + (part.kind == "channel")], offered, (start, len(raw)), ["missing_message"])
-    return _fold(parts, offered, (len(raw), len(raw)), ["missing_message"])
+        if ranges and parts[i - 1].start in starts:
+            ranges[-1] = ranges[-1][0], part.stop
+        else:
+            ranges.append((parts[i - 1].stop if ranges else part.start, part.stop))
+    return tuple(ranges)
 
 
-def _split(raw: bytes, offered: frozenset[str], *, expects_role: bool) -> list[_Part]:
-    parts = []
-    role = _STARTED_ROLE.match(raw) if expects_role else None
-    if role is not None:
-        parts.append(_Part("role", "assistant", role.start(), role.start(1), role.end()))
-    for match in _PARTS.finditer(raw, role.end() if role is not None else 0):
-        kind = match.lastgroup or "word"
-        if kind == "space":
-            continue
-        value, value_start = match[kind].decode(errors="replace"), match.start(kind)
-        if kind == "word" and _names_tool(value, offered):
-            kind = "tool"
-        parts.append(_Part(kind, value, match.start(), value_start, match.end()))
-    return parts
+def _kind_after(parts: list[Part], i: int) -> str | None:
+    return parts[i + 1].kind if i + 1 < len(parts) else None
 
 
-def _text_start(parts: list[_Part], i: int, raw: bytes, expects_role: bool) -> int | None:
-    """Where text begins if part `i` cannot belong to a header that `<|message|>` does not end."""
-    part = parts[i]
-    following = parts[i + 1] if i + 1 < len(parts) else None
-    is_header_next = following is not None and following.kind in ("channel", "constrain", "to")
+def _is_header(parts: list[Part], i: int, raw: bytes, *, expects_role: bool) -> bool:
+    """Whether part `i` can belong to a header that `<|message|>` does not end."""
+    part, following = parts[i], _kind_after(parts, i)
+    is_known = following in MARKERS
     match part.kind:
         case "channel":
-            known = part.value in CHANNELS or not part.value or is_header_next
+            is_known |= part.value in ("", *CHANNELS) or part.value.startswith("functions.")
+            is_begun = len(part.value) >= _MIN_CHANNEL_CHARS and _meant_channel(part.value) is not None
+            is_known |= following is None and is_begun
         case "constrain":
-            known = part.value in CONTENT_TYPES or not part.value or is_header_next
+            is_known |= part.value in ("", *CONTENT_TYPES) or part.value.startswith("functions.")
         case "to" | "glued":
-            known = True
+            is_known = True
         case "role":
-            known = i == 0 and (part.value == "assistant" or is_header_next)
-        case "bare":
-            known = is_header_next
+            is_known = i == 0 and (is_known or expects_role or part.value == "assistant")
         case "type":
-            has_recipient = any(earlier.kind in ("to", "tool") for earlier in parts[:i])
-            known = has_recipient or (following is not None and following.kind == "to")
+            is_known = following == "to" or _has_recipient(parts[:i])
         case "tool":
-            known = (
-                is_header_next or part.value.startswith("functions.") or raw[part.stop :].lstrip()[:1] == b"{"
-            )
-        case _:
-            known = expects_role and i == 0 and following is not None and following.kind == "channel"
-    return None if known else part.value_start
+            is_known |= part.value.startswith("functions.") or raw[part.stop :].lstrip()[:1] == b"{"
+        case "control":
+            is_known = i > 0 or part.value == "<|message|>"
+        case "word" | "noise":
+            is_name = i == 0 or (i == 1 and parts[0].value == "tool")
+            is_known = expects_role and is_name and following in ("channel", "to")
+    return is_known
 
 
-def _is_unfinished(part: _Part) -> bool:
-    """Whether more of the stream could have made a header word of it."""
-    words = CHANNELS if part.kind == "channel" else (*CHANNELS, *CONTENT_TYPES, *ROLES, "to=")
-    return any(word.startswith(part.value) for word in words)
+def _num_noise(parts: list[Part], i: int, kept: list[Part], raw: bytes, *, is_cut: bool) -> int:
+    """How many parts from `i` on say nothing: all up to the next marker, or one that has a channel's name."""
+    stop = next((j for j in range(i + 1, len(parts)) if parts[j].kind in (*MARKERS, "control")), len(parts))
+    if is_cut and stop == len(parts) > i + 1 and is_unfinished(parts[-1]):
+        stop -= 1
+    text = raw[parts[i].value_start : parts[stop - 1].stop].decode(errors="replace")
+    if kept and is_noise(text, channel_of(kept)):
+        return stop - i
+    return int(is_channel_noise(parts[i]))
 
 
-def _fold(parts: list[_Part], offered: frozenset[str], text: tuple[int, int], repairs: list[str]) -> Header:
+def _text_start(parts: list[Part], i: int, kept: list[Part], raw: bytes) -> int:
+    """Where the text begins that part `i` belongs to: JSON arguments after what is no JSON."""
+    if _has_recipient(kept):
+        for part in parts[i:]:
+            if raw[part.start : part.start + 1] in (b"{", b"[", b'"'):
+                return part.start
+            if part.kind not in ("noise", "bare", "type"):
+                break
+    return parts[i].value_start
+
+
+def _has_recipient(parts: list[Part]) -> bool:
+    return any(part.kind in ("to", "tool") for part in parts)
+
+
+def _fold(
+    parts: list[Part],
+    offered: frozenset[str],
+    repairs: list[str],
+    texts: tuple[tuple[int, int], ...],
+    *,
+    expects_role: bool,
+    ends_call: bool = False,
+) -> Header:
     channel = _channel(parts, repairs)
-    recipient = _recipient(parts, offered, repairs)
+    explicit = [part.value for part in parts if part.kind == "to"]
+    named = [value for value in explicit if value in offered or not is_uncallable(value)]
+    is_author = not ends_call and expects_role
+    is_foreign = not named and channel != "final" and _is_foreign(parts, is_author=is_author)
+    if is_foreign:
+        return Header(has_role=True, is_foreign=True, texts=texts, repairs=(*repairs, "foreign_author"))
+    recipient = recipient_of(parts, explicit, named, offered, repairs)
     types = [part.value for part in parts if part.kind == "constrain" and part.value != recipient]
     if any(value and value not in CONTENT_TYPES for value in types):
         repairs.append("unknown_content_type")
-    if recipient is not None:
-        call = _call_name(recipient, offered, repairs)
-        hidden = call is None
-    else:
-        call = None
-        # `functions.f to=assistant` or `user`: what the model made up itself.
-        hidden = _is_by_another(parts) and channel != "final"
-    if channel is None and recipient is None and not hidden:
+    call = None if recipient is None else call_name(recipient, offered, repairs)
+    if channel is None and recipient is None:
         repairs.append("missing_channel")
-    has_role = bool(parts) and parts[0].kind in ("role", "tool", "word")
     return Header(
-        has_role=has_role, channel=channel, call=call, hidden=hidden, text=text, repairs=tuple(repairs)
+        has_role=bool(parts) and parts[0].kind in ("role", "tool", "word"),
+        channel=channel,
+        call=call,
+        is_hidden=recipient is not None and call is None,
+        texts=texts,
+        repairs=tuple(repairs),
     )
 
 
-def _is_by_another(parts: list[_Part]) -> bool:
-    author = parts[0] if parts else None
-    return author is not None and author.kind in ("role", "tool") and author.value != "assistant"
+def _is_foreign(parts: list[Part], *, is_author: bool) -> bool:
+    """Whether the model speaks in the name of the user, the system or a tool. `is_author`: a name that comes
+    first is the author's; a tool's result has no content type, and mostly goes `to=assistant`."""
+    if not parts:
+        return False
+    is_result = any(part.kind == "to" and part.value.startswith(ROLES) for part in parts)
+    match parts[0].kind:
+        case "role":
+            return parts[0].value != "assistant"
+        case "tool":
+            has_type = any(part.kind in ("type", "constrain") for part in parts)
+            return is_result or (is_author and not has_type)
+        case "word":
+            return is_author and is_result and not parts[0].value.startswith("assistant")
+        case _:
+            return False
 
 
-def _channel(parts: list[_Part], repairs: list[str]) -> str | None:
+def _channel(parts: list[Part], repairs: list[str]) -> str | None:
     """The last channel that is one: of a doubled channel, the second is what the model decided on."""
     named = [part for part in parts if part.kind in ("channel", "bare", "glued")]
     if any(part.kind != "channel" for part in named):
         repairs.append("missing_channel_marker")
     if len(named) > 1:
         repairs.append("repeated_channel")
-    known = [part.value for part in named if part.value in CHANNELS]
-    if known or not named:
-        return known[-1] if known else None
+    known = channel_of(parts)
+    if known is not None or not named:
+        return known
     repairs.append("unknown_channel")
-    word = named[-1].value.lower()
-    return next((name for name in CHANNELS if word and name.startswith(word)), None)
+    return _meant_channel(named[-1].value)
 
 
-def _recipient(parts: list[_Part], offered: frozenset[str], repairs: list[str]) -> str | None:
-    """Who is called, as written; None if nobody is."""
-    explicit = [part.value for part in parts if part.kind == "to"]
-    named = [value for value in explicit if value not in _NOBODY or value in offered]
-    if len(explicit) > 1:
-        repairs.append("repeated_recipient")
-    if named:
-        return named[0]
-    if not _NAMELESS.isdisjoint(explicit):
-        repairs.append("missing_recipient")
-    if any(value in ROLES for value in explicit):
-        return None
-    for part in parts:
-        if part.kind == "tool":
-            repairs.append("bare_recipient")
-            return part.value
-        if (
-            part.kind in ("channel", "constrain")
-            and part.value not in _NOBODY
-            and _names_tool(part.value, offered)
-        ):
-            repairs.append(f"{part.kind}_as_recipient")
-            return part.value
-    return None
-
-
-def _names_tool(word: str, offered: frozenset[str]) -> bool:
-    return word in offered or (word.startswith("functions.") and word != "functions.")
-
-
-def _call_name(recipient: str, offered: frozenset[str], repairs: list[str]) -> str | None:
-    """The tool that is meant, or None for a built-in tool that was not offered.
-
-    A name that nobody offered is passed on as it is, unless it is an offered one with something glued to it.
-    """
-    if is_builtin(recipient, BUILTIN_TOOLS):
-        return recipient if recipient in offered or is_builtin(recipient, offered) else None
-    name = recipient.removeprefix("functions.")
-    if name == recipient:
-        repairs.append("bare_recipient")
-    if name in offered:
-        return name
-    meant = _unglued(name, offered)
-    if meant is None:
-        return name
-    repairs.append("glued_name")
-    return meant
-
-
-def _unglued(name: str, offered: frozenset[str]) -> str | None:
-    """The longest offered name that is all of `name` but header words after it, namespaces, punctuation."""
-    bare = name.strip(string.punctuation)
-    meant = [
-        tool
-        for tool in offered
-        if tool == bare
-        or (name.startswith(tool) and _GLUE.match(name, len(tool)))
-        or bare.endswith((f".{tool}", f"/{tool}", f":{tool}"))
-    ]
-    return max(meant, key=lambda tool: (len(tool), tool), default=None)
+def _meant_channel(word: str) -> str | None:
+    return next((name for name in CHANNELS if word and name.startswith(word.lower())), None)

@@ -14,6 +14,7 @@ class Kind(enum.Enum):
     TEXT = enum.auto()
     PREAMBLE = enum.auto()
     CALL = enum.auto()
+    DROPPED = enum.auto()  # said in another's name
 
 
 class OpenMessage:
@@ -49,7 +50,7 @@ class OpenMessage:
         return self._delta(self._decoder.flush())
 
     def _delta(self, text: str) -> Delta | None:
-        if not text:
+        if not text or self.kind is Kind.DROPPED:
             return None
         self.has_spoken = True
         start, self._first_unsaid = self._first_unsaid, self._last_read

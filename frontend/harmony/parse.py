@@ -43,17 +43,21 @@ _KIND_OF_CHANNEL = {"analysis": Kind.REASONING, "commentary": Kind.PREAMBLE, "fi
 class HarmonyParser:
     """Parses one answer; it starts where the prompt ends, after `<|start|>assistant`.
 
-    Any sequence of token ids is accepted. All text comes out, in order; control tokens never do; and, with
-    adjacent deltas of one message joined, the result does not depend on how the tokens were cut into `feed`
-    calls. The deltas of a message are followed by one MessageEnd; a message without text gives nothing.
+    Any sequence of token ids is accepted. All that the assistant says comes out, in order; control tokens
+    never do, nor what is said in another's name; and, with adjacent deltas of one message joined, the result
+    does not depend on how the tokens were cut into `feed` calls. The deltas of a message are followed by one
+    MessageEnd; a message without text gives nothing.
 
     A recipient makes a message a tool call, whatever its channel. A built-in tool that was not offered
-    (`browser.*`, `python`) is called in the chain of thought, so its message is reasoning. Text without any
-    channel is for the user, except where it has no `<|message|>` and another message follows it: then it was
-    thinking aloud. `repairs` counts what was mended, by the kinds in `REPAIRS`.
+    (`browser.*`, `python`) is called in the chain of thought, so its message is reasoning; without `may_call`
+    every call is. Text without any channel is for the user, except where it has no `<|message|>` and another
+    message follows it: then it was thinking aloud. `repairs` counts what was mended, by the kinds in
+    `REPAIRS`.
     """
 
-    def __init__(self, vocabulary: Vocabulary, offered_tools: frozenset[str]) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, offered_tools: frozenset[str], *, may_call: bool = True
+    ) -> None:
         self.repairs: Counter[str] = Counter()
         self._num_ended_reasoning_tokens = 0
         self._token_bytes = vocabulary.token_bytes
@@ -61,6 +65,7 @@ class HarmonyParser:
         self._controls = {token_id: token for token, token_id in vocabulary.special_ids.items()}
         self._control_ids = frozenset(self._controls)
         self._offered = offered_tools
+        self._may_call = may_call
         self._position = 0  # of the next token in the answer
         self._num_calls = 0
         self._message: OpenMessage | None = None  # None: in a header
@@ -141,7 +146,11 @@ class HarmonyParser:
             case _Do.OPEN:
                 self._open_body(deltas)
             case _Do.END_HEADER:
-                self._end_header(deltas, more_follows=control is SpecialToken.END)
+                self._end_header(
+                    deltas,
+                    more_follows=control is SpecialToken.END,
+                    ends_call=control is SpecialToken.CALL,
+                )
             case _:
                 self.repairs["stray_control"] += 1
 
@@ -155,24 +164,35 @@ class HarmonyParser:
         self._limit_header(deltas)
 
     def _limit_header(self, deltas: list[Delta]) -> None:
-        """Lets text through that was waiting for its `<|message|>`, and what follows it."""
+        """Lets text through that was waiting for its `<|message|>`, and what follows it; drops noise."""
         if not self._header.is_too_long:
             return
-        header = self._header.read_unended()
+        header = self._header.read_unended(is_cut=True)
         tokens = self._header.text_tokens(header)
         if tokens:
             self._count_repairs(header)
             self._open_message(header, tokens, deltas)
         else:
-            self._header = self._new_header()
+            self.repairs["noise_in_header"] += 1
+            self._header.forget(header)
 
-    def _end_header(self, deltas: list[Delta], *, more_follows: bool = False, is_cut: bool = False) -> None:
-        """Ends a header without `<|message|>`: text in it is the message's, a recipient is a call."""
+    def _end_header(
+        self,
+        deltas: list[Delta],
+        *,
+        more_follows: bool = False,
+        is_cut: bool = False,
+        ends_call: bool = False,
+    ) -> None:
+        """Ends a header without `<|message|>`: text in it is the message's, a recipient is a call, unless the
+        model goes on: then it has begun the header anew."""
         if not self._header.is_blank:
-            header = self._header.read_unended(is_cut=is_cut)
+            header = self._header.read_unended(is_cut=is_cut, ends_call=ends_call)
             tokens = self._header.text_tokens(header)
-            if tokens or (header.call is not None and not is_cut):
+            has_call = header.call is not None and not is_cut
+            if tokens or has_call or "noise_in_header" in header.repairs:
                 self._count_repairs(header)
+            if tokens or (has_call and not more_follows):
                 otherwise = Kind.REASONING if more_follows else Kind.TEXT
                 message = self._open_message(header, tokens, deltas, otherwise=otherwise)
                 self._end_message(message, deltas, is_complete=not is_cut)
@@ -184,7 +204,7 @@ class HarmonyParser:
         tokens = self._header.text_tokens(header)
         if tokens:
             self.repairs["text_in_header"] += 1
-            aside = self._open_message(Header(hidden=True), tokens, deltas)
+            aside = self._open_message(Header(is_hidden=True, is_foreign=header.is_foreign), tokens, deltas)
             self._end_message(aside, deltas)
         self._open_message(header, [], deltas)
 
@@ -205,6 +225,9 @@ class HarmonyParser:
     ) -> OpenMessage:
         """Begins a message with the text that stood in its header; `otherwise`: its kind without channel."""
         kind = _kind_of(header, otherwise)
+        if kind is Kind.CALL and not self._may_call:
+            kind = Kind.REASONING
+            self.repairs["forbidden_call"] += 1
         position = tokens[0][0] if tokens else self._position + 1
         message = self._message = OpenMessage(kind, self._num_calls, position)
         if header.call is not None and kind is Kind.CALL:
@@ -240,7 +263,9 @@ def _append(deltas: list[Delta], delta: Delta | None) -> None:
 
 
 def _kind_of(header: Header, otherwise: Kind) -> Kind:
-    if header.hidden:
+    if header.is_foreign:
+        return Kind.DROPPED
+    if header.is_hidden:
         return Kind.REASONING
     if header.call is not None:
         return Kind.CALL

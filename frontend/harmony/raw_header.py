@@ -1,12 +1,18 @@
 """A header while its tokens come in: the bytes so far, and which token each of them came from."""
 
+import re
+
 from frontend.harmony.header import Header, read_header, read_unended_header
+from frontend.harmony.header_parts import CHANNELS
 from frontend.text.specials import SpecialToken
 
 # A header that grows longer than this never was one: its `<|message|>` is missing, and the text must not be
 # held back any longer. Before a channel is named there is time, since what ends the message says what it was.
 MAX_HEADER_BYTES = 1024
 MAX_HEADER_BYTES_AFTER_CHANNEL = 256
+_CHANNEL_BEGUN = re.compile(
+    b"(?:%b)$" % b"|".join(name[:n].encode() for name in CHANNELS for n in range(1, len(name)))
+)
 _SPELLED = {token: token.value.encode() for token in SpecialToken}
 
 
@@ -22,9 +28,12 @@ class RawHeader:
         self.is_started = is_started
         self.expects_role = expects_role
         self._offered = offered
+        self._max_name_bytes = max_name_bytes
+        self._clear()
+
+    def _clear(self) -> None:
         self._raw = bytearray()
         self._pieces: list[tuple[int, int, bytes]] = []  # ordinary tokens: offset in `_raw`, position, bytes
-        self._max_name_bytes = max_name_bytes
         self._has_channel = False
         self._max_bytes = MAX_HEADER_BYTES + self._max_name_bytes
 
@@ -51,14 +60,30 @@ class RawHeader:
             self._has_channel = True
             self._max_bytes = len(self._raw) + MAX_HEADER_BYTES_AFTER_CHANNEL + self._max_name_bytes
 
+    def forget(self, header: Header) -> None:
+        """Goes on with only the channel of `header`, which is this one so far, and a channel's name begun."""
+        begun = _CHANNEL_BEGUN.search(self._raw)
+        position = self._pieces[-1][1] if self._pieces else 0
+        self.expects_role = False
+        self._clear()
+        if header.channel is not None:
+            self.append_marker(SpecialToken.CHANNEL)
+            self._raw += header.channel.encode()
+        if begun is not None:
+            self.append(begun[0], position)
+
     def read(self) -> Header:
         """The header, now that its `<|message|>` has come."""
         return read_header(bytes(self._raw), self._offered, expects_role=self.expects_role)
 
-    def read_unended(self, *, is_cut: bool = False) -> Header:
+    def read_unended(self, *, is_cut: bool = False, ends_call: bool = False) -> Header:
         """The header, since no `<|message|>` will come."""
         return read_unended_header(
-            bytes(self._raw), self._offered, expects_role=self.expects_role, is_cut=is_cut
+            bytes(self._raw),
+            self._offered,
+            expects_role=self.expects_role,
+            is_cut=is_cut,
+            ends_call=ends_call,
         )
 
     def is_text(self) -> bool:
@@ -66,16 +91,19 @@ class RawHeader:
         if not self._pieces or self._raw == b"assistant":  # the latter is nearly every header
             return False
         with_channel = bytes(self._raw) + _SPELLED[SpecialToken.CHANNEL]
-        start, _ = read_unended_header(with_channel, self._offered, expects_role=self.expects_role).text
-        return bool(self._raw[start:].strip())
+        header = read_unended_header(with_channel, self._offered, expects_role=self.expects_role)
+        return any(self._raw[start:].strip() for start, _ in header.texts)
 
     def text_tokens(self, header: Header) -> list[tuple[int, bytes]]:
-        """(position, bytes) of the tokens of `header.text`, without control tokens and white space before."""
-        start, stop = header.text
-        text = self._raw[start:stop]
-        start += len(text) - len(text.lstrip())
-        return [
-            (position, data[max(start - offset, 0) : stop - offset])
-            for offset, position, data in self._pieces
-            if offset < stop and offset + len(data) > start
-        ]
+        """(position, bytes) of the tokens of `header.texts`, without control tokens and white space first."""
+        tokens: list[tuple[int, bytes]] = []
+        for start, stop in header.texts:
+            if not tokens:
+                text = self._raw[start:stop]
+                start += len(text) - len(text.lstrip())  # noqa: PLW2901
+            tokens += [
+                (position, data[max(start - offset, 0) : stop - offset])
+                for offset, position, data in self._pieces
+                if offset < stop and offset + len(data) > start
+            ]
+        return tokens

@@ -24,6 +24,8 @@ from frontend.text.specials import Segment, SpecialToken
 # A name is one word of a header: white space would end it, `<` would look like a control token.
 _UNFIT = re.compile(r"[\s<>|=]")
 _CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
+# As the model writes it; a plain ` json` is a mistake of the Hugging Face template (openai/harmony issue 91).
+_JSON = (" ", SpecialToken.CONSTRAIN, "json")
 _FUNCTIONS_CHANNEL = "Calls to these tools must go to the commentary channel: 'functions'."
 
 
@@ -82,10 +84,12 @@ def _assistant(turn: AssistantTurn, called: dict[str, str], *, keeps_reasoning: 
         yield from _message("assistant", turn.text, channel=channel)
     for call in turn.tool_calls:
         recipient = called[call.call_id]
+        is_function = _is_function(recipient)
         yield from _message(
             f"assistant to={recipient}",
             call.arguments,
-            channel=_call_header(call, recipient),
+            channel="commentary" if is_function else "analysis",
+            content_type=_JSON if is_function and not call.takes_text else (" code",),
             end=SpecialToken.CALL,
         )
 
@@ -107,25 +111,25 @@ def _recipient(call: ToolCall, builtin_tools: tuple[str, ...]) -> str:
     return name if is_builtin(name, builtin_tools) else f"{namespace}.{name}"
 
 
-def _call_header(call: ToolCall, recipient: str) -> str:
-    if not _is_function(recipient):
-        return "analysis code"
-    return "commentary code" if call.takes_text else "commentary json"
-
-
 def _is_function(recipient: str) -> bool:
     """Functions are called on commentary with JSON; built-in tools on analysis, with `code`."""
     return recipient.partition(".")[0] not in BUILTIN_TOOLS
 
 
 def _message(
-    author: str, text: str, *, channel: str | None = None, end: SpecialToken = SpecialToken.END
+    author: str,
+    text: str,
+    *,
+    channel: str | None = None,
+    content_type: tuple[Segment, ...] = (),
+    end: SpecialToken = SpecialToken.END,
 ) -> Iterator[Segment]:
     yield SpecialToken.START
     yield author
     if channel:
         yield SpecialToken.CHANNEL
         yield channel
+    yield from content_type
     yield SpecialToken.MESSAGE
     if text:
         yield text

@@ -3,9 +3,10 @@
 REPAIRS = {
     "missing_start": "no `<|start|>` before a header",
     "missing_end": "a header began inside a body",
-    "missing_message": "no `<|message|>`: the text stood in the header",
+    "missing_message": "no `<|message|>`: the text, if there was any, stood in the header",
     "missing_role": "`<|start|>` without a role",
     "wrong_role": "a role that there is not",
+    "foreign_author": "said in the name of the user, the system or a tool; it is dropped",
     "missing_channel": "neither channel nor recipient",
     "missing_channel_marker": "a channel's name without `<|channel|>`",
     "repeated_channel": "more than one channel; the last one that there is counts",
@@ -19,5 +20,7 @@ REPAIRS = {
     "unknown_content_type": "a content type that there is not",
     "control_text": "a control token spelled as text in a header, or part of one",
     "text_in_header": "text in a header that has its `<|message|>`; it comes out as reasoning",
+    "noise_in_header": "header words and punctuation that mean nothing; they are dropped",
+    "forbidden_call": "a call where `tool_choice` is none; its arguments come out as reasoning",
     "stray_control": "a control token where it means nothing",
 }

@@ -101,7 +101,7 @@ class Reading:
     def _call_choice(self) -> CallChoice:
         choice = self._body.tool_choice
         if choice is None or choice.type in {"auto", "none"}:
-            return CallChoice()
+            return CallChoice(may_call=choice is None or choice.type == "auto")
         if choice.type == "any":
             return CallChoice(must_call=True)
         if choice.name is None:

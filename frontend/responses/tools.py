@@ -73,4 +73,4 @@ def call_choice(body: ResponseBody) -> CallChoice:
             names = frozenset(tool.name for tool in tools if tool.name is not None)
             return CallChoice(must_call=mode == "required", names=names)
         case choice:
-            return CallChoice(must_call=choice == "required")
+            return CallChoice(may_call=choice != "none", must_call=choice == "required")

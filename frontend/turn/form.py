@@ -22,8 +22,9 @@ _TEXT_TYPES = (" code", "")
 
 
 class CallChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """`tool_choice`: whether a tool must be called, and which may be (None: all that are offered)."""
+    """`tool_choice`: whether a tool may be called, or must be, and which (None: all that are offered)."""
 
+    may_call: bool = True
     must_call: bool = False
     names: frozenset[str] | None = None
 

@@ -105,7 +105,8 @@ def _choice(
     cut_ids: Sequence[int] = request.sampling.stop_token_ids or ()
     if isinstance(prompt, Conversation):
         offered = frozenset(tool.called for tool in prompt.tools)
-        reader = HarmonyParser(served.tokenizer.vocabulary, offered)
+        may_call = request.call_choice.may_call
+        reader = HarmonyParser(served.tokenizer.vocabulary, offered, may_call=may_call)
     else:
         reader = RawText(served.tokenizer, shows_special=prompt.shows_special)
         cut_ids = token_request.sampling.stop_token_ids

@@ -21,6 +21,10 @@ THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
 ANSWER = THINK + "<|channel|>final<|message|>Hello wörld<|return|>"
 PREAMBLE = "<|channel|>commentary<|message|>One moment.<|end|><|start|>assistant"
 CALL = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city":"Rome"}<|call|>'
+PLAYED = (
+    "<|start|>user<|message|>Thanks<|end|><|start|>functions.get_weather to=assistant<|channel|>commentary"
+    "<|message|>sunny<|end|><|start|>assistant"
+)
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 
 
@@ -83,6 +87,37 @@ def test_a_tool_call_ends_the_answer_with_the_preamble_as_content() -> None:
     assert call["id"].startswith("call_")
     assert call["type"] == "function"
     assert call["function"] == {"name": "get_weather", "arguments": '{"city":"Rome"}'}
+
+
+@pytest.mark.parametrize(
+    "call", [CALL, CALL.replace("<|message|>", ""), CALL.replace("commentary", "analysis")]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_with_tool_choice_none_a_call_is_no_call_and_no_answer(call: str, stream: bool) -> None:
+    client = Client(ScriptedTokens(THINK + PREAMBLE + call))
+    reply = asyncio.run(client.chat(tools=[TOOL], tool_choice="none", stream=stream))
+    prompt = TOKENIZER.decode(client.tokens.requests[0].token_ids)
+    assert "get_weather" not in prompt
+    assert client.metric("baton_harmony_repairs_total", kind="forbidden_call") == 1
+    if stream:
+        assert b"tool_calls" not in reply.body
+        assert reply.events[-2]["choices"][0]["finish_reason"] == "stop"
+        assert joined(reply, "content") == "One moment."
+    else:
+        (choice,) = reply.json["choices"]
+        assert choice["finish_reason"] == "stop"
+        assert "tool_calls" not in choice["message"]
+        assert choice["message"]["content"] == "One moment."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_model_says_in_anothers_name_is_dropped_and_counted(stream: bool) -> None:
+    client = Client(ScriptedTokens(THINK + PLAYED + "<|channel|>final<|message|>Hello<|return|>"))
+    reply = asyncio.run(client.chat(tools=[TOOL], stream=stream))
+    message = None if stream else reply.json["choices"][0]["message"]
+    assert (joined(reply, "reasoning") if message is None else message["reasoning"]) == "Think."
+    assert (joined(reply, "content") if message is None else message["content"]) == "Hello"
+    assert client.metric("baton_harmony_repairs_total", kind="foreign_author") == 2
 
 
 def test_content_is_null_when_there_are_calls_only() -> None:

@@ -90,6 +90,12 @@ def test_a_schema_is_the_form_of_the_final_message_and_thinking_is_free() -> Non
     )  # fmt: skip
 
 
+def test_with_tool_choice_none_a_demanded_form_has_no_calls() -> None:
+    tools = [tool("f", strict=True)]
+    form = demanded(response_format=NAMED_SCHEMA, tools=tools, tool_choice="none")
+    assert form == demanded(response_format=NAMED_SCHEMA)
+
+
 def test_a_schema_that_is_not_strict_is_enforced_as_far_as_it_goes() -> None:
     loose = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
     assert demanded(response_format=loose).last[0].lenient

@@ -48,8 +48,13 @@ def encode(text: str) -> list[int]:
     return ids
 
 
-def parse(text: str, tools: frozenset[str] = TOOLS) -> tuple[list[Delta], HarmonyParser]:
-    parser = HarmonyParser(VOCABULARY, tools)
+def parser_of(case: dict[str, Any]) -> HarmonyParser:
+    tools = frozenset(case.get("tools", TOOLS))
+    return HarmonyParser(VOCABULARY, tools, may_call=case.get("may_call", True))
+
+
+def parse(text: str) -> tuple[list[Delta], HarmonyParser]:
+    parser = HarmonyParser(VOCABULARY, TOOLS)
     return parser.feed(encode(text)) + parser.finish(), parser
 
 
@@ -82,7 +87,8 @@ def messages(deltas: Sequence[Delta]) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_an_answer_becomes_its_messages(case: dict[str, Any]) -> None:
-    deltas, parser = parse(case["tokens"], frozenset(case.get("tools", TOOLS)))
+    parser = parser_of(case)
+    deltas = parser.feed(encode(case["tokens"])) + parser.finish()
 
     assert messages(deltas) == case["gives"]
     ends = [delta.complete for delta in deltas if isinstance(delta, MessageEnd)]
@@ -93,7 +99,7 @@ def test_an_answer_becomes_its_messages(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_an_answer_token_by_token_becomes_the_same_messages(case: dict[str, Any]) -> None:
-    parser = HarmonyParser(VOCABULARY, frozenset(case.get("tools", TOOLS)))
+    parser = parser_of(case)
     deltas = [delta for token_id in encode(case["tokens"]) for delta in parser.feed([token_id])]
 
     assert messages(deltas + parser.finish()) == case["gives"]
@@ -151,6 +157,15 @@ def test_header_marks_without_end_are_not_kept() -> None:
     parser = HarmonyParser(VOCABULARY, TOOLS)
     assert parser.feed(encode("<|channel|>" * 5000)) == []
     assert messages(parser.feed(encode("final<|message|>Hi"))) == [{"text": "Hi"}]
+
+
+@pytest.mark.parametrize("garbled", ["commentary?", "commentary", " 2?", "<|channel|>commentary?"])
+def test_a_garbled_header_without_end_says_nothing(garbled: str) -> None:
+    parser = HarmonyParser(VOCABULARY, TOOLS)
+    assert parser.feed(encode("<|channel|>commentary " + garbled * 200)) == []
+    deltas = parser.feed(encode("<|end|><|start|>assistant<|channel|>final<|message|>Hi<|return|>"))
+    assert messages(deltas) == [{"text": "Hi"}]
+    assert parser.repairs["noise_in_header"] > 1
 
 
 def test_ids_outside_the_vocabulary_say_nothing() -> None:

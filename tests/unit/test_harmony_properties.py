@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from baton.messages import FinishReason
 from frontend.text.detokenize import IncrementalDecoder, StopStrings
 from tests.fuzz_harmony import violation
-from tests.harmony_streams import ANY_TOKEN, check, check_answer, cuts, ids_of, numbered
+from tests.harmony_streams import ANY_TOKEN, check, check_answer, check_without_calls, cuts, ids_of, numbered
 
 FUZZ = settings(
     max_examples=int(os.environ.get("BATON_FUZZ_EXAMPLES", "200")),
@@ -64,6 +64,12 @@ def test_an_answer_is_the_same_message_streamed_and_whole(
     ids: list[int], sizes: list[int], finish_reason: FinishReason
 ) -> None:
     check_answer(ids, sizes, finish_reason)
+
+
+@FUZZ
+@given(streams)
+def test_without_calls_the_same_is_said_as_reasoning(ids: list[int]) -> None:
+    check_without_calls(ids)
 
 
 def test_the_fuzzer_runs() -> None:

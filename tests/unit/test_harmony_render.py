@@ -92,7 +92,7 @@ def test_reasoning_is_kept_only_after_the_last_answer() -> None:
         AssistantTurn(reasoning="kept", text="Wait.", tool_calls=(CALL,)),
         ToolResult(call_id="1", text="s"),
     )
-    call = "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>"
+    call = "<|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>{}<|call|>"
     result = "<|start|>functions.f to=assistant<|channel|>commentary<|message|>"
     assert history(*turns) == (
         f"<|start|>user<|message|>a<|end|>{call}{result}r<|end|>"
@@ -121,7 +121,7 @@ def test_calls_of_built_in_tools_are_code_on_analysis() -> None:
 
 def test_a_function_may_have_a_built_in_tools_name() -> None:
     call = ToolCall(call_id="1", name="python", arguments="{}")
-    assert "assistant to=functions.python<|channel|>commentary json" in history(
+    assert "assistant to=functions.python<|channel|>commentary <|constrain|>json" in history(
         AssistantTurn(tool_calls=(call,))
     )
 

@@ -98,7 +98,7 @@ def _messages(turn: Turn, names: dict[str, str], *, is_past: bool) -> Iterator[o
             for call in turn.tool_calls:
                 names[call.call_id] = f"functions.{call.name}"
                 message = said(oh.Role.ASSISTANT, call.arguments).with_channel("commentary")
-                yield message.with_recipient(names[call.call_id]).with_content_type("json")
+                yield message.with_recipient(names[call.call_id]).with_content_type("<|constrain|>json")
         case ToolResult(call_id=call_id, text=text):
             author = oh.Author.new(oh.Role.TOOL, names[call_id])
             message = oh.Message.from_author_and_content(author, text)

@@ -91,7 +91,7 @@ def test_a_tool_conversation_is_rendered_as_it_was_written() -> None:
         "<|start|>assistant<|channel|>analysis<|message|>A.<|end|>"
         "<|start|>assistant<|channel|>analysis<|message|>B.<|end|>"
         "<|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>"
-        '<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{"x":1}<|call|>'
+        '<|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>{"x":1}<|call|>'
         "<|start|>functions.f to=assistant<|channel|>commentary<|message|>done<|end|>"
     )
 
@@ -128,6 +128,50 @@ def test_tools_and_effort_stand_in_the_prompt_and_tool_choice_none_takes_them_ou
     assert "Reasoning: low" in prompt
     assert "// Does it.\ntype f = " in prompt
     assert "type f" not in prompt_of("Hi", tools=[TOOL], tool_choice="none")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_with_tool_choice_none_a_call_is_reasoning(stream: bool) -> None:
+    call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x":1}<|call|>'
+    client = Client(ScriptedTokens(call))
+    reply = asyncio.run(client.respond(tools=[TOOL], tool_choice="none", stream=stream))
+    response = reply.events[-1]["response"] if stream else reply.json
+    (item,) = response["output"]
+    assert (item["type"], item["content"][0]["text"]) == ("reasoning", '{"x":1}')
+    assert response["status"] == "completed"
+    assert b"function_call" not in reply.body
+    assert client.metric("baton_harmony_repairs_total", kind="forbidden_call") == 1
+
+
+UNREAD: dict[str, dict[str, Any]] = {
+    "input[].encrypted_content": {"summary": [], "content": None, "encrypted_content": "gAAA"},
+    "input[].summary": {"summary": [{"type": "summary_text", "text": "I looked."}]},
+    "input[].encrypted_content, input[].summary": {
+        "id": "rs_1", "content": [], "encrypted_content": "gAAA", "status": None,
+        "summary": [{"type": "summary_text", "text": "I looked."}],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("unread", UNREAD)
+def test_reasoning_that_cannot_be_read_is_left_out_and_counted(unread: str) -> None:
+    client = Client(ScriptedTokens(ANSWER))
+    items = [{"role": "user", "content": "Hi"}, {"type": "reasoning", **UNREAD[unread]}, CALL, RESULT]
+    reply = asyncio.run(client.respond(items))
+    assert (reply.status, reply.headers["x-baton-ignored"]) == (200, unread)
+    prompt = TOKENIZER.decode(client.tokens.requests[0].token_ids)
+    without = Client(ScriptedTokens(ANSWER))
+    asyncio.run(without.respond([items[0], *items[2:]]))
+    assert prompt == TOKENIZER.decode(without.tokens.requests[0].token_ids)
+    for field in unread.split(", "):
+        assert client.metric("baton_ignored_fields_total", field=field) == 1
+
+
+def test_reasoning_that_can_be_read_is_read_and_what_comes_with_it_is_not_missed() -> None:
+    item = thought("A.") | {"encrypted_content": "gAAA", "summary": [{"type": "summary_text", "text": "B"}]}
+    reply, prompt = ask([item, CALL, RESULT])
+    assert "<|channel|>analysis<|message|>A.<|end|>" in prompt
+    assert "x-baton-ignored" not in reply.headers
 
 
 def test_sampling_fields_reach_the_worker() -> None:

@@ -104,6 +104,21 @@ def test_a_conversation_goes_on_from_the_previous_response_without_its_instructi
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("body", [{}, {"input": None}, {"input": []}])
+def test_a_previous_response_may_be_continued_without_input(body: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER) as client:
+            first = (await client.respond("One")).json
+            asked = {"model": MODEL, "previous_response_id": first["id"], **body}
+            reply = await client.post("/v1/responses", asked)
+            assert reply.status == 200
+            assert prompt_of(client).endswith("userOneassistantfinalHelloassistant")
+            refused = await client.post("/v1/responses", {"model": MODEL, **body})
+            assert (refused.status, refused.error["param"]) == (400, "input")
+
+    asyncio.run(scenario())
+
+
 def test_the_input_items_are_all_that_the_response_was_made_from_page_by_page() -> None:
     async def scenario() -> None:
         async with frontend(ANSWER) as client:

@@ -22,6 +22,11 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "name": name, "parameters": {}} for name in ("get_weather", "get_time")
 ]
 
+PLAYED = (
+    "<|start|>user<|message|>Thanks<|end|><|start|>functions.get_time to=assistant<|channel|>commentary"
+    "<|message|>noon<|end|><|start|>assistant"
+)
+
 Item = tuple[str, str]  # what it is, its text; a call is "call NAME"
 THOUGHT, ONCE_MORE = ("reasoning", "Think."), ("reasoning", "Once more.")
 MOMENT = ("commentary", "One moment.")
@@ -37,6 +42,8 @@ CASES: list[tuple[str, list[Item]]] = [
     (HIDDEN_CALL + CALL, [("call get_time", '{"zone": 1'), WEATHER]),
     (CALL.replace('{"city":"Rome"}', ""), [("call get_weather", "")]),
     ("", []),
+    (THINK + PLAYED + FINAL, [THOUGHT, HELLO]),
+    ("<|channel|>commentary to=assistant<|channel|>commentary?commentary?" + END + FINAL, [HELLO]),
     ("Just text", [("final_answer", "Just text")]),
 ]
 

@@ -1,0 +1,78 @@
+"""Who a header calls: the recipient, and the tool that is meant by a name with something wrong about it."""
+
+import re
+import string
+
+from frontend.harmony.builtin_tools import BUILTIN_TOOLS, is_builtin
+from frontend.harmony.header_parts import CHANNELS, CONTENT_TYPES, ROLES, Part, is_noise, names_tool
+
+_NAMELESS = frozenset({"", "functions", "functions."})
+_UNCALLABLE = _NAMELESS | {"all", *ROLES, *CHANNELS, *CONTENT_TYPES}
+_PUNCTUATION = string.punctuation + "–—…"
+# What follows a tool's name where the model forgot the space between header words.
+_GLUE = re.compile(r"\W*(?:commentary|analysis|final|json|code|text|assistant|channel|constrain|message|to=)")
+
+
+def is_uncallable(recipient: str) -> bool:
+    """Whether what stands after `to=` is no tool: a word of headers, punctuation."""
+    bare = recipient.strip(_PUNCTUATION)
+    return bare in _UNCALLABLE or is_noise(recipient, "analysis")
+
+
+def recipient_of(
+    parts: list[Part], explicit: list[str], named: list[str], offered: frozenset[str], repairs: list[str]
+) -> str | None:
+    """Who is called, as written; None if nobody is."""
+    if len(explicit) > 1:
+        repairs.append("repeated_recipient")
+    if named:
+        return named[0]
+    if any(value.strip(_PUNCTUATION) in _NAMELESS for value in explicit):
+        repairs.append("missing_recipient")
+    if any(value.startswith(ROLES) for value in explicit):
+        return None
+    for part in parts:
+        if part.kind == "tool":
+            repairs.append("bare_recipient")
+            return part.value
+        if (
+            part.kind in ("channel", "constrain")
+            and part.value not in _UNCALLABLE
+            and names_tool(part.value, offered)
+        ):
+            repairs.append(f"{part.kind}_as_recipient")
+            return part.value
+    return None
+
+
+def call_name(recipient: str, offered: frozenset[str], repairs: list[str]) -> str | None:
+    """The tool that is meant, or None for a built-in tool that was not offered.
+
+    A name that nobody offered is passed on as it is, unless it is an offered one with something glued to it.
+    """
+    if is_builtin(recipient, BUILTIN_TOOLS):
+        return recipient if recipient in offered or is_builtin(recipient, offered) else None
+    name = recipient.removeprefix("functions.")
+    is_of_namespace = recipient in offered and "." in recipient
+    if name == recipient and not is_of_namespace:
+        repairs.append("bare_recipient")
+    if name in offered:
+        return name
+    meant = _unglued(name, offered)
+    if meant is None:
+        return name
+    repairs.append("glued_name")
+    return meant
+
+
+def _unglued(name: str, offered: frozenset[str]) -> str | None:
+    """The longest offered name that is all of `name` but header words after it, namespaces, punctuation."""
+    bare = name.strip(_PUNCTUATION)
+    meant = [
+        tool
+        for tool in offered
+        if tool == bare
+        or (name.startswith(tool) and _GLUE.match(name, len(tool)))
+        or bare.endswith((f".{tool}", f"/{tool}", f":{tool}"))
+    ]
+    return max(meant, key=lambda tool: (len(tool), tool), default=None)
