@@ -6,18 +6,17 @@ import os
 import socket
 import sys
 
-import uvicorn
-
 from baton.flags import parse
 from baton.process import Shutdown, first_of, run
 from baton.telemetry import configure_logging
-from frontend.app import App, Services, create_app
+from frontend.app import Services, create_app
 from frontend.config import FrontendSettings
 from frontend.fleet import Fleet
 from frontend.generate import Generator
 from frontend.metrics import Metrics
 from frontend.response_runs import ResponseState
 from frontend.response_store import ResponseStore, StoreFailure
+from frontend.server import HttpServer
 
 log = logging.getLogger("frontend")
 
@@ -54,37 +53,16 @@ async def serve(settings: FrontendSettings, listener: socket.socket, shutdown: S
     services = Services(
         fleet=fleet, generator=generator, metrics=metrics, responses=responses, request_timeout_s=timeout_s
     )
-    server = _server(create_app(services), settings.drain_timeout_s)
-    # Not Server.serve(): it takes the signals for itself, and this process has its own.
+    server = HttpServer(create_app(services), settings.drain_timeout_s)
     async with fleet.keep_current() as following:
-        await server.startup(sockets=[listener])
+        server.start(listener)
         log.info("listening address=http://%s:%d", *listener.getsockname()[:2])
         await first_of(shutdown.wait(), asyncio.shield(following))
-        await asyncio.gather(
-            server.shutdown(sockets=[listener]), responses.runs.drain(settings.drain_timeout_s)
-        )
+        await asyncio.gather(server.drain(), responses.runs.drain(settings.drain_timeout_s))
     await responses.close()
     await transport.close()
     await discovery.close()
     return 0
-
-
-def _server(app: App, drain_timeout_s: float) -> uvicorn.Server:
-    config = uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        date_header=False,
-        timeout_graceful_shutdown=int(drain_timeout_s),
-    )
-    config.load()
-    server = uvicorn.Server(config)
-    server.lifespan = config.lifespan_class(config)
-    return server
 
 
 async def _open_store(path: str) -> ResponseStore:
@@ -102,9 +80,7 @@ async def _open_store(path: str) -> ResponseStore:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=2048)
-    listener.setblocking(False)
-    return listener
+    return socket.create_server((host, port), family=family, backlog=2048)
 
 
 if __name__ == "__main__":

@@ -283,7 +283,8 @@ def test_a_peer_that_does_not_read_fills_no_memory() -> None:
             opens = [frames.Open(number, a_request()) for number in range(20)]
             credits_ = [frames.Credit(number, 1_000_000) for number in range(20)]
             async with raw_connection(address) as (_, writer):
-                writer.write(frames.with_length(msgspec.msgpack.encode((0, [hello, *opens, *credits_]))))
+                for number, envelopes in enumerate(([hello], [*opens, *credits_])):
+                    writer.write(frames.with_length(msgspec.msgpack.encode((number, envelopes))))
                 num_before = -1
                 while num_before != num_made_bytes:
                     num_before = num_made_bytes
