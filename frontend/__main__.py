@@ -8,6 +8,7 @@ import sys
 
 from baton.flags import parse
 from baton.process import Shutdown, first_of, run
+from baton.registry_folder import UnsafeFolder
 from baton.telemetry import configure_logging
 from frontend.app import Services, create_app
 from frontend.config import FrontendSettings
@@ -28,6 +29,11 @@ def main(argv: list[str]) -> int:
     )
     configure_logging(parsed.settings.log_level)
     log.info("settings %s", " ".join(parsed.lines()))
+    try:
+        parsed.settings.wires.check()
+    except UnsafeFolder as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
     try:
         listener = _listen(parsed.settings.http_host, parsed.settings.http_port)
     except OSError as error:

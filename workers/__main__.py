@@ -5,6 +5,7 @@ import sys
 
 from baton.flags import parse
 from baton.process import Shutdown, run
+from baton.registry_folder import UnsafeFolder
 from baton.telemetry import configure_logging
 from workers.config import WorkerSettings
 from workers.engines.build import build_engine
@@ -23,8 +24,9 @@ def main(argv: list[str]) -> int:
 
     async def life(shutdown: Shutdown) -> int:
         try:
+            settings.wires.check()
             engine, lines = build_engine(parsed, identity)
-        except SettingsError as error:
+        except (SettingsError, UnsafeFolder) as error:
             sys.stderr.write(f"error: {error}\n")
             return 2
         log.info("settings %s", " ".join(parsed.lines()))
