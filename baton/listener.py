@@ -22,10 +22,10 @@ T = TypeVar("T")
 Take = Callable[[socket.socket], asyncio.Protocol | None]
 
 
-def raise_descriptor_limit() -> None:
-    """Move the soft limit of open files towards the hard one: shells start with 1,024 of them."""
+def raise_descriptor_limit(most: int = MOST_DESCRIPTORS) -> None:
+    """Move the soft limit of open files to `most`, or to the hard one: shells start programs with 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 

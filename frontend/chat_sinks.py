@@ -21,7 +21,7 @@ _NO_LOGPROBS = b',"logprobs":null,"finish_reason":null}'
 
 def new_call_id() -> str:
     """An id that no other call of the conversation has."""
-    return f"call_{secrets.token_hex(12)}"
+    return f"call_{secrets.token_hex(16)}"
 
 
 class StreamedMessage:

@@ -71,6 +71,7 @@ class Connection(HttpToolsProtocol):
         self._patience = patience
         self._admission: Admission[Connection] | None = None
         self._is_evicted = False
+        self._is_refused = False
         self._reading = _Reading.NOTHING
         self._num_open = 0  # requests whose head was read and whose answer is not complete
         self._num_odd_bytes = 0  # since the last sign of progress
@@ -98,7 +99,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
         elif now_s <= self._give_up_s or self.transport.is_closing():
             return
-        elif self._reading is _Reading.NOTHING:
+        elif self._reading is _Reading.NOTHING or self._is_refused:
             self.transport.close()
         else:
             self._refuse(RequestTooSlow("The request did not arrive in time; send it faster, or send less."))
@@ -118,6 +119,8 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse, as long as that gets anywhere: the parser itself reads headers without end."""
+        if self._is_refused:
+            return
         self._num_odd_bytes += len(data)
         super().data_received(data)
         if self._num_odd_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
@@ -147,7 +150,8 @@ class Connection(HttpToolsProtocol):
         """A part of the body."""
         super().on_body(body)
         self._num_odd_bytes = 0
-        self._give_up_s += len(body) / self._patience.bytes_a_s
+        if self._num_open > 0:
+            self._give_up_s += len(body) / self._patience.bytes_a_s
 
     def on_message_complete(self) -> None:
         """The last byte of a request."""
@@ -172,6 +176,11 @@ class Connection(HttpToolsProtocol):
         elif self._num_open == 0 or (self._num_open == 1 and self._reading is _Reading.BODY):
             self._wait(self._patience.request_s)
 
+    def resume_writing(self) -> None:
+        """The client has taken most of what was unsent."""
+        self._taken_s = self.loop.time()
+        super().resume_writing()
+
     def _wait(self, limit_s: float) -> None:
         """It is the client's turn."""
         self._give_up_s = self.loop.time() + limit_s
@@ -179,7 +188,7 @@ class Connection(HttpToolsProtocol):
             self._admission.wait(self)
 
     def _takes_nothing(self, now_s: float) -> bool:
-        """Only while nothing is added, what is unsent says whether the client reads."""
+        """Only while nothing is added, what is unsent tells whether the client reads."""
         unsent_bytes = self.transport.get_write_buffer_size()
         is_stuck = self.flow.write_paused or self.transport.is_closing()
         if not is_stuck or unsent_bytes == 0 or unsent_bytes < self._unsent_bytes:
@@ -188,16 +197,26 @@ class Connection(HttpToolsProtocol):
         return now_s - self._taken_s > self._patience.unread_s
 
     def _refuse(self, error: BatonError) -> None:
-        """Hang up, with an answer if the client can still take it for that of its request."""
-        if self._may_answer() and not self.transport.is_closing():
+        """Hang up, with an answer if the client can still take it for that of its request.
+
+        That it may reach a client that goes on sending, what comes is read for a while, and thrown away.
+        """
+        log.info("refused client=%s status=%d reason=%s", self.client, error.status, error.message)
+        self._is_refused = True
+        if not self._may_answer():
+            self.transport.close()
+        elif not self.transport.is_closing():
             body = msgspec.json.encode(ErrorBody.of(error))
             head = (
                 f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
                 f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
             )
             self.transport.write(head.encode() + body)
-        log.info("refused client=%s status=%d reason=%s", self.client, error.status, error.message)
-        self.transport.close()
+            self.transport.write_eof()
+            self._wait(self._patience.rest_s)
+            if self._num_open > 0:  # it waits for the body
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
 
     def _may_answer(self) -> bool:
         if self._reading is _Reading.BODY:

@@ -24,14 +24,21 @@ _FULL = NotReady("Too many connections are being served; try again.", retry_afte
 
 
 class HttpServer:
-    """Serves the app to all who connect to a listening socket. Half of the process's descriptors are for
-    clients; the rest is for what serves them.
+    """Serves the app to all who connect to a listening socket. Unless `max_connections` is given, half of the
+    process's descriptors are for clients; the rest is for what serves them.
     """
 
-    def __init__(self, app: App, drain_timeout_s: float, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        app: App,
+        drain_timeout_s: float,
+        patience: Patience | None = None,
+        max_connections: int | None = None,
+    ) -> None:
         self._server = _uvicorn(app, drain_timeout_s)
         self._patience = patience or Patience()
-        self._admitted = Admission(num_connections(2, MOST_CONNECTIONS), Connection.evict)
+        most = max_connections or num_connections(2, MOST_CONNECTIONS)
+        self._admitted = Admission(most, Connection.evict)
         self._turned_away = Admission(num_connections(8, MOST_TURNED_AWAY), Connection.evict)
         self._is_full = False
         self._listener: Listener | None = None
