@@ -123,7 +123,7 @@ class Connection(HttpToolsProtocol):
             return
         self._num_odd_bytes += len(data)
         super().data_received(data)
-        if self._num_odd_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+        if self._num_odd_bytes > MAX_HEAD_BYTES:
             self._refuse(HeadTooLarge(f"The headers are longer than {MAX_HEAD_BYTES} bytes; send less."))
 
     def send_400_response(self, msg: str) -> None:
@@ -201,8 +201,10 @@ class Connection(HttpToolsProtocol):
 
         That it may reach a client that goes on sending, what comes is read for a while, and thrown away.
         """
-        log.info("refused client=%s status=%d reason=%s", self.client, error.status, error.message)
+        if self._is_refused:
+            return
         self._is_refused = True
+        log.info("refused client=%s status=%d reason=%s", self.client, error.status, error.message)
         if not self._may_answer():
             self.transport.close()
         elif not self.transport.is_closing():
