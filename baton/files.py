@@ -179,7 +179,7 @@ class _View:
         self._seen.clear()
 
     def _names(self) -> list[tuple[str, int]]:
-        """The files that are there. None if the folder cannot be listed: whoever is known stays known."""
+        """The files that are there; nothing if they cannot be listed: whoever is known stays known."""
         names: list[tuple[str, int]] = []
         try:
             with suppress(FileNotFoundError), os.scandir(self._folder) as entries:

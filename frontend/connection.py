@@ -104,7 +104,7 @@ class Connection(HttpToolsProtocol):
         else:
             self._refuse(RequestTooSlow("The request did not arrive in time; send it faster, or send less."))
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:  # type: ignore[override]  # asyncio's type
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The client is here."""
         super().connection_made(cast("asyncio.Transport", transport))
         self._wait(self._patience.idle_s)

@@ -10,9 +10,8 @@ from baton.errors import NotReady
 from baton.listener import Admission, Listener, num_connections
 from baton.streams import Pulse
 from frontend.answers import ErrorBody
-from frontend.app import App
 from frontend.connection import Connection, Patience
-from frontend.exchange import Exchange, Receive, Scope, Send, retry_after
+from frontend.exchange import AsgiApp, Exchange, Receive, Scope, Send, retry_after
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +29,7 @@ class HttpServer:
 
     def __init__(
         self,
-        app: App,
+        app: AsgiApp,
         drain_timeout_s: float,
         patience: Patience | None = None,
         max_connections: int | None = None,
@@ -64,7 +63,7 @@ class HttpServer:
             self._is_full = is_full
             log.warning("connections=%s", "full" if is_full else "room again")
         if is_full:
-            connection.app = _turn_away  # type: ignore[assignment]  # uvicorn has types of its own for ASGI
+            connection.app = _turn_away
             if not connection.enter(self._turned_away):
                 sock.close()
                 return None
@@ -83,7 +82,7 @@ async def _turn_away(scope: Scope, receive: Receive, send: Send) -> None:
     await exchange.answer(_FULL.status, ErrorBody.of(_FULL), headers)
 
 
-def _uvicorn(app: App, drain_timeout_s: float) -> uvicorn.Server:
+def _uvicorn(app: AsgiApp, drain_timeout_s: float) -> uvicorn.Server:
     """Of uvicorn's server only the end is used: its signals, sockets and timers are our own."""
     config = uvicorn.Config(
         app,
