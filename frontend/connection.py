@@ -168,6 +168,8 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The last byte of an answer was handed to the transport."""
         super().on_response_complete()
+        # `check` has its place. After a reset, this timer would keep the connection in memory until it fires.
+        self._unset_keepalive_if_required()
         self._num_open -= 1
         if self._num_open == 0 and self._reading is _Reading.NOTHING:
             self._wait(self._patience.idle_s)

@@ -93,7 +93,6 @@ def _uvicorn(app: AsgiApp, drain_timeout_s: float) -> uvicorn.Server:
         log_config=None,
         server_header=False,
         date_header=False,
-        timeout_keep_alive=3600,
         timeout_graceful_shutdown=int(drain_timeout_s),
     )
     config.load()

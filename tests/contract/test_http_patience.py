@@ -1,8 +1,11 @@
 """Clients over real sockets that are slow, endless, too many, or speak no HTTP: all are let go of."""
 
 import asyncio
+import gc
 import json
 import socket
+import struct
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
@@ -10,12 +13,12 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from frontend.connection import MAX_HEAD_BYTES, MAX_PIPELINED, Patience
+from frontend.connection import MAX_HEAD_BYTES, MAX_PIPELINED, Connection, Patience
 from frontend.exchange import ClientGone, Exchange, Receive, Scope, Send
 from frontend.respond import Endpoint
 from frontend.server import HttpServer
 from frontend.services import Services
-from tests.scripted_frontend import ScriptedFleet, ScriptedTokens
+from tests.scripted_frontend import Client, ScriptedFleet, ScriptedTokens
 from tests.waiting import until
 
 MAX_BODY_BYTES = 1 << 20
@@ -286,6 +289,40 @@ def test_requests_sent_ahead_are_answered_in_order_but_not_any_number_of_them() 
         assert (await many.rest()).count(b"HTTP/1.1 200") <= MAX_PIPELINED + 1
 
     play(part)
+
+
+def test_clients_that_reset_their_connections_leave_nothing_behind() -> None:
+    async def part(scene: Scene) -> None:
+        for _ in range(5):
+            peer = await scene.peer(GET)
+            assert await peer.answer() == b"0"
+            sock = peer.writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peer.writer.transport.abort()
+        await until(lambda: gc.collect() >= 0 and num_connections() == 0, 3.0, pause_s=0.1)
+
+    play(part)
+
+
+def test_a_refused_body_is_not_kept_until_the_garbage_collector_comes() -> None:
+    async def main() -> None:
+        client = Client(ScriptedTokens())
+        gc.disable()
+        tracemalloc.start()
+        try:
+            for _ in range(10):
+                reply = await client.post("/v1/completions", b"{" + b" " * MAX_BODY_BYTES)
+                assert reply.status == 400
+            assert tracemalloc.get_traced_memory()[0] < 3 * MAX_BODY_BYTES
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+
+    asyncio.run(main())
+
+
+def num_connections() -> int:
+    return sum(isinstance(one, Connection) for one in gc.get_objects())
 
 
 def test_garbage_after_a_request_ends_the_connection_and_not_the_server() -> None:
