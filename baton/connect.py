@@ -2,12 +2,12 @@
 
 import dataclasses
 import os
-import tempfile
 from pathlib import Path
 from typing import Literal
 
 from baton.discovery import Discovery
 from baton.flags import flag
+from baton.registry_folder import default_registry, make_private
 from baton.transport import Transport
 
 # The frontend's address. Dynamo's names count first, as the images set HTTP_HOST: either name overrules that.
@@ -51,7 +51,7 @@ class Wires:
             )
         from baton.files import FilesDiscovery
 
-        return FilesDiscovery(self.file_registry or _default_registry())
+        return FilesDiscovery(self._registry_folder())
 
     def transport(self) -> Transport:
         """The request plane; nothing is connected before it is used."""
@@ -63,8 +63,16 @@ class Wires:
 
         return TcpTransport(bind_host=self.host)
 
+    def check(self) -> None:
+        """Raises UnsafeFolder, whose message says what to do, if the file registry cannot be trusted."""
+        if self._registry() == "file":
+            make_private(self._registry_folder())
+
     def __str__(self) -> str:
         return f"discovery={self._registry()} plane={self._plane()}"
+
+    def _registry_folder(self) -> Path:
+        return self.file_registry or default_registry()
 
     def _registry(self) -> str:
         return self.discovery_backend or ("etcd" if os.environ.get("ETCD_ENDPOINTS") else "file")
@@ -75,7 +83,3 @@ class Wires:
 
 def _path_from(variable: str) -> Path | None:
     return Path(os.environ[variable]) if os.environ.get(variable) else None
-
-
-def _default_registry() -> Path:
-    return Path(tempfile.gettempdir()) / f"baton-{os.getuid()}" / "registry"

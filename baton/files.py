@@ -15,6 +15,7 @@ import msgspec
 
 from baton.discovery import MAX_WORKER_BYTES, MAX_WORKERS, decode_worker
 from baton.messages import WorkerInfo
+from baton.registry_folder import make_private
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class FilesDiscovery:
 
     @asynccontextmanager
     async def register(self, info: WorkerInfo) -> AsyncGenerator[None, None]:
-        """As in `Discovery`. Raises OSError if the folder cannot be written, or others can write to it."""
+        """As in `Discovery`. Raises OSError if the folder cannot be written, UnsafeFolder if others can."""
         registration = _Registration(self._folder, info)
         registration.write()
         keeper = asyncio.create_task(self._keep(registration))
@@ -51,8 +52,9 @@ class FilesDiscovery:
             registration.withdraw()
 
     async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
-        """As in `Discovery`. Looks 20 times a second; raises OSError if others can write to the folder."""
-        _make_private(self._folder)
+        """As in `Discovery`. Looks 20 times a second; raises UnsafeFolder if others can write there."""
+        make_private(self._folder)
+        log.info("registry=files folder=%s", self._folder)
         view = _View(self._folder, self._ttl_s)
         shown: tuple[WorkerInfo, ...] | None = None
         try:
@@ -88,7 +90,7 @@ class _Registration:
 
     def write(self) -> None:
         """Make the file, locked before it can be seen; whoever had the name loses it."""
-        _make_private(self._folder)
+        make_private(self._folder)
         unfinished = self._path.with_suffix(f".{os.getpid()}{_UNFINISHED}")
         fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         try:
@@ -134,7 +136,7 @@ class _Seen:
         """Whether nobody holds the lock: the process is gone, or it has withdrawn."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError:  # held; or the kernel cannot tell
             return False
         fcntl.flock(self._fd, fcntl.LOCK_UN)
         return True
@@ -158,6 +160,7 @@ class _View:
         self._folder = folder
         self._ttl_s = ttl_s
         self._seen: dict[str, _Seen] = {}
+        self._away = False
 
     def look(self) -> tuple[WorkerInfo, ...]:
         """The live workers now, ordered by id."""
@@ -176,10 +179,18 @@ class _View:
         self._seen.clear()
 
     def _names(self) -> list[tuple[str, int]]:
-        with suppress(FileNotFoundError), os.scandir(self._folder) as entries:
-            names = [(entry.name, entry.inode()) for entry in entries if entry.name.endswith(_SUFFIX)]
-            return names[:MAX_WORKERS]
-        return []
+        """The files that are there; nothing if they cannot be listed: whoever is known stays known."""
+        names: list[tuple[str, int]] = []
+        try:
+            with suppress(FileNotFoundError), os.scandir(self._folder) as entries:
+                names = [(entry.name, entry.inode()) for entry in entries if entry.name.endswith(_SUFFIX)]
+        except OSError as error:  # out of descriptors, likely
+            if not self._away:
+                log.warning("registry=away kind=files error=%s", error)
+            self._away = True
+            return []
+        self._away = False
+        return names[:MAX_WORKERS]
 
     def _open(self, name: str) -> None:
         try:
@@ -198,7 +209,8 @@ class _View:
         # Its owner died. A new one may take the name right now; then that one writes again.
         path = self._folder / name
         if _inode(path) == seen.inode:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # it may be tidied up another time
+                path.unlink()
         return True
 
 
@@ -207,11 +219,3 @@ def _inode(path: Path) -> int | None:
         return path.lstat().st_ino
     except OSError:
         return None
-
-
-def _make_private(folder: Path) -> None:
-    """Create the folder; raises PermissionError if anybody but this user could write to it."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise PermissionError(f"Others can write to the registry {folder}: make it yours, with mode 0700")

@@ -2,7 +2,7 @@
 
 A frame is `[number, [envelope, ...]]` in msgpack, with everything that one side had ready for the other in
 one turn of its event loop. Frames of one link are numbered from 0 in each direction, so that a lost one is
-noticed. The first envelope of the first frame is a `Hello`.
+noticed. The first frame is a `Hello`, and nothing else: from strangers no more is read.
 """
 
 import asyncio
@@ -14,9 +14,11 @@ import msgspec
 from baton.errors import BatonError, EngineFailure, ErrorInfo, InvalidRequest
 from baton.messages import Reply, Request
 
-VERSION = 1
+VERSION = 2
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 """Nothing larger is sent or read. A plane may allow less: NATS its server's max_payload (1 MiB)."""
+MAX_HELLO_BYTES = 1024
+"""Nothing larger is read as the first frame of a caller."""
 
 _LENGTH_BYTES = 4
 
@@ -140,7 +142,12 @@ class Outbox:
 
     def _flush(self) -> None:
         envelopes, self._waiting = self._waiting, []
-        if envelopes and not self._closed:
+        if not envelopes or self._closed:
+            return
+        if self._number == 0:
+            self._send(envelopes[:1])  # the Hello
+            del envelopes[:1]
+        if envelopes:
             self._send(envelopes)
 
     def _send(self, envelopes: list[Envelope]) -> None:
@@ -215,13 +222,14 @@ def with_length(frame: bytes) -> bytes:
 
 
 class Splitter:
-    """Takes frames out of a byte stream that was cut anywhere."""
+    """Takes frames out of a byte stream that was cut anywhere; the first one may have its own limit."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_first_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._max_bytes = max_first_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytearray]:
-        """The frames that `data` completes. Raises LinkBroken at a length over MAX_FRAME_BYTES."""
+        """The frames that `data` completes. Raises LinkBroken at a length over the limit."""
         buffer = self._buffer
         buffer += data
         frames: list[bytearray] = []
@@ -229,10 +237,11 @@ class Splitter:
         while len(buffer) - start >= _LENGTH_BYTES:
             begin = start + _LENGTH_BYTES
             size = int.from_bytes(buffer[start:begin], "big")
-            if size > MAX_FRAME_BYTES:
-                raise LinkBroken(f"a frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
+            if size > self._max_bytes:
+                raise LinkBroken(f"a frame of {size} bytes is over the limit of {self._max_bytes}")
             if len(buffer) < begin + size:
                 break
+            self._max_bytes = MAX_FRAME_BYTES
             start = begin + size
             frames.append(buffer[begin:start])
         del buffer[:start]

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from baton.listener import raise_descriptor_limit
+
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class Shutdown:
 
 def run(main: Callable[[Shutdown], Coroutine[Any, Any, int]]) -> int:
     """Run `main` to its end on uvloop with signals listened to; gives its exit status."""
+    raise_descriptor_limit()
 
     async def listening() -> int:
         shutdown = Shutdown()

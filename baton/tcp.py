@@ -4,14 +4,16 @@ import asyncio
 import contextlib
 import functools
 import secrets
+import socket
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import cast
 
 from baton import frames
 from baton.errors import WorkerLost
+from baton.listener import Admission, Listener, num_connections
 from baton.messages import Reply, Request
-from baton.serving import Service, WorkerLink
+from baton.serving import MAX_CALLERS, Service, WorkerLink
 from baton.streams import CallerLink, Pace, call_over
 from baton.transport import Answer
 
@@ -20,6 +22,7 @@ CLOSE_S = 1.0
 """How long a closed connection may go on sending what it holds."""
 IDLE_S = 60.0
 """A caller closes a connection on which it had no call for so long."""
+_TURNED_AWAY = 64
 _TICK_S = 1.0
 _HIGH_WATER_BYTES = 1024 * 1024
 """With more than this unsent, generators wait; the frame of one turn may come on top."""
@@ -58,23 +61,19 @@ class TcpTransport:
         if host in _WILDCARDS:
             raise ValueError(f"bound to {self._bind_host!r}: advertise_host must say where callers connect")
         service = Service(
-            f"{urllib.parse.quote(worker_id, safe='')}.{secrets.token_hex(4)}", answer, self._pace
+            f"{urllib.parse.quote(worker_id, safe='')}.{secrets.token_hex(16)}", answer, self._pace
         )
-        sockets: set[asyncio.Future[None]] = set()
-
-        def accept() -> _Connection:
-            connection = _Connection(sockets)
-            connection.link = service.accept(connection)
-            return connection
-
-        server = await asyncio.get_running_loop().create_server(accept, self._bind_host, 0)
-        port = server.sockets[0].getsockname()[1]
+        family = socket.AF_INET6 if ":" in self._bind_host else socket.AF_INET
+        sock = socket.create_server((self._bind_host, 0), family=family, backlog=MAX_CALLERS)
+        port = sock.getsockname()[1]
+        callers = _Callers(service)
+        listener = Listener(sock, callers.take, callers.admission.make_room)
         try:
             yield f"tcp://{f'[{host}]' if ':' in host else host}:{port}/{service.worker}"
         finally:
-            server.close()
+            listener.close()
             await service.stop()
-            await _all_closed(sockets)
+            await _all_closed(callers.sockets)
 
     def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
         """`Transport.call`."""
@@ -106,6 +105,26 @@ class TcpTransport:
         return link
 
 
+class _Callers:
+    """The connections to one worker. Whoever knows the worker's name keeps its place; others make room."""
+
+    def __init__(self, service: Service) -> None:
+        self.sockets: set[asyncio.Future[None]] = set()
+        # A few more than the service takes, so that the last of them is told why it may not stay.
+        limit = num_connections(4, MAX_CALLERS + _TURNED_AWAY)
+        self.admission: Admission[_Connection] = Admission(limit, _Connection.evict)
+        self._service = service
+
+    def take(self, sock: socket.socket) -> "_Connection | None":
+        """The protocol for a new connection, or None: it was closed."""
+        connection = _Connection(self.sockets, admission=self.admission)
+        if not self.admission.enter(connection):
+            sock.close()
+            return None
+        connection.link = self._service.accept(connection)
+        return connection
+
+
 class _Connection(asyncio.Protocol):
     """One socket: the Wire of the link it carries. What is sent before it is connected waits."""
 
@@ -114,14 +133,19 @@ class _Connection(asyncio.Protocol):
     link: CallerLink | WorkerLink
 
     def __init__(
-        self, sockets: set[asyncio.Future[None]], forget: Callable[[], object] = lambda: None
+        self,
+        sockets: set[asyncio.Future[None]],
+        forget: Callable[[], object] = lambda: None,
+        admission: "Admission[_Connection] | None" = None,
     ) -> None:
         self.writable = asyncio.Event()
         self.writable.set()
         self._loop = asyncio.get_running_loop()
         self._sockets = sockets
         self._forget = forget
-        self._splitter = frames.Splitter()
+        self._admission = admission
+        self._greeted = admission is None
+        self._splitter = frames.Splitter(frames.MAX_FRAME_BYTES if self._greeted else frames.MAX_HELLO_BYTES)
         self._transport: asyncio.Transport | None = None
         self._early: list[bytes] = []
         self._closing = False
@@ -143,6 +167,8 @@ class _Connection(asyncio.Protocol):
         try:
             for frame in self._splitter.feed(data):
                 self.link.receive(frame)
+                if not self._greeted:
+                    self._greet()
         except frames.LinkBroken as broken:
             self.link.lose(str(broken))
 
@@ -157,6 +183,8 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The peer's process has gone, or one of us has hung up."""
         self._sockets.discard(self._gone)
+        if self._admission is not None:
+            self._admission.leave(self)
         self._gone.set_result(None)
         self.link.lose(f"the connection broke: {exc}" if exc else "the connection was closed")
 
@@ -174,6 +202,16 @@ class _Connection(asyncio.Protocol):
         self._forget()
         if self._transport is not None:
             self._hang_up(self._transport)
+
+    def evict(self) -> None:
+        """Make room for another caller."""
+        self.link.lose("it did not say hello, and others want its place")
+
+    def _greet(self) -> None:
+        """The first frame was right, or the link is lost by now."""
+        self._greeted = True
+        if self._admission is not None and not self._closing:
+            self._admission.busy(self)
 
     def _hang_up(self, transport: asyncio.Transport) -> None:
         transport.close()

@@ -6,13 +6,13 @@ import os
 import socket
 import sys
 
-import uvicorn
-
 from baton.flags import parse
 from baton.process import Shutdown, first_of, run
+from baton.registry_folder import UnsafeFolder
 from baton.telemetry import configure_logging
-from frontend.app import App, ServerState, create_app
+from frontend.app import ServerState, create_app
 from frontend.config import FrontendSettings
+from frontend.http.server import HttpServer
 from frontend.http.services import Services
 from frontend.metrics import Metrics
 from frontend.responses.runs import ResponseState
@@ -31,6 +31,11 @@ def main(argv: list[str]) -> int:
     )
     configure_logging(parsed.settings.log_level)
     log.info("settings %s", " ".join(parsed.lines()))
+    try:
+        parsed.settings.wires.check()
+    except UnsafeFolder as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
     try:
         listener = _listen(parsed.settings.http_host, parsed.settings.http_port)
     except OSError as error:
@@ -60,37 +65,16 @@ async def serve(settings: FrontendSettings, listener: socket.socket, shutdown: S
         sys.stderr.write(f"error: {error.message} Choose another --response-store\n")
         return 2
     services = Services(fleet=fleet, generator=generator, metrics=metrics, request_timeout_s=timeout_s)
-    server = _server(create_app(services, ServerState(responses)), settings.drain_timeout_s)
-    # Not Server.serve(): it takes the signals for itself, and this process has its own.
+    server = HttpServer(create_app(services, ServerState(responses)), settings.drain_timeout_s)
     async with fleet.keep_current() as following:
-        await server.startup(sockets=[listener])
+        server.start(listener)
         log.info("listening address=http://%s:%d", *listener.getsockname()[:2])
         await first_of(shutdown.wait(), asyncio.shield(following))
-        await asyncio.gather(
-            server.shutdown(sockets=[listener]), responses.runs.drain(settings.drain_timeout_s)
-        )
+        await asyncio.gather(server.drain(), responses.runs.drain(settings.drain_timeout_s))
     await responses.close()
     await transport.close()
     await discovery.close()
     return 0
-
-
-def _server(app: App, drain_timeout_s: float) -> uvicorn.Server:
-    config = uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        date_header=False,
-        timeout_graceful_shutdown=int(drain_timeout_s),
-    )
-    config.load()
-    server = uvicorn.Server(config)
-    server.lifespan = config.lifespan_class(config)
-    return server
 
 
 async def _open_store(path: str) -> ResponseStore:
@@ -108,9 +92,7 @@ async def _open_store(path: str) -> ResponseStore:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=2048)
-    listener.setblocking(False)
-    return listener
+    return socket.create_server((host, port), family=family, backlog=2048)
 
 
 if __name__ == "__main__":

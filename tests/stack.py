@@ -57,12 +57,15 @@ class Process:
 
 
 class Stack:
-    """A frontend and workers on loopback; file registry and TCP unless `environ` says otherwise."""
+    """A frontend and workers on loopback; file registry and TCP unless `environ` says otherwise. `prefix`
+    stands before the command of each process that is started from then on.
+    """
 
     def __init__(self, folder: Path, environ: Mapping[str, str] | None = None) -> None:
         self._folder = folder
         self.processes: list[Process] = []
         self.closing: list[Callable[[], None]] = []
+        self.prefix: tuple[str, ...] = ()
         self.url = f"http://127.0.0.1:{free_port()}"
         self.environ = {
             **os.environ,
@@ -75,7 +78,7 @@ class Stack:
 
     def start(self, name: str, module: str, *arguments: str) -> Process:
         """`python -m MODULE ARGUMENTS`."""
-        command = [PYTHON, "-m", module, *arguments]
+        command = [*self.prefix, PYTHON, "-m", module, *arguments]
         process = Process(name, command, self._folder / f"{name}.log", self.environ)
         self.processes.append(process)
         return process

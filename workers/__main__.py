@@ -5,6 +5,7 @@ import sys
 
 from baton.flags import parse
 from baton.process import Shutdown, run
+from baton.registry_folder import UnsafeFolder
 from baton.telemetry import configure_logging
 from workers.config import WorkerSettings
 from workers.engines.build import build_engine
@@ -24,9 +25,10 @@ def main(argv: list[str]) -> int:
 
     async def life(shutdown: Shutdown) -> int:
         try:
+            settings.wires.check()
             complete = with_engine(parsed)
             engine, lines = build_engine(complete, identity)
-        except SettingsError as error:
+        except (SettingsError, UnsafeFolder) as error:
             sys.stderr.write(f"error: {error}\n")
             return 2
         log.info("settings %s", " ".join(complete.lines()))

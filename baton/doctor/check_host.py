@@ -129,7 +129,7 @@ def _without_tensorrt_llm(host: Host) -> Iterator[Finding]:
 
 
 def network(facts: Facts) -> Iterator[Finding]:
-    """Is the HTTP port free, and is --host an address of this machine that peers can reach?"""
+    """Is the HTTP port free, is --host an address that peers can reach, can the file registry be trusted?"""
     if not 0 < facts.http_port < 65536:
         yield error(
             "port-bad", f"--http-port {facts.http_port} is no port",
@@ -147,6 +147,12 @@ def network(facts: Facts) -> Iterator[Finding]:
             "host-bad", f"--host {facts.bind_host}: {facts.host_problem}",
             breaks="workers cannot listen there",
             repair="ip -brief address; give an address of this machine",
+        )  # fmt: skip
+    if facts.registry_problem:
+        yield error(
+            "registry-unsafe", facts.registry_problem,
+            breaks="frontend and workers end at start",
+            repair="--file-registry with a folder of your own, or BATON_FILE_REGISTRY",
         )  # fmt: skip
     remote = [s.url for s in facts.services if not _is_loopback(s.url)]
     if remote and facts.bind_host.startswith(_LOOPBACK):

@@ -32,6 +32,7 @@ from baton.doctor.probe_host import bind_problem, probe_host
 from baton.doctor.probe_model import probe_model
 from baton.doctor.probe_services import Probe, probe_etcd, probe_nats, probe_services
 from baton.flags import flag, parse
+from baton.registry_folder import UnsafeFolder
 
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     check_gpus.presence, check_gpus.lists, check_gpu_health.health, check_gpus.fabric,
@@ -92,6 +93,7 @@ def gather(settings: DoctorSettings) -> Facts:
         services=probe_services(list(_services(wires))),
         bind_host=wires.host,
         host_problem=bind_problem(wires.host, 0),
+        registry_problem=_registry_problem(wires),
         http_port=settings.http_port,
         http_port_problem=bind_problem(settings.http_host, settings.http_port),
         engine=settings.engine,
@@ -113,6 +115,14 @@ def planned(settings: DoctorSettings, visible_devices: str | None) -> Iterator[W
         lists: list[str | None] = [*gpus.split(";")] if gpus is not None else [visible_devices or None]
         for one in lists:
             yield Worker(role=role, gpus=one, yaml=yaml, typed=typed, flag_problems=problems)
+
+
+def _registry_problem(wires: Wires) -> str | None:
+    try:
+        wires.check()
+    except UnsafeFolder as problem:
+        return str(problem)
+    return None
 
 
 def _services(wires: Wires) -> Iterator[tuple[Probe, str]]:

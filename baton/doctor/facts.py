@@ -203,7 +203,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. Ports: None if free, else why not. `host_problem`: why --host cannot be bound."""
+    """All of it. Ports: None if free, else why not. `host_problem`: why --host cannot be bound;
+    `registry_problem`: why the file registry, if it is the one, cannot be trusted."""
 
     host: Host
     nvidia: Nvidia
@@ -212,6 +213,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[Service, ...] = ()
     bind_host: str = "127.0.0.1"
     host_problem: str | None = None
+    registry_problem: str | None = None
     http_port: int = 8000
     http_port_problem: str | None = None
     engine: str = "trtllm"

@@ -27,7 +27,7 @@ def probe_host() -> Host:
         memory_bytes=memory.get("MemTotal", 0),
         memory_free_bytes=memory.get("MemAvailable", 0),
         memlock_bytes=_limit(resource.RLIMIT_MEMLOCK),
-        nofile=_limit(resource.RLIMIT_NOFILE),
+        nofile=_limit(resource.RLIMIT_NOFILE, is_hard=True),
         stack_bytes=_limit(resource.RLIMIT_STACK),
         shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,  # noqa: S108  its size
         in_container=_in_container(),
@@ -58,9 +58,10 @@ def _network_devices() -> Iterator[str]:
             yield from os.listdir(f"/sys/class/{kind}")
 
 
-def _limit(which: int) -> int | None:
-    soft, _ = resource.getrlimit(which)
-    return None if soft == resource.RLIM_INFINITY else soft
+def _limit(which: int, *, is_hard: bool = False) -> int | None:
+    """The limit; the hard one of what processes raise for themselves."""
+    limit = resource.getrlimit(which)[is_hard]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _meminfo() -> dict[str, int]:

@@ -125,15 +125,19 @@ class Endpoint:
                     await exchange.answer_error(SHUTTING_DOWN)
             raise
         except Exception as error:  # noqa: BLE001 the client gets an envelope, whatever broke
-            failure = as_baton_error(error, exchange.request_id)
-            tally.status = failure.status
-            log.info(
-                "refused request_id=%s status=%d code=%s", exchange.request_id, failure.status, failure.code
-            )
-            if exchange.started:
-                # The client has not read for so long that the grace is over too: no use to write more.
-                raise ClientGone from None
-            await exchange.answer_error(failure)
+            # Not here: a local name for the error would be a cycle through its traceback, which holds the
+            # request's body until the garbage collector comes.
+            await _report(error, exchange, tally)
+
+
+async def _report(error: Exception, exchange: Exchange, tally: Tally) -> None:
+    failure = as_baton_error(error, exchange.request_id)
+    tally.status = failure.status
+    log.info("refused request_id=%s status=%d code=%s", exchange.request_id, failure.status, failure.code)
+    if exchange.started:
+        # The client has not read for so long that the grace is over too: no use to write more.
+        raise ClientGone from None
+    await exchange.answer_error(failure)
 
 
 def generating(prepare: Prepare) -> Serve:

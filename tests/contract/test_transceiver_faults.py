@@ -3,9 +3,12 @@
 import asyncio
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 
+import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
@@ -23,6 +26,7 @@ from tests.kv_peer import (
 )
 from tests.waiting import until
 from workers.kv.memory import host_memory
+from workers.kv.source import Peer
 from workers.kv.transceiver import CacheTransceiver
 
 
@@ -120,6 +124,21 @@ def test_a_killed_puller_leaves_the_offer_to_the_next_one(kind: str) -> None:
             with victim(kind) as far:
                 assert (await far.pull(ticket, seed=1)).intact
             await here.moved(ticket)
+
+    asyncio.run(scenario())
+
+
+def test_connections_that_ask_for_nothing_make_room_for_a_puller(far: Far) -> None:
+    async def scenario() -> None:
+        async with near(far.kind) as here:
+            ticket = await far.offer(1 << 10, seed=3)
+            peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
+            with ExitStack() as mute:
+                for _ in range(300):
+                    mute.enter_context(socket.create_connection((peer.host, peer.port), timeout=5))
+                into = bytearray(1 << 10)
+                await here.pull(ticket, host_memory(into), SOON_S)
+            assert into == pattern(1 << 10, 3)
 
     asyncio.run(scenario())
 

@@ -266,6 +266,20 @@ def test_a_worker_hangs_up_on_noise_and_serves_on(noise: bytes) -> None:
     asyncio.run(scenario())
 
 
+def test_from_a_stranger_no_more_than_a_hello_is_read() -> None:
+    async def scenario() -> None:
+        transport = TcpTransport()
+        async with transport.serve("w", count_up) as address:
+            async with raw_connection(address) as (reader, writer), within(SOON_S):
+                writer.write((frames.MAX_HELLO_BYTES + 1).to_bytes(4, "big"))
+                await reader.read()  # it has hung up
+            long = a_request(2, token_ids=[1] * 100_000)
+            assert await tokens(transport.call(address, long)) == [0, 1]
+        await transport.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_peer_that_does_not_read_fills_no_memory() -> None:
     async def scenario() -> None:
         num_made_bytes = 0
@@ -283,7 +297,8 @@ def test_a_peer_that_does_not_read_fills_no_memory() -> None:
             opens = [frames.Open(number, a_request()) for number in range(20)]
             credits_ = [frames.Credit(number, 1_000_000) for number in range(20)]
             async with raw_connection(address) as (_, writer):
-                writer.write(frames.with_length(msgspec.msgpack.encode((0, [hello, *opens, *credits_]))))
+                for number, envelopes in enumerate(([hello], [*opens, *credits_])):
+                    writer.write(frames.with_length(msgspec.msgpack.encode((number, envelopes))))
                 num_before = -1
                 while num_before != num_made_bytes:
                     num_before = num_made_bytes

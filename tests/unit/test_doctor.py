@@ -365,6 +365,7 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("port taken", "port-taken", E, lambda f: replace(f, http_port_problem="Address already in use")),
     ("no such port", "port-bad", E, lambda f: replace(f, http_port=80_000)),
     ("address of another machine", "host-bad", E, lambda f: replace(f, host_problem="Cannot assign address")),
+    ("another's registry", "registry-unsafe", E, lambda f: replace(f, registry_problem="/x: not safe")),
     ("loopback, several nodes", "host-loopback", W,
      lambda f: _service(f, "etcd", url="http://10.0.0.1:2379")),
     ("memlock", "memlock", W, lambda f: _host(f, memlock_bytes=8 << 20)),

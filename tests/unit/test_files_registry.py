@@ -3,8 +3,9 @@
 import asyncio
 import fcntl
 import os
-from collections.abc import Callable
-from contextlib import aclosing
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -30,7 +31,7 @@ def test_the_folder_is_made_for_this_user_alone(tmp_path: Path) -> None:
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    with pytest.raises(PermissionError, match="0700"):
+    with pytest.raises(PermissionError, match="Others can write to"):
         look(tmp_path)
 
 
@@ -81,3 +82,33 @@ def test_a_folder_that_was_deleted_loses_nobody_and_is_made_again(tmp_path: Path
         assert list(folder.iterdir()) == []
 
     asyncio.run(main())
+
+
+def test_without_descriptors_it_keeps_whom_it_knows_and_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        folder = tmp_path / "registry"
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(FilesDiscovery(folder).register(worker("w1")))
+            looker = await stack.enter_async_context(onlooker(FilesDiscovery(folder)))
+            await looker.until_shown("w1")
+
+            with no_descriptors():
+                await asyncio.sleep(0.3)  # six looks at the folder; that nothing happens has no event
+            await stack.enter_async_context(FilesDiscovery(folder).register(worker("w2")))
+            await looker.until_shown("w1", "w2")
+            assert looker.lost == set()
+
+    asyncio.run(main())
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Every attempt of this process to open something fails with EMFILE."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open("/", os.O_RDONLY)
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -60,7 +60,7 @@ def test_bytes_that_are_no_frame_break_the_link_and_nothing_else(noise: bytes) -
 @pytest.mark.parametrize(
     ("first", "reason"),
     [
-        (frame(0, Hello(frames.VERSION + 1, "w")), "speaks version 2"),
+        (frame(0, Hello(frames.VERSION + 1, "w")), f"speaks version {frames.VERSION + 1}"),
         (frame(0, Hello(frames.VERSION, "v")), "v is not here"),
         (frame(0, End(1)), "did not say hello"),
         (frame(0), "did not say hello"),

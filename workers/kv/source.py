@@ -1,17 +1,19 @@
 """The source's end of every pull: a transceiver's offers, and the socket at which they are asked for."""
 
 import asyncio
+import functools
 import hmac
 import itertools
 import logging
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import msgspec
 
 from baton.errors import HandoffFailed
+from baton.listener import Admission, Listener, num_connections
 from workers.kv.memory import Memory, host_view
 from workers.kv.transceiver import Ticket
 from workers.kv.wire import Ask, Fetched, Grant, Refused, Stands, receive_word, send_bytes, send_word
@@ -21,7 +23,6 @@ log = logging.getLogger(__name__)
 _SECRET_BYTES = 16
 _ASK_LIMIT_S = 5.0
 _MAX_SESSIONS = 256
-_ACCEPT_PAUSE_S = 0.1
 _GONE = "the KV is no longer offered: it was pulled, withdrawn, or has expired"
 
 Lend = Callable[[socket.socket, Memory], AbstractAsyncContextManager[None]]
@@ -68,7 +69,8 @@ class Source:
         self._lend_direct = lend_direct
         self._offers: dict[int, _Offer] = {}
         self._ids = itertools.count(1)
-        self._listener: socket.socket | None = None
+        self._listener: Listener | None = None
+        self._sessions = Admission(num_connections(4, _MAX_SESSIONS), _evict)
         self._port = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -76,10 +78,8 @@ class Source:
         """Listen on an ephemeral port. Raises OSError."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         listener = socket.create_server((self._host, 0), family=family, backlog=_MAX_SESSIONS)
-        listener.setblocking(False)
-        self._listener = listener
         self._port = listener.getsockname()[1]
-        self._spawn(self._accept(listener))
+        self._listener = Listener(listener, self._take, self._sessions.make_room)
 
     def offer(self, payload: Memory) -> Ticket:
         """See CacheTransceiver.offer."""
@@ -117,28 +117,25 @@ class Source:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(listener)
-            except OSError as error:
-                log.warning("accept failed wire=%s error=%s", self._wire, error)
-                await asyncio.sleep(_ACCEPT_PAUSE_S)  # out of descriptors, likely: let some be closed
-                continue
-            if len(self._tasks) > _MAX_SESSIONS:
-                log.warning("puller turned away wire=%s sessions=%d", self._wire, len(self._tasks))
-                sock.close()
-                continue
-            self._spawn(self._session(sock))
+    def _take(self, sock: socket.socket) -> None:
+        if not self._sessions.enter(sock):
+            log.warning("puller turned away wire=%s sessions=%d", self._wire, len(self._tasks))
+            sock.close()
+            return
+        task = asyncio.create_task(self._session(sock))
+        self._tasks.add(task)
+        task.add_done_callback(functools.partial(self._ended, sock))
+
+    def _ended(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._sessions.leave(sock)
 
     async def _session(self, sock: socket.socket) -> None:
         """One puller, from its Ask until it hangs up."""
         with sock:
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _notice_dead_host(sock)
             try:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                _notice_dead_host(sock)
                 async with asyncio.timeout(_ASK_LIMIT_S):
                     ask = await receive_word(sock, Ask)
                 await self._answer(sock, ask)
@@ -154,6 +151,7 @@ class Source:
         if lend is None or (lend is _stream and offer.payload.device_index is not None):
             await send_word(sock, Refused(f"the source, over {self._wire}, cannot move this memory that way"))
             return
+        self._sessions.busy(sock)
         offer.readers.add(sock)
         try:
             async with lend(sock, offer.payload):
@@ -165,11 +163,6 @@ class Source:
         elif not _hung_up(sock):  # a puller that gave up meanwhile has not got it
             offer.end(moved=True)
             await send_word(sock, Stands())
-
-    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 @asynccontextmanager
@@ -193,6 +186,11 @@ def _hung_up(sock: socket.socket) -> bool:
         return sock.recv(1, socket.MSG_PEEK) == b""
     except BlockingIOError:
         return False
+
+
+def _evict(sock: socket.socket) -> None:
+    """Wake its session, which then ends."""
+    _shut_down(sock, socket.SHUT_RDWR)
 
 
 def _shut_down(sock: socket.socket, how: int) -> None:

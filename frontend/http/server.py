@@ -1,0 +1,102 @@
+"""The HTTP server: takes clients in as long as there is room, looks after slow ones, drains at the end."""
+
+import asyncio
+import logging
+import socket
+
+import uvicorn
+
+from baton.errors import NotReady
+from baton.listener import Admission, Listener, num_connections
+from baton.streams import Pulse
+from frontend.http.connection import Connection, Patience
+from frontend.http.errors import ErrorBody, retry_after
+from frontend.http.exchange import AsgiApp, Exchange, Receive, Scope, Send
+
+log = logging.getLogger(__name__)
+
+MOST_CONNECTIONS = 16_384
+MOST_TURNED_AWAY = 64
+"""Connections beyond the limit that wait for their 503; one more is closed without a word."""
+_CHECK_EVERY_S = 1.0
+_FULL = NotReady("Too many connections are being served; try again.", retry_after_s=1)
+
+
+class HttpServer:
+    """Serves the app to all who connect to a listening socket. Unless `max_connections` is given, half of the
+    process's descriptors are for clients; the rest is for what serves them.
+    """
+
+    def __init__(
+        self,
+        app: AsgiApp,
+        drain_timeout_s: float,
+        patience: Patience | None = None,
+        max_connections: int | None = None,
+    ) -> None:
+        self._server = _uvicorn(app, drain_timeout_s)
+        self._patience = patience or Patience()
+        most = max_connections or num_connections(2, MOST_CONNECTIONS)
+        self._admitted = Admission(most, Connection.evict)
+        self._turned_away = Admission(num_connections(8, MOST_TURNED_AWAY), Connection.evict)
+        self._is_full = False
+        self._listener: Listener | None = None
+        self._pulse: Pulse | None = None
+
+    def start(self, listener: socket.socket) -> None:
+        """Take clients in, until `drain`."""
+        self._listener = Listener(listener, self._take, self._admitted.make_room)
+        self._pulse = Pulse(_CHECK_EVERY_S, self._check)
+
+    async def drain(self) -> None:
+        """Take nobody in any more, and let running answers finish within the drain timeout."""
+        if self._listener is not None:
+            self._listener.close()
+        await self._server.shutdown()
+        if self._pulse is not None:
+            self._pulse.stop()
+
+    def _take(self, sock: socket.socket) -> Connection | None:
+        connection = Connection(self._server.config, self._server.server_state, self._patience)
+        is_full = not connection.enter(self._admitted)
+        if is_full != self._is_full:
+            self._is_full = is_full
+            log.warning("connections=%s", "full" if is_full else "room again")
+        if is_full:
+            connection.app = _turn_away
+            if not connection.enter(self._turned_away):
+                sock.close()
+                return None
+        return connection
+
+    def _check(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for connection in tuple(self._server.server_state.connections):
+            assert isinstance(connection, Connection), "no other is made"
+            connection.check(now_s)
+
+
+async def _turn_away(scope: Scope, receive: Receive, send: Send) -> None:
+    exchange = Exchange(scope, receive, send)
+    headers = [*retry_after(_FULL), (b"connection", b"close")]
+    await exchange.answer(_FULL.status, ErrorBody.of(_FULL), headers)
+
+
+def _uvicorn(app: AsgiApp, drain_timeout_s: float) -> uvicorn.Server:
+    """Of uvicorn's server only the end is used: its signals, sockets and timers are our own."""
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=int(drain_timeout_s),
+    )
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    server.servers = []
+    return server

@@ -1,0 +1,381 @@
+"""Clients over real sockets that are slow, endless, too many, or speak no HTTP: all are let go of."""
+
+import asyncio
+import gc
+import json
+import socket
+import struct
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, cast
+
+import pytest
+import uvloop
+
+from frontend.http.connection import MAX_HEAD_BYTES, MAX_PIPELINED, Connection, Patience
+from frontend.http.exchange import ClientGone, Exchange, Receive, Scope, Send
+from frontend.http.respond import Endpoint
+from frontend.http.server import HttpServer
+from frontend.http.services import Services
+from tests.scripted_frontend import Client, ScriptedFleet, ScriptedTokens
+from tests.waiting import until
+
+MAX_BODY_BYTES = 1 << 20
+HURRIED = Patience(request_s=0.5, idle_s=1.5, unread_s=0.5, rest_s=0.3)
+# A check comes once a second; the rest is for a busy machine.
+SLACK_S = 8.0
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+class Echo:
+    """An app of one route: the length of the body, or, of `/endless`, an answer without end."""
+
+    def __init__(self) -> None:
+        self.services = Services(
+            fleet=ScriptedFleet(), generator=ScriptedTokens(), max_body_bytes=MAX_BODY_BYTES
+        )
+        self.num_running = 0
+        self.num_answered = 0
+        self._endpoint = Endpoint("/", self._serve, self.services)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.num_running += 1
+        try:
+            await self._endpoint(scope, receive, send)
+        finally:
+            self.num_running -= 1
+
+    async def _serve(self, exchange: Exchange, services: Services, _: Any) -> None:
+        body = await exchange.read_body(services.max_body_bytes)
+        if exchange.query != "endless":
+            await exchange.start(200, b"text/plain", [(b"content-length", b"%d" % len(b"%d" % len(body)))])
+            await exchange.end(b"%d" % len(body))
+            self.num_answered += 1
+            return
+        gone = asyncio.ensure_future(exchange.client_gone())
+        await exchange.start(200, b"text/plain", [])
+        while not gone.done():
+            await exchange.write(bytes(1 << 16))
+            await asyncio.sleep(0)  # as an engine, which others' answers come from as well
+        raise ClientGone
+
+
+class Peer:
+    """A client that says what it likes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def say(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    def mute(self) -> None:
+        """Read nothing more."""
+        cast("asyncio.Transport", self.writer.transport).pause_reading()
+
+    async def rest(self) -> bytes:
+        """All that comes until the server hangs up."""
+        found = b""
+        async with asyncio.timeout(SLACK_S):
+            with suppress(ConnectionError):  # a reset is an end, too
+                while data := await self.reader.read(1 << 16):
+                    found += data
+        return found
+
+    async def answer(self) -> bytes:
+        """The next answer's body."""
+        async with asyncio.timeout(SLACK_S):
+            head = await self.reader.readuntil(b"\r\n\r\n")
+            length = next(line for line in head.split(b"\r\n") if line.startswith(b"content-length"))
+            return await self.reader.readexactly(int(length.partition(b":")[2]))
+
+
+class Scene:
+    """A server that is in a hurry, and its clients."""
+
+    def __init__(self, app: Echo, port: int) -> None:
+        self.app = app
+        self.port = port
+        self.peers: list[Peer] = []
+
+    async def peer(self, first_bytes: bytes = b"") -> Peer:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.peers.append(Peer(reader, writer))
+        self.peers[-1].say(first_bytes)
+        return self.peers[-1]
+
+
+@asynccontextmanager
+async def serving(patience: Patience, max_connections: int | None) -> AsyncIterator[Scene]:
+    app = Echo()
+    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+    server = HttpServer(app, 1.0, patience, max_connections)
+    port = listener.getsockname()[1]
+    server.start(listener)
+    scene = Scene(app, port)
+    try:
+        yield scene
+    finally:
+        for peer in scene.peers:
+            peer.writer.transport.abort()
+        await server.drain()
+        await until(lambda: app.num_running == 0)
+
+
+def play(
+    part: Callable[[Scene], Awaitable[None]],
+    patience: Patience = HURRIED,
+    max_connections: int | None = None,
+) -> None:
+    async def main() -> None:
+        async with serving(patience, max_connections) as scene:
+            await part(scene)
+
+    uvloop.run(main())
+
+
+def error_code(answer: bytes) -> tuple[int, str]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"connection: close" in head
+    return int(head.split()[1]), json.loads(body)["error"]["code"]
+
+
+async def drip(peer: Peer, data: bytes = b"a", every_s: float = 0.05) -> bytes:
+    """Send a byte now and then until the server has hung up; gives what it said."""
+    answer = asyncio.ensure_future(peer.rest())
+    while not answer.done():
+        peer.say(data)
+        await asyncio.wait({answer}, timeout=every_s)  # the pace of a slow client
+    return answer.result()
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"GET / HTTP/1.1\r\nx: ",
+        b"POST / HTTP/1.1\r\ncontent-length: 100000\r\n\r\n",
+        b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nfffff\r\n",
+    ],
+    ids=["headers", "body", "chunk"],
+)
+def test_a_request_that_comes_by_drops_is_a_408(start: bytes) -> None:
+    async def part(scene: Scene) -> None:
+        assert error_code(await drip(await scene.peer(start))) == (408, "request_timeout")
+
+    play(part)
+
+
+def test_a_large_body_gets_the_time_it_needs() -> None:
+    """At twice the least rate, much longer than `request_s` alone would allow."""
+
+    async def part(scene: Scene) -> None:
+        peer = await scene.peer(b"POST / HTTP/1.1\r\ncontent-length: 40000\r\n\r\n")
+        for _ in range(20):
+            peer.say(bytes(2000))
+            await asyncio.sleep(0.1)  # the pace of a slow client
+        assert await peer.answer() == b"40000"
+
+    play(part, Patience(request_s=0.5, bytes_a_s=10_000))
+
+
+def test_an_idle_connection_is_closed_without_a_word_and_an_asking_one_is_kept() -> None:
+    async def part(scene: Scene) -> None:
+        silent, used, asking = [await scene.peer() for _ in range(3)]
+        used.say(GET)
+        assert await used.answer() == b"0"
+
+        closed = asyncio.gather(silent.rest(), used.rest())
+        while not closed.done():
+            asking.say(GET)
+            assert await asking.answer() == b"0"
+            await asyncio.wait({closed}, timeout=0.1)  # the pace of a client that is there
+
+        assert [*closed.result()] == [b"", b""]
+        asking.say(GET)
+        assert await asking.answer() == b"0"
+
+    play(part)
+
+
+def test_a_client_that_does_not_read_its_answer_is_dropped() -> None:
+    async def part(scene: Scene) -> None:
+        peer = await scene.peer()
+        peer.mute()
+        peer.say(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
+        await until(lambda: scene.app.num_running == 1)
+        await until(lambda: scene.app.num_running == 0)
+
+    play(part)
+
+
+def test_a_client_that_reads_slowly_is_not() -> None:
+    async def part(scene: Scene) -> None:
+        peer = await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
+        for _ in range(40):
+            await peer.reader.readexactly(1 << 20)
+            await asyncio.sleep(0.1)  # the pace of a slow client
+        assert scene.app.num_running == 1
+
+    play(part, Patience(unread_s=2.0))
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        bytes(range(256)),
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST / HTTP/1.1\r\ncontent-length: -5\r\n\r\n",
+        b"POST / HTTP/1.1\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n",
+        b"GET /\xff HTTP/1.1\r\n\r\n",
+    ],
+    ids=["bytes", "TLS", "version", "negative length", "two lengths", "chunk", "path"],
+)
+def test_what_is_no_http_is_a_400(garbage: bytes) -> None:
+    async def part(scene: Scene) -> None:
+        assert error_code(await (await scene.peer(garbage)).rest()) == (400, "invalid_request")
+
+    play(part)
+
+
+@pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\nx: ", b"GET /"], ids=["header", "path"])
+def test_a_head_without_end_is_a_431(start: bytes) -> None:
+    async def part(scene: Scene) -> None:
+        peer = await scene.peer(start + b"a" * (MAX_HEAD_BYTES + 1))
+        assert error_code(await peer.rest()) == (431, "headers_too_large")
+
+    play(part)
+
+
+def test_a_head_at_its_limit_is_served() -> None:
+    async def part(scene: Scene) -> None:
+        peer = await scene.peer(b"GET / HTTP/1.1\r\nx: " + b"a" * (MAX_HEAD_BYTES - 100) + b"\r\n\r\n")
+        assert await peer.answer() == b"0"
+
+    play(part)
+
+
+@pytest.mark.parametrize(
+    "odd", [b"1;" + b"x" * 200_000, b"0\r\nx: " + b"y" * 200_000], ids=["extension", "trailer"]
+)
+def test_what_is_no_body_ends_within_a_body_too(odd: bytes) -> None:
+    async def part(scene: Scene) -> None:
+        peer = await scene.peer(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + odd)
+        assert error_code(await peer.rest()) == (431, "headers_too_large")
+
+    play(part, Patience(request_s=60))
+
+
+@pytest.mark.parametrize("size", [b"content-length: 99999999", b"transfer-encoding: chunked"])
+def test_a_body_over_the_limit_is_a_413_and_its_rest_is_not_read_for_long(size: bytes) -> None:
+    async def part(scene: Scene) -> None:
+        peer = await scene.peer(b"POST / HTTP/1.1\r\n" + size + b"\r\n\r\n")
+        chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
+        answer = await drip(peer, chunk, every_s=0.01)
+        assert answer.startswith(b"HTTP/1.1 413")
+
+    play(part, Patience(request_s=60, rest_s=0.3))
+
+
+def test_requests_sent_ahead_are_answered_in_order_but_not_any_number_of_them() -> None:
+    async def part(scene: Scene) -> None:
+        few = await scene.peer(GET * MAX_PIPELINED)
+        assert [await few.answer() for _ in range(MAX_PIPELINED)] == [b"0"] * MAX_PIPELINED
+
+        many = await scene.peer(GET * 10_000)
+        assert (await many.rest()).count(b"HTTP/1.1 200") <= MAX_PIPELINED + 1
+
+    play(part)
+
+
+def test_clients_that_reset_their_connections_leave_nothing_behind() -> None:
+    async def part(scene: Scene) -> None:
+        for _ in range(5):
+            peer = await scene.peer(GET)
+            assert await peer.answer() == b"0"
+            sock = peer.writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peer.writer.transport.abort()
+        await until(lambda: gc.collect() >= 0 and num_connections() == 0, 3.0, pause_s=0.1)
+
+    play(part)
+
+
+def test_a_refused_body_is_not_kept_until_the_garbage_collector_comes() -> None:
+    async def main() -> None:
+        client = Client(ScriptedTokens())
+        gc.disable()
+        tracemalloc.start()
+        try:
+            for _ in range(10):
+                reply = await client.post("/v1/completions", b"{" + b" " * MAX_BODY_BYTES)
+                assert reply.status == 400
+            assert tracemalloc.get_traced_memory()[0] < 3 * MAX_BODY_BYTES
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+
+    asyncio.run(main())
+
+
+def num_connections() -> int:
+    return sum(isinstance(one, Connection) for one in gc.get_objects())
+
+
+def test_garbage_after_a_request_ends_the_connection_and_not_the_server() -> None:
+    async def part(scene: Scene) -> None:
+        peer = await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
+        await peer.reader.readexactly(100)
+        peer.say(b"\x00\xff")
+        assert b"HTTP/1.1 400" not in await peer.rest()
+        await until(lambda: scene.app.num_running == 0)
+
+    play(part)
+
+
+def test_connections_beyond_the_limit_get_a_503_if_all_others_are_busy() -> None:
+    async def part(scene: Scene) -> None:
+        streams = [await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n") for _ in range(4)]
+        await until(lambda: scene.app.num_running == 4)
+
+        turned_away = await (await scene.peer(GET)).rest()
+        assert error_code(turned_away) == (503, "not_ready")
+        assert b"retry-after: 1" in turned_away
+
+        streams[0].writer.transport.abort()
+        await until(lambda: scene.app.num_running == 3)
+        assert await (await scene.peer(GET)).answer() == b"0"
+
+    play(part, Patience(), max_connections=4)
+
+
+def test_whoever_has_waited_longest_makes_room() -> None:
+    async def part(scene: Scene) -> None:
+        streaming = await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
+        oldest = await scene.peer(b"POST / HTTP/1.1\r\n")
+        asking = await scene.peer(GET)
+        assert await asking.answer() == b"0"
+
+        assert await (await scene.peer(GET)).answer() == b"0"
+
+        assert await oldest.rest() == b""
+        asking.say(GET)
+        assert await asking.answer() == b"0"
+        await streaming.reader.readexactly(1 << 20)
+
+    play(part, Patience(), max_connections=3)
+
+
+def test_a_client_that_does_not_read_makes_room_too() -> None:
+    async def part(scene: Scene) -> None:
+        for _ in range(10):
+            peer = await scene.peer()
+            peer.mute()
+            peer.say(GET)
+        await until(lambda: scene.app.num_answered == 10)
+        assert await (await scene.peer(GET)).answer() == b"0"
+
+    play(part, Patience(), max_connections=3)

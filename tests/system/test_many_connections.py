@@ -1,0 +1,154 @@
+"""More connections than a process has descriptors: none of them ends it, and other clients are served."""
+
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.stack import MODEL, Process, Stack
+from tests.waiting import wait_for
+
+NUM_CONNECTIONS = 400
+NUM_DESCRIPTORS = 256
+# Another client is answered so much later than without these connections, at most.
+SOON_S = 1.0
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    """Ready, each process with so many descriptors and no way to have more."""
+    stack = Stack(tmp_path)
+    stack.prefix = ("prlimit", f"--nofile={NUM_DESCRIPTORS}:{NUM_DESCRIPTORS}")
+    stack.frontend(), stack.worker("prefill", name="prefill"), stack.worker("decode", name="decode")
+    try:
+        stack.wait_ready(1, 1)
+        yield stack
+    finally:
+        stack.stop()
+
+
+def ask(stack: Stack) -> float:
+    """Seconds that a whole answer takes, over a new connection."""
+    began = time.monotonic()
+    body = {"model": MODEL, "prompt": "one two three", "max_tokens": 5}
+    answer = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=30)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 5
+    return time.monotonic() - began
+
+
+@contextmanager
+def connections(port: int, first_bytes: bytes = b"") -> Iterator[list[socket.socket]]:
+    """Many connections that say so much and no more."""
+    with ExitStack() as opened:
+        found = []
+        for _ in range(NUM_CONNECTIONS):
+            found.append(opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5)))
+            if first_bytes:
+                with suppress(ConnectionError):  # it had to make room already
+                    found[-1].sendall(first_bytes)
+        yield found
+
+
+def listening_ports(process: Process) -> set[int]:
+    """Of one process, by the kernel's tables."""
+    folder = Path(f"/proc/{process.popen.pid}")
+    links = [os.readlink(fd) for fd in (folder / "fd").iterdir()]
+    inodes = {link[8:-1] for link in links if link.startswith("socket:")}
+    rows = [line.split() for line in (folder / "net/tcp").read_text().splitlines()[1:]]
+    return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
+
+
+def num_descriptors(process: Process) -> int:
+    return len(os.listdir(f"/proc/{process.popen.pid}/fd"))
+
+
+def http_port(stack: Stack) -> int:
+    return int(stack.url.rpartition(":")[2])
+
+
+def plane_ports(folder: Path) -> set[int]:
+    """Where the workers' TCP planes listen, by the registry."""
+    cards = [json.loads(path.read_text()) for path in (folder / "registry").glob("*.json")]
+    return {int(re.findall(r":(\d+)/", card["address"])[0]) for card in cards}
+
+
+@pytest.mark.parametrize(
+    "first_bytes",
+    [
+        b"",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n",
+        b"POST /v1/completions HTTP/1.1\r\ncontent-length: 9\r\n\r\n{",
+    ],
+    ids=["idle", "half a head", "half a body"],
+)
+def test_the_frontend_serves_others_while_many_hold_connections(stack: Stack, first_bytes: bytes) -> None:
+    frontend = stack.processes[0]
+    soon_s = SOON_S + max(ask(stack) for _ in range(3))
+    num_before = num_descriptors(frontend)
+
+    with connections(http_port(stack), first_bytes):
+        for _ in range(5):
+            assert ask(stack) < soon_s
+        assert httpx.get(f"{stack.url}/health").status_code == 200
+        assert num_descriptors(frontend) < NUM_DESCRIPTORS - 50
+
+    wait_for(lambda: num_descriptors(frontend) <= num_before + 1)
+    assert ask(stack) < soon_s
+
+
+def test_workers_serve_others_while_many_hold_connections_to_their_ports(
+    stack: Stack, tmp_path: Path
+) -> None:
+    workers = stack.processes[1:]
+    soon_s = SOON_S + max(ask(stack) for _ in range(3))
+    planes = plane_ports(tmp_path)
+    ports = {port for worker in workers for port in listening_ports(worker)}
+    assert planes < ports, "beside the plane, prefill has a port for its KV"
+    num_before = [num_descriptors(worker) for worker in workers]
+
+    with ExitStack() as opened:
+        for port in ports:
+            opened.enter_context(connections(port))
+        for _ in range(5):
+            assert ask(stack) < soon_s
+        assert max(map(num_descriptors, workers)) < NUM_DESCRIPTORS - 50
+
+    wait_for(lambda: all(num_descriptors(w) <= n + 2 for w, n in zip(workers, num_before, strict=True)))
+    assert ask(stack) < soon_s
+    assert all(process.popen.poll() is None for process in stack.processes)
+
+
+def test_a_new_frontend_gets_in_where_many_hold_a_workers_plane(stack: Stack, tmp_path: Path) -> None:
+    soon_s = SOON_S + max(ask(stack) for _ in range(3))
+    stack.processes[0].kill()
+    with ExitStack() as opened:
+        for port in plane_ports(tmp_path):
+            opened.enter_context(connections(port))
+        stack.frontend()
+        stack.wait_ready(1, 1)
+        assert ask(stack) < soon_s
+
+
+def test_the_soft_limit_is_raised_so_that_all_stay(tmp_path: Path) -> None:
+    stack = Stack(tmp_path)
+    stack.prefix = ("prlimit", f"--nofile={NUM_DESCRIPTORS}:4096")
+    try:
+        stack.frontend(), stack.worker("agg")
+        stack.wait_ready(0, 1)
+        with connections(http_port(stack)) as held:
+            for sock in held:
+                sock.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert {sock.recv(12) for sock in held} == {b"HTTP/1.1 200"}
+        for process in stack.processes:
+            limits = Path(f"/proc/{process.popen.pid}/limits").read_text()
+            assert re.search(r"Max open files +4096 +4096", limits)
+    finally:
+        stack.stop()

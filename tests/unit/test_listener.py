@@ -1,0 +1,136 @@
+"""Who is taken in and who makes room; accepting goes on after a lack of descriptors."""
+
+import asyncio
+import errno
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from baton.listener import Admission, Listener, num_connections
+from tests.waiting import until
+
+
+class Lobby:
+    """An admission of strings, and who had to go."""
+
+    def __init__(self, limit: int) -> None:
+        self.gone: list[str] = []
+        self.admission = Admission[str](limit, self.gone.append)
+
+
+def test_up_to_the_limit_all_stay() -> None:
+    lobby = Lobby(2)
+    assert [lobby.admission.enter(name) for name in "ab"] == [True, True]
+    assert lobby.gone == []
+
+
+def test_who_waits_longest_makes_room() -> None:
+    lobby = Lobby(2)
+    for name in "abc":
+        assert lobby.admission.enter(name)
+    assert lobby.gone == ["a"]
+
+
+def test_who_is_served_keeps_its_place() -> None:
+    lobby = Lobby(2)
+    for name in "ab":
+        lobby.admission.enter(name)
+    lobby.admission.busy("a")
+    lobby.admission.enter("c")
+    assert lobby.gone == ["b"]
+
+
+def test_when_all_are_served_a_newcomer_is_refused() -> None:
+    lobby = Lobby(1)
+    lobby.admission.enter("a")
+    lobby.admission.busy("a")
+    assert not lobby.admission.enter("b")
+    assert lobby.gone == []
+
+
+def test_who_was_served_waits_again_as_the_latest() -> None:
+    lobby = Lobby(2)
+    for name in "ab":
+        lobby.admission.enter(name)
+    lobby.admission.busy("a")
+    lobby.admission.wait("a")
+    lobby.admission.enter("c")
+    assert lobby.gone == ["b"]
+
+
+def test_who_had_to_go_keeps_its_place_until_its_connection_has_ended() -> None:
+    """Its descriptor is not free before."""
+    lobby = Lobby(2)
+    for name in "abcd":
+        lobby.admission.enter(name)
+    assert lobby.gone == ["a", "b"]
+    for name in "abcd":
+        lobby.admission.leave(name)
+    assert [lobby.admission.enter(name) for name in "ef"] == [True, True]
+    assert lobby.gone == ["a", "b"]
+
+
+def test_who_has_left_does_not_wait() -> None:
+    lobby = Lobby(2)
+    lobby.admission.enter("a")
+    lobby.admission.leave("a")
+    lobby.admission.wait("a")
+    assert not lobby.admission.make_room()
+
+
+class Short(socket.socket):
+    """A listening socket that has `num_errors` times no descriptor for a connection."""
+
+    num_errors = 3
+    num_calls = 0
+
+    def accept(self) -> tuple[socket.socket, object]:
+        self.num_calls += 1
+        if self.num_errors:
+            self.num_errors -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
+
+
+def test_without_descriptors_it_makes_room_pauses_and_goes_on() -> None:
+    async def main() -> None:
+        taken: list[socket.socket] = []
+        num_asked = 0
+
+        def make_room() -> None:
+            nonlocal num_asked
+            num_asked += 1
+
+        sock = Short(socket.AF_INET, socket.SOCK_STREAM)
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        listener = Listener(sock, taken.append, make_room)
+        began = asyncio.get_running_loop().time()
+        with socket.create_connection(sock.getsockname()):
+            await until(lambda: taken)
+        assert num_asked == 3
+        assert sock.num_calls <= 5  # it does not spin
+        assert asyncio.get_running_loop().time() - began > 0.2
+        listener.close()
+        for connection in taken:
+            connection.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("hard", "raised"), [(64, 64), (200, 200), (1000, 500)])
+def test_the_soft_limit_is_raised_towards_the_hard_one_within_reason(hard: int, raised: int) -> None:
+    code = (
+        "import resource; from baton.listener import num_connections, raise_descriptor_limit;"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, (64, {hard})); raise_descriptor_limit(500);"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], num_connections(4, 10**9))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.split() == [str(raised), str(raised // 4)]
+
+
+def test_no_more_connections_than_asked_for() -> None:
+    assert num_connections(1, 3) == 3
