@@ -13,6 +13,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from tests.guided import ENDLESS
 from tests.stack import MODEL, Stack
 
 Json = dict[str, Any]
@@ -235,3 +236,17 @@ def test_a_schema_that_cannot_be_enforced_is_a_400_with_the_reason(stack: Stack)
         error = reply.json()["error"]
         assert (reply.status_code, error["param"]) == (400, "response_format.json_schema.schema")
         assert "not" in error["message"]
+
+
+def test_a_slow_schema_is_its_own_clients_400(stack: Stack) -> None:
+    def post(schema: Json) -> httpx.Response:
+        body = {"model": MODEL, "messages": QUESTION, "max_tokens": 5}
+        body["response_format"] = json_schema(schema, strict=True)
+        return httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=60)
+
+    with ThreadPoolExecutor(4) as threads:
+        slow, *others = threads.map(post, [ENDLESS["slow"], *({"const": i} for i in range(3))])
+    assert [reply.status_code for reply in others] == [200] * 3
+    error = slow.json()["error"]
+    assert (slow.status_code, error["param"]) == (400, "response_format.json_schema.schema")
+    assert "CPU time" in error["message"]
