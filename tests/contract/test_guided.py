@@ -19,7 +19,7 @@ from frontend.harmony.render import render
 from frontend.harmony.specials import SpecialToken
 from frontend.tokenizer import ModelTokenizer
 from tests.guided import CASES, ENDLESS, answer_form, check, parts_of, slow_inside
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from workers.engine import Engine
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
@@ -29,7 +29,6 @@ from workers.kv.choose import choose_transceiver
 T = TypeVar("T")
 
 DEMO = Path("models/demo")
-PATIENCE_S = 30.0
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SEEDED: dict[str, Any] = {"temperature": 1.0, "seed": 11, "top_p": 0.95}
 SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])

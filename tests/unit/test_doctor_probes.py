@@ -19,6 +19,7 @@ from baton.doctor.facts import GIB
 from baton.doctor.probe_gpus import parse_gpus, parse_health, parse_matrix
 from baton.doctor.probe_host import bind_problem, probe_host
 from baton.doctor.probe_model import probe_model
+from tests.waiting import PATIENCE_S
 
 SMI = Path("tests/data/nvidia_smi").resolve()
 DEMO = Path("models/demo")
@@ -218,7 +219,9 @@ def _doctor(*arguments: str, path: Path | None = None) -> subprocess.CompletedPr
     if path:
         environ["PATH"] = f"{path}:{environ['PATH']}"
     command = [sys.executable, "-m", "baton", "doctor", "--http-port", "18431", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environ, timeout=PATIENCE_S, check=False
+    )
 
 
 def _recorded_smi(folder: Path) -> Path:
