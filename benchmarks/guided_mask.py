@@ -13,7 +13,8 @@ import torch
 from baton.messages import Sampling
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.form import AnswerFormat, guided
-from workers.engines.embedded.grammar import Grammars, Matcher
+from workers.engines.embedded.grammar import Grammars
+from workers.engines.embedded.matcher import Matcher
 from workers.engines.embedded.sampling import Draw, sample
 
 NUM_ROUNDS = 5

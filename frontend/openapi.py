@@ -21,6 +21,7 @@ from frontend.chat.body import ChatBody
 from frontend.chat.objects import ChatCompletion
 from frontend.completions.body import CompletionBody
 from frontend.completions.objects import Completion
+from frontend.http.connection import HeadTooLarge, RequestTooSlow
 from frontend.http.errors import BodyTooLarge, ErrorBody
 from frontend.messages.body import Counted, MessagesBody
 from frontend.messages.objects import MessageObject, MessagesError, TokenCount
@@ -44,7 +45,9 @@ _STRUCTS = (
     MessagesBody, Counted, MessageObject, TokenCount, MessagesError,
     TokenizeBody, TokenizeAnswer, DetokenizeBody, DetokenizeAnswer,
 )  # fmt: skip
-_ASKING: Errors = (InvalidRequest, ModelNotFound, BodyTooLarge, NoWorkers, BatonError)
+_ASKING: Errors = (
+    InvalidRequest, ModelNotFound, BodyTooLarge, RequestTooSlow, HeadTooLarge, NoWorkers, BatonError,
+)  # fmt: skip
 _GENERATING: Errors = (
     *_ASKING, ContextTooLong, Overloaded, EngineFailure, WorkerLost, HandoffFailed, NotReady,
     DeadlineExceeded,

@@ -6,6 +6,7 @@ import httpx
 
 from tests.stack import MODEL, Stack
 from tests.system.test_serving import GUIDE
+from tests.waiting import PATIENCE_S
 
 Json = dict[str, Any]
 
@@ -13,7 +14,7 @@ Json = dict[str, Any]
 def chat(stack: Stack, *messages: Json) -> Json:
     """The one choice of the guide's request with these messages."""
     asked = GUIDE | {"messages": list(messages)}
-    answer = httpx.post(f"{stack.url}/v1/chat/completions", json=asked, timeout=60)
+    answer = httpx.post(f"{stack.url}/v1/chat/completions", json=asked, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     (choice,) = answer.json()["choices"]
     found: Json = choice
@@ -23,7 +24,7 @@ def chat(stack: Stack, *messages: Json) -> Json:
 def complete(stack: Stack, num_tokens: int = 120) -> str:
     """A greedy answer of that many tokens."""
     body = {"model": MODEL, "prompt": "one two three", "max_tokens": num_tokens, "temperature": 0}
-    answer = httpx.post(f"{stack.url}/v1/completions", json=body | {"ignore_eos": True}, timeout=60)
+    answer = httpx.post(f"{stack.url}/v1/completions", json=body | {"ignore_eos": True}, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     text: str = answer.json()["choices"][0]["text"]
     return text

@@ -1,5 +1,6 @@
 """Real servers for the tests: etcd and NATS on free loopback ports, with their data in temporary folders."""
 
+import inspect
 import os
 import random
 import shutil
@@ -10,10 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
-_START_TIMEOUT_S = 20.0
+from tests.waiting import PATIENCE_S, scaled
 
 # Two busy cores are slow now and then; that is no finding.
 settings.register_profile(
@@ -23,6 +25,24 @@ settings.register_profile(
     max_examples=int(os.environ.get("BATON_FUZZ_EXAMPLES", "100")),
 )
 settings.load_profile("here")
+
+# httpx gives up after 5 s where nothing else is said.
+_httpx_default: httpx.Timeout = inspect.signature(httpx.get).parameters["timeout"].default
+_httpx_default.connect = _httpx_default.read = _httpx_default.write = _httpx_default.pool = PATIENCE_S
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """A test may take longer on a slow machine, unless the command line says how long."""
+    if config.getoption("timeout", default=None) is None:
+        config.option.timeout = scaled(float(config.getini("timeout")))
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """The same for tests that say how long they may take."""
+    for mark in item.iter_markers("timeout"):
+        item.add_marker(pytest.mark.timeout(scaled(mark.args[0])), append=False)
+        return
 
 
 def free_port() -> int:
@@ -53,7 +73,7 @@ class ServerProcess:
         with self._log.open("ab") as log:
             before = log.tell()
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        give_up = time.monotonic() + _START_TIMEOUT_S
+        give_up = time.monotonic() + PATIENCE_S
         while time.monotonic() < give_up and self._process.poll() is None:
             if self._ready in self._log.read_bytes()[before:]:
                 return

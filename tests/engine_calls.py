@@ -5,8 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from baton.messages import KvHandoff, TokenChunk
-
-PATIENCE_S = 20.0
+from tests.waiting import PATIENCE_S
 
 
 async def next_handoff(replies: AsyncGenerator[KvHandoff | TokenChunk, None]) -> KvHandoff:

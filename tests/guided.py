@@ -79,6 +79,21 @@ CASES: dict[str, Json] = {
     },
 }
 
+# Each of these kept the library busy for 8 s or more, or overflowed its stack.
+ENDLESS: dict[str, Json] = {
+    "slow": {"type": "integer", "multipleOf": 1000003},
+    "patterns": {"type": "object", "patternProperties": {f"^a{i:04}.*$": {} for i in range(1000)}},
+    "deep": {
+        "$defs": {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(3000)} | {"a3000": {}},
+        "$ref": "#/$defs/a0",
+    },
+    "many ways": {
+        "$defs": {
+            "a": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/a"}} for _ in range(1500)]},
+        },
+        "$ref": "#/$defs/a",
+    },
+}
 
 BOUNDS = st.integers(-30, 30)
 LEAVES = st.one_of(
@@ -172,3 +187,15 @@ def answer_form(schema: Json, *, strict: bool = True) -> Guided:
     form = guided([], answer=AnswerFormat(schema=schema, strict=strict))
     assert form is not None
     return form
+
+
+def slow_inside() -> Json:
+    """A schema that is compiled at once; what may follow `"b":` takes the library minutes to find out."""
+    many = ENDLESS["many ways"]
+    return {
+        "$defs": many["$defs"],
+        "type": "object",
+        "properties": {"a": {"const": 1}, "b": {"$ref": "#/$defs/a"}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }

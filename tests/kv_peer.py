@@ -20,13 +20,14 @@ import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
+from tests.waiting import PATIENCE_S, scaled
 from workers.kv.choose import choose_transceiver
 from workers.kv.memory import Memory, host_memory
 from workers.kv.source import Source
 from workers.kv.transceiver import CacheTransceiver, Ticket
 
 LARGE_BYTES = 128 << 20
-SOON_S = 1.0
+SOON_S = scaled(1.0)
 KINDS = ("tcp", "ucx", "ucx-stream")
 
 
@@ -67,7 +68,7 @@ class Command(msgspec.Struct, frozen=True):
     do: str
     num_bytes: int = 0
     seed: int = 0
-    deadline_s: float = 10.0
+    deadline_s: float = PATIENCE_S
     ticket: Ticket | None = None
     device: int | None = None
 
@@ -159,13 +160,13 @@ class Far:
         """One command, one answer."""
         return await asyncio.to_thread(self._ask, command)
 
-    async def begin_pull(self, ticket: Ticket, seed: int = 0, deadline_s: float = 10.0) -> None:
+    async def begin_pull(self, ticket: Ticket, seed: int = 0, deadline_s: float = PATIENCE_S) -> None:
         await self.ask(Command("pull", ticket=ticket, seed=seed, deadline_s=deadline_s))
 
     async def end_of_pull(self) -> Answer:
         return await self.ask(Command("pulled"))
 
-    async def pull(self, ticket: Ticket, seed: int = 0, deadline_s: float = 10.0) -> Answer:
+    async def pull(self, ticket: Ticket, seed: int = 0, deadline_s: float = PATIENCE_S) -> Answer:
         """A whole pull."""
         await self.begin_pull(ticket, seed, deadline_s)
         return await self.end_of_pull()

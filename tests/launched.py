@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.conftest import free_port
 from tests.image import Image
 from tests.stack import MODEL, ROOT
+from tests.waiting import PATIENCE_S
 
 _MOCKER_YAML = "engine_configs/demo/mocker.yaml"
 MOCKER = {
@@ -77,7 +78,7 @@ class Launch:
 
     def end(self) -> tuple[int, str]:
         """(exit status, output) once it has ended by itself."""
-        output, _ = self.popen.communicate(timeout=60)
+        output, _ = self.popen.communicate(timeout=PATIENCE_S)
         return self.popen.returncode, output
 
     def processes(self) -> dict[int, str]:

@@ -9,8 +9,10 @@ from baton.messages import GenerateRequest, KvHandoff, Reply, Request, Sampling,
 from baton.nats import NatsTransport
 from baton.tcp import TcpTransport
 from baton.transport import Transport
+from tests.waiting import PATIENCE_S, scaled
 
 Stream = AsyncGenerator[Reply, None]
+LIVENESS_S = scaled(10.0)
 HANDOFF = KvHandoff(
     worker_id="w", incarnation="i", first_token=7, num_prompt_tokens=3, ttl_s=1.5, engine_state=b"\x00\xff"
 )
@@ -24,19 +26,19 @@ class Plane:
         self.nats_url = nats_url
         self._kind, _, self._loop = name.partition("-")
 
-    def transport(self, liveness_s: float = 10.0) -> Transport:
+    def transport(self, liveness_s: float = LIVENESS_S) -> Transport:
         if self._kind == "tcp":
             return TcpTransport(liveness_s=liveness_s)
         return NatsTransport(self.nats_url, liveness_s=liveness_s)
 
     def run(
-        self, scenario: Callable[[Transport, Transport], Awaitable[None]], liveness_s: float = 10.0
+        self, scenario: Callable[[Transport, Transport], Awaitable[None]], liveness_s: float = LIVENESS_S
     ) -> None:
-        """Run `scenario(caller, worker)` with two transports, which are closed afterwards, within 30 s."""
+        """Run `scenario(caller, worker)` with two transports, which are closed afterwards."""
 
         async def bounded() -> None:
             caller, worker = self.transport(liveness_s), self.transport(liveness_s)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 try:
                     await scenario(caller, worker)
                 finally:

@@ -10,6 +10,7 @@ import httpx
 
 from baton.discovery import Discovery
 from baton.messages import KvLayout, Role, WorkerInfo
+from tests.waiting import PATIENCE_S
 
 Snapshot = tuple[WorkerInfo, ...]
 
@@ -51,7 +52,7 @@ class Onlooker:
                     self.num_snapshots += 1
                     self._changed.notify_all()
 
-    async def until(self, condition: Callable[[Snapshot], bool], timeout_s: float = 10.0) -> float:
+    async def until(self, condition: Callable[[Snapshot], bool], timeout_s: float = PATIENCE_S) -> float:
         """Wait until a snapshot satisfies the condition; returns how long that took, in seconds."""
         start = time.monotonic()
         try:
@@ -61,7 +62,7 @@ class Onlooker:
             raise AssertionError(f"not within {timeout_s} s; shown: {self.now}") from None
         return time.monotonic() - start
 
-    async def until_shown(self, *worker_ids: str, timeout_s: float = 10.0) -> float:
+    async def until_shown(self, *worker_ids: str, timeout_s: float = PATIENCE_S) -> float:
         """Wait until exactly these are shown."""
         return await self.until(lambda s: [w.worker_id for w in s] == sorted(worker_ids), timeout_s)
 
@@ -83,7 +84,7 @@ def etcd_api(url: str, path: str, token: str = "", **fields: bytes | str) -> dic
     """One call of etcd's JSON API, as an operator with other tools would make it; bytes travel as base64."""
     body = {k: base64.b64encode(v).decode() if isinstance(v, bytes) else v for k, v in fields.items()}
     reply = httpx.post(
-        f"{url}/v3/{path}", json=body, headers={"Authorization": token} if token else {}, timeout=5
+        f"{url}/v3/{path}", json=body, headers={"Authorization": token} if token else {}, timeout=PATIENCE_S
     )
     reply.raise_for_status()
     found: dict[str, str] = reply.json()

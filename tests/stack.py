@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 
 from tests.conftest import free_port
-from tests.waiting import wait_for
+from tests.waiting import scaled, wait_for
 
 ROOT = Path(__file__).parents[1]
 MODEL = "openai/gpt-oss-120b"
@@ -39,9 +39,9 @@ class Process:
         """SIGTERM, SIGSTOP, SIGCONT."""
         self.popen.send_signal(number)
 
-    def wait(self, timeout_s: float = 30.0) -> int:
-        """The exit status."""
-        return self.popen.wait(timeout_s)
+    def wait(self, timeout_s: float = 60.0) -> int:
+        """The exit status; `timeout_s` is scaled."""
+        return self.popen.wait(scaled(timeout_s))
 
     def text(self) -> str:
         """What it has logged so far."""

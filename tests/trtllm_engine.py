@@ -8,11 +8,12 @@ from typing import Any
 
 from baton.messages import GenerateRequest, Sampling
 from tests.tiny_gpt_oss import prompt
+from tests.waiting import scaled
 from workers.engines.trtllm.engine import TrtllmEngine
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.settings import load_trtllm_settings
 
-KV_TIMEOUT_S = 0.5
+KV_TIMEOUT_S = scaled(0.5)
 CONFIG: dict[str, Any] = {
     "max_batch_size": 8,
     "max_num_tokens": 64,

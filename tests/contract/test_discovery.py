@@ -16,10 +16,10 @@ from baton.etcd_rpc import EtcdRpc, prefix_end
 from baton.files import FilesDiscovery
 from tests.conftest import LaunchServer
 from tests.registry import Snapshot, etcd_api, onlooker, worker
-from tests.waiting import until
+from tests.waiting import scaled, until
 
-TTL_S = 2.0
-SOON_S = 1.0
+TTL_S = scaled(2.0)
+SOON_S = scaled(1.0)
 
 # A worker process: registers itself, says so, and lives on.
 _CHILD = """
@@ -77,7 +77,7 @@ class Registry:
         if self.kind == "files":
             (Path(self.where) / f"{name}.json").write_bytes(value)
             return
-        rpc = EtcdRpc(self.where, timeout_s=3)
+        rpc = EtcdRpc(self.where, timeout_s=scaled(3))
         await rpc.put(PREFIX + f"other/program/x/{name}".encode(), value, await rpc.grant(2))
         await rpc.close()
 
@@ -230,7 +230,7 @@ def test_a_killed_process_vanishes_within_the_leases_time(registry: Registry) ->
         ):
             await looker.until_shown("alive", "killed")
             child.kill()
-            took_s = await looker.until_shown("alive", timeout_s=TTL_S + 2)
+            took_s = await looker.until_shown("alive", timeout_s=2 * TTL_S)
             assert looker.lost == {"killed"}
             assert registry.kind == "etcd" or took_s < SOON_S
 
@@ -244,10 +244,10 @@ def test_a_frozen_process_vanishes_and_comes_back(registry: Registry) -> None:
         async with registry.open() as discovery, onlooker(discovery) as looker:
             await looker.until_shown("frozen")
             child.send_signal(signal.SIGSTOP)
-            took_s = await looker.until_shown(timeout_s=TTL_S + 2)
+            took_s = await looker.until_shown(timeout_s=2 * TTL_S)
             assert took_s > TTL_S / 3
             child.send_signal(signal.SIGCONT)
-            await looker.until_shown("frozen", timeout_s=TTL_S + 2)
+            await looker.until_shown("frozen", timeout_s=2 * TTL_S)
 
     asyncio.run(main())
 
@@ -264,7 +264,7 @@ def test_a_process_that_was_killed_can_register_again_at_once(registry: Registry
         ):
             await looker.until(lambda snapshot: snapshot == (again,), SOON_S)
             looker.lost.clear()
-            await asyncio.sleep(TTL_S + 1)  # the killed one's lease ends
+            await asyncio.sleep(1.5 * TTL_S)  # the killed one's lease ends
             assert looker.lost == set()
 
     asyncio.run(main())

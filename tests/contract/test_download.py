@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO = "openai/gpt-oss-tiny"
 WEIGHTS = bytes(range(256)) * 98_304  # 24 MiB: the hub library keeps what has come in pieces of 10
@@ -123,7 +125,12 @@ def _download(url: str, folder: Path, *arguments: str, **environ: str) -> subpro
     clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     command = [sys.executable, "-m", "baton", "download", *(arguments or (REPO, "--local-dir", str(folder)))]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=90, check=False, env=clean | settings | environ
+        command,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        env=clean | settings | environ,
     )
 
 

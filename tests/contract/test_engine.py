@@ -14,7 +14,7 @@ import pytest
 from baton.errors import DeadlineExceeded, HandoffFailed, InvalidRequest, NotReady, Overloaded, WorkerLost
 from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, TokenChunk, TokenLogprob, Usage
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt, write_checkpoint
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from workers.engine import Engine
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
@@ -29,7 +29,6 @@ from workers.kv.choose import choose_transceiver
 
 T = TypeVar("T")
 
-PATIENCE_S = 20.0
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 LOGPROB_TOLERANCE = 1e-4
 SEEDED: dict[str, Any] = {"temperature": 1.5, "seed": 7, "top_p": 0.95, "frequency_penalty": 0.3}

@@ -14,9 +14,10 @@ from baton.etcd import PREFIX, EtcdDiscovery
 from baton.etcd_rpc import EtcdError, EtcdRpc
 from tests.conftest import LaunchServer, ServerProcess, free_port
 from tests.registry import Onlooker, etcd_api, onlooker, worker
+from tests.waiting import PATIENCE_S, scaled
 
-TTL_S = 2.0
-HEAL_S = 8.0
+TTL_S = scaled(2.0)
+HEAL_S = scaled(8.0)
 
 
 @pytest.fixture
@@ -114,8 +115,8 @@ def test_a_short_freeze_heals_by_itself_and_holds_nobody_up(etcd: ServerProcess)
                 await looker.until_shown("w1", "w2")
                 etcd.freeze()
                 start = time.monotonic()
-            assert time.monotonic() - start < 2  # leaving gives up on a silent etcd
-            await asyncio.sleep(3 - (time.monotonic() - start))  # how long it is frozen
+            assert time.monotonic() - start < scaled(2)  # leaving gives up on a silent etcd
+            await asyncio.sleep(max(0, scaled(3) - (time.monotonic() - start)))  # how long it is frozen
             assert looker.lost == set()
             etcd.thaw()
             await looker.until_shown("w1", timeout_s=HEAL_S)
@@ -157,7 +158,7 @@ def test_a_compacted_revision_is_refused_and_the_fleet_listed_again(etcd: Server
                 pass
 
     async def main() -> None:
-        rpc = EtcdRpc(etcd.url, timeout_s=3)
+        rpc = EtcdRpc(etcd.url, timeout_s=scaled(3))
         async with watched(etcd.url) as (working, looker):
             for _ in range(20):
                 async with working.register(worker("brief")):
@@ -239,7 +240,7 @@ def test_closing_the_client_ends_its_watches(etcd: ServerProcess) -> None:
             async with discovery.register(worker("w1")):
                 await looker.until_shown("w1")
                 await discovery.close()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 await ended
 
     asyncio.run(main())

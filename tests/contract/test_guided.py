@@ -18,8 +18,8 @@ from frontend.harmony.render import render
 from frontend.text.specials import SpecialToken
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.form import CallChoice, guided
-from tests.guided import CASES, answer_form, check, parts_of
-from tests.waiting import until
+from tests.guided import CASES, ENDLESS, answer_form, check, parts_of, slow_inside
+from tests.waiting import PATIENCE_S, until
 from workers.engine import Engine
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
@@ -29,7 +29,6 @@ from workers.kv.choose import choose_transceiver
 T = TypeVar("T")
 
 DEMO = Path("models/demo")
-PATIENCE_S = 30.0
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SEEDED: dict[str, Any] = {"temperature": 1.0, "seed": 11, "top_p": 0.95}
 SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
@@ -269,6 +268,43 @@ def test_a_resumed_answer_without_the_form_is_refused_and_harms_nobody(
             with pytest.raises(InvalidRequest):
                 await alone(engine, wrong)
             assert await running == expected
+
+    asyncio.run(main())
+
+
+def test_a_schema_that_takes_too_long_keeps_no_other_request_waiting(build: Build, prompt: list[int]) -> None:
+    other = ask(prompt, direct(answer_form(CASES["optional"])), **SEEDED, max_tokens=10)
+
+    async def main() -> None:
+        async with started(build, Role.DECODE) as (engine,):
+            expected = await alone(engine, other)
+            slow = asyncio.create_task(alone(engine, ask(prompt, answer_form(ENDLESS["slow"]))))
+            await asyncio.sleep(0)  # it is on its way
+            assert await alone(engine, other) == expected
+            assert not slow.done()
+            with pytest.raises(InvalidRequest, match="CPU time") as caught:
+                await slow
+            assert caught.value.param == "response_format"
+
+    asyncio.run(main())
+
+
+def test_an_answer_whose_next_step_takes_too_long_keeps_no_other_waiting(
+    build: Build, tokenizer: ModelTokenizer, prompt: list[int]
+) -> None:
+    head = tokenizer.encode_text('<|channel|>final<|message|>{"a":1,"b":', allow_special=True)
+    other = ask(prompt, direct(answer_form(CASES["optional"])), **SEEDED, max_tokens=10)
+    request = ask([*prompt, *head], answer_form(slow_inside()), num_generated=len(head))
+
+    async def main() -> None:
+        async with started(build, Role.DECODE) as (engine,):
+            expected = await alone(engine, other)
+            slow = asyncio.create_task(alone(engine, request))
+            await until(lambda: engine.stats().num_running == 1)
+            assert await alone(engine, other) == expected
+            assert not slow.done()
+            with pytest.raises(InvalidRequest, match="CPU time"):
+                await slow
 
     asyncio.run(main())
 

@@ -24,7 +24,7 @@ from tests.kv_peer import (
     readers_of,
     victim,
 )
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from workers.kv.memory import host_memory
 from workers.kv.source import Peer
 from workers.kv.transceiver import CacheTransceiver
@@ -57,7 +57,9 @@ def test_a_frozen_source_costs_the_puller_its_deadline_and_never_writes_later(fa
                 finally:
                     far.signal(signal.SIGCONT)
                 again = bytearray(32 << 20)
-                await here.pull(ticket, host_memory(again), 10)  # a failed pull leaves the offer standing
+                await here.pull(
+                    ticket, host_memory(again), PATIENCE_S
+                )  # a failed pull leaves the offer standing
                 assert again == pattern(32 << 20, 1)
                 assert into == b"\x55" * len(into)
 
@@ -173,12 +175,12 @@ def test_a_cancelled_pull_is_cancelled_and_the_offer_stands(far: Far) -> None:
         async with near(far.kind) as here:
             ticket = await far.offer(32 << 20, seed=1)
             into = host_memory(bytearray(32 << 20))
-            pull = asyncio.create_task(here.pull(ticket, into, 10))
+            pull = asyncio.create_task(here.pull(ticket, into, PATIENCE_S))
             await asyncio.sleep(0.003)  # somewhere in the pull
             pull.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await pull
-            await here.pull(ticket, into, 10)
+            await here.pull(ticket, into, PATIENCE_S)
 
     asyncio.run(scenario())
 

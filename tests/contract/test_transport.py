@@ -22,7 +22,7 @@ from baton.messages import (
 from baton.streams import WINDOW
 from baton.transport import Transport
 from tests.planes import HANDOFF, Endless, Plane, Stream, a_request, count_up, tokens
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture(params=["tcp-uvloop", "tcp-asyncio", "nats-uvloop", "nats-asyncio"])
@@ -131,7 +131,7 @@ def test_to_stop_iterating_closes_the_workers_generator(plane: Plane, num_consum
                 await endless.running.wait()
                 waiting.cancel()
                 await asyncio.wait({waiting})
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(PATIENCE_S):
                 await endless.closed.wait()
 
     plane.run(scenario)
@@ -290,7 +290,7 @@ def test_the_address_of_an_earlier_worker_is_a_lost_worker_at_once(plane: Plane)
     async def scenario(caller: Transport, worker: Transport) -> None:
         async with worker.serve("w", count_up) as address:
             stale = address[:-4] + "0000"
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(PATIENCE_S):
                 with pytest.raises(WorkerLost):
                     await anext(caller.call(stale, a_request()))
             assert await tokens(caller.call(address, a_request(1))) == [0]

@@ -21,9 +21,11 @@ from baton.tcp import TcpTransport
 from baton.transport import Transport
 from tests.conftest import LaunchServer, ServerProcess, free_port
 from tests.planes import Endless, Plane, a_request, count_up, tokens
+from tests.waiting import PATIENCE_S, scaled
 
-SOON_S = 1.0
-LIVENESS_S = 1.0
+SOON_S = scaled(1.0)
+LIVENESS_S = scaled(1.0)
+SHORT_LIVENESS_S = scaled(0.2)
 
 
 @pytest.fixture(params=["tcp-uvloop", "tcp-asyncio", "nats-uvloop"])
@@ -39,7 +41,7 @@ class Peer:
 
     async def says(self) -> str:
         assert self._process.stdout is not None
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             return (await self._process.stdout.readline()).decode().strip()
 
     def signal(self, number: signal.Signals) -> None:
@@ -67,7 +69,7 @@ async def within(limit_s: float) -> AsyncIterator[None]:
     """Like asyncio.timeout, but says how long it took."""
     start_s = time.monotonic()
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             yield
     finally:
         took_s = time.monotonic() - start_s
@@ -141,13 +143,13 @@ def test_a_frozen_caller_frees_its_generators_after_the_liveness_limit(plane: Pl
 def test_a_long_silence_of_the_engine_is_no_fault(plane: Plane) -> None:
     async def scenario(caller: Transport, worker: Transport) -> None:
         async def answer(_: Request) -> AsyncGenerator[Reply, None]:
-            await asyncio.sleep(3 * 0.2)  # silent for three times the liveness
+            await asyncio.sleep(3 * SHORT_LIVENESS_S)  # silent for three times the liveness
             yield TokenChunk(token_ids=(1,))
 
         async with worker.serve("w", answer) as address:
             assert await tokens(caller.call(address, a_request())) == [1]
 
-    plane.run(scenario, liveness_s=0.2)
+    plane.run(scenario, liveness_s=SHORT_LIVENESS_S)
 
 
 def test_a_caller_that_closes_ends_its_calls_and_the_workers_generators(plane: Plane) -> None:
@@ -215,7 +217,7 @@ async def eventually(attempt: Callable[[], Awaitable[list[int]]]) -> list[int]:
 def test_without_a_nats_server_calls_and_workers_fail_within_the_connect_timeout() -> None:
     async def scenario() -> None:
         transport = NatsTransport(f"nats://user:secret@127.0.0.1:{free_port()}")
-        async with within(8):
+        async with within(scaled(8)):
             calls = [tokens(transport.call("nats://baton.v1.worker.w.1", a_request())) for _ in range(9)]
             failures = await asyncio.gather(*calls, return_exceptions=True)
             with pytest.raises(ConnectionError):
@@ -230,9 +232,9 @@ def test_without_a_nats_server_calls_and_workers_fail_within_the_connect_timeout
 
 def test_a_port_that_takes_connections_and_says_nothing_is_a_lost_worker() -> None:
     async def scenario() -> None:
-        transport = TcpTransport(liveness_s=0.3)
+        transport = TcpTransport(liveness_s=SHORT_LIVENESS_S)
         with socket.create_server(("127.0.0.1", 0)) as mute:
-            async with within(0.3 + SOON_S):
+            async with within(SHORT_LIVENESS_S + SOON_S):
                 with pytest.raises(WorkerLost, match="does not answer"):
                     await anext(transport.call(f"tcp://127.0.0.1:{mute.getsockname()[1]}/w", a_request()))
                 await transport.close()

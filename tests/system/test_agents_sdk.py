@@ -20,6 +20,7 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 from tests.stack import MODEL, Stack, running_stack
+from tests.waiting import PATIENCE_S
 
 Found = TypeVar("Found")
 QUESTION = "Hey, quick check: is everything up and running?"
@@ -55,7 +56,7 @@ def play(stack: Stack, api: str, scene: Callable[[Model], Awaitable[Found]]) -> 
 
     async def run() -> Found:
         url = f"{stack.url}/v1"
-        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
             return await scene(APIS[api](MODEL, client))
 
     return asyncio.run(run())

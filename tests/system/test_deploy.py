@@ -17,7 +17,7 @@ import yaml
 from tests.conftest import free_port
 from tests.image import environment_of
 from tests.stack import MODEL, ROOT, Process
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE_S, wait_for
 
 DEPLOY = ROOT / "deploy"
 CLUSTER = {"etcd": "2379", "nats": "4222"}
@@ -68,7 +68,7 @@ class Containers:
         }
         self._processes.append(Process(name, line, self._folder / f"{name}.log", inherited | environ))
         if name in CLUSTER:  # the others depend on its health
-            wait_for(lambda: self._listens(CLUSTER[name]), timeout_s=30)
+            wait_for(lambda: self._listens(CLUSTER[name]))
 
     def _here(self, word: str) -> str:
         folders = {"/etc/nats": str(DEPLOY), "/var/lib": str(self._folder), "=/data": f"={self._folder}/nats"}
@@ -108,7 +108,7 @@ def _profile(name: str, folder: Path) -> Iterator[Containers]:
         for service, content in SERVICES.items():
             if name in content.get("profiles", [name]):
                 containers.start(service)
-        wait_for(lambda: containers.roles() == ["decode", "prefill"], timeout_s=60)
+        wait_for(lambda: containers.roles() == ["decode", "prefill"])
         yield containers
     finally:
         containers.stop()
@@ -131,7 +131,7 @@ def test_a_profile_answers_a_chat_request(profile: str, request: pytest.FixtureR
     url = containers.url("8000")
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 40}
     num_before = num_handoffs(url)
-    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] > 0
     assert num_handoffs(url) == num_before + 1
@@ -216,5 +216,5 @@ def test_what_is_mounted_and_copied_exists() -> None:
 def test_a_service_can_be_scaled(cpu_profile: Containers) -> None:
     """`--scale decode-cpu=2`; last, since the profile's other tests count its workers."""
     cpu_profile.start("decode-cpu")
-    wait_for(lambda: cpu_profile.roles() == ["decode", "decode", "prefill"], timeout_s=60)
+    wait_for(lambda: cpu_profile.roles() == ["decode", "decode", "prefill"])
     assert len(cpu_profile.addresses()) == 3

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.stack import ROOT, Stack, running_stack
+from tests.waiting import PATIENCE_S
 
 # What a run prints, beside what the model chooses to say.
 EXAMPLES = {
@@ -30,7 +31,9 @@ def test_an_example_runs_as_it_stands(stack: Stack, example: str) -> None:
     command = [sys.executable, str(ROOT / "examples" / name), *arguments]
 
     environ = stack.environ | {"BATON_URL": stack.url}
-    run = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=90, check=False)
+    run = subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
 
     assert run.returncode == 0, run.stdout + run.stderr
     for line in EXAMPLES[example]:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.stack import MODEL, ROOT, Stack, running_stack
+from tests.waiting import PATIENCE_S
 
 Json = dict[str, Any]
 TOOLS: dict[str, Json] = yaml.safe_load((ROOT / "tests/data/compatibility_tools.yaml").read_text())
@@ -25,12 +26,16 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def client(stack: Stack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(
+        base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+    ) as client:
         yield client
 
 
 def post(stack: Stack, path: str, **body: Any) -> Json:
-    answer = httpx.post(f"{stack.url}{path}", json={"model": MODEL, "temperature": 0, **body}, timeout=60)
+    answer = httpx.post(
+        f"{stack.url}{path}", json={"model": MODEL, "temperature": 0, **body}, timeout=PATIENCE_S
+    )
     assert answer.status_code == 200, answer.text
     found: Json = answer.json()
     return found

@@ -13,7 +13,9 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from tests.guided import ENDLESS
 from tests.stack import MODEL, Stack
+from tests.waiting import PATIENCE_S
 
 Json = dict[str, Any]
 
@@ -74,7 +76,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def ask(stack: Stack, **fields: Any) -> Json:
     """The first choice of an answer at temperature 1."""
     body = {"model": MODEL, "messages": QUESTION, "max_tokens": MAX_TOKENS, "temperature": 1, **fields}
-    reply = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=60)
+    reply = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
     assert reply.status_code == 200, reply.text
     choice: Json = reply.json()["choices"][0]
     return choice
@@ -202,7 +204,7 @@ def test_a_form_survives_the_worker_that_held_to_it(tmp_path: Path) -> None:
         with ExitStack() as streams:
             lines = [
                 streams.enter_context(
-                    httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=body, timeout=60)
+                    httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
                 ).iter_lines()
                 for _ in range(2)
             ]
@@ -235,3 +237,17 @@ def test_a_schema_that_cannot_be_enforced_is_a_400_with_the_reason(stack: Stack)
         error = reply.json()["error"]
         assert (reply.status_code, error["param"]) == (400, "response_format.json_schema.schema")
         assert "not" in error["message"]
+
+
+def test_a_slow_schema_is_its_own_clients_400(stack: Stack) -> None:
+    def post(schema: Json) -> httpx.Response:
+        body = {"model": MODEL, "messages": QUESTION, "max_tokens": 5}
+        body["response_format"] = json_schema(schema, strict=True)
+        return httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
+
+    with ThreadPoolExecutor(4) as threads:
+        slow, *others = threads.map(post, [ENDLESS["slow"], *({"const": i} for i in range(3))])
+    assert [reply.status_code for reply in others] == [200] * 3
+    error = slow.json()["error"]
+    assert (slow.status_code, error["param"]) == (400, "response_format.json_schema.schema")
+    assert "CPU time" in error["message"]

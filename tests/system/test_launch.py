@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from tests.launched import MOCKER, Launch
 from tests.stack import MODEL
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def launches() -> Iterator[list[Launch]]:
     yield started
     for launch in started:
         launch.popen.terminate()
-        launch.popen.communicate(timeout=60)
+        launch.popen.communicate(timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("arguments", [(), ("--cluster",)])
@@ -106,7 +106,6 @@ def test_a_mistake_is_one_clear_line(
 ) -> None:
     yaml = tmp_path / "wrong.yaml"
     yaml.write_text("decode_step: 1\n")
-    began = time.monotonic()
     environ = {name: value.format(yaml=yaml) for name, value in environ.items()}
 
     launch = Launch(tmp_path / "run", engine=MOCKER | environ)
@@ -116,7 +115,6 @@ def test_a_mistake_is_one_clear_line(
     assert status == 1
     assert says.format(yaml=yaml) in output
     assert launch.processes() == {}
-    assert time.monotonic() - began < 30
 
 
 def test_an_unknown_argument_is_refused(launches: list[Launch], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import yaml
 
 from tests.launched import Launch
 from tests.stack import ROOT
+from tests.waiting import PATIENCE_S
 
 # Dynamo's guide for gpt-oss-120b on one B200 node, "Option B: Manual Launch".
 GUIDE_FRONTEND = "python3 -m dynamo.frontend --router-mode round-robin --http-port 8000"
@@ -47,7 +48,7 @@ def dry_run(script: str, *arguments: str, **environ: str) -> list[str]:
         env=kept | {"PYTHON": "python3", "RUN_DIR": str(run_dir)} | environ,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=True,
     )
     assert done.stderr == ""

@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import LaunchServer
 from tests.launched import DOUBLE, MOCKER, Launch
 from tests.stack import MODEL
+from tests.waiting import PATIENCE_S
 
 HEALTH = (
     "Returns the current health status of the LLM runtime—use before critical operations "
@@ -39,7 +40,7 @@ def run(launch_etcd: LaunchServer, launch_nats: LaunchServer, tmp_path: Path) ->
     yield run
     for launch in started:
         launch.popen.terminate()
-        launch.popen.communicate(timeout=60)
+        launch.popen.communicate(timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_the_guides_command_lines_serve_the_guides_request(
         "max_tokens": 300,
         "temperature": 0,
     }
-    answer = httpx.post(f"http://127.0.0.1:{launch.port}/v1/chat/completions", json=body, timeout=60)
+    answer = httpx.post(f"http://127.0.0.1:{launch.port}/v1/chat/completions", json=body, timeout=PATIENCE_S)
     choice = answer.json()["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_system_health"

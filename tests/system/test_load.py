@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.stack import MODEL, Stack
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_a_hundred_streams_at_once_get_every_token_in_order(stack: Stack) -> Non
 
     async def run() -> tuple[list[str], list[list[str]]]:
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(timeout=60, limits=limits) as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_S, limits=limits) as client:
             alone = await stream_of(client, stack.url, "the same prompt", 200)
             together = [stream_of(client, stack.url, "the same prompt", 200) for _ in range(100)]
             return alone, await asyncio.gather(*together)
@@ -57,7 +58,7 @@ def test_memory_stays_flat_over_5000_requests(stack: Stack, tmp_path: Path) -> N
     stack.wait_ready(1, 1)
 
     async def requests(num: int) -> None:
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
             todo = iter(range(num))
 
             async def client_loop() -> None:

@@ -11,6 +11,7 @@ from openai.types.responses import FunctionToolParam, ResponseInputParam
 from pydantic import BaseModel, Field
 
 from tests.stack import MODEL, running_stack
+from tests.waiting import PATIENCE_S
 
 QUESTION = "Hey, quick check: is everything up and running?"
 DESCRIPTION = (
@@ -45,7 +46,9 @@ class Report(BaseModel):
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     with (
         running_stack(tmp_path_factory.mktemp("stack")) as stack,
-        openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=60) as client,
+        openai.OpenAI(
+            base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+        ) as client,
     ):
         yield client
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.stack import MODEL, Process, Stack
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE_S, wait_for
 
 TOOL: Any = {
     "type": "function",
@@ -36,7 +36,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture
 def client(stack: Stack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(
+        base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+    ) as client:
         yield client
 
 

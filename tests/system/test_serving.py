@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.stack import MODEL, Stack
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE_S, wait_for
 
 HEALTH_TOOL = {
     "type": "function",
@@ -69,7 +69,7 @@ def aggregated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def chat(stack: Stack, **body: Any) -> Json:
-    answer = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=60)
+    answer = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     found: Json = answer.json()
     return found
@@ -79,7 +79,7 @@ def streamed(stack: Stack, **body: Any) -> Json:
     """The message that a stream adds up to, with its finish reason."""
     message: Json = {"content": "", "reasoning_content": "", "tool_calls": [], "finish_reason": None}
     with httpx.stream(
-        "POST", f"{stack.url}/v1/chat/completions", json=body | {"stream": True}, timeout=60
+        "POST", f"{stack.url}/v1/chat/completions", json=body | {"stream": True}, timeout=PATIENCE_S
     ) as r:
         events = [line[6:] for line in r.iter_lines() if line.startswith("data: ")]
     assert events.pop() == "[DONE]"
@@ -194,7 +194,9 @@ def test_a_client_that_leaves_frees_the_kv_of_both_sides(stack: Stack) -> None:
 def test_leaving_in_any_phase_frees_everything(stack: Stack, when_s: float) -> None:
     body = {"model": MODEL, "prompt": "again and again " * 300, "max_tokens": 1000, "ignore_eos": True}
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{stack.url}/v1/completions", json=body, timeout=httpx.Timeout(5, read=when_s or 0.001))
+        httpx.post(
+            f"{stack.url}/v1/completions", json=body, timeout=httpx.Timeout(PATIENCE_S, read=when_s or 0.001)
+        )
 
     stack.wait_idle()
 

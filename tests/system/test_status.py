@@ -5,6 +5,8 @@ import socket
 import subprocess
 import sys
 
+from tests.waiting import PATIENCE_S
+
 ANSWER = b'HTTP/1.0 200 OK\r\n\r\n{"status": "healthy", "instances": [], "missing": []}'
 NOBODY = "http://127.0.0.1:9"
 
@@ -20,6 +22,6 @@ def test_status_asks_no_proxy() -> None:
             with connection:
                 connection.recv(1 << 16)
                 connection.sendall(ANSWER)
-            said, _ = asking.communicate(timeout=30)
+            said, _ = asking.communicate(timeout=PATIENCE_S)
 
     assert (asking.returncode, said) == (0, "healthy: 0 prefill, 0 decode\n")

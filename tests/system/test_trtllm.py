@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from tests.asking import chat, complete
 from tests.stack import MODEL, ROOT, Process, Stack
 from tests.system.test_serving import CALL, QUESTION, RESULT
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE_S, wait_for
 
 DOUBLES = ROOT / "tests/doubles"
 # The guide's files, with a buffer and a KV timeout for a test.
@@ -91,7 +90,7 @@ def test_both_rounds_of_the_guides_conversation_are_answered(stack: Stack, tmp_p
     instances = stack.health()["instances"]
     assert {instance["engine"] for instance in instances} == {"trtllm"}
     prefill.signal(signal.SIGTERM)
-    assert prefill.wait(10) == 0
+    assert prefill.wait() == 0
 
 
 def test_a_killed_prefill_worker_costs_nobody_an_answer(stack: Stack, tmp_path: Path) -> None:
@@ -129,20 +128,18 @@ def test_a_dead_engine_ends_its_worker_with_a_named_error_and_status_1(stack: St
     stack.wait_ready(0, 1)
     body = {"model": MODEL, "prompt": "one two three", "max_tokens": 400, "ignore_eos": True}
 
-    answer = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60)
+    answer = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=PATIENCE_S)
 
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "engine_failure"
-    assert doomed.wait(20) == 1
+    assert doomed.wait() == 1
     assert "injected death" in doomed.text()
 
 
 def test_a_worker_that_loads_dies_at_once_when_it_is_told_to(stack: Stack, tmp_path: Path) -> None:
-    loading = worker(stack, tmp_path, "agg", "loading", DOUBLE_TRTLLM_LOADS_S="60")
-    wait_for(lambda: "loading model" in loading.text(), 20)
+    loading = worker(stack, tmp_path, "agg", "loading", DOUBLE_TRTLLM_LOADS_S="3600")
+    wait_for(lambda: "loading model" in loading.text())
 
-    began = time.monotonic()
     loading.signal(signal.SIGTERM)
 
-    assert loading.wait(10) == -signal.SIGTERM
-    assert time.monotonic() - began < 5
+    assert loading.wait() == -signal.SIGTERM

@@ -16,6 +16,7 @@ from tests.scripted_frontend import (
     ScriptedFleet,
     ScriptedTokens,
 )
+from tests.waiting import PATIENCE_S, scaled
 
 THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
 ANSWER = THINK + "<|channel|>final<|message|>Hello wörld<|return|>"
@@ -365,7 +366,7 @@ def test_an_unforeseen_failure_is_a_500_that_tells_nothing(caplog: pytest.LogCap
 def test_a_client_that_leaves_ends_the_generation_at_once(stream: bool) -> None:
     async def scenario() -> Client:
         client = Client(ScriptedTokens(ANSWER, pause_at=30))
-        async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
             tasks.create_task(client.chat(stream=stream, n=2))
             await client.tokens.paused.wait()
             client.leave.set()
@@ -386,10 +387,10 @@ def test_a_server_that_must_stop_says_so(stream: bool) -> None:
         said: list[bytes] = []
         client.on_write = said.append
         answering = asyncio.create_task(client.chat(stream=stream))
-        await asyncio.wait_for(client.tokens.paused.wait(), 5)
+        await asyncio.wait_for(client.tokens.paused.wait(), PATIENCE_S)
         await asyncio.sleep(0)  # what came before the pause is written
         answering.cancel()
-        await asyncio.wait([answering], timeout=5)
+        await asyncio.wait([answering], timeout=PATIENCE_S)
         assert answering.cancelled()
         assert client.tokens.num_ended == 1
         return b"".join(said)
@@ -400,7 +401,7 @@ def test_a_server_that_must_stop_says_so(stream: bool) -> None:
 def test_a_deadline_that_is_over_is_a_504_or_an_error_event() -> None:
     late = Client(ScriptedTokens(ANSWER, pause_at=0), request_timeout_s=0.01)
     assert asyncio.run(late.chat()).status == 504
-    later = Client(ScriptedTokens(ANSWER, pause_at=30), request_timeout_s=0.01)
+    later = Client(ScriptedTokens(ANSWER, pause_at=30), request_timeout_s=scaled(0.1))
     assert asyncio.run(later.chat(stream=True)).events[-1]["error"]["code"] == "deadline_exceeded"
 
 

@@ -21,6 +21,7 @@ from baton.doctor.probe_host import bind_problem, probe_host
 from baton.doctor.probe_model import probe_model
 from tests.recorded_smi import RECORDINGS as SMI
 from tests.recorded_smi import recorded_smi
+from tests.waiting import PATIENCE_S
 
 DEMO = Path("models/demo")
 
@@ -219,7 +220,9 @@ def _doctor(*arguments: str, path: Path | None = None) -> subprocess.CompletedPr
     if path:
         environ["PATH"] = f"{path}:{environ['PATH']}"
     command = [sys.executable, "-m", "baton", "doctor", "--http-port", "18431", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environ, timeout=PATIENCE_S, check=False
+    )
 
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a GPU")

@@ -12,13 +12,11 @@ import pytest
 from baton.errors import BatonError, DeadlineExceeded, EngineFailure, HandoffFailed
 from baton.messages import GenerateRequest, KvHandoff, Role, Sampling
 from tests.tiny_gpt_oss import prompt, write_checkpoint
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, scaled, until
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
 from workers.kv.memory import Memory, host_view
 from workers.kv.transceiver import CacheTransceiver, Ticket
-
-PATIENCE_S = 20.0
 
 
 class Wire:
@@ -142,7 +140,7 @@ def test_the_deadline_ends_a_pull_that_hangs(checkpoint: Path) -> None:
         async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
             wire.hold.clear()
             with pytest.raises(DeadlineExceeded, match="pulling"):
-                await answer(decode, ask(handoff, deadline_s=0.1))
+                await answer(decode, ask(handoff, deadline_s=scaled(0.1)))
 
     asyncio.run(main())
 

@@ -189,7 +189,7 @@ def test_a_schema_that_grows_without_end_is_refused(grammars: Grammars) -> None:
         asyncio.run(grammars.matcher(answer_form({"type": "object", "allOf": options})))
 
 
-@pytest.mark.parametrize(("num_properties", "is_served"), [(500, True), (3000, False)])
+@pytest.mark.parametrize(("num_properties", "is_served"), [(500, True), (1000, False)])
 def test_a_form_that_is_too_complex_to_follow_ends_its_own_request_only(
     grammars: Grammars, tokenizer: ModelTokenizer, num_properties: int, is_served: bool
 ) -> None:
@@ -210,14 +210,3 @@ def test_a_model_without_a_tokenizer_cannot_be_guided(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="tokenizer"):
         asyncio.run(grammars.matcher(answer_form({})))
     grammars.close()
-
-
-def test_forms_are_compiled_once(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    form = answer_form({"const": "only once"})
-    asyncio.run(grammars.matcher(form))
-
-    def compile_again(_: object) -> None:
-        raise AssertionError("compiled again")
-
-    monkeypatch.setattr(grammars, "_compile", compile_again)
-    asyncio.run(grammars.matcher(answer_form({"const": "only once"})))

@@ -33,6 +33,11 @@ def probabilities(logits: torch.Tensor = LOGITS) -> np.ndarray:
     return torch.softmax(logits.double(), -1).numpy()
 
 
+def assert_follows(drawn: np.ndarray, expected: np.ndarray, num: int = 20_000) -> None:
+    """Within six standard deviations: of a million runs with other seeds, none would miss that."""
+    assert (np.abs(drawn - expected) <= 6 * np.sqrt(expected * (1 - expected) / num) + 1e-9).all()
+
+
 def test_temperature_0_takes_the_likeliest() -> None:
     assert chosen(draw(), draw(seed=5)) == [0, 0]
 
@@ -40,7 +45,7 @@ def test_temperature_0_takes_the_likeliest() -> None:
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_draws_follow_the_distribution(temperature: float) -> None:
     expected = probabilities(LOGITS / temperature)
-    np.testing.assert_allclose(shares(temperature=temperature), expected, atol=0.015)
+    assert_follows(shares(temperature=temperature), expected)
 
 
 def test_a_token_depends_on_seed_choice_and_place_only() -> None:
@@ -69,7 +74,7 @@ def test_the_rest_of_the_batch_changes_nothing() -> None:
 
 def test_top_k_keeps_the_k_likeliest() -> None:
     expected = probabilities(LOGITS[:3])
-    np.testing.assert_allclose(shares(top_k=3)[:3], expected, atol=0.015)
+    assert_follows(shares(top_k=3)[:3], expected)
 
 
 def test_top_p_keeps_the_fewest_that_make_up_p() -> None:
@@ -102,9 +107,7 @@ def test_repetition_penalty_counts_the_prompt_too_and_pushes_negative_logits_dow
     assert chosen(draw((0,), 1, repetition_penalty=2.5)) == [1]
     expected = LOGITS.clone()
     expected[[0, 5]] = torch.tensor([1.0, -2.0])
-    np.testing.assert_allclose(
-        shares(token_ids=(0, 5), num_prompt=2, repetition_penalty=2.0), probabilities(expected), atol=0.015
-    )
+    assert_follows(shares(token_ids=(0, 5), num_prompt=2, repetition_penalty=2.0), probabilities(expected))
 
 
 def test_stop_tokens_cannot_come_before_min_tokens() -> None:

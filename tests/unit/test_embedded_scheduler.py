@@ -1,10 +1,15 @@
 """The scheduler: what runs in a step, who waits, and that everything ends with every block given back."""
 
+import socket
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.messages import Sampling
+from workers.engines.embedded.grammar_server import Next
+from workers.engines.embedded.matcher import Matcher
 from workers.engines.embedded.scheduler import Phase, Scheduler, Sequence, Step
 
 STOP = 99
@@ -55,6 +60,34 @@ def test_a_prompt_runs_in_chunks_and_samples_after_the_last() -> None:
         seen += [(work.start, len(work.token_ids), work.samples) for work in step.work]
         finish_step(target, step)
     assert seen == [(0, 16, False), (16, 16, False), (32, 8, True), (40, 1, True)]
+
+
+def test_an_answer_sits_out_while_it_is_not_known_what_its_form_allows() -> None:
+    ours, theirs = socket.socketpair()
+    held, free = sequence(20), sequence(3)
+    held.matcher = Matcher(ours, vocab_size=8, param=None)
+    target = scheduler()
+    target.add(held)
+    target.add(free)
+    seen = []
+
+    def run_step() -> None:
+        step = target.plan()
+        seen.append([(work.sequence is held, work.start, work.samples) for work in step.work])
+        finish_step(target, step)
+
+    run_step()
+    run_step()
+    theirs.send(msgspec.msgpack.encode(Next(b"\xff")))
+    held.matcher.receive()
+    run_step()
+    theirs.close()
+    held.matcher.close()
+    assert seen == [
+        [(True, 0, False)],
+        [(False, 0, True)],
+        [(False, 3, True), (True, 16, True)],
+    ]
 
 
 def test_a_smaller_priority_waits_less_and_equals_keep_their_order() -> None:

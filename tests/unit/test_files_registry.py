@@ -13,6 +13,7 @@ import pytest
 
 from baton.files import FilesDiscovery
 from tests.registry import Snapshot, onlooker, worker
+from tests.waiting import scaled
 
 
 def look(folder: Path) -> Snapshot:
@@ -72,12 +73,12 @@ def test_a_locked_file_that_nobody_touches_is_not_shown(tmp_path: Path) -> None:
 def test_a_folder_that_was_deleted_loses_nobody_and_is_made_again(tmp_path: Path) -> None:
     async def main() -> None:
         folder = tmp_path / "registry"
-        discovery = FilesDiscovery(folder, ttl_s=0.3)
+        discovery = FilesDiscovery(folder, ttl_s=scaled(0.3))
         async with discovery.register(worker("w1")), onlooker(discovery) as looker:
             await looker.until_shown("w1")
             folder.rename(tmp_path / "elsewhere")
-            async with onlooker(FilesDiscovery(folder, ttl_s=0.3)) as later:
-                await later.until_shown("w1", timeout_s=2)
+            async with onlooker(FilesDiscovery(folder, ttl_s=scaled(0.3))) as later:
+                await later.until_shown("w1")
             assert looker.lost == set()
         assert list(folder.iterdir()) == []
 

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE_S, wait_for
 from workers.kv.poller import Poller
-
-LIMIT_S = 5.0
 
 
 class Work:
@@ -53,7 +51,7 @@ def test_calls_run_in_order_on_one_other_thread(poller: Poller) -> None:
         seen.append((number, threading.get_ident()))
 
     for future in [poller.submit(note, number) for number in range(100)]:
-        future.result(LIMIT_S)
+        future.result(PATIENCE_S)
     assert [number for number, _ in seen] == list(range(100))
     assert {thread for _, thread in seen} != {threading.get_ident()}
     assert len({thread for _, thread in seen}) == 1
@@ -64,15 +62,15 @@ def test_a_call_that_raises_fails_its_own_future_only(poller: Poller) -> None:
         raise KeyError("mine")
 
     with pytest.raises(KeyError):
-        poller.submit(fail).result(LIMIT_S)
-    assert poller.submit(lambda: 7).result(LIMIT_S) == 7
+        poller.submit(fail).result(PATIENCE_S)
+    assert poller.submit(lambda: 7).result(PATIENCE_S) == 7
 
 
 def test_it_polls_until_the_work_is_done_and_then_rests(poller: Poller, work: Work) -> None:
-    poller.submit(work.begin, 50).result(LIMIT_S)
-    assert work.done.wait(LIMIT_S)
+    poller.submit(work.begin, 50).result(PATIENCE_S)
+    assert work.done.wait(PATIENCE_S)
     wait_for(lambda: work.num_polls == 51)
-    poller.submit(lambda: None).result(LIMIT_S)
+    poller.submit(lambda: None).result(PATIENCE_S)
     wait_for(lambda: work.num_polls == 52)  # one for the call, none in between
 
 
@@ -82,7 +80,7 @@ def test_what_a_call_was_given_is_let_go_when_it_is_over(poller: Poller) -> None
 
     payload = Payload()
     there = weakref.ref(payload)
-    poller.submit(lambda _: None, payload).result(LIMIT_S)
+    poller.submit(lambda _: None, payload).result(PATIENCE_S)
     del payload
     wait_for(lambda: there() is None)
 

@@ -10,6 +10,7 @@ from openai import AsyncOpenAI, NotFoundError
 from pydantic import BaseModel
 
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens
+from tests.waiting import PATIENCE_S
 
 THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
 ANSWER = THINK + "<|channel|>final<|message|>Hello wörld<|return|>"
@@ -30,7 +31,7 @@ def with_sdk(text: str, scenario: Callable[[AsyncOpenAI], Awaitable[None]]) -> N
         async with AsyncOpenAI(base_url="http://baton/v1", api_key="none", http_client=http) as sdk:
             await scenario(sdk)
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
 def test_create_retrieve_list_and_delete() -> None:

@@ -16,7 +16,7 @@ from baton.errors import WorkerLost
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
 ANSWER = THINK + "<|channel|>final<|message|>Hello<|return|>"
@@ -31,7 +31,7 @@ async def frontend(
     state = ResponseState(ResponseStore(":memory:" if path is None else str(path)))
     await state.store.open()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             yield Client(ScriptedTokens(*texts, **(script or {})), responses=state, **settings)
     finally:
         await state.close()

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import pytest
 
 from frontend.http.sse import KEEP_ALIVE, MAX_UNSENT_BYTES, Outbox
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ def test_the_reader_waits_for_the_next_bytes_and_ends_with_the_last_writer() -> 
             while data := await outbox.take():
                 taken.append(data)
 
-        async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
             tasks.create_task(read())
             await asyncio.sleep(0)  # the reader waits now
             outbox.put(b"a")
@@ -82,7 +82,7 @@ def test_a_writer_ahead_of_a_slow_reader_waits_for_room() -> None:
         await asyncio.sleep(0)  # `room` waits, or is through
         assert not waiting.done()
         await outbox.take()
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, PATIENCE_S)
         assert not outbox.full
 
     run(scenario())
@@ -92,7 +92,7 @@ def test_a_silent_outbox_says_that_it_is_alive() -> None:
     async def scenario() -> bytes:
         outbox = Outbox(1)
         ticking = asyncio.create_task(outbox.keep_alive(0.001))
-        data = await asyncio.wait_for(outbox.take(), 5)
+        data = await asyncio.wait_for(outbox.take(), PATIENCE_S)
         ticking.cancel()
         return data
 

@@ -12,7 +12,7 @@ from baton.frames import Envelope, Goodbye, Hello, Next
 from baton.messages import GenerateRequest, Reply, Request, Sampling, TokenChunk
 from baton.serving import MAX_STREAMS, Service, WorkerLink
 from baton.streams import WINDOW, CallerLink, Pace, call_over
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 PACE = Pace(tick_s=60.0, num_silent=4, num_idle=4)
 
@@ -90,7 +90,7 @@ async def tokens(stream: AsyncGenerator[Reply, None]) -> list[int]:
 
 def in_loop(scenario: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await scenario()
 
     asyncio.run(bounded())
@@ -273,7 +273,7 @@ def test_ticks_without_a_word_lose_the_link_on_both_sides() -> None:
         caller = CallerLink(wires[0], "w", pace)
         call = caller.open(a_request())
         Service("w", count_up, pace).accept(wires[1])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await call.bell.rung()
         assert isinstance(call.error, WorkerLost)
         await until(lambda: all(wire.closed for wire in wires))

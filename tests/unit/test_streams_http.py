@@ -8,6 +8,7 @@ import pytest
 from baton.errors import EngineFailure
 from frontend.http.sse import KEEP_ALIVE
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
+from tests.waiting import PATIENCE_S
 
 BODIES: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
@@ -31,7 +32,7 @@ def streamed(path: str, **script: Any) -> Reply:
 
         client.on_write = read
         body = {"model": MODEL, "stream": True, **BODIES[path]}
-        return await asyncio.wait_for(client.post(path, body), 5)
+        return await asyncio.wait_for(client.post(path, body), PATIENCE_S)
 
     return asyncio.run(scenario())
 

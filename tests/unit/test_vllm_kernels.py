@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from tests.waiting import PATIENCE_S
 from workers.engines.vllm.kernels import make_arguments, pass_strides, reuse_compiled, warm_up_lengths
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
@@ -102,7 +103,9 @@ def _factors(port: int, imported: str) -> str:
         "VLLM_USE_AOT_COMPILE": "1",
     }
     run = [sys.executable, "-W", "error", "-c", code]
-    return subprocess.run(run, env=variables, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(
+        run, env=variables, capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    ).stdout
 
 
 def test_vllm_asks_for_the_names_where_they_are_changed() -> None:

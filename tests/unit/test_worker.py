@@ -11,6 +11,7 @@ from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, StatsRequ
 from baton.process import Shutdown
 from tests import waiting
 from tests.registry import Snapshot
+from tests.waiting import PATIENCE_S
 from workers.config import WorkerSettings
 from workers.engine import EngineInfo
 from workers.worker import Worker, new_identity, run_worker
@@ -165,7 +166,7 @@ def test_a_worker_that_is_told_to_stop_while_it_warms_up_leaves_well(tmp_path: P
             running = asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
             await until(snapshots, lambda fleet: len(fleet) == 2)
             shutdown.ask()
-            assert await asyncio.wait_for(running, 5) == 0
+            assert await asyncio.wait_for(running, PATIENCE_S) == 0
             await until(snapshots, lambda fleet: len(fleet) == 1)
         peer.cancel()
         await asyncio.gather(peer, return_exceptions=True)
@@ -174,7 +175,7 @@ def test_a_worker_that_is_told_to_stop_while_it_warms_up_leaves_well(tmp_path: P
 
 
 async def until(snapshots: AsyncGenerator[Snapshot, None], condition: Callable[[Snapshot], bool]) -> Snapshot:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         async for fleet in snapshots:
             if condition(fleet):
                 return fleet

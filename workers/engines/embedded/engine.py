@@ -180,7 +180,8 @@ class EmbeddedEngine:
         sequence = new_sequence(request, limits, hands_off=hands_off)
         if request.sampling.guided is not None:
             assert self._grammars is not None
-            sequence.matcher = await self._grammars.matcher(request.sampling.guided)
+            answer = sequence.token_ids[sequence.num_prompt :]
+            sequence.matcher = await self._grammars.matcher(request.sampling.guided, answer)
             steps = self._ready()  # it may have been stopped meanwhile
         return steps.open(request, sequence)
 

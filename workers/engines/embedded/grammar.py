@@ -1,192 +1,203 @@
-"""Guided decoding: a request's form as an llguidance grammar, and the tokens that it allows next."""
+"""Guided decoding: has the forms that answers are held to compiled, each in a process of its own."""
 
 import asyncio
-import json
-import re
+import logging
+import socket
+import subprocess
+import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from baton.errors import InvalidRequest
-from baton.messages import Guided, MessageForm
-
-COMPILE_TIMEOUT_S = 5.0
-_NUM_CACHED = 64
-# Bound what one schema can take: a lexer state is 1-2 kB, a thousand items of a step 50 us. An object with n
-# optional properties comes to n * n / 2 items.
-_LIMITS = LLParserLimits(
-    max_lexer_states=50_000, max_grammar_size=200_000, step_max_items=250_000, verbose_errors=False
+from baton.errors import InvalidRequest, Overloaded
+from baton.messages import Guided
+from workers.engines.embedded.grammar_compile import schema_param
+from workers.engines.embedded.grammar_server import (
+    BUSY,
+    COMPILE_CPU_S,
+    MAX_MESSAGE_BYTES,
+    MEMORY_BYTES,
+    READY,
+    SERVER_MODULE,
+    Verdict,
 )
-# Enough to write JSON in one line or indented; if it were free, an unsure model would write it for ever.
-_WHITE_SPACE = r" ?|\n[ \t]{0,16}"
-_CONTROL = re.compile(r"(<\|\w+\|>)")
-# A control token has no text, so this matches none.
-_TEXT = r"TEXT: /(.|\n)+/"
+from workers.engines.embedded.matcher import Matcher
 
-
-class Matcher:
-    """Where one answer stands in its form. `error` says why it cannot be followed any further."""
-
-    def __init__(self, matcher: LLMatcher, vocab_size: int, param: str | None) -> None:
-        self.error: InvalidRequest | None = None
-        self._matcher = matcher
-        self._vocab_size = vocab_size
-        self._param = param
-        self._num_read = 0
-        self._is_over = False
-
-    def allowed(self, token_ids: Sequence[int], num_prompt: int) -> npt.NDArray[np.bool_] | None:
-        """[vocab] whether a token may follow `token_ids`, the first `num_prompt` of which are the prompt;
-        None: any may, since the form is complete or `error` is set.
-
-        Each call reads the tokens that are new since the last: one in a running answer, all of them where
-        an answer goes on that began elsewhere.
-        """
-        answer = token_ids[num_prompt + self._num_read :]
-        self._num_read += len(answer)
-        if not self._is_over:
-            self._read(list(answer))
-        if self._is_over:
-            return None
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if self._matcher.is_error():
-            self._fail(_reason(self._matcher))
-            return None
-        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
-
-    def _read(self, answer: list[int]) -> None:
-        num_fitting = self._matcher.try_consume_tokens(answer)
-        if self._matcher.is_error():
-            self._fail(_reason(self._matcher))
-        elif self._matcher.is_stopped():
-            self._is_over = True
-        elif num_fitting < len(answer):
-            self._fail("the answer so far does not have it")
-
-    def _fail(self, problem: str) -> None:
-        self._is_over = True
-        self.error = InvalidRequest(
-            f"The form that was asked for cannot be enforced any further: {problem}.", param=self._param
-        )
+_LOG = logging.getLogger(__name__)
+_NUM_KEPT = 32
+# Compiled at the same time; they share the CPU, so that a small form is done before a large one.
+_NUM_COMPILING = 16
+_PATIENCE_S = 60.0
+_RETRY_AFTER_S = 1.0
+_TOO_LONG = (
+    f"The schemas take more than {COMPILE_CPU_S:g} s of CPU time or {MEMORY_BYTES >> 20} MiB of memory to "
+    "compile, or are nested too deeply; simplify them."
+)
 
 
 class Grammars:
-    """Compiles forms for one tokenizer, on a thread of its own, and keeps the compiled ones used last."""
+    """Has forms compiled for one tokenizer, and keeps those used last: their processes, or why not."""
 
-    def __init__(self, tokenizer: LLTokenizer | None, vocab_size: int) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, server: "_Server | None", vocab_size: int) -> None:
+        self._server = server
         self._vocab_size = vocab_size
-        self._compiled: OrderedDict[Guided, LLMatcher] = OrderedDict()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="embedded-grammar")
+        self._known: OrderedDict[Guided, socket.socket | InvalidRequest] = OrderedDict()
+        self._compiling: dict[Guided, asyncio.Task[socket.socket | InvalidRequest]] = {}
+        self._places = asyncio.Semaphore(_NUM_COMPILING)
 
     @classmethod
     def load(cls, model_path: Path, vocab_size: int) -> "Grammars":
-        """Reads `tokenizer.json`, about a second for gpt-oss; a model without one cannot be guided.
+        """Has `tokenizer.json` read, about a second for gpt-oss; a model without one cannot be guided.
 
         Raises ValueError if the file is no tokenizer for a model with logits [vocab_size].
         """
         path = model_path / "tokenizer.json"
-        tokenizer = LLTokenizer(str(path), n_vocab=vocab_size) if path.is_file() else None
-        return cls(tokenizer, vocab_size)
+        return cls(_Server(path, vocab_size) if path.is_file() else None, vocab_size)
 
-    async def matcher(self, form: Guided) -> Matcher:
-        """A matcher at the beginning of an answer. Raises InvalidRequest for what cannot be enforced."""
-        loop = asyncio.get_running_loop()
-        try:
-            made = await asyncio.wait_for(
-                loop.run_in_executor(self._thread, self._new_matcher, form), COMPILE_TIMEOUT_S
-            )
-        except TimeoutError:
-            raise InvalidRequest(
-                f"The schemas take more than {COMPILE_TIMEOUT_S:g} s to compile; simplify them.",
-                param=_param(form),
-            ) from None
-        return Matcher(made, self._vocab_size, _param(form))
+    async def matcher(self, form: Guided, answer: Sequence[int] = ()) -> Matcher:
+        """A matcher for an answer that begins, or goes on after `answer`.
 
-    def close(self) -> None:
-        """End the thread, after what it has to do."""
-        self._thread.shutdown(wait=False)
-
-    def _new_matcher(self, form: Guided) -> LLMatcher:
-        compiled = self._compiled.get(form)
-        if compiled is None:
-            compiled = self._compiled[form] = self._compile(form)
-            if len(self._compiled) > _NUM_CACHED:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(form)
-        return compiled.deep_copy()
-
-    def _compile(self, form: Guided) -> LLMatcher:
-        if self._tokenizer is None:
+        Raises InvalidRequest for what cannot be enforced, Overloaded if there is no process for it.
+        """
+        if self._server is None:
             raise InvalidRequest("The model's folder has no tokenizer.json: nothing can be enforced.")
-        for message in form.last + form.leading:
-            if message.schema is not None:
-                self._check_schema(message)
-        matcher = LLMatcher(self._tokenizer, _grammar(form), log_level=0, limits=_LIMITS)
-        if matcher.is_error():
-            raise InvalidRequest(f"The form cannot be enforced: {_reason(matcher)}.", param=_param(form))
+        matcher = Matcher(await self._connection(form), self._vocab_size, schema_param(form))
+        if answer:  # it may be long, and its process takes it piece by piece
+            await asyncio.to_thread(matcher.tell, answer, 0)
         return matcher
 
-    def _check_schema(self, message: MessageForm) -> None:
-        """Alone, so that the error names the field of just this one."""
-        grammar = json.dumps({"grammars": [_body(message, "start")]})
-        problem = LLMatcher.validate_grammar(grammar, self._tokenizer, limits=_LIMITS)
-        if problem and not problem.startswith("WARNING"):
-            raise InvalidRequest(
-                f"`{message.param}` has a schema that cannot be enforced: {problem.rstrip('.')}.",
-                param=message.param,
+    def close(self) -> None:
+        """End the processes."""
+        for form in list(self._known):
+            self._forget(form)
+        if self._server is not None:
+            self._server.close()
+
+    async def _connection(self, form: Guided) -> socket.socket:
+        try:
+            return _hand_over(await self._compiled(form))
+        except OSError:
+            self._forget(form)  # its process was ended by another: once more, from the beginning
+        try:
+            return _hand_over(await self._compiled(form))
+        except OSError as error:
+            raise Overloaded(f"no process for the form: {error}", retry_after_s=_RETRY_AFTER_S) from error
+
+    async def _compiled(self, form: Guided) -> socket.socket:
+        """The socket of the process that has compiled the form. A client that leaves does not end what
+        others may wait for.
+        """
+        known = self._known.get(form)
+        if known is None:
+            task = self._compiling.get(form)
+            if task is None:
+                task = self._compiling[form] = asyncio.create_task(self._compile(form))
+                task.add_done_callback(lambda task: self._keep(form, task))
+            known = await asyncio.shield(task)
+        else:
+            self._known.move_to_end(form)
+        if isinstance(known, InvalidRequest):
+            raise InvalidRequest(known.message, param=known.param)
+        return known
+
+    async def _compile(self, form: Guided) -> socket.socket | InvalidRequest:
+        assert self._server is not None
+        try:
+            async with asyncio.timeout(_PATIENCE_S), self._places:
+                return await self._server.compile(form)
+        except TimeoutError:
+            raise Overloaded("too many schemas are being compiled", retry_after_s=_RETRY_AFTER_S) from None
+
+    def _keep(self, form: Guided, task: asyncio.Task[socket.socket | InvalidRequest]) -> None:
+        del self._compiling[form]
+        if task.cancelled() or task.exception() is not None:
+            return
+        self._known[form] = task.result()
+        if len(self._known) > _NUM_KEPT:
+            self._forget(next(iter(self._known)))
+
+    def _forget(self, form: Guided) -> None:
+        known = self._known.pop(form, None)
+        if isinstance(known, socket.socket):
+            known.close()
+
+
+class _Server:
+    """The process that has the tokenizer, see `grammar_server`; started again if it was killed."""
+
+    def __init__(self, tokenizer: Path, vocab_size: int) -> None:
+        self._command = [sys.executable, "-m", SERVER_MODULE, str(tokenizer), str(vocab_size)]
+        self._starting = asyncio.Lock()
+        self._start()
+
+    def close(self) -> None:
+        """End it; it has nothing to finish."""
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+
+    async def compile(self, form: Guided) -> socket.socket | InvalidRequest:
+        """The socket of a process that has compiled the form, or why it cannot be."""
+        async with self._starting:
+            if self._process.poll() is not None:
+                _LOG.warning("the grammar process has ended; starting another")
+                self._control.close()
+                await asyncio.to_thread(self._start)
+        message = msgspec.msgpack.encode(form)
+        if len(message) > MAX_MESSAGE_BYTES:
+            return InvalidRequest(
+                f"The schemas are more than {MAX_MESSAGE_BYTES} bytes long.", param=schema_param(form)
             )
+        connection = _hand_over(self._control)
+        try:
+            refusal = await self._verdict(connection, message, form)
+        except BaseException:
+            connection.close()
+            raise
+        if refusal is not None:
+            connection.close()
+            return refusal
+        return connection
+
+    async def _verdict(
+        self, connection: socket.socket, message: bytes, form: Guided
+    ) -> InvalidRequest | None:
+        loop = asyncio.get_running_loop()
+        connection.setblocking(False)
+        try:
+            await loop.sock_sendall(connection, message)
+            reply = await loop.sock_recv(connection, MAX_MESSAGE_BYTES)
+        except ConnectionError:
+            reply = b""
+        connection.setblocking(True)
+        if reply == BUSY or (not reply and self._process.poll() is not None):
+            raise Overloaded("no process for the form is left", retry_after_s=_RETRY_AFTER_S)
+        if not reply:
+            return InvalidRequest(_TOO_LONG, param=schema_param(form))
+        verdict = msgspec.msgpack.decode(reply, type=Verdict)
+        return InvalidRequest(verdict.refusal, param=verdict.param) if verdict.refusal else None
+
+    def _start(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 our own arguments
+                self._command, stdin=theirs.fileno(), start_new_session=True
+            )
+        said = self._control.recv(MAX_MESSAGE_BYTES)
+        if said != READY:
+            self.close()
+            raise ValueError(said.decode() or "the grammar process does not start")
 
 
-def _reason(matcher: LLMatcher) -> str:
-    return matcher.get_error().partition("\n")[0].rstrip(".")
-
-
-def _param(form: Guided) -> str | None:
-    return next((message.param for message in form.last if message.param is not None), None)
-
-
-def _grammar(form: Guided) -> str:
-    """The form in llguidance's format: a Lark grammar of messages; each schema is a grammar of its own."""
-    times = "?" if form.leads_once else "*"
-    lark = [f"start: ({_any_of('leading', form.leading)}){times} ({_any_of('last', form.last)})", _TEXT]
-    bodies = []
-    for kind, messages in (("leading", form.leading), ("last", form.last)):
-        for i, message in enumerate(messages):
-            name = f"{kind}_{i}"
-            lark.append(f"{name}: {_message(name, message)}")
-            if message.schema is not None:
-                bodies.append(_body(message, f"{name}_body"))
-    return json.dumps({"grammars": [{"name": "start", "lark_grammar": "\n".join(lark)}, *bodies]})
-
-
-def _any_of(kind: str, messages: Iterable[MessageForm]) -> str:
-    return " | ".join(f"{kind}_{i}" for i, _ in enumerate(messages)) or '""'
-
-
-def _message(name: str, message: MessageForm) -> str:
-    headers = " | ".join(_literal(header) for header in message.headers)
-    body = "TEXT?" if message.schema is None else f"@{name}_body"
-    return f"({headers}) {body} {_literal(message.end)}"
-
-
-def _literal(text: str) -> str:
-    """Control tokens stand for themselves, what is between them is quoted."""
-    parts = [part for part in _CONTROL.split(text) if part]
-    return " ".join(part if _CONTROL.fullmatch(part) else json.dumps(part) for part in parts) or '""'
-
-
-def _body(message: MessageForm, name: str) -> dict[str, object]:
-    try:
-        schema = msgspec.json.decode(message.schema or "{}", type=dict[str, object])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"`{message.param}` is no schema: {error}.", param=message.param) from error
-    # The key that the library reads its own settings from; a client's must not reach it.
-    options = {"whitespace_pattern": _WHITE_SPACE, "lenient": message.lenient}
-    return {"name": name, "json_schema": {**schema, "x-guidance": options}}
+def _hand_over(control: socket.socket) -> socket.socket:
+    """Our end of a new socket whose other end goes through `control`. Raises OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        try:
+            socket.send_fds(control, [b"."], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
+    return ours

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from baton.messages import Sampling, TokenLogprob
-from workers.engines.embedded.grammar import Matcher
+from workers.engines.embedded.matcher import Matcher
 
 _UINT64 = (1 << 64) - 1
 

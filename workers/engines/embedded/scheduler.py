@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from baton.messages import FinishReason, Sampling
-from workers.engines.embedded.grammar import Matcher
 from workers.engines.embedded.ledger import BlockLedger, Lease
+from workers.engines.embedded.matcher import Matcher
 
 
 class Phase(enum.Enum):
@@ -32,7 +32,7 @@ class Sequence:
     are the prompt. The KV of the first `num_computed` is in `lease.blocks`. `num_reserved` is the most
     tokens it can come to: its blocks are reserved at admission, so nothing that runs is ever evicted.
     `pulls_kv`: its prompt's KV comes from a prefill worker; `hands_off`: it goes to a decode worker.
-    `matcher` holds the answer to a form; only the compute thread touches it once the sequence is queued.
+    `matcher` holds the answer to a form; the next token is not sampled before it `is_ready`.
     """
 
     token_ids: list[int]
@@ -51,6 +51,11 @@ class Sequence:
     def num_generated(self) -> int:
         """Tokens of the answer so far; the index of the next one."""
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def may_sample(self) -> bool:
+        """Whether it is known what the next token may be."""
+        return self.matcher is None or self.matcher.is_ready
 
     def finish_reason(self, context_length: int) -> FinishReason | None:
         """Why the answer ends with the token that it has now, if it does."""
@@ -134,13 +139,15 @@ class Scheduler:
         running = [sequence for sequence in self._admitted if sequence.phase is Phase.RUNNING]
         prompts = [sequence for sequence in running if len(sequence.token_ids) - sequence.num_computed > 1]
         for sequence in running:
-            if len(sequence.token_ids) - sequence.num_computed == 1:
+            if len(sequence.token_ids) - sequence.num_computed == 1 and sequence.may_sample:
                 step.work.append(_next_work(sequence, 1))
         budget = self._max_num_tokens - len(step.work)
         for sequence in prompts:
             num_left = len(sequence.token_ids) - sequence.num_computed
             if budget <= 0 or (num_left > budget and not self._chunked_prefill):
                 break  # the oldest prompt goes first: none behind it may starve it
+            if num_left <= budget and not sequence.may_sample:
+                continue
             step.work.append(_next_work(sequence, min(num_left, budget)))
             budget -= min(num_left, budget)
         step.work.sort(key=lambda work: len(work.token_ids) > 1)

@@ -9,6 +9,7 @@ from typing import TypeVar
 from baton.errors import BatonError, DeadlineExceeded, EngineFailure, Overloaded
 from baton.messages import FinishReason, GenerateRequest, TokenChunk, Usage
 from workers.engines.embedded.call import Call
+from workers.engines.embedded.masks import Masks
 from workers.engines.embedded.runner import Runner
 from workers.engines.embedded.sampling import Sampled
 from workers.engines.embedded.scheduler import Phase, Scheduler, Sequence, Step
@@ -39,6 +40,7 @@ class StepLoop:
         self._max_calls = max_calls
         self._calls: dict[Sequence, Call] = {}
         self._wake = asyncio.Event()
+        self._masks = Masks(self._mask_came)
 
     def open(self, request: GenerateRequest, sequence: Sequence) -> Call:
         """Queue a sequence. Raises Overloaded when the queue is full, EngineFailure on a broken engine."""
@@ -54,6 +56,7 @@ class StepLoop:
         call = Call(request, sequence, loop.call_later(request.deadline_s, self._expire, sequence))
         self._calls[sequence] = call
         self.scheduler.add(sequence)
+        self._masks.ask(sequence)
         self._wake.set()
         return call
 
@@ -68,6 +71,7 @@ class StepLoop:
     def free(self, call: Call) -> None:
         """Take the call's sequence out, in whatever phase it is. Idempotent."""
         self.scheduler.remove(call.sequence)
+        self._masks.forget(call.sequence)
         self._wake.set()
 
     def fail(self, call: Call, error: BatonError) -> None:
@@ -83,6 +87,7 @@ class StepLoop:
     def resume(self, call: Call, first: Sampled) -> None:
         """The prompt's KV has arrived: deliver its first token and go on with the second."""
         self._deliver(call, first, self.scheduler.pulled(call.sequence, first.token_id))
+        self._masks.ask(call.sequence)
         self._wake.set()
 
     async def on_thread(self, function: Callable[..., T], *args: object) -> T:
@@ -103,6 +108,7 @@ class StepLoop:
 
     async def _run(self) -> None:
         while not self.broke.is_set():
+            await self._masks.moment()
             step = self.scheduler.plan()
             for sequence in step.to_pull:
                 self._calls[sequence].admitted.set()
@@ -122,14 +128,18 @@ class StepLoop:
             call = self._calls.get(sequence)
             if call is None or sequence.phase is not Phase.RUNNING:
                 continue  # closed while it was computed
-            if sequence.matcher is not None and sequence.matcher.error is not None:
-                self.fail(call, sequence.matcher.error)
-                continue
             self.num_prompt_tokens += max(0, min(len(work.token_ids), sequence.num_prompt - work.start))
             reason = self.scheduler.advance(work, token.token_id if token is not None else None)
             if token is not None:
                 self._deliver(call, token, reason)
+                self._masks.ask(sequence)
                 self.num_generated_tokens += 1
+
+    def _mask_came(self, sequence: Sequence) -> None:
+        assert sequence.matcher is not None
+        if sequence.matcher.error is not None:
+            self.fail(self._calls[sequence], sequence.matcher.error)
+        self._wake.set()
 
     def _deliver(self, call: Call, token: Sampled, reason: FinishReason | None) -> None:
         sequence = call.sequence

@@ -1,0 +1,184 @@
+"""No schema, however slow or wrong, costs more than its own request: each has processes of its own."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.errors import InvalidRequest
+from frontend.text.tokenizer import ModelTokenizer
+from tests.guided import ENDLESS, Json, answer_form, slow_inside
+from tests.waiting import until
+from workers.engines.embedded.grammar import Grammars
+
+DEMO = Path("models/demo")
+VOCAB_SIZE = 3200
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> ModelTokenizer:
+    return ModelTokenizer.load(DEMO)
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[Grammars]:
+    grammars = Grammars.load(DEMO, VOCAB_SIZE)
+    yield grammars
+    grammars.close()
+
+
+async def refusal(grammars: Grammars, schema: Json) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        await grammars.matcher(answer_form(schema))
+    assert caught.value.param == "response_format"
+    return caught.value.message
+
+
+@pytest.mark.parametrize("case", ENDLESS)
+def test_a_schema_that_takes_too_long_is_refused_and_keeps_no_other_waiting(
+    case: str, grammars: Grammars
+) -> None:
+    async def main() -> None:
+        slow = asyncio.create_task(refusal(grammars, ENDLESS[case]))
+        await asyncio.sleep(0)  # it is on its way
+        assert (await grammars.matcher(answer_form({"const": case}))).allowed([], 0) is not None
+        assert case == "deep" or not slow.done()
+        assert "CPU time" in await slow
+
+    asyncio.run(main())
+
+
+def test_many_slow_schemas_at_once_keep_no_other_waiting(grammars: Grammars) -> None:
+    async def main() -> None:
+        schemas: list[Json] = [{"type": "integer", "multipleOf": 1000003 + 10 * i} for i in range(1, 5)]
+        slow = [asyncio.create_task(refusal(grammars, schema)) for schema in schemas]
+        await asyncio.sleep(0)  # they are on their way
+        await grammars.matcher(answer_form({"const": "beside many"}))
+        assert not any(task.done() for task in slow)
+        assert all("CPU time" in message for message in await asyncio.gather(*slow))
+
+    asyncio.run(main())
+
+
+def test_what_was_refused_once_is_refused_at_once(grammars: Grammars) -> None:
+    async def main() -> None:
+        schema: Json = {"type": "integer", "multipleOf": 1000033}
+        first = await refusal(grammars, schema)
+        other = asyncio.create_task(grammars.matcher(answer_form({"const": "begun before"})))
+        await asyncio.sleep(0)
+        assert await refusal(grammars, schema) == first
+        assert not other.done()
+        await other
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"anyOf": [{"$ref": "#"}]},
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+    ],
+)
+def test_a_ref_that_leads_back_to_itself_is_refused_with_a_sentence(grammars: Grammars, schema: Json) -> None:
+    assert "`$ref` leads back to itself" in asyncio.run(refusal(grammars, schema))
+
+
+def test_such_a_ref_further_inside_ends_its_own_request_with_a_sentence(
+    grammars: Grammars, tokenizer: ModelTokenizer
+) -> None:
+    inside = {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]}
+    matcher = asyncio.run(grammars.matcher(answer_form(inside)))
+    head = tokenizer.encode_text('<|channel|>final<|message|>{"a":', allow_special=True)
+    assert matcher.allowed(head, 0) is None
+    assert matcher.error is not None
+    assert "`$ref` leads back to itself" in matcher.error.message
+
+
+def test_an_answer_whose_next_step_takes_too_long_ends_alone(
+    grammars: Grammars, tokenizer: ModelTokenizer
+) -> None:
+    head = tokenizer.encode_text('<|channel|>final<|message|>{"a":1,"b":', allow_special=True)
+    slow, other = (asyncio.run(grammars.matcher(answer_form(slow_inside()))) for _ in range(2))
+    slow.ask(head, 0)
+    assert other.allowed(head[:-1], 0) is not None
+    assert slow.allowed(head, 0) is None
+    assert isinstance(slow.error, InvalidRequest)
+    assert "CPU time" in slow.error.message
+    assert other.error is None
+
+
+def servers(tokenizer_path: Path) -> list[int]:
+    """The processes that hold forms for this tokenizer."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if str(tokenizer_path).encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[tuple[Grammars, Path]]:
+    """Grammars whose processes can be told from those of other tests, by the path of the tokenizer."""
+    path = tmp_path / "tokenizer.json"
+    path.symlink_to((DEMO / "tokenizer.json").resolve())
+    grammars = Grammars.load(tmp_path, VOCAB_SIZE)
+    yield grammars, path
+    grammars.close()
+
+
+def test_forms_are_compiled_once(own: tuple[Grammars, Path]) -> None:
+    grammars, path = own
+
+    async def main() -> None:
+        [server] = servers(path)
+        await asyncio.gather(*[grammars.matcher(answer_form({"const": "once"})) for _ in range(5)])
+        await until(lambda: len(servers(path)) == 2)  # the server, and what it forked for the form
+        os.kill(server, signal.SIGSTOP)
+        try:
+            matcher = await grammars.matcher(answer_form({"const": "once"}))
+        finally:
+            os.kill(server, signal.SIGCONT)
+        assert matcher.allowed([], 0) is not None
+
+    asyncio.run(main())
+
+
+def test_a_killed_grammar_process_is_replaced(own: tuple[Grammars, Path]) -> None:
+    grammars, path = own
+
+    async def main() -> None:
+        await grammars.matcher(answer_form({"const": 1}))
+        for process in servers(path):
+            os.kill(process, signal.SIGKILL)
+        await until(lambda: not servers(path))
+        for value in (1, 2):
+            assert (await grammars.matcher(answer_form({"const": value}))).allowed([], 0) is not None
+
+    asyncio.run(main())
+
+
+def test_no_process_outlives_its_answer_or_the_engine(own: tuple[Grammars, Path]) -> None:
+    grammars, path = own
+
+    async def main() -> None:
+        matcher = await grammars.matcher(answer_form({"const": 1}))
+        assert matcher.allowed([], 0) is not None
+        assert len(servers(path)) == 3
+        matcher.close()
+        await until(lambda: len(servers(path)) == 2)
+        grammars.close()
+        await until(lambda: not servers(path))
+
+    asyncio.run(main())
+
+
+def test_a_tokenizer_that_does_not_fit_the_model_is_refused_at_the_start() -> None:
+    with pytest.raises(ValueError, match="vocab"):
+        Grammars.load(DEMO, 10)

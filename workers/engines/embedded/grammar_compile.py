@@ -1,0 +1,109 @@
+"""From a request's form to an llguidance matcher: what a process does that may be ended for it."""
+
+import json
+import re
+from collections.abc import Iterable
+
+import msgspec
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from baton.errors import InvalidRequest
+from baton.messages import Guided, MessageForm
+
+# They keep most schemas from taking long and say why they end. Not all: how long one step takes can grow with
+# the cube of the alternatives, whatever they are. A lexer state is 1-2 kB. An object with n optional
+# properties comes to n * n / 2 items.
+_LIMITS = LLParserLimits(
+    max_lexer_states=50_000, max_grammar_size=200_000, step_max_items=250_000, verbose_errors=False
+)
+# Enough to write JSON in one line or indented; if it were free, an unsure model would write it for ever.
+_WHITE_SPACE = r" ?|\n[ \t]{0,16}"
+_CONTROL = re.compile(r"(<\|\w+\|>)")
+# A control token has no text, so this matches none.
+_TEXT = r"TEXT: /(.|\n)+/"
+_ENDLESS = "no JSON value has it: a `$ref` leads back to itself, or what is required has no end"
+
+
+def compile_form(tokenizer: LLTokenizer, form: Guided) -> LLMatcher:
+    """A matcher at the beginning of an answer. Raises InvalidRequest for what cannot be enforced."""
+    matcher = LLMatcher(tokenizer, _grammar(form), log_level=0, limits=_LIMITS)
+    messages = [message for message in form.last + form.leading if message.schema is not None]
+    for message in messages:
+        if matcher.is_error():
+            problem = _problem_alone(tokenizer, message)
+        else:
+            problem = _problem_begun(tokenizer, matcher, message)
+        if problem:
+            raise InvalidRequest(
+                f"`{message.param}` has a schema that cannot be enforced: {problem}.", param=message.param
+            )
+    if matcher.is_error():
+        raise InvalidRequest(f"The form cannot be enforced: {reason(matcher)}.", param=schema_param(form))
+    return matcher
+
+
+def reason(matcher: LLMatcher) -> str:
+    """Why a matcher that is in error cannot go on, as a part of a sentence."""
+    text = matcher.get_error().partition("\n")[0].removesuffix(" <non-verbose/>").rstrip(".")
+    return _ENDLESS if text.startswith("NoExtension") else text
+
+
+def schema_param(form: Guided) -> str | None:
+    """The name of the field that demanded the form."""
+    return next((message.param for message in form.last if message.param is not None), None)
+
+
+def _problem_alone(tokenizer: LLTokenizer, message: MessageForm) -> str:
+    """What is wrong with just this one of the schemas, if it is this one."""
+    grammar = json.dumps({"grammars": [_body(message, "start")]})
+    problem = LLMatcher.validate_grammar(grammar, tokenizer, limits=_LIMITS)
+    return "" if problem.startswith("WARNING") else problem.rstrip(".")
+
+
+def _problem_begun(tokenizer: LLTokenizer, matcher: LLMatcher, message: MessageForm) -> str:
+    """What is wrong with the first token of the JSON: only there a `$ref` shows that leads nowhere."""
+    begun = matcher.deep_copy()
+    begun.try_consume_tokens(tokenizer.tokenize_str(message.headers[0], parse_special=True))
+    if not begun.is_error():
+        begun.compute_bitmask()
+    return reason(begun) if begun.is_error() else ""
+
+
+def _grammar(form: Guided) -> str:
+    """The form in llguidance's format: a Lark grammar of messages; each schema is a grammar of its own."""
+    times = "?" if form.leads_once else "*"
+    lark = [f"start: ({_any_of('leading', form.leading)}){times} ({_any_of('last', form.last)})", _TEXT]
+    bodies = []
+    for kind, messages in (("leading", form.leading), ("last", form.last)):
+        for i, message in enumerate(messages):
+            name = f"{kind}_{i}"
+            lark.append(f"{name}: {_message(name, message)}")
+            if message.schema is not None:
+                bodies.append(_body(message, f"{name}_body"))
+    return json.dumps({"grammars": [{"name": "start", "lark_grammar": "\n".join(lark)}, *bodies]})
+
+
+def _any_of(kind: str, messages: Iterable[MessageForm]) -> str:
+    return " | ".join(f"{kind}_{i}" for i, _ in enumerate(messages)) or '""'
+
+
+def _message(name: str, message: MessageForm) -> str:
+    headers = " | ".join(_literal(header) for header in message.headers)
+    body = "TEXT?" if message.schema is None else f"@{name}_body"
+    return f"({headers}) {body} {_literal(message.end)}"
+
+
+def _literal(text: str) -> str:
+    """Control tokens stand for themselves, what is between them is quoted."""
+    parts = [part for part in _CONTROL.split(text) if part]
+    return " ".join(part if _CONTROL.fullmatch(part) else json.dumps(part) for part in parts) or '""'
+
+
+def _body(message: MessageForm, name: str) -> dict[str, object]:
+    try:
+        schema = msgspec.json.decode(message.schema or "{}", type=dict[str, object])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"`{message.param}` is no schema: {error}.", param=message.param) from error
+    # The key that the library reads its own settings from; a client's must not reach it.
+    options = {"whitespace_pattern": _WHITE_SPACE, "lenient": message.lenient}
+    return {"name": name, "json_schema": {**schema, "x-guidance": options}}

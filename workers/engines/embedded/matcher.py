@@ -1,0 +1,98 @@
+"""Where one answer stands in its form: the engine's end of the process that follows it."""
+
+import contextlib
+import socket
+import weakref
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from baton.errors import BatonError, InvalidRequest, Overloaded
+from workers.engines.embedded.grammar_server import BUSY, MAX_MESSAGE_BYTES, Next, Read
+
+_TOKENS_AT_ONCE = 16_384
+_RETRY_AFTER_S = 1.0
+_TOO_SLOW = "it takes too much CPU time or memory; simplify the schemas"
+
+
+class Matcher:
+    """Where one answer stands in its form. `error` says why it cannot be followed any further.
+
+    `ask`, wait until the socket `fileno` is readable, `receive`: then `is_ready`, and `allowed` gives what
+    came. Without these, `allowed` does them itself and waits.
+    """
+
+    def __init__(self, connection: socket.socket, vocab_size: int, param: str | None) -> None:
+        self.error: BatonError | None = None
+        self.is_ready = False
+        self.close = weakref.finalize(self, connection.close)
+        self._connection = connection
+        self._vocab_size = vocab_size
+        self._param = param
+        self._num_sent = 0
+        self._mask = b""
+        self._is_over = False
+
+    def fileno(self) -> int:
+        """The descriptor of the socket."""
+        return self._connection.fileno()
+
+    def ask(self, token_ids: Sequence[int], num_prompt: int) -> None:
+        """Ask which tokens may follow `token_ids`, the first `num_prompt` of which are the prompt."""
+        self.is_ready = self._is_over
+        self._tell(token_ids, num_prompt, asks=True)
+
+    def tell(self, token_ids: Sequence[int], num_prompt: int) -> None:
+        """Send tokens ahead of `ask`; may wait for the process to read them, if they are many."""
+        self._tell(token_ids, num_prompt, asks=False)
+
+    def _tell(self, token_ids: Sequence[int], num_prompt: int, *, asks: bool) -> None:
+        """Sends what is new since the last time: one token in a running answer, all of them where an answer
+        goes on that began elsewhere.
+        """
+        answer = np.array(token_ids[num_prompt + self._num_sent :], "<u4")
+        self._num_sent += len(answer)
+        if self._is_over:
+            return
+        for i in range(0, len(answer) or 1, _TOKENS_AT_ONCE):
+            is_last = i + _TOKENS_AT_ONCE >= len(answer)
+            self._send(Read(answer[i : i + _TOKENS_AT_ONCE].tobytes(), asks=asks and is_last))
+
+    def _send(self, read: Read) -> None:
+        with contextlib.suppress(OSError):  # if the process has ended, `receive` says so
+            self._connection.send(msgspec.msgpack.encode(read))
+
+    def receive(self) -> None:
+        """Take the reply to `ask`; waits for it."""
+        self.is_ready = True
+        try:
+            message = self._connection.recv(MAX_MESSAGE_BYTES)
+        except OSError:
+            message = b""
+        if message == BUSY:
+            self.error = Overloaded("no process for the form is left", retry_after_s=_RETRY_AFTER_S)
+        reply = (
+            msgspec.msgpack.decode(message, type=Next) if message not in (b"", BUSY) else Next(b"", _TOO_SLOW)
+        )
+        if reply.problem and self.error is None:
+            self.error = InvalidRequest(
+                f"The form that was asked for cannot be enforced any further: {reply.problem}.",
+                param=self._param,
+            )
+        self._mask = reply.mask
+        self._is_over = not reply.mask
+
+    def allowed(self, token_ids: Sequence[int], num_prompt: int) -> npt.NDArray[np.bool_] | None:
+        """[vocab] whether a token may follow `token_ids`; None: any may, since the form is complete or
+        `error` is set.
+        """
+        if self._num_sent < len(token_ids) - num_prompt or not self.is_ready:
+            self.ask(token_ids, num_prompt)
+            if not self.is_ready:
+                self.receive()
+        if self._is_over:
+            return None
+        bits = np.frombuffer(self._mask, np.uint8)
+        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
