@@ -11,6 +11,7 @@ import pytest
 from baton.errors import ModelNotFound, NoWorkers, WorkerLost
 from baton.messages import KvLayout, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
 from frontend.fleet import Fleet
+from tests.clock import run_jumping
 from tests.waiting import until
 
 DEMO = Path(__file__).parents[2] / "models/demo"
@@ -36,10 +37,11 @@ def worker(name: str, **changes: object) -> WorkerInfo:
 
 
 class Registry:
-    """A discovery and a transport in which `dead` workers do not answer."""
+    """A discovery and a transport in which `dead` workers are lost at once and `hung` ones say nothing."""
 
     def __init__(self, *workers: WorkerInfo) -> None:
         self.dead: set[str] = set()
+        self.hung: set[str] = set()
         self.num_probes = 0
         self._snapshots: asyncio.Queue[tuple[WorkerInfo, ...]] = asyncio.Queue()
         self.show(*workers)
@@ -56,6 +58,8 @@ class Registry:
         self.num_probes += 1
         if address in self.dead:
             raise WorkerLost("no answer")
+        if address in self.hung:
+            await asyncio.Event().wait()
         yield WorkerStats(num_running=3)
 
     def serve(self, worker_id: str, answer: object) -> AbstractAsyncContextManager[str]:
@@ -144,6 +148,51 @@ def test_figures_come_from_every_worker_that_answers() -> None:
             await until(lambda: fleet.models() == ["m"])
             found = [(info.worker_id, stats.num_running) for info, stats in await fleet.stats()]
             assert found == [("d1", 3)]
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_hangs_keeps_nobody_from_the_others_figures() -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1"), worker("p1"))
+        registry.hung.add("p1")
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: fleet.models() == ["m"])
+            loop = asyncio.get_running_loop()
+            began_s = loop.time()
+            assert [info.worker_id for info, _ in await fleet.stats()] == ["d1"]
+            assert loop.time() - began_s == pytest.approx(1.0)
+
+    run_jumping(main())
+
+
+def test_a_lost_worker_that_hangs_is_asked_again_and_comes_back() -> None:
+    async def main() -> None:
+        lost = worker("d1")
+        registry = Registry(lost)
+        registry.hung.add("d1")
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: fleet.models() == ["m"])
+            fleet.suspect(lost)
+            await asyncio.sleep(10)  # it is asked for a second, then left alone for half a one
+            assert registry.num_probes == 7
+            assert fleet.health().lost == ["d1"]
+            registry.hung.clear()
+            await until(lambda: fleet.models() == ["m"], limit_s=1.5)
+
+    run_jumping(main())
+
+
+def test_prefill_is_worth_it_if_one_decode_worker_can_take_its_kv() -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1", engine="x"), worker("d2"), worker("p1"))
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: len(fleet.health().instances) == 3)
+            (prefill,) = fleet.workers("m", Role.PREFILL)
+            assert [w.worker_id for w in fleet.workers("m", Role.DECODE, paired_with=prefill)] == ["d2"]
 
     asyncio.run(main())
 

@@ -10,26 +10,7 @@ from hypothesis import strategies as st
 from baton import frames
 from baton.frames import Beat, End, Envelope, Hello, Inbox, LinkBroken, Next, Outbox, Splitter
 from baton.messages import TokenChunk
-
-
-class Sent:
-    """A wire that keeps what is sent."""
-
-    def __init__(self, max_frame_bytes: int = frames.MAX_FRAME_BYTES) -> None:
-        self.max_frame_bytes = max_frame_bytes
-        self.writable = asyncio.Event()
-        self.writable.set()
-        self.frames: list[bytes] = []
-
-    def send(self, frame: bytes) -> None:
-        self.frames.append(frame)
-
-    def close(self) -> None:
-        pass
-
-
-def frame(number: int, *envelopes: Envelope) -> bytes:
-    return msgspec.msgpack.encode((number, envelopes))
+from tests.links import Sent, frame
 
 
 @given(st.lists(st.binary(max_size=300), max_size=20), st.data())

@@ -1,0 +1,231 @@
+"""What one peer of a link may cost the other: deadlines, what is left behind, credit, callers."""
+
+import asyncio
+import gc
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import pytest
+
+from baton import frames
+from baton.errors import DeadlineExceeded
+from baton.frames import Cancel, Credit, End, Envelope, Goodbye, Hello, Next, Open
+from baton.messages import Reply, Request, StatsRequest, TokenChunk
+from baton.serving import MAX_CALLERS, Service, WorkerLink, _Stream
+from baton.streams import WINDOW, CallerLink, _Call, call_over
+from tests.clock import run_jumping
+from tests.links import PACE, Pair, Sent, a_request, count_up, frame, tokens, turns
+
+
+async def silent(_: Request) -> AsyncGenerator[Reply, None]:
+    await asyncio.Event().wait()
+    yield TokenChunk(token_ids=())
+
+
+def test_the_caller_keeps_the_deadline_of_a_worker_that_hangs() -> None:
+    async def main() -> None:
+        wire = Sent()
+        link = CallerLink(wire, "w", PACE)
+
+        async def here() -> CallerLink:
+            return link
+
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        with pytest.raises(DeadlineExceeded):
+            await tokens(call_over(here, a_request(deadline_s=7.0)))
+        assert loop.time() - began_s == pytest.approx(7.0)
+        await asyncio.sleep(0)  # frames leave at the end of a turn
+        assert Cancel(1) in frames.FROM_CALLER.decode(wire.frames[-1])[1]
+
+    run_jumping(main())
+
+
+def test_calls_and_links_that_have_ended_are_forgotten() -> None:
+    async def work() -> None:
+        pair = Pair(count_up)
+        assert await tokens(pair.call(a_request(2, deadline_s=1000.0))) == [0, 1]
+        async with aclosing(pair.call(a_request(2, deadline_s=1000.0))) as left_early:
+            await anext(left_early)
+        await turns(lambda: not pair.service.tasks)
+        assert num_alive(_Call) == num_alive(_Stream) == 0
+        pair.caller.lose("test")
+        await turns(lambda: not pair.service.links)
+
+    async def main() -> None:
+        await work()
+        await asyncio.sleep(2 * PACE.tick_s)  # ticks, if there still were any
+        assert num_alive(CallerLink) == num_alive(WorkerLink) == 0
+
+    run_jumping(main())
+
+
+def num_alive(kind: type) -> int:
+    gc.collect()
+    return sum(type(each) is kind for each in gc.get_objects())
+
+
+def test_to_leave_a_call_closes_its_generator_at_the_worker_and_no_other() -> None:
+    async def main() -> None:
+        pair = Pair(silent)
+        staying = asyncio.ensure_future(tokens(pair.call(a_request())))
+        leaving = asyncio.ensure_future(tokens(pair.call(a_request())))
+        await turns(lambda: len(pair.service.tasks) == 2)
+        leaving.cancel()
+        await turns(lambda: len(pair.service.tasks) == 1)
+        assert not staying.done()
+        staying.cancel()
+        await turns(lambda: not pair.service.tasks)
+
+    run_jumping(main())
+
+
+def test_a_call_that_has_ended_is_not_cancelled_once_more() -> None:
+    async def main() -> None:
+        pair = Pair(count_up)
+        assert await tokens(pair.call(a_request(2))) == [0, 1]
+        await asyncio.sleep(0)  # a turn for what must not be sent
+        sent = [each for one in pair.to_worker.frames for each in frames.FROM_CALLER.decode(one)[1]]
+        assert not [each for each in sent if isinstance(each, Cancel | Credit)]
+
+    run_jumping(main())
+
+
+def test_a_figures_request_has_no_deadline_of_its_own() -> None:
+    async def main() -> None:
+        asking = asyncio.ensure_future(tokens(Pair(silent).call(StatsRequest())))
+        await asyncio.sleep(1000)  # nothing ends it
+        assert not asking.done()
+        asking.cancel()
+
+    run_jumping(main())
+
+
+class RawCaller:
+    """The worker's end of a link whose caller is the test."""
+
+    def __init__(self, service: Service) -> None:
+        self.wire = Sent()
+        self.link = service.accept(self.wire)
+        self._number = 0
+
+    def say(self, *envelopes: Envelope) -> None:
+        self.link.receive(frame(self._number, *envelopes))
+        self._number += 1
+
+    def heard(self, kind: type[Envelope]) -> list[Envelope]:
+        envelopes = [each for one in self.wire.frames for each in frames.FROM_WORKER.decode(one)[1]]
+        return [each for each in envelopes if isinstance(each, kind)]
+
+
+def test_no_credit_lets_a_worker_send_more_than_one_window() -> None:
+    async def main() -> None:
+        service = Service("w", count_up, PACE)
+        caller = RawCaller(service)
+        caller.say(Hello(frames.VERSION, "w"), Open(1, a_request(10 * WINDOW)), Credit(1, 5 * WINDOW))
+        await asyncio.sleep(1)  # time for what must not be sent
+        assert len(caller.heard(Next)) == WINDOW
+        caller.say(Credit(1, 5 * WINDOW))
+        await asyncio.sleep(1)
+        assert len(caller.heard(Next)) == 2 * WINDOW
+        caller.say(Credit(1, 3))
+        await asyncio.sleep(1)
+        assert len(caller.heard(Next)) == 2 * WINDOW + 3
+        caller.link.lose("test")
+        await turns(lambda: not service.tasks)
+
+    run_jumping(main())
+
+
+def test_credit_and_cancel_of_an_unknown_stream_are_ignored() -> None:
+    async def main() -> None:
+        service = Service("w", count_up, PACE)
+        caller = RawCaller(service)
+        caller.say(Hello(frames.VERSION, "w"), Credit(9, 1), Cancel(9), Open(1, a_request()))
+        await turns(lambda: caller.heard(End) == [End(1)])
+
+    run_jumping(main())
+
+
+def test_a_stream_number_that_is_used_twice_breaks_the_link() -> None:
+    async def main() -> None:
+        service = Service("w", silent, PACE)
+        caller = RawCaller(service)
+        caller.say(Hello(frames.VERSION, "w"), Open(1, a_request()), Open(1, a_request()))
+        assert caller.wire.closed
+        assert caller.heard(Goodbye) == [Goodbye("stream 1 was opened twice")]
+        await turns(lambda: not service.tasks)
+
+    run_jumping(main())
+
+
+def test_one_caller_more_than_the_limit_is_sent_away_and_the_others_stay() -> None:
+    async def main() -> None:
+        service = Service("w", count_up, PACE)
+        callers = [RawCaller(service) for _ in range(MAX_CALLERS)]
+        for caller in callers:
+            caller.say(Hello(frames.VERSION, "w"))
+        one_more = RawCaller(service)
+        one_more.say(Hello(frames.VERSION, "w"))
+        assert one_more.heard(Goodbye) == [Goodbye("1024 callers are connected to this worker")]
+        assert not any(caller.wire.closed for caller in callers)
+        callers[0].say(Goodbye("I leave"))
+        next_one = RawCaller(service)
+        next_one.say(Hello(frames.VERSION, "w"))
+        assert not next_one.wire.closed
+
+    run_jumping(main())
+
+
+def test_a_caller_that_comes_after_the_end_is_told_so() -> None:
+    async def main() -> None:
+        service = Service("w", count_up, PACE)
+        await service.stop()
+        late = RawCaller(service)
+        late.say(Hello(frames.VERSION, "w"))
+        assert late.heard(Goodbye) == [Goodbye("the worker has stopped")]
+
+    run_jumping(main())
+
+
+def test_a_generator_that_does_not_close_holds_up_the_end_for_five_seconds() -> None:
+    async def main() -> None:
+        stuck = asyncio.Event()
+
+        async def stubborn(_: Request) -> AsyncGenerator[Reply, None]:
+            try:
+                yield TokenChunk(token_ids=(0,))
+                await asyncio.Event().wait()
+            finally:
+                await stuck.wait()
+
+        pair = Pair(stubborn)
+        await anext(pair.call(a_request()))
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        await pair.service.stop()
+        assert loop.time() - began_s == pytest.approx(5.0)
+        assert not pair.service.links
+        stuck.set()
+
+    run_jumping(main())
+
+
+def test_a_call_waits_until_the_wire_takes_it_and_goes_to_the_link_that_lives_by_then() -> None:
+    async def main() -> None:
+        first, second = Pair(count_up), Pair(count_up)
+        links = [first.caller, second.caller]
+        first.to_worker.writable.clear()
+
+        async def link_to() -> CallerLink:
+            return links[0]
+
+        running = asyncio.ensure_future(tokens(call_over(link_to, a_request(2))))
+        await asyncio.sleep(1)  # time for what must not be sent
+        assert len(first.to_worker.frames) == 1  # the hello
+        links.pop(0)
+        first.caller.lose("test")
+        first.to_worker.writable.set()
+        assert await running == [0, 1]
+
+    run_jumping(main())
