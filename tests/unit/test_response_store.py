@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -9,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from frontend.response_store import DIED, MAX_CHAIN, ResponseStore, Retention, StoredResponse, StoreFailure
+from frontend.response_store import (
+    DIED,
+    MAX_CHAIN,
+    MAX_CHAIN_BYTES,
+    ResponseStore,
+    Retention,
+    StoredResponse,
+    StoreFailure,
+)
 
 # Another process that claims a running response, says so, and lives until it is killed.
 OTHER_FRONTEND = """
@@ -80,6 +89,55 @@ def test_a_chain_without_end_is_not_read() -> None:
         await store.close()
 
     asyncio.run(scenario())
+
+
+def test_a_conversation_is_read_back_up_to_a_number_of_bytes() -> None:
+    async def scenario() -> None:
+        store = ResponseStore()
+        quarter = b"x" * (MAX_CHAIN_BYTES // 4 - len(response("a").body))
+        for name, previous in (("a", None), ("b", "a"), ("c", "b"), ("d", "c"), ("e", "d")):
+            await store.save(response(name, previous_id=previous, items=quarter), [])
+        chain = await store.chain("d")
+        assert chain is not None
+        assert sum(len(each.body) + len(each.items) for each in chain) == MAX_CHAIN_BYTES == 64 << 20
+        assert await store.chain("e") is None
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_conversation_is_read_back_up_to_a_number_of_responses() -> None:
+    async def scenario() -> None:
+        store = ResponseStore()
+        for i in range(1001):
+            await store.save(response(str(i), previous_id=str(i - 1) if i else None), [])
+        chain = await store.chain("999")
+        assert chain is not None
+        assert len(chain) == MAX_CHAIN == 1000
+        assert await store.chain("1000") is None
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_nobody_but_the_user_can_read_what_is_stored(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "folder" / "responses.sqlite3"
+        store = ResponseStore(str(path))
+        await store.open()
+        await store.save(response("a", status="in_progress"), [])
+        assert path.parent.stat().st_mode & 0o077 == 0
+        databases = list(path.parent.glob("*.sqlite3*"))
+        assert {each.suffix for each in databases} >= {".sqlite3", ".sqlite3-wal"}
+        for each in databases:
+            assert each.suffix == ".lock" or each.stat().st_mode & 0o077 == 0, each
+        await store.close()
+
+    umask = os.umask(0)
+    try:
+        asyncio.run(scenario())
+    finally:
+        os.umask(umask)
 
 
 def test_the_responses_used_last_are_kept_up_to_a_number() -> None:

@@ -6,10 +6,13 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
 
+import pytest
+
 from baton.connect import Wires
 from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, StatsRequest, TokenChunk, WorkerStats
 from baton.process import Shutdown
 from tests import waiting
+from tests.clock import run_jumping
 from tests.registry import Snapshot
 from workers.config import WorkerSettings
 from workers.engine import EngineInfo
@@ -93,6 +96,44 @@ def test_draining_waits_for_what_runs_and_not_for_ever() -> None:
         assert await draining
 
     asyncio.run(main())
+
+
+def test_draining_serves_those_who_have_not_seen_the_withdrawal_yet() -> None:
+    async def main() -> None:
+        engine = ScriptedEngine()
+        worker = Worker(engine, Role.DECODE)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        draining = asyncio.create_task(worker.drained(10))
+        await asyncio.sleep(0.4)
+        late = worker.answer(REQUEST)
+        await anext(late)
+        await asyncio.sleep(5)
+        assert not draining.done()
+        engine.go_on.set()
+        assert [reply async for reply in late]
+        assert await draining
+        assert loop.time() - began_s == pytest.approx(5.4)
+
+    run_jumping(main())
+
+
+def test_draining_gives_up_after_its_time() -> None:
+    async def main() -> None:
+        worker = Worker(ScriptedEngine(), Role.DECODE)
+        first, second = worker.answer(REQUEST), worker.answer(REQUEST)
+        await anext(first)
+        await anext(second)
+        await first.aclose()
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        assert not await worker.drained(30)
+        assert loop.time() - began_s == pytest.approx(30.5)
+        await second.aclose()
+        assert await worker.drained(30)
+        assert loop.time() - began_s == pytest.approx(31.0)
+
+    run_jumping(main())
 
 
 def settings(folder: Path) -> WorkerSettings:
