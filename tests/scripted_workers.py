@@ -33,6 +33,7 @@ class ScriptedWorkers:
         self.scripts = scripts
         self.calls: list[tuple[str, GenerateRequest]] = []
         self.open: list[str] = []
+        self.metrics = Metrics()
 
     async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
         assert isinstance(request, GenerateRequest)
@@ -116,7 +117,7 @@ async def generator_over(
     live = Fleet(fleet, fleet, model_path=Path("/none"))
     async with live.keep_current():
         await until(lambda: live.health().instances)
-        yield Generator(fleet, live, mode, Metrics())
+        yield Generator(fleet, live, mode, fleet.metrics)
 
 
 async def generate(fleet: ScriptedWorkers) -> list[int]:

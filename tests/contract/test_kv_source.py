@@ -1,6 +1,8 @@
 """The source of a KV transfer, asked by pullers that keep to the words of the wire and by others."""
 
 import asyncio
+import gc
+import resource
 import socket
 import weakref
 from collections.abc import AsyncIterator, Coroutine
@@ -230,7 +232,9 @@ def test_one_connection_more_than_the_limit_is_turned_away_and_there_is_room_whe
                 for _ in range(256):
                     sock = stack.enter_context(socket.create_connection((peer.host, peer.port)))
                 async with puller(ticket) as one_more:
+                    began_s = loop.time()
                     assert await loop.sock_recv(one_more.sock, 1) == b""
+                    assert loop.time() - began_s < 1
                 sock.close()
                 await asyncio.sleep(0.1)  # the source sees that
                 async with puller(ticket) as next_one:
@@ -285,5 +289,64 @@ def test_withdrawn_memory_is_let_go_when_its_reader_has_hung_up() -> None:
                 assert await asyncio.get_running_loop().sock_recv(there.sock, 1) == b""
                 assert lent() is not None
             await until(lambda: lent() is None)
+
+    run_jumping(main())
+
+
+def test_to_wait_no_longer_for_the_move_of_an_offer_ends_it_not() -> None:
+    async def main() -> None:
+        async with source() as here:
+            ticket = offer(here)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await here.moved(ticket)
+            async with puller(ticket) as there:
+                await there.ask()
+                assert await there.fetch() == PAYLOAD
+                await there.confirm()
+            await here.moved(ticket)
+
+    run_jumping(main())
+
+
+def test_a_process_without_descriptors_to_spare_accepts_again_when_it_has_some() -> None:
+    async def main() -> None:
+        async with source() as here:
+            ticket = offer(here)
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            async with puller(ticket) as there:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (there.sock.fileno(), hard))
+                try:
+                    await asyncio.sleep(1)  # it tries in vain
+                finally:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                await there.ask()
+                assert await there.fetch() == PAYLOAD
+
+    run_jumping(main())
+
+
+def test_a_machine_that_vanished_is_noticed_in_half_a_minute() -> None:
+    async def main() -> None:
+        async with source() as here:
+            ticket = offer(here)
+            port = msgspec.msgpack.decode(ticket.peer, type=Peer).port
+            async with puller(ticket) as there:
+                await there.ask()
+                await there.fetch()
+                (session,) = [
+                    each
+                    for each in gc.get_objects()
+                    if isinstance(each, socket.socket)
+                    and each.fileno() >= 0
+                    and each.getsockname()[1] == port
+                    and not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                ]
+                assert session.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                idle_s, every_s, num = (
+                    session.getsockopt(socket.IPPROTO_TCP, option)
+                    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+                )
+                assert idle_s + every_s * num == 30
 
     run_jumping(main())

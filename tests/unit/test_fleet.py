@@ -12,6 +12,7 @@ from baton.errors import ModelNotFound, NoWorkers, WorkerLost
 from baton.messages import KvLayout, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
 from frontend.fleet import Fleet
 from tests.clock import run_jumping
+from tests.generators import none_abandoned
 from tests.waiting import until
 
 DEMO = Path(__file__).parents[2] / "models/demo"
@@ -134,7 +135,70 @@ def test_a_lost_worker_that_leaves_the_registry_is_probed_no_more() -> None:
             assert fleet.health().status == "unhealthy"
 
             registry.show()
-            await until(lambda: fleet.health().lost == [])
+            await asyncio.sleep(10)  # time for what must not be sent
+            assert registry.num_probes == 1
+            assert fleet.health().lost == []
+
+    run_jumping(main())
+
+
+def test_closing_leaves_no_task_and_no_call_behind() -> None:
+    async def main() -> None:
+        alone = asyncio.all_tasks()
+        lost = worker("d1")
+        registry = Registry(lost)
+        registry.hung.add("d1")
+        fleet = Fleet(registry, registry)
+        with none_abandoned():
+            async with fleet.keep_current():
+                await until(lambda: fleet.models() == ["m"])
+                fleet.suspect(lost)
+                assert await fleet.stats() == []
+            assert asyncio.all_tasks() == alone
+
+    run_jumping(main())
+
+
+def test_workers_of_another_model_do_not_count() -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1"), worker("d2", model="n"), worker("p1", model="n"), worker("p2"))
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: fleet.models() == ["m", "n"])
+            assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d1"]
+            assert [w.worker_id for w in fleet.workers("n", Role.PREFILL)] == ["p1"]
+
+            registry.show(worker("d1"), worker("p1", model="n"))
+            await until(lambda: fleet.models() == ["m"])
+            assert not fleet.workers("n", Role.PREFILL)
+            with pytest.raises(NoWorkers, match="No decode worker of 'n' is live") as told:
+                fleet.served("n")
+            assert told.value.retry_after_s == 1
+
+    asyncio.run(main())
+
+
+def test_the_frontends_own_model_path_is_read_instead_of_the_workers() -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1", model_path="/none"))
+        fleet = Fleet(registry, registry, model_path=DEMO)
+        async with fleet.keep_current():
+            await until(lambda: fleet.models() == ["m"])
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("text", [None, "", "{}"])
+def test_a_broken_tokenizer_costs_its_own_model_only(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "tokenizer.json").write_text(text)
+
+    async def main() -> None:
+        registry = Registry(worker("d1", model_path=str(tmp_path), model="broken"), worker("d2"))
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current() as following:
+            await until(lambda: fleet.models() == ["m"])
+            assert not following.done()
 
     asyncio.run(main())
 
@@ -175,6 +239,7 @@ def test_a_lost_worker_that_hangs_is_asked_again_and_comes_back() -> None:
         fleet = Fleet(registry, registry)
         async with fleet.keep_current():
             await until(lambda: fleet.models() == ["m"])
+            fleet.suspect(lost)
             fleet.suspect(lost)
             await asyncio.sleep(10)  # it is asked for a second, then left alone for half a one
             assert registry.num_probes == 7

@@ -17,6 +17,7 @@ from baton.errors import (
 )
 from baton.messages import GenerateRequest, Reply, TokenChunk, Usage
 from tests.clock import run_jumping
+from tests.generators import none_abandoned
 from tests.scripted_workers import (
     Script,
     ScriptedWorkers,
@@ -94,6 +95,55 @@ def test_a_failed_handoff_is_prefilled_again_and_the_decode_worker_kept() -> Non
     assert fleet.asked == ["p1", "d1", "p2", "d1"]
 
 
+def test_each_failed_handoff_is_the_fault_of_its_own_prefill_worker() -> None:
+    expired = failing(HandoffFailed("expired"))
+    tries = iter([expired, expired, answer])
+    fleet = ScriptedWorkers(p1=hand_off, p2=hand_off, d1=lambda asked: next(tries)(asked))  # noqa: PLW0108  each call takes the next
+
+    assert asyncio.run(generate(fleet)) == WHOLE
+    assert fleet.asked == ["p1", "d1", "p2", "d1", "d1"]
+
+
+def test_a_prefill_worker_that_ends_without_a_handoff_is_replaced() -> None:
+    async def nothing(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        return
+        yield TokenChunk(())  # type: ignore[unreachable]  # makes it a generator
+
+    fleet = ScriptedWorkers(p1=nothing, p2=hand_off, d1=answer)
+
+    assert asyncio.run(generate(fleet)) == WHOLE
+    assert fleet.asked == ["p1", "p2", "d1"]
+
+
+def test_a_prefill_worker_lost_in_the_moment_of_the_first_chunk_is_not_missed() -> None:
+    arrived = asyncio.Event()
+
+    async def lost_then(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        async for handoff in hand_off(asked):
+            yield handoff
+            await arrived.wait()
+            raise WorkerLost("gone")
+
+    async def arriving(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        await asyncio.sleep(0)  # both are waited for now
+        arrived.set()
+        async for chunk in answer(asked):
+            yield chunk
+
+    fleet = ScriptedWorkers(p1=lost_then, p2=hand_off, d1=arriving)
+
+    assert asyncio.run(generate(fleet)) == WHOLE
+    assert fleet.asked == ["p1", "d1"]
+
+
+def test_prefill_and_handoff_are_timed_once_each() -> None:
+    fleet = ScriptedWorkers(p1=hand_off, d1=answer)
+
+    assert asyncio.run(generate(fleet)) == WHOLE
+    for name in ("baton_prefill_seconds", "baton_handoff_seconds"):
+        assert fleet.metrics.registry.get_sample_value(f"{name}_count") == 1
+
+
 def test_a_prefill_worker_lost_before_the_kv_has_moved_is_replaced_at_once() -> None:
     async def lost_later(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         async for handoff in hand_off(asked):
@@ -130,24 +180,45 @@ def test_a_stream_that_ends_early_counts_as_a_lost_worker() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scripts", "raised"),
+    ("scripts", "raised", "num_calls"),
     [
-        ({"p1": hand_off}, NoWorkers),
-        ({"d1": failing(WorkerLost("gone"), after=1)}, WorkerLost),
-        ({"d1": failing(Overloaded("full"))}, Overloaded),
-        ({"p1": failing(InvalidRequest("bad")), "d1": answer}, InvalidRequest),
-        ({"p1": hand_off, "d1": failing(DeadlineExceeded("over"))}, DeadlineExceeded),
-        ({f"d{i}": failing(WorkerLost("gone")) for i in range(9)}, WorkerLost),
+        ({"p1": hand_off}, NoWorkers, 0),
+        ({"d1": failing(WorkerLost("gone"), after=1)}, WorkerLost, 1),
+        ({"d1": failing(Overloaded("full"))}, Overloaded, 1),
+        ({"p1": failing(InvalidRequest("bad")), "d1": answer}, InvalidRequest, 1),
+        ({"p1": hand_off, "d1": failing(DeadlineExceeded("over"))}, DeadlineExceeded, 2),
+        ({f"d{i}": failing(WorkerLost("gone")) for i in range(9)}, WorkerLost, 4),
     ],
 )
 def test_what_cannot_be_repaired_ends_with_its_name(
-    scripts: dict[str, Script], raised: type[BatonError]
+    scripts: dict[str, Script], raised: type[BatonError], num_calls: int
 ) -> None:
     fleet = ScriptedWorkers(**scripts)
 
     with pytest.raises(raised):
         asyncio.run(generate(fleet))
-    assert len(fleet.calls) <= 4
+    assert len(fleet.calls) == num_calls
+
+
+def test_the_fourth_worker_may_be_the_one_that_answers() -> None:
+    lost = failing(WorkerLost("gone"))
+
+    assert asyncio.run(generate(ScriptedWorkers(d1=lost, d2=lost, d3=lost, d4=answer))) == WHOLE
+
+
+def test_only_a_lost_worker_is_avoided_by_others() -> None:
+    tries = iter([failing(Overloaded("full")), answer])
+    fleet = ScriptedWorkers(d1=lambda asked: next(tries)(asked), d2=failing(WorkerLost("gone")))  # noqa: PLW0108  each call takes the next
+
+    async def two_requests() -> None:
+        async with generator_over(fleet) as generator:
+            with pytest.raises(WorkerLost):
+                assert [chunk async for chunk in generator.generate(request())]
+            assert [chunk async for chunk in generator.generate(request())]
+
+    asyncio.run(two_requests())
+
+    assert fleet.asked == ["d1", "d2", "d1"]
 
 
 def test_a_full_worker_is_passed_over_for_one_with_room() -> None:
@@ -189,6 +260,10 @@ def test_leaving_closes_the_calls_to_both_workers_in_any_phase() -> None:
         yield TokenChunk(())
 
     async def leave(fleet: ScriptedWorkers, open_calls: list[str]) -> None:
+        with none_abandoned():
+            await leave_while_open(fleet, open_calls)
+
+    async def leave_while_open(fleet: ScriptedWorkers, open_calls: list[str]) -> None:
         async with generator_over(fleet) as generator, aclosing(generator.generate(request())) as chunks:
             first = asyncio.ensure_future(anext(chunks))
             await until(lambda: fleet.open == open_calls)
@@ -205,10 +280,11 @@ def test_closing_half_way_closes_the_call_to_decode() -> None:
 
     async def close_half_way() -> None:
         async with generator_over(fleet) as generator:
-            async with aclosing(generator.generate(request())) as chunks:
-                await anext(chunks)
-                assert fleet.open == ["d1"]
-            assert fleet.open == []
+            with none_abandoned():
+                async with aclosing(generator.generate(request())) as chunks:
+                    await anext(chunks)
+                    assert fleet.open == ["d1"]
+                assert fleet.open == []
 
     asyncio.run(close_half_way())
 
