@@ -339,6 +339,7 @@ def test_a_machine_that_vanished_is_noticed_in_half_a_minute() -> None:
                     for each in gc.get_objects()
                     if isinstance(each, socket.socket)
                     and each.fileno() >= 0
+                    and each.family == socket.AF_INET
                     and each.getsockname()[1] == port
                     and not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
                 ]
