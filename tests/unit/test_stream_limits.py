@@ -8,11 +8,11 @@ from contextlib import aclosing
 import pytest
 
 from baton import frames
-from baton.errors import DeadlineExceeded
-from baton.frames import Cancel, Credit, End, Envelope, Goodbye, Hello, Next, Open
+from baton.errors import DeadlineExceeded, WorkerLost
+from baton.frames import Beat, Cancel, Credit, End, Envelope, Goodbye, Hello, Next, Open
 from baton.messages import Reply, Request, StatsRequest, TokenChunk
 from baton.serving import MAX_CALLERS, Service, WorkerLink, _Stream
-from baton.streams import WINDOW, CallerLink, _Call, call_over
+from baton.streams import WINDOW, CallerLink, Pace, _Call, call_over
 from tests.clock import run_jumping
 from tests.links import PACE, Pair, Sent, a_request, count_up, frame, tokens, turns
 
@@ -83,7 +83,7 @@ def test_to_leave_a_call_closes_its_generator_at_the_worker_and_no_other() -> No
 def test_a_call_that_has_ended_is_not_cancelled_once_more() -> None:
     async def main() -> None:
         pair = Pair(count_up)
-        assert await tokens(pair.call(a_request(2))) == [0, 1]
+        assert len(await tokens(pair.call(a_request(WINDOW // 2)))) == WINDOW // 2
         await asyncio.sleep(0)  # a turn for what must not be sent
         sent = [each for one in pair.to_worker.frames for each in frames.FROM_CALLER.decode(one)[1]]
         assert not [each for each in sent if isinstance(each, Cancel | Credit)]
@@ -133,6 +133,84 @@ def test_no_credit_lets_a_worker_send_more_than_one_window() -> None:
         assert len(caller.heard(Next)) == 2 * WINDOW + 3
         caller.link.lose("test")
         await turns(lambda: not service.tasks)
+
+    run_jumping(main())
+
+
+def test_the_caller_gives_no_more_credit_than_it_has_consumed() -> None:
+    async def main() -> None:
+        pair = Pair(count_up)
+        async with aclosing(pair.call(a_request(10 * WINDOW))) as replies:
+            for _ in range(5 * WINDOW):
+                await anext(replies)
+        await asyncio.sleep(1)  # all that is sent has arrived
+        sent = [each for one in pair.to_worker.frames for each in frames.FROM_CALLER.decode(one)[1]]
+        given = sum(each.num_replies for each in sent if isinstance(each, Credit))
+        assert 4 * WINDOW <= given <= 5 * WINDOW
+        assert WINDOW == 256
+
+    run_jumping(main())
+
+
+def test_a_lost_link_says_why_it_was_lost_first_and_opens_no_call() -> None:
+    async def main() -> None:
+        wire = Sent()
+        link = CallerLink(wire, "w", PACE)
+        link.lose("the first reason")
+        link.lose("another")
+        assert link.lost == "the first reason"
+        with pytest.raises(WorkerLost, match="the first reason"):
+            link.open(a_request())
+        goodbyes = [each for one in wire.frames for each in frames.FROM_CALLER.decode(one)[1]][1:]
+        assert goodbyes == [Goodbye("the first reason")]
+
+    run_jumping(main())
+
+
+def test_a_silent_peer_is_dead_after_so_many_ticks_and_a_word_begins_them_anew() -> None:
+    async def main() -> None:
+        pace = Pace(tick_s=1.0, num_silent=4, num_idle=100)
+        link = CallerLink(Sent(), "w", pace)
+        caller = RawCaller(Service("w", count_up, pace))
+        await asyncio.sleep(2.5)
+        link.receive(frame(0, Hello(frames.VERSION, "w")))
+        caller.say(Hello(frames.VERSION, "w"))
+        await asyncio.sleep(3)
+        assert link.lost is None
+        assert not caller.wire.closed
+        await asyncio.sleep(1)
+        assert link.lost == "it does not answer"
+        assert caller.heard(Goodbye) == [Goodbye("the caller is silent")]
+
+    run_jumping(main())
+
+
+def test_both_sides_say_at_each_tick_that_they_live() -> None:
+    async def main() -> None:
+        pace = Pace(tick_s=1.0, num_silent=10, num_idle=100)
+        wire = Sent()
+        CallerLink(wire, "w", pace)
+        caller = RawCaller(Service("w", count_up, pace))
+        await asyncio.sleep(3.5)
+        sent = [each for one in wire.frames for each in frames.FROM_CALLER.decode(one)[1]]
+        assert sent[1:] == [Beat()] * 3
+        assert caller.heard(Beat) == [Beat()] * 3
+
+    run_jumping(main())
+
+
+def test_a_link_is_idle_only_while_it_has_no_call() -> None:
+    async def main() -> None:
+        wire = Sent()
+        link = CallerLink(wire, "w", Pace(tick_s=1.0, num_silent=1000, num_idle=3))
+        call = link.open(a_request())
+        await asyncio.sleep(10)
+        assert link.lost is None
+        link.leave(call)
+        await asyncio.sleep(2)
+        assert link.lost is None
+        await asyncio.sleep(1)
+        assert link.lost == "idle"
 
     run_jumping(main())
 

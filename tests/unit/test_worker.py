@@ -6,14 +6,25 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from baton.connect import Wires
-from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, StatsRequest, TokenChunk, WorkerStats
+from baton.messages import (
+    GenerateRequest,
+    KvHandoff,
+    KvLayout,
+    Role,
+    Sampling,
+    StatsRequest,
+    TokenChunk,
+    WorkerStats,
+)
 from baton.process import Shutdown
 from tests import waiting
 from tests.clock import run_jumping
-from tests.registry import Snapshot
+from tests.generators import none_abandoned
+from tests.registry import Snapshot, worker
 from workers.config import WorkerSettings
 from workers.engine import EngineInfo
 from workers.worker import Worker, new_identity, run_worker
@@ -21,6 +32,8 @@ from workers.worker import Worker, new_identity, run_worker
 REQUEST = GenerateRequest(
     request_id="r", model="m", token_ids=[1], sampling=Sampling(max_tokens=1, seed=0), deadline_s=5
 )
+
+LAYOUT = KvLayout(dtype="f", tokens_per_block=2, num_layers=1, num_kv_heads=1, head_dim=1)
 
 
 class ScriptedEngine:
@@ -37,7 +50,14 @@ class ScriptedEngine:
     async def start(self) -> EngineInfo:
         if self._start_error:
             raise self._start_error
-        return EngineInfo(name="scripted", version="1", context_length=10, kv_transfer=self.kv_transfer)
+        return EngineInfo(
+            name="scripted",
+            version="1",
+            context_length=10,
+            kv_layout=LAYOUT,
+            kv_transfer=self.kv_transfer,
+            kv_timeout_s=7.0,
+        )
 
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
         yield KvHandoff(
@@ -76,9 +96,10 @@ def test_each_role_runs_its_half_and_both_tell_their_figures() -> None:
 def test_closing_an_answer_closes_the_engines_generator() -> None:
     async def main() -> None:
         engine = ScriptedEngine()
-        async with aclosing(Worker(engine, Role.DECODE).answer(REQUEST)) as answer:
-            await anext(answer)
-        assert engine.num_closed == 1
+        with none_abandoned():
+            async with aclosing(Worker(engine, Role.DECODE).answer(REQUEST)) as answer:
+                await anext(answer)
+            assert engine.num_closed == 1
 
     asyncio.run(main())
 
@@ -157,8 +178,11 @@ def test_a_broken_engine_ends_the_process_with_an_error(tmp_path: Path) -> None:
     assert engine.stopped
 
 
-def test_an_engine_that_does_not_start_is_an_error_not_a_traceback(tmp_path: Path) -> None:
-    assert life(tmp_path, ScriptedEngine(OSError("no weights"))) == 1
+@pytest.mark.parametrize("kind", [OSError, ValueError, ImportError])
+def test_an_engine_that_does_not_start_is_an_error_not_a_traceback(
+    tmp_path: Path, kind: type[Exception]
+) -> None:
+    assert life(tmp_path, ScriptedEngine(kind("no weights"))) == 1
 
 
 def test_an_asked_shutdown_drains_and_ends_well(tmp_path: Path) -> None:
@@ -170,6 +194,78 @@ def test_an_asked_shutdown_drains_and_ends_well(tmp_path: Path) -> None:
         return await running
 
     assert asyncio.run(main()) == 0
+
+
+def test_what_runs_when_a_shutdown_is_asked_for_ends_well(tmp_path: Path) -> None:
+    async def main() -> None:
+        chosen, shutdown, engine = settings(tmp_path), Shutdown(), ScriptedEngine()
+        running = asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
+        caller = chosen.wires.transport()
+        async with aclosing(chosen.wires.discovery().watch()) as snapshots:
+            (shown,) = await until(snapshots, lambda fleet: [w.is_ready for w in fleet] == [True])
+            async with aclosing(caller.call(shown.address, REQUEST)) as replies:
+                assert await anext(replies) == TokenChunk((1,))
+                shutdown.ask()
+                await until(snapshots, lambda fleet: not fleet)
+                engine.go_on.set()
+                assert [reply async for reply in replies] == [TokenChunk((2,), "length")]
+        await caller.close()
+        assert await running == 0
+        assert engine.stopped
+
+    asyncio.run(main())
+
+
+def test_a_worker_shows_what_its_engine_says_of_itself(tmp_path: Path) -> None:
+    async def main() -> None:
+        chosen, shutdown, engine = settings(tmp_path), Shutdown(), ScriptedEngine(kv_transfer="tcp")
+        running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
+        async with aclosing(chosen.wires.discovery().watch()) as snapshots:
+            (shown,) = await until(snapshots, lambda fleet: [w.is_ready for w in fleet] == [True])
+        assert (shown.worker_id, shown.incarnation, shown.role) == ("w1", "i1", Role.DECODE)
+        assert (shown.engine, shown.engine_version, shown.kv_transfer) == ("scripted", "1", "tcp")
+        assert (shown.context_length, shown.kv_layout, shown.kv_timeout_s) == (10, LAYOUT, 7.0)
+        assert shown.cold_peers == ()
+        shutdown.ask()
+        assert await running == 0
+
+    asyncio.run(main())
+
+
+def test_a_pair_that_does_not_warm_up_is_named(tmp_path: Path) -> None:
+    async def main() -> None:
+        chosen, shutdown = settings(tmp_path), Shutdown()
+        registry = chosen.wires.discovery()
+        peer = msgspec.structs.replace(
+            worker("gone"), model=chosen.model, address="tcp://127.0.0.1:1/gone", engine="scripted",
+            engine_version="1", kv_layout=LAYOUT, kv_transfer="tcp",
+        )  # fmt: skip
+        async with registry.register(peer), aclosing(registry.watch()) as snapshots:
+            engine = ScriptedEngine(kv_transfer="tcp")
+            running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
+            fleet = await until(snapshots, lambda fleet: len(fleet) == 2 and fleet[1].is_ready)
+            assert fleet[1].cold_peers == ("gone",)
+            shutdown.ask()
+            assert await running == 0
+
+    asyncio.run(main())
+
+
+def test_a_shutdown_that_is_asked_for_while_the_engine_starts_ends_it(tmp_path: Path) -> None:
+    class Slow(ScriptedEngine):
+        async def start(self) -> EngineInfo:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def main() -> None:
+        chosen, shutdown, engine = settings(tmp_path), Shutdown(), Slow()
+        running = asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
+        await asyncio.sleep(0)  # the engine starts now
+        shutdown.ask()
+        assert await asyncio.wait_for(running, 5) == 0
+        assert engine.stopped
+
+    asyncio.run(main())
 
 
 def test_a_worker_is_ready_when_its_pairs_are_warm_and_of_two_at_once_none_is_missed(tmp_path: Path) -> None:
