@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -249,6 +250,47 @@ def test_a_pair_that_does_not_warm_up_is_named(tmp_path: Path) -> None:
             assert await running == 0
 
     asyncio.run(main())
+
+
+class Noting:
+    """A discovery or a transport that notes that it was closed."""
+
+    def __init__(self, inner: object, closed: list[str]) -> None:
+        self._inner = inner
+        self._closed = closed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def close(self) -> None:
+        self._closed.append(type(self._inner).__name__)
+        await self._inner.close()  # type: ignore[attr-defined]  # either has it
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NotingWires(Wires):
+    closed: list[str]
+
+    def discovery(self) -> Any:
+        return Noting(super().discovery(), self.closed)
+
+    def transport(self) -> Any:
+        return Noting(super().transport(), self.closed)
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_worker_that_ends_lets_go_of_its_connections(tmp_path: Path, is_broken: bool) -> None:
+    closed: list[str] = []
+    chosen = settings(tmp_path)
+    wires = NotingWires(**vars(chosen.wires), closed=closed)
+    engine, shutdown = ScriptedEngine(), Shutdown()
+    engine.broken.set() if is_broken else shutdown.ask()
+
+    async def main() -> None:
+        await run_worker(dataclasses.replace(chosen, wires=wires), engine, ("w1", "i1"), shutdown)
+
+    asyncio.run(main())
+    assert sorted(closed) == ["FilesDiscovery", "TcpTransport"]
 
 
 def test_a_shutdown_that_is_asked_for_while_the_engine_starts_ends_it(tmp_path: Path) -> None:
