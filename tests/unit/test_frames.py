@@ -30,6 +30,7 @@ def test_a_length_over_the_limit_is_refused_before_its_bytes_come() -> None:
 
 def test_a_length_at_the_limit_is_waited_for() -> None:
     assert Splitter().feed(frames.MAX_FRAME_BYTES.to_bytes(4, "big")) == []
+    assert frames.MAX_FRAME_BYTES == 16 << 20
 
 
 @given(st.binary(max_size=200))

@@ -14,6 +14,7 @@ from baton.messages import Reply, Request, StatsRequest, TokenChunk
 from baton.serving import MAX_CALLERS, Service, WorkerLink, _Stream
 from baton.streams import WINDOW, CallerLink, Pace, _Call, call_over
 from tests.clock import run_jumping
+from tests.generators import none_abandoned
 from tests.links import PACE, Pair, Sent, a_request, count_up, frame, tokens, turns
 
 
@@ -221,6 +222,42 @@ def test_credit_and_cancel_of_an_unknown_stream_are_ignored() -> None:
         caller = RawCaller(service)
         caller.say(Hello(frames.VERSION, "w"), Credit(9, 1), Cancel(9), Open(1, a_request()))
         await turns(lambda: caller.heard(End) == [End(1)])
+
+    run_jumping(main())
+
+
+def test_a_generator_waits_before_its_second_reply_while_the_wire_is_full() -> None:
+    async def main() -> None:
+        caller = RawCaller(Service("w", count_up, PACE))
+        caller.wire.writable.clear()
+        caller.say(Hello(frames.VERSION, "w"), Open(1, a_request(100)))
+        await asyncio.sleep(1)  # time for what must not be sent
+        assert len(caller.heard(Next)) == 1
+        caller.wire.writable.set()
+        await turns(lambda: caller.heard(End) == [End(1)])
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize("last", [Cancel(1), Goodbye("I leave")])
+def test_a_generator_that_waits_for_credit_is_closed_with_its_call(last: Envelope) -> None:
+    async def main() -> None:
+        service = Service("w", count_up, PACE)
+        caller = RawCaller(service)
+        with none_abandoned():
+            caller.say(Hello(frames.VERSION, "w"), Open(1, a_request(10 * WINDOW)))
+            await turns(lambda: len(caller.heard(Next)) == WINDOW)
+            caller.say(last)
+            await turns(lambda: not service.tasks)
+
+    run_jumping(main())
+
+
+def test_nothing_is_begun_for_a_caller_that_has_said_goodbye() -> None:
+    async def main() -> None:
+        service = Service("w", silent, PACE)
+        RawCaller(service).say(Hello(frames.VERSION, "w"), Goodbye("I leave"), Open(1, a_request()))
+        assert not service.tasks
 
     run_jumping(main())
 

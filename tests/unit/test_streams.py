@@ -120,6 +120,8 @@ def test_a_reply_that_cannot_travel_fails_its_stream_alone(
         async def answer(request: Request) -> AsyncGenerator[Reply, None]:
             assert isinstance(request, GenerateRequest)
             yield reply if request.sampling.seed else TokenChunk(token_ids=(0,))
+            if request.sampling.seed:
+                await asyncio.Event().wait()
 
         pair = Pair(answer, limit=300)
         fine, bad = await asyncio.gather(
@@ -127,6 +129,7 @@ def test_a_reply_that_cannot_travel_fails_its_stream_alone(
         )
         assert fine == [0]
         assert isinstance(bad, failure)
+        await turns(lambda: not pair.service.tasks)
 
     in_loop(scenario)
 
@@ -152,8 +155,10 @@ def test_more_streams_than_the_limit_are_refused_as_overload() -> None:
         pair = Pair(forever, limit=frames.MAX_FRAME_BYTES)
         running = [asyncio.ensure_future(tokens(pair.call(a_request()))) for _ in range(MAX_STREAMS)]
         await turns(lambda: len(pair.service.tasks) == MAX_STREAMS)
-        with pytest.raises(Overloaded):
+        with pytest.raises(Overloaded) as full:
             await tokens(pair.call(a_request()))
+        assert full.value.retry_after_s == 1.0
+        assert MAX_STREAMS == 4096
         pair.caller.lose("test")
         lost = await asyncio.gather(*running, return_exceptions=True)
         assert all(isinstance(each, WorkerLost) for each in lost)
