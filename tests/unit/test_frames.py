@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton import frames
-from baton.frames import Beat, End, Envelope, Hello, Inbox, LinkBroken, Next, Outbox, Splitter
+from baton.frames import Beat, End, Envelope, Goodbye, Hello, Inbox, LinkBroken, Next, Outbox, Splitter
 from baton.messages import TokenChunk
 from tests.links import Sent, frame
 
@@ -82,3 +82,19 @@ def test_any_envelopes_leave_in_order_in_frames_below_the_limit(sizes: list[int]
         reply for reply in replies if reply not in refused
     ]
     assert all(len(frame(0, envelope)) > limit for envelope in refused)
+
+
+def test_a_frame_of_the_limit_leaves_and_nothing_leaves_after_the_last_word() -> None:
+    async def scenario() -> list[bytes]:
+        wire = Sent(len(frame(0, End(1))))
+        outbox = Outbox(wire, lambda envelope, _: pytest.fail(str(envelope)))
+        outbox.put(End(1))
+        await asyncio.sleep(0)  # frames are sealed once a turn
+        wire.max_frame_bytes = frames.MAX_FRAME_BYTES
+        outbox.put(End(2))
+        outbox.close(Goodbye("enough"))
+        outbox.put(End(3))
+        await asyncio.sleep(0)
+        return wire.frames
+
+    assert asyncio.run(scenario()) == [frame(0, End(1)), frame(1, End(2), Goodbye("enough"))]

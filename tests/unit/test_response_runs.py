@@ -1,14 +1,17 @@
 """Runs in the background: how many there may be, how long they may take, and what is left of them."""
 
 import asyncio
+import threading
 
 import pytest
 
 from baton.errors import NotReady
-from frontend.response_runs import MAX_RUNS
-from frontend.response_store import RUNNING
+from frontend.response_runs import MAX_RUNS, ResponseState
+from frontend.response_store import RUNNING, ResponseStore
 from tests.clock import run_jumping
+from tests.generators import none_abandoned
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens, ended, frontend
+from tests.waiting import until
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 
@@ -80,6 +83,71 @@ def test_a_drain_ends_what_still_runs_when_its_time_is_over() -> None:
         await client.services.responses.close()
 
     run_jumping(scenario())
+
+
+def test_a_run_stops_generating_when_it_has_said_enough() -> None:
+    call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x":1}<|call|>'
+    text = f"{call}<|start|>assistant{call}" + "<|start|>assistant<|channel|>final<|message|>" + "x" * 300
+
+    async def scenario() -> None:
+        async with frontend(text) as client:
+            with none_abandoned():
+                made = (await client.respond(background=True, parallel_tool_calls=False)).json
+                done = await ended(client, made["id"])
+            assert [item["type"] for item in done["output"]] == ["function_call"]
+            assert client.tokens.num_ended == 1
+            assert done["usage"]["output_tokens"] < 100
+
+    asyncio.run(scenario())
+
+
+def test_a_background_response_is_kept_before_its_client_is_answered() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER, script={"pause_at": 0}) as client:
+            made = (await client.respond(background=True)).json
+            store = client.services.responses.store
+            chain = await store.chain(made["id"])
+            assert chain is not None
+            assert [each.status for each in chain] == [RUNNING]
+
+    asyncio.run(scenario())
+
+
+def test_what_a_run_came_to_is_shown_once_it_is_kept_and_not_before() -> None:
+    can_save = threading.Event()
+    can_save.set()
+
+    def clock() -> float:
+        assert can_save.wait(20)
+        return 0.0
+
+    async def scenario() -> None:
+        client = Client(
+            ScriptedTokens(ANSWER, pause_at=5), responses=ResponseState(ResponseStore(clock=clock))
+        )
+        written = bytearray()
+        client.on_write = written.extend
+        streaming = asyncio.create_task(client.respond(stream=True, background=True))
+        await client.tokens.paused.wait()
+        runs = client.services.responses.runs
+        (response_id,) = runs._runs  # noqa: SLF001  its id is not known yet
+        run = await runs.get(response_id)
+        assert run is not None
+        can_save.clear()
+        client.tokens.go_on.set()
+        await until(lambda: run.answer.response.status != RUNNING)
+        getting = asyncio.create_task(runs.get(response_id))
+        for _ in range(20):
+            await asyncio.sleep(0)  # turns for what must not happen
+        assert not getting.done()
+        assert b"response.completed" not in written
+        can_save.set()
+        assert await getting is None
+        await streaming
+        assert b"response.completed" in written
+        await client.services.responses.close()
+
+    asyncio.run(scenario())
 
 
 def test_every_follower_of_a_run_gets_its_end() -> None:
