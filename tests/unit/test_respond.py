@@ -78,6 +78,35 @@ def test_a_client_that_does_not_read_is_left_half_a_minute_after_the_deadline(st
     run_jumping(main())
 
 
+@pytest.mark.parametrize(("pause_at", "stream"), [(0, False), (30, False), (0, True), (30, True)])
+def test_the_deadline_ends_an_answer_when_it_is_over_and_not_later(pause_at: int, stream: bool) -> None:
+    async def main() -> None:
+        tokens = ScriptedTokens(ANSWER, pause_at=pause_at)
+        client, slow = Client(tokens, request_timeout_s=100.0), Slow(num_taken=1000)
+        await ask(client, slow, stream=stream)
+        assert now_s() == pytest.approx(100)
+        assert b'"code":"deadline_exceeded"' in slow.body
+        assert tokens.num_ended == 1
+        assert requests(client, "504") == 1
+
+    run_jumping(main())
+
+
+def test_a_client_that_leaves_while_it_waits_is_noticed_at_once() -> None:
+    async def main() -> None:
+        tokens = ScriptedTokens(ANSWER, pause_at=0)
+        client = Client(tokens)
+        answering = asyncio.create_task(ask(client, Slow(num_taken=1000), stream=True))
+        await asyncio.sleep(5)
+        client.leave.set()
+        await answering
+        assert now_s() == pytest.approx(5)
+        assert tokens.num_ended == 1
+        assert client.metric("baton_disconnects_total", route=ROUTE) == 1
+
+    run_jumping(main())
+
+
 @pytest.mark.parametrize(("num_taken", "stream"), [(0, False), (2, True)])
 def test_a_server_that_must_stop_waits_a_second_for_a_client_that_does_not_read(
     num_taken: int, stream: bool
