@@ -178,6 +178,19 @@ def test_workers_of_another_model_do_not_count() -> None:
     asyncio.run(main())
 
 
+def test_a_tokenizer_is_loaded_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1"))
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: fleet.models() == ["m"])
+            registry.show(worker("d1"), worker("d2", model_path="/none"))
+            await until(lambda: len(fleet.health().instances) == 2)
+
+    asyncio.run(main())
+    assert "no tokenizer" not in caplog.text
+
+
 def test_the_frontends_own_model_path_is_read_instead_of_the_workers() -> None:
     async def main() -> None:
         registry = Registry(worker("d1", model_path="/none"))
@@ -210,6 +223,8 @@ def test_figures_come_from_every_worker_that_answers() -> None:
         fleet = Fleet(registry, registry)
         async with fleet.keep_current():
             await until(lambda: fleet.models() == ["m"])
+            with none_abandoned():
+                await fleet.stats()
             found = [(info.worker_id, stats.num_running) for info, stats in await fleet.stats()]
             assert found == [("d1", 3)]
 

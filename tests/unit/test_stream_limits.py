@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from baton import frames
-from baton.errors import DeadlineExceeded, WorkerLost
+from baton.errors import DeadlineExceeded, EngineFailure, WorkerLost
 from baton.frames import Beat, Cancel, Credit, End, Envelope, Goodbye, Hello, Next, Open
 from baton.messages import Reply, Request, StatsRequest, TokenChunk
 from baton.serving import MAX_CALLERS, Service, WorkerLink, _Stream
@@ -290,6 +290,22 @@ def test_one_caller_more_than_the_limit_is_sent_away_and_the_others_stay() -> No
         assert not next_one.wire.closed
 
     run_jumping(main())
+
+
+def test_what_an_engine_raises_is_logged_and_its_caller_hears_which_request_it_was(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def broken(_: Request) -> AsyncGenerator[Reply, None]:
+        raise RuntimeError("password=hunter2")
+        yield TokenChunk(token_ids=())  # type: ignore[unreachable]  # makes it a generator
+
+    async def main() -> None:
+        with pytest.raises(EngineFailure, match="request r;") as told:
+            await tokens(Pair(broken).call(a_request()))
+        assert "hunter2" not in told.value.message
+
+    run_jumping(main())
+    assert "hunter2" in caplog.text
 
 
 def test_a_caller_that_comes_after_the_end_is_told_so() -> None:
