@@ -5,9 +5,11 @@ import math
 import selectors
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from concurrent.futures import Executor
+from typing import Any, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _SPEED = 50.0
 _NUM_OWN = 1  # the loop's own socket, by which threads wake it
@@ -46,7 +48,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         ready = super().select(timeout / speed)
         if not ready:
             self.now_s += timeout
-        elif speed < math.inf:
+        elif speed == _SPEED:
             self.now_s += min(timeout, (time.monotonic() - began_s) * speed)
         return ready
 
@@ -59,7 +61,9 @@ class _JumpingLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.now_s
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> "asyncio.Future[T]":
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
+    ) -> "asyncio.Future[T]":
         future = super().run_in_executor(executor, func, *args)
         self._jumping.num_working += 1
         future.add_done_callback(self._at_rest)

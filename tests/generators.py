@@ -11,7 +11,7 @@ def none_abandoned() -> Iterator[None]:
     """Fails the test if, inside the context and its event loop, a generator was left without being closed."""
     abandoned: list[str] = []
     before = sys.get_asyncgen_hooks()
-    sys.set_asyncgen_hooks(before.firstiter, lambda generator: abandoned.append(generator.__qualname__))
+    sys.set_asyncgen_hooks(before.firstiter, lambda generator: abandoned.append(repr(generator)))
     try:
         yield
         gc.collect()

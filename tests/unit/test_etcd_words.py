@@ -65,6 +65,8 @@ def test_a_registration_is_read_up_to_64_kib() -> None:
     assert MAX_WORKERS == 4096
 
 
-@pytest.mark.parametrize("junk", [b"", b"{", b"{}", b"[" * 60_000, b'"\xff"', b"null"])
+@pytest.mark.parametrize(
+    "junk", [b"", b"{", b"{}", b"[" * 60_000, b'"\xff"', b"null", b'{"x": ' + b"[" * 60_000]
+)
 def test_what_is_no_registration_is_skipped(junk: bytes) -> None:
     assert decode_worker(junk, "here") is None

@@ -1,6 +1,7 @@
 """The live fleet: who can be asked, who is missing, who is lost and comes back, who cannot be paired."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -78,8 +79,9 @@ def test_a_model_is_served_as_soon_as_it_has_a_decode_worker() -> None:
         registry = Registry()
         fleet = Fleet(registry, registry)
         async with fleet.keep_current():
-            with pytest.raises(NoWorkers, match="prefill and decode are missing"):
+            with pytest.raises(NoWorkers, match="prefill and decode are missing") as told:
                 fleet.served("m")
+            assert told.value.retry_after_s == 1
             assert fleet.health().missing == ["decode", "prefill"]
 
             registry.show(worker("p1"))
@@ -304,7 +306,9 @@ def test_without_a_tokenizer_a_model_waits() -> None:
     asyncio.run(main())
 
 
-def test_a_worker_that_warms_up_gets_no_requests_yet() -> None:
+def test_a_worker_that_warms_up_gets_no_requests_yet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
     async def main() -> None:
         registry = Registry(worker("d1", is_ready=False), worker("p1"))
         fleet = Fleet(registry, registry)
@@ -316,9 +320,11 @@ def test_a_worker_that_warms_up_gets_no_requests_yet() -> None:
             with pytest.raises(NoWorkers, match="No decode worker of 'm' is ready yet"):
                 fleet.served("m")
 
+            assert "joined worker=d1" not in caplog.text
             registry.show(worker("d1"), worker("p1"))
             await until(lambda: fleet.models() == ["m"])
             assert fleet.health().warming == []
+            assert "joined worker=d1" in caplog.text
 
     asyncio.run(main())
 

@@ -55,10 +55,11 @@ def test_a_second_signal_ends_the_process_at_once() -> None:
 def test_a_shutdown_is_asked_for_once_and_for_all() -> None:
     async def main() -> None:
         shutdown = Shutdown()
-        assert not shutdown.asked
-        shutdown.ask()
-        shutdown.ask()
-        assert shutdown.asked
+        asked = [shutdown.asked]
+        for _ in range(2):
+            shutdown.ask()
+            asked.append(shutdown.asked)
+        assert asked == [False, True, True]
         await shutdown.wait()
 
     asyncio.run(main())

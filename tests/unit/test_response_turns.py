@@ -59,8 +59,8 @@ def test_others_turns_are_told_apart_by_their_role() -> None:
 
 
 def test_thought_preamble_text_and_calls_are_one_turn() -> None:
-    items = [thought("Hm."), answer("I look.", "commentary"), answer("Yes."), call("a"), call("b")]
-    assert made_of(*items) == [
+    whole = made_of(thought("Hm."), answer("I look.", "commentary"), answer("Yes."), call("a"), call("b"))
+    assert whole == [
         AssistantTurn(reasoning="Hm.", preamble="I look.", text="Yes.", tool_calls=calls("a", "b"))
     ]
 

@@ -106,10 +106,11 @@ def test_a_writer_ahead_of_a_slow_reader_waits_for_room() -> None:
         outbox = Outbox(1)
         outbox.put(b"x")
         await outbox.take()
-        outbox.put(b"x" * MAX_UNSENT_BYTES)
-        assert not outbox.full
-        outbox.put(b"x")
-        assert outbox.full
+        fullness = []
+        for data in (b"x" * MAX_UNSENT_BYTES, b"x"):
+            outbox.put(data)
+            fullness.append(outbox.full)
+        assert fullness == [False, True]
         waiting = asyncio.create_task(outbox.room())
         await asyncio.sleep(0)  # `room` waits, or is through
         assert not waiting.done()
