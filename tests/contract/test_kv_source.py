@@ -313,17 +313,21 @@ def test_a_process_without_descriptors_to_spare_accepts_again_when_it_has_some()
     async def main() -> None:
         async with source() as here:
             ticket = offer(here)
+            peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            async with puller(ticket) as there:
+            with socket.socket() as sock:
+                sock.setblocking(False)
                 resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
                 try:
-                    await asyncio.sleep(1)  # it tries in vain
+                    await asyncio.get_running_loop().sock_connect(sock, (peer.host, peer.port))
+                    await asyncio.sleep(1)  # the source tries in vain
                 finally:
                     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                there = Puller(sock, ticket)
                 await there.ask()
                 assert await there.fetch() == PAYLOAD
 
-    run_jumping(main())
+    run_jumping(main(), limit_s=60)
 
 
 def test_a_machine_that_vanished_is_noticed_in_half_a_minute() -> None:
