@@ -137,6 +137,7 @@ class CallerLink:
         if self.lost is not None:
             raise WorkerLost(f"worker {self._worker} was lost: {self.lost}")
         self._num_opened += 1
+        self._num_idle = 0
         call = self._calls[self._num_opened] = _Call(self._num_opened)
         self._outbox.put(Open(call.number, request))
         return call

@@ -3,6 +3,8 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +15,7 @@ from baton.messages import GenerateRequest, TokenChunk, TokenLogprob, Usage, Wor
 from frontend.app import ServerState, create_app
 from frontend.http.services import Services
 from frontend.responses.runs import ResponseState
+from frontend.responses.store import ResponseStore
 from frontend.routing.fleet import Health
 from frontend.text.served import ServedModel
 from frontend.text.specials import SpecialToken
@@ -230,3 +233,26 @@ class Client:
         }  # fmt: skip
         await self.app(scope, receive, send)
         return reply
+
+
+@asynccontextmanager
+async def frontend(
+    *texts: str, path: Path | None = None, script: dict[str, Any] | None = None, **settings: Any
+) -> AsyncGenerator[Client, None]:
+    """A frontend with a store of its own, closed at the end as if it were shut down."""
+    state = ResponseState(ResponseStore(":memory:" if path is None else str(path)))
+    await state.store.open()
+    try:
+        async with asyncio.timeout(20):
+            yield Client(ScriptedTokens(*texts, **(script or {})), responses=state, **settings)
+    finally:
+        await state.close()
+
+
+async def ended(client: Client, response_id: str) -> dict[str, Any]:
+    """The response, once it has ended."""
+    while True:
+        body: dict[str, Any] = (await client.get(f"/v1/responses/{response_id}")).json
+        if body["status"] != "in_progress":
+            return body
+        await asyncio.sleep(0.001)  # as a client polls

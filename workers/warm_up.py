@@ -73,9 +73,8 @@ async def _hand_over(prefill: Answer, decode: Answer, request: GenerateRequest) 
         handoff = await anext(pinned, None)
         if not isinstance(handoff, KvHandoff):
             raise HandoffFailed(f"prefill gave no handoff but {handoff}")
-        async with aclosing(decode(msgspec.structs.replace(request, handoff=handoff))) as chunks:
-            async for _ in chunks:
-                pass
+        async for _ in decode(msgspec.structs.replace(request, handoff=handoff)):
+            pass
 
 
 def _request(card: WorkerInfo, peer: WorkerInfo) -> GenerateRequest:

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import os
 import secrets
 from pathlib import Path
 from typing import IO
@@ -53,4 +52,4 @@ class Owner:
             self._lock = None
 
     def _lock_file(self, name: str) -> Path:
-        return Path(f"{self._path}.{os.path.basename(name)}.lock")
+        return Path(f"{self._path}.{name}.lock")

@@ -42,6 +42,7 @@ def test_held_back_text_comes_out_at_the_end() -> None:
     stops = StopStrings(["END"])
     assert stops.push("the EN") == ("the ", False)
     assert stops.flush() == "EN"
+    assert stops.flush() == ""
 
 
 def test_the_stop_string_that_is_complete_first_counts() -> None:

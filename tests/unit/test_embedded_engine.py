@@ -14,7 +14,7 @@ from baton.messages import GenerateRequest, KvHandoff, Role, Sampling
 from tests.tiny_gpt_oss import prompt, write_checkpoint
 from tests.waiting import PATIENCE_S, scaled, until
 from workers.engines.embedded.engine import EmbeddedEngine
-from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
+from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
 from workers.kv.memory import Memory, host_view
 from workers.kv.transceiver import CacheTransceiver, Ticket
 
@@ -158,6 +158,40 @@ def test_a_handoff_that_expires_in_the_queue_is_not_pulled(checkpoint: Path) -> 
             with pytest.raises(HandoffFailed, match="in the queue"):
                 await answer(decode, ask(short))
             assert wire.num_pulls == 0
+
+    asyncio.run(main())
+
+
+def test_a_pin_that_nobody_pulls_expires_and_its_offer_with_it(checkpoint: Path) -> None:
+    async def main() -> None:
+        wire = Wire()
+        expiring = CacheTransceiverSettings(kv_transfer_timeout_ms=50)
+        async with engine(checkpoint, wire, Role.PREFILL, cache_transceiver_config=expiring) as prefill:
+            replies = prefill.prefill(ask())
+            handoff = await anext(replies)
+            assert isinstance(handoff, KvHandoff)
+            assert handoff.ttl_s == pytest.approx(0.05)
+            assert prefill.stats().kv_pinned_blocks == 5
+            with pytest.raises(HandoffFailed, match=r"pulled the KV within 0\.05 s"):
+                await anext(replies)
+            assert wire.offers == {}
+            stats = prefill.stats()
+            assert (stats.kv_pinned_blocks, stats.num_handoffs, stats.num_handoffs_expired) == (0, 1, 1)
+
+    asyncio.run(main())
+
+
+def test_a_pin_lasts_no_longer_than_its_request(checkpoint: Path) -> None:
+    async def main() -> None:
+        wire = Wire()
+        async with engine(checkpoint, wire, Role.PREFILL) as prefill:
+            replies = prefill.prefill(ask(deadline_s=0.2))
+            handoff = await anext(replies)
+            assert isinstance(handoff, KvHandoff)
+            assert handoff.ttl_s <= 0.2
+            with pytest.raises((HandoffFailed, DeadlineExceeded)):
+                await anext(replies)
+            assert prefill.stats().kv_pinned_blocks == 0
 
     asyncio.run(main())
 

@@ -134,6 +134,8 @@ def test_admission_is_in_order_even_if_a_later_one_would_fit() -> None:
     step = target.plan()
     assert (first.phase, large.phase, small.phase) == (Phase.RUNNING, Phase.WAITING, Phase.WAITING)
     assert (target.num_running, target.num_waiting) == (1, 2)
+    target.plan()
+    assert small.phase is Phase.WAITING
     finish_step(target, step, STOP)
     target.plan()
     assert (first.phase, large.phase, small.phase) == (Phase.DONE, Phase.RUNNING, Phase.RUNNING)
@@ -228,3 +230,35 @@ def test_everything_ends_and_every_block_comes_back(
     assert all(each.phase is Phase.DONE for each in arrivals)
     assert target.ledger.num_free == num_blocks
     assert (target.num_running, target.num_waiting) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "ignore_eos", "reason"),
+    [
+        ([1, 2, STOP], False, "stop"),
+        ([1, 2, STOP], True, None),
+        ([STOP, 2, 3], False, None),
+        ([1, 2, 3, 4, 5], False, "length"),
+        ([1, 2, 3, 4, 5], True, "length"),
+        ([1, 2, 3, 4, STOP], False, "stop"),
+    ],
+)
+def test_an_answer_ends_with_a_stop_token_or_at_its_length(
+    token_ids: list[int], ignore_eos: bool, reason: str | None
+) -> None:
+    sampling = Sampling(max_tokens=3, seed=0, stop_token_ids=(STOP,), ignore_eos=ignore_eos)
+    each = Sequence(token_ids=token_ids, num_prompt=2, sampling=sampling, num_reserved=5)
+    assert each.finish_reason(64) == reason
+
+
+def test_an_answer_ends_at_the_end_of_the_context() -> None:
+    each = sequence(10, max_tokens=100)
+    assert each.finish_reason(11) is None
+    assert each.finish_reason(10) == "length"
+
+
+def test_pieces_of_one_token_come_first_in_a_step() -> None:
+    target = scheduler()
+    target.add(sequence(15))
+    target.add(sequence(10))
+    assert [len(work.token_ids) for work in target.plan().work] == [1, 15]

@@ -29,9 +29,22 @@ def test_the_demo_settings_load(name: str) -> None:
         (KvCacheSettings, {"tokens_per_block": 0}, "tokens_per_block"),
         (KvCacheSettings, {"max_tokens": 31}, "max_tokens: 31 .* one block"),
         (KvCacheSettings, {"free_gpu_memory_fraction": 1.5}, "free_gpu_memory_fraction"),
+        (KvCacheSettings, {"free_gpu_memory_fraction": 0}, "free_gpu_memory_fraction"),
         (CacheTransceiverSettings, {"kv_transfer_timeout_ms": 0}, "kv_transfer_timeout_ms"),
     ],
 )
 def test_an_impossible_value_is_named_with_its_rule(cls: Any, value: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cls(**value)
+
+
+def test_the_edges_of_what_is_possible_are_possible() -> None:
+    KvCacheSettings(free_gpu_memory_fraction=1)
+    KvCacheSettings(tokens_per_block=1, max_tokens=1)
+    CacheTransceiverSettings(kv_transfer_timeout_ms=1)
+    EmbeddedSettings(max_batch_size=1, max_num_tokens=1, max_seq_len=2, max_queue_size=0)
+
+
+def test_by_default_a_pin_lasts_a_minute_and_the_queue_is_bounded() -> None:
+    assert CacheTransceiverSettings().kv_transfer_timeout_ms == 60_000
+    assert EmbeddedSettings().max_queue_size == 256

@@ -1,8 +1,9 @@
 """What is sent to etcd and read from it, byte by byte: keys, endpoints, messages."""
 
+import msgspec
 import pytest
 
-from baton.discovery import MAX_WORKER_BYTES, decode_worker
+from baton.discovery import MAX_WORKERS, decode_worker
 from baton.etcd import instance_key
 from baton.etcd_rpc import _MESSAGES, _target, prefix_end
 from tests.registry import worker
@@ -57,5 +58,15 @@ def test_fields_of_a_newer_etcd_are_ignored() -> None:
     assert (reply.ID, reply.TTL) == (7, 10)
 
 
-def test_a_registration_is_read_up_to_the_limit() -> None:
-    assert decode_worker(b" " * (MAX_WORKER_BYTES + 1), "here") is None
+def test_a_registration_is_read_up_to_64_kib() -> None:
+    written = msgspec.json.encode(worker("p0"))
+    assert decode_worker(written.ljust(64 * 1024), "here") == worker("p0")
+    assert decode_worker(written.ljust(64 * 1024 + 1), "here") is None
+    assert MAX_WORKERS == 4096
+
+
+@pytest.mark.parametrize(
+    "junk", [b"", b"{", b"{}", b"[" * 60_000, b'"\xff"', b"null", b'{"x": ' + b"[" * 60_000]
+)
+def test_what_is_no_registration_is_skipped(junk: bytes) -> None:
+    assert decode_worker(junk, "here") is None

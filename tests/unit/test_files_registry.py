@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import os
 import resource
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from pathlib import Path
@@ -12,8 +13,10 @@ import msgspec
 import pytest
 
 from baton.files import FilesDiscovery
+from baton.messages import WorkerInfo
+from tests.clock import run_jumping
 from tests.registry import Snapshot, onlooker, worker
-from tests.waiting import scaled
+from tests.waiting import scaled, until
 
 
 def look(folder: Path) -> Snapshot:
@@ -34,6 +37,142 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(PermissionError, match="Others can write to"):
         look(tmp_path)
+
+
+def test_a_folder_that_the_group_can_write_to_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o770)
+    with pytest.raises(PermissionError, match="0700"):
+        look(tmp_path)
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    folder = Path("/")
+    if os.getuid() == 0:
+        folder = tmp_path / "theirs"
+        folder.mkdir(mode=0o755)
+        os.chown(folder, 12345, -1)
+    with pytest.raises(PermissionError):
+        look(folder)
+
+
+def test_nobody_but_the_user_reads_a_registration(tmp_path: Path) -> None:
+    async def main() -> int:
+        async with FilesDiscovery(tmp_path).register(worker("w1")):
+            return (tmp_path / "w1.json").stat().st_mode
+
+    umask = os.umask(0)
+    try:
+        assert asyncio.run(main()) & 0o077 == 0
+    finally:
+        os.umask(umask)
+
+
+@pytest.mark.parametrize("place", ["link", "unfinished"])
+def test_no_link_leads_out_of_the_folder(tmp_path: Path, place: str) -> None:
+    folder, outside = tmp_path / "registry", tmp_path / "outside"
+    folder.mkdir(mode=0o700)
+    outside.write_bytes(msgspec.json.encode(worker("w1")))
+    with outside.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if place == "link":
+            (folder / "w1.json").symlink_to(outside)
+            assert look(folder) == ()
+            return
+        (folder / f"w2.{os.getpid()}.tmp").symlink_to(outside)
+        with pytest.raises(OSError, match="symbolic links"):
+            register(folder, "w2")
+    assert msgspec.json.decode(outside.read_bytes(), type=WorkerInfo) == worker("w1")
+
+
+def register(folder: Path, name: str) -> None:
+    """Be registered for a moment."""
+
+    async def main() -> None:
+        async with FilesDiscovery(folder).register(worker(name)):
+            pass
+
+    asyncio.run(main())
+
+
+def test_a_registration_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "w1.json").mkdir()
+    with pytest.raises(OSError, match=r"w1\.json"):
+        register(tmp_path, "w1")
+    assert [path.name for path in tmp_path.iterdir()] == ["w1.json"]
+
+
+def test_an_older_registration_withdraws_its_own_file_only(tmp_path: Path) -> None:
+    async def main() -> None:
+        older, newer = FilesDiscovery(tmp_path), FilesDiscovery(tmp_path)
+        async with newer.register(worker("other")), AsyncExitStack() as stack:
+            await stack.enter_async_context(older.register(worker("w1")))
+            async with newer.register(worker("w1", incarnation="second")):
+                await stack.aclose()
+                assert (tmp_path / "w1.json").exists()
+            assert not (tmp_path / "w1.json").exists()
+
+    asyncio.run(main())
+
+
+def test_a_registration_touches_its_file_three_times_in_its_life(tmp_path: Path) -> None:
+    async def main() -> None:
+        path = tmp_path / "w1.json"
+        async with FilesDiscovery(tmp_path, ttl_s=30.0).register(worker("w1")):
+            os.utime(path, (0, 0))
+            await asyncio.sleep(9.9)
+            assert path.stat().st_mtime == 0
+            await asyncio.sleep(0.2)
+            assert path.stat().st_mtime > 0
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize(("age_s", "is_shown"), [(8, True), (12, False)])
+def test_a_file_that_was_not_touched_for_ten_seconds_is_not_shown(
+    tmp_path: Path, age_s: float, is_shown: bool
+) -> None:
+    path = tmp_path / "w1.json"
+    path.write_bytes(msgspec.json.encode(worker("w1")))
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.utime(path, (time.time() - age_s,) * 2)
+        assert (look(tmp_path) == (worker("w1"),)) == is_shown
+
+
+def test_a_folder_that_cannot_be_written_for_a_while_costs_nothing_but_that_while(tmp_path: Path) -> None:
+    async def main() -> None:
+        folder = tmp_path / "registry"
+        async with FilesDiscovery(folder, ttl_s=0.3).register(worker("w1")):
+            folder.rename(tmp_path / "elsewhere")
+            folder.write_text("in the way")
+            await asyncio.sleep(1)  # it tries in vain
+            folder.unlink()
+            await until((folder / "w1.json").exists, limit_s=0.2)
+
+    run_jumping(main())
+
+
+def test_nothing_is_left_open(tmp_path: Path) -> None:
+    def num_open() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async def main() -> None:
+        discovery = FilesDiscovery(tmp_path, ttl_s=30.0)
+        before = num_open()
+        async with onlooker(discovery) as looker:
+            for i in range(5):
+                async with discovery.register(worker("w1", incarnation=str(i))):
+                    await looker.until_shown("w1")
+                    (tmp_path / "w1.json").unlink()
+                    await asyncio.sleep(10)  # it is written again
+                await looker.until_shown()
+            (tmp_path / "junk.json").write_text("not ours")
+            await asyncio.sleep(1)
+            (tmp_path / "junk.json").unlink()
+        await asyncio.sleep(0)  # what was closed is
+        assert num_open() == before
+
+    run_jumping(main())
 
 
 def test_the_file_of_a_dead_process_is_removed(tmp_path: Path) -> None:

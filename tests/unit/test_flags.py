@@ -19,7 +19,8 @@ class Group:
 class Settings:
     port: int = flag(80, "a port", env="TEST_BATON_PORT")
     folder: Path | None = flag(None, "a folder", alias="--dir")
-    loud: bool = flag(False, "a switch")
+    loud: bool = flag(False, "a switch", env="TEST_BATON_LOUD")
+    share: float = flag(0.5, "at most 90 % of it", metavar="F")
     place: str = flag("here", "two names", env=("TEST_BATON_FIRST", "TEST_BATON_SECOND"))
     group: Group = dataclasses.field(default_factory=Group)
 
@@ -44,6 +45,25 @@ def test_of_two_variables_the_first_that_is_set_counts() -> None:
     assert read(TEST_BATON_FIRST="a", TEST_BATON_SECOND="b").place == "a"
 
 
+def test_an_empty_variable_says_nothing_and_a_switch_is_on_or_off() -> None:
+    assert read(TEST_BATON_PORT="").port == 80
+    for text in ("1", "true", "YES", "on"):
+        assert read(TEST_BATON_LOUD=text).loud
+    for text in ("0", "false", "no", "off", ""):
+        assert not read(TEST_BATON_LOUD=text).loud
+
+
+def test_the_help_names_every_flag_with_its_default_and_its_variable(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read("--help")
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    for text in ("at most 90 % of it [0.5]", "a port [80] (env TEST_BATON_PORT)", "--dir", "{a,b}"):
+        assert text in told
+
+
 def test_each_setting_knows_where_it_came_from() -> None:
     parsed = parse(Settings, ["--port", "1"], prog="p", description="d", environ={"TEST_BATON_MODE": "b"})
 
@@ -52,6 +72,7 @@ def test_each_setting_knows_where_it_came_from() -> None:
         "folder": "default",
         "loud": "default",
         "place": "default",
+        "share": "default",
         "mode": "TEST_BATON_MODE",
     }
     assert parsed.typed("port")

@@ -1,6 +1,7 @@
 """The live fleet: who can be asked, who is missing, who is lost and comes back, who cannot be paired."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from baton.errors import ModelNotFound, NoWorkers, WorkerLost
 from baton.messages import KvLayout, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
 from frontend.routing.fleet import Fleet
+from tests.clock import run_jumping
+from tests.generators import none_abandoned
 from tests.waiting import until
 
 DEMO = Path(__file__).parents[2] / "models/demo"
@@ -36,10 +39,11 @@ def worker(name: str, **changes: object) -> WorkerInfo:
 
 
 class Registry:
-    """A discovery and a transport in which `dead` workers do not answer."""
+    """A discovery and a transport in which `dead` workers are lost at once and `hung` ones say nothing."""
 
     def __init__(self, *workers: WorkerInfo) -> None:
         self.dead: set[str] = set()
+        self.hung: set[str] = set()
         self.num_probes = 0
         self._snapshots: asyncio.Queue[tuple[WorkerInfo, ...]] = asyncio.Queue()
         self.show(*workers)
@@ -56,6 +60,8 @@ class Registry:
         self.num_probes += 1
         if address in self.dead:
             raise WorkerLost("no answer")
+        if address in self.hung:
+            await asyncio.Event().wait()
         yield WorkerStats(num_running=3)
 
     def serve(self, worker_id: str, answer: object) -> AbstractAsyncContextManager[str]:
@@ -73,8 +79,9 @@ def test_a_model_is_served_as_soon_as_it_has_a_decode_worker() -> None:
         registry = Registry()
         fleet = Fleet(registry, registry)
         async with fleet.keep_current():
-            with pytest.raises(NoWorkers, match="prefill and decode are missing"):
+            with pytest.raises(NoWorkers, match="prefill and decode are missing") as told:
                 fleet.served("m")
+            assert told.value.retry_after_s == 1
             assert fleet.health().missing == ["decode", "prefill"]
 
             registry.show(worker("p1"))
@@ -130,7 +137,84 @@ def test_a_lost_worker_that_leaves_the_registry_is_probed_no_more() -> None:
             assert fleet.health().status == "unhealthy"
 
             registry.show()
-            await until(lambda: fleet.health().lost == [])
+            await asyncio.sleep(10)  # time for what must not be sent
+            assert registry.num_probes == 1
+            assert fleet.health().lost == []
+
+    run_jumping(main())
+
+
+def test_closing_leaves_no_task_and_no_call_behind() -> None:
+    async def main() -> None:
+        alone = asyncio.all_tasks()
+        lost = worker("d1")
+        registry = Registry(lost)
+        registry.hung.add("d1")
+        fleet = Fleet(registry, registry)
+        with none_abandoned():
+            async with fleet.keep_current():
+                await until(lambda: fleet.models() == ["m"])
+                fleet.suspect(lost)
+                assert await fleet.stats() == []
+            assert asyncio.all_tasks() == alone
+
+    run_jumping(main())
+
+
+def test_workers_of_another_model_do_not_count() -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1"), worker("d2", model="n"), worker("p1", model="n"), worker("p2"))
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: fleet.models() == ["m", "n"])
+            assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d1"]
+            assert [w.worker_id for w in fleet.workers("n", Role.PREFILL)] == ["p1"]
+
+            registry.show(worker("d1"), worker("p1", model="n"))
+            await until(lambda: fleet.models() == ["m"])
+            assert not fleet.workers("n", Role.PREFILL)
+            with pytest.raises(NoWorkers, match="No decode worker of 'n' is live") as told:
+                fleet.served("n")
+            assert told.value.retry_after_s == 1
+
+    asyncio.run(main())
+
+
+def test_a_tokenizer_is_loaded_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1"))
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: fleet.models() == ["m"])
+            registry.show(worker("d1"), worker("d2", model_path="/none"))
+            registry.show()  # seen when all that the one before asked for is done
+            await until(lambda: not fleet.health().instances)
+
+    asyncio.run(main())
+    assert "no tokenizer" not in caplog.text
+
+
+def test_the_frontends_own_model_path_is_read_instead_of_the_workers() -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1", model_path="/none"))
+        fleet = Fleet(registry, registry, model_path=DEMO)
+        async with fleet.keep_current():
+            await until(lambda: fleet.models() == ["m"])
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("text", [None, "", "{}"])
+def test_a_broken_tokenizer_costs_its_own_model_only(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "tokenizer.json").write_text(text)
+
+    async def main() -> None:
+        registry = Registry(worker("d1", model_path=str(tmp_path), model="broken"), worker("d2"))
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current() as following:
+            await until(lambda: fleet.models() == ["m"])
+            assert not following.done()
 
     asyncio.run(main())
 
@@ -142,8 +226,56 @@ def test_figures_come_from_every_worker_that_answers() -> None:
         fleet = Fleet(registry, registry)
         async with fleet.keep_current():
             await until(lambda: fleet.models() == ["m"])
+            with none_abandoned():
+                await fleet.stats()
             found = [(info.worker_id, stats.num_running) for info, stats in await fleet.stats()]
             assert found == [("d1", 3)]
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_hangs_keeps_nobody_from_the_others_figures() -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1"), worker("p1"))
+        registry.hung.add("p1")
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: fleet.models() == ["m"])
+            loop = asyncio.get_running_loop()
+            began_s = loop.time()
+            assert [info.worker_id for info, _ in await fleet.stats()] == ["d1"]
+            assert loop.time() - began_s == pytest.approx(1.0)
+
+    run_jumping(main())
+
+
+def test_a_lost_worker_that_hangs_is_asked_again_and_comes_back() -> None:
+    async def main() -> None:
+        lost = worker("d1")
+        registry = Registry(lost)
+        registry.hung.add("d1")
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: fleet.models() == ["m"])
+            fleet.suspect(lost)
+            fleet.suspect(lost)
+            await asyncio.sleep(10)  # it is asked for a second, then left alone for half a one
+            assert registry.num_probes == 7
+            assert fleet.health().lost == ["d1"]
+            registry.hung.clear()
+            await until(lambda: fleet.models() == ["m"], limit_s=1.5)
+
+    run_jumping(main())
+
+
+def test_prefill_is_worth_it_if_one_decode_worker_can_take_its_kv() -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1", engine="x"), worker("d2"), worker("p1"))
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: len(fleet.health().instances) == 3)
+            (prefill,) = fleet.workers("m", Role.PREFILL)
+            assert [w.worker_id for w in fleet.workers("m", Role.DECODE, paired_with=prefill)] == ["d2"]
 
     asyncio.run(main())
 
@@ -175,7 +307,9 @@ def test_without_a_tokenizer_a_model_waits() -> None:
     asyncio.run(main())
 
 
-def test_a_worker_that_warms_up_gets_no_requests_yet() -> None:
+def test_a_worker_that_warms_up_gets_no_requests_yet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
     async def main() -> None:
         registry = Registry(worker("d1", is_ready=False), worker("p1"))
         fleet = Fleet(registry, registry)
@@ -187,9 +321,11 @@ def test_a_worker_that_warms_up_gets_no_requests_yet() -> None:
             with pytest.raises(NoWorkers, match="No decode worker of 'm' is ready yet"):
                 fleet.served("m")
 
+            assert "joined worker=d1" not in caplog.text
             registry.show(worker("d1"), worker("p1"))
             await until(lambda: fleet.models() == ["m"])
             assert fleet.health().warming == []
+            assert "joined worker=d1" in caplog.text
 
     asyncio.run(main())
 

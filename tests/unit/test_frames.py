@@ -8,28 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton import frames
-from baton.frames import Beat, End, Envelope, Hello, Inbox, LinkBroken, Next, Outbox, Splitter
+from baton.frames import Beat, End, Envelope, Goodbye, Hello, Inbox, LinkBroken, Next, Outbox, Splitter
 from baton.messages import TokenChunk
-
-
-class Sent:
-    """A wire that keeps what is sent."""
-
-    def __init__(self, max_frame_bytes: int = frames.MAX_FRAME_BYTES) -> None:
-        self.max_frame_bytes = max_frame_bytes
-        self.writable = asyncio.Event()
-        self.writable.set()
-        self.frames: list[bytes] = []
-
-    def send(self, frame: bytes) -> None:
-        self.frames.append(frame)
-
-    def close(self) -> None:
-        pass
-
-
-def frame(number: int, *envelopes: Envelope) -> bytes:
-    return msgspec.msgpack.encode((number, envelopes))
+from tests.links import Sent, frame
 
 
 @given(st.lists(st.binary(max_size=300), max_size=20), st.data())
@@ -49,6 +30,7 @@ def test_a_length_over_the_limit_is_refused_before_its_bytes_come() -> None:
 
 def test_a_length_at_the_limit_is_waited_for() -> None:
     assert Splitter().feed(frames.MAX_FRAME_BYTES.to_bytes(4, "big")) == []
+    assert frames.MAX_FRAME_BYTES == 16 << 20
 
 
 @given(st.binary(max_size=200))
@@ -100,3 +82,19 @@ def test_any_envelopes_leave_in_order_in_frames_below_the_limit(sizes: list[int]
         reply for reply in replies if reply not in refused
     ]
     assert all(len(frame(0, envelope)) > limit for envelope in refused)
+
+
+def test_a_frame_of_the_limit_leaves_and_nothing_leaves_after_the_last_word() -> None:
+    async def scenario() -> list[bytes]:
+        wire = Sent(len(frame(0, End(1))))
+        outbox = Outbox(wire, lambda envelope, _: pytest.fail(str(envelope)))
+        outbox.put(End(1))
+        await asyncio.sleep(0)  # frames are sealed once a turn
+        wire.max_frame_bytes = frames.MAX_FRAME_BYTES
+        outbox.put(End(2))
+        outbox.close(Goodbye("enough"))
+        outbox.put(End(3))
+        await asyncio.sleep(0)
+        return wire.frames
+
+    assert asyncio.run(scenario()) == [frame(0, End(1)), frame(1, End(2), Goodbye("enough"))]

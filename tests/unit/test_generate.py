@@ -1,9 +1,8 @@
 """Orchestration: prefill, handoff, decode, and what happens when a worker is lost on the way."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from pathlib import Path
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import pytest
 
@@ -16,130 +15,26 @@ from baton.errors import (
     Overloaded,
     WorkerLost,
 )
-from baton.messages import (
-    GenerateRequest,
-    KvHandoff,
-    Reply,
-    Request,
-    Role,
-    Sampling,
-    TokenChunk,
-    Usage,
-    WorkerInfo,
+from baton.messages import GenerateRequest, Reply, TokenChunk, Usage
+from tests.clock import run_jumping
+from tests.generators import none_abandoned
+from tests.scripted_workers import (
+    Script,
+    ScriptedWorkers,
+    answer,
+    failing,
+    generate,
+    generator_over,
+    hand_off,
+    request,
 )
-from frontend.metrics import Metrics
-from frontend.routing.fleet import Fleet
-from frontend.routing.generate import Generator
 from tests.waiting import until
-
-Script = Callable[[GenerateRequest], AsyncGenerator[Reply, None]]
-
-
-class ScriptedFleet:
-    """A transport and a discovery whose workers are scripts; it remembers what they were asked."""
-
-    def __init__(self, **scripts: Script) -> None:
-        self.scripts = scripts
-        self.calls: list[tuple[str, GenerateRequest]] = []
-        self.open: list[str] = []
-
-    async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
-        assert isinstance(request, GenerateRequest)
-        self.calls.append((address, request))
-        self.open.append(address)
-        try:
-            async with aclosing(self.scripts[address](request)) as replies:
-                async for reply in replies:
-                    yield reply
-        finally:
-            self.open.remove(address)
-
-    async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
-        yield tuple(worker(name) for name in sorted(self.scripts))
-        await asyncio.Event().wait()
-
-    def serve(self, worker_id: str, answer: object) -> AbstractAsyncContextManager[str]:
-        raise NotImplementedError
-
-    def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        pass
-
-    @property
-    def asked(self) -> list[str]:
-        return [address for address, _ in self.calls]
-
-
-def worker(name: str) -> WorkerInfo:
-    return WorkerInfo(
-        worker_id=name,
-        incarnation=name,
-        role=Role.PREFILL if name.startswith("p") else Role.DECODE,
-        endpoint="dyn://a.b.c",
-        model="m",
-        model_path="/none",
-        address=name,
-        context_length=100,
-        engine="scripted",
-        engine_version="2" if name.endswith("x") else "1",
-    )
-
-
-def request() -> GenerateRequest:
-    sampling = Sampling(max_tokens=4, seed=0)
-    return GenerateRequest(request_id="r", model="m", token_ids=[1, 2], sampling=sampling, deadline_s=5.0)
-
-
-async def hand_off(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-    yield KvHandoff(
-        worker_id="p", incarnation="p", first_token=10, num_prompt_tokens=2, ttl_s=9, engine_state=b"kv"
-    )
-    await asyncio.Event().wait()  # pinned until it is closed
-
-
-async def answer(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-    """Tokens 10, 11, 12, 13: as many as are still missing."""
-    for position in range(asked.num_generated, 4):
-        last = position == 3
-        usage = Usage(2, 0, 4) if last else None
-        yield TokenChunk((10 + position,), "length" if last else None, usage)
-
-
-def failing(error: BatonError, after: int = 0) -> Script:
-    async def script(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        for position in range(after):
-            yield TokenChunk((10 + asked.num_generated + position,))
-        raise error
-
-    return script
-
-
-@asynccontextmanager
-async def generator_over(fleet: ScriptedFleet) -> AsyncGenerator[Generator, None]:
-    live = Fleet(fleet, fleet, model_path=Path("/none"))
-    async with live.keep_current():
-        await until(lambda: live.health().instances)
-        yield Generator(fleet, live, "round-robin", Metrics())
-
-
-async def generate(fleet: ScriptedFleet) -> list[int]:
-    tokens: list[int] = []
-    async with generator_over(fleet) as generator:
-        try:
-            async for chunk in generator.generate(request()):
-                tokens += chunk.token_ids
-        finally:
-            assert not fleet.open, "every call is closed with the request"
-    return tokens
-
 
 WHOLE = [10, 11, 12, 13]
 
 
 def test_prefill_hands_its_baton_to_decode() -> None:
-    fleet = ScriptedFleet(p1=hand_off, d1=answer)
+    fleet = ScriptedWorkers(p1=hand_off, d1=answer)
 
     assert asyncio.run(generate(fleet)) == WHOLE
     assert fleet.asked == ["p1", "d1"]
@@ -155,14 +50,14 @@ def test_decodes_first_chunk_ends_the_prefill_call() -> None:
             yield chunk
             open_calls.append(fleet.open.copy())
 
-    fleet = ScriptedFleet(p1=hand_off, d1=watching)
+    fleet = ScriptedWorkers(p1=hand_off, d1=watching)
 
     assert asyncio.run(generate(fleet)) == WHOLE
     assert open_calls == [["d1"]] * 3
 
 
 def test_without_a_prefill_worker_decode_prefills_by_itself() -> None:
-    fleet = ScriptedFleet(d1=answer)
+    fleet = ScriptedWorkers(d1=answer)
 
     assert asyncio.run(generate(fleet)) == WHOLE
     assert fleet.calls[0][1].handoff is None
@@ -172,21 +67,21 @@ def test_an_answer_that_its_first_token_ends_never_reaches_decode() -> None:
     async def ended(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         yield TokenChunk((7,), "stop", Usage(2, 0, 1))
 
-    fleet = ScriptedFleet(p1=ended, d1=answer)
+    fleet = ScriptedWorkers(p1=ended, d1=answer)
 
     assert asyncio.run(generate(fleet)) == [7]
     assert fleet.asked == ["p1"]
 
 
 def test_a_lost_prefill_worker_is_replaced_by_another() -> None:
-    fleet = ScriptedFleet(p1=failing(WorkerLost("gone")), p2=hand_off, d1=answer)
+    fleet = ScriptedWorkers(p1=failing(WorkerLost("gone")), p2=hand_off, d1=answer)
 
     assert asyncio.run(generate(fleet)) == WHOLE
     assert fleet.asked == ["p1", "p2", "d1"]
 
 
 def test_when_every_prefill_worker_is_lost_decode_prefills_by_itself() -> None:
-    fleet = ScriptedFleet(p1=failing(WorkerLost("gone")), d1=answer)
+    fleet = ScriptedWorkers(p1=failing(WorkerLost("gone")), d1=answer)
 
     assert asyncio.run(generate(fleet)) == WHOLE
     assert fleet.asked == ["p1", "d1"]
@@ -194,10 +89,59 @@ def test_when_every_prefill_worker_is_lost_decode_prefills_by_itself() -> None:
 
 def test_a_failed_handoff_is_prefilled_again_and_the_decode_worker_kept() -> None:
     tries = iter([failing(HandoffFailed("expired")), answer])
-    fleet = ScriptedFleet(p1=hand_off, p2=hand_off, d1=lambda asked: next(tries)(asked))  # noqa: PLW0108  each call takes the next
+    fleet = ScriptedWorkers(p1=hand_off, p2=hand_off, d1=lambda asked: next(tries)(asked))  # noqa: PLW0108  each call takes the next
 
     assert asyncio.run(generate(fleet)) == WHOLE
     assert fleet.asked == ["p1", "d1", "p2", "d1"]
+
+
+def test_each_failed_handoff_is_the_fault_of_its_own_prefill_worker() -> None:
+    expired = failing(HandoffFailed("expired"))
+    tries = iter([expired, expired, answer])
+    fleet = ScriptedWorkers(p1=hand_off, p2=hand_off, d1=lambda asked: next(tries)(asked))  # noqa: PLW0108  each call takes the next
+
+    assert asyncio.run(generate(fleet)) == WHOLE
+    assert fleet.asked == ["p1", "d1", "p2", "d1", "d1"]
+
+
+def test_a_prefill_worker_that_ends_without_a_handoff_is_replaced() -> None:
+    async def nothing(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        return
+        yield TokenChunk(())  # type: ignore[unreachable]  # makes it a generator
+
+    fleet = ScriptedWorkers(p1=nothing, p2=hand_off, d1=answer)
+
+    assert asyncio.run(generate(fleet)) == WHOLE
+    assert fleet.asked == ["p1", "p2", "d1"]
+
+
+def test_a_prefill_worker_lost_in_the_moment_of_the_first_chunk_is_not_missed() -> None:
+    arrived = asyncio.Event()
+
+    async def lost_then(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        async for handoff in hand_off(asked):
+            yield handoff
+            await arrived.wait()
+            raise WorkerLost("gone")
+
+    async def arriving(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        await asyncio.sleep(0)  # both are waited for now
+        arrived.set()
+        async for chunk in answer(asked):
+            yield chunk
+
+    fleet = ScriptedWorkers(p1=lost_then, p2=hand_off, d1=arriving)
+
+    assert asyncio.run(generate(fleet)) == WHOLE
+    assert fleet.asked == ["p1", "d1"]
+
+
+def test_prefill_and_handoff_are_timed_once_each() -> None:
+    fleet = ScriptedWorkers(p1=hand_off, d1=answer)
+
+    assert asyncio.run(generate(fleet)) == WHOLE
+    for name in ("baton_prefill_seconds", "baton_handoff_seconds"):
+        assert fleet.metrics.registry.get_sample_value(f"{name}_count") == 1
 
 
 def test_a_prefill_worker_lost_before_the_kv_has_moved_is_replaced_at_once() -> None:
@@ -212,14 +156,14 @@ def test_a_prefill_worker_lost_before_the_kv_has_moved_is_replaced_at_once() -> 
         async for chunk in answer(asked):
             yield chunk
 
-    fleet = ScriptedFleet(p1=lost_later, p2=hand_off, d1=waiting)
+    fleet = ScriptedWorkers(p1=lost_later, p2=hand_off, d1=waiting)
 
     assert asyncio.run(generate(fleet)) == WHOLE
     assert fleet.asked == ["p1", "d1", "p2", "d1"]
 
 
 def test_a_stream_goes_on_from_another_decode_worker_without_loss_or_repetition() -> None:
-    fleet = ScriptedFleet(p1=hand_off, d1=failing(WorkerLost("gone"), after=2), d2=answer)
+    fleet = ScriptedWorkers(p1=hand_off, d1=failing(WorkerLost("gone"), after=2), d2=answer)
 
     assert asyncio.run(generate(fleet)) == WHOLE
     assert fleet.asked == ["p1", "d1", "p1", "d2"]
@@ -232,52 +176,73 @@ def test_a_stream_that_ends_early_counts_as_a_lost_worker() -> None:
     async def cut(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         yield TokenChunk((10,))
 
-    assert asyncio.run(generate(ScriptedFleet(d1=cut, d2=answer))) == WHOLE
+    assert asyncio.run(generate(ScriptedWorkers(d1=cut, d2=answer))) == WHOLE
 
 
 @pytest.mark.parametrize(
-    ("scripts", "raised"),
+    ("scripts", "raised", "num_calls"),
     [
-        ({"p1": hand_off}, NoWorkers),
-        ({"d1": failing(WorkerLost("gone"), after=1)}, WorkerLost),
-        ({"d1": failing(Overloaded("full"))}, Overloaded),
-        ({"p1": failing(InvalidRequest("bad")), "d1": answer}, InvalidRequest),
-        ({"p1": hand_off, "d1": failing(DeadlineExceeded("over"))}, DeadlineExceeded),
-        ({f"d{i}": failing(WorkerLost("gone")) for i in range(9)}, WorkerLost),
+        ({"p1": hand_off}, NoWorkers, 0),
+        ({"d1": failing(WorkerLost("gone"), after=1)}, WorkerLost, 1),
+        ({"d1": failing(Overloaded("full"))}, Overloaded, 1),
+        ({"p1": failing(InvalidRequest("bad")), "d1": answer}, InvalidRequest, 1),
+        ({"p1": hand_off, "d1": failing(DeadlineExceeded("over"))}, DeadlineExceeded, 2),
+        ({f"d{i}": failing(WorkerLost("gone")) for i in range(9)}, WorkerLost, 4),
     ],
 )
 def test_what_cannot_be_repaired_ends_with_its_name(
-    scripts: dict[str, Script], raised: type[BatonError]
+    scripts: dict[str, Script], raised: type[BatonError], num_calls: int
 ) -> None:
-    fleet = ScriptedFleet(**scripts)
+    fleet = ScriptedWorkers(**scripts)
 
     with pytest.raises(raised):
         asyncio.run(generate(fleet))
-    assert len(fleet.calls) <= 4
+    assert len(fleet.calls) == num_calls
+
+
+def test_the_fourth_worker_may_be_the_one_that_answers() -> None:
+    lost = failing(WorkerLost("gone"))
+
+    assert asyncio.run(generate(ScriptedWorkers(d1=lost, d2=lost, d3=lost, d4=answer))) == WHOLE
+
+
+def test_only_a_lost_worker_is_avoided_by_others() -> None:
+    tries = iter([failing(Overloaded("full")), answer])
+    fleet = ScriptedWorkers(d1=lambda asked: next(tries)(asked), d2=failing(WorkerLost("gone")))  # noqa: PLW0108  each call takes the next
+
+    async def two_requests() -> None:
+        async with generator_over(fleet) as generator:
+            with pytest.raises(WorkerLost):
+                assert [chunk async for chunk in generator.generate(request())]
+            assert [chunk async for chunk in generator.generate(request())]
+
+    asyncio.run(two_requests())
+
+    assert fleet.asked == ["d1", "d2", "d1"]
 
 
 def test_a_full_worker_is_passed_over_for_one_with_room() -> None:
-    fleet = ScriptedFleet(d1=failing(Overloaded("full")), d2=answer)
+    fleet = ScriptedWorkers(d1=failing(Overloaded("full")), d2=answer)
 
     assert asyncio.run(generate(fleet)) == WHOLE
 
 
 def test_a_prefill_worker_that_no_decode_worker_can_take_kv_from_is_left_out() -> None:
-    fleet = ScriptedFleet(p1x=hand_off, d1=answer)
+    fleet = ScriptedWorkers(p1x=hand_off, d1=answer)
 
     assert asyncio.run(generate(fleet)) == WHOLE
     assert fleet.asked == ["d1"]
 
 
 def test_decode_is_picked_among_those_that_can_take_the_kv() -> None:
-    fleet = ScriptedFleet(p1x=hand_off, d1=failing(HandoffFailed("it cannot")), d2x=answer)
+    fleet = ScriptedWorkers(p1x=hand_off, d1=failing(HandoffFailed("it cannot")), d2x=answer)
 
     assert asyncio.run(generate(fleet)) == WHOLE
     assert fleet.asked == ["p1x", "d2x"]
 
 
 def test_a_lost_worker_is_avoided_by_the_next_requests_too() -> None:
-    fleet = ScriptedFleet(d1=failing(WorkerLost("gone")), d2=answer)
+    fleet = ScriptedWorkers(d1=failing(WorkerLost("gone")), d2=answer)
 
     async def three_requests() -> None:
         async with generator_over(fleet) as generator:
@@ -294,7 +259,11 @@ def test_leaving_closes_the_calls_to_both_workers_in_any_phase() -> None:
         await asyncio.Event().wait()
         yield TokenChunk(())
 
-    async def leave(fleet: ScriptedFleet, open_calls: list[str]) -> None:
+    async def leave(fleet: ScriptedWorkers, open_calls: list[str]) -> None:
+        with none_abandoned():
+            await leave_while_open(fleet, open_calls)
+
+    async def leave_while_open(fleet: ScriptedWorkers, open_calls: list[str]) -> None:
         async with generator_over(fleet) as generator, aclosing(generator.generate(request())) as chunks:
             first = asyncio.ensure_future(anext(chunks))
             await until(lambda: fleet.open == open_calls)
@@ -302,18 +271,78 @@ def test_leaving_closes_the_calls_to_both_workers_in_any_phase() -> None:
             await asyncio.wait([first])
         assert fleet.open == []
 
-    asyncio.run(leave(ScriptedFleet(p1=silent, d1=answer), ["p1"]))
-    asyncio.run(leave(ScriptedFleet(p1=hand_off, d1=silent), ["p1", "d1"]))
+    asyncio.run(leave(ScriptedWorkers(p1=silent, d1=answer), ["p1"]))
+    asyncio.run(leave(ScriptedWorkers(p1=hand_off, d1=silent), ["p1", "d1"]))
 
 
 def test_closing_half_way_closes_the_call_to_decode() -> None:
-    fleet = ScriptedFleet(p1=hand_off, d1=answer)
+    fleet = ScriptedWorkers(p1=hand_off, d1=answer)
 
     async def close_half_way() -> None:
         async with generator_over(fleet) as generator:
-            async with aclosing(generator.generate(request())) as chunks:
-                await anext(chunks)
-                assert fleet.open == ["d1"]
-            assert fleet.open == []
+            with none_abandoned():
+                async with aclosing(generator.generate(request())) as chunks:
+                    await anext(chunks)
+                    assert fleet.open == ["d1"]
+                assert fleet.open == []
 
     asyncio.run(close_half_way())
+
+
+def test_later_attempts_get_what_the_first_left_of_the_time() -> None:
+    async def slowly_lost(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        await asyncio.sleep(2)  # of the five seconds that the request has
+        raise WorkerLost("gone")
+        yield TokenChunk(())  # type: ignore[unreachable]  # makes it a generator
+
+    fleet = ScriptedWorkers(d1=slowly_lost, d2=answer)
+
+    assert run_jumping(generate(fleet)) == WHOLE
+    assert [asked.deadline_s for _, asked in fleet.calls] == pytest.approx([5, 3])
+
+
+def test_a_request_whose_time_is_over_is_not_tried_again() -> None:
+    async def lost_too_late(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        await asyncio.sleep(asked.deadline_s)  # all of its time
+        raise WorkerLost("gone")
+        yield TokenChunk(())  # type: ignore[unreachable]  # makes it a generator
+
+    fleet = ScriptedWorkers(d1=lost_too_late, d2=answer)
+
+    with pytest.raises(DeadlineExceeded):
+        run_jumping(generate(fleet))
+    assert fleet.asked == ["d1"]
+
+
+def test_the_least_loaded_worker_is_the_one_with_the_fewest_calls_still_open() -> None:
+    fleet = ScriptedWorkers(d1=answer, d2=answer)
+
+    async def three_requests_during_another() -> None:
+        async with (
+            generator_over(fleet, "least-loaded") as generator,
+            aclosing(generator.generate(request())) as open_one,
+        ):
+            await anext(open_one)
+            for _ in range(3):
+                assert [chunk async for chunk in generator.generate(request())]
+
+    asyncio.run(three_requests_during_another())
+
+    assert fleet.asked == ["d1", "d2", "d2", "d2"]
+
+
+def test_a_prefill_worker_is_free_as_soon_as_decode_has_its_kv() -> None:
+    fleet = ScriptedWorkers(p1=hand_off, p2=hand_off, d1=answer)
+
+    async def two_requests_during_the_decoding_of_another() -> None:
+        async with (
+            generator_over(fleet, "least-loaded") as generator,
+            aclosing(generator.generate(request())) as decoding,
+        ):
+            await anext(decoding)
+            for _ in range(2):
+                assert [chunk async for chunk in generator.generate(request())]
+
+    asyncio.run(two_requests_during_the_decoding_of_another())
+
+    assert fleet.asked == ["p1", "d1", "p2", "d1", "p1", "d1"]

@@ -40,6 +40,7 @@ def test_a_part_lies_inside_and_knows_the_whole() -> None:
     part = whole.part(2, 5)
     assert bytes(host_view(part)) == bytes([2, 3, 4, 5, 6])
     assert part.part(1, 1).whole is whole
+    assert part.owner is whole.owner
     assert bytes(host_view(part.part(1, 1))) == bytes([3])
 
 

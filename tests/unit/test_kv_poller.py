@@ -1,6 +1,7 @@
 """A thread that runs calls in order and polls only while there is work."""
 
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 
@@ -17,6 +18,7 @@ class Work:
         self.num_left = 0
         self.num_polls = 0
         self.done = threading.Event()
+        self.pause_s = 0.0
 
     def begin(self, num_polls: int) -> None:
         self.num_left = num_polls
@@ -28,7 +30,7 @@ class Work:
         self.num_left -= 1
         if self.num_left == 0:
             self.done.set()
-        return 0.0
+        return self.pause_s
 
 
 @pytest.fixture
@@ -72,6 +74,26 @@ def test_it_polls_until_the_work_is_done_and_then_rests(poller: Poller, work: Wo
     wait_for(lambda: work.num_polls == 51)
     poller.submit(lambda: None).result(PATIENCE_S)
     wait_for(lambda: work.num_polls == 52)  # one for the call, none in between
+
+
+def test_it_rests_between_two_polls_for_as_long_as_the_poll_says(poller: Poller, work: Work) -> None:
+    work.pause_s = 0.02
+    began_s = time.monotonic()
+    poller.submit(work.begin, 10).result(PATIENCE_S)
+    assert work.done.wait(PATIENCE_S)
+    assert time.monotonic() - began_s > 0.15
+
+
+def test_a_call_that_was_cancelled_before_its_turn_is_not_run(poller: Poller) -> None:
+    go_on = threading.Event()
+    seen: list[str] = []
+    poller.submit(go_on.wait, PATIENCE_S)
+    unwanted = poller.submit(seen.append, "unwanted")
+    wanted = poller.submit(seen.append, "wanted")
+    assert unwanted.cancel()
+    go_on.set()
+    wanted.result(PATIENCE_S)
+    assert seen == ["wanted"]
 
 
 def test_what_a_call_was_given_is_let_go_when_it_is_over(poller: Poller) -> None:

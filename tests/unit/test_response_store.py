@@ -1,33 +1,21 @@
-"""The response store by itself: what it keeps, for how long, and what it makes of a dead frontend's runs."""
+"""The response store by itself: what it keeps, for how long, and who may read it."""
 
 import asyncio
-import json
+import os
 import sqlite3
-import subprocess
-import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from frontend.responses.store import DIED, MAX_CHAIN, ResponseStore, Retention, StoredResponse, StoreFailure
-
-# Another process that claims a running response, says so, and lives until it is killed.
-OTHER_FRONTEND = """
-import asyncio, sys
-from frontend.responses.store import ResponseStore, StoredResponse
-async def main():
-    store = ResponseStore(sys.argv[1])
-    body = b'{"status": "in_progress"}'
-    await store.save(StoredResponse(id="theirs", status="in_progress", body=body, items=b"[]"), [])
-    print("saved", flush=True)
-    await asyncio.Event().wait()
-asyncio.run(main())
-"""
-
-
-def response(response_id: str, **fields: object) -> StoredResponse:
-    given = {"status": "completed", "body": b'{"output":[]}', "items": b"[]", **fields}
-    return StoredResponse(id=response_id, **given)  # type: ignore[arg-type]  # as the caller says
+from frontend.responses.store import (
+    MAX_CHAIN,
+    MAX_CHAIN_BYTES,
+    ResponseStore,
+    Retention,
+    StoreFailure,
+)
+from tests.stored_responses import response, rows
 
 
 async def kept(store: ResponseStore, *names: str) -> list[str]:
@@ -82,6 +70,55 @@ def test_a_chain_without_end_is_not_read() -> None:
     asyncio.run(scenario())
 
 
+def test_a_conversation_is_read_back_up_to_a_number_of_bytes() -> None:
+    async def scenario() -> None:
+        store = ResponseStore()
+        quarter = b"x" * (MAX_CHAIN_BYTES // 4 - len(response("a").body))
+        for name, previous in (("a", None), ("b", "a"), ("c", "b"), ("d", "c"), ("e", "d")):
+            await store.save(response(name, previous_id=previous, items=quarter), [])
+        chain = await store.chain("d")
+        assert chain is not None
+        assert sum(len(each.body) + len(each.items) for each in chain) == MAX_CHAIN_BYTES == 64 << 20
+        assert await store.chain("e") is None
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_conversation_is_read_back_up_to_a_number_of_responses() -> None:
+    async def scenario() -> None:
+        store = ResponseStore()
+        for i in range(1001):
+            await store.save(response(str(i), previous_id=str(i - 1) if i else None), [])
+        chain = await store.chain("999")
+        assert chain is not None
+        assert len(chain) == MAX_CHAIN == 1000
+        assert await store.chain("1000") is None
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_nobody_but_the_user_can_read_what_is_stored(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "folder" / "responses.sqlite3"
+        store = ResponseStore(str(path))
+        await store.open()
+        await store.save(response("a", status="in_progress"), [])
+        assert path.parent.stat().st_mode & 0o077 == 0
+        databases = list(path.parent.glob("*.sqlite3*"))
+        assert {each.suffix for each in databases} >= {".sqlite3", ".sqlite3-wal"}
+        for each in databases:
+            assert each.suffix == ".lock" or each.stat().st_mode & 0o077 == 0, each
+        await store.close()
+
+    umask = os.umask(0)
+    try:
+        asyncio.run(scenario())
+    finally:
+        os.umask(umask)
+
+
 def test_the_responses_used_last_are_kept_up_to_a_number() -> None:
     async def scenario() -> None:
         now_s = [0.0]
@@ -96,6 +133,36 @@ def test_the_responses_used_last_are_kept_up_to_a_number() -> None:
         await store.close()
 
     asyncio.run(scenario())
+
+
+def test_what_is_too_much_goes_with_every_so_many_saves() -> None:
+    async def scenario() -> None:
+        store = ResponseStore(retention=Retention(max_responses=1, prune_every=3))
+        left = []
+        for name in "abcdefg":
+            await store.save(response(name), [])
+            left.append("".join(await kept(store, *"abcdefg")))
+        assert left == ["a", "ab", "abc", "d", "de", "def", "g"]
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_events_of_a_response_count_among_its_bytes() -> None:
+    async def scenario() -> None:
+        store = ResponseStore(retention=Retention(max_bytes=50_000, prune_every=1))
+        for name in "ab":
+            await store.save(response(name, events=os.urandom(30_000)), [])
+        assert await kept(store, *"ab") == ["b"]
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_by_default_ten_thousand_responses_are_kept_for_thirty_days_in_a_gibibyte() -> None:
+    assert Retention() == Retention(
+        max_responses=10_000, max_age_s=30 * 24 * 3600, max_bytes=2**30, prune_every=32
+    )
 
 
 def test_old_responses_go_and_so_do_those_beyond_the_bytes_but_never_a_running_one() -> None:
@@ -117,27 +184,55 @@ def test_old_responses_go_and_so_do_those_beyond_the_bytes_but_never_a_running_o
     asyncio.run(scenario())
 
 
-def test_what_a_dead_frontend_was_making_has_failed_and_a_living_ones_has_not(tmp_path: Path) -> None:
-    path = str(tmp_path / "responses.sqlite3")
-    command = [sys.executable, "-c", OTHER_FRONTEND, path]
-    other = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert other.stdout is not None
-    with other.stdout:
-        assert other.stdout.readline() == b"saved\n"
+def test_an_item_of_several_responses_is_the_latest_ones() -> None:
+    async def scenario() -> None:
+        store = ResponseStore()
+        for name in "ab":
+            await store.save(response(name), ["msg_1"])
+        found = await store.with_item("msg_1")
+        assert found is not None
+        assert found.id == "b"
+        await store.close()
 
-        async def status() -> tuple[str, object]:
-            store = ResponseStore(path)
-            await store.open()
-            found = await store.load("theirs")
-            await store.close()
-            assert found is not None
-            return found.status, json.loads(found.body).get("error")
+    asyncio.run(scenario())
 
-        assert asyncio.run(status()) == ("in_progress", None)
-        other.kill()
-        other.wait()
-        assert asyncio.run(status()) == ("failed", {"code": "server_error", "message": DIED})
-    assert list(tmp_path.glob("*.lock")) == []
+
+def test_a_deleted_response_leaves_nothing_in_a_file_of_the_version_that_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite3"
+
+    async def scenario() -> None:
+        store = ResponseStore(str(path))
+        await store.save(response("a"), ["msg_1", "msg_2"])
+        assert rows(path, "SELECT count(*) FROM item_ids") == [(2,)]
+        assert await store.delete("a")
+        assert rows(path, "SELECT count(*) FROM item_ids") == [(0,)]
+        assert rows(path, "PRAGMA user_version") == [(1,)]
+        assert rows(path, "PRAGMA journal_mode") == [("wal",)]
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_file_that_another_process_writes_to_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite3"
+
+    async def scenario() -> None:
+        store = ResponseStore(str(path))
+        await store.open()
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            saving = asyncio.create_task(store.save(response("a"), []))
+            await asyncio.sleep(0.1)  # it waits now
+            assert not saving.done()
+            other.execute("COMMIT")
+            await saving
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_path_in_the_home_folder_is_found_there() -> None:
+    assert ResponseStore("~/responses").path == str(Path.home() / "responses")
 
 
 def test_a_file_that_cannot_be_used_is_a_named_failure(tmp_path: Path) -> None:

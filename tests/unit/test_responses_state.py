@@ -2,8 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -15,39 +13,16 @@ from hypothesis import strategies as st
 from baton.errors import WorkerLost
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore
-from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
-from tests.waiting import PATIENCE_S, until
+from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens, ended, frontend
+from tests.waiting import until
 
 THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
 ANSWER = THINK + "<|channel|>final<|message|>Hello<|return|>"
 CALL = THINK + '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x":1}<|call|>'
 
 
-@asynccontextmanager
-async def frontend(
-    *texts: str, path: Path | None = None, script: dict[str, Any] | None = None, **settings: Any
-) -> AsyncGenerator[Client, None]:
-    """A frontend with a store of its own, closed at the end as if it were shut down."""
-    state = ResponseState(ResponseStore(":memory:" if path is None else str(path)))
-    await state.store.open()
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            yield Client(ScriptedTokens(*texts, **(script or {})), responses=state, **settings)
-    finally:
-        await state.close()
-
-
 def prompt_of(client: Client) -> str:
     return TOKENIZER.decode(client.tokens.requests[-1].token_ids)
-
-
-async def ended(client: Client, response_id: str) -> dict[str, Any]:
-    """The response, once it has ended."""
-    while True:
-        body: dict[str, Any] = (await client.get(f"/v1/responses/{response_id}")).json
-        if body["status"] != "in_progress":
-            return body
-        await asyncio.sleep(0.001)  # as a client polls
 
 
 def test_a_stored_response_can_be_had_again_until_it_is_deleted() -> None:

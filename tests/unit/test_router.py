@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import msgspec
 import pytest
 
 from baton.messages import GenerateRequest, Role, Sampling, WorkerInfo
@@ -36,6 +37,7 @@ def test_round_robin_takes_turns_for_each_role_and_model() -> None:
 
     assert decodes == ["a", "b", "c", "a"]
     assert pick(Role.PREFILL, REQUEST, WORKERS).worker_id == "a"
+    assert pick(Role.DECODE, msgspec.structs.replace(REQUEST, model="n"), WORKERS).worker_id == "a"
 
 
 def test_round_robin_goes_on_when_the_fleet_shrinks() -> None:
@@ -49,7 +51,9 @@ def test_round_robin_goes_on_when_the_fleet_shrinks() -> None:
 def test_random_reaches_everybody() -> None:
     pick = make_router("random", {})
 
-    assert {pick(Role.DECODE, REQUEST, WORKERS).worker_id for _ in range(200)} == {"a", "b", "c"}
+    picked = [pick(Role.DECODE, REQUEST, WORKERS).worker_id for _ in range(200)]
+    assert set(picked) == {"a", "b", "c"}
+    assert picked[:100] != picked[3:103]  # nobody's turn can be foretold
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import pytest
 
 from frontend.http.sse import KEEP_ALIVE, MAX_UNSENT_BYTES, Outbox
+from tests.clock import run_jumping
 from tests.waiting import PATIENCE_S, until
 
 T = TypeVar("T")
@@ -62,6 +63,33 @@ def test_a_writers_error_comes_after_what_was_put_before_it() -> None:
         run(scenario())
 
 
+def test_of_two_errors_the_first_is_told() -> None:
+    async def scenario() -> None:
+        outbox = Outbox(2)
+        outbox.close(ValueError("first"))
+        outbox.close(ValueError("second"))
+        await outbox.take()
+
+    with pytest.raises(ValueError, match="first"):
+        run(scenario())
+
+
+@pytest.mark.parametrize("error", [None, ValueError("broken")])
+def test_a_reader_that_waits_is_told_of_the_end(error: ValueError | None) -> None:
+    async def scenario() -> bytes:
+        outbox = Outbox(1)
+        reading = asyncio.create_task(outbox.take())
+        await asyncio.sleep(0)  # the reader waits now
+        outbox.close(error)
+        return await asyncio.wait_for(reading, 5)
+
+    if error is None:
+        assert run(scenario()) == b""
+    else:
+        with pytest.raises(ValueError, match="broken"):
+            run(scenario())
+
+
 def test_to_fail_is_to_drop_what_was_not_taken() -> None:
     async def scenario() -> None:
         outbox = Outbox(1)
@@ -76,24 +104,34 @@ def test_to_fail_is_to_drop_what_was_not_taken() -> None:
 def test_a_writer_ahead_of_a_slow_reader_waits_for_room() -> None:
     async def scenario() -> None:
         outbox = Outbox(1)
-        outbox.put(b"x" * (MAX_UNSENT_BYTES + 1))
-        assert outbox.full
+        outbox.put(b"x")
+        await outbox.take()
+        fullness = []
+        for data in (b"x" * MAX_UNSENT_BYTES, b"x"):
+            outbox.put(data)
+            fullness.append(outbox.full)
+        assert fullness == [False, True]
         waiting = asyncio.create_task(outbox.room())
         await asyncio.sleep(0)  # `room` waits, or is through
         assert not waiting.done()
-        await outbox.take()
+        assert len(await outbox.take()) == (1 << 20) + 1
         await asyncio.wait_for(waiting, PATIENCE_S)
         assert not outbox.full
 
     run(scenario())
 
 
-def test_a_silent_outbox_says_that_it_is_alive() -> None:
-    async def scenario() -> bytes:
+def test_a_silent_outbox_says_at_its_pace_that_it_is_alive() -> None:
+    async def scenario() -> None:
         outbox = Outbox(1)
-        ticking = asyncio.create_task(outbox.keep_alive(0.001))
-        data = await asyncio.wait_for(outbox.take(), PATIENCE_S)
+        ticking = asyncio.create_task(outbox.keep_alive(10.0))
+        await asyncio.sleep(35.0)
+        assert await outbox.take() == 3 * KEEP_ALIVE
+        outbox.put(b"a")
+        await asyncio.sleep(10.0)  # the tick at 40 s finds that something was put
+        assert await outbox.take() == b"a"
+        await asyncio.sleep(10.0)
+        assert await outbox.take() == KEEP_ALIVE
         ticking.cancel()
-        return data
 
-    assert run(scenario()).startswith(KEEP_ALIVE)
+    run_jumping(scenario())

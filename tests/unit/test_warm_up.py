@@ -11,7 +11,8 @@ import pytest
 from baton.errors import HandoffFailed
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, Reply, Request, Role, TokenChunk, WorkerInfo
 from baton.transport import Answer
-from workers import warm_up
+from tests.clock import run_jumping
+from tests.generators import none_abandoned
 from workers.warm_up import warm_up_pairs
 
 HANDOFF = KvHandoff(
@@ -90,7 +91,11 @@ class House:
 
 
 def warmed(card: WorkerInfo, own: Peer, house: House) -> tuple[str, ...]:
-    return asyncio.run(warm_up_pairs(card, own.answer, house, house))
+    async def main() -> tuple[str, ...]:
+        with none_abandoned():
+            return await warm_up_pairs(card, own.answer, house, house)
+
+    return run_jumping(main())
 
 
 @pytest.mark.parametrize("role", [PREFILL, DECODE])
@@ -115,6 +120,42 @@ def test_a_short_context_makes_a_short_prompt() -> None:
 
     assert warmed(fleet[0], own, House(fleet, {"a": peer})) == ()
     assert len(peer.asked[0].token_ids) == 18
+
+
+def test_the_workers_own_context_bounds_the_prompt_too() -> None:
+    own, peer = Peer(PREFILL), Peer(DECODE)
+    fleet = [worker("me", PREFILL, context_length=12), worker("a", DECODE)]
+
+    assert warmed(fleet[0], own, House(fleet, {"a": peer})) == ()
+    assert len(peer.asked[0].token_ids) == 10
+
+
+def test_prefill_is_open_while_decode_takes_its_kv() -> None:
+    own = Peer(PREFILL)
+
+    class Taking(Peer):
+        async def answer(self, request: Request) -> AsyncGenerator[Reply, None]:
+            assert own.num_open == 1
+            async for reply in super().answer(request):
+                assert own.num_open == 1
+                yield reply
+
+    fleet = [worker("me", PREFILL), worker("a", DECODE)]
+
+    assert warmed(fleet[0], own, House(fleet, {"a": Taking(DECODE)})) == ()
+
+
+def test_peers_that_hang_cost_twenty_seconds_together() -> None:
+    names = ["a", "b", "c"]
+    fleet = [worker("me", DECODE), *(worker(name, PREFILL) for name in names)]
+    house = House(fleet, {name: Peer(PREFILL, "hangs") for name in names})
+
+    async def main() -> float:
+        began_s = asyncio.get_running_loop().time()
+        assert await warm_up_pairs(fleet[0], Peer(DECODE).answer, house, house) == ("a", "b", "c")
+        return asyncio.get_running_loop().time() - began_s
+
+    assert run_jumping(main()) == pytest.approx(20)
 
 
 def test_only_workers_that_can_be_paired_are_asked(caplog: pytest.LogCaptureFixture) -> None:
@@ -146,10 +187,9 @@ def test_an_aggregated_worker_has_no_pairs() -> None:
     ],
 )
 def test_a_peer_that_fails_is_named_and_the_others_are_warm(
-    fails: str, says: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fails: str, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(warm_up, "PAIR_TIMEOUT_S", 0.2)
     own, peers = Peer(DECODE), {"bad": Peer(PREFILL, fails), "good": Peer(PREFILL)}
     fleet = [worker("me", DECODE), worker("bad", PREFILL), worker("good", PREFILL)]
 

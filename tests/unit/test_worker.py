@@ -5,12 +5,27 @@ import dataclasses
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
 
 from baton.connect import Wires
-from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, StatsRequest, TokenChunk, WorkerStats
+from baton.messages import (
+    GenerateRequest,
+    KvHandoff,
+    KvLayout,
+    Role,
+    Sampling,
+    StatsRequest,
+    TokenChunk,
+    WorkerStats,
+)
 from baton.process import Shutdown
 from tests import waiting
-from tests.registry import Snapshot
+from tests.clock import run_jumping
+from tests.generators import none_abandoned
+from tests.registry import Snapshot, worker
 from tests.waiting import PATIENCE_S
 from workers.config import WorkerSettings
 from workers.engine import EngineInfo
@@ -19,6 +34,8 @@ from workers.worker import Worker, new_identity, run_worker
 REQUEST = GenerateRequest(
     request_id="r", model="m", token_ids=[1], sampling=Sampling(max_tokens=1, seed=0), deadline_s=5
 )
+
+LAYOUT = KvLayout(dtype="f", tokens_per_block=2, num_layers=1, num_kv_heads=1, head_dim=1)
 
 
 class ScriptedEngine:
@@ -35,7 +52,14 @@ class ScriptedEngine:
     async def start(self) -> EngineInfo:
         if self._start_error:
             raise self._start_error
-        return EngineInfo(name="scripted", version="1", context_length=10, kv_transfer=self.kv_transfer)
+        return EngineInfo(
+            name="scripted",
+            version="1",
+            context_length=10,
+            kv_layout=LAYOUT,
+            kv_transfer=self.kv_transfer,
+            kv_timeout_s=7.0,
+        )
 
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
         yield KvHandoff(
@@ -74,9 +98,10 @@ def test_each_role_runs_its_half_and_both_tell_their_figures() -> None:
 def test_closing_an_answer_closes_the_engines_generator() -> None:
     async def main() -> None:
         engine = ScriptedEngine()
-        async with aclosing(Worker(engine, Role.DECODE).answer(REQUEST)) as answer:
-            await anext(answer)
-        assert engine.num_closed == 1
+        with none_abandoned():
+            async with aclosing(Worker(engine, Role.DECODE).answer(REQUEST)) as answer:
+                await anext(answer)
+            assert engine.num_closed == 1
 
     asyncio.run(main())
 
@@ -94,6 +119,44 @@ def test_draining_waits_for_what_runs_and_not_for_ever() -> None:
         assert await draining
 
     asyncio.run(main())
+
+
+def test_draining_serves_those_who_have_not_seen_the_withdrawal_yet() -> None:
+    async def main() -> None:
+        engine = ScriptedEngine()
+        worker = Worker(engine, Role.DECODE)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        draining = asyncio.create_task(worker.drained(10))
+        await asyncio.sleep(0.4)
+        late = worker.answer(REQUEST)
+        await anext(late)
+        await asyncio.sleep(5)
+        assert not draining.done()
+        engine.go_on.set()
+        assert [reply async for reply in late]
+        assert await draining
+        assert loop.time() - began_s == pytest.approx(5.4)
+
+    run_jumping(main())
+
+
+def test_draining_gives_up_after_its_time() -> None:
+    async def main() -> None:
+        worker = Worker(ScriptedEngine(), Role.DECODE)
+        first, second = worker.answer(REQUEST), worker.answer(REQUEST)
+        await anext(first)
+        await anext(second)
+        await first.aclose()
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        assert not await worker.drained(30)
+        assert loop.time() - began_s == pytest.approx(30.5)
+        await second.aclose()
+        assert await worker.drained(30)
+        assert loop.time() - began_s == pytest.approx(31.0)
+
+    run_jumping(main())
 
 
 def settings(folder: Path) -> WorkerSettings:
@@ -117,8 +180,11 @@ def test_a_broken_engine_ends_the_process_with_an_error(tmp_path: Path) -> None:
     assert engine.stopped
 
 
-def test_an_engine_that_does_not_start_is_an_error_not_a_traceback(tmp_path: Path) -> None:
-    assert life(tmp_path, ScriptedEngine(OSError("no weights"))) == 1
+@pytest.mark.parametrize("kind", [OSError, ValueError, ImportError])
+def test_an_engine_that_does_not_start_is_an_error_not_a_traceback(
+    tmp_path: Path, kind: type[Exception]
+) -> None:
+    assert life(tmp_path, ScriptedEngine(kind("no weights"))) == 1
 
 
 def test_an_asked_shutdown_drains_and_ends_well(tmp_path: Path) -> None:
@@ -130,6 +196,119 @@ def test_an_asked_shutdown_drains_and_ends_well(tmp_path: Path) -> None:
         return await running
 
     assert asyncio.run(main()) == 0
+
+
+def test_what_runs_when_a_shutdown_is_asked_for_ends_well(tmp_path: Path) -> None:
+    async def main() -> None:
+        chosen, shutdown, engine = settings(tmp_path), Shutdown(), ScriptedEngine()
+        running = asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
+        caller = chosen.wires.transport()
+        async with aclosing(chosen.wires.discovery().watch()) as snapshots:
+            (shown,) = await until(snapshots, lambda fleet: [w.is_ready for w in fleet] == [True])
+            async with aclosing(caller.call(shown.address, REQUEST)) as replies:
+                assert await anext(replies) == TokenChunk((1,))
+                shutdown.ask()
+                await until(snapshots, lambda fleet: not fleet)
+                engine.go_on.set()
+                assert [reply async for reply in replies] == [TokenChunk((2,), "length")]
+        await caller.close()
+        assert await running == 0
+        assert engine.stopped
+
+    asyncio.run(main())
+
+
+def test_a_worker_shows_what_its_engine_says_of_itself(tmp_path: Path) -> None:
+    async def main() -> None:
+        chosen, shutdown, engine = settings(tmp_path), Shutdown(), ScriptedEngine(kv_transfer="tcp")
+        running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
+        async with aclosing(chosen.wires.discovery().watch()) as snapshots:
+            (shown,) = await until(snapshots, lambda fleet: [w.is_ready for w in fleet] == [True])
+        assert (shown.worker_id, shown.incarnation, shown.role) == ("w1", "i1", Role.DECODE)
+        assert (shown.engine, shown.engine_version, shown.kv_transfer) == ("scripted", "1", "tcp")
+        assert (shown.context_length, shown.kv_layout, shown.kv_timeout_s) == (10, LAYOUT, 7.0)
+        assert shown.cold_peers == ()
+        shutdown.ask()
+        assert await running == 0
+
+    asyncio.run(main())
+
+
+def test_a_pair_that_does_not_warm_up_is_named(tmp_path: Path) -> None:
+    async def main() -> None:
+        chosen, shutdown = settings(tmp_path), Shutdown()
+        registry = chosen.wires.discovery()
+        peer = msgspec.structs.replace(
+            worker("gone"), model=chosen.model, address="tcp://127.0.0.1:1/gone", engine="scripted",
+            engine_version="1", kv_layout=LAYOUT, kv_transfer="tcp",
+        )  # fmt: skip
+        async with registry.register(peer), aclosing(registry.watch()) as snapshots:
+            engine = ScriptedEngine(kv_transfer="tcp")
+            running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
+            fleet = await until(snapshots, lambda fleet: len(fleet) == 2 and fleet[1].is_ready)
+            assert fleet[1].cold_peers == ("gone",)
+            shutdown.ask()
+            assert await running == 0
+
+    asyncio.run(main())
+
+
+class Noting:
+    """A discovery or a transport that notes that it was closed."""
+
+    def __init__(self, inner: object, closed: list[str]) -> None:
+        self._inner = inner
+        self._closed = closed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def close(self) -> None:
+        self._closed.append(type(self._inner).__name__)
+        await self._inner.close()  # type: ignore[attr-defined]  # either has it
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NotingWires(Wires):
+    closed: list[str]
+
+    def discovery(self) -> Any:
+        return Noting(super().discovery(), self.closed)
+
+    def transport(self) -> Any:
+        return Noting(super().transport(), self.closed)
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_worker_that_ends_lets_go_of_its_connections(tmp_path: Path, is_broken: bool) -> None:
+    closed: list[str] = []
+    chosen = settings(tmp_path)
+    wires = NotingWires(**vars(chosen.wires), closed=closed)
+    engine, shutdown = ScriptedEngine(), Shutdown()
+    engine.broken.set() if is_broken else shutdown.ask()
+
+    async def main() -> None:
+        await run_worker(dataclasses.replace(chosen, wires=wires), engine, ("w1", "i1"), shutdown)
+
+    asyncio.run(main())
+    assert sorted(closed) == ["FilesDiscovery", "TcpTransport"]
+
+
+def test_a_shutdown_that_is_asked_for_while_the_engine_starts_ends_it(tmp_path: Path) -> None:
+    class Slow(ScriptedEngine):
+        async def start(self) -> EngineInfo:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def main() -> None:
+        chosen, shutdown, engine = settings(tmp_path), Shutdown(), Slow()
+        running = asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
+        await asyncio.sleep(0)  # the engine starts now
+        shutdown.ask()
+        assert await asyncio.wait_for(running, 5) == 0
+        assert engine.stopped
+
+    asyncio.run(main())
 
 
 def test_a_worker_is_ready_when_its_pairs_are_warm_and_of_two_at_once_none_is_missed(tmp_path: Path) -> None:

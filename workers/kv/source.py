@@ -158,11 +158,9 @@ class Source:
                 await receive_word(sock, Fetched)
         finally:
             offer.readers.discard(sock)
-        if offer.moved.done():
-            await send_word(sock, Refused(_GONE))
-        elif not _hung_up(sock):  # a puller that gave up meanwhile has not got it
+        if not _hung_up(sock):  # a puller that gave up meanwhile has not got it
             offer.end(moved=True)
-            await send_word(sock, Stands())
+            await send_word(sock, Stands())  # fails if the offer had ended before: this half is shut then
 
 
 @asynccontextmanager

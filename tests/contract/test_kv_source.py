@@ -1,0 +1,357 @@
+"""The source of a KV transfer, asked by pullers that keep to the words of the wire and by others."""
+
+import asyncio
+import gc
+import resource
+import socket
+import weakref
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton.errors import HandoffFailed
+from tests.clock import run_jumping
+from tests.waiting import until
+from workers.kv.memory import Memory, host_memory
+from workers.kv.source import Peer, Source
+from workers.kv.transceiver import Ticket
+from workers.kv.wire import Ask, Fetched, Grant, Stands, receive_bytes, receive_word, send_word
+
+PAYLOAD = bytes(range(256)) * 16
+
+
+@asynccontextmanager
+async def source() -> AsyncIterator[Source]:
+    each = Source("tcp", "127.0.0.1")
+    await each.start()
+    try:
+        yield each
+    finally:
+        await each.close()
+
+
+def offer(each: Source) -> Ticket:
+    return each.offer(host_memory(bytearray(PAYLOAD)))
+
+
+class Puller:
+    """One connection to the source of a ticket, step by step."""
+
+    def __init__(self, sock: socket.socket, ticket: Ticket) -> None:
+        self.sock = sock
+        self._ticket = ticket
+
+    async def ask(self, *, direct: bool = False, **other: Any) -> None:
+        peer = msgspec.msgpack.decode(self._ticket.peer, type=Peer)
+        words = {"offer_id": self._ticket.offer_id, "secret": peer.secret, **other}
+        await send_word(self.sock, Ask(direct=direct, **words))
+
+    async def fetch(self) -> bytes:
+        await receive_word(self.sock, Grant)
+        into = bytearray(self._ticket.num_bytes)
+        await receive_bytes(self.sock, memoryview(into))
+        return bytes(into)
+
+    async def confirm(self) -> None:
+        await send_word(self.sock, Fetched())
+        await receive_word(self.sock, Stands)
+
+
+@asynccontextmanager
+async def puller(ticket: Ticket) -> AsyncIterator[Puller]:
+    peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
+    with socket.socket() as sock:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, (peer.host, peer.port))
+        yield Puller(sock, ticket)
+
+
+def is_moved(each: Source, ticket: Ticket) -> bool:
+    return each._offers[ticket.offer_id].moved.done()  # noqa: SLF001  `moved` waits, it does not tell
+
+
+async def refused(wait: Coroutine[Any, Any, object]) -> None:
+    with pytest.raises(HandoffFailed, match="no longer offered"):
+        await wait
+
+
+def test_an_offer_has_moved_when_its_puller_says_so_and_not_before() -> None:
+    async def main() -> None:
+        async with source() as here:
+            ticket = offer(here)
+            async with puller(ticket) as there:
+                await there.ask()
+                assert await there.fetch() == PAYLOAD
+                assert not is_moved(here, ticket)
+                await there.confirm()
+                await here.moved(ticket)
+
+    run_jumping(main())
+
+
+def test_bytes_of_an_offer_that_was_withdrawn_meanwhile_do_not_count() -> None:
+    async def main() -> None:
+        async with source() as here:
+            ticket = offer(here)
+            async with puller(ticket) as there:
+                await there.ask()
+                await there.fetch()
+                here.withdraw(ticket)
+                with pytest.raises((HandoffFailed, OSError)):
+                    await there.confirm()
+            async with puller(ticket) as late:
+                await late.ask()
+                await refused(late.fetch())
+            with pytest.raises(HandoffFailed, match="withdrawn"):
+                await here.moved(ticket)
+
+    run_jumping(main())
+
+
+def test_an_offer_moves_once_and_to_one_puller_of_two() -> None:
+    async def main() -> None:
+        async with source() as here:
+            ticket = offer(here)
+            async with puller(ticket) as first, puller(ticket) as second:
+                for each in (first, second):
+                    await each.ask()
+                    assert await each.fetch() == PAYLOAD
+                await first.confirm()
+                with pytest.raises((HandoffFailed, OSError)):
+                    await second.confirm()
+            async with puller(ticket) as third:
+                await third.ask()
+                await refused(third.fetch())
+
+    run_jumping(main())
+
+
+def test_a_puller_that_hangs_up_before_it_confirms_has_moved_nothing() -> None:
+    async def main() -> None:
+        async with source() as here:
+            ticket = offer(here)
+            async with puller(ticket) as there:
+                await there.ask()
+                await there.fetch()
+                await send_word(there.sock, Fetched())
+            await asyncio.sleep(1)  # time for what must not happen
+            assert not is_moved(here, ticket)
+            async with puller(ticket) as another:
+                await another.ask()
+                assert await another.fetch() == PAYLOAD
+                await another.confirm()
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize("wrong", [{"offer_id": 99}, {"secret": b""}, {"secret": bytes(16)}])
+def test_who_has_no_ticket_gets_no_byte(wrong: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with source() as here, puller(offer(here)) as there:
+            await there.ask(**wrong)
+            await refused(there.fetch())
+
+    run_jumping(main())
+
+
+def test_secrets_are_long_and_never_the_same() -> None:
+    async def main() -> None:
+        async with source() as here:
+            secrets = {msgspec.msgpack.decode(offer(here).peer, type=Peer).secret for _ in range(50)}
+            assert len(secrets) == 50
+            assert min(map(len, secrets)) >= 16
+
+    run_jumping(main())
+
+
+def test_a_puller_that_wants_to_read_by_itself_is_refused_by_a_source_that_only_streams() -> None:
+    async def main() -> None:
+        async with source() as here, puller(offer(here)) as there:
+            await there.ask(direct=True)
+            with pytest.raises(HandoffFailed, match="cannot move this memory that way"):
+                await there.fetch()
+
+    run_jumping(main())
+
+
+def test_memory_of_a_device_is_not_streamed() -> None:
+    async def main() -> None:
+        async with source() as here:
+            ticket = here.offer(Memory(address=0, num_bytes=4, owner=None, device_index=0))
+            async with puller(ticket) as there:
+                await there.ask()
+                with pytest.raises(HandoffFailed, match="cannot move this memory that way"):
+                    await there.fetch()
+
+    run_jumping(main())
+
+
+def test_a_connection_that_asks_for_nothing_is_closed_after_five_seconds() -> None:
+    async def main() -> None:
+        async with source() as here:
+            loop = asyncio.get_running_loop()
+            for first_bytes in (b"", b"\x08\0\0"):
+                async with puller(offer(here)) as silent:
+                    began_s = loop.time()
+                    await loop.sock_sendall(silent.sock, first_bytes)
+                    assert await loop.sock_recv(silent.sock, 1) == b""
+                    assert loop.time() - began_s == pytest.approx(5.0, abs=0.1)
+
+    run_jumping(main())
+
+
+def test_noise_closes_its_own_connection_only() -> None:
+    async def main() -> None:
+        async with source() as here:
+            ticket = offer(here)
+            loop = asyncio.get_running_loop()
+            for noise in (b"GET / HTTP/1.1\r\n\r\n", b"\xff\xff\xff\xff", b"\x01\0\0\0\xc1"):
+                async with puller(ticket) as noisy:
+                    await loop.sock_sendall(noisy.sock, noise)
+                    began_s = loop.time()
+                    with pytest.raises(ConnectionError):
+                        await receive_bytes(noisy.sock, memoryview(bytearray(1)))
+                    assert loop.time() - began_s < 1
+            async with puller(ticket) as there:
+                await there.ask()
+                assert await there.fetch() == PAYLOAD
+
+    run_jumping(main())
+
+
+def test_one_connection_more_than_the_limit_is_turned_away_and_there_is_room_when_one_has_left() -> None:
+    async def main() -> None:
+        async with source() as here:
+            ticket = offer(here)
+            peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
+            loop = asyncio.get_running_loop()
+            with ExitStack() as stack:
+                for _ in range(256):
+                    sock = stack.enter_context(socket.create_connection((peer.host, peer.port)))
+                async with puller(ticket) as one_more:
+                    began_s = loop.time()
+                    assert await loop.sock_recv(one_more.sock, 1) == b""
+                    assert loop.time() - began_s < 1
+                sock.close()
+                await asyncio.sleep(0.1)  # the source sees that
+                async with puller(ticket) as next_one:
+                    await next_one.ask()
+                    assert await next_one.fetch() == PAYLOAD
+
+    run_jumping(main())
+
+
+def test_closing_hangs_up_on_every_puller_and_offers_nothing_any_more() -> None:
+    async def main() -> None:
+        async with source() as here:
+            ticket = offer(here)
+            moved = asyncio.ensure_future(here.moved(ticket))
+            async with puller(ticket) as there:
+                await there.ask()
+                await there.fetch()
+                await here.close()
+                with pytest.raises(OSError, match=r"closed|reset"):
+                    await receive_bytes(there.sock, memoryview(bytearray(1)))
+            with pytest.raises(HandoffFailed):
+                await moved
+            with pytest.raises(HandoffFailed, match="closed"):
+                offer(here)
+            with pytest.raises(ConnectionRefusedError):
+                async with puller(ticket):
+                    pass
+
+    run_jumping(main())
+
+
+def test_an_offer_of_nothing_is_refused() -> None:
+    async def main() -> None:
+        async with source() as here:
+            with pytest.raises(ValueError, match="at least one byte"):
+                here.offer(host_memory(bytearray()))
+
+    run_jumping(main())
+
+
+def test_withdrawn_memory_is_let_go_when_its_reader_has_hung_up() -> None:
+    async def main() -> None:
+        async with source() as here:
+            payload = host_memory(bytearray(PAYLOAD))
+            lent = weakref.ref(payload)
+            ticket = here.offer(payload)
+            del payload
+            async with puller(ticket) as there:
+                await there.ask()
+                await there.fetch()
+                here.withdraw(ticket)
+                assert await asyncio.get_running_loop().sock_recv(there.sock, 1) == b""
+                assert lent() is not None
+            await until(lambda: lent() is None)
+
+    run_jumping(main())
+
+
+def test_to_wait_no_longer_for_the_move_of_an_offer_ends_it_not() -> None:
+    async def main() -> None:
+        async with source() as here:
+            ticket = offer(here)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await here.moved(ticket)
+            async with puller(ticket) as there:
+                await there.ask()
+                assert await there.fetch() == PAYLOAD
+                await there.confirm()
+            await here.moved(ticket)
+
+    run_jumping(main())
+
+
+def test_a_process_without_descriptors_to_spare_accepts_again_when_it_has_some() -> None:
+    async def main() -> None:
+        async with source() as here:
+            ticket = offer(here)
+            peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            with socket.socket() as sock:
+                sock.setblocking(False)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+                try:
+                    await asyncio.get_running_loop().sock_connect(sock, (peer.host, peer.port))
+                    await asyncio.sleep(1)  # the source tries in vain
+                finally:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                there = Puller(sock, ticket)
+                await there.ask()
+                assert await there.fetch() == PAYLOAD
+
+    run_jumping(main(), limit_s=60)
+
+
+def test_a_machine_that_vanished_is_noticed_in_half_a_minute() -> None:
+    async def main() -> None:
+        async with source() as here:
+            ticket = offer(here)
+            port = msgspec.msgpack.decode(ticket.peer, type=Peer).port
+            async with puller(ticket) as there:
+                await there.ask()
+                await there.fetch()
+                (session,) = [
+                    each
+                    for each in gc.get_objects()
+                    if isinstance(each, socket.socket)
+                    and each.fileno() >= 0
+                    and each.family == socket.AF_INET
+                    and each.getsockname()[1] == port
+                    and not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                ]
+                assert session.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                idle_s, every_s, num = (
+                    session.getsockopt(socket.IPPROTO_TCP, option)
+                    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+                )
+                assert idle_s + every_s * num == 30
+
+    run_jumping(main())

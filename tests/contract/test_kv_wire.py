@@ -1,0 +1,94 @@
+"""The words of a KV transfer: read whole, bounded, and never another than the one that is due."""
+
+import asyncio
+import socket
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from baton.errors import HandoffFailed
+from tests.clock import run_jumping
+from workers.kv.wire import Ask, Grant, Refused, Stands, receive_bytes, receive_word, send_word
+
+
+def after_receiving(data: bytes, receive: Any, *, hangs_up: bool = False) -> Any:
+    """What `receive(sock)` gives when these bytes have come."""
+
+    async def main() -> Any:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            theirs.sendall(data)
+            if hangs_up:
+                theirs.close()
+            return await receive(ours)
+
+    return run_jumping(main(), limit_s=60)
+
+
+def word(expected: Any) -> Any:
+    def receive(sock: socket.socket) -> Coroutine[Any, Any, Any]:
+        return receive_word(sock, expected)
+
+    return receive
+
+
+def test_a_word_arrives_as_it_was_sent() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            theirs.setblocking(False)
+            sent = Ask(7, b"secret", direct=True)
+            await send_word(theirs, sent)
+            await send_word(theirs, Stands())
+            assert await receive_word(ours, Ask) == sent
+            assert await receive_word(ours, Stands) == Stands()
+
+    asyncio.run(main())
+
+
+def encoded(sent: Any) -> bytes:
+    async def main() -> bytes:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.setblocking(False)
+            await send_word(theirs, sent)
+            return ours.recv(1000)
+
+    return asyncio.run(main())
+
+
+def test_a_word_out_of_turn_is_an_error_of_the_connection() -> None:
+    with pytest.raises(ConnectionError, match="Stands came instead of Grant"):
+        after_receiving(encoded(Stands()), word(Grant))
+
+
+def test_a_refusal_is_told_as_it_was_given() -> None:
+    with pytest.raises(HandoffFailed, match="not today"):
+        after_receiving(encoded(Refused("not today")), word(Grant))
+
+
+@pytest.mark.parametrize("body", [b"\xc1", b"\x80", b"", b"\x91\xa3ask"])
+def test_what_is_no_word_is_an_error_of_the_connection(body: bytes) -> None:
+    with pytest.raises(ConnectionError, match="not a word"):
+        after_receiving(len(body).to_bytes(4, "little") + body, word(Ask))
+
+
+def test_a_word_over_64_kib_is_refused_before_it_comes_and_one_of_64_kib_is_waited_for() -> None:
+    with pytest.raises(ConnectionError, match="65537 bytes"):
+        after_receiving((64 * 1024 + 1).to_bytes(4, "little"), word(Ask))
+    with pytest.raises(TimeoutError):
+        after_receiving((64 * 1024).to_bytes(4, "little"), word(Ask))
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x04\0", b"\x04\0\0\0ab"])
+def test_a_connection_that_ends_within_a_word_is_an_error(sent: bytes) -> None:
+    with pytest.raises(ConnectionResetError):
+        after_receiving(sent, word(Ask), hangs_up=True)
+
+
+def test_bytes_that_end_early_are_an_error() -> None:
+    with pytest.raises(ConnectionResetError):
+        after_receiving(b"abc", lambda sock: receive_bytes(sock, memoryview(bytearray(4))), hangs_up=True)

@@ -1,0 +1,234 @@
+"""The mocker's timing model: what takes how long, and what ends when its time is over."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton.errors import DeadlineExceeded, HandoffFailed, InvalidRequest, NotReady, Overloaded, WorkerLost
+from baton.messages import GenerateRequest, KvHandoff, Sampling, TokenChunk, WorkerStats
+from tests.clock import run_jumping
+from tests.waiting import until
+from workers.engines.mocker import MockerEngine, MockerSettings
+from workers.kv.choose import choose_transceiver
+
+
+def new_engine(**settings: Any) -> MockerEngine:
+    return MockerEngine(
+        MockerSettings(**{"prefill_tokens_per_s": 10, "decode_step_ms": 1000, **settings}),
+        model_path=Path("models/demo"),
+        worker_id="w",
+        incarnation="1",
+        transceiver=choose_transceiver("TCP"),
+    )
+
+
+@asynccontextmanager
+async def started(**settings: Any) -> AsyncIterator[MockerEngine]:
+    """An engine of 10 prompt tokens and one step a second, which must hold nothing in the end."""
+    engine = new_engine(**settings)
+    await engine.start()
+    try:
+        yield engine
+        held = ("num_running", "num_waiting", "kv_used_blocks", "kv_pinned_blocks")
+        assert [getattr(engine.stats(), name) for name in held] == [0] * 4
+    finally:
+        await engine.stop()
+
+
+def ask(num_tokens: int = 20, max_tokens: int = 5, **fields: Any) -> GenerateRequest:
+    return GenerateRequest(
+        request_id="r",
+        model="m",
+        token_ids=list(range(num_tokens)),
+        sampling=Sampling(max_tokens=max_tokens, seed=0),
+        **{"deadline_s": 1000.0, **fields},
+    )
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def answer(engine: MockerEngine, request: GenerateRequest) -> list[TokenChunk]:
+    return [chunk async for chunk in engine.decode(request)]
+
+
+def test_an_answer_takes_its_prompt_and_its_steps() -> None:
+    async def main() -> None:
+        async with started() as engine:
+            began_s = now_s()
+            assert len(await answer(engine, ask(20, 5))) == 5
+            assert 2 + 3 <= now_s() - began_s <= 2 + 5
+
+    run_jumping(main())
+
+
+def test_a_transfer_takes_its_time() -> None:
+    async def main() -> None:
+        async with started(kv_transfer_ms=3000) as engine, aclosing(engine.prefill(ask())) as replies:
+            handoff = await anext(replies)
+            assert isinstance(handoff, KvHandoff)
+            began_s = now_s()
+            async with aclosing(engine.decode(ask(handoff=handoff))) as chunks:
+                await anext(chunks)
+                assert now_s() - began_s == pytest.approx(3, abs=0.1)
+            assert await anext(replies, None) is None
+
+    run_jumping(main())
+
+
+def test_a_pin_that_nobody_takes_ends_after_its_time() -> None:
+    async def main() -> None:
+        async with started(handoff_ttl_s=7) as engine:
+            replies = engine.prefill(ask())
+            handoff = await anext(replies)
+            assert isinstance(handoff, KvHandoff)
+            assert handoff.ttl_s == 7
+            assert engine.stats().kv_pinned_blocks == 1
+            began_s = now_s()
+            with pytest.raises(HandoffFailed, match="Nobody took"):
+                await anext(replies)
+            assert now_s() - began_s == pytest.approx(7)
+            assert engine.stats().num_handoffs_expired == 1
+            with pytest.raises(HandoffFailed):
+                await answer(engine, ask(handoff=handoff))
+
+    assert MockerSettings().handoff_ttl_s == 60
+    run_jumping(main())
+
+
+def test_a_pull_takes_no_longer_than_the_pin_or_the_request() -> None:
+    class Stuck:
+        """A wire that never brings anything; it tells how long it was allowed to."""
+
+        transport_name = "stuck"
+        deadline_s = 0.0
+
+        async def start(self) -> None:
+            pass
+
+        async def close(self) -> None:
+            pass
+
+        async def pull(self, ticket: object, into: object, deadline_s: float) -> None:
+            self.deadline_s = deadline_s
+            raise HandoffFailed("stuck")
+
+    async def main() -> None:
+        wire: Any = Stuck()
+        async with started() as source, aclosing(source.prefill(ask())) as replies:
+            handoff = await anext(replies)
+            assert isinstance(handoff, KvHandoff)
+            engine = MockerEngine(
+                MockerSettings(),
+                model_path=Path("models/demo"),
+                worker_id="d",
+                incarnation="1",
+                transceiver=wire,
+            )
+            await engine.start()
+            for ttl_s, deadline_s in ((3.0, 50.0), (50.0, 4.0)):
+                short = msgspec.structs.replace(handoff, ttl_s=ttl_s)
+                with pytest.raises(HandoffFailed, match="stuck"):
+                    await answer(engine, ask(handoff=short, deadline_s=deadline_s))
+                assert wire.deadline_s == pytest.approx(min(ttl_s, deadline_s))
+            await engine.stop()
+
+    run_jumping(main())
+
+
+def test_a_deadline_ends_a_request_in_the_queue_in_its_prompt_and_between_its_tokens() -> None:
+    async def main() -> None:
+        async with started(max_batch_size=1) as engine:
+            began_s = now_s()
+            for overdue in (ask(1000, deadline_s=3.0), ask(10, 1000, deadline_s=4.5)):
+                with pytest.raises(DeadlineExceeded):
+                    await answer(engine, overdue)
+            assert now_s() - began_s == pytest.approx(3 + 5, abs=1)
+            async with aclosing(engine.decode(ask(1, 1000))) as busy:
+                await anext(busy)
+                began_s = now_s()
+                with pytest.raises(DeadlineExceeded):
+                    await answer(engine, ask(deadline_s=2.0))
+                assert now_s() - began_s == pytest.approx(2)
+
+    run_jumping(main())
+
+
+def test_one_more_than_fit_into_batch_and_queue_is_told_to_come_back() -> None:
+    async def main() -> None:
+        async with started(max_batch_size=1, max_queue_size=2) as engine:
+            crowd = [asyncio.create_task(answer(engine, ask())) for _ in range(3)]
+            await until(lambda: engine.stats().num_waiting == 2)
+            with pytest.raises(Overloaded) as full:
+                await answer(engine, ask())
+            assert full.value.retry_after_s == 1
+            assert [len(each) for each in await asyncio.gather(*crowd)] == [5, 5, 5]
+
+    assert MockerSettings().max_queue_size == 4096
+    run_jumping(main())
+
+
+def test_the_context_bounds_prompt_and_answer() -> None:
+    async def main() -> None:
+        async with started(max_seq_len=20) as engine:
+            with pytest.raises(InvalidRequest, match=r"20 tokens.*20"):
+                await answer(engine, ask(20))
+            chunks = await answer(engine, ask(19))
+            assert (len(chunks), chunks[-1].finish_reason) == (1, "length")
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize("wrong", [ask(21), ask(20, num_generated=1)], ids=["longer", "resumed"])
+def test_a_handoff_is_taken_for_its_own_prompt_only(wrong: GenerateRequest) -> None:
+    async def main() -> None:
+        async with started() as engine, aclosing(engine.prefill(ask(20))) as replies:
+            handoff = await anext(replies)
+            assert isinstance(handoff, KvHandoff)
+            with pytest.raises(HandoffFailed, match="another prompt"):
+                await answer(engine, msgspec.structs.replace(wrong, handoff=handoff))
+
+    run_jumping(main())
+
+
+def test_stopping_ends_what_runs_and_nothing_begins_after_it() -> None:
+    async def main() -> None:
+        engine = new_engine()
+        with pytest.raises(NotReady):
+            await answer(engine, ask())
+        await engine.start()
+        running = asyncio.create_task(answer(engine, ask(1, 1000)))
+        await until(lambda: engine.stats().num_generated_tokens > 2)
+        began_s = now_s()
+        await engine.stop()
+        with pytest.raises(WorkerLost):
+            await running
+        assert now_s() - began_s < 0.5
+        with pytest.raises(NotReady):
+            await answer(engine, ask())
+        assert engine.stats().num_running == 0
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize("name", ["prefill_tokens_per_s", "handoff_ttl_s"])
+def test_rates_and_times_to_live_are_above_zero(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        msgspec.convert({name: 0}, MockerSettings)
+
+
+@pytest.mark.parametrize("name", ["decode_step_ms", "jitter_ms", "kv_transfer_ms"])
+def test_times_may_be_zero_and_not_below(name: str) -> None:
+    msgspec.convert({name: 0}, MockerSettings)
+    with pytest.raises(ValueError, match=name):
+        msgspec.convert({name: -1}, MockerSettings)
+
+
+def test_an_engine_that_has_done_nothing_has_figures_of_zero() -> None:
+    assert new_engine().stats() == WorkerStats()

@@ -1,0 +1,156 @@
+"""The TCP plane's times: connecting, idling, hanging up on a peer that does not read."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+
+import msgspec
+import pytest
+
+from baton import frames
+from baton.errors import WorkerLost
+from baton.messages import Reply, Request, TokenChunk
+from baton.tcp import TcpTransport
+from tests.clock import run_jumping
+from tests.planes import Endless, a_request, count_up, tokens
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@contextlib.asynccontextmanager
+async def transports(num: int = 2) -> AsyncIterator[list[TcpTransport]]:
+    made = [TcpTransport() for _ in range(num)]
+    try:
+        yield made
+    finally:
+        for each in made:
+            await each.close()
+
+
+@contextlib.contextmanager
+def deaf_port() -> Iterator[int]:
+    """A port whose queue of connections is full, so that the next one gets no answer."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        yield server.getsockname()[1]
+
+
+def test_a_worker_that_takes_no_connection_is_lost_after_three_seconds() -> None:
+    async def main() -> None:
+        with deaf_port() as port:
+            async with transports(1) as (caller,):
+                with pytest.raises(WorkerLost, match="did not take the connection"):
+                    await tokens(caller.call(f"tcp://127.0.0.1:{port}/w", a_request()))
+                assert now_s() == pytest.approx(3, abs=0.2)
+
+    run_jumping(main())
+
+
+def test_closing_does_not_wait_for_a_connection_that_is_being_made() -> None:
+    async def main() -> None:
+        with deaf_port() as port:
+            async with transports(1) as (caller,):
+                calling = asyncio.create_task(tokens(caller.call(f"tcp://127.0.0.1:{port}/w", a_request())))
+                await asyncio.sleep(1)
+                await caller.close()
+                with pytest.raises(WorkerLost):
+                    await calling
+                assert now_s() == pytest.approx(1, abs=0.2)
+
+    run_jumping(main())
+
+
+def test_a_connection_is_kept_between_calls_and_let_go_after_a_minute_without() -> None:
+    async def main() -> None:
+        async with transports() as (caller, worker), worker.serve("w", count_up) as address:
+            for _ in range(2):
+                assert await tokens(caller.call(address, a_request(2))) == [0, 1]
+                (link,) = caller._links.values()  # noqa: SLF001  no public method tells
+                await asyncio.sleep(55)
+                assert list(caller._links.values()) == [link]  # noqa: SLF001  as above
+            await asyncio.sleep(7)
+            assert link.lost == "idle"
+            assert not caller._links  # noqa: SLF001  as above
+            assert not caller._sockets  # noqa: SLF001  as above
+
+    run_jumping(main())
+
+
+def test_a_peer_that_does_not_read_is_hung_up_on_after_a_second() -> None:
+    async def flood(_: Request) -> AsyncGenerator[Reply, None]:
+        while True:
+            yield TokenChunk(token_ids=(1,) * 100_000)
+            await asyncio.sleep(0)  # the others get their turn
+
+    async def main() -> None:
+        async with transports(1) as (worker,):
+            async with worker.serve("w", flood) as address:
+                place, _, name = address.removeprefix("tcp://").partition("/")
+                host, _, port = place.partition(":")
+                peer = socket.create_connection((host, int(port)))
+                hello = frames.Hello(frames.VERSION, name)
+                opens = [frames.Open(number, a_request()) for number in range(20)]
+                peer.sendall(frames.with_length(msgspec.msgpack.encode((0, [hello, *opens]))))
+                await asyncio.sleep(5)
+                began_s = now_s()
+            assert now_s() - began_s == pytest.approx(1, abs=0.2)
+            peer.close()
+
+    run_jumping(main())
+
+
+def test_transports_that_are_closed_leave_no_task_and_no_timer_behind() -> None:
+    async def work() -> None:
+        endless = Endless()
+        async with transports() as (caller, worker), worker.serve("w", endless.answer) as address:
+            running = caller.call(address, a_request())
+            await anext(running)
+            await running.aclose()
+            await endless.closed.wait()
+
+    async def main() -> None:
+        alone = asyncio.all_tasks()
+        timers = num_timers()
+        await work()
+        await asyncio.sleep(0.1)  # sockets say that they are closed
+        assert asyncio.all_tasks() == alone
+        assert num_timers() == timers
+
+    run_jumping(main())
+
+
+def num_timers() -> int:
+    loop = asyncio.get_running_loop()
+    return sum(not timer.cancelled() for timer in loop._scheduled)  # type: ignore[attr-defined]  # noqa: SLF001  nothing public tells
+
+
+def test_a_worker_must_say_where_it_can_be_reached() -> None:
+    async def main() -> None:
+        for host in ("", "0.0.0.0", "::"):
+            with pytest.raises(ValueError, match="advertise_host"):
+                async with TcpTransport(bind_host=host).serve("w", count_up):
+                    pass
+        worker = TcpTransport(bind_host="0.0.0.0", advertise_host="127.0.0.1")
+        async with transports(1) as (caller,), worker.serve("w", count_up) as address:
+            assert await tokens(caller.call(address, a_request(1))) == [0]
+        await worker.close()
+
+    run_jumping(main())
+
+
+def test_addresses_are_new_each_time() -> None:
+    async def main() -> None:
+        names = set()
+        for _ in range(5):
+            async with transports(1) as (worker,), worker.serve("w", count_up) as address:
+                names.add(address.rpartition("/")[2])
+        assert len(names) == 5
+
+    run_jumping(main())

@@ -1,0 +1,86 @@
+"""Both ends of a link back to back, over wires without sockets."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+import msgspec
+import pytest
+
+from baton import frames
+from baton.frames import Envelope
+from baton.messages import GenerateRequest, Reply, Request, Sampling, TokenChunk
+from baton.serving import Service, WorkerLink
+from baton.streams import CallerLink, Pace, call_over
+
+PACE = Pace(tick_s=60.0, num_silent=4, num_idle=4)
+
+
+def a_request(max_tokens: int = 1, seed: int = 0, deadline_s: float = 9.0) -> GenerateRequest:
+    sampling = Sampling(max_tokens=max_tokens, seed=seed)
+    return GenerateRequest(request_id="r", model="m", token_ids=[1], sampling=sampling, deadline_s=deadline_s)
+
+
+async def count_up(request: Request) -> AsyncGenerator[Reply, None]:
+    assert isinstance(request, GenerateRequest)
+    for token_id in range(request.sampling.max_tokens):
+        yield TokenChunk(token_ids=(token_id,))
+
+
+class Sent:
+    """A wire that keeps what is sent."""
+
+    def __init__(self, max_frame_bytes: int = frames.MAX_FRAME_BYTES) -> None:
+        self.max_frame_bytes = max_frame_bytes
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self.frames: list[bytes] = []
+        self.closed = False
+
+    def send(self, frame: bytes) -> None:
+        self.frames.append(frame)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Back(Sent):
+    """A wire that brings each frame to the other end in the next turn."""
+
+    other: CallerLink | WorkerLink
+
+    def send(self, frame: bytes) -> None:
+        super().send(frame)
+        asyncio.get_running_loop().call_soon(self.other.receive, frame)
+
+
+class Pair:
+    """A caller and a worker, back to back."""
+
+    def __init__(self, answer: Callable[[Request], AsyncGenerator[Reply, None]], limit: int = 10_000) -> None:
+        self.service = Service("w", answer, PACE)
+        self.to_worker, self.to_caller = Back(limit), Back(limit)
+        self.caller = self.to_caller.other = CallerLink(self.to_worker, "w", PACE)
+        self.worker = self.to_worker.other = self.service.accept(self.to_caller)
+
+    def call(self, request: Request) -> AsyncGenerator[Reply, None]:
+        async def link() -> CallerLink:
+            return self.caller
+
+        return call_over(link, request)
+
+
+def frame(number: int, *envelopes: Envelope) -> bytes:
+    return msgspec.msgpack.encode((number, envelopes))
+
+
+async def turns(until: Callable[[], bool]) -> None:
+    """Let the event loop turn until the condition holds."""
+    for _ in range(1000):
+        if until():
+            return
+        await asyncio.sleep(0)  # a turn is what is counted
+    pytest.fail("the condition did not come true")
+
+
+async def tokens(stream: AsyncGenerator[Reply, None]) -> list[int]:
+    return [reply.token_ids[0] async for reply in stream if isinstance(reply, TokenChunk)]

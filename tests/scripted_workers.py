@@ -1,0 +1,131 @@
+"""Workers that are scripts, and the Generator over them: what each was asked, which calls are open."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from pathlib import Path
+
+from baton.errors import BatonError
+from baton.messages import (
+    GenerateRequest,
+    KvHandoff,
+    Reply,
+    Request,
+    Role,
+    Sampling,
+    TokenChunk,
+    Usage,
+    WorkerInfo,
+)
+from frontend.metrics import Metrics
+from frontend.routing.fleet import Fleet
+from frontend.routing.generate import Generator
+from frontend.routing.router import RouterMode
+from tests.waiting import until
+
+Script = Callable[[GenerateRequest], AsyncGenerator[Reply, None]]
+
+
+class ScriptedWorkers:
+    """A transport and a discovery whose workers are scripts; it remembers what they were asked."""
+
+    def __init__(self, **scripts: Script) -> None:
+        self.scripts = scripts
+        self.calls: list[tuple[str, GenerateRequest]] = []
+        self.open: list[str] = []
+        self.metrics = Metrics()
+
+    async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
+        assert isinstance(request, GenerateRequest)
+        self.calls.append((address, request))
+        self.open.append(address)
+        try:
+            async with aclosing(self.scripts[address](request)) as replies:
+                async for reply in replies:
+                    yield reply
+        finally:
+            self.open.remove(address)
+
+    async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
+        yield tuple(worker(name) for name in sorted(self.scripts))
+        await asyncio.Event().wait()
+
+    def serve(self, worker_id: str, answer: object) -> AbstractAsyncContextManager[str]:
+        raise NotImplementedError
+
+    def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        pass
+
+    @property
+    def asked(self) -> list[str]:
+        return [address for address, _ in self.calls]
+
+
+def worker(name: str) -> WorkerInfo:
+    return WorkerInfo(
+        worker_id=name,
+        incarnation=name,
+        role=Role.PREFILL if name.startswith("p") else Role.DECODE,
+        endpoint="dyn://a.b.c",
+        model="m",
+        model_path="/none",
+        address=name,
+        context_length=100,
+        engine="scripted",
+        engine_version="2" if name.endswith("x") else "1",
+    )
+
+
+def request(deadline_s: float = 5.0) -> GenerateRequest:
+    sampling = Sampling(max_tokens=4, seed=0)
+    return GenerateRequest(
+        request_id="r", model="m", token_ids=[1, 2], sampling=sampling, deadline_s=deadline_s
+    )
+
+
+async def hand_off(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    yield KvHandoff(
+        worker_id="p", incarnation="p", first_token=10, num_prompt_tokens=2, ttl_s=9, engine_state=b"kv"
+    )
+    await asyncio.Event().wait()  # pinned until it is closed
+
+
+async def answer(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    """Tokens 10, 11, 12, 13: as many as are still missing."""
+    for position in range(asked.num_generated, 4):
+        last = position == 3
+        usage = Usage(2, 0, 4) if last else None
+        yield TokenChunk((10 + position,), "length" if last else None, usage)
+
+
+def failing(error: BatonError, after: int = 0) -> Script:
+    async def script(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        for position in range(after):
+            yield TokenChunk((10 + asked.num_generated + position,))
+        raise error
+
+    return script
+
+
+@asynccontextmanager
+async def generator_over(
+    fleet: ScriptedWorkers, mode: RouterMode = "round-robin"
+) -> AsyncGenerator[Generator, None]:
+    live = Fleet(fleet, fleet, model_path=Path("/none"))
+    async with live.keep_current():
+        await until(lambda: live.health().instances)
+        yield Generator(fleet, live, mode, fleet.metrics)
+
+
+async def generate(fleet: ScriptedWorkers) -> list[int]:
+    tokens: list[int] = []
+    async with generator_over(fleet) as generator:
+        try:
+            async for chunk in generator.generate(request()):
+                tokens += chunk.token_ids
+        finally:
+            assert not fleet.open, "every call is closed with the request"
+    return tokens

@@ -1,0 +1,48 @@
+"""What the tests of the response store share: responses to keep, another frontend, another reader."""
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from frontend.responses.store import StoredResponse
+
+# Another process that claims a running response, says so, and lives until it is killed.
+OTHER_FRONTEND = """
+import asyncio, sys
+from frontend.responses.store import ResponseStore, StoredResponse
+async def main():
+    store = ResponseStore(sys.argv[1])
+    body = b'{"status": "in_progress"}'
+    await store.save(StoredResponse(id="theirs", status="in_progress", body=body, items=b"[]"), [])
+    print("saved", flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+def response(response_id: str, **fields: object) -> StoredResponse:
+    given = {"status": "completed", "body": b'{"output":[]}', "items": b"[]", **fields}
+    return StoredResponse(id=response_id, **given)  # type: ignore[arg-type]  # as the caller says
+
+
+@contextmanager
+def another_frontend(path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that makes the response `theirs`; killed at the end."""
+    process = subprocess.Popen([sys.executable, "-c", OTHER_FRONTEND, str(path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout:
+        try:
+            assert process.stdout.readline() == b"saved\n"
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def rows(path: Path, query: str) -> list[tuple[object, ...]]:
+    """What another program reads in the file."""
+    with closing(sqlite3.connect(path)) as db:
+        return db.execute(query).fetchall()

@@ -1,0 +1,127 @@
+"""What the embedded engine refuses of a request and of a handoff, and what it reserves for what it takes."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton.errors import HandoffFailed, InvalidRequest
+from baton.messages import GenerateRequest, KvHandoff, KvLayout, Sampling, TokenLogprob
+from workers.engines.embedded.admission import Limits, new_sequence
+from workers.engines.embedded.handoff import HandoffState, check_fits, pack, unpack
+from workers.kv.transceiver import Ticket
+
+LIMITS = Limits(context_length=20, vocab_size=100, max_prompt_tokens=None)
+LAYOUT = KvLayout(dtype="float32", tokens_per_block=8, num_layers=2, num_kv_heads=2, head_dim=4)
+STATE = HandoffState(
+    version="1",
+    layout=LAYOUT,
+    ticket=Ticket(wire="tcp", offer_id=1, num_bytes=640, peer=b"x"),
+    logprob=TokenLogprob(7, -0.5),
+)
+HANDOFF = KvHandoff(
+    worker_id="p", incarnation="i", first_token=7, num_prompt_tokens=5, ttl_s=9.0, engine_state=pack(STATE)
+)
+
+
+def ask(num_tokens: int = 5, **fields: Any) -> GenerateRequest:
+    outer = {name: fields.pop(name) for name in ("num_generated", "handoff", "priority") if name in fields}
+    return GenerateRequest(
+        request_id="r",
+        model="m",
+        token_ids=fields.pop("token_ids", list(range(num_tokens))),
+        sampling=Sampling(**{"max_tokens": 4, "seed": 0, **fields}),
+        deadline_s=9.0,
+        **outer,
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (ask(0), "no token"),
+        (ask(20), "20 tokens.*context of 20 holds 19"),
+        (ask(5, num_generated=5), "of 5 tokens, 5"),
+        (ask(5, num_generated=-1), "of 5 tokens, -1"),
+        (ask(5, num_generated=4), "max_tokens is 4; 4 tokens exist"),
+        (ask(max_tokens=0), "max_tokens is 0"),
+        (ask(choice=-1), "negative"),
+        (ask(logprobs=-1), "negative"),
+        (ask(token_ids=[1, 100]), "token id 100 .* vocabulary of 100"),
+        (ask(token_ids=[-1, 1]), "token id -1"),
+        (ask(logit_bias={100: 1.0}), "token id 100"),
+        (ask(logit_bias={-1: 1.0}), "token id -1"),
+    ],
+)
+def test_what_no_step_could_run_is_refused(request_: GenerateRequest, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        new_sequence(request_, LIMITS, hands_off=False)
+
+
+def test_the_last_that_fits_is_taken() -> None:
+    assert new_sequence(ask(19), LIMITS, hands_off=False).num_reserved == 20
+    new_sequence(ask(token_ids=[0, 99], logit_bias={0: 1.0, 99: 1.0}), LIMITS, hands_off=False)
+    resumed = new_sequence(ask(5, num_generated=3, choice=0, logprobs=0), LIMITS, hands_off=False)
+    assert (resumed.num_prompt, resumed.num_generated) == (2, 3)
+
+
+def test_blocks_are_reserved_for_the_whole_answer_and_by_a_worker_that_hands_off_for_the_prompt() -> None:
+    assert new_sequence(ask(5), LIMITS, hands_off=False).num_reserved == 9
+    assert new_sequence(ask(5, num_generated=1), LIMITS, hands_off=False).num_reserved == 8
+    assert new_sequence(ask(5, max_tokens=1000), LIMITS, hands_off=False).num_reserved == 20
+    assert new_sequence(ask(5), LIMITS, hands_off=True).num_reserved == 5
+
+
+def test_a_handoff_is_pulled_by_the_worker_that_decodes() -> None:
+    assert new_sequence(ask(handoff=HANDOFF), LIMITS, hands_off=False).pulls_kv
+    assert not new_sequence(ask(handoff=HANDOFF), LIMITS, hands_off=True).pulls_kv
+    assert not new_sequence(ask(), LIMITS, hands_off=False).pulls_kv
+    assert new_sequence(ask(), LIMITS, hands_off=True).hands_off
+
+
+def test_a_prompt_that_must_not_be_chunked_is_bounded_unless_its_kv_comes_from_elsewhere() -> None:
+    limits = Limits(context_length=20, vocab_size=100, max_prompt_tokens=4)
+    new_sequence(ask(4), limits, hands_off=False)
+    new_sequence(ask(5, handoff=HANDOFF), limits, hands_off=False)
+    with pytest.raises(InvalidRequest, match=r"5 tokens.*enable_chunked_prefill.*4"):
+        new_sequence(ask(5), limits, hands_off=False)
+
+
+def test_a_sequence_has_the_requests_priority_and_tokens_of_its_own() -> None:
+    request = ask(priority=-3)
+    sequence = new_sequence(request, LIMITS, hands_off=False)
+    assert sequence.priority == -3
+    sequence.token_ids.append(9)
+    assert len(request.token_ids) == 5
+
+
+def test_a_handoff_is_opened_by_an_engine_of_its_version_and_layout_only() -> None:
+    assert unpack(HANDOFF, version="1", layout=LAYOUT) == STATE
+    with pytest.raises(HandoffFailed, match="engine of prefill worker p is 1, of this worker 2"):
+        unpack(HANDOFF, version="2", layout=LAYOUT)
+    for name in ("dtype", "tokens_per_block", "num_layers", "num_kv_heads", "head_dim"):
+        other = msgspec.structs.replace(LAYOUT, **{name: "bfloat16" if name == "dtype" else 3})
+        with pytest.raises(HandoffFailed, match="KV layout of prefill worker p"):
+            unpack(HANDOFF, version="1", layout=other)
+
+
+@pytest.mark.parametrize("state", [b"", b"\x01not ours", HANDOFF.engine_state[:-1], b"\x91\xa6mocker"])
+def test_what_another_engine_wrote_is_not_opened(state: bytes) -> None:
+    with pytest.raises(HandoffFailed, match="worker p is not the embedded engine's"):
+        unpack(msgspec.structs.replace(HANDOFF, engine_state=state), version="1", layout=LAYOUT)
+
+
+def test_a_handoff_fits_its_own_request_only() -> None:
+    def check(handoff: KvHandoff = HANDOFF, num_tokens: int = 5, num_bytes: int = 640) -> None:
+        check_fits(handoff, STATE, num_tokens=num_tokens, num_bytes=num_bytes, vocab_size=100)
+
+    check()
+    with pytest.raises(HandoffFailed, match="has 5 tokens, its request 6"):
+        check(num_tokens=6)
+    with pytest.raises(HandoffFailed, match="640 bytes of KV, 641"):
+        check(num_bytes=641)
+    for first_token in (0, 99):
+        check(msgspec.structs.replace(HANDOFF, first_token=first_token))
+    for first_token in (-1, 100):
+        with pytest.raises(HandoffFailed, match=f"first token {first_token} .* vocabulary of 100"):
+            check(msgspec.structs.replace(HANDOFF, first_token=first_token))

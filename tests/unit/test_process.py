@@ -1,0 +1,130 @@
+"""The life of a process: one signal drains it, a second ends it; of several waits the first counts."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from baton.process import Shutdown, first_of
+
+# A process that says when it listens and when it was asked to end, and then takes its time over it.
+DRAINING = """
+import asyncio, logging, sys
+from baton.process import run
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+async def main(shutdown):
+    print("listening", flush=True)
+    await shutdown.wait()
+    assert shutdown.asked
+    if sys.argv[1] == "slow":
+        await asyncio.Event().wait()
+    return 7
+sys.exit(run(main))
+"""
+
+
+def ended(speed: str, *signals: signal.Signals) -> tuple[int, list[str]]:
+    """The exit status and the log of a process that gets these signals, one after the other's line."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRAINING, speed], stdout=subprocess.PIPE, text=True, env={**os.environ}
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == "listening\n"
+        lines = []
+        for number in signals:
+            process.send_signal(number)
+            lines.append(process.stdout.readline().strip())
+        return process.wait(20), lines
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_drains_and_the_exit_status_is_mains(number: signal.Signals) -> None:
+    assert ended("fast", number) == (7, [f"draining signal={number.name}"])
+
+
+def test_a_second_signal_ends_the_process_at_once() -> None:
+    status, lines = ended("slow", signal.SIGTERM, signal.SIGINT)
+    assert lines == ["draining signal=SIGTERM", "forced signal=SIGINT"]
+    assert status == 128 + signal.SIGINT
+
+
+def test_a_shutdown_is_asked_for_once_and_for_all() -> None:
+    async def main() -> None:
+        shutdown = Shutdown()
+        asked = [shutdown.asked]
+        for _ in range(2):
+            shutdown.ask()
+            asked.append(shutdown.asked)
+        assert asked == [False, True, True]
+        await shutdown.wait()
+
+    asyncio.run(main())
+
+
+class Waits:
+    """Coroutines that end when told to, and say whether they were cancelled and had the time to clean up."""
+
+    def __init__(self) -> None:
+        self.cleaned: list[str] = []
+
+    async def for_ever(self, name: str) -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)  # cleaning up takes a turn
+            self.cleaned.append(name)
+        return name
+
+    async def briefly(self, name: str) -> str:
+        await asyncio.sleep(0)  # a turn is enough
+        return name
+
+
+def test_of_several_waits_the_first_that_ends_counts_and_the_others_have_cleaned_up() -> None:
+    async def main() -> None:
+        waits = Waits()
+        assert await first_of(waits.for_ever("a"), waits.briefly("b"), waits.for_ever("c")) == "b"
+        assert sorted(waits.cleaned) == ["a", "c"]
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+def test_of_waits_that_end_together_the_one_named_first_counts() -> None:
+    async def main() -> None:
+        waits = Waits()
+        assert await first_of(waits.briefly("a"), waits.briefly("b")) == "a"
+
+    asyncio.run(main())
+
+
+def test_what_the_first_wait_raises_is_raised_and_the_others_have_cleaned_up() -> None:
+    async def broken() -> str:
+        raise OSError("broken")
+
+    async def main() -> None:
+        waits = Waits()
+        with pytest.raises(OSError, match="broken"):
+            await first_of(waits.for_ever("a"), broken())
+        assert waits.cleaned == ["a"]
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+def test_to_cancel_the_wait_is_to_cancel_all_of_it() -> None:
+    async def main() -> None:
+        waits = Waits()
+        waiting = asyncio.create_task(first_of(waits.for_ever("a"), waits.for_ever("b")))
+        for _ in range(3):
+            await asyncio.sleep(0)  # all wait now
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert sorted(waits.cleaned) == ["a", "b"]
+
+    asyncio.run(main())

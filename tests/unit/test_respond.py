@@ -1,0 +1,229 @@
+"""An answer on its way to a client that reads slowly, not at all, or has left; and what is counted of it."""
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton.errors import EngineFailure
+from frontend.http.sse import KEEP_ALIVE, Outbox
+from tests.clock import run_jumping
+from tests.generators import none_abandoned
+from tests.scripted_frontend import MODEL, Client, ScriptedTokens
+
+ANSWER = (
+    "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>final<|message|>Hello<|return|>"
+)
+ROUTE = "/v1/chat/completions"
+Send = Callable[[Any], Awaitable[None]]
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Slow:
+    """A client that takes the first `num_taken` messages of an answer and no more until it `goes_on`."""
+
+    def __init__(self, num_taken: int) -> None:
+        self.messages: list[Any] = []
+        self.goes_on = asyncio.Event()
+        self._num_taken = num_taken
+
+    async def send(self, message: Any) -> None:
+        if len(self.messages) >= self._num_taken:
+            await self.goes_on.wait()
+        self.messages.append(message)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.messages)
+
+
+async def ask(client: Client, slow: Slow, **fields: Any) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], **fields}
+    pending = [{"type": "http.request", "body": msgspec.json.encode(body), "more_body": False}]
+
+    async def receive() -> Any:
+        if pending:
+            return pending.pop()
+        await client.leave.wait()
+        return {"type": "http.disconnect"}
+
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": ROUTE,
+        "raw_path": ROUTE.encode(), "root_path": "", "scheme": "http", "query_string": b"", "headers": [],
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
+    }  # fmt: skip
+    await client.app(scope, receive, slow.send)
+
+
+def requests(client: Client, status: str) -> float:
+    return client.metric("baton_requests_total", route=ROUTE, model=MODEL, status=status)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_does_not_read_is_left_half_a_minute_after_the_deadline(stream: bool) -> None:
+    async def main() -> None:
+        client, slow = Client(ScriptedTokens(ANSWER), request_timeout_s=100.0), Slow(num_taken=1)
+        await ask(client, slow, stream=stream)
+        assert now_s() == pytest.approx(130)
+        assert len(slow.messages) == 1
+        assert client.tokens.num_ended == 1
+        assert requests(client, "499") == 1
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize(("pause_at", "stream"), [(0, False), (30, False), (0, True), (30, True)])
+def test_the_deadline_ends_an_answer_when_it_is_over_and_not_later(pause_at: int, stream: bool) -> None:
+    async def main() -> None:
+        tokens = ScriptedTokens(ANSWER, pause_at=pause_at)
+        client, slow = Client(tokens, request_timeout_s=100.0), Slow(num_taken=1000)
+        await ask(client, slow, stream=stream)
+        assert now_s() == pytest.approx(100)
+        assert b'"code":"deadline_exceeded"' in slow.body
+        assert tokens.num_ended == 1
+        assert requests(client, "504") == 1
+
+    run_jumping(main())
+
+
+def test_a_client_that_leaves_while_it_waits_is_noticed_at_once() -> None:
+    async def main() -> None:
+        tokens = ScriptedTokens(ANSWER, pause_at=0)
+        client = Client(tokens)
+        answering = asyncio.create_task(ask(client, Slow(num_taken=1000), stream=True))
+        await asyncio.sleep(5)
+        client.leave.set()
+        await answering
+        assert now_s() == pytest.approx(5)
+        assert tokens.num_ended == 1
+        assert client.metric("baton_disconnects_total", route=ROUTE) == 1
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize(("num_taken", "stream"), [(0, False), (2, True)])
+def test_a_server_that_must_stop_waits_a_second_for_a_client_that_does_not_read(
+    num_taken: int, stream: bool
+) -> None:
+    async def main() -> None:
+        client, slow = Client(ScriptedTokens(ANSWER, pause_at=30)), Slow(num_taken)
+        answering = asyncio.create_task(ask(client, slow, stream=stream))
+        await client.tokens.paused.wait()
+        await asyncio.sleep(1)  # what came before the pause is sent
+        began_s = now_s()
+        answering.cancel()
+        await asyncio.wait([answering])
+        assert now_s() - began_s == pytest.approx(1)
+        assert client.tokens.num_ended == 1
+        assert client.metric("baton_running_requests", route=ROUTE) == 0
+
+    run_jumping(main())
+
+
+def test_a_generation_far_ahead_of_its_client_waits_for_it() -> None:
+    async def main() -> None:
+        text = "<|channel|>final<|message|>" + "x" * 3900
+        client, slow = Client(ScriptedTokens(text)), Slow(num_taken=2)
+        answering = asyncio.create_task(ask(client, slow, stream=True, logprobs=True, top_logprobs=2, n=4))
+        await asyncio.sleep(50)
+        assert client.tokens.num_ended < 4
+        slow.goes_on.set()
+        await answering
+        assert client.tokens.num_ended == 4
+        assert slow.body.endswith(b"[DONE]\n\n")
+        assert slow.body.count(b'"content":"x') > 4000
+
+    run_jumping(main())
+
+
+def test_a_stream_begins_soon_and_says_every_so_often_that_it_is_alive() -> None:
+    async def main() -> None:
+        client, slow = Client(ScriptedTokens(ANSWER, pause_at=0)), Slow(num_taken=1000)
+        answering = asyncio.create_task(ask(client, slow, stream=True))
+        await asyncio.sleep(0.09)
+        assert not slow.messages
+        await asyncio.sleep(0.02)
+        assert slow.body.endswith(KEEP_ALIVE)
+        await asyncio.sleep(35)
+        assert slow.body.count(KEEP_ALIVE) == 4
+        client.tokens.go_on.set()
+        await answering
+        assert slow.body.endswith(b"[DONE]\n\n")
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_has_ended_leaves_nothing_behind(stream: bool) -> None:
+    async def main() -> None:
+        alone = asyncio.all_tasks()
+        client = Client(ScriptedTokens(ANSWER), request_timeout_s=1000.0)
+        with none_abandoned():
+            await ask(client, Slow(num_taken=1000), stream=stream)
+        assert asyncio.all_tasks() == alone
+        await asyncio.sleep(1)  # a cancelled task lets go of its frame a turn later
+        gc.collect()
+        assert not [each for each in gc.get_objects() if type(each) is Outbox]
+
+    run_jumping(main())
+
+
+def test_a_stop_string_closes_the_generation_at_once() -> None:
+    async def main() -> None:
+        tokens = ScriptedTokens("<|channel|>final<|message|>One. Two. Three." + " More." * 500)
+        client, slow = Client(tokens), Slow(num_taken=1000)
+        with none_abandoned():
+            await ask(client, slow, stop=["Two"])
+        assert tokens.num_ended == 1
+        assert client.metric("baton_completion_tokens_total", model=MODEL) < 50
+
+    run_jumping(main())
+
+
+def test_what_a_request_came_to_is_counted_once_it_has_ended() -> None:
+    async def main() -> None:
+        client = Client(ScriptedTokens(ANSWER, pause_at=0))
+        answering = asyncio.create_task(ask(client, Slow(num_taken=1000), n=2))
+        await client.tokens.paused.wait()
+        assert client.metric("baton_running_requests", route=ROUTE) == 1
+        assert requests(client, "200") == 0
+        client.tokens.go_on.set()
+        await answering
+        num_tokens = sum(len(request.token_ids) for request in client.tokens.requests[:1])
+        assert client.metric("baton_prompt_tokens_total", model=MODEL) == num_tokens
+        assert client.metric("baton_completion_tokens_total", model=MODEL) > 20
+        assert requests(client, "200") == 1
+        for name in ("request_duration", "time_to_first_token", "inter_token_latency"):
+            assert client.metric(f"baton_{name}_seconds_count", route=ROUTE, model=MODEL) == 1
+
+    run_jumping(main())
+
+
+def test_a_failure_in_mid_stream_is_counted_under_its_status() -> None:
+    async def main() -> None:
+        tokens = ScriptedTokens(ANSWER, fail_at=30, error=EngineFailure("Broken."))
+        client = Client(tokens)
+        await ask(client, Slow(num_taken=1000), stream=True)
+        assert requests(client, "500") == 1
+        assert requests(client, "200") == 0
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_malformed_output_and_unknown_fields_are_counted_and_told(stream: bool) -> None:
+    async def main() -> None:
+        tokens = ScriptedTokens("<|channel|>final<|message|>Hello<|channel|>final<|message|> again<|return|>")
+        client, slow = Client(tokens), Slow(num_taken=1000)
+        await ask(client, slow, stream=stream, foo=1)
+        assert (b"x-baton-ignored", b"foo") in slow.messages[0]["headers"]
+        families = [each for each in client.services.metrics.registry.collect() if "repairs" in each.name]
+        assert sum(sample.value for sample in families[0].samples if sample.name.endswith("total")) >= 1
+
+    run_jumping(main())

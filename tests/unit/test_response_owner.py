@@ -1,0 +1,93 @@
+"""Frontends that share a response store: who makes a response, and what is told when that one has died."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from frontend.responses.owner import Owner
+from frontend.responses.store import DIED, ResponseStore
+from tests.stored_responses import another_frontend, response, rows
+
+
+def num_locks(folder: Path) -> int:
+    return len(list(folder.glob("*.lock")))
+
+
+async def status_of(store: ResponseStore, name: str) -> str:
+    found = await store.load(name)
+    assert found is not None
+    return found.status
+
+
+def test_what_a_dead_frontend_was_making_has_failed_and_a_living_ones_has_not(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite3"
+
+    async def status() -> tuple[str, object]:
+        store = ResponseStore(str(path))
+        await store.open()
+        found = await store.load("theirs")
+        await store.close()
+        assert found is not None
+        return found.status, json.loads(found.body).get("error")
+
+    with another_frontend(path):
+        assert asyncio.run(status()) == ("in_progress", None)
+    assert asyncio.run(status()) == ("failed", {"code": "server_error", "message": DIED})
+    assert list(tmp_path.glob("*.lock")) == []
+
+
+def test_a_frontend_that_dies_while_another_looks_on_has_failed_too(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite3"
+
+    async def scenario() -> None:
+        store = ResponseStore(str(path))
+        with another_frontend(path):
+            await store.open()
+            assert await status_of(store, "theirs") == "in_progress"
+        assert await status_of(store, "theirs") == "failed"
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_lock_there", [True, False])
+def test_opening_reports_what_the_dead_left_before_anybody_asks(tmp_path: Path, is_lock_there: bool) -> None:
+    path = tmp_path / "responses.sqlite3"
+    with another_frontend(path):
+        pass
+    if not is_lock_there:
+        for lock in tmp_path.glob("*.lock"):
+            lock.unlink()
+
+    async def scenario() -> None:
+        store = ResponseStore(str(path))
+        await store.open()
+        assert rows(path, "SELECT id, status FROM responses") == [("theirs", "failed")]
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_response_of_its_own_that_nobody_makes_any_more_has_failed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = ResponseStore(str(tmp_path / "responses.sqlite3"))
+        await store.open()
+        await store.save(response("a", status="in_progress", body=b"{}"), [])
+        assert num_locks(tmp_path) == 1
+        assert await status_of(store, "a") == "failed"
+        await store.close()
+        assert num_locks(tmp_path) == 0
+
+    asyncio.run(scenario())
+
+
+def test_owners_of_one_process_are_told_apart(tmp_path: Path) -> None:
+    first, second = (Owner(str(tmp_path / "responses")) for _ in range(2))
+    first.claim()
+    first.claim()
+    assert second.lives_elsewhere(first.name)
+    assert not first.lives_elsewhere(first.name)
+    first.close()
+    assert not second.lives_elsewhere(first.name)

@@ -1,0 +1,168 @@
+"""Runs in the background: how many there may be, how long they may take, and what is left of them."""
+
+import asyncio
+import threading
+
+import pytest
+
+from baton.errors import NotReady
+from frontend.responses.runs import MAX_RUNS, ResponseState
+from frontend.responses.store import RUNNING, ResponseStore
+from tests.clock import run_jumping
+from tests.generators import none_abandoned
+from tests.scripted_frontend import MODEL, Client, ScriptedTokens, ended, frontend
+from tests.waiting import until
+
+ANSWER = "<|channel|>final<|message|>Hello<|return|>"
+
+
+def test_one_response_more_than_the_limit_is_told_to_come_back() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER, script={"pause_at": 0}) as client:
+            made = (await client.respond(background=True)).json
+            runs = client.responses.runs._runs  # noqa: SLF001  a thousand real ones take seconds
+            others = [f"other {i}" for i in range(MAX_RUNS - 2)]
+            runs |= dict.fromkeys(others, runs[made["id"]])
+            assert (await client.respond(background=True)).status == 200
+            one_more = await client.respond(background=True)
+            assert (one_more.status, one_more.error["code"]) == (429, "overloaded")
+            assert one_more.headers["retry-after"] == "5"
+            assert (await client.post(f"/v1/responses/{made['id']}/cancel", {})).status == 200
+            assert (await client.respond(background=True)).status == 200
+            for other in others:
+                del runs[other]
+
+    assert MAX_RUNS == 1000
+    asyncio.run(scenario())
+
+
+def test_a_run_ends_when_its_time_is_over_and_says_so() -> None:
+    async def scenario() -> None:
+        client = Client(ScriptedTokens(ANSWER, pause_at=5), request_timeout_s=600.0)
+        made = (await client.respond(background=True)).json
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        (run,) = client.responses.runs._runs.values()  # noqa: SLF001  as its client polls
+        await run.task
+        assert loop.time() - began_s == pytest.approx(600.0)
+        failed = await ended(client, made["id"])
+        assert failed["error"]["code"] == "server_error"
+        assert "deadline" in failed["error"]["message"]
+        assert client.tokens.num_ended == 1
+        labels = {"route": "background", "model": MODEL}
+        assert client.metric("baton_requests_total", **labels, status="504") == 1
+        assert client.metric("baton_running_requests", route="background") == 0
+        await client.responses.close()
+
+    run_jumping(scenario())
+
+
+def test_a_run_is_forgotten_when_it_has_ended() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER) as client:
+            made = (await client.respond(background=True)).json
+            await ended(client, made["id"])
+            assert await client.responses.runs.get(made["id"]) is None
+            assert client.metric("baton_running_requests", route="background") == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_drain_ends_what_still_runs_when_its_time_is_over() -> None:
+    async def scenario() -> None:
+        client = Client(ScriptedTokens(ANSWER, pause_at=5))
+        made = (await client.respond(background=True)).json
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        await client.responses.runs.drain(30.0)
+        assert loop.time() - began_s == pytest.approx(30.0)
+        failed = await ended(client, made["id"])
+        assert failed["status"] == "failed"
+        assert "shut down" in failed["error"]["message"]
+        assert client.tokens.num_ended == 1
+        await client.responses.close()
+
+    run_jumping(scenario())
+
+
+def test_a_run_stops_generating_when_it_has_said_enough() -> None:
+    call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x":1}<|call|>'
+    text = f"{call}<|start|>assistant{call}" + "<|start|>assistant<|channel|>final<|message|>" + "x" * 300
+
+    async def scenario() -> None:
+        async with frontend(text) as client:
+            with none_abandoned():
+                made = (await client.respond(background=True, parallel_tool_calls=False)).json
+                done = await ended(client, made["id"])
+            assert [item["type"] for item in done["output"]] == ["function_call"]
+            assert client.tokens.num_ended == 1
+            assert done["usage"]["output_tokens"] < 100
+
+    asyncio.run(scenario())
+
+
+def test_a_background_response_is_kept_before_its_client_is_answered() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER, script={"pause_at": 0}) as client:
+            made = (await client.respond(background=True)).json
+            store = client.responses.store
+            chain = await store.chain(made["id"])
+            assert chain is not None
+            assert [each.status for each in chain] == [RUNNING]
+
+    asyncio.run(scenario())
+
+
+def test_what_a_run_came_to_is_shown_once_it_is_kept_and_not_before() -> None:
+    can_save = threading.Event()
+    can_save.set()
+
+    def clock() -> float:
+        assert can_save.wait(20)
+        return 0.0
+
+    async def scenario() -> None:
+        client = Client(
+            ScriptedTokens(ANSWER, pause_at=5), responses=ResponseState(ResponseStore(clock=clock))
+        )
+        written = bytearray()
+        client.on_write = written.extend
+        streaming = asyncio.create_task(client.respond(stream=True, background=True))
+        await client.tokens.paused.wait()
+        runs = client.responses.runs
+        (response_id,) = runs._runs  # noqa: SLF001  its id is not known yet
+        run = await runs.get(response_id)
+        assert run is not None
+        can_save.clear()
+        client.tokens.go_on.set()
+        await until(lambda: run.answer.response.status != RUNNING)
+        getting = asyncio.create_task(runs.get(response_id))
+        for _ in range(20):
+            await asyncio.sleep(0)  # turns for what must not happen
+        assert not getting.done()
+        assert b"response.completed" not in written
+        can_save.set()
+        assert await getting is None
+        await streaming
+        assert b"response.completed" in written
+        await client.responses.close()
+
+    asyncio.run(scenario())
+
+
+def test_every_follower_of_a_run_gets_its_end() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER, script={"pause_at": 5}) as client:
+            streams = [asyncio.create_task(client.respond(stream=True, background=True))]
+            await client.tokens.paused.wait()
+            (run,) = client.responses.runs._runs.values()  # noqa: SLF001  its id is not known yet
+            url = f"/v1/responses/{run.answer.response.id}?stream=true"
+            streams += [asyncio.create_task(client.get(url)) for _ in range(3)]
+            await asyncio.sleep(0)  # they follow now
+            await run.stop(NotReady("Enough."))
+            last = [reply.events[-1] for reply in await asyncio.gather(*streams)]
+            assert [event["type"] for event in last] == ["response.failed"] * 4
+            assert {event["response"]["error"]["message"] for event in last} == {"Enough."}
+            assert run.answer.response.status != RUNNING
+
+    asyncio.run(scenario())

@@ -1,0 +1,148 @@
+"""A body's sampling fields as token requests: defaults, limits, whose word counts when two speak."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton.errors import InvalidRequest
+from baton.messages import GenerateRequest, Sampling
+from frontend.text.served import ContextTooLong, ServedModel
+from frontend.turn.fields import SamplingFields
+from frontend.turn.prepare import prepare
+from frontend.turn.request import Asker, RawPrompts, TurnRequest
+from frontend.turn.sampling import sampling_of
+from frontend.turn.thoughts import Thoughts
+from tests.scripted_frontend import TOKENIZER
+
+SERVED = ServedModel("m", 100, TOKENIZER)
+LAST_ID = TOKENIZER.vocab_size - 1
+
+
+def asked(fields: dict[str, Any], *prompts: list[int], **more: Any) -> TurnRequest:
+    return TurnRequest(
+        model="alias",
+        prompt=RawPrompts(prompts or ("x",)),
+        path="prompt",
+        num_bytes=1,
+        sampling=msgspec.convert(fields, SamplingFields),
+        **more,
+    )
+
+
+def sampling(
+    num_prompt_tokens: int = 10, max_tokens: int | None = None, logprobs: int | None = None, **fields: Any
+) -> Sampling:
+    request = asked(fields, max_tokens=max_tokens, logprobs=logprobs)
+    return sampling_of(request, SERVED, num_prompt_tokens=num_prompt_tokens)
+
+
+def test_without_fields_the_answer_is_sampled_plainly_and_may_fill_the_context() -> None:
+    plain = sampling()
+    stops = tuple(TOKENIZER.stop_token_ids)
+    assert plain == Sampling(max_tokens=90, seed=plain.seed, stop_token_ids=stops)
+    assert len({sampling().seed for _ in range(20)}) == 20
+
+
+def test_every_field_is_passed_on() -> None:
+    fields: dict[str, Any] = {
+        "min_tokens": 3, "seed": 5, "temperature": 0.7, "top_p": 0.5, "top_k": 9, "min_p": 0.1,
+        "frequency_penalty": 0.2, "presence_penalty": 0.3, "repetition_penalty": 1.1, "ignore_eos": True,
+    }  # fmt: skip
+    made = sampling(max_tokens=20, logprobs=2, logit_bias={"0": 1.5, str(LAST_ID): -2}, **fields)
+    expected = Sampling(
+        max_tokens=20, logprobs=2, stop_token_ids=made.stop_token_ids,
+        logit_bias={0: 1.5, LAST_ID: -2}, **fields,
+    )  # fmt: skip
+    assert made == expected
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "max_tokens", "limit"), [(10, 90, 90), (10, 91, 90), (99, None, 1), (10, 5, 5)]
+)
+def test_an_answer_is_cut_to_what_the_context_leaves(
+    num_prompt_tokens: int, max_tokens: int | None, limit: int
+) -> None:
+    assert sampling(num_prompt_tokens, max_tokens).max_tokens == limit
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_with_the_field_that_is_too_long() -> None:
+    with pytest.raises(ContextTooLong, match=r"100 tokens.*100 tokens") as refused:
+        sampling(100)
+    assert refused.value.param == "prompt"
+
+
+def test_more_tokens_cannot_be_demanded_than_the_answer_may_have() -> None:
+    assert sampling(max_tokens=5, min_tokens=5).min_tokens == 5
+    with pytest.raises(InvalidRequest, match="6, but the answer can have 5") as refused:
+        sampling(max_tokens=5, min_tokens=6)
+    assert refused.value.param == "min_tokens"
+
+
+@pytest.mark.parametrize("fields", [{"top_p": 0}, {"nvext": {"greed_sampling": True}}, {"temperature": 0}])
+def test_greedy_is_a_temperature_of_zero_and_no_nucleus(fields: dict[str, Any]) -> None:
+    made = sampling(**fields)
+    assert (made.temperature, made.top_p) == (0, 1)
+
+
+def test_what_nvext_says_counts_more_than_the_body() -> None:
+    extras = {"top_k": 3, "repetition_penalty": 1.3, "ignore_eos": False}
+    made = sampling(nvext=extras, top_k=7, repetition_penalty=1.7, ignore_eos=True)
+    assert (made.top_k, made.repetition_penalty, made.ignore_eos) == (3, 1.3, False)
+    assert sampling(nvext={}, top_k=7).top_k == 7
+
+
+@pytest.mark.parametrize("top_k", [-1, 0])
+def test_top_k_of_zero_or_less_is_off(top_k: int) -> None:
+    assert sampling(top_k=top_k).top_k == 0
+
+
+@pytest.mark.parametrize(("seed", "sent"), [(-1, 2**63 - 1), (0, 0), (-(2**63), 0)])
+def test_any_seed_is_one_of_63_bits(seed: int, sent: int) -> None:
+    assert sampling(seed=seed).seed == sent
+
+
+def test_the_clients_stop_tokens_join_the_models_each_once() -> None:
+    own = TOKENIZER.stop_token_ids
+    assert sampling(stop_token_ids=[7, own[0], 7]).stop_token_ids == (*own, 7)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stop_token_ids": [LAST_ID + 1]}, "stop_token_ids"),
+        ({"logit_bias": {str(LAST_ID + 1): 1}}, "logit_bias"),
+    ],
+)
+def test_a_token_that_the_model_does_not_have_is_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(
+        InvalidRequest, match=f"token id {LAST_ID + 1}; those of m are 0 to {LAST_ID}"
+    ) as refused:
+        sampling(**fields)
+    assert refused.value.param == param
+
+
+def made(request: TurnRequest) -> list[GenerateRequest]:
+    asker = Asker(request_id="r", deadline_s=7.0)
+    choices = asyncio.run(prepare(request, asker, SERVED, Thoughts(), max_choices=4))
+    return [choice.request for choice in choices]
+
+
+def test_each_choice_of_each_prompt_is_a_request_of_its_own() -> None:
+    requests = made(asked({"priority": -5}, [1], [2], num_choices=2))
+    assert [(r.request_id, r.token_ids, r.sampling.choice) for r in requests] == [
+        ("r-0", [1], 0), ("r-1", [1], 1), ("r-2", [2], 0), ("r-3", [2], 1),
+    ]  # fmt: skip
+    assert {(r.model, r.deadline_s, r.priority) for r in requests} == {("m", 7.0, -5)}
+
+
+def test_a_single_request_keeps_the_id_that_it_was_given() -> None:
+    (request,) = made(asked({}, [1]))
+    assert (request.request_id, request.priority) == ("r", 0)
+
+
+def test_more_choices_than_are_served_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="makes 6 choices; at most 4") as refused:
+        made(asked({}, [1], [2], num_choices=3))
+    assert refused.value.param == "n"

@@ -1,0 +1,362 @@
+"""What one peer of a link may cost the other: deadlines, what is left behind, credit, callers."""
+
+import asyncio
+import gc
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import pytest
+
+from baton import frames
+from baton.errors import DeadlineExceeded, EngineFailure, WorkerLost
+from baton.frames import Beat, Cancel, Credit, End, Envelope, Goodbye, Hello, Next, Open
+from baton.messages import Reply, Request, StatsRequest, TokenChunk
+from baton.serving import MAX_CALLERS, Service, WorkerLink, _Stream
+from baton.streams import WINDOW, CallerLink, Pace, _Call, call_over
+from tests.clock import run_jumping
+from tests.generators import none_abandoned
+from tests.links import PACE, Pair, Sent, a_request, count_up, frame, tokens, turns
+
+
+async def silent(_: Request) -> AsyncGenerator[Reply, None]:
+    await asyncio.Event().wait()
+    yield TokenChunk(token_ids=())
+
+
+def test_the_caller_keeps_the_deadline_of_a_worker_that_hangs() -> None:
+    async def main() -> None:
+        wire = Sent()
+        link = CallerLink(wire, "w", PACE)
+
+        async def here() -> CallerLink:
+            return link
+
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        with pytest.raises(DeadlineExceeded):
+            await tokens(call_over(here, a_request(deadline_s=7.0)))
+        assert loop.time() - began_s == pytest.approx(7.0)
+        await asyncio.sleep(0)  # frames leave at the end of a turn
+        assert Cancel(1) in frames.FROM_CALLER.decode(wire.frames[-1])[1]
+
+    run_jumping(main())
+
+
+def test_calls_and_links_that_have_ended_are_forgotten() -> None:
+    async def work() -> None:
+        pair = Pair(count_up)
+        assert await tokens(pair.call(a_request(2, deadline_s=1000.0))) == [0, 1]
+        async with aclosing(pair.call(a_request(2, deadline_s=1000.0))) as left_early:
+            await anext(left_early)
+        await turns(lambda: not pair.service.tasks)
+        assert num_alive(_Call) == num_alive(_Stream) == 0
+        pair.caller.lose("test")
+        await turns(lambda: not pair.service.links)
+
+    async def main() -> None:
+        await work()
+        await asyncio.sleep(2 * PACE.tick_s)  # ticks, if there still were any
+        assert num_alive(CallerLink) == num_alive(WorkerLink) == 0
+
+    run_jumping(main())
+
+
+def num_alive(kind: type) -> int:
+    gc.collect()
+    return sum(type(each) is kind for each in gc.get_objects())
+
+
+def test_to_leave_a_call_closes_its_generator_at_the_worker_and_no_other() -> None:
+    async def main() -> None:
+        pair = Pair(silent)
+        staying = asyncio.ensure_future(tokens(pair.call(a_request())))
+        leaving = asyncio.ensure_future(tokens(pair.call(a_request())))
+        await turns(lambda: len(pair.service.tasks) == 2)
+        leaving.cancel()
+        await turns(lambda: len(pair.service.tasks) == 1)
+        assert not staying.done()
+        staying.cancel()
+        await turns(lambda: not pair.service.tasks)
+
+    run_jumping(main())
+
+
+def test_a_call_that_has_ended_is_not_cancelled_once_more() -> None:
+    async def main() -> None:
+        pair = Pair(count_up)
+        assert len(await tokens(pair.call(a_request(WINDOW // 2)))) == WINDOW // 2
+        await asyncio.sleep(0)  # a turn for what must not be sent
+        sent = [each for one in pair.to_worker.frames for each in frames.FROM_CALLER.decode(one)[1]]
+        assert not [each for each in sent if isinstance(each, Cancel | Credit)]
+
+    run_jumping(main())
+
+
+def test_a_figures_request_has_no_deadline_of_its_own() -> None:
+    async def main() -> None:
+        asking = asyncio.ensure_future(tokens(Pair(silent).call(StatsRequest())))
+        await asyncio.sleep(1000)  # nothing ends it
+        assert not asking.done()
+        asking.cancel()
+
+    run_jumping(main())
+
+
+class RawCaller:
+    """The worker's end of a link whose caller is the test."""
+
+    def __init__(self, service: Service) -> None:
+        self.wire = Sent()
+        self.link = service.accept(self.wire)
+        self._number = 0
+
+    def say(self, *envelopes: Envelope) -> None:
+        self.link.receive(frame(self._number, *envelopes))
+        self._number += 1
+
+    def heard(self, kind: type[Envelope]) -> list[Envelope]:
+        envelopes = [each for one in self.wire.frames for each in frames.FROM_WORKER.decode(one)[1]]
+        return [each for each in envelopes if isinstance(each, kind)]
+
+
+def test_no_credit_lets_a_worker_send_more_than_one_window() -> None:
+    async def main() -> None:
+        service = Service("w", count_up, PACE)
+        caller = RawCaller(service)
+        caller.say(Hello(frames.VERSION, "w"), Open(1, a_request(10 * WINDOW)), Credit(1, 5 * WINDOW))
+        await asyncio.sleep(1)  # time for what must not be sent
+        assert len(caller.heard(Next)) == WINDOW
+        caller.say(Credit(1, 5 * WINDOW))
+        await asyncio.sleep(1)
+        assert len(caller.heard(Next)) == 2 * WINDOW
+        caller.say(Credit(1, 3))
+        await asyncio.sleep(1)
+        assert len(caller.heard(Next)) == 2 * WINDOW + 3
+        caller.link.lose("test")
+        await turns(lambda: not service.tasks)
+
+    run_jumping(main())
+
+
+def test_the_caller_gives_no_more_credit_than_it_has_consumed() -> None:
+    async def main() -> None:
+        pair = Pair(count_up)
+        async with aclosing(pair.call(a_request(10 * WINDOW))) as replies:
+            for _ in range(5 * WINDOW):
+                await anext(replies)
+        await asyncio.sleep(1)  # all that is sent has arrived
+        sent = [each for one in pair.to_worker.frames for each in frames.FROM_CALLER.decode(one)[1]]
+        given = sum(each.num_replies for each in sent if isinstance(each, Credit))
+        assert 4 * WINDOW <= given <= 5 * WINDOW
+        assert WINDOW == 256
+
+    run_jumping(main())
+
+
+def test_a_lost_link_says_why_it_was_lost_first_and_opens_no_call() -> None:
+    async def main() -> None:
+        wire = Sent()
+        link = CallerLink(wire, "w", PACE)
+        link.lose("the first reason")
+        link.lose("another")
+        assert link.lost == "the first reason"
+        with pytest.raises(WorkerLost, match="the first reason"):
+            link.open(a_request())
+        goodbyes = [each for one in wire.frames for each in frames.FROM_CALLER.decode(one)[1]][1:]
+        assert goodbyes == [Goodbye("the first reason")]
+
+    run_jumping(main())
+
+
+def test_a_silent_peer_is_dead_after_so_many_ticks_and_a_word_begins_them_anew() -> None:
+    async def main() -> None:
+        pace = Pace(tick_s=1.0, num_silent=4, num_idle=100)
+        link = CallerLink(Sent(), "w", pace)
+        caller = RawCaller(Service("w", count_up, pace))
+        await asyncio.sleep(2.5)
+        link.receive(frame(0, Hello(frames.VERSION, "w")))
+        caller.say(Hello(frames.VERSION, "w"))
+        reasons = []
+        for wait_s in (3, 1):
+            await asyncio.sleep(wait_s)
+            reasons.append(link.lost)
+        assert reasons == [None, "it does not answer"]
+        assert caller.heard(Goodbye) == [Goodbye("the caller is silent")]
+
+    run_jumping(main())
+
+
+def test_both_sides_say_at_each_tick_that_they_live() -> None:
+    async def main() -> None:
+        pace = Pace(tick_s=1.0, num_silent=10, num_idle=100)
+        wire = Sent()
+        CallerLink(wire, "w", pace)
+        caller = RawCaller(Service("w", count_up, pace))
+        await asyncio.sleep(3.5)
+        sent = [each for one in wire.frames for each in frames.FROM_CALLER.decode(one)[1]]
+        assert sent[1:] == [Beat()] * 3
+        assert caller.heard(Beat) == [Beat()] * 3
+
+    run_jumping(main())
+
+
+def test_a_link_is_idle_only_while_it_has_no_call() -> None:
+    async def main() -> None:
+        wire = Sent()
+        link = CallerLink(wire, "w", Pace(tick_s=1.0, num_silent=1000, num_idle=3))
+        call = link.open(a_request())
+        await asyncio.sleep(10)
+        link.leave(call)
+        reasons = []
+        for wait_s in (2, 1):
+            await asyncio.sleep(wait_s)
+            reasons.append(link.lost)
+        assert reasons == [None, "idle"]
+
+    run_jumping(main())
+
+
+def test_credit_and_cancel_of_an_unknown_stream_are_ignored() -> None:
+    async def main() -> None:
+        service = Service("w", count_up, PACE)
+        caller = RawCaller(service)
+        caller.say(Hello(frames.VERSION, "w"), Credit(9, 1), Cancel(9), Open(1, a_request()))
+        await turns(lambda: caller.heard(End) == [End(1)])
+
+    run_jumping(main())
+
+
+def test_a_generator_waits_before_its_second_reply_while_the_wire_is_full() -> None:
+    async def main() -> None:
+        caller = RawCaller(Service("w", count_up, PACE))
+        caller.wire.writable.clear()
+        caller.say(Hello(frames.VERSION, "w"), Open(1, a_request(100)))
+        await asyncio.sleep(1)  # time for what must not be sent
+        assert len(caller.heard(Next)) == 1
+        caller.wire.writable.set()
+        await turns(lambda: caller.heard(End) == [End(1)])
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize("last", [Cancel(1), Goodbye("I leave")])
+def test_a_generator_that_waits_for_credit_is_closed_with_its_call(last: Envelope) -> None:
+    async def main() -> None:
+        service = Service("w", count_up, PACE)
+        caller = RawCaller(service)
+        with none_abandoned():
+            caller.say(Hello(frames.VERSION, "w"), Open(1, a_request(10 * WINDOW)))
+            await turns(lambda: len(caller.heard(Next)) == WINDOW)
+            caller.say(last)
+            await turns(lambda: not service.tasks)
+
+    run_jumping(main())
+
+
+def test_nothing_is_begun_for_a_caller_that_has_said_goodbye() -> None:
+    async def main() -> None:
+        service = Service("w", silent, PACE)
+        RawCaller(service).say(Hello(frames.VERSION, "w"), Goodbye("I leave"), Open(1, a_request()))
+        assert not service.tasks
+
+    run_jumping(main())
+
+
+def test_a_stream_number_that_is_used_twice_breaks_the_link() -> None:
+    async def main() -> None:
+        service = Service("w", silent, PACE)
+        caller = RawCaller(service)
+        caller.say(Hello(frames.VERSION, "w"), Open(1, a_request()), Open(1, a_request()))
+        assert caller.wire.closed
+        assert caller.heard(Goodbye) == [Goodbye("stream 1 was opened twice")]
+        await turns(lambda: not service.tasks)
+
+    run_jumping(main())
+
+
+def test_one_caller_more_than_the_limit_is_sent_away_and_the_others_stay() -> None:
+    async def main() -> None:
+        service = Service("w", count_up, PACE)
+        callers = [RawCaller(service) for _ in range(MAX_CALLERS)]
+        for caller in callers:
+            caller.say(Hello(frames.VERSION, "w"))
+        one_more = RawCaller(service)
+        one_more.say(Hello(frames.VERSION, "w"))
+        assert one_more.heard(Goodbye) == [Goodbye("1024 callers are connected to this worker")]
+        assert not any(caller.wire.closed for caller in callers)
+        callers[0].say(Goodbye("I leave"))
+        next_one = RawCaller(service)
+        next_one.say(Hello(frames.VERSION, "w"))
+        assert not next_one.wire.closed
+
+    run_jumping(main())
+
+
+def test_what_an_engine_raises_is_logged_and_its_caller_hears_which_request_it_was(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def broken(_: Request) -> AsyncGenerator[Reply, None]:
+        raise RuntimeError("password=hunter2")
+        yield TokenChunk(token_ids=())  # type: ignore[unreachable]  # makes it a generator
+
+    async def main() -> None:
+        with pytest.raises(EngineFailure, match="request r;") as told:
+            await tokens(Pair(broken).call(a_request()))
+        assert "hunter2" not in told.value.message
+
+    run_jumping(main())
+    assert "hunter2" in caplog.text
+
+
+def test_a_caller_that_comes_after_the_end_is_told_so() -> None:
+    async def main() -> None:
+        service = Service("w", count_up, PACE)
+        await service.stop()
+        late = RawCaller(service)
+        late.say(Hello(frames.VERSION, "w"))
+        assert late.heard(Goodbye) == [Goodbye("the worker has stopped")]
+
+    run_jumping(main())
+
+
+def test_a_generator_that_does_not_close_holds_up_the_end_for_five_seconds() -> None:
+    async def main() -> None:
+        stuck = asyncio.Event()
+
+        async def stubborn(_: Request) -> AsyncGenerator[Reply, None]:
+            try:
+                yield TokenChunk(token_ids=(0,))
+                await asyncio.Event().wait()
+            finally:
+                await stuck.wait()
+
+        pair = Pair(stubborn)
+        await anext(pair.call(a_request()))
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        await pair.service.stop()
+        assert loop.time() - began_s == pytest.approx(5.0)
+        assert not pair.service.links
+        stuck.set()
+
+    run_jumping(main())
+
+
+def test_a_call_waits_until_the_wire_takes_it_and_goes_to_the_link_that_lives_by_then() -> None:
+    async def main() -> None:
+        first, second = Pair(count_up), Pair(count_up)
+        links = [first.caller, second.caller]
+        first.to_worker.writable.clear()
+
+        async def link_to() -> CallerLink:
+            return links[0]
+
+        running = asyncio.ensure_future(tokens(call_over(link_to, a_request(2))))
+        await asyncio.sleep(1)  # time for what must not be sent
+        assert len(first.to_worker.frames) == 1  # the hello
+        links.pop(0)
+        first.caller.lose("test")
+        first.to_worker.writable.set()
+        assert await running == [0, 1]
+
+    run_jumping(main())

@@ -1,0 +1,84 @@
+"""What somebody else's engine is never given, and the seeds and lengths that it gets."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton.errors import BatonError, EngineFailure, InvalidRequest
+from baton.messages import GenerateRequest, Guided, MessageForm, Sampling
+from workers.engines.model_facts import ModelFacts
+from workers.engines.token_requests import check_request, num_left, seed_of_attempt
+
+CONTEXT = 20
+FACTS = ModelFacts(
+    vocab_size=100, context_length=CONTEXT, eos_token_id=0, num_layers=1, num_kv_heads=1, head_dim=1,
+    kv_dtype="float32", control_ids={},
+)  # fmt: skip
+FORM = Guided(last=(MessageForm(headers=("x",), end="y"),))
+
+
+def ask(num_tokens: int = 5, **fields: Any) -> GenerateRequest:
+    outer = {name: fields.pop(name) for name in ("num_generated",) if name in fields}
+    return GenerateRequest(
+        request_id="r",
+        model="m",
+        token_ids=fields.pop("token_ids", list(range(num_tokens))),
+        sampling=Sampling(**{"max_tokens": 4, "seed": 0, **fields}),
+        deadline_s=9.0,
+        **outer,
+    )
+
+
+def check(request: GenerateRequest) -> None:
+    check_request(request, FACTS, CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind", "says"),
+    [
+        (ask(0), InvalidRequest, "no token"),
+        (ask(20), InvalidRequest, "20 tokens.*context of 20"),
+        (ask(5, num_generated=5), InvalidRequest, "of 5 tokens, 5"),
+        (ask(5, num_generated=-1), InvalidRequest, "of 5 tokens, -1"),
+        (ask(5, num_generated=4), InvalidRequest, "max_tokens is 4; 4"),
+        (ask(max_tokens=0), InvalidRequest, "max_tokens is 0"),
+        (ask(5, num_generated=1, guided=FORM), EngineFailure, "send the request again"),
+        (ask(choice=-1), InvalidRequest, "negative"),
+        (ask(logprobs=-1), InvalidRequest, "negative"),
+        (ask(token_ids=[1, 100]), InvalidRequest, "token id 100 .* vocabulary of 100"),
+        (ask(token_ids=[-1]), InvalidRequest, "token id -1"),
+        (ask(logit_bias={100: 1.0}), InvalidRequest, "token id 100"),
+        (ask(stop_token_ids=(100,)), InvalidRequest, "token id 100"),
+    ],
+)
+def test_what_an_engine_would_break_on_is_refused(
+    request_: GenerateRequest, kind: type[BatonError], says: str
+) -> None:
+    with pytest.raises(kind, match=says):
+        check(request_)
+
+
+def test_the_last_that_fits_is_taken() -> None:
+    check(ask(19))
+    check(ask(5, num_generated=3))
+    check(ask(guided=FORM))
+    check(ask(token_ids=[0, 99], logit_bias={99: 1.0}, stop_token_ids=(99,), choice=0, logprobs=0))
+
+
+def test_what_is_left_is_what_was_asked_for_within_the_context() -> None:
+    assert num_left(ask(5), CONTEXT) == 4
+    assert num_left(ask(5, num_generated=3), CONTEXT) == 1
+    assert num_left(ask(18), CONTEXT) == 2
+
+
+def test_each_choice_and_each_attempt_has_a_seed_of_its_own_and_the_first_the_requests() -> None:
+    sampling = Sampling(max_tokens=4, seed=2**63 - 1)
+    assert seed_of_attempt(sampling, 0) == 2**63 - 1
+    others = {
+        seed_of_attempt(msgspec.structs.replace(sampling, choice=choice), num_generated)
+        for choice in range(16)
+        for num_generated in range(64)
+    }
+    assert len(others) == 16 * 64
+    assert all(0 <= seed < 2**63 for seed in others)
