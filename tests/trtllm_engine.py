@@ -1,5 +1,6 @@
 """The trtllm engine over TensorRT-LLM's double, ready for tests."""
 
+import dataclasses
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from tests.waiting import scaled
 from workers.engines.trtllm.engine import TrtllmEngine
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.settings import load_trtllm_settings
+from workers.engines.trtllm.watchdog import Leave, Patience
 
 KV_TIMEOUT_S = scaled(0.5)
 CONFIG: dict[str, Any] = {
@@ -28,20 +30,46 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def new_engine(checkpoint: Path, **config: Any) -> TrtllmEngine:
-    lib = load_library()
-    override = json.dumps(CONFIG | config)
-    loaded = load_trtllm_settings(lib.args, "decode", override=override, typed={"model": str(checkpoint)})
-    return TrtllmEngine(loaded, lib, model_path=checkpoint, worker_id="w", incarnation="1", leave=no_exit)
+# Never does the watchdog look: a request itself must tell.
+NO_WATCHDOG = Patience(poll_s=3600)
 
 
 def no_exit(status: int) -> None:
     """Stands in for the end of the process."""
 
 
+def new_engine(
+    checkpoint: Path,
+    *,
+    leave: Leave = no_exit,
+    patience: Patience = Patience(),  # noqa: B008  frozen
+    classes: dict[str, Any] | None = None,
+    **config: Any,
+) -> TrtllmEngine:
+    """An engine over the double, `classes` of it replaced, with these settings besides CONFIG."""
+    lib = dataclasses.replace(load_library(), **(classes or {}))
+    override = json.dumps(CONFIG | config)
+    loaded = load_trtllm_settings(lib.args, "decode", override=override, typed={"model": str(checkpoint)})
+    return TrtllmEngine(
+        loaded,
+        lib,
+        model_path=checkpoint,
+        worker_id="w",
+        incarnation="1",
+        leave=leave,
+        patience=patience,
+    )
+
+
+def executor(engine: TrtllmEngine) -> Any:
+    """The double's executor inside the engine."""
+    return engine._requests.llm._executor  # noqa: SLF001  nobody else needs it
+
+
 @asynccontextmanager
-async def started(checkpoint: Path, **config: Any) -> AsyncGenerator[TrtllmEngine, None]:
-    engine = new_engine(checkpoint, **config)
+async def started(checkpoint: Path, **options: Any) -> AsyncGenerator[TrtllmEngine, None]:
+    """A new engine, see `new_engine`, that runs."""
+    engine = new_engine(checkpoint, **options)
     try:
         await engine.start()
         yield engine

@@ -12,7 +12,9 @@ from typing import Any
 import pydantic
 import pytest
 import tensorrt_llm
+from tensorrt_llm.executor.utils import RequestError
 from tensorrt_llm.llmapi import LLM, DisaggregatedParams, SamplingParams, TorchLlmArgs, llm_args
+from tensorrt_llm.traps import sprung
 
 from tests.tiny_gpt_oss import prompt, write_checkpoint
 from tests.trtllm_engine import CONFIG
@@ -26,6 +28,9 @@ FACTS = json.loads((ROOT / "tests/doubles/trtllm_contract.json").read_text())
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+V2 = {"kv_cache_config": {"use_kv_cache_manager_v2": True}}
 
 
 def is_broken(llm: LLM) -> bool:
@@ -101,6 +106,12 @@ def test_the_double_yields_one_object_whose_tokens_grow(checkpoint: Path) -> Non
         ({"no_such_key": 1}, ValueError),
         ({"kv_cache_config": {"no_such_key": 1}}, pydantic.ValidationError),
         ({"cache_transceiver_config": {"backend": "ucx"}}, pydantic.ValidationError),
+        ({"cuda_graph_config": {"mode": "both"}}, pydantic.ValidationError),
+        ({"cuda_graph_config": {"batch_sizes": [1, 4], "max_batch_size": 8}}, pydantic.ValidationError),
+        ({"kv_cache_config": {"dtype": "fp3"}}, pydantic.ValidationError),
+        ({"kv_cache_config": {"free_gpu_memory_fraction": None}}, TypeError),
+        (V2 | {"cache_transceiver_config": {"backend": "UCX"}}, RuntimeError),
+        ({"cache_transceiver_config": {"backend": "UCX", "transceiver_runtime": "PYTHON"}}, RuntimeError),
     ],
 )
 def test_the_double_refuses_what_tensorrt_llm_refuses(
@@ -108,6 +119,61 @@ def test_the_double_refuses_what_tensorrt_llm_refuses(
 ) -> None:
     with pytest.raises(error):
         LLM(str(checkpoint), **config)
+
+
+def test_the_double_takes_the_unions_other_class_by_its_keys() -> None:
+    args: Any = TorchLlmArgs(model="m", cuda_graph_config={"num_tokens": [128]})
+
+    assert type(args.cuda_graph_config).__name__ == "EncodeCudaGraphConfig"
+    assert TorchLlmArgs(model="m", max_batch_size=None).max_batch_size == 2048
+
+
+def test_a_fatal_error_is_told_to_all_as_if_it_were_their_own_and_then_nothing_runs(checkpoint: Path) -> None:
+    async def main() -> None:
+        llm = LLM(str(checkpoint), **CONFIG)
+        params = SamplingParams(max_tokens=400, end_id=-1)
+        results = [llm.generate_async([1], params, streaming=True) for _ in range(2)]
+        await anext(results[0])
+        executor: Any = llm._executor  # noqa: SLF001  nobody else can
+        executor.die("out of the blue")
+        for result in results:
+            with pytest.raises(RequestError, match="out of the blue"):
+                await result.aresult()
+        with pytest.raises(RuntimeError, match="LLM is shutting down"):
+            llm.generate_async([1], params)
+        assert is_broken(llm)
+        llm.shutdown()
+
+    asyncio.run(main())
+
+
+def test_a_context_that_is_aborted_as_its_response_comes_stays_until_the_kv_timeout(checkpoint: Path) -> None:
+    async def main() -> None:
+        llm = LLM(str(checkpoint), **CONFIG)
+        executor: Any = llm._executor  # noqa: SLF001  nobody else can
+        params = DisaggregatedParams(request_type="context_only", disagg_request_id=1 << 40)
+        result = llm.generate_async(prompt(9), SamplingParams(end_id=-1), disaggregated_params=params)
+        await until(lambda: any(job.is_pinned for job in executor._jobs.values()))  # noqa: SLF001  the same
+        result.abort()
+        assert (await result.aresult()).outputs[0].finish_reason == "length"
+        assert executor._jobs  # noqa: SLF001  the same
+        await until(lambda: not executor._jobs)  # noqa: SLF001  the same
+        assert is_healthy(llm)
+        llm.shutdown()
+
+    asyncio.run(main())
+
+
+def test_ranks_of_an_old_context_worker_die_with_the_overlap_scheduler(checkpoint: Path) -> None:
+    async def main() -> None:
+        llm = LLM(str(checkpoint), **CONFIG | {"disable_overlap_scheduler": False})
+        params = DisaggregatedParams(request_type="context_only", disagg_request_id=1 << 40)
+        with sprung(build="1.2.1"):
+            llm.generate_async(prompt(9), SamplingParams(end_id=-1), disaggregated_params=params)
+            await until(functools.partial(is_broken, llm))
+        llm.shutdown()
+
+    asyncio.run(main())
 
 
 def test_the_double_breaks_when_a_transfer_is_aborted_or_an_id_comes_twice(checkpoint: Path) -> None:

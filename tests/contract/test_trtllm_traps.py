@@ -13,26 +13,23 @@ import pytest
 import tensorrt_llm
 from tensorrt_llm.executor.result import CompletionOutput
 from tensorrt_llm.executor.utils import RequestError
+from tensorrt_llm.traps import sprung
 
 from baton.errors import DeadlineExceeded, EngineFailure, HandoffFailed, InvalidRequest
 from baton.messages import KvHandoff, TokenChunk
 from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
-from tests.trtllm_engine import KV_TIMEOUT_S, ask, new_engine, started
+from tests.trtllm_engine import KV_TIMEOUT_S, NO_WATCHDOG, ask, executor, new_engine, started
 from tests.waiting import PATIENCE_S, until
-from workers.engines.trtllm import watchdog
 from workers.engines.trtllm.calls import Call
 from workers.engines.trtllm.handoff import generation_params, pack, unpack
 from workers.engines.trtllm.library import load_library
+from workers.engines.trtllm.watchdog import Patience, Watchdog
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("tiny"))
-
-
-def no_params(*_: object) -> None:
-    """A context_only result without DisaggregatedParams."""
 
 
 def lost(handoff: KvHandoff) -> KvHandoff:
@@ -123,14 +120,10 @@ def test_a_prefill_that_is_closed_leaves_its_pin_to_the_timeout(checkpoint: Path
     asyncio.run(main())
 
 
-def test_length_without_parameters_is_a_failed_handoff(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tensorrt_llm.executor.engine._params", no_params)
-
+def test_length_without_parameters_is_a_failed_handoff(checkpoint: Path) -> None:
     async def main() -> None:
         async with started(checkpoint) as engine:
-            with pytest.raises(HandoffFailed, match="no DisaggregatedParams"):
+            with sprung(gives_no_params=True), pytest.raises(HandoffFailed, match="no DisaggregatedParams"):
                 await next_handoff(engine.prefill(ask()))
 
     asyncio.run(main())
@@ -177,13 +170,12 @@ def test_tokens_of_several_steps_come_in_one_chunk(checkpoint: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_dead_engine_ends_every_request_and_takes_no_other(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DOUBLE_TRTLLM_DIES_AFTER", "8")
-
+def test_a_dead_engine_ends_every_request_and_takes_no_other(checkpoint: Path) -> None:
     async def main() -> None:
-        async with started(checkpoint) as engine:
+        with sprung(dies_after=8):
+            engine = new_engine(checkpoint, patience=NO_WATCHDOG)
+            await engine.start()
+        try:
             answers = [tokens(engine.decode(ask(max_tokens=100))) for _ in range(2)]
             for outcome in await asyncio.gather(*answers, return_exceptions=True):
                 assert isinstance(outcome, EngineFailure)
@@ -191,6 +183,8 @@ def test_a_dead_engine_ends_every_request_and_takes_no_other(
                 assert "injected death" in await engine.failed()
             with pytest.raises(EngineFailure, match="injected death"):
                 await tokens(engine.decode(ask()))
+        finally:
+            await engine.stop()
 
     asyncio.run(main())
 
@@ -198,19 +192,19 @@ def test_a_dead_engine_ends_every_request_and_takes_no_other(
 def test_a_recorded_fatal_error_is_noticed_without_a_request(checkpoint: Path) -> None:
     async def main() -> None:
         async with started(checkpoint) as engine:
-            engine._requests.llm._executor.die("out of the blue")  # noqa: SLF001  nobody else can
+            executor(engine).die("out of the blue")
             async with asyncio.timeout(PATIENCE_S):
                 assert "out of the blue" in await engine.failed()
 
     asyncio.run(main())
 
 
-def test_a_frozen_event_loop_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "POLL_S", 0.01)
+def test_a_frozen_event_loop_ends_the_process() -> None:
     left: list[int] = []
 
     async def main() -> None:
-        dog = watchdog.Watchdog(object(), left.append, leave=left.append)  # type: ignore[arg-type]  # no LLM
+        patience = Patience(poll_s=0.01, health_s=0.5)
+        dog = Watchdog(object(), left.append, leave=left.append, patience=patience)  # type: ignore[arg-type]  # no LLM
         await asyncio.sleep(0.05)  # several looks of the dog
         assert left == []
         while not left:  # nothing is awaited: the loop does not turn
@@ -310,14 +304,12 @@ def test_the_context_of_the_double_is_the_checkpoints(checkpoint: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_request_error_after_the_first_token_leaves_the_engine_alive(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_error_after_the_first_token_leaves_the_engine_alive(checkpoint: Path) -> None:
     async def main() -> None:
         async with started(checkpoint) as engine:
             answer = engine.decode(ask(max_tokens=100))
             await anext(answer)
-            (job,) = engine._requests.llm._executor._jobs.values()  # noqa: SLF001  nobody else can
+            (job,) = executor(engine)._jobs.values()  # noqa: SLF001  nobody else can
             job.result.put(RequestError("Request 1 timed out"))
             with pytest.raises(EngineFailure, match="on this request: Request 1 timed out"):
                 await tokens(answer)

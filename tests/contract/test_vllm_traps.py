@@ -45,6 +45,22 @@ def test_decode_samples_the_first_token_itself(checkpoint: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_prefill_that_is_closed_before_its_handoff_ends_in_the_core_and_leaves_no_pin(
+    checkpoint: Path,
+) -> None:
+    async def main() -> None:
+        async with started(checkpoint, max_num_batched_tokens=8) as engine:
+            prefilling = asyncio.create_task(next_handoff(engine.prefill(ask(400))))
+            await until(lambda: engine.stats().num_running == 1)
+            prefilling.cancel()
+            await asyncio.wait([prefilling])
+            assert prefilling.cancelled()
+            await until(lambda: not core(engine)._jobs)  # noqa: SLF001  nobody else can tell
+            assert not core(engine)._pins  # noqa: SLF001  nobody else can tell
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("config", [{}, {"disable_hybrid_kv_cache_manager": True}], ids=["hybrid", "plain"])
 def test_a_source_that_is_gone_fails_the_handoff_and_no_more(
     checkpoint: Path, config: dict[str, bool]

@@ -93,6 +93,18 @@ def test_both_rounds_of_the_guides_conversation_are_answered(stack: Stack, tmp_p
     assert prefill.wait() == 0
 
 
+def test_a_client_that_leaves_ends_its_prefill(stack: Stack, tmp_path: Path) -> None:
+    worker(stack, tmp_path, "prefill", "prefill", DOUBLE_TRTLLM_PREFILL_S_A_TOKEN="0.05")
+    worker(stack, tmp_path, "decode", "decode")
+    stack.wait_ready(1, 1)
+    body = {"model": MODEL, "prompt": "word " * 500, "max_tokens": 4}  # a minute of prefill
+
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{stack.url}/v1/completions", json=body, timeout=3)
+
+    stack.wait_idle(15)
+
+
 def test_a_killed_prefill_worker_costs_nobody_an_answer(stack: Stack, tmp_path: Path) -> None:
     worker(stack, tmp_path, "decode", "decode")
     killed, other = (worker(stack, tmp_path, "prefill", name) for name in ("one", "two"))
@@ -134,6 +146,13 @@ def test_a_dead_engine_ends_its_worker_with_a_named_error_and_status_1(stack: St
     assert answer.json()["error"]["code"] == "engine_failure"
     assert doomed.wait() == 1
     assert "injected death" in doomed.text()
+
+
+def test_a_release_that_is_too_old_is_refused_at_start(stack: Stack, tmp_path: Path) -> None:
+    old = worker(stack, tmp_path, "agg", "old", DOUBLE_TRTLLM_BUILD="1.2.1")
+
+    assert old.wait(60) == 2
+    assert "error: TensorRT-LLM 1.2.1 is too old; install tensorrt-llm 1.3" in old.text()
 
 
 def test_a_worker_that_loads_dies_at_once_when_it_is_told_to(stack: Stack, tmp_path: Path) -> None:

@@ -161,6 +161,8 @@ def test_prefill_and_decode_can_exchange_kv(model: str) -> None:
     assert wire["max_tokens_in_buffer"] >= prefill["max_seq_len"]
     assert wire["kv_transfer_timeout_ms"] == 60_000
     assert prefill["disable_overlap_scheduler"] is True
+    for config in (prefill, decode):
+        assert config["kv_cache_config"]["use_kv_cache_manager_v2"] is False  # the C++ transceiver wants it
     assert prefill["kv_cache_config"]["enable_block_reuse"] is False
     assert decode.get("max_beam_width", 1) == prefill.get("max_beam_width", 1) == 1
 

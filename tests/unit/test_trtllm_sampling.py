@@ -65,7 +65,7 @@ ALWAYS = {
         ({"temperature": 0.0, "logprobs": 0}, {"logprobs": 1}),
         ({"temperature": 0.0, "logprobs": 4}, {"logprobs": 4}),
         ({"temperature": 0.0, "min_tokens": 4}, {"min_tokens": 4}),
-        ({"temperature": 0.0, "ignore_eos": True}, {"ignore_eos": True}),
+        ({"temperature": 0.5, "top_p": 0.0}, {}),
         ({"temperature": 0.0, "repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
         (
             {"temperature": 0.0, "frequency_penalty": 0.5},
@@ -77,11 +77,14 @@ def test_each_setting_has_its_word(asked: dict[str, Any], told: dict[str, Any]) 
     assert params(ask(**asked)) == ALWAYS | told
 
 
-def test_a_request_without_stop_tokens_ends_at_max_tokens_only() -> None:
-    told = params(ask(temperature=0.0, stop_token_ids=()))
+@pytest.mark.parametrize(
+    ("asked", "end_id"), [({"stop_token_ids": ()}, FACTS.eos_token_id), ({"ignore_eos": True}, STOPS[0])]
+)
+def test_a_request_that_no_token_stops_ends_at_max_tokens_only(asked: dict[str, Any], end_id: int) -> None:
+    told = params(ask(temperature=0.0, **asked))
 
     assert told["ignore_eos"]
-    assert told["end_id"] == FACTS.eos_token_id
+    assert told["end_id"] == end_id
     assert "stop_token_ids" not in told
 
 
@@ -150,7 +153,7 @@ def test_an_answer_with_a_form_is_not_resumed() -> None:
 
 def test_what_the_build_refuses_or_lacks_is_the_clients_to_know() -> None:
     with pytest.raises(InvalidRequest, match="top_p"):
-        params(ask(top_p=0.0, temperature=1.0))
+        params(ask(top_p=1.5, temperature=1.0))
     lib = dataclasses.replace(
         load_library(), sampling_params=dataclasses.make_dataclass("Old", [("max_tokens", int)])
     )

@@ -80,6 +80,43 @@ def test_a_words_letter_case_is_the_builds(tmp_path: Path, word: str) -> None:
     assert loaded.values["moe_config.backend"] == "TRTLLM"
 
 
+@pytest.mark.parametrize(
+    ("given", "runtime", "manager_v2"),
+    [
+        ("backend: UCX", "CPP", False),
+        ("backend: MPI", "CPP", False),
+        ("backend: NIXL", "PYTHON", "auto"),
+        ("{backend: NIXL, transceiver_runtime: CPP}", "CPP", False),
+        ("backend: DEFAULT", "auto", "auto"),
+    ],
+)
+def test_the_wire_decides_its_runtime_and_the_kv_cache_manager(
+    tmp_path: Path, given: str, runtime: str, manager_v2: object
+) -> None:
+    path = write(tmp_path, f"cache_transceiver_config: {given if '{' in given else '{' + given + '}'}\n")
+
+    loaded = load_trtllm_settings(TorchLlmArgs, "decode", yaml_path=path)
+
+    assert loaded.values["cache_transceiver_config.transceiver_runtime"] == runtime
+    assert loaded.values["kv_cache_config.use_kv_cache_manager_v2"] == manager_v2
+
+
+def test_prefill_runs_without_the_overlap_scheduler_unless_it_is_told_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path, UCX)
+
+    chosen = load_trtllm_settings(TorchLlmArgs, "prefill", yaml_path=path)
+    assert "disable_overlap_scheduler=True (baton)" in chosen.lines()
+    assert caplog.records == []
+    assert not load_trtllm_settings(TorchLlmArgs, "decode", yaml_path=path).values[
+        "disable_overlap_scheduler"
+    ]
+    override = '{"disable_overlap_scheduler": false}'
+    load_trtllm_settings(TorchLlmArgs, "prefill", yaml_path=path, override=override)
+    assert "disable_overlap_scheduler is false" in caplog.text
+
+
 class OldTransceiver(pydantic.BaseModel, extra="forbid"):
     backend: Literal["default", "ucx", "nixl", "mpi"] | None = None
     max_tokens_in_buffer: int | None = None
@@ -101,6 +138,17 @@ def test_an_older_build_is_served_by_looking_at_it(tmp_path: Path, caplog: pytes
         backend="ucx", max_tokens_in_buffer=1024
     )
     assert f"dropped cache_transceiver_config.transceiver_runtime=CPP ({path}:4)" in caplog.text
+
+
+def test_one_key_of_a_union_leaves_its_others_as_they_are(tmp_path: Path) -> None:
+    path = write(tmp_path, "cuda_graph_config:\n  max_batch_size: 32\n  enable_padding: true\n")
+
+    loaded = load_trtllm_settings(
+        TorchLlmArgs, "agg", yaml_path=path, override='{"cuda_graph_config": {"max_batch_size": 8}}'
+    )
+
+    graphs = TorchLlmArgs(model="m", **loaded.settings).cuda_graph_config
+    assert (graphs.max_batch_size, graphs.enable_padding, graphs.mode) == (8, True, "decode")
 
 
 def test_null_turns_a_mapping_off_and_a_later_leaf_turns_it_on_again(tmp_path: Path) -> None:
@@ -134,6 +182,16 @@ def test_null_turns_a_mapping_off_and_a_later_leaf_turns_it_on_again(tmp_path: P
         ("backend: tensorrt", ":1: backend: 'tensorrt': the engine runs with 'pytorch' only"),
         ("stream_interval: 10", "cache_transceiver_config.backend is not set"),
         (UCX + "max_beam_width: 2", ":4: max_beam_width: must be 1"),
+        (
+            UCX + "kv_cache_config:\n  use_kv_cache_manager_v2: true",
+            ":5: kv_cache_config.use_kv_cache_manager_v2: true does not work with the C++ transceiver",
+        ),
+        (
+            UCX + "  transceiver_runtime: PYTHON",
+            ":4: cache_transceiver_config.transceiver_runtime: PYTHON moves",
+        ),
+        ("kv_cache_config:\n  free_gpu_memory_fraction: null", "TensorRT-LLM refuses the settings: '<='"),
+        ("cuda_graph_config:\n  batch_sizes: [1, 4]\n  max_batch_size: 8", "must equal max(batch_sizes)"),
         (UCX + "  kv_transfer_timeout_ms: null", ":4: cache_transceiver_config.kv_transfer_timeout_ms: null"),
     ],
 )

@@ -1,6 +1,6 @@
 """From a request's form to the structural tag that xgrammar enforces, in TensorRT-LLM and in vLLM.
 
-Written so that every xgrammar since 0.1.25, TensorRT-LLM 1.2's, takes it (tried: 0.1.25, 0.2.1, 0.2.8). Early
+Written so that every xgrammar since 0.1.25 takes it (tried: 0.1.25, 0.2.1, 0.2.8). Early
 ones know no optional and no repeated formats, no tags without a separator, none that end with the answer, and
 no tokens: to them a control token is text like any other, which ordinary tokens may spell as well.
 """

@@ -2,6 +2,12 @@
 
 from tensorrt_llm.llmapi import LLM
 from tensorrt_llm.params import DisaggregatedParams, SamplingParams
+from tensorrt_llm.traps import TRAPS
 
-__version__ = "1.3.0rc29+double"
-__all__ = ["LLM", "DisaggregatedParams", "SamplingParams", "__version__"]
+__all__ = ["LLM", "DisaggregatedParams", "SamplingParams"]
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        return str(TRAPS.build)
+    raise AttributeError(name)

@@ -2,17 +2,18 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Union
 
 import pydantic
 
 _FACTS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "trtllm_contract.json").read_text())
-_NESTED = ("KvCacheConfig", "CacheTransceiverConfig", "MoeConfig", "CudaGraphConfig", "AttentionDpConfig")
 _PLAIN = {"int": int, "float": float, "bool": bool, "str": str, "list[int]": list[int]}
 _AT_LEAST = {"int>0": 1, "int>=1": 1, "int>=0": 0}
 
 Fact = dict[str, Any]
+Models = Mapping[str, type[pydantic.BaseModel]]
 
 
 def facts(name: str) -> dict[str, Fact]:
@@ -21,39 +22,41 @@ def facts(name: str) -> dict[str, Fact]:
     return found
 
 
-def dataclass_of(name: str, **namespace: Any) -> type[Any]:
+def dataclass_of(name: str, *, without: str = "", **namespace: Any) -> type[Any]:
     """The class as a dataclass with slots and keyword-only fields: an unknown keyword is a TypeError."""
-    fields = [(field, Any, dataclasses.field(default=fact["default"])) for field, fact in facts(name).items()]
+    fields = [
+        (field, Any, dataclasses.field(default=fact["default"]))
+        for field, fact in facts(name).items()
+        if field != without
+    ]
     return dataclasses.make_dataclass(name, fields, kw_only=True, slots=True, namespace=namespace)
 
 
-def model_of(*names: str, **nested: type[pydantic.BaseModel]) -> type[pydantic.BaseModel]:
+def model_of(*names: str, nested: Models | None = None, **validators: Any) -> type[pydantic.BaseModel]:
     """The class as a pydantic model that forbids unknown keys; `nested` are the models of its fields."""
     fields: dict[str, Any] = {}
     for name in names:
         for field, fact in facts(name).items():
-            kind, default = _field(fact, nested)
-            fields[field] = (kind, default)
+            fields[field] = _field(fact, nested or {})
     return pydantic.create_model(
         names[-1],
         __config__=pydantic.ConfigDict(extra="forbid", protected_namespaces=(), arbitrary_types_allowed=True),
+        __validators__=validators,
         **fields,
     )
 
 
-def nested_models() -> dict[str, type[pydantic.BaseModel]]:
-    """The recorded config classes, by name."""
-    return {name: model_of(name) for name in _NESTED}
-
-
-def _field(fact: Fact, nested: dict[str, type[pydantic.BaseModel]]) -> tuple[Any, Any]:
+def _field(fact: Fact, nested: Models) -> tuple[Any, Any]:
     text, default = fact["type"], fact["default"]
+    kinds = text.split("|")
+    models = tuple(nested[kind] for kind in kinds if kind in nested)
+    if models:
+        kind: Any = models[0]
+        if len(models) > 1:  # told apart by `mode`, as CudaGraphConfigType is (llm_args.py)
+            kind = Annotated[Union[models], pydantic.Field(discriminator="mode")]  # noqa: UP007  of a tuple
+        kind = kind | None if "None" in kinds else kind
+        return kind, None if default is None else pydantic.Field(default_factory=models[0])
     plain, _, rest = text.partition("|")
-    if plain in nested:
-        if rest == "None" and default is None:
-            return nested[plain] | None, None
-        kind: Any = nested[plain] | None if rest == "None" else nested[plain]
-        return kind, pydantic.Field(default_factory=nested[plain])
     return _leaf(fact, plain, rest), ... if default == "<required>" else default
 
 
@@ -62,11 +65,7 @@ def _leaf(fact: Fact, plain: str, rest: str) -> Any:
     if isinstance(allowed, list) and plain == "str" and "torch dtype names" not in allowed:
         kind: Any = Literal[tuple(allowed)]
     elif plain in _AT_LEAST:
-        kind = _bounded(_AT_LEAST[plain])
+        kind = pydantic.conint(ge=_AT_LEAST[plain])
     else:
         kind = _PLAIN.get(plain, Any)
     return kind | None if rest == "None" and kind is not Any else Any if rest else kind
-
-
-def _bounded(least: int) -> Any:
-    return pydantic.conint(ge=least)

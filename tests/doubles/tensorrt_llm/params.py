@@ -3,19 +3,103 @@
 import dataclasses
 from typing import Any
 
-from tensorrt_llm.contract import dataclass_of, model_of, nested_models
+import pydantic
+
+from tensorrt_llm.contract import dataclass_of, model_of
 
 _REQUEST_TYPES = ("context_only", "generation_only", "context_and_generation")
+_ENCODER_KEYS = ("num_tokens", "max_num_token", "seq_lens", "max_seq_len")
+_DTYPES = ("auto", "fp8", "fp8_ds_mla", "nvfp4", "float32", "bfloat16", "float16", "int8")
+_DEFAULTS = {"max_batch_size": 2048, "max_input_len": 1024, "max_beam_width": 1, "max_num_tokens": 8192}
 
-NESTED = nested_models()
-KvCacheConfig = NESTED["KvCacheConfig"]
-CacheTransceiverConfig = NESTED["CacheTransceiverConfig"]
-TorchLlmArgs = model_of("BaseLlmArgs", "TorchLlmArgs", **NESTED)
+
+# The validators below are those of llm_args.py at 0004396 that concern what Baton sets, under their names.
+@pydantic.model_validator(mode="after")
+def _validate_base_cuda_graph_config(self: Any) -> Any:
+    if self.batch_sizes:
+        self.batch_sizes = sorted(self.batch_sizes)
+        if self.max_batch_size not in (0, self.batch_sizes[-1]):
+            raise ValueError(
+                "CudaGraphConfig.max_batch_size is incompatible with CudaGraphConfig.batch_sizes. "
+                f"max_batch_size must equal max(batch_sizes).\nbatch_sizes: {self.batch_sizes}"
+            )
+        self.max_batch_size = self.batch_sizes[-1]
+    else:
+        self.max_batch_size = self.max_batch_size or 128
+        self.batch_sizes = [2**i for i in range(12) if 2**i < self.max_batch_size] + [self.max_batch_size]
+    return self
+
+
+@pydantic.field_validator("cuda_graph_config", mode="before")
+def _infer_cuda_graph_config_mode(value: Any) -> Any:
+    if isinstance(value, dict) and "mode" not in value:
+        return {**value, "mode": "encode" if any(value.get(key) for key in _ENCODER_KEYS) else "decode"}
+    return value
+
+
+@pydantic.field_validator("free_gpu_memory_fraction")
+def _validate_free_gpu_memory_fraction(value: Any) -> Any:
+    if not 0 <= value <= 1:  # a TypeError of its own with null, which the field's type allows
+        raise ValueError("kv_cache_config.free_gpu_memory_fraction must be a float between 0 and 1")
+    return value
+
+
+@pydantic.field_validator("dtype")
+def _validate_dtype(value: str) -> str:
+    if value.lower() not in _DTYPES:
+        raise ValueError('kv_cache_config.dtype must be one of "auto", "fp8", "nvfp4", or a torch.dtype')
+    return value.lower()
+
+
+@pydantic.field_validator("use_kv_cache_manager_v2")
+def _is_switch_or_auto(value: Any) -> Any:
+    if value not in (True, False, "auto"):
+        raise ValueError("Input should be a valid boolean or 'auto'")
+    return value
+
+
+@pydantic.model_validator(mode="after")
+def _normalize_optional_fields_to_defaults(self: Any) -> Any:
+    for name, default in _DEFAULTS.items():
+        if getattr(self, name) is None:
+            setattr(self, name, default)
+    return self
+
+
+DecodeCudaGraphConfig = model_of("DecodeCudaGraphConfig", sizes=_validate_base_cuda_graph_config)
+EncodeCudaGraphConfig = model_of("EncodeCudaGraphConfig", sizes=_validate_base_cuda_graph_config)
+KvCacheConfig = model_of(
+    "KvCacheConfig",
+    fraction=_validate_free_gpu_memory_fraction,
+    dtype_=_validate_dtype,
+    v2=_is_switch_or_auto,
+)
+CacheTransceiverConfig = model_of("CacheTransceiverConfig")
+TorchLlmArgs = model_of(
+    "BaseLlmArgs",
+    "TorchLlmArgs",
+    nested={
+        "KvCacheConfig": KvCacheConfig,
+        "CacheTransceiverConfig": CacheTransceiverConfig,
+        "MoeConfig": model_of("MoeConfig"),
+        "AttentionDpConfig": model_of("AttentionDpConfig"),
+        "DecodeCudaGraphConfig": DecodeCudaGraphConfig,
+        "EncodeCudaGraphConfig": EncodeCudaGraphConfig,
+    },
+    infer_mode=_infer_cuda_graph_config_mode,
+    defaults=_normalize_optional_fields_to_defaults,
+)
+
+
+def moves_kv_by_python(config: Any) -> bool:
+    """Whether the Python transceiver runs: `auto` takes it over NIXL (#16479, #18134)."""
+    is_nixl = config.backend in ("NIXL", "DEFAULT")
+    return config.transceiver_runtime == "PYTHON" or (config.transceiver_runtime == "auto" and is_nixl)
 
 
 def _check_sampling(self: Any) -> None:
-    if self.top_p is not None and not 0 < self.top_p <= 1:
-        raise ValueError(f"require 0 < top_p <= 1, got top_p={self.top_p}")
+    if self.top_p is not None and not 0 <= self.top_p <= 1:
+        raise ValueError(f"require 0 <= top_p <= 1, got top_p={self.top_p}")
     if self.top_k is not None and self.top_k < 0:
         raise ValueError(f"require top_k >= 0, got top_k={self.top_k}")
     if self.temperature is not None and self.temperature < 0:
@@ -44,7 +128,10 @@ def _check_disaggregated(self: Any) -> None:
             raise ValueError(f"Unknown request type: {self.request_type}")
 
 
-SamplingParams = dataclass_of("SamplingParams", __post_init__=_check_sampling, greedy=property(_greedy))
+_SAMPLING: dict[str, Any] = {"__post_init__": _check_sampling, "greedy": property(_greedy)}
+SamplingParams = dataclass_of("SamplingParams", **_SAMPLING)
+# 1.2's, which cannot tell the prompt from the answer in its penalties.
+OldSamplingParams = dataclass_of("SamplingParams", without="prompt_ignore_length", **_SAMPLING)
 GuidedDecodingParams = dataclass_of("GuidedDecodingParams", __post_init__=_check_guided)
 SchedulingParams = dataclass_of("SchedulingParams")
 DisaggregatedParams = dataclass_of("DisaggregatedParams", __post_init__=_check_disaggregated)

@@ -6,12 +6,23 @@ import enum
 import logging
 from collections.abc import Callable
 
-from baton.errors import BatonError, DeadlineExceeded, EngineFailure, HandoffFailed, WorkerLost
+from baton.errors import (
+    BatonError,
+    DeadlineExceeded,
+    EngineFailure,
+    HandoffFailed,
+    InvalidRequest,
+    WorkerLost,
+)
 from baton.messages import FinishReason, GenerateRequest, TokenChunk, TokenLogprob, Usage
 from workers.engines.logprobs import token_logprobs
 from workers.engines.trtllm.library import Completion, Result
 
 log = logging.getLogger(__name__)
+
+# How TensorRT-LLM's errors of guided decoding begin, and what those say that are not the form's fault.
+_GRAMMAR_ERROR = "Guided decoding error"
+_NOT_OF_THE_FORM = ("internal error", "failed to accept", "still pending", "no precompiled grammar")
 
 
 class Abort(enum.Enum):
@@ -19,7 +30,7 @@ class Abort(enum.Enum):
 
     ANY_TIME = "it moves no KV"
     ONCE_ANSWERED = "it takes KV over: its first response says that all has arrived"
-    NEVER = "it hands KV over: nobody says when, and its one response is soon there"
+    UNTIL_ANSWERED = "it hands KV over: with its one response the transfer may begin, and nobody says when"
 
 
 @dataclasses.dataclass(eq=False)
@@ -64,21 +75,29 @@ class Call:
                     f"the request's {self.request.deadline_s:g} s were over; ask for less, or allow more time"
                 )
             ) from None
+        except AssertionError:  # of a response that TensorRT-LLM has got and does not like; it goes on
+            self._note_response(is_last=False)
+            raise
         except Exception:  # raised again; there is nothing left to abort
             self.is_over = True
             raise
         finally:
             self._waiting = None
-        self.has_answered = True
         (output,) = self.result.outputs
-        self.is_over = output.finish_reason is not None or self.abort is Abort.NEVER
+        self._note_response(is_last=output.finish_reason is not None)
         return output
 
+    def _note_response(self, *, is_last: bool) -> None:
+        self.has_answered = True
+        self.is_over = is_last or self.abort is Abort.UNTIL_ANSWERED
+
     def abort_if_safe(self) -> bool:
-        """Abort it unless it is over; False if its KV may be on its way. Nothing is waited for."""
+        """Abort it unless it is over; False if its KV may be on its way. Nothing is waited for. Should the
+        response of a handoff cross the abort, TensorRT-LLM refuses, and keeps the KV until its timeout.
+        """
         if self.is_over:
             return True
-        if self.abort is Abort.NEVER or (self.abort is Abort.ONCE_ANSWERED and not self.has_answered):
+        if self.abort is Abort.ONCE_ANSWERED and not self.has_answered:
             return False
         self.result.abort()
         self.is_over = True
@@ -165,17 +184,17 @@ def finish_reason(output: Completion) -> FinishReason | None:
             raise WorkerLost(f"TensorRT-LLM ended the request: {other}")
 
 
-def as_error(error: Exception, call: Call, request_error: type[Exception]) -> BatonError:
-    """What an exception out of a step means to the client. EngineFailure from anything but a request's own
-    error: the engine is broken.
-    """
-    if isinstance(error, BatonError):
-        return error
-    if not isinstance(error, request_error):
-        return EngineFailure(f"TensorRT-LLM broke: {type(error).__name__}: {error}")
+def as_error(error: Exception, call: Call) -> BatonError:
+    """What a request's own error, out of a step, means to the client."""
+    form, text = call.request.sampling.guided, str(error).strip()
+    if form is not None and _GRAMMAR_ERROR in text and not any(words in text for words in _NOT_OF_THE_FORM):
+        params = {message.param for message in form.last if message.schema is not None}
+        return InvalidRequest(
+            f"the schema does not compile: {text}", param=params.pop() if len(params) == 1 else None
+        )
     if call.abort is Abort.ONCE_ANSWERED and not call.has_answered:
-        return HandoffFailed(f"the KV did not arrive: {error}")
-    return EngineFailure(f"TensorRT-LLM failed on this request: {error}")
+        return HandoffFailed(f"the KV did not arrive: {text}")
+    return EngineFailure(f"TensorRT-LLM failed on this request: {text or type(error).__name__}")
 
 
 async def let_go(call: Call, timeout_s: float, on_wedged: Callable[[str], None]) -> None:
@@ -191,6 +210,5 @@ async def let_go(call: Call, timeout_s: float, on_wedged: Callable[[str], None])
     except DeadlineExceeded:
         on_wedged(f"request {request_id} did not end {timeout_s:g} s after it was given up")
     except Exception as error:  # noqa: BLE001  nobody is left to tell, and the watchdog sees a dead engine
-        log.info("request_id=%s given up, ended with %s", request_id, error)
-    else:
-        call.abort_if_safe()
+        log.info("request_id=%s given up, ended with %r", request_id, error)
+    call.abort_if_safe()

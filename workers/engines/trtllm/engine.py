@@ -1,9 +1,10 @@
 """TensorRT-LLM as an engine: one LLM in this process, in one role."""
 
 import asyncio
+import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,25 @@ from typing import Any
 from baton.errors import HandoffFailed, InvalidRequest, Overloaded
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
-from workers.engines.model_facts import read_model_facts
+from workers.engines.model_facts import NO_TOKEN, read_model_facts
 from workers.engines.token_requests import check_request, num_left
 from workers.engines.trtllm.calls import Abort, Call, finish_reason
 from workers.engines.trtllm.figures import Figures
 from workers.engines.trtllm.handoff import generation_params, pack, unpack
 from workers.engines.trtllm.ids import HandoffIds
-from workers.engines.trtllm.library import Completion, Library, num_kv_blocks
+from workers.engines.trtllm.library import Completion, Library, kv_capacity
 from workers.engines.trtllm.opening import open_llm, warm_up
 from workers.engines.trtllm.requests import Requests
 from workers.engines.trtllm.sampling import sampling_params
-from workers.engines.trtllm.settings import TRANSCEIVER
-from workers.engines.trtllm.watchdog import Watchdog
+from workers.engines.trtllm.settings import RUNTIME, TRANSCEIVER
+from workers.engines.trtllm.watchdog import Leave, Patience, Watchdog, leaving_after
 from workers.settings import Loaded
+
+log = logging.getLogger(__name__)
 
 MAX_QUEUE_SIZE = 256
 _RETRY_AFTER_S = 1.0
-_SHUTDOWN_S = 60.0
+_PATIENCE = Patience()
 
 
 class TrtllmEngine:
@@ -37,7 +40,8 @@ class TrtllmEngine:
 
     * It does not say when a handoff's KV has moved. `prefill` ends when it is closed, which the frontend
       does at decode's first chunk, or with HandoffFailed when the KV timeout is over.
-    * A pin cannot be taken back: KV that nobody pulls stays until the KV timeout.
+    * A pin cannot be taken back: KV that nobody pulls stays until the KV timeout. Closing `prefill` before
+      its handoff aborts the request.
     * No request is aborted during its transfer. A deadline that comes first, as one below the KV timeout may,
       ends the request with DeadlineExceeded, and the transfer is waited for in the background. A request that
       outlives the KV timeout learns by HandoffFailed that its prefill worker is gone, and can be tried again.
@@ -54,15 +58,17 @@ class TrtllmEngine:
         worker_id: str,
         incarnation: str,
         max_queue_size: int = MAX_QUEUE_SIZE,
-        leave: Callable[[int], object] = os._exit,
+        leave: Leave = os._exit,
+        patience: Patience = _PATIENCE,
     ) -> None:
-        """`leave` ends the process when nothing else can: a frozen loop, a shutdown that hangs."""
+        """`leave` ends the process when nothing else can: a frozen loop, a load or a shutdown that hangs."""
         values = loaded.values
         self._loaded = loaded
         self._lib = lib
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._leave = leave
+        self._patience = patience
         self._facts = read_model_facts(model_path)
         self._context_length = int(values["max_seq_len"] or self._facts.context_length)
         self._max_handoff_tokens: int | None = values.get(f"{TRANSCEIVER}.max_tokens_in_buffer")
@@ -70,20 +76,25 @@ class TrtllmEngine:
         self._kv_timeout_s = (values.get(f"{TRANSCEIVER}.kv_transfer_timeout_ms") or 0) / 1000
         self._ids = HandoffIds()
         self._figures = Figures(loaded.values, max_queue_size)
-        self._requests = Requests(lib, self._figures, self._kv_timeout_s)
+        self._options = _options(loaded.values)
+        self._requests = Requests(lib, self._figures, self._kv_timeout_s, self._options)
         self._watchdog: Watchdog | None = None
 
     async def start(self) -> EngineInfo:
         """Load and warm up; blocks the loop while it loads, see `open_llm`. Raises ValueError, OSError."""
-        llm = open_llm(self._lib, self._loaded)
-        self._watchdog = Watchdog(llm, self._requests.break_off, leave=self._leave)
+        llm = open_llm(self._lib, self._loaded, self._patience.load_s, self._leave)
+        self._watchdog = Watchdog(llm, self._requests.break_off, leave=self._leave, patience=self._patience)
         try:
-            await warm_up(llm, self._lib, self._facts)
+            await warm_up(llm, self._lib, self._facts, self._options)
         except Exception as error:  # told in one line to whoever started the worker
             self._requests.break_off(f"the first request failed: {error}")
             raise ValueError(f"TensorRT-LLM loaded, but does not run: {error}") from error
         self._requests.llm = llm
-        self._figures.num_blocks = num_kv_blocks(llm)
+        self._figures.num_blocks, num_tokens = kv_capacity(llm)
+        if 0 < num_tokens < self._context_length:
+            # What TensorRT-LLM has done with its max_seq_len, too, in its log only.
+            log.warning("context of %d lowered to the KV cache's %d", self._context_length, num_tokens)
+            self._context_length = num_tokens
         return EngineInfo(
             name="trtllm",
             version=self._lib.version,
@@ -105,7 +116,7 @@ class TrtllmEngine:
             request_type="context_only", disagg_request_id=self._ids.next()
         )
         sampling = sampling_params(request, self._lib, self._facts, max_tokens=1)
-        async with self._requests.opened(request, sampling, params, Abort.NEVER) as call:
+        async with self._requests.opened(request, sampling, params, Abort.UNTIL_ANSWERED) as call:
             output = await self._requests.step(call)
             self._figures.count_prompt(call)
             if finish_reason(output) == "stop" or call.ends_with_stop_token(output):
@@ -144,11 +155,12 @@ class TrtllmEngine:
             self._watchdog = None
         if self._requests.broke.is_set():
             # Its own shutdown, also run at exit, may wait for a dead executor for ever.
-            timer = threading.Timer(_SHUTDOWN_S, self._leave, (1,))
+            timer = threading.Timer(self._patience.shut_down_s, self._leave, (1,))
             timer.daemon = True
             timer.start()
         elif llm is not None:
-            await asyncio.to_thread(llm.shutdown)
+            with leaving_after(self._patience.shut_down_s, self._leave, "shutting down"):
+                await asyncio.to_thread(llm.shutdown)
 
     async def _run(
         self, request: GenerateRequest, handoff: KvHandoff | None
@@ -205,7 +217,7 @@ class TrtllmEngine:
         return KvHandoff(
             worker_id=self._worker_id,
             incarnation=self._incarnation,
-            first_token=output.token_ids[0],
+            first_token=output.token_ids[0] if output.token_ids else NO_TOKEN,  # decode gives it, too
             num_prompt_tokens=len(call.request.token_ids),
             ttl_s=min(self._kv_timeout_s, left_s),
             engine_state=pack(
@@ -232,6 +244,16 @@ class TrtllmEngine:
         if self._backend is None:
             return ""
         values = self._loaded.values
-        runtime = values.get(f"{TRANSCEIVER}.transceiver_runtime")  # the two do not understand each other
+        runtime = values.get(RUNTIME)  # the two do not understand each other
         kind = "-".join(str(part).lower() for part in (self._backend, runtime) if part)
         return f"{kind} (tp {values['tensor_parallel_size']})"
+
+
+def _options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What every request is sent with: a common salt, where prefixes are reused and attention DP fills idle
+    ranks with requests of ones (`[1, 1, ...]`). A prompt that shares blocks with these would crash its rank;
+    Dynamo salts its canary for that. Both sides of a handoff need the same.
+    """
+    is_paired = values.get(f"{TRANSCEIVER}.backend") is not None
+    needs_salt = values["kv_cache_config.enable_block_reuse"] and (values["enable_attention_dp"] or is_paired)
+    return {"cache_salt": "baton"} if needs_salt else {}

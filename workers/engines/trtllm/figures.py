@@ -12,12 +12,13 @@ _DEFAULT_BATCH_SIZE = 2048  # what null means
 class Figures:
     """Counters, and blocks reckoned from the open calls: reused blocks count once for each call.
 
-    Under attention DP each rank has a batch of its own.
+    Under attention DP each rank has a batch and a KV pool of its own; `num_blocks` are one rank's, as
+    TensorRT-LLM tells them.
     """
 
     def __init__(self, values: Mapping[str, Any], max_queue_size: int) -> None:
-        num_ranks = int(values["tensor_parallel_size"]) if values["enable_attention_dp"] else 1
-        self._num_slots = int(values["max_batch_size"] or _DEFAULT_BATCH_SIZE) * num_ranks
+        self._num_ranks = int(values["tensor_parallel_size"]) if values["enable_attention_dp"] else 1
+        self._num_slots = int(values["max_batch_size"] or _DEFAULT_BATCH_SIZE) * self._num_ranks
         self._max_queue_size = max_queue_size
         self._tokens_per_block = int(values["kv_cache_config.tokens_per_block"])
         self.calls: set[Call] = set()
@@ -43,7 +44,7 @@ class Figures:
         return WorkerStats(
             num_running=min(num_open, self._num_slots),
             num_waiting=max(0, num_open - self._num_slots),
-            kv_blocks=self.num_blocks,
+            kv_blocks=self.num_blocks * self._num_ranks,
             kv_used_blocks=sum(map(self._num_blocks_of, self.calls)) - pinned,
             kv_pinned_blocks=pinned,
             num_prompt_tokens=self.num_prompt_tokens,

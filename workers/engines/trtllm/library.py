@@ -2,11 +2,13 @@
 
 import dataclasses
 import importlib
+import inspect
+import re
 from typing import Any, Protocol
 
 from workers.settings import SettingsError
 
-OLDEST = "1.2"
+OLDEST = (1, 3)  # 1.2 ignores `ignore_eos`, loses logprobs of a handoff, and its context ranks may die
 
 
 class Completion(Protocol):
@@ -46,11 +48,17 @@ class Library:
     logprob: Any
     request_error: type[Exception]
 
+    def takes(self, option: str) -> bool:
+        """Whether `generate_async` has such a keyword."""
+        parameters = inspect.signature(self.llm.generate_async).parameters
+        return option in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
 
 def load_library() -> Library:
     """Import TensorRT-LLM. Raises SettingsError if there is none, or one that is too old."""
     try:
         root = importlib.import_module("tensorrt_llm")
+        _check_version(root.__version__)
         llmapi = importlib.import_module("tensorrt_llm.llmapi")
         return Library(
             version=root.__version__,
@@ -64,9 +72,18 @@ def load_library() -> Library:
         )
     except (ImportError, AttributeError) as error:
         raise SettingsError(
-            f"TensorRT-LLM does not load here: {error}; install tensorrt-llm {OLDEST} or newer, "
+            f"TensorRT-LLM does not load here: {error}; install tensorrt-llm 1.3 (any release candidate), "
             "or run its release container"
         ) from error
+
+
+def _check_version(version: str) -> None:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is not None and (int(found[1]), int(found[2])) < OLDEST:
+        raise SettingsError(
+            f"TensorRT-LLM {version} is too old; install tensorrt-llm 1.3 (any release candidate), "
+            "or run its release container"
+        )
 
 
 def fatal_error(llm: Any) -> object:
@@ -77,7 +94,9 @@ def fatal_error(llm: Any) -> object:
 
 
 def is_healthy(llm: Any) -> bool:
-    """Its own health check if this build has one, else its executor's, else the benefit of the doubt."""
+    """Its own health check if this build has one, else its executor's, else the benefit of the doubt. May
+    block for ever.
+    """
     for owner, name in ((llm, "_check_health"), (getattr(llm, "_executor", None), "check_health")):
         check = getattr(owner, name, None)
         if callable(check):
@@ -85,10 +104,11 @@ def is_healthy(llm: Any) -> bool:
     return True
 
 
-def num_kv_blocks(llm: Any) -> int:
-    """Blocks of the KV pool; 0 if this build does not tell."""
+def kv_capacity(llm: Any) -> tuple[int, int]:
+    """Blocks and tokens of one rank's KV pool; zeros if this build does not tell."""
     capacity = getattr(llm, "get_kv_cache_capacity", None)
-    return int(capacity().get("maxNumBlocks", 0)) if callable(capacity) else 0
+    told = capacity() if callable(capacity) else {}
+    return int(told.get("maxNumBlocks", 0)), int(told.get("maxNumTokens", 0))
 
 
 def embedding_bias(biases: dict[int, float], vocab_size: int) -> Any:

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from workers.engines.loading import dying_at_once
 from workers.engines.model_facts import ModelFacts
 from workers.engines.trtllm.library import Library
 from workers.engines.trtllm.schema import first_invalid
+from workers.engines.trtllm.watchdog import Leave, leaving_after
 from workers.settings import InvalidField, Loaded
 
 log = logging.getLogger(__name__)
@@ -15,14 +17,15 @@ log = logging.getLogger(__name__)
 _WARM_UP_S = 300.0
 
 
-def open_llm(lib: Library, loaded: Loaded[dict[str, Any]]) -> Any:
+def open_llm(lib: Library, loaded: Loaded[dict[str, Any]], limit_s: float, leave: Leave) -> Any:
     """The LLM, loaded. Blocks for minutes, and the event loop with it: TensorRT-LLM starts MPI and sets
     signal handlers, which wants the main thread, and nothing of this worker depends on the loop yet.
+    Ends the process through `leave` if that takes longer than `limit_s`.
 
     Raises ValueError with one line for the user.
     """
     log.info("loading model=%s with TensorRT-LLM %s", loaded.settings["model"], lib.version)
-    with dying_at_once():
+    with dying_at_once(), leaving_after(limit_s, leave, "loading the model"):
         try:
             return lib.llm(**loaded.settings)
         except ValueError as error:
@@ -32,8 +35,9 @@ def open_llm(lib: Library, loaded: Loaded[dict[str, Any]]) -> Any:
             raise ValueError(f"TensorRT-LLM did not start: {type(error).__name__}: {error}") from error
 
 
-async def warm_up(llm: Any, lib: Library, facts: ModelFacts) -> None:
-    """One short request, prefill and decode: what is lazy happens before the first client comes.
+async def warm_up(llm: Any, lib: Library, facts: ModelFacts, options: Mapping[str, Any]) -> None:
+    """One short request, prefill and decode: what is lazy happens before the first client comes. `options`
+    are those that every request has.
 
     Raises TimeoutError, and whatever breaks the request.
     """
@@ -41,7 +45,7 @@ async def warm_up(llm: Any, lib: Library, facts: ModelFacts) -> None:
         max_tokens=2, end_id=facts.eos_token_id, pad_id=facts.eos_token_id, ignore_eos=True, detokenize=False
     )
     async with asyncio.timeout(_WARM_UP_S):
-        await llm.generate_async([0, 1, 2, 3], params).aresult()
+        await llm.generate_async([0, 1, 2, 3], params, **options).aresult()
 
 
 def _explained(error: ValueError, sources: dict[str, str]) -> str:

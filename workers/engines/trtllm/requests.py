@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,7 +10,7 @@ from baton.errors import BatonError, EngineFailure, HandoffFailed, InvalidReques
 from baton.messages import GenerateRequest
 from workers.engines.trtllm.calls import Abort, Call, as_error, let_go
 from workers.engines.trtllm.figures import Figures
-from workers.engines.trtllm.library import Completion, Library
+from workers.engines.trtllm.library import Completion, Library, fatal_error
 
 log = logging.getLogger(__name__)
 
@@ -20,13 +20,17 @@ _WEDGED_AFTER_S = 600.0  # beyond the KV timeout: it may wait in TensorRT-LLM's 
 class Requests:
     """The open requests of one LLM. `llm` is None before it is loaded and after `stop`."""
 
-    def __init__(self, lib: Library, figures: Figures, kv_timeout_s: float) -> None:
+    def __init__(
+        self, lib: Library, figures: Figures, kv_timeout_s: float, options: Mapping[str, Any]
+    ) -> None:
+        """`options` are the keywords of `generate_async` that every request has."""
         self.llm: Any = None
         self.broke = asyncio.Event()
         self.reason = ""
         self._lib = lib
         self._figures = figures
         self._kv_timeout_s = kv_timeout_s
+        self._options = options
         self._given_up: set[asyncio.Task[None]] = set()
 
     def check_running(self) -> None:
@@ -55,18 +59,21 @@ class Requests:
 
     def _submit(self, request: GenerateRequest, sampling: Any, params: Any, abort: Abort) -> Call:
         deadline = asyncio.get_running_loop().time() + request.deadline_s
+        options = {**self._options, **self._priority(request)}
         try:
             result = self.llm.generate_async(
                 request.token_ids,
                 sampling,
-                streaming=abort is not Abort.NEVER,
+                streaming=abort is not Abort.UNTIL_ANSWERED,
                 disaggregated_params=params,
-                **_priority(request),
+                **options,
             )
-        except (ValueError, TypeError, NotImplementedError, self._lib.request_error) as error:
+        except (ValueError, NotImplementedError, self._lib.request_error) as error:
             kind = HandoffFailed if abort is Abort.ONCE_ANSWERED else InvalidRequest
             raise kind(f"TensorRT-LLM refuses the request: {error}") from error
-        except Exception as error:  # what it does not document breaks the engine
+        except AssertionError as error:
+            raise EngineFailure(f"TensorRT-LLM failed on this request: {error!r}") from error
+        except Exception as error:  # what it does not document, or a TypeError of another release's signature
             self.break_off(f"{type(error).__name__}: {error}")
             raise EngineFailure(self.reason) from error
         log.debug(
@@ -79,24 +86,23 @@ class Requests:
 
     async def step(self, call: Call) -> Completion:
         """The next response. Raises the BatonError that its client is told; what is no request's own error
-        breaks the engine.
+        breaks the engine, and so does one that TensorRT-LLM has recorded as its end.
         """
         try:
             return await call.step()
         except BatonError:
             raise
-        except Exception as error:  # what is no request's failure breaks the engine
-            if not isinstance(error, self._lib.request_error):
-                self.break_off(f"{type(error).__name__}: {error}")
-            raise as_error(error, call, self._lib.request_error) from error
+        except (self._lib.request_error, AssertionError) as error:
+            if (fatal := fatal_error(self.llm)) is None:
+                raise as_error(error, call) from error
+            self.break_off(f"TensorRT-LLM recorded: {fatal}")
+        except Exception as error:  # noqa: BLE001  what is no request's failure breaks the engine
+            self.break_off(f"{type(error).__name__}: {error}")
+        raise EngineFailure(self.reason)
 
     async def _let_go(self, call: Call) -> None:
         try:
             await let_go(call, self._kv_timeout_s + _WEDGED_AFTER_S, self.break_off)
-            if call.abort is Abort.NEVER and call.has_answered:
-                await call.stay_pinned(self._kv_timeout_s)  # nobody knows of it, nobody can pull it
-        except BatonError:
-            return
         finally:
             self._figures.calls.discard(call)
 
@@ -120,7 +126,10 @@ class Requests:
         await asyncio.gather(*self._given_up, return_exceptions=True)
         return llm
 
-
-def _priority(request: GenerateRequest) -> dict[str, float]:
-    """TensorRT-LLM's goes from 0 to 1, and more is sooner; 0.5 is everyone's."""
-    return {"priority": 0.5 - request.priority / 200} if request.priority else {}
+    def _priority(self, request: GenerateRequest) -> dict[str, float]:
+        """TensorRT-LLM's goes from 0 to 1, and more is sooner; 0.5 is everyone's."""
+        if not request.priority:
+            return {}
+        if not self._lib.takes("priority"):
+            raise InvalidRequest("this build of TensorRT-LLM cannot do priority", param="priority")
+        return {"priority": 0.5 - request.priority / 200}

@@ -21,14 +21,15 @@ def sampling_params(request: GenerateRequest, lib: Library, facts: ModelFacts, *
     TensorRT-LLM's sampling is not positional, so a resumed answer goes on exactly only if it is greedy.
     """
     asked = request.sampling
+    stops = () if asked.ignore_eos else asked.stop_token_ids
     params = {
         "max_tokens": max_tokens,
         # Without `end_id` it would take the tokenizer's, and min_tokens would hold for that one.
         "end_id": asked.stop_token_ids[0] if asked.stop_token_ids else facts.eos_token_id,
         "pad_id": facts.eos_token_id,
-        "stop_token_ids": list(asked.stop_token_ids) or None,
+        "stop_token_ids": list(stops) or None,
         "include_stop_str_in_output": True,  # else the stop token would be cut off the ids
-        "ignore_eos": asked.ignore_eos or not asked.stop_token_ids,
+        "ignore_eos": not stops,
         "detokenize": False,
         "seed": seed_of_attempt(asked, request.num_generated),
         **_choosing(asked),
@@ -47,8 +48,8 @@ def sampling_params(request: GenerateRequest, lib: Library, facts: ModelFacts, *
 
 
 def _choosing(asked: Sampling) -> dict[str, object]:
-    if asked.temperature == 0:
-        return {}  # nothing set is greedy in every build; temperature 0 only in newer ones
+    if asked.temperature == 0 or asked.top_p == 0:
+        return {}  # nothing set is greedy in every build; these only in newer ones
     params: dict[str, object] = {"temperature": asked.temperature, "top_p": asked.top_p}
     params["top_k"] = max(0, asked.top_k)  # 0 is off; -1 is refused
     if asked.min_p:
@@ -75,5 +76,5 @@ def _built(cls: Callable[..., Any], params: dict[str, object]) -> Any:
         raise InvalidRequest(f"this build of TensorRT-LLM cannot do {', '.join(lacking)}", param=lacking[0])
     try:
         return cls(**params)
-    except (ValueError, TypeError, NotImplementedError) as error:
+    except (ValueError, NotImplementedError) as error:
         raise InvalidRequest(f"TensorRT-LLM refuses the sampling: {error}") from error

@@ -2,7 +2,8 @@
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
@@ -23,7 +24,7 @@ class ModelSchema:
 
     @functools.cached_property
     def _fields(self) -> dict[str, Schema | None]:
-        nested = {name: _nested(field.annotation) for name, field in self._model.model_fields.items()}
+        nested = {name: _nested(field) for name, field in self._model.model_fields.items()}
         return {name: ModelSchema(cls) if cls is not None else None for name, cls in nested.items()}
 
     def fields(self) -> Mapping[str, Schema | None]:
@@ -63,24 +64,43 @@ class ModelSchema:
             return self._model(**values)
         except ValueError as error:
             raise first_invalid(error) from error
+        except TypeError as error:  # a validator of the build's that null surprises
+            raise ValueError(f"TensorRT-LLM refuses the settings: {error}") from error
 
 
 def first_invalid(error: ValueError) -> ValueError:
-    """A pydantic ValidationError as the InvalidField of its first finding; another error as it is."""
+    """A pydantic ValidationError as its first finding, on one line, an InvalidField if one field is to blame;
+    another error as it is.
+    """
     errors = getattr(error, "errors", None)
     if not callable(errors):
         return error
     finding = errors()[0]
-    path = ".".join(str(part) for part in finding["loc"])
-    return InvalidField(path, f"{finding['input']!r}: {finding['msg']}") if path else error
+    path, message = ".".join(str(part) for part in finding["loc"]), " ".join(finding["msg"].split())
+    return InvalidField(path, f"{finding['input']!r}: {message}") if path else ValueError(message)
 
 
-def _nested(annotation: Any) -> Any:
-    """The model if the annotation is one, or one or None. A union of several stays a leaf."""
-    kinds = [kind for kind in (get_args(annotation) or (annotation,)) if kind is not type(None)]
-    if get_origin(annotation) in (list, dict, tuple, set) or len(kinds) != 1:
+def _nested(field: Any) -> Any:
+    """The model that the field holds: the only one, or of a union the default's (`cuda_graph_config`, whose
+    other is for encoders). A union without a default stays a leaf: nothing says which is meant.
+    """
+    kinds = list(_alternatives(field.annotation))
+    if not kinds or not all(hasattr(kind, "model_fields") for kind in kinds):
         return None
-    return kinds[0] if hasattr(kinds[0], "model_fields") else None
+    default = type(field.get_default(call_default_factory=True))
+    return kinds[0] if len(kinds) == 1 else default if default in kinds else None
+
+
+def _alternatives(annotation: Any) -> Iterator[Any]:
+    """What the annotation may be besides None."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _alternatives(get_args(annotation)[0])
+    elif origin in (Union, UnionType):
+        for part in get_args(annotation):
+            yield from _alternatives(part)
+    elif annotation is not type(None):
+        yield annotation
 
 
 def _words(annotation: Any) -> Iterator[str]:

@@ -13,7 +13,11 @@ log = logging.getLogger(__name__)
 Mode = Literal["prefill", "decode", "agg"]
 
 TRANSCEIVER = "cache_transceiver_config"
+RUNTIME = f"{TRANSCEIVER}.transceiver_runtime"
+MANAGER_V2 = "kv_cache_config.use_kv_cache_manager_v2"
 KV_TIMEOUT_MS = 60_000
+# What `auto` comes to for gpt-oss, made explicit so that the two sides of a pair can be compared.
+RUNTIMES = {"UCX": "CPP", "MOONCAKE": "CPP", "MPI": "CPP", "NIXL": "PYTHON"}
 BATON = "baton"  # the source of what Baton chose
 
 # Keys of older YAMLs, and what they are called now. TensorRT-LLM refuses them without saying so.
@@ -32,7 +36,8 @@ RENAMED = {
 }
 # What a build may lack without harm, and why.
 OPTIONAL = {
-    f"{TRANSCEIVER}.transceiver_runtime": "this build has the C++ runtime only",
+    RUNTIME: "this build has the C++ runtime only",
+    MANAGER_V2: "this build has one KV cache manager only",
     "num_postprocess_workers": "nothing is detokenised in the worker",
     "enable_min_latency": "it concerns Llama 4 only",
 }
@@ -54,12 +59,12 @@ def load_trtllm_settings(
     schema = ModelSchema(args, is_root=True)
     given = read(schema, yaml_path, typed or {}, override, renamed=RENAMED, optional=OPTIONAL)
     _drop_backend(given)
-    _choose(schema, given)
+    _choose(schema, given, mode)
     loaded: Loaded[dict[str, Any]] = build(schema, given, str(yaml_path or "engine settings"))
     if mode != "agg":
         _check_transfer(loaded)
     if mode == "prefill" and not loaded.values["disable_overlap_scheduler"]:
-        log.warning("disable_overlap_scheduler is not true: every published prefill set-up has it so")
+        log.warning("disable_overlap_scheduler is false: every published prefill set-up has it true")
     return loaded
 
 
@@ -70,18 +75,24 @@ def _drop_backend(given: Given) -> None:
         raise SettingsError(f"{source}: backend: {value!r}: the engine runs with 'pytorch' only")
 
 
-def _choose(schema: Schema, given: Given) -> None:
-    """What Baton needs and nobody has said."""
-    if has(schema, "guided_decoding_backend") and "guided_decoding_backend" not in given:
-        put(given, "guided_decoding_backend", "xgrammar", BATON)
+def _choose(schema: Schema, given: Given, mode: Mode) -> None:
+    """What Baton needs where the user has said nothing."""
+
+    def choose(path: str, value: object) -> None:
+        if path not in given and has(schema, path):
+            put(given, path, value, BATON)
+
+    choose("guided_decoding_backend", "xgrammar")
+    if mode == "prefill":
+        choose("disable_overlap_scheduler", True)
     if not any(path.startswith(f"{TRANSCEIVER}.") for path in given):
         return
     backend, _ = given.get(f"{TRANSCEIVER}.backend", (None, ""))
-    runtime, timeout = f"{TRANSCEIVER}.transceiver_runtime", f"{TRANSCEIVER}.kv_transfer_timeout_ms"
-    if backend == "UCX" and runtime not in given and has(schema, runtime):
-        put(given, runtime, "CPP", BATON)
-    if timeout not in given and has(schema, timeout):
-        put(given, timeout, KV_TIMEOUT_MS, BATON)
+    if backend in RUNTIMES:
+        choose(RUNTIME, RUNTIMES[str(backend)])
+        if given.get(RUNTIME, ("CPP", ""))[0] in ("CPP", None):
+            choose(MANAGER_V2, False)
+    choose(f"{TRANSCEIVER}.kv_transfer_timeout_ms", KV_TIMEOUT_MS)
 
 
 def _check_transfer(loaded: Loaded[dict[str, Any]]) -> None:
@@ -95,6 +106,15 @@ def _check_transfer(loaded: Loaded[dict[str, Any]]) -> None:
     if values.get(timeout) is None and timeout in values:
         raise SettingsError(
             f"{sources[timeout]}: {timeout}: null would wait for a dead worker for ever; give milliseconds"
+        )
+    if values.get(RUNTIME) == "PYTHON" and values[f"{TRANSCEIVER}.backend"] not in ("NIXL", "DEFAULT"):
+        raise SettingsError(
+            f"{sources[RUNTIME]}: {RUNTIME}: PYTHON moves KV over NIXL only; give backend: NIXL, or CPP"
+        )
+    if values.get(RUNTIME) == "CPP" and values.get(MANAGER_V2) is True:
+        raise SettingsError(
+            f"{sources[MANAGER_V2]}: {MANAGER_V2}: true does not work with the C++ transceiver; "
+            "leave it out, or give backend: NIXL"
         )
     if values["max_beam_width"] not in (None, 1):
         raise SettingsError(f"{sources['max_beam_width']}: max_beam_width: must be 1 to move KV")

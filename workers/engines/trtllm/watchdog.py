@@ -1,71 +1,114 @@
-"""Watches the engine from a thread of its own, for a blocked call into it can freeze the event loop."""
+"""Watches the engine from threads of its own, for a blocked call into it can freeze the event loop."""
 
 import asyncio
+import dataclasses
 import logging
-import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 from workers.engines.trtllm.library import fatal_error, is_healthy
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.5
-# Turns of the poll; counted, not timed, so that a process that was stopped for a while does not look frozen.
-_HEALTH_EVERY = 4
-_FROZEN_AFTER = 60
+Leave = Callable[[int], object]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long TensorRT-LLM may take for what blocks. Loading 65 GB from a slow disk takes half an hour."""
+
+    load_s: float = 3600.0
+    shut_down_s: float = 60.0
+    health_s: float = 30.0
+    poll_s: float = 0.5
+
+
+@contextmanager
+def leaving_after(limit_s: float, leave: Leave, doing: str) -> Generator[None, None, None]:
+    """End the process with status 1 if this block takes longer: it may hang where no signal or exception
+    reaches it.
+    """
+
+    def give_up() -> None:
+        log.error("%s has taken %g s, leaving", doing, limit_s)
+        leave(1)
+
+    timer = threading.Timer(limit_s, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Watchdog:
-    """Tells `on_broken`, on the event loop, once: what the executor has recorded, or a failed health check.
+    """Tells `on_broken`, on the event loop, once: what the executor has recorded, a failed health check, or
+    one that does not end.
 
     If the loop does not turn any more, nobody could be told: the process ends with status 1 through `leave`.
     """
 
     def __init__(
-        self, llm: Any, on_broken: Callable[[str], None], *, leave: Callable[[int], object] = os._exit
+        self,
+        llm: Any,
+        on_broken: Callable[[str], None],
+        *,
+        leave: Leave,
+        patience: Patience,
     ) -> None:
         self._llm = llm
         self._on_broken = on_broken
         self._leave = leave
+        self._patience = patience
         self._loop = asyncio.get_running_loop()
         self._stopped = threading.Event()
-        self._num_unanswered = 0
+        # Turns of the poll without a sign of life; counted, not timed, so that a process that was stopped for
+        # a while does not look frozen.
+        self._loop_is_silent_for = 0
+        self._health_is_silent_for = 0
         self._thread = threading.Thread(target=self._watch, daemon=True, name="trtllm-watchdog")
         self._thread.start()
+        threading.Thread(target=self._ask, daemon=True, name="trtllm-health").start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the threads; one that hangs in a health check is left behind."""
         self._stopped.set()
         self._thread.join()
 
     def _watch(self) -> None:
-        turn = 0
-        while not self._stopped.wait(POLL_S):
-            turn += 1
-            error = fatal_error(self._llm)
-            try:
-                if error is not None:
-                    self._loop.call_soon_threadsafe(self._on_broken, f"TensorRT-LLM recorded: {error}")
-                elif turn % _HEALTH_EVERY == 0:
-                    self._loop.call_soon_threadsafe(self._check)
-            except RuntimeError:
-                return  # the loop is closed: the process is on its way out
-            self._num_unanswered += 1
-            self._loop.call_soon_threadsafe(self._answer)
-            if self._num_unanswered > _FROZEN_AFTER:
-                log.error("event loop frozen for %g s, leaving", POLL_S * _FROZEN_AFTER)
+        limit = self._patience.health_s / self._patience.poll_s
+        while not self._stopped.wait(self._patience.poll_s):
+            self._loop_is_silent_for += 1
+            self._health_is_silent_for += 1
+            if (error := fatal_error(self._llm)) is not None:
+                self._tell(f"TensorRT-LLM recorded: {error}")
+            elif self._health_is_silent_for > limit:
+                self._tell(f"TensorRT-LLM's health check did not end within {self._patience.health_s:g} s")
+            self._in_loop(self._loop_turns)
+            if self._loop_is_silent_for > limit:
+                log.error("event loop frozen for %g s, leaving", self._patience.health_s)
                 self._leave(1)
 
-    def _answer(self) -> None:
-        self._num_unanswered = 0
+    def _ask(self) -> None:
+        while not self._stopped.wait(4 * self._patience.poll_s):
+            try:
+                if not is_healthy(self._llm):
+                    self._tell("TensorRT-LLM says that it is not healthy")
+            except Exception as error:  # noqa: BLE001  a private check may raise whatever it likes
+                self._tell(f"TensorRT-LLM's health check failed: {type(error).__name__}: {error}")
+            self._health_is_silent_for = 0
 
-    def _check(self) -> None:
+    def _loop_turns(self) -> None:
+        self._loop_is_silent_for = 0
+
+    def _tell(self, reason: str) -> None:
+        self._in_loop(lambda: self._on_broken(reason))
+
+    def _in_loop(self, callback: Callable[[], None]) -> None:
         try:
-            healthy = is_healthy(self._llm)
-        except Exception as error:  # noqa: BLE001  a private check may raise whatever it likes
-            self._on_broken(f"TensorRT-LLM's health check failed: {type(error).__name__}: {error}")
-            return
-        if not healthy:
-            self._on_broken("TensorRT-LLM says that it is not healthy")
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:  # the loop is closed: the process is on its way out
+            self._stopped.set()

@@ -48,7 +48,9 @@ class CompletionOutput:
 class RequestOutput:
     """The handle of one request. Its queue belongs to the loop that ran when it was made."""
 
-    def __init__(self, request_id: int, prompt_token_ids: list[int], abort: Callable[[int], None]) -> None:
+    def __init__(
+        self, request_id: int, prompt_token_ids: list[int], abort: Callable[[int, bool], None]
+    ) -> None:
         self.request_id = request_id
         self.prompt: str | None = None
         self.prompt_token_ids = prompt_token_ids
@@ -75,7 +77,7 @@ class RequestOutput:
 
     def abort(self) -> None:
         """Ask the engine to stop; nothing is waited for."""
-        self._abort(self.request_id)
+        self._abort(self.request_id, self.decoding_iter > 0)
         self._aborted = True
 
     def aborted(self) -> bool:
@@ -107,9 +109,11 @@ class RequestOutput:
             raise response
         (output,) = self.outputs
         output.token_ids += response.token_ids
-        output.logprobs += response.logprobs or []
         output.finish_reason = response.finish_reason
         output.stop_reason = response.stop_reason
         output.disaggregated_params = response.disaggregated_params
         self.decoding_iter += 1
         self.finished = response.finish_reason is not None
+        if response.logprobs is not None:
+            output.logprobs += response.logprobs
+            assert len(output.logprobs) == output.length  # of the real one, word for word

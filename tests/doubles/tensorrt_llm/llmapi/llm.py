@@ -6,8 +6,9 @@ from typing import Any
 
 from tensorrt_llm.executor.engine import Executor, Job
 from tensorrt_llm.executor.result import RequestOutput
+from tensorrt_llm.executor.translate import Request
 from tensorrt_llm.executor.utils import RequestError
-from tensorrt_llm.params import SamplingParams, TorchLlmArgs
+from tensorrt_llm.params import SamplingParams, TorchLlmArgs, moves_kv_by_python
 
 _FIRST_GLOBAL_ID = 1 << 40
 
@@ -43,6 +44,7 @@ class LLM:
             tokenizer_revision=tokenizer_revision,
             **kwargs,
         )
+        _check_transceiver(self.args)
         self._request_ids = itertools.count(1)
         self._executor: Executor | None = Executor(self.args)
 
@@ -63,7 +65,7 @@ class LLM:
         priority: float = 0.5,
     ) -> RequestOutput:
         """Start a request; an ordinary call. Bad requests raise here, engine errors from the iteration."""
-        if self._executor is None:
+        if self._executor is None or self._executor.is_shutdown():
             raise RuntimeError("LLM is shutting down")
         asyncio.get_running_loop()  # the result's queue is bound to it
         token_ids = inputs["prompt_token_ids"] if isinstance(inputs, dict) else inputs
@@ -72,15 +74,17 @@ class LLM:
         sampling = sampling_params if sampling_params is not None else SamplingParams()
         kind = (disaggregated_params and disaggregated_params.request_type) or "context_and_generation"
         self._check(token_ids, sampling, kind, disaggregated_params)
+        self._check_salt(token_ids, cache_salt)
         result = RequestOutput(next(self._request_ids), token_ids, self._executor.abort)
         result.disaggregated_params = disaggregated_params
         # With KV that was taken over, all of the prompt counts as cached.
         result.cached_tokens = len(token_ids) if kind == "generation_only" else 0
-        self._executor.submit(Job(result, token_ids, sampling, streaming, kind, disaggregated_params))
+        request = Request(result.request_id, token_ids, sampling, streaming, kind, disaggregated_params)
+        self._executor.submit(Job(request, result))
         return result
 
     def get_kv_cache_capacity(self) -> dict[str, int]:
-        """What the pool holds."""
+        """What one rank's pool holds."""
         assert self._executor is not None
         blocks, size = self._executor.num_blocks, self.args.kv_cache_config.tokens_per_block
         return {"maxNumBlocks": blocks, "tokensPerBlock": size, "maxNumTokens": blocks * size}
@@ -109,5 +113,54 @@ class LLM:
             raise ValueError("cache_transceiver_config with a backend is needed for disaggregated requests")
         if params.disagg_request_id is not None and params.disagg_request_id < _FIRST_GLOBAL_ID:
             raise ValueError("disagg_request_id below 2**40 is the engine's own")
-        if kind == "generation_only" and (params.ctx_request_id is None or params.opaque_state is None):
+        state = params.ctx_info_endpoint if moves_kv_by_python(config) else params.opaque_state
+        if kind == "generation_only" and (params.ctx_request_id is None or state is None):
             raise ValueError("generation_only needs what context_only gave")
+
+    def _check_salt(self, token_ids: list[int], cache_salt: str | None) -> None:
+        """The requests with which attention DP fills idle ranks are all ones, and unsalted: "an unsalted
+        canary sharing that prefix crashes the rank" (Dynamo, health_check.py).
+        """
+        reuses = self.args.enable_attention_dp and self.args.kv_cache_config.enable_block_reuse
+        if reuses and cache_salt is None and token_ids[0] == 1:
+            assert self._executor is not None
+            self._executor.die("a rank died: a request shares its blocks with a dummy request")
+
+
+class OldLLM(LLM):
+    """1.2's: it knows no priorities and no conversations."""
+
+    def generate_async(  # type: ignore[override]  # noqa: PLR0917  as TensorRT-LLM had it
+        self,
+        inputs: Any,
+        sampling_params: Any = None,
+        lora_request: Any = None,
+        prompt_adapter_request: Any = None,
+        streaming: bool = False,
+        kv_cache_retention_config: Any = None,
+        disaggregated_params: Any = None,
+        trace_headers: Any = None,
+        _postproc_params: Any = None,
+        scheduling_params: Any = None,
+        cache_salt: str | None = None,
+    ) -> RequestOutput:
+        """See LLM."""
+        return super().generate_async(
+            inputs,
+            sampling_params,
+            streaming=streaming,
+            disaggregated_params=disaggregated_params,
+            cache_salt=cache_salt,
+        )
+
+
+def _check_transceiver(args: Any) -> None:
+    """What fails when the executor is made: its caller learns no more than that."""
+    config = args.cache_transceiver_config
+    if config is None or config.backend is None:
+        return
+    by_python = moves_kv_by_python(config)
+    wrong_backend = by_python and config.backend not in ("NIXL", "DEFAULT")
+    wrong_blocks = not by_python and args.kv_cache_config.use_kv_cache_manager_v2 is True
+    if wrong_backend or wrong_blocks:
+        raise RuntimeError("Executor worker returned error")

@@ -1,0 +1,276 @@
+"""The trtllm engine when TensorRT-LLM hangs, dies, is another release, or dislikes one request."""
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tensorrt_llm.llmapi.llm import LLM, OldLLM
+from tensorrt_llm.params import OldSamplingParams
+from tensorrt_llm.traps import sprung
+
+from baton.errors import EngineFailure, InvalidRequest
+from baton.messages import Guided, MessageForm
+from tests.engine_calls import next_handoff, tokens
+from tests.tiny_gpt_oss import write_checkpoint
+from tests.trtllm_engine import CONFIG, NO_WATCHDOG, ask, executor, new_engine, started
+from tests.waiting import PATIENCE_S, until
+from workers.engines.trtllm.engine import TrtllmEngine
+from workers.engines.trtllm.library import load_library
+from workers.engines.trtllm.watchdog import Patience
+from workers.settings import SettingsError
+
+FOREVER_S = 3600.0
+OLD = "1.2.1+double"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def num_jobs(engine: TrtllmEngine) -> int:
+    """Requests inside the double."""
+    return len(executor(engine)._jobs)  # noqa: SLF001  nobody else can tell
+
+
+async def served(engine: TrtllmEngine) -> bool:
+    """Whether it still answers."""
+    return len(await tokens(engine.decode(ask()))) == 12
+
+
+def test_a_prefill_that_is_closed_before_its_handoff_is_aborted(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            await until(lambda: num_jobs(engine) == 0)  # the warm-up is over
+            with sprung(prefill_s_a_token=FOREVER_S):
+                prefilling = asyncio.create_task(next_handoff(engine.prefill(ask())))
+                await until(lambda: num_jobs(engine) == 1)
+                prefilling.cancel()
+                await asyncio.wait([prefilling])
+                assert engine.stats().num_running == 0
+                await until(lambda: num_jobs(engine) == 0)
+            assert await served(engine)
+
+    asyncio.run(main())
+
+
+def test_a_prefill_that_is_closed_as_its_response_comes_harms_nobody(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            await until(lambda: num_jobs(engine) == 0)  # the warm-up is over
+            prefilling = asyncio.create_task(next_handoff(engine.prefill(ask())))
+            await until(lambda: num_jobs(engine) == 1, pause_s=0)
+            (job,) = executor(engine)._jobs.values()  # noqa: SLF001  nobody else can tell
+            while not job.is_pinned and not job.task.done():
+                pass  # the loop does not turn, so the response is not read
+            assert job.is_pinned
+            prefilling.cancel()
+            await asyncio.wait([prefilling])
+            await until(lambda: num_jobs(engine) == 0)  # by the KV timeout: the abort was refused
+            assert await served(engine)
+
+    asyncio.run(main())
+
+
+def test_the_first_request_to_meet_a_fatal_error_tells_the_worker(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint, patience=NO_WATCHDOG) as engine:
+            executor(engine).die("out of the blue")
+            with pytest.raises(EngineFailure, match="LLM is shutting down"):
+                await tokens(engine.decode(ask()))
+            async with asyncio.timeout(PATIENCE_S):
+                assert "LLM is shutting down" in await engine.failed()
+
+    asyncio.run(main())
+
+
+def test_a_health_check_that_hangs_holds_up_nobody_and_is_a_failure(checkpoint: Path) -> None:
+    async def main() -> None:
+        patience = Patience(poll_s=0.01, health_s=1.0)
+        async with started(checkpoint, patience=patience) as engine:
+            with sprung(health_hangs=True):
+                assert await served(engine)
+                async with asyncio.timeout(PATIENCE_S):
+                    assert "health check did not end within 1 s" in await engine.failed()
+
+    asyncio.run(main())
+
+
+def test_a_load_that_hangs_ends_the_process(checkpoint: Path) -> None:
+    async def main() -> None:
+        left: list[int] = []
+        with sprung(loads_s=0.5):
+            async with started(checkpoint, leave=left.append, patience=Patience(load_s=0.05)):
+                assert left == [1]
+
+    asyncio.run(main())
+
+
+def test_a_shutdown_that_hangs_ends_the_process(checkpoint: Path) -> None:
+    async def main() -> None:
+        left: list[int] = []
+        engine = new_engine(checkpoint, leave=left.append, patience=Patience(shut_down_s=0.05))
+        await engine.start()
+        with sprung(shutdown_hangs=True):
+            stopping = asyncio.create_task(engine.stop())
+            await until(lambda: left == [1])
+        await stopping
+
+    asyncio.run(main())
+
+
+def test_a_schema_that_does_not_compile_is_the_clients_fault(checkpoint: Path) -> None:
+    last = MessageForm(
+        headers=("x",), end="<|return|>", schema='{"type": "nonsense"}', param="response_format"
+    )
+    form = Guided(last=(last,))
+
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            for answer in (engine.prefill(ask(guided=form)), engine.decode(ask(guided=form))):
+                with pytest.raises(InvalidRequest, match='Unsupported type "nonsense"') as refused:
+                    await anext(answer)
+                assert refused.value.param == "response_format"
+            assert await served(engine)
+
+    asyncio.run(main())
+
+
+def test_a_context_that_the_kv_cache_cannot_hold_is_not_announced(checkpoint: Path) -> None:
+    async def main() -> None:
+        engine = new_engine(checkpoint, kv_cache_config={"tokens_per_block": 8, "max_tokens": 128})
+        try:
+            assert (await engine.start()).context_length == 128
+            with pytest.raises(InvalidRequest, match="128 tokens; the context of 128"):
+                await tokens(engine.decode(ask(128)))
+            assert len(await tokens(engine.decode(ask(120)))) == 8
+        finally:
+            await engine.stop()
+
+    asyncio.run(main())
+
+
+def test_with_attention_dp_capacity_and_use_are_those_of_all_ranks(checkpoint: Path) -> None:
+    ranks = {"enable_attention_dp": True, "tensor_parallel_size": 4}
+    cache = {"tokens_per_block": 8, "max_tokens": 256}
+
+    async def main() -> None:
+        async with started(checkpoint, **ranks, kv_cache_config=cache) as engine:
+            answers = [engine.decode(ask(200, max_tokens=50)) for _ in range(4)]
+            for answer in answers:
+                await anext(answer)
+            stats = engine.stats()
+            assert stats.kv_blocks == 4 * 256 // 8
+            assert stats.kv_blocks / 2 < stats.kv_used_blocks <= stats.kv_blocks
+            for answer in answers:
+                await answer.aclose()
+
+    asyncio.run(main())
+
+
+def test_with_attention_dp_no_prompt_is_taken_for_a_dummy_request(checkpoint: Path) -> None:
+    ranks = {"enable_attention_dp": True, "tensor_parallel_size": 4}
+
+    async def main() -> None:
+        async with started(checkpoint, **ranks) as engine:
+            ones = msgspec.structs.replace(ask(), token_ids=[1] * 9)
+            assert len(await tokens(engine.decode(ones))) == 12
+            async with aclosing(engine.prefill(ones)) as replies:
+                handed = msgspec.structs.replace(ones, handoff=await next_handoff(replies))
+                assert len(await tokens(engine.decode(handed))) == 12
+
+    asyncio.run(main())
+
+
+def test_a_release_that_is_too_old_is_refused() -> None:
+    with sprung(build=OLD), pytest.raises(SettingsError, match=r"TensorRT-LLM 1\.2\.1.* is too old; install"):
+        load_library()
+
+
+def test_an_assertion_about_one_response_ends_that_request_only(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint, patience=NO_WATCHDOG) as engine:
+            asked = ask(max_tokens=200, logprobs=1)
+            async with aclosing(engine.prefill(asked)) as replies:
+                handed = msgspec.structs.replace(asked, handoff=await next_handoff(replies))
+                with sprung(build=OLD), pytest.raises(EngineFailure, match="on this request: AssertionError"):
+                    await tokens(engine.decode(handed))
+            await until(lambda: num_jobs(engine) == 0)
+            assert await served(engine)
+
+    asyncio.run(main())
+
+
+def test_stop_tokens_are_ignored_by_any_release(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            first, *_ = await tokens(engine.decode(ask()))
+            ignoring = ask(stop_token_ids=(first,), ignore_eos=True)
+            with sprung(build=OLD):
+                assert len(await tokens(engine.decode(ignoring))) == 12
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("asked", "lacks"),
+    [
+        (msgspec.structs.replace(ask(), priority=5), "priority"),
+        (ask(frequency_penalty=0.5), "prompt_ignore_length"),
+    ],
+)
+def test_what_a_release_lacks_is_named_and_all_else_works(checkpoint: Path, asked: Any, lacks: str) -> None:
+    async def main() -> None:
+        classes = {"llm": OldLLM, "sampling_params": OldSamplingParams}
+        async with started(checkpoint, classes=classes) as engine:
+            with pytest.raises(InvalidRequest, match=f"this build of TensorRT-LLM cannot do {lacks}"):
+                await tokens(engine.decode(asked))
+            assert await served(engine)
+
+    asyncio.run(main())
+
+
+class OtherLLM(LLM):  # type: ignore[misc]  # the double is not typed
+    """A release whose `generate_async` takes what it hands on to something that does not."""
+
+    def generate_async(self, *args: Any, **options: Any) -> Any:
+        """As said."""
+        if "streaming" in options:
+            raise TypeError("submit() got an unexpected keyword argument 'streaming'")
+        return super().generate_async(*args, **options)
+
+
+def test_a_release_with_another_signature_ends_the_worker(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint, classes={"llm": OtherLLM}) as engine:
+            with pytest.raises(EngineFailure, match="unexpected keyword argument 'streaming'"):
+                await tokens(engine.decode(ask()))
+            async with asyncio.timeout(PATIENCE_S):
+                assert "TypeError" in await engine.failed()
+
+    asyncio.run(main())
+
+
+def test_over_nixl_an_answer_is_the_same_apart(checkpoint: Path) -> None:
+    wire = CONFIG["cache_transceiver_config"] | {"backend": "NIXL"}
+
+    async def main() -> None:
+        engine = new_engine(checkpoint, cache_transceiver_config=wire)
+        try:
+            assert (await engine.start()).kv_transfer == "nixl-python (tp 1)"
+            asked = ask(logprobs=2)
+            expected = [chunk async for chunk in engine.decode(asked)]
+            async with aclosing(engine.prefill(asked)) as replies:
+                handed = msgspec.structs.replace(asked, handoff=await next_handoff(replies))
+                answer = [chunk async for chunk in engine.decode(handed)]
+            assert [c.token_ids for c in answer] == [c.token_ids for c in expected]
+            assert [[e.token_id for e in c.logprobs or ()] for c in answer] == [
+                list(c.token_ids) for c in expected
+            ]
+        finally:
+            await engine.stop()
+
+    asyncio.run(main())

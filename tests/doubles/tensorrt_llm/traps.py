@@ -1,0 +1,69 @@
+"""The double's switches: TensorRT-LLM's ways of failing that are not always sprung, each with its source."""
+
+import dataclasses
+import os
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+
+@dataclasses.dataclass
+class Traps:
+    """All off, unless the environment (`DOUBLE_TRTLLM_` and the name in capitals) or `sprung` says otherwise.
+
+    * `build`: what `tensorrt_llm.__version__` is. 1.2 brings what 1.3 no longer has: `ignore_eos` does not
+      switch `stop_token_ids` off, the logprob of the first token gets lost between context and generation
+      (its `assert len(output.logprobs) == output.length`, executor/result.py), and ranks of a context worker
+      die with the overlap scheduler.
+    * `dies_after`: the executor breaks after so many responses.
+    * `gives_no_params`: a context_only result has no DisaggregatedParams.
+    * `loads_s`: how long the constructor blocks. `prefill_s_a_token`: how slow a context_only request is.
+    * `health_hangs`, `shutdown_hangs`: the calls wait for ever, as for a rank that is gone; Dynamo calls
+      `check_health` in a thread and bounds `shutdown` (engine_monitor.py).
+    """
+
+    build: str = "1.3.0rc29+double"
+    dies_after: int = -1
+    gives_no_params: bool = False
+    loads_s: float = 0.0
+    prefill_s_a_token: float = 0.0
+    health_hangs: bool = False
+    shutdown_hangs: bool = False
+
+    @property
+    def is_old(self) -> bool:
+        """Whether 1.2 is meant."""
+        return self.build.startswith("1.2")
+
+
+def _from_environment() -> Traps:
+    given: dict[str, Any] = {}
+    for name, default in dataclasses.asdict(Traps()).items():
+        if (text := os.environ.get(f"DOUBLE_TRTLLM_{name.upper()}")) is not None:
+            given[name] = type(default)(text)
+    return Traps(**given)
+
+
+TRAPS = _from_environment()
+_released = threading.Event()
+
+
+@contextmanager
+def sprung(**traps: Any) -> Generator[None, None, None]:
+    """Within it, these traps; at its end what hangs goes on."""
+    before = {name: getattr(TRAPS, name) for name in traps}
+    for name, value in traps.items():
+        setattr(TRAPS, name, value)
+    _released.clear()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(TRAPS, name, value)
+        _released.set()
+
+
+def hang() -> None:
+    """Wait until `sprung` ends; for ever if there is none."""
+    _released.wait()
