@@ -84,3 +84,25 @@ async def turns(until: Callable[[], bool]) -> None:
 
 async def tokens(stream: AsyncGenerator[Reply, None]) -> list[int]:
     return [reply.token_ids[0] async for reply in stream if isinstance(reply, TokenChunk)]
+
+
+async def silent(_: Request) -> AsyncGenerator[Reply, None]:
+    await asyncio.Event().wait()
+    yield TokenChunk(token_ids=())
+
+
+class RawCaller:
+    """The worker's end of a link whose caller is the test."""
+
+    def __init__(self, service: Service) -> None:
+        self.wire = Sent()
+        self.link = service.accept(self.wire)
+        self._number = 0
+
+    def say(self, *envelopes: Envelope) -> None:
+        self.link.receive(frame(self._number, *envelopes))
+        self._number += 1
+
+    def heard(self, kind: type[Envelope]) -> list[Envelope]:
+        envelopes = [each for one in self.wire.frames for each in frames.FROM_WORKER.decode(one)[1]]
+        return [each for each in envelopes if isinstance(each, kind)]

@@ -205,6 +205,22 @@ def test_what_a_request_came_to_is_counted_once_it_has_ended() -> None:
     run_jumping(main())
 
 
+def test_the_first_token_is_the_first_and_not_the_last() -> None:
+    async def main() -> None:
+        client = Client(ScriptedTokens(ANSWER, pause_at=6))
+        answering = asyncio.create_task(ask(client, Slow(num_taken=1000)))
+        await client.tokens.paused.wait()
+        await asyncio.sleep(0.05)  # that long the answer takes at least
+        client.tokens.go_on.set()
+        await answering
+        labels = {"route": ROUTE, "model": MODEL}
+        whole_s = client.metric("baton_request_duration_seconds_sum", **labels)
+        first_s = client.metric("baton_time_to_first_token_seconds_sum", **labels)
+        assert whole_s - first_s > 0.045
+
+    asyncio.run(main())
+
+
 def test_a_failure_in_mid_stream_is_counted_under_its_status() -> None:
     async def main() -> None:
         tokens = ScriptedTokens(ANSWER, fail_at=30, error=EngineFailure("Broken."))

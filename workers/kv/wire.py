@@ -5,7 +5,7 @@
                          <-     Grant(words), or Refused
            (the bytes move: streamed over this socket, or read out of the source's memory)
     Fetched              ->
-                         <-     Stands, or Refused: only now do the bytes count
+                         <-     Stands, or the end of the connection: only now do the bytes count
 
 The last exchange is what makes withdrawal safe: whatever was read of memory that the source has taken back
 in the meantime is thrown away. A connection that ends tells each side at once that the other is gone.

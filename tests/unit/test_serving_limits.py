@@ -1,0 +1,161 @@
+"""What a caller may cost its worker: credit, streams, links, generators that do not close."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from baton import frames
+from baton.errors import EngineFailure
+from baton.frames import Cancel, Credit, End, Envelope, Goodbye, Hello, Next, Open
+from baton.messages import Reply, Request, TokenChunk
+from baton.serving import MAX_CALLERS, Service
+from baton.streams import WINDOW
+from tests.clock import run_jumping
+from tests.generators import none_abandoned
+from tests.links import PACE, Pair, RawCaller, a_request, count_up, silent, tokens, turns
+
+
+def test_no_credit_lets_a_worker_send_more_than_one_window() -> None:
+    async def main() -> None:
+        service = Service("w", count_up, PACE)
+        caller = RawCaller(service)
+        caller.say(Hello(frames.VERSION, "w"), Open(1, a_request(10 * WINDOW)), Credit(1, 5 * WINDOW))
+        await asyncio.sleep(1)  # time for what must not be sent
+        assert len(caller.heard(Next)) == WINDOW
+        caller.say(Credit(1, 5 * WINDOW))
+        await asyncio.sleep(1)
+        assert len(caller.heard(Next)) == 2 * WINDOW
+        caller.say(Credit(1, 3))
+        await asyncio.sleep(1)
+        assert len(caller.heard(Next)) == 2 * WINDOW + 3
+        caller.link.lose("test")
+        await turns(lambda: not service.tasks)
+
+    run_jumping(main())
+
+
+def test_credit_and_cancel_of_an_unknown_stream_are_ignored() -> None:
+    async def main() -> None:
+        service = Service("w", count_up, PACE)
+        caller = RawCaller(service)
+        caller.say(Hello(frames.VERSION, "w"), Credit(9, 1), Cancel(9), Open(1, a_request()))
+        await turns(lambda: caller.heard(End) == [End(1)])
+
+    run_jumping(main())
+
+
+def test_a_generator_waits_before_its_second_reply_while_the_wire_is_full() -> None:
+    async def main() -> None:
+        caller = RawCaller(Service("w", count_up, PACE))
+        caller.wire.writable.clear()
+        caller.say(Hello(frames.VERSION, "w"), Open(1, a_request(100)))
+        await asyncio.sleep(1)  # time for what must not be sent
+        assert len(caller.heard(Next)) == 1
+        caller.wire.writable.set()
+        await turns(lambda: caller.heard(End) == [End(1)])
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize("last", [Cancel(1), Goodbye("I leave")])
+def test_a_generator_that_waits_for_credit_is_closed_with_its_call(last: Envelope) -> None:
+    async def main() -> None:
+        service = Service("w", count_up, PACE)
+        caller = RawCaller(service)
+        with none_abandoned():
+            caller.say(Hello(frames.VERSION, "w"), Open(1, a_request(10 * WINDOW)))
+            await turns(lambda: len(caller.heard(Next)) == WINDOW)
+            caller.say(last)
+            await turns(lambda: not service.tasks)
+
+    run_jumping(main())
+
+
+def test_nothing_is_begun_for_a_caller_that_has_said_goodbye() -> None:
+    async def main() -> None:
+        service = Service("w", silent, PACE)
+        RawCaller(service).say(Hello(frames.VERSION, "w"), Goodbye("I leave"), Open(1, a_request()))
+        assert not service.tasks
+
+    run_jumping(main())
+
+
+def test_a_stream_number_that_is_used_twice_breaks_the_link() -> None:
+    async def main() -> None:
+        service = Service("w", silent, PACE)
+        caller = RawCaller(service)
+        caller.say(Hello(frames.VERSION, "w"), Open(1, a_request()), Open(1, a_request()))
+        assert caller.wire.closed
+        assert caller.heard(Goodbye) == [Goodbye("stream 1 was opened twice")]
+        await turns(lambda: not service.tasks)
+
+    run_jumping(main())
+
+
+def test_one_caller_more_than_the_limit_is_sent_away_and_the_others_stay() -> None:
+    async def main() -> None:
+        service = Service("w", count_up, PACE)
+        callers = [RawCaller(service) for _ in range(MAX_CALLERS)]
+        for caller in callers:
+            caller.say(Hello(frames.VERSION, "w"))
+        one_more = RawCaller(service)
+        one_more.say(Hello(frames.VERSION, "w"))
+        assert one_more.heard(Goodbye) == [Goodbye("1024 callers are connected to this worker")]
+        assert not any(caller.wire.closed for caller in callers)
+        callers[0].say(Goodbye("I leave"))
+        next_one = RawCaller(service)
+        next_one.say(Hello(frames.VERSION, "w"))
+        assert not next_one.wire.closed
+
+    run_jumping(main())
+
+
+def test_what_an_engine_raises_is_logged_and_its_caller_hears_which_request_it_was(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def broken(_: Request) -> AsyncGenerator[Reply, None]:
+        raise RuntimeError("password=hunter2")
+        yield TokenChunk(token_ids=())  # type: ignore[unreachable]  # makes it a generator
+
+    async def main() -> None:
+        with pytest.raises(EngineFailure, match="request r;") as told:
+            await tokens(Pair(broken).call(a_request()))
+        assert "hunter2" not in told.value.message
+
+    run_jumping(main())
+    assert "hunter2" in caplog.text
+
+
+def test_a_caller_that_comes_after_the_end_is_told_so() -> None:
+    async def main() -> None:
+        service = Service("w", count_up, PACE)
+        await service.stop()
+        late = RawCaller(service)
+        late.say(Hello(frames.VERSION, "w"))
+        assert late.heard(Goodbye) == [Goodbye("the worker has stopped")]
+
+    run_jumping(main())
+
+
+def test_a_generator_that_does_not_close_holds_up_the_end_for_five_seconds() -> None:
+    async def main() -> None:
+        stuck = asyncio.Event()
+
+        async def stubborn(_: Request) -> AsyncGenerator[Reply, None]:
+            try:
+                yield TokenChunk(token_ids=(0,))
+                await asyncio.Event().wait()
+            finally:
+                await stuck.wait()
+
+        pair = Pair(stubborn)
+        await anext(pair.call(a_request()))
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        await pair.service.stop()
+        assert loop.time() - began_s == pytest.approx(5.0)
+        assert not pair.service.links
+        stuck.set()
+
+    run_jumping(main())
