@@ -1,0 +1,157 @@
+"""Codex's tools in Responses: namespaces, custom tools; and thoughts as summaries and under a seal."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
+
+Json = dict[str, Any]
+
+THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
+CLOSE = {"type": "function", "name": "close", "parameters": {"type": "object"}}
+AGENTS = {"type": "namespace", "name": "agents", "description": "Sub-agents.", "tools": [CLOSE]}
+PATCH = {"type": "custom", "name": "patch", "description": "Edits files."}
+HI = {"role": "user", "content": "Hi"}
+
+
+def call(recipient: str, body: str, kind: str = " <|constrain|>json") -> str:
+    return f"{THINK}<|channel|>commentary to={recipient}{kind}<|message|>{body}<|call|>"
+
+
+def respond(client: Client, **fields: Any) -> Reply:
+    reply = asyncio.run(client.post("/v1/responses", {"model": MODEL, "input": [HI], **fields}))
+    assert reply.status == 200, reply.body
+    return reply
+
+
+def output(text: str, **fields: Any) -> list[Json]:
+    """The items of an answer, told the same whole and as a stream."""
+    whole = respond(Client(ScriptedTokens(text)), **fields).json["output"]
+    events = respond(Client(ScriptedTokens(text)), stream=True, **fields).events
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert events[-1]["response"]["output"] == done
+    for told in (whole, done):
+        for item in told:
+            item.pop("id")
+            item.pop("call_id", None)
+            item.pop("encrypted_content", None)
+    assert done == whole
+    return list(whole)
+
+
+def prompt(**fields: Any) -> str:
+    client = Client(ScriptedTokens("<|channel|>final<|message|>Ok<|return|>"))
+    respond(client, **fields)
+    return TOKENIZER.decode(client.tokens.requests[-1].token_ids)
+
+
+def test_a_namespace_is_shown_as_one_and_its_calls_carry_name_and_namespace_apart() -> None:
+    said = prompt(tools=[AGENTS, CLOSE])
+    assert "## agents\n\n// Sub-agents.\nnamespace agents {\n\ntype close" in said
+    assert "} // namespace agents" in said
+    assert "namespace functions {\n\ntype close" in said
+    (_, called) = output(call("agents.close", "{}"), tools=[AGENTS, CLOSE])
+    assert (called["type"], called["name"], called["namespace"]) == ("function_call", "close", "agents")
+    (_, called) = output(call("functions.close", "{}"), tools=[AGENTS, CLOSE])
+    assert (called["name"], "namespace" in called) == ("close", False)
+
+
+def test_a_call_of_a_namespace_comes_back_as_it_was() -> None:
+    given = {
+        "type": "function_call",
+        "call_id": "c",
+        "name": "close",
+        "namespace": "agents",
+        "arguments": "{}",
+    }
+    result = {"type": "function_call_output", "call_id": "c", "output": "closed"}
+    said = prompt(tools=[AGENTS], input=[HI, given | {"namespace": "agents"}, result])
+    assert "assistant to=agents.close" in said
+    assert "agents.close to=assistant" in said
+
+
+@pytest.mark.parametrize(
+    ("body", "given"),
+    [
+        ("*** Begin Patch", "*** Begin Patch"),
+        (json.dumps({"input": "*** Begin\nPatch"}), "*** Begin\nPatch"),
+        (json.dumps({"other": 1}), json.dumps({"other": 1})),
+    ],
+)
+def test_a_custom_tool_takes_text_also_where_the_model_wrote_json(body: str, given: str) -> None:
+    assert "type patch = (input: string) => any;" in prompt(tools=[PATCH])
+    (_, called) = output(call("functions.patch", body, " code"), tools=[PATCH])
+    assert (called["type"], called["name"], called["input"]) == ("custom_tool_call", "patch", given)
+
+
+def test_the_events_of_a_custom_call_are_openais() -> None:
+    client = Client(ScriptedTokens(call("functions.patch", "*** Begin", " code")))
+    events = respond(client, tools=[PATCH], stream=True).events
+    kinds = [event["type"] for event in events if "custom" in event["type"]]
+    assert kinds == ["response.custom_tool_call_input.delta", "response.custom_tool_call_input.done"]
+
+
+def test_a_custom_call_and_its_result_come_back_as_text() -> None:
+    given = {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "*** Begin"}
+    result = {"type": "custom_tool_call_output", "call_id": "c", "output": "done"}
+    assert "assistant to=functions.patchcommentary code*** Begin" in prompt(
+        tools=[PATCH], input=[HI, given, result]
+    )
+
+
+def test_a_tool_of_openais_servers_is_refused_only_where_it_is_demanded() -> None:
+    client = Client(ScriptedTokens(THINK))
+    body = {"model": MODEL, "input": "Hi", "tools": [{"type": "web_search"}]}
+    reply = asyncio.run(client.post("/v1/responses", {**body, "tool_choice": {"type": "web_search"}}))
+    assert (reply.status, reply.error["param"]) == (400, "tool_choice.type")
+    assert "x-baton-ignored" in respond(client, tools=[{"type": "web_search"}]).headers
+
+
+def test_a_grammar_that_cannot_be_enforced_is_refused_by_name() -> None:
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
+    body = {"model": MODEL, "input": "Hi", "tools": [PATCH | {"format": grammar}]}
+    reply = asyncio.run(Client(ScriptedTokens(THINK)).post("/v1/responses", body))
+    assert (reply.status, reply.error["param"]) == (400, "tools[0].format")
+
+
+@pytest.mark.parametrize("summary", ["auto", "concise", "detailed"])
+def test_reasoning_is_given_as_summary_where_that_is_asked_for(summary: str) -> None:
+    text = THINK + "<|channel|>final<|message|>Ok<|return|>"
+    thought, _ = output(text, reasoning={"summary": summary})
+    assert thought["summary"] == [{"type": "summary_text", "text": "Think."}]
+    assert thought["content"] == []
+    events = respond(Client(ScriptedTokens(text)), stream=True, reasoning={"summary": summary}).events
+    kinds = list(dict.fromkeys(event["type"] for event in events if "summary" in event["type"]))
+    assert kinds == [
+        "response.reasoning_summary_part.added",
+        "response.reasoning_summary_text.delta",
+        "response.reasoning_summary_text.done",
+        "response.reasoning_summary_part.done",
+    ]
+
+
+def test_a_sealed_thought_opens_again_and_a_changed_one_is_refused() -> None:
+    client = Client(ScriptedTokens(call("functions.close", "{}")))
+    ask: Json = {"tools": [CLOSE], "store": False, "include": ["reasoning.encrypted_content"]}
+    thought, called = respond(client, reasoning={"summary": "auto"}, **ask).json["output"]
+    result = {"type": "function_call_output", "call_id": "unknown here", "output": "ok"}
+    called["call_id"] = "unknown here"  # so that it is not remembered by its call
+    sealed = {"type": "reasoning", "summary": [], "encrypted_content": thought["encrypted_content"]}
+    respond(client, input=[HI, sealed, called, result], **ask)
+    assert "analysisThink." in TOKENIZER.decode(client.tokens.requests[-1].token_ids)
+
+    changed = sealed | {"encrypted_content": thought["encrypted_content"][:-4] + "AAAA"}
+    body = {"model": MODEL, "input": [HI, changed, called, result], **ask}
+    reply = asyncio.run(client.post("/v1/responses", body))
+    assert (reply.status, reply.error["param"]) == (400, "input[1].encrypted_content")
+
+
+def test_a_thought_is_kept_between_a_call_and_its_result_whatever_comes_back() -> None:
+    client = Client(ScriptedTokens(call("functions.close", "{}")))
+    _, called = respond(client, tools=[CLOSE], store=False).json["output"]
+    result = {"type": "function_call_output", "call_id": called["call_id"], "output": "ok"}
+    respond(client, input=[HI, called, result], tools=[CLOSE], store=False)
+    assert "analysisThink." in TOKENIZER.decode(client.tokens.requests[-1].token_ids)

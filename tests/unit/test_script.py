@@ -1,0 +1,53 @@
+"""The mocker's script: scenes by what a prompt says, answers by how many the prompt has."""
+
+from pathlib import Path
+
+import pytest
+
+from workers.engines.script import Scene, Script, read_vocabulary
+
+VOCABULARY, _, _ = read_vocabulary(Path("models/demo/tokenizer.json"))
+CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"é": 1}<|call|>'
+FINAL = "<|channel|>final<|message|>Done.<|return|>"
+PROMPT = "<|start|>user<|message|>Fix it<|end|><|start|>assistant"
+
+
+def said(script: Script, prompt: str) -> str:
+    """The answer's text, without control tokens."""
+    return VOCABULARY.decode(script.answer(VOCABULARY.encode(prompt)))
+
+
+def test_the_next_answer_is_played_when_the_prompt_has_the_one_before() -> None:
+    script = Script([Scene(answers=[CALL, FINAL])], VOCABULARY)
+    assert said(script, PROMPT) == 'commentary to=functions.f json{"é": 1}'
+    assert said(script, PROMPT + CALL + "<|start|>assistant") == "finalDone."
+    history = PROMPT + CALL + "<|start|>assistant<|channel|>final<|message|>Done.<|end|>"
+    assert said(script, history + "<|start|>assistant") == "finalDone.", "the last is said again"
+
+
+def test_the_first_scene_that_fits_the_prompt_is_played() -> None:
+    script = Script([Scene(when="Break", answers=[CALL]), Scene(when="Fix", answers=[FINAL])], VOCABULARY)
+    assert said(script, PROMPT) == "finalDone."
+    assert script.answer(VOCABULARY.encode("Hello")) == ()
+
+
+def test_any_text_is_spelled_as_it_is() -> None:
+    text = "naïve 漢字 \n\t{}<|nope"
+    assert VOCABULARY.decode(VOCABULARY.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ("answers: []", "not a script"),
+        ("- answers: []", "has no answers"),
+        ("- {answer: [x]}", "not a script"),
+        ("[", "not a script"),
+        ('- answers: ["<|nope|>"]', "no <|nope|>"),
+    ],
+)
+def test_a_script_that_cannot_be_played_is_refused(tmp_path: Path, written: str, why: str) -> None:
+    path = tmp_path / "script.yaml"
+    path.write_text(written, encoding="utf-8")
+    with pytest.raises(ValueError, match=why.replace("|", r"\|")):
+        Script.load(path, VOCABULARY)

@@ -1,0 +1,118 @@
+"""Thoughts that go round between a call and its result: remembered, or carried by the client under a seal."""
+
+import base64
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frontend.harmony.conversation import AssistantTurn, ToolCall, ToolResult, Turn, UserTurn
+from frontend.turn.seal import Changed, Seal
+from frontend.turn.thoughts import Thoughts
+
+
+def called(*call_ids: str, reasoning: str | None = None) -> AssistantTurn:
+    calls = tuple(ToolCall(call_id=i, name="f", arguments="{}") for i in call_ids)
+    return AssistantTurn(reasoning=reasoning, tool_calls=calls)
+
+
+def result(call_id: str) -> ToolResult:
+    return ToolResult(call_id=call_id, text="ok")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def reasonings(turns: tuple[Turn, ...]) -> list[str | None]:
+    return [turn.reasoning for turn in turns if isinstance(turn, AssistantTurn)]
+
+
+def test_a_call_that_comes_back_without_its_thought_gets_it() -> None:
+    thoughts = Thoughts()
+    thoughts.keep("", ["a"], "Think.")
+    assert reasonings(thoughts.completed("", [UserTurn("Hi"), called("a"), result("a")])) == ["Think."]
+
+
+def test_what_the_client_says_was_thought_stays() -> None:
+    thoughts = Thoughts()
+    thoughts.keep("", ["a"], "Think.")
+    assert reasonings(thoughts.completed("", [called("a", reasoning="Other.")])) == ["Other."]
+
+
+def test_a_thought_of_several_calls_is_shown_once_though_they_come_back_one_by_one() -> None:
+    thoughts = Thoughts()
+    thoughts.keep("", ["a", "b"], "Think.")
+    turns = [called("a"), result("a"), called("b"), result("b")]
+    assert reasonings(thoughts.completed("", turns)) == ["Think.", None]
+
+
+def test_nobody_gets_the_thoughts_of_another_owner() -> None:
+    thoughts = Thoughts()
+    thoughts.keep("alice", ["a"], "Think.")
+    assert thoughts.recall("bob", "a") is None
+    assert thoughts.recall("alice", "a") == "Think."
+
+
+def test_thoughts_are_bounded_in_bytes_and_those_not_used_for_longest_go() -> None:
+    thoughts = Thoughts(max_bytes=40_000)
+    for i in range(100):
+        thoughts.keep("", [str(i)], "x" * 500)
+        assert thoughts.num_bytes <= 40_000
+        assert thoughts.recall("", "0") is not None, "it is used again and again"
+    assert thoughts.recall("", "1") is None
+    assert thoughts.recall("", "99") is not None
+
+
+def test_one_thought_cannot_drive_out_all_others() -> None:
+    thoughts = Thoughts(max_bytes=40_000)
+    thoughts.keep("", ["small"], "x")
+    thoughts.keep("", ["large"], "x" * 5_000)
+    assert (thoughts.recall("", "small"), thoughts.recall("", "large")) == ("x", None)
+
+
+def test_a_thought_is_forgotten_when_it_is_too_old() -> None:
+    clock = Clock()
+    thoughts = Thoughts(max_age_s=10, clock=clock)
+    thoughts.keep("", ["a"], "Think.")
+    clock.now_s = 9
+    assert thoughts.recall("", "a") == "Think."
+    clock.now_s = 11
+    assert thoughts.recall("", "a") is None
+    assert thoughts.num_bytes == 0
+
+
+@given(st.text())
+def test_what_is_closed_opens_again(text: str) -> None:
+    seal = Seal(b"key")
+    assert seal.open(seal.close(text)) == text
+    assert Seal(b"key").is_ours(text, seal.sign(text))
+
+
+def test_what_another_key_or_server_made_is_not_ours() -> None:
+    other = Seal(b"other")
+    assert Seal(b"key").open(other.close("Think.")) is None
+    assert not Seal(b"key").is_ours("Think.", other.sign("Think."))
+    for foreign in ("", "gAAAAABo", "bt1", "bt1.", "EqQBCkYIARgCKkA="):
+        assert Seal(b"key").open(foreign) is None
+        assert not Seal(b"key").is_ours("Think.", foreign)
+
+
+def test_what_was_changed_is_refused() -> None:
+    seal = Seal(b"key")
+    closed = seal.close("Think.")
+    data = closed.rpartition(".")[2]
+    flipped = base64.urlsafe_b64encode(bytes(b ^ 1 for b in base64.urlsafe_b64decode(data))).decode()
+    for changed in (closed[:-1], closed + "A", closed.replace(data, flipped), closed.replace(data, "")):
+        with pytest.raises(Changed):
+            seal.open(changed)
+    with pytest.raises(Changed):
+        seal.is_ours("Other.", seal.sign("Think."))
+
+
+def test_without_a_key_of_the_operators_a_seal_is_the_process_own() -> None:
+    assert Seal().open(Seal().close("Think.")) is None
