@@ -12,6 +12,7 @@ from baton.registry_folder import UnsafeFolder
 from baton.telemetry import configure_logging
 from frontend.app import ServerState, create_app
 from frontend.config import FrontendSettings
+from frontend.http.browsers import Browsers
 from frontend.http.server import HttpServer
 from frontend.http.services import Services
 from frontend.metrics import Metrics
@@ -65,7 +66,8 @@ async def serve(settings: FrontendSettings, listener: socket.socket, shutdown: S
         sys.stderr.write(f"error: {error.message} Choose another --response-store\n")
         return 2
     services = Services(fleet=fleet, generator=generator, metrics=metrics, request_timeout_s=timeout_s)
-    server = HttpServer(create_app(services, ServerState(responses)), settings.drain_timeout_s)
+    app = create_app(services, ServerState(responses))
+    server = HttpServer(Browsers(app, settings.cors_origins), settings.drain_timeout_s)
     async with fleet.keep_current() as following:
         server.start(listener)
         log.info("listening address=http://%s:%d", *listener.getsockname()[:2])

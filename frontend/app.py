@@ -1,11 +1,13 @@
 """The app: routes, and the error envelope for what no route answers; the only web-framework import."""
 
 import dataclasses
+import html
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
@@ -88,7 +90,8 @@ def envelope_of(path: str) -> Envelope:
 
 
 def _framework(services: Services, endpoints: Mapping[tuple[str, str], Endpoint]) -> FastAPI:
-    app = FastAPI(title="Baton", redoc_url=None, redirect_slashes=False)
+    # Its pages of documentation load scripts from other hosts.
+    app = FastAPI(title="Baton", docs_url=None, redoc_url=None, redirect_slashes=False)
     for path in dict.fromkeys(path for _, path in endpoints):  # all, so that another method is a 405
         methods = {method: endpoint for (method, p), endpoint in endpoints.items() if p == path}
         app.router.routes.append(Route(path, ByMethod(methods), methods=list(methods)))
@@ -133,6 +136,27 @@ def _add_reading_routes(app: FastAPI, services: Services) -> None:
         page = services.metrics.page(await fleet.stats())
         return Response(page, headers={"content-type": CONTENT_TYPE.decode()})
 
+    @app.get("/")
+    async def about() -> Response:
+        return Response(_page(fleet.models()), media_type="text/html; charset=utf-8")
+
+    for route in app.router.routes:
+        if isinstance(route, APIRoute) and route.methods is not None:
+            route.methods.add("HEAD")
+
+
+def _page(models: Sequence[str]) -> str:
+    """What a person sees who opens the address in a browser."""
+    model = models[0] if models else "openai/gpt-oss-120b"
+    listed = ", ".join(map(html.escape, models)) or "none yet: see <a href='health'>/health</a>"
+    body = html.escape(f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}')
+    return f"""<!doctype html><meta charset="utf-8"><title>Baton</title>
+<h1>Baton</h1><p>Serves gpt-oss with OpenAI's and Anthropic's APIs. Models: {listed}.</p>
+<p><a href="health">health</a> · <a href="v1/models">models</a> · <a href="openapi.json">OpenAPI</a> ·
+<a href="metrics">metrics</a></p>
+<pre>curl -s http://HOST:PORT/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'</pre>
+"""
+
 
 def _json(body: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
@@ -142,9 +166,17 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """What the framework refuses: 404 for an unknown route, 405 for a method."""
     assert isinstance(error, HTTPException)
     code = {404: "route_not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    message = f"{request.method} {request.url.path}: {error.detail}."
+    message = f"{request.method} {request.url.path}: {error.detail}.{_hint(request)}"
     detail = ErrorDetail(message=message, type="invalid_request_error", code=code)
     return _json(ErrorBody(error=detail), error.status_code, dict(error.headers or {}))
+
+
+def _hint(request: Request) -> str:
+    """What is likely meant by a path that there is not: base URLs are given with and without /v1."""
+    path = request.url.path
+    meant = path.removeprefix("/v1") if path.startswith("/v1/v1/") else f"/v1{path}"
+    known = {getattr(route, "path", "") for route in request.app.router.routes}
+    return f" {meant} is served: see the client's base URL." if meant in known else ""
 
 
 async def _baton_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 the framework's signature

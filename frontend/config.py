@@ -16,6 +16,9 @@ class FrontendSettings:
     http_host: str = flag("127.0.0.1", "address to listen on", env=HTTP_HOST, metavar="IP")
     http_port: int = flag(8000, "port to listen on", env=HTTP_PORT, metavar="PORT")
     router_mode: RouterMode = flag("round-robin", "how workers are picked")
+    cors_origin: str = flag(
+        "", "origins whose pages may ask, comma-separated, or *: https://app.example", metavar="URL"
+    )
     model_alias: str = flag(
         "", "more names for models, comma-separated: claude-*=openai/gpt-oss-120b", metavar="NAME=MODEL"
     )
@@ -37,3 +40,8 @@ class FrontendSettings:
         parse_aliases(self.model_alias)
         if self.request_timeout_s <= 0:
             raise ValueError(f"--request-timeout-s {self.request_timeout_s}: must be more than 0")
+
+    @property
+    def cors_origins(self) -> list[str]:
+        """The origins whose pages may ask."""
+        return [origin.strip() for origin in self.cors_origin.split(",") if origin.strip()]

@@ -21,8 +21,9 @@ from frontend.chat.body import ChatBody
 from frontend.chat.objects import ChatCompletion
 from frontend.completions.body import CompletionBody
 from frontend.completions.objects import Completion
+from frontend.http.browsers import OriginNotAllowed
 from frontend.http.connection import HeadTooLarge, RequestTooSlow
-from frontend.http.errors import BodyTooLarge, ErrorBody
+from frontend.http.errors import BodyTooLarge, EncodedBody, ErrorBody
 from frontend.messages.body import Counted, MessagesBody
 from frontend.messages.objects import MessageObject, MessagesError, TokenCount
 from frontend.models import ModelBody, ModelList
@@ -46,7 +47,8 @@ _STRUCTS = (
     TokenizeBody, TokenizeAnswer, DetokenizeBody, DetokenizeAnswer,
 )  # fmt: skip
 _ASKING: Errors = (
-    InvalidRequest, ModelNotFound, BodyTooLarge, RequestTooSlow, HeadTooLarge, NoWorkers, BatonError,
+    InvalidRequest, OriginNotAllowed, ModelNotFound, BodyTooLarge, EncodedBody, RequestTooSlow, HeadTooLarge,
+    NoWorkers, BatonError,
 )  # fmt: skip
 _GENERATING: Errors = (
     *_ASKING, ContextTooLong, Overloaded, EngineFailure, WorkerLost, HandoffFailed, NotReady,

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from baton.errors import BatonError, ModelNotFound
 from baton.messages import GenerateRequest, TokenChunk, TokenLogprob, Usage, WorkerInfo, WorkerStats
 from frontend.app import ServerState, create_app
+from frontend.http.exchange import AsgiApp
 from frontend.http.services import Services
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore
@@ -176,7 +177,7 @@ class Client:
         self.tokens = tokens
         self.responses = responses or ResponseState()
         self.services = Services(fleet=fleet or ScriptedFleet(), generator=tokens, **settings)
-        self.app = create_app(self.services, ServerState(self.responses))
+        self.app: AsgiApp = create_app(self.services, ServerState(self.responses))
         self.leave = asyncio.Event()
         self.on_write: Callable[[bytes], None] = lambda _: None
 

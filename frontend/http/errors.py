@@ -46,6 +46,14 @@ class BodyTooLarge(BatonError):
     kind = "invalid_request_error"
 
 
+class EncodedBody(BatonError):
+    """The body is compressed, or encoded in another way."""
+
+    code = "unsupported_encoding"
+    status = 415
+    kind = "invalid_request_error"
+
+
 def as_baton_error(error: Exception, request_id: str) -> BatonError:
     """What the client is told; a failure that nobody foresaw is logged with its traceback."""
     match error:

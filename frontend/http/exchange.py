@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from baton.errors import BatonError
-from frontend.http.errors import BodyTooLarge, Envelope, ErrorBody, Headers, retry_after
+from frontend.http.errors import BodyTooLarge, EncodedBody, Envelope, ErrorBody, Headers, retry_after
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -39,12 +39,16 @@ class Exchange:
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.query: str = scope["query_string"].decode(errors="replace")
         self.started = False
+        self._encoding: bytes = headers.get(b"content-encoding", b"identity")
         self._declared_bytes = headers.get(b"content-length", b"0")
         self._receive = receive
         self._send = send
 
     async def read_body(self, max_bytes: int) -> bytes:
-        """The whole body. Raises BodyTooLarge, as soon as that is known, or ClientGone."""
+        """The whole body. Raises EncodedBody, BodyTooLarge, as soon as that is known, or ClientGone."""
+        if self._encoding != b"identity":
+            encoding = self._encoding.decode(errors="replace")[:40]
+            raise EncodedBody(f"The body is encoded with {encoding!r}; send plain JSON.")
         if self._declared_bytes.isdigit() and int(self._declared_bytes) > max_bytes:
             raise _too_large(max_bytes)
         body = bytearray()

@@ -47,7 +47,7 @@ def test_what_the_client_says_was_thought_stays() -> None:
 def test_a_thought_of_several_calls_is_shown_once_though_they_come_back_one_by_one() -> None:
     thoughts = Thoughts()
     thoughts.keep("", ["a", "b"], "Think.")
-    turns = [called("a"), result("a"), called("b"), result("b")]
+    turns: list[Turn] = [called("a"), result("a"), called("b"), result("b")]
     assert reasonings(thoughts.completed("", turns)) == ["Think.", None]
 
 

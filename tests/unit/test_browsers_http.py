@@ -1,0 +1,92 @@
+"""Pages of other origins, and people and probes that open the frontend's address."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from frontend.http.browsers import Browsers
+from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
+
+ANSWER = "<|channel|>final<|message|>Hello<|return|>"
+CHAT = "/v1/chat/completions"
+BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+PAGE = "https://app.example"
+
+
+def client(*origins: str) -> Client:
+    made = Client(ScriptedTokens(ANSWER))
+    made.app = Browsers(made.app, origins)
+    return made
+
+
+def post(made: Client, **headers: str) -> Reply:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return asyncio.run(made.post(CHAT, BODY, named))
+
+
+def test_without_an_origin_nothing_changes() -> None:
+    reply = post(client(), content_type="application/x-www-form-urlencoded")
+    assert reply.status == 200
+    assert "access-control-allow-origin" not in reply.headers
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_a_strange_page_cannot_make_the_server_work_blindly(content_type: str) -> None:
+    made = client()
+    reply = post(made, origin=PAGE, content_type=content_type)
+    assert (reply.status, reply.error["code"]) == (403, "origin_not_allowed")
+    assert not made.tokens.requests
+
+
+def test_a_strange_page_cannot_read_an_answer() -> None:
+    assert (
+        "access-control-allow-origin"
+        not in post(client(), origin=PAGE, content_type="application/json").headers
+    )
+    asked = asyncio.run(client().request("OPTIONS", CHAT, b"", {"origin": PAGE}))
+    assert asked.status != 204
+
+
+@pytest.mark.parametrize("allowed", [PAGE, "*"])
+def test_an_allowed_page_may_ask_and_read(allowed: str) -> None:
+    made = client(allowed)
+    asked = asyncio.run(
+        made.request("OPTIONS", CHAT, b"", {"origin": PAGE, "access-control-request-headers": "content-type"})
+    )
+    assert asked.status == 204
+    assert asked.headers["access-control-allow-headers"] == "content-type"
+    reply = post(made, origin=PAGE, content_type="application/json")
+    assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, PAGE)
+
+
+def test_a_compressed_body_is_refused() -> None:
+    reply = post(client(), content_encoding="gzip")
+    assert (reply.status, reply.error["code"]) == (415, "unsupported_encoding")
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/models", f"/v1/models/{MODEL}", "/health", "/live", "/metrics"])
+def test_every_page_answers_head(path: str) -> None:
+    made = Client(ScriptedTokens(ANSWER))
+    for method in ("GET", "HEAD"):
+        assert asyncio.run(made.request(method, path, b"")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/chat/completions", "/v1/chat/completions is served"),
+        ("/v1/v1/messages", "/v1/messages is served"),
+        ("/nope", None),
+    ],
+)
+def test_a_base_url_without_v1_or_with_two_is_answered_with_a_hint(path: str, hint: str | None) -> None:
+    reply: Any = asyncio.run(Client(ScriptedTokens(ANSWER)).post(path, BODY))
+    assert reply.status == 404
+    assert (hint or "Not Found.") in reply.error["message"]
+
+
+def test_the_page_shows_the_models_and_a_first_request() -> None:
+    page = asyncio.run(Client(ScriptedTokens(ANSWER)).get("/")).body.decode()
+    assert MODEL in page
+    assert "curl" in page
