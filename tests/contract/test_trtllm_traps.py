@@ -16,10 +16,10 @@ from tensorrt_llm.executor.utils import RequestError
 
 from baton.errors import DeadlineExceeded, EngineFailure, HandoffFailed, InvalidRequest
 from baton.messages import KvHandoff, TokenChunk
-from tests.engine_calls import PATIENCE_S, next_handoff, tokens
+from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
 from tests.trtllm_engine import KV_TIMEOUT_S, ask, new_engine, started
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from workers.engines.trtllm import watchdog
 from workers.engines.trtllm.calls import Call
 from workers.engines.trtllm.handoff import generation_params, pack, unpack

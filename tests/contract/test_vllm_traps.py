@@ -13,10 +13,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from baton.errors import HandoffFailed, InvalidRequest, WorkerLost
 from baton.messages import KvHandoff
-from tests.engine_calls import PATIENCE_S, next_handoff, tokens
+from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
 from tests.vllm_engine import ask, core, is_idle, started
-from tests.waiting import scaled, until
+from tests.waiting import PATIENCE_S, scaled, until
 from workers.engines.vllm import inside
 
 

@@ -31,7 +31,7 @@ READY: Final = b"ready"
 BUSY: Final = b"busy"
 COMPILE_CPU_S: Final = 1.0
 MEMORY_BYTES: Final = 256 << 20
-# What one answer may take: so much at once, and so much more for each of its steps.
+# What one answer may take: so much at once, and when that is used up, so much for each step.
 _ANSWER_CPU_S = 1.0
 _STEP_CPU_S = 0.01
 # Less than a thread of the answer's process has: what compiles here can be followed there.
@@ -133,7 +133,7 @@ def _hold_answer(connection: socket.socket, matcher: LLMatcher) -> None:
     left_s = _ANSWER_CPU_S
     end: Next | None = None
     while message := connection.recv(MAX_MESSAGE_BYTES):
-        signal.setitimer(signal.ITIMER_PROF, left_s + _STEP_CPU_S)
+        signal.setitimer(signal.ITIMER_PROF, min(left_s + _STEP_CPU_S, _ANSWER_CPU_S))
         read = msgspec.msgpack.decode(message, type=Read)
         end = end or _end(matcher, memoryview(read.token_ids).cast("I").tolist())
         reply = (end or _next(matcher)) if read.asks else None
