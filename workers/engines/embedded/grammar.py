@@ -28,7 +28,7 @@ from workers.engines.embedded.matcher import Matcher
 _LOG = logging.getLogger(__name__)
 _NUM_KEPT = 32
 # Compiled at the same time; they share the CPU, so that a small form is done before a large one.
-_NUM_COMPILING = 16
+_NUM_COMPILING = 8
 _PATIENCE_S = 60.0
 _RETRY_AFTER_S = 1.0
 _TOO_LONG = (
@@ -83,7 +83,9 @@ class Grammars:
         try:
             return _hand_over(await self._compiled(form))
         except OSError as error:
-            raise Overloaded(f"no process for the form: {error}", retry_after_s=_RETRY_AFTER_S) from error
+            raise Overloaded(
+                f"No process holds the answer to its form: {error}.", retry_after_s=_RETRY_AFTER_S
+            ) from error
 
     async def _compiled(self, form: Guided) -> socket.socket:
         """The socket of the process that has compiled the form. A client that leaves does not end what
@@ -108,7 +110,7 @@ class Grammars:
             async with asyncio.timeout(_PATIENCE_S), self._places:
                 return await self._server.compile(form)
         except TimeoutError:
-            raise Overloaded("too many schemas are being compiled", retry_after_s=_RETRY_AFTER_S) from None
+            raise Overloaded("Too many schemas are being compiled.", retry_after_s=_RETRY_AFTER_S) from None
 
     def _keep(self, form: Guided, task: asyncio.Task[socket.socket | InvalidRequest]) -> None:
         del self._compiling[form]
@@ -141,9 +143,9 @@ class _Server:
     async def compile(self, form: Guided) -> socket.socket | InvalidRequest:
         """The socket of a process that has compiled the form, or why it cannot be."""
         async with self._starting:
-            if self._process.poll() is not None:
+            if self._has_ended():
                 _LOG.warning("the grammar process has ended; starting another")
-                self._control.close()
+                self.close()
                 await asyncio.to_thread(self._start)
         message = msgspec.msgpack.encode(form)
         if len(message) > MAX_MESSAGE_BYTES:
@@ -172,12 +174,23 @@ class _Server:
         except ConnectionError:
             reply = b""
         connection.setblocking(True)
-        if reply == BUSY or (not reply and self._process.poll() is not None):
-            raise Overloaded("no process for the form is left", retry_after_s=_RETRY_AFTER_S)
+        if reply == BUSY or (not reply and self._has_ended()):
+            raise Overloaded(
+                "No process is left to hold the answer to its form.", retry_after_s=_RETRY_AFTER_S
+            )
         if not reply:
             return InvalidRequest(_TOO_LONG, param=schema_param(form))
         verdict = msgspec.msgpack.decode(reply, type=Verdict)
         return InvalidRequest(verdict.refusal, param=verdict.param) if verdict.refusal else None
+
+    def _has_ended(self) -> bool:
+        """As its end of the socket says, which is closed before any that it was handed."""
+        try:
+            return not self._control.recv(1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def _start(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -31,12 +31,12 @@ READY: Final = b"ready"
 BUSY: Final = b"busy"
 COMPILE_CPU_S: Final = 1.0
 MEMORY_BYTES: Final = 256 << 20
-# What one answer may take: so much at once, and so much more for each of its steps.
+# What one answer may take: so much at once, and when that is used up, so much for each step.
 _ANSWER_CPU_S = 1.0
 _STEP_CPU_S = 0.01
 # Less than a thread of the answer's process has: what compiles here can be followed there.
 _STACK_BYTES = 1 << 20
-_NICENESS = 5
+_COMPILE_NICENESS = 5
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -67,7 +67,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker, which may have answers to finish
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no child is waited for: its socket says that it ended
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(_NICENESS)
     try:
         tokenizer = LLTokenizer(sys.argv[1], n_vocab=int(sys.argv[2]))
     except ValueError as error:
@@ -113,6 +112,7 @@ def _hold_form(connection: socket.socket, tokenizer: LLTokenizer) -> None:
 
     def compile_here() -> None:
         nonlocal verdict
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _COMPILE_NICENESS)  # this thread's alone
         try:
             compiled.append(compile_form(tokenizer, form))
         except InvalidRequest as error:
@@ -133,7 +133,7 @@ def _hold_answer(connection: socket.socket, matcher: LLMatcher) -> None:
     left_s = _ANSWER_CPU_S
     end: Next | None = None
     while message := connection.recv(MAX_MESSAGE_BYTES):
-        signal.setitimer(signal.ITIMER_PROF, left_s + _STEP_CPU_S)
+        signal.setitimer(signal.ITIMER_PROF, min(left_s + _STEP_CPU_S, _ANSWER_CPU_S))
         read = msgspec.msgpack.decode(message, type=Read)
         end = end or _end(matcher, memoryview(read.token_ids).cast("I").tolist())
         reply = (end or _next(matcher)) if read.asks else None

@@ -13,7 +13,6 @@ from baton.errors import BatonError, InvalidRequest, Overloaded
 from workers.engines.embedded.grammar_server import BUSY, MAX_MESSAGE_BYTES, Next, Read
 
 _TOKENS_AT_ONCE = 16_384
-_RETRY_AFTER_S = 1.0
 _TOO_SLOW = "it takes too much CPU time or memory; simplify the schemas"
 
 
@@ -71,18 +70,18 @@ class Matcher:
             message = self._connection.recv(MAX_MESSAGE_BYTES)
         except OSError:
             message = b""
-        if message == BUSY:
-            self.error = Overloaded("no process for the form is left", retry_after_s=_RETRY_AFTER_S)
-        reply = (
-            msgspec.msgpack.decode(message, type=Next) if message not in (b"", BUSY) else Next(b"", _TOO_SLOW)
-        )
-        if reply.problem and self.error is None:
-            self.error = InvalidRequest(
-                f"The form that was asked for cannot be enforced any further: {reply.problem}.",
-                param=self._param,
-            )
-        self._mask = reply.mask
-        self._is_over = not reply.mask
+        if message in (b"", BUSY):
+            self._is_over = True
+            self.error = self._invalid(_TOO_SLOW)
+            if message:
+                self.error = Overloaded(
+                    "No process is left to hold the answer to its form.", retry_after_s=1.0
+                )
+            return
+        reply = msgspec.msgpack.decode(message, type=Next)
+        self._mask, self._is_over = reply.mask, not reply.mask
+        if reply.problem:
+            self.error = self._invalid(reply.problem)
 
     def allowed(self, token_ids: Sequence[int], num_prompt: int) -> npt.NDArray[np.bool_] | None:
         """[vocab] whether a token may follow `token_ids`; None: any may, since the form is complete or
@@ -96,3 +95,8 @@ class Matcher:
             return None
         bits = np.frombuffer(self._mask, np.uint8)
         return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+
+    def _invalid(self, problem: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"The form that was asked for cannot be enforced any further: {problem}.", param=self._param
+        )
