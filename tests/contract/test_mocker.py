@@ -10,7 +10,15 @@ import msgspec
 import pytest
 
 from baton.errors import DeadlineExceeded, HandoffFailed, InvalidRequest, NotReady, Overloaded, WorkerLost
-from baton.messages import GenerateRequest, KvHandoff, Sampling, TokenChunk, WorkerStats
+from baton.messages import (
+    GenerateRequest,
+    Guided,
+    KvHandoff,
+    MessageForm,
+    Sampling,
+    TokenChunk,
+    WorkerStats,
+)
 from tests.clock import run_jumping
 from tests.waiting import until
 from workers.engines.mocker import MockerEngine, MockerSettings
@@ -40,12 +48,14 @@ async def started(**settings: Any) -> AsyncIterator[MockerEngine]:
         await engine.stop()
 
 
-def ask(num_tokens: int = 20, max_tokens: int = 5, **fields: Any) -> GenerateRequest:
+def ask(
+    num_tokens: int = 20, max_tokens: int = 5, guided: Guided | None = None, **fields: Any
+) -> GenerateRequest:
     return GenerateRequest(
         request_id="r",
         model="m",
         token_ids=list(range(num_tokens)),
-        sampling=Sampling(max_tokens=max_tokens, seed=0),
+        sampling=Sampling(max_tokens=max_tokens, seed=0, guided=guided),
         **{"deadline_s": 1000.0, **fields},
     )
 
@@ -193,6 +203,19 @@ def test_a_handoff_is_taken_for_its_own_prompt_only(wrong: GenerateRequest) -> N
             assert isinstance(handoff, KvHandoff)
             with pytest.raises(HandoffFailed, match="another prompt"):
                 await answer(engine, msgspec.structs.replace(wrong, handoff=handoff))
+
+    run_jumping(main())
+
+
+def test_a_form_that_its_answers_do_not_happen_to_have_is_refused_by_its_field() -> None:
+    call = MessageForm(headers=("<|channel|>commentary<|message|>",), end="<|call|>", param="tool_choice")
+    final = MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>")
+
+    async def main() -> None:
+        async with started() as engine:
+            with pytest.raises(InvalidRequest, match="`tool_choice` cannot be enforced"):
+                await answer(engine, ask(guided=Guided(last=(call,))))
+            assert len(await answer(engine, ask(guided=Guided(last=(call, final))))) == 5
 
     run_jumping(main())
 

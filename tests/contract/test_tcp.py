@@ -131,6 +131,62 @@ def num_timers() -> int:
     return sum(not timer.cancelled() for timer in loop._scheduled)  # type: ignore[attr-defined]  # noqa: SLF001  nothing public tells
 
 
+def test_a_generator_goes_on_when_its_peer_reads_again() -> None:
+    async def main() -> None:
+        num_made = 0
+
+        async def flood(_: Request) -> AsyncGenerator[Reply, None]:
+            nonlocal num_made
+            while num_made < 150:
+                num_made += 1
+                yield TokenChunk(token_ids=(1,) * 100_000)
+                await asyncio.sleep(0)  # the others get their turn
+
+        async with transports(1) as (worker,), worker.serve("w", flood) as address:
+            place, _, name = address.removeprefix("tcp://").partition("/")
+            host, _, port = place.partition(":")
+            with socket.create_connection((host, int(port))) as peer:
+                hello = frames.Hello(frames.VERSION, name)
+                first = msgspec.msgpack.encode((0, [hello, frames.Open(1, a_request())]))
+                peer.sendall(frames.with_length(first))
+                await asyncio.sleep(5)
+                assert num_made < 150
+                peer.setblocking(False)
+                loop = asyncio.get_running_loop()
+                while num_made < 150:
+                    assert await loop.sock_recv(peer, 1 << 20)
+
+    run_jumping(main())
+
+
+def test_a_call_that_waits_for_a_worker_that_does_not_read_ends_with_the_transport() -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as deaf:
+            async with transports(1) as (caller,):
+                address = f"tcp://127.0.0.1:{deaf.getsockname()[1]}/w"
+                large = a_request(token_ids=[200_000] * 1_500_000)
+                calls = [asyncio.create_task(tokens(caller.call(address, large)))]
+                await asyncio.sleep(1)
+                (link,) = caller._links.values()  # noqa: SLF001  no public method tells
+                assert not link.writable.is_set()
+                calls.append(asyncio.create_task(tokens(caller.call(address, a_request()))))
+                await asyncio.sleep(1)
+                await caller.close()
+                failures = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+                assert [type(failure) for failure in failures] == [WorkerLost, WorkerLost]
+
+    run_jumping(main())
+
+
+def test_an_address_of_another_scheme_is_not_called() -> None:
+    async def main() -> None:
+        async with transports() as (caller, worker), worker.serve("w", count_up) as address:
+            with pytest.raises(WorkerLost, match="not the address of a worker"):
+                await tokens(caller.call(address.replace("tcp", "http"), a_request()))
+
+    run_jumping(main())
+
+
 def test_a_worker_must_say_where_it_can_be_reached() -> None:
     async def main() -> None:
         for host in ("", "0.0.0.0", "::"):

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from typing import Any
 
+import msgspec
 import pytest
 
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, NotReady, Overloaded
@@ -30,6 +31,32 @@ def part(body: bytes, *, more: bool = False) -> dict[str, Any]:
 
 def read(each: Exchange, max_bytes: int = 10) -> bytes:
     return asyncio.run(each.read_body(max_bytes))
+
+
+def test_a_whole_answer_has_its_length_its_id_and_its_headers() -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def main() -> None:
+        each = Exchange({"headers": [(b"x-request-id", b"r7")], "query_string": b""}, no_more, send)
+        began = each.started
+        await each.answer(201, msgspec.Raw(b'{"a":1}'), [(b"x-more", b"1")])
+        assert (began, each.started) == (False, True)
+
+    asyncio.run(main())
+    start, end = sent
+    assert start["status"] == 201
+    assert dict(start["headers"]) == {
+        b"content-type": b"application/json", b"content-length": b"7",
+        b"x-request-id": b"r7", b"x-more": b"1",
+    }  # fmt: skip
+    assert (end["body"], end["more_body"]) == (b'{"a":1}', False)
+
+
+async def no_more() -> dict[str, Any]:
+    raise AssertionError
 
 
 def test_a_body_may_come_in_parts_up_to_the_limit() -> None:

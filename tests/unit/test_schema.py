@@ -185,3 +185,15 @@ def test_half_a_character_becomes_the_replacement_character(text: str, read: str
     body, _ = decode(raw, CompletionBody)
 
     assert body.prompt == read
+
+
+def test_a_value_out_of_a_short_list_is_refused_with_the_list() -> None:
+    told = refusal(json.dumps({**CHAT, "reasoning_effort": "huge"}).encode()).message
+    assert "must be one of low, medium, high" in told
+    role = refusal(json.dumps({**CHAT, "messages": [{"role": "robot", "content": "x"}]}).encode()).message
+    assert "must be one of system, developer, user, assistant, tool" in role
+
+
+@pytest.mark.parametrize("raw", [b'{"\xff": 1}', b'{"model": "\xff"}'])
+def test_text_that_is_no_utf_8_is_refused(raw: bytes) -> None:
+    assert "not valid JSON" in refusal(raw).message

@@ -1,0 +1,62 @@
+"""The edges of what a client may demand of an answer's form: sizes, names, schemas that are none."""
+
+import json
+
+import pytest
+
+from baton.errors import InvalidRequest
+from frontend.guided import AnswerFormat, CallChoice, OfferedTool, guided
+
+FREE_BYTES = len(json.dumps({"type": "object", "description": ""}, separators=(",", ":")))
+
+
+def schema_of(num_bytes: int) -> dict[str, str]:
+    """A schema that is so long as JSON."""
+    return {"type": "object", "description": "x" * (num_bytes - FREE_BYTES)}
+
+
+def strict(name: str, num_bytes: int) -> OfferedTool:
+    return OfferedTool(name=name, parameters=schema_of(num_bytes), strict=True, param=f"param of {name}")
+
+
+def test_the_schemas_of_a_request_have_128_kib_together() -> None:
+    assert guided([], None, AnswerFormat(schema=schema_of(128 << 10)))
+    assert guided([strict("a", 64 << 10), strict("b", 64 << 10)])
+    with pytest.raises(InvalidRequest, match="131072 bytes"):
+        guided([], None, AnswerFormat(schema=schema_of((128 << 10) + 1)))
+    with pytest.raises(InvalidRequest, match="131072 bytes") as refused:
+        guided([strict("a", 64 << 10), strict("b", (64 << 10) + 1)])
+    assert refused.value.param == "param of b"
+
+
+def test_a_choice_of_no_tool_is_refused() -> None:
+    tools = [OfferedTool(name="f")]
+    with pytest.raises(InvalidRequest, match="names no tool"):
+        guided(tools, CallChoice(names=frozenset()))
+    with pytest.raises(InvalidRequest, match="'g', which is not among"):
+        guided(tools, CallChoice(names=frozenset({"f", "g"})))
+    with pytest.raises(InvalidRequest, match="no `tools` are given"):
+        guided([], CallChoice(must_call=True))
+
+
+def test_a_function_without_parameters_is_called_without_arguments() -> None:
+    form = guided([OfferedTool(name="f")], CallChoice(must_call=True))
+    assert form is not None
+    (call,) = form.last
+    assert json.loads(call.schema or "") == {"type": "object", "additionalProperties": False}
+
+
+def test_arguments_are_an_object_even_if_the_schema_does_not_say_so() -> None:
+    form = guided([OfferedTool(name="f", parameters={"required": ["a"]}, strict=True)])
+    assert form is not None
+    assert json.loads(form.last[0].schema or "") == {"type": "object", "required": ["a"]}
+
+
+def test_a_schema_that_is_no_json_is_refused_by_its_field() -> None:
+    deep: dict[str, object] = {}
+    for _ in range(5_000):
+        deep = {"not": deep}
+    for schema in (deep, {"description": "\ud800"}):
+        with pytest.raises(InvalidRequest, match="cannot be written as JSON") as refused:
+            guided([], None, AnswerFormat(schema=schema, param="response_format"))
+        assert refused.value.param == "response_format"
