@@ -5,7 +5,7 @@ import json
 import pytest
 
 from baton.errors import InvalidRequest
-from frontend.guided import AnswerFormat, CallChoice, OfferedTool, guided
+from frontend.turn.form import AnswerFormat, CallChoice, OfferedTool, guided
 
 FREE_BYTES = len(json.dumps({"type": "object", "description": ""}, separators=(",", ":")))
 
