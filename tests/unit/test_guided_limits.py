@@ -5,7 +5,8 @@ import json
 import pytest
 
 from baton.errors import InvalidRequest
-from frontend.turn.form import AnswerFormat, CallChoice, OfferedTool, guided
+from frontend.harmony.conversation import AnswerFormat, Tool
+from frontend.turn.form import CallChoice, guided
 
 FREE_BYTES = len(json.dumps({"type": "object", "description": ""}, separators=(",", ":")))
 
@@ -15,8 +16,8 @@ def schema_of(num_bytes: int) -> dict[str, str]:
     return {"type": "object", "description": "x" * (num_bytes - FREE_BYTES)}
 
 
-def strict(name: str, num_bytes: int) -> OfferedTool:
-    return OfferedTool(name=name, parameters=schema_of(num_bytes), strict=True, param=f"param of {name}")
+def strict(name: str, num_bytes: int) -> Tool:
+    return Tool(name=name, parameters=schema_of(num_bytes), strict=True, path=name)
 
 
 def test_the_schemas_of_a_request_have_128_kib_together() -> None:
@@ -26,11 +27,11 @@ def test_the_schemas_of_a_request_have_128_kib_together() -> None:
         guided([], None, AnswerFormat(schema=schema_of((128 << 10) + 1)))
     with pytest.raises(InvalidRequest, match="131072 bytes") as refused:
         guided([strict("a", 64 << 10), strict("b", (64 << 10) + 1)])
-    assert refused.value.param == "param of b"
+    assert refused.value.param == "b.parameters"
 
 
 def test_a_choice_of_no_tool_is_refused() -> None:
-    tools = [OfferedTool(name="f")]
+    tools = [Tool(name="f")]
     with pytest.raises(InvalidRequest, match="names no tool"):
         guided(tools, CallChoice(names=frozenset()))
     with pytest.raises(InvalidRequest, match="'g', which is not among"):
@@ -40,14 +41,14 @@ def test_a_choice_of_no_tool_is_refused() -> None:
 
 
 def test_a_function_without_parameters_is_called_without_arguments() -> None:
-    form = guided([OfferedTool(name="f")], CallChoice(must_call=True))
+    form = guided([Tool(name="f")], CallChoice(must_call=True))
     assert form is not None
     (call,) = form.last
     assert json.loads(call.schema or "") == {"type": "object", "additionalProperties": False}
 
 
 def test_arguments_are_an_object_even_if_the_schema_does_not_say_so() -> None:
-    form = guided([OfferedTool(name="f", parameters={"required": ["a"]}, strict=True)])
+    form = guided([Tool(name="f", parameters={"required": ["a"]}, strict=True)])
     assert form is not None
     assert json.loads(form.last[0].schema or "") == {"type": "object", "required": ["a"]}
 
@@ -58,5 +59,5 @@ def test_a_schema_that_is_no_json_is_refused_by_its_field() -> None:
         deep = {"not": deep}
     for schema in (deep, {"description": "\ud800"}):
         with pytest.raises(InvalidRequest, match="cannot be written as JSON") as refused:
-            guided([], None, AnswerFormat(schema=schema, param="response_format"))
+            guided([], None, AnswerFormat(schema=schema, path="response_format"))
         assert refused.value.param == "response_format"
