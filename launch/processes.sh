@@ -66,6 +66,8 @@ wait_until_ready() { # wait_until_ready NUM_PREFILL NUM_DECODE
         seen=$("$PYTHON" -m baton status --url "$url" --brief 2>/dev/null) || seen=${seen:-frontend starting}
         if [[ $seen == "$1 prefill, $2 decode" ]]; then
             echo "ready: $url ($seen)"
+            echo "try:   curl -s $url/v1/chat/completions -H 'Content-Type: application/json'" \
+                "-d '{\"model\": \"$SERVED_MODEL_NAME\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'"
             return
         fi
         if [[ $seen != "$last" ]] || ((SECONDS >= tell)); then

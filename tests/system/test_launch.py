@@ -35,6 +35,7 @@ def test_it_says_ready_serves_and_leaves_nothing_behind(
     launches.append(launch)
 
     assert f"ready: http://127.0.0.1:{launch.port} (1 prefill, 2 decode)" in launch.read_until("ready:")
+    assert f"curl -s http://127.0.0.1:{launch.port}/v1/chat/completions" in launch.read_until("try:")
     url = f"http://127.0.0.1:{launch.port}"
     answer = httpx.post(f"{url}/v1/completions", json={"model": MODEL, "prompt": "hi", "max_tokens": 6})
     assert answer.json()["usage"]["completion_tokens"] == 6
