@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -95,7 +95,10 @@ class Stack:
         return self.start(name or f"{mode}-{len(self.processes)}", "workers", *arguments)
 
     def wait_ready(self, num_prefill: int, num_decode: int, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait until that many workers of each role are live, and a request can be served."""
+        """Wait until that many workers of each role are live, and a request can be served.
+
+        A stack that does not come to it is stopped: a fixture that fails here has no end of its own.
+        """
 
         def ready() -> bool:
             for process in self.processes:
@@ -105,7 +108,10 @@ class Stack:
             roles = [instance["role"] for instance in self.health().get("instances", [])]
             return (roles.count("prefill"), roles.count("decode")) == (num_prefill, num_decode)
 
-        wait_for(ready, timeout_s)
+        with ExitStack() as failing:
+            failing.callback(self.stop)
+            wait_for(ready, timeout_s)
+            failing.pop_all()
 
     def health(self) -> dict[str, list[dict[str, str]]]:
         """The body of /health; empty while the frontend does not listen."""
