@@ -116,17 +116,21 @@ class Stack:
     def health(self) -> dict[str, list[dict[str, str]]]:
         """The body of /health; empty while the frontend does not listen."""
         try:
-            found: dict[str, list[dict[str, str]]] = httpx.get(f"{self.url}/health").json()
+            found: dict[str, list[dict[str, str]]] = self._get("/health").json()
         except httpx.TransportError:
             return {}
         return found
+
+    def _get(self, path: str) -> httpx.Response:
+        # Certificates, which nothing here needs, are 45 ms of CPU: a test that polls took a whole core.
+        return httpx.get(f"{self.url}{path}", verify=False)
 
     def gauge(self, name: str) -> float:
         """The sum of a figure over all workers, once each of them has told it."""
         found: list[str] = []
 
         def told_by_all() -> bool:
-            text = httpx.get(f"{self.url}/metrics").text
+            text = self._get("/metrics").text
             found[:] = re.findall(rf"^{name}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE)
             return len(found) == len(self.health()["instances"]) > 0
 
@@ -135,7 +139,7 @@ class Stack:
 
     def spent(self, name: str) -> tuple[float, int]:
         """Sum and count of one of the frontend's histograms, all labels together."""
-        text = httpx.get(f"{self.url}/metrics").text
+        text = self._get("/metrics").text
         total, num = (
             sum(map(float, re.findall(rf"^{name}_{part}(?:{{.*}})? (\S+)$", text, re.MULTILINE)))
             for part in ("sum", "count")
