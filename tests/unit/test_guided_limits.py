@@ -2,10 +2,13 @@
 
 import json
 
+import msgspec
 import pytest
 
 from baton.errors import InvalidRequest
+from frontend.chat_form import form_of
 from frontend.guided import AnswerFormat, CallChoice, OfferedTool, guided
+from frontend.schema import ChatBody
 
 FREE_BYTES = len(json.dumps({"type": "object", "description": ""}, separators=(",", ":")))
 
@@ -27,6 +30,18 @@ def test_the_schemas_of_a_request_have_128_kib_together() -> None:
     with pytest.raises(InvalidRequest, match="131072 bytes") as refused:
         guided([strict("a", 64 << 10), strict("b", (64 << 10) + 1)])
     assert refused.value.param == "param of b"
+
+
+def test_a_tools_schema_is_named_by_its_place_in_the_body() -> None:
+    tools = [
+        {"type": "function", "function": {"name": name, "strict": True, "parameters": schema_of(num_bytes)}}
+        for name, num_bytes in (("a", 1000), ("b", 128 << 10))
+    ]
+    messages = [{"role": "user", "content": "x"}]
+    body = msgspec.convert({"model": "m", "messages": messages, "tools": tools}, ChatBody)
+    with pytest.raises(InvalidRequest) as refused:
+        form_of(body)
+    assert refused.value.param == "tools[1].function.parameters"
 
 
 def test_a_choice_of_no_tool_is_refused() -> None:
