@@ -210,6 +210,7 @@ def test_the_same_buffers_serve_one_handoff_after_the_other(checkpoint: Path) ->
                     handoff = await anext(replies)
                     assert isinstance(handoff, KvHandoff)
                     assert len(await answer(decode, ask(handoff))) == 6
+                    await until(lambda: prefill.stats().kv_pinned_blocks == 0)
                     assert await anext(replies, None) is None
         assert len(wire.addresses) == 2  # one at either end
 
