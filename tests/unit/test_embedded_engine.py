@@ -28,6 +28,7 @@ class Wire:
     def __init__(self) -> None:
         self.offers: dict[int, Memory] = {}
         self.num_pulls = 0
+        self.addresses: set[int] = set()
         self.hold = asyncio.Event()
         self.hold.set()
         self.fault: Exception | None = None
@@ -39,6 +40,7 @@ class Wire:
     def offer(self, payload: Memory) -> Ticket:
         offer_id = len(self._moved)
         self.offers[offer_id] = payload
+        self.addresses.add(payload.address)
         self._moved[offer_id] = asyncio.Event()
         return Ticket(wire="memory", offer_id=offer_id, num_bytes=payload.num_bytes, peer=b"")
 
@@ -50,6 +52,7 @@ class Wire:
 
     async def pull(self, ticket: Ticket, into: Memory, deadline_s: float) -> None:
         self.num_pulls += 1
+        self.addresses.add(into.address)
         async with asyncio.timeout(PATIENCE_S):
             await self.hold.wait()
         if self.fault is not None:
@@ -177,6 +180,37 @@ def test_a_pin_that_nobody_pulls_expires_and_its_offer_with_it(checkpoint: Path)
             assert wire.offers == {}
             stats = prefill.stats()
             assert (stats.kv_pinned_blocks, stats.num_handoffs, stats.num_handoffs_expired) == (0, 1, 1)
+
+    asyncio.run(main())
+
+
+def test_an_offer_that_expired_is_withdrawn_before_anybody_asks(checkpoint: Path) -> None:
+    async def main() -> None:
+        wire = Wire()
+        expiring = CacheTransceiverSettings(kv_transfer_timeout_ms=50)
+        async with (
+            engine(checkpoint, wire, Role.PREFILL, cache_transceiver_config=expiring) as prefill,
+            contextlib.aclosing(prefill.prefill(ask())) as replies,
+        ):
+            await anext(replies)
+            await until(lambda: prefill.stats().num_handoffs_expired == 1)
+            assert wire.offers == {}
+
+    asyncio.run(main())
+
+
+def test_the_same_buffers_serve_one_handoff_after_the_other(checkpoint: Path) -> None:
+    async def main() -> None:
+        wire = Wire()
+        async with engine(checkpoint, wire, Role.PREFILL) as prefill, engine(checkpoint, wire) as decode:
+            for _ in range(3):
+                async with contextlib.aclosing(prefill.prefill(ask())) as replies:
+                    handoff = await anext(replies)
+                    assert isinstance(handoff, KvHandoff)
+                    assert len(await answer(decode, ask(handoff))) == 6
+                    await until(lambda: prefill.stats().kv_pinned_blocks == 0)
+                    assert await anext(replies, None) is None
+        assert len(wire.addresses) == 2  # one at either end
 
     asyncio.run(main())
 

@@ -131,3 +131,12 @@ def test_logprobs_are_the_models_own_before_any_setting() -> None:
     assert (changed.token_id, changed.logprob.top) == (4, ())
     assert changed.logprob.logprob == pytest.approx(expected[4])
     assert none.logprob is None
+
+
+def test_logit_bias_adds_to_what_the_model_says() -> None:
+    assert chosen(draw(logit_bias={1: 1.5}), draw(logit_bias={1: 0.5})) == [1, 0]
+
+
+@pytest.mark.parametrize("least", [{"min_p": 1.0}, {"top_p": 0.0}, {"top_k": 1}])
+def test_the_likeliest_token_is_always_left(least: dict[str, float]) -> None:
+    assert shares(200, **least)[0] == 1

@@ -2,9 +2,12 @@
 
 import json
 
+import msgspec
 import pytest
 
 from baton.errors import InvalidRequest
+from frontend.chat.body import ChatBody
+from frontend.chat.request import tools as tools_of
 from frontend.harmony.conversation import AnswerFormat, Tool
 from frontend.turn.form import CallChoice, guided
 
@@ -28,6 +31,18 @@ def test_the_schemas_of_a_request_have_128_kib_together() -> None:
     with pytest.raises(InvalidRequest, match="131072 bytes") as refused:
         guided([strict("a", 64 << 10), strict("b", (64 << 10) + 1)])
     assert refused.value.param == "b.parameters"
+
+
+def test_a_tools_schema_is_named_by_its_place_in_the_body() -> None:
+    tools = [
+        {"type": "function", "function": {"name": name, "strict": True, "parameters": schema_of(num_bytes)}}
+        for name, num_bytes in (("a", 1000), ("b", 128 << 10))
+    ]
+    messages = [{"role": "user", "content": "x"}]
+    body = msgspec.convert({"model": "m", "messages": messages, "tools": tools}, ChatBody)
+    with pytest.raises(InvalidRequest) as refused:
+        guided(tools_of(body.tools or ()))
+    assert refused.value.param == "tools[1].function.parameters"
 
 
 def test_a_choice_of_no_tool_is_refused() -> None:

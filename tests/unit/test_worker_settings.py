@@ -122,3 +122,10 @@ def test_a_missing_yaml_and_a_flag_without_a_setting_are_refused(tmp_path: Path)
         load_settings(Engine, tmp_path / "none.yaml", {})
     with pytest.raises(SettingsError, match="tensor_parallel_size: this engine has no such setting"):
         load_settings(Engine, None, {"tensor_parallel_size": 2})
+
+
+def test_a_yaml_of_more_than_a_mebibyte_is_not_read(tmp_path: Path) -> None:
+    text = "max_batch_size: 4\n"
+    load_settings(Engine, write(tmp_path, text + "#" * (2**20 - len(text))), {})
+    with pytest.raises(SettingsError, match="1048577 bytes; an engine YAML has at most 1048576"):
+        load_settings(Engine, write(tmp_path, text + "#" * (2**20 + 1 - len(text))), {})
