@@ -22,7 +22,7 @@ FUNCTION = {"name": "f", "description": "Does it.", "parameters": {"type": "obje
 # Baton's own, and OpenAI's API has the other two though the SDK has not.
 EXTRA = {
     "ChatCompletionMessage.reasoning", "ChatCompletionMessage.reasoning_content",
-    "ChoiceDelta.reasoning", "ChoiceDelta.reasoning_content", "Model.context_length",
+    "ChoiceDelta.reasoning", "ChoiceDelta.reasoning_content", "Model.context_length", "Model.max_model_len",
     "Response.store", "ResponseFunctionCallArgumentsDoneEvent.name",
 }  # fmt: skip
 
