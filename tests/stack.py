@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -108,18 +109,20 @@ class Stack:
                 assert process.popen.poll() in (None, 0, -9), (
                     f"{process.name} died:\n{process.text()[-3000:]}"
                 )
-            roles = [instance["role"] for instance in self.health().get("instances", [])]
-            return (roles.count("prefill"), roles.count("decode")) == (num_prefill, num_decode)
+            health = self.health()
+            roles = [instance["role"] for instance in health.get("instances", [])]
+            is_served = health.get("status") == "healthy" or not num_decode
+            return is_served and (roles.count("prefill"), roles.count("decode")) == (num_prefill, num_decode)
 
         with ExitStack() as failing:
             failing.callback(self.stop)
             wait_for(ready, timeout_s)
             failing.pop_all()
 
-    def health(self) -> dict[str, list[dict[str, str]]]:
+    def health(self) -> dict[str, Any]:
         """The body of /health; empty while the frontend does not listen."""
         try:
-            found: dict[str, list[dict[str, str]]] = self._get("/health").json()
+            found: dict[str, Any] = self._get("/health").json()
         except httpx.TransportError:
             return {}
         return found
