@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from tests.alive import is_running
 from tests.gpu import random_weights
 from tests.gpu.dummy_model import write_dummy_model
 from tests.stack import MODEL, ROOT, Process, Stack
@@ -191,12 +192,5 @@ def kill_worker(process: Process) -> float:
     below = descendants(process.popen.pid)
     began = time.monotonic()
     process.kill()
-    wait_for(lambda: not any(_runs(pid) for pid in below), 30)
+    wait_for(lambda: not any(is_running(pid) for pid in below), 30)
     return time.monotonic() - began
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -1,7 +1,6 @@
 """An answer on its way to a client that reads slowly, not at all, or has left; and what is counted of it."""
 
 import asyncio
-import gc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from baton.errors import EngineFailure
 from frontend.http.sse import KEEP_ALIVE, Outbox
+from tests.alive import Newborn
 from tests.clock import run_jumping
 from tests.generators import none_abandoned
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens
@@ -159,21 +159,16 @@ def test_a_stream_begins_soon_and_says_every_so_often_that_it_is_alive() -> None
     run_jumping(main())
 
 
-def outboxes() -> list[Outbox]:
-    return [each for each in gc.get_objects() if type(each) is Outbox]
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_has_ended_leaves_nothing_behind(stream: bool) -> None:
     async def main() -> None:
-        alone, others = asyncio.all_tasks(), outboxes()
+        alone, outboxes = asyncio.all_tasks(), Newborn(Outbox)
         client = Client(ScriptedTokens(ANSWER), request_timeout_s=1000.0)
         with none_abandoned():
             await ask(client, Slow(num_taken=1000), stream=stream)
         assert asyncio.all_tasks() == alone
         await asyncio.sleep(1)  # a cancelled task lets go of its frame a turn later
-        gc.collect()
-        assert not [each for each in outboxes() if not any(each is other for other in others)]
+        assert outboxes.count() == 0
 
     run_jumping(main())
 

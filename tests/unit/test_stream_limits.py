@@ -1,7 +1,6 @@
 """What a worker may cost its caller: deadlines, what is left behind, credit, silence."""
 
 import asyncio
-import gc
 from contextlib import aclosing
 
 import pytest
@@ -12,6 +11,7 @@ from baton.frames import Beat, Cancel, Credit, Goodbye, Hello
 from baton.messages import StatsRequest
 from baton.serving import Service, WorkerLink, _Stream
 from baton.streams import WINDOW, CallerLink, Pace, _Call, call_over
+from tests.alive import Newborn
 from tests.clock import run_jumping
 from tests.links import PACE, Pair, RawCaller, Sent, a_request, count_up, frame, silent, tokens, turns
 
@@ -36,27 +36,24 @@ def test_the_caller_keeps_the_deadline_of_a_worker_that_hangs() -> None:
 
 
 def test_calls_and_links_that_have_ended_are_forgotten() -> None:
+    calls, streams, callers, workers = (Newborn(each) for each in (_Call, _Stream, CallerLink, WorkerLink))
+
     async def work() -> None:
         pair = Pair(count_up)
         assert await tokens(pair.call(a_request(2, deadline_s=1000.0))) == [0, 1]
         async with aclosing(pair.call(a_request(2, deadline_s=1000.0))) as left_early:
             await anext(left_early)
         await turns(lambda: not pair.service.tasks)
-        assert num_alive(_Call) == num_alive(_Stream) == 0
+        assert calls.count() == streams.count() == 0
         pair.caller.lose("test")
         await turns(lambda: not pair.service.links)
 
     async def main() -> None:
         await work()
         await asyncio.sleep(2 * PACE.tick_s)  # ticks, if there still were any
-        assert num_alive(CallerLink) == num_alive(WorkerLink) == 0
+        assert callers.count() == workers.count() == 0
 
     run_jumping(main())
-
-
-def num_alive(kind: type) -> int:
-    gc.collect()
-    return sum(type(each) is kind for each in gc.get_objects())
 
 
 def test_to_leave_a_call_closes_its_generator_at_the_worker_and_no_other() -> None:
