@@ -17,7 +17,7 @@ from frontend.http.exchange import AsgiApp
 from frontend.http.services import Services
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore
-from frontend.routing.fleet import Health
+from frontend.routing.health import Health
 from frontend.text.served import ServedModel
 from frontend.text.specials import SpecialToken
 from frontend.text.tokenizer import ModelTokenizer

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from baton.doctor.facts import Facts
-from baton.doctor.findings import Finding, error, warning
+from operations.doctor.facts import Facts
+from operations.doctor.findings import Finding, error, warning
 
 _PROXIES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 _SLOW = {

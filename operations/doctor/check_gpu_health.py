@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from baton.doctor.check_gpus import used_gpus
-from baton.doctor.facts import Facts, GpuHealth
-from baton.doctor.findings import Finding, error, note, warning
+from operations.doctor.check_gpus import used_gpus
+from operations.doctor.facts import Facts, GpuHealth
+from operations.doctor.findings import Finding, error, note, warning
 
 
 def health(facts: Facts) -> Iterator[Finding]:

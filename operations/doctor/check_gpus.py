@@ -4,8 +4,8 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from baton.doctor.facts import GIB, Facts, Gpu, Worker
-from baton.doctor.findings import Finding, error, note, warning
+from operations.doctor.facts import GIB, Facts, Gpu, Worker
+from operations.doctor.findings import Finding, error, note, warning
 
 # TensorRT-LLM runs gpt-oss from Hopper on; CUDA 12.8 needs driver 570, its guide asks for 575 on Blackwell.
 # The images of 1.3 bring CUDA 13, whose own driver is 580; older ones work by compatibility libraries, which

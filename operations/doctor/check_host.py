@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from baton.doctor.facts import GIB, INITIAL_IPC_NAMESPACE, INITIAL_PID_NAMESPACE, Facts, Host
-from baton.doctor.findings import Finding, error, note, warning
+from operations.doctor.facts import GIB, INITIAL_IPC_NAMESPACE, INITIAL_PID_NAMESPACE, Facts, Host
+from operations.doctor.findings import Finding, error, note, warning
 
 # The guide's docker run: --shm-size=10G --ulimit memlock=-1 --ulimit nofile=65536.
 _SHM_BYTES = 10_000_000_000

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from baton.doctor.facts import GIB, Facts, Gpu, Worker
-from baton.doctor.findings import Finding, error, warning
+from operations.doctor.facts import GIB, Facts, Gpu, Worker
+from operations.doctor.findings import Finding, error, warning
 
 _DEFAULT_FRACTION = 0.9
 _THIN_TOKENS = 512

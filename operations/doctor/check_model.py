@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterator
 
-from baton.doctor.facts import GIB, Facts, Shard
-from baton.doctor.findings import Finding, error, note, warning
+from operations.doctor.facts import GIB, Facts, Shard
+from operations.doctor.findings import Finding, error, note, warning
 
 # What the guide's download takes on disk, without original/* and metal/*.
 _INDEX = "model.safetensors.index.json"

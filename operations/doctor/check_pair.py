@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from baton.doctor.facts import Facts, Worker
-from baton.doctor.findings import Finding, error, warning
+from operations.doctor.facts import Facts, Worker
+from operations.doctor.findings import Finding, error, warning
 
 _BUFFER = "cache_transceiver_config.max_tokens_in_buffer"
 _BACKEND = "cache_transceiver_config.backend"

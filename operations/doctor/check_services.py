@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from baton.doctor.facts import Facts, Service
-from baton.doctor.findings import Finding, error, warning
+from operations.doctor.facts import Facts, Service
+from operations.doctor.findings import Finding, error, warning
 
 _BYTES_PER_ID = 5
 """One token id of a prompt on the wire, at most (msgpack)."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from baton.doctor.engine_flags import FLAG_OF
-from baton.doctor.facts import Facts, Worker
-from baton.doctor.findings import Finding, error, note, warning
+from operations.doctor.engine_flags import FLAG_OF
+from operations.doctor.facts import Facts, Worker
+from operations.doctor.findings import Finding, error, note, warning
 
 _WHOLE = ("tensor_parallel_size", "pipeline_parallel_size", "moe_expert_parallel_size", "max_batch_size",
           "max_num_tokens", "max_seq_len", "stream_interval", "kv_cache_config.tokens_per_block",

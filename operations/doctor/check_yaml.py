@@ -3,9 +3,9 @@
 import difflib
 from collections.abc import Iterator
 
-from baton.doctor.facts import Facts, Worker
-from baton.doctor.findings import Finding, error, warning
-from baton.doctor.trtllm_keys import KEYS, OLD_KEYS
+from operations.doctor.facts import Facts, Worker
+from operations.doctor.findings import Finding, error, warning
+from operations.doctor.trtllm_keys import KEYS, OLD_KEYS
 
 
 def alone(facts: Facts) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from baton.connect import HTTP_HOST, HTTP_PORT, Wires
-from baton.doctor import (
+from operations.doctor import (
     check_environment,
     check_gpu_health,
     check_gpus,
@@ -23,14 +23,14 @@ from baton.doctor import (
     check_settings,
     check_yaml,
 )
-from baton.doctor.engine_flags import read_flags
-from baton.doctor.engine_yaml import read_engine_yaml
-from baton.doctor.facts import GIB, Facts, Role, Worker
-from baton.doctor.findings import Finding, Report, Severity, text
-from baton.doctor.probe_gpus import probe_gpus
-from baton.doctor.probe_host import bind_problem, probe_host
-from baton.doctor.probe_model import probe_model
-from baton.doctor.probe_services import Probe, probe_etcd, probe_nats, probe_services
+from operations.doctor.engine_flags import read_flags
+from operations.doctor.engine_yaml import read_engine_yaml
+from operations.doctor.facts import GIB, Facts, Role, Worker
+from operations.doctor.findings import Finding, Report, Severity, text
+from operations.doctor.probe_gpus import probe_gpus
+from operations.doctor.probe_host import bind_problem, probe_host
+from operations.doctor.probe_model import probe_model
+from operations.doctor.probe_services import Probe, probe_etcd, probe_nats, probe_services
 from baton.flags import flag, parse
 from baton.registry_folder import UnsafeFolder
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from baton.doctor.facts import EngineYaml
+from operations.doctor.facts import EngineYaml
 from baton.yaml12 import Yaml12Loader
 
 _MAX_BYTES = 1 << 20

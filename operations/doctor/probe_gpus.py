@@ -5,7 +5,7 @@ import subprocess
 
 from msgspec.structs import replace
 
-from baton.doctor.facts import Gpu, GpuHealth, Nvidia
+from operations.doctor.facts import Gpu, GpuHealth, Nvidia
 
 _FIELDS = "index,uuid,name,memory.total,memory.free,driver_version,compute_cap,mig.mode.current"
 _HEALTH_FIELDS = (

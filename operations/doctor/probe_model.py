@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from baton.doctor.facts import Model, Shape, Shard
+from operations.doctor.facts import Model, Shape, Shard
 
 _MAX_JSON_BYTES = 64 << 20
 _MAX_HEADER_BYTES = 100 << 20

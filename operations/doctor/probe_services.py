@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from baton.doctor.facts import Service
+from operations.doctor.facts import Service
 from baton.flags import without_secrets
 
 _TIMEOUT_S = 3.0

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from baton.doctor.check_memory import budget
-from baton.doctor.command import examine
-from baton.doctor.engine_flags import read_flags
-from baton.doctor.engine_yaml import read_engine_yaml
-from baton.doctor.facts import (
+from operations.doctor.check_memory import budget
+from operations.doctor.command import examine
+from operations.doctor.engine_flags import read_flags
+from operations.doctor.engine_yaml import read_engine_yaml
+from operations.doctor.facts import (
     GIB,
     EngineYaml,
     Facts,
@@ -29,8 +29,8 @@ from baton.doctor.facts import (
     Shard,
     Worker,
 )
-from baton.doctor.findings import Finding, Severity, text
-from baton.doctor.probe_gpus import parse_gpus, parse_matrix
+from operations.doctor.findings import Finding, Severity, text
+from operations.doctor.probe_gpus import parse_gpus, parse_matrix
 
 CONFIGS = Path("engine_configs/gpt-oss-120b")
 SMI = Path("tests/data/nvidia_smi")
@@ -515,7 +515,7 @@ def test_a_number_with_an_exponent_is_the_number_that_the_worker_takes(tmp_path:
 
 
 def test_the_table_reaches_every_code_that_the_checks_have() -> None:
-    source = "".join(path.read_text() for path in sorted(Path("baton/doctor").glob("check_*.py")))
+    source = "".join(path.read_text() for path in sorted(Path("operations/doctor").glob("check_*.py")))
     codes = set(re.findall(r'(?:error|warning|note)\)?\(\s*"([a-z-]+)"', source))
     assert len(codes) > 60
     assert codes - {code for _, code, *_ in BROKEN + OTHERS} == set()

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from baton.doctor.command import DoctorSettings, planned
-from baton.doctor.engine_flags import read_flags
-from baton.doctor.engine_yaml import read_engine_yaml
-from baton.doctor.facts import GIB
-from baton.doctor.probe_gpus import parse_gpus, parse_health, parse_matrix
-from baton.doctor.probe_host import bind_problem, probe_host
-from baton.doctor.probe_model import probe_model
+from operations.doctor.command import DoctorSettings, planned
+from operations.doctor.engine_flags import read_flags
+from operations.doctor.engine_yaml import read_engine_yaml
+from operations.doctor.facts import GIB
+from operations.doctor.probe_gpus import parse_gpus, parse_health, parse_matrix
+from operations.doctor.probe_host import bind_problem, probe_host
+from operations.doctor.probe_model import probe_model
 from tests.recorded_smi import RECORDINGS as SMI
 from tests.recorded_smi import recorded_smi
 from tests.waiting import PATIENCE_S

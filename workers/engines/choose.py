@@ -5,8 +5,8 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
-from baton.doctor.engine_yaml import read_engine_yaml
-from baton.doctor.trtllm_keys import KEYS, OLD_KEYS
+from operations.doctor.engine_yaml import read_engine_yaml
+from operations.doctor.trtllm_keys import KEYS, OLD_KEYS
 from baton.flags import Parsed
 from workers.config import EngineName, WorkerSettings
 from workers.engines.embedded.settings import EmbeddedSettings
