@@ -50,6 +50,7 @@ class WorkerSettings:
     endpoint: str | None = flag(None, "route's name in discovery [by role]", metavar="DYN")
     drain_timeout_s: float = flag(30.0, "how long running requests may go on after SIGTERM", metavar="S")
     log_level: str = flag("info", "debug, info, warning or error")
+    check: bool = flag(False, "read flags and engine settings, say what is wrong, start nothing")
     wires: Wires = dataclasses.field(default_factory=Wires)
 
     def __post_init__(self) -> None:

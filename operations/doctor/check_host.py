@@ -50,9 +50,9 @@ def limits(facts: Facts) -> Iterator[Finding]:
 
 def namespaces(facts: Facts) -> Iterator[Finding]:
     """CUDA IPC between containers needs shared PID and IPC namespaces; inside one container all is well."""
-    host, roles = facts.host, {worker.role for worker in facts.workers}
-    half = len(roles & {"prefill", "decode"}) == 1
-    if not facts.wants_gpus or not roles & {"prefill", "decode"}:
+    host, modes = facts.host, {worker.mode for worker in facts.workers}
+    half = len(modes & {"prefill", "decode"}) == 1
+    if not facts.wants_gpus or not modes & {"prefill", "decode"}:
         return
     if half and host.in_container:
         if host.pid_namespace != INITIAL_PID_NAMESPACE:

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-Role = Literal["prefill", "decode", "agg"]
+from workers.config import DisaggregationMode, EngineName
 
 GIB = 1 << 30
 _ABSURD = 1e15
@@ -102,52 +102,49 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         return sum(shard.size_bytes or 0 for shard in self.shards)
 
 
-class EngineYaml(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine YAML: leaves by key path (`kv_cache_config.dtype`), keys given twice, or what is wrong."""
-
-    path: str
-    values: dict[str, object] = {}
-    duplicates: tuple[str, ...] = ()
-    problem: str | None = None
-
-
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """One worker that is to be started. `gpus` is the list as it was written, None if none was.
 
-    `typed` are its flags that stand for engine settings, by key path; as in the worker, they win.
+    `argv` is what it is started with, `given` are the engine settings that it would have of it: by key path,
+    (value, source); `overruled` what its YAML says otherwise than a typed flag. `refusal` is what it says
+    instead of starting.
     """
 
-    role: Role
+    mode: DisaggregationMode
     gpus: str | None = None
-    yaml: EngineYaml | None = None
-    typed: dict[str, object] = {}
-    flag_problems: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
+    given: dict[str, tuple[object, str]] = {}
+    overruled: dict[str, tuple[object, str]] = {}
+    refusal: str | None = None
 
     @property
     def gpu_list(self) -> list[str]:
         """The entries of `gpus`."""
         return [] if self.gpus is None else self.gpus.split(",")
 
-    @property
-    def settings(self) -> dict[str, object]:
-        """What is given, by key path."""
-        return {**(self.yaml.values if self.yaml else {}), **self.typed}
+    def value(self, path: str) -> object:
+        """A setting; None if it is not given."""
+        return self.given.get(path, (None, ""))[0]
+
+    def place(self, path: str) -> str:
+        """Where a setting was given, for the operator."""
+        return f"{self.mode}: {path} ({self.given[path][1]})" if path in self.given else f"{self.mode}: {path}"
 
     def text(self, path: str, default: str) -> str:
         """A setting as text."""
-        value = self.settings.get(path)
+        value = self.value(path)
         return default if value is None else str(value)
 
     def number(self, path: str) -> float | None:
         """A setting; None if it is not given, or no number that a setting can have."""
-        value = self.settings.get(path)
+        value = self.value(path)
         if not isinstance(value, int | float) or isinstance(value, bool):
             return None
         return value if abs(value) < _ABSURD else None
 
     def is_on(self, path: str) -> bool:
         """True if the setting is true."""
-        return self.settings.get(path) is True
+        return self.value(path) is True
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -216,7 +213,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     registry_problem: str | None = None
     http_port: int = 8000
     http_port_problem: str | None = None
-    engine: str = "trtllm"
+    engine: EngineName = "trtllm"
 
     @property
     def wants_gpus(self) -> bool:
@@ -231,9 +228,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
             self.engine == "trtllm" and self.wants_gpus and not 0 < self.model.weight_bytes <= BIG_MODEL_BYTES
         )
 
-    def role(self, role: Role) -> Worker | None:
-        """The first worker of that role."""
-        return next((worker for worker in self.workers if worker.role == role), None)
+    def worker(self, mode: DisaggregationMode) -> Worker | None:
+        """The first worker of that mode."""
+        return next((worker for worker in self.workers if worker.mode == mode), None)
 
     def gpus_of(self, worker: Worker) -> list[Gpu]:
         """The GPUs this worker would see: the listed ones that exist, in order; all if none is listed."""

@@ -20,7 +20,7 @@ from tests.waiting import PATIENCE_S, until
 from workers.engines.trtllm.engine import TrtllmEngine
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.watchdog import Patience
-from workers.settings import SettingsError
+from workers.settings_text import SettingsError
 
 FOREVER_S = 3600.0
 OLD = "1.2.1+double"

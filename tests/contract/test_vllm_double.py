@@ -24,7 +24,7 @@ from tests.tiny_gpt_oss import VOCAB_SIZE, prompt, write_checkpoint
 from tests.vllm_engine import ask, started
 from workers.engines.vllm.handoff import KEEP, unpack
 from workers.engines.vllm.library import load_library
-from workers.settings import SettingsError
+from workers.settings_text import SettingsError
 
 ROOT = Path(__file__).parents[2]
 BUILT = {

@@ -12,7 +12,7 @@ from tensorrt_llm.llmapi import TorchLlmArgs
 from baton.flags import parse
 from workers.config import WorkerSettings, typed_engine_flags
 from workers.engines.trtllm.settings import load_trtllm_settings
-from workers.settings import SettingsError
+from workers.settings_text import SettingsError
 
 UCX = "cache_transceiver_config:\n  backend: UCX\n  max_tokens_in_buffer: 1024\n"
 
@@ -101,7 +101,7 @@ def test_the_wire_decides_its_runtime_and_the_kv_cache_manager(
     assert loaded.values["kv_cache_config.use_kv_cache_manager_v2"] == manager_v2
 
 
-def test_prefill_runs_without_the_overlap_scheduler_unless_it_is_told_to(
+def test_prefill_runs_without_the_overlap_scheduler(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write(tmp_path, UCX)
@@ -113,8 +113,8 @@ def test_prefill_runs_without_the_overlap_scheduler_unless_it_is_told_to(
         "disable_overlap_scheduler"
     ]
     override = '{"disable_overlap_scheduler": false}'
-    load_trtllm_settings(TorchLlmArgs, "prefill", yaml_path=path, override=override)
-    assert "disable_overlap_scheduler is false" in caplog.text
+    with pytest.raises(SettingsError, match="disable_overlap_scheduler: false: TensorRT-LLM does not support"):
+        load_trtllm_settings(TorchLlmArgs, "prefill", yaml_path=path, override=override)
 
 
 class OldTransceiver(pydantic.BaseModel, extra="forbid"):

@@ -7,7 +7,7 @@ import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from workers.engines.vllm.settings import LEASE_S, load_vllm_settings
-from workers.settings import SettingsError
+from workers.settings_text import SettingsError
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_" + 17 * "aB"

@@ -22,7 +22,7 @@ from workers.engines.trtllm.library import Completion, Library, kv_capacity
 from workers.engines.trtllm.opening import open_llm, warm_up
 from workers.engines.trtllm.requests import Requests
 from workers.engines.trtllm.sampling import sampling_params
-from workers.engines.trtllm.settings import RUNTIME, TRANSCEIVER
+from workers.engines.trtllm.settings import BACKEND, BUFFER, RUNTIME, TIMEOUT
 from workers.engines.trtllm.watchdog import Leave, Patience, Watchdog, leaving_after
 from workers.settings import Loaded
 
@@ -71,9 +71,9 @@ class TrtllmEngine:
         self._patience = patience
         self._facts = read_model_facts(model_path)
         self._context_length = int(values["max_seq_len"] or self._facts.context_length)
-        self._max_handoff_tokens: int | None = values.get(f"{TRANSCEIVER}.max_tokens_in_buffer")
-        self._backend = values.get(f"{TRANSCEIVER}.backend")
-        self._kv_timeout_s = (values.get(f"{TRANSCEIVER}.kv_transfer_timeout_ms") or 0) / 1000
+        self._max_handoff_tokens: int | None = values.get(BUFFER)
+        self._backend = values.get(BACKEND)
+        self._kv_timeout_s = (values.get(TIMEOUT) or 0) / 1000
         self._ids = HandoffIds()
         self._figures = Figures(loaded.values, max_queue_size)
         self._options = _options(loaded.values)
@@ -201,11 +201,11 @@ class TrtllmEngine:
 
     def _check_handoff(self, request: GenerateRequest) -> None:
         if self._backend is None:
-            raise HandoffFailed(f"this worker moves no KV: set {TRANSCEIVER}.backend")
+            raise HandoffFailed(f"this worker moves no KV: set {BACKEND}")
         longest, num_tokens = self._max_handoff_tokens, len(request.token_ids)
         if longest is not None and num_tokens > longest:  # it would stall both sides
             raise InvalidRequest(
-                f"the prompt has {num_tokens} tokens; {TRANSCEIVER}.max_tokens_in_buffer ({longest}) "
+                f"the prompt has {num_tokens} tokens; {BUFFER} ({longest}) "
                 "is the most that prefill can hand over"
             )
 
@@ -254,6 +254,6 @@ def _options(values: Mapping[str, Any]) -> dict[str, Any]:
     ranks with requests of ones (`[1, 1, ...]`). A prompt that shares blocks with these would crash its rank;
     Dynamo salts its canary for that. Both sides of a handoff need the same.
     """
-    is_paired = values.get(f"{TRANSCEIVER}.backend") is not None
+    is_paired = values.get(BACKEND) is not None
     needs_salt = values["kv_cache_config.enable_block_reuse"] and (values["enable_attention_dp"] or is_paired)
     return {"cache_salt": "baton"} if needs_salt else {}

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from workers.settings import SettingsError
+from workers.settings_text import SettingsError
 
 TRIED = "0.25."
 WORKER_PID = "BATON_WORKER_PID"
