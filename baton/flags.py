@@ -135,9 +135,7 @@ def _plain(kind: Any) -> Any:
     return kind
 
 
-def _build(
-    cls: type[T], given: Mapping[str, Any], environ: Mapping[str, str], sources: dict[str, str]
-) -> T:
+def _build(cls: type[T], given: Mapping[str, Any], environ: Mapping[str, str], sources: dict[str, str]) -> T:
     hints = get_type_hints(cls)
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # T is a dataclass by contract

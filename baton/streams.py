@@ -226,5 +226,5 @@ def _end_overdue(call: _Call, request: Request) -> asyncio.TimerHandle | None:
     """End the call at its deadline, even if the worker that should have done so hangs."""
     if not isinstance(request, GenerateRequest):
         return None
-    error = DeadlineExceeded("The request's deadline is over; ask for less, or allow more time.")
+    error = DeadlineExceeded()
     return asyncio.get_running_loop().call_later(request.deadline_s, call.end, error)

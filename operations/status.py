@@ -33,7 +33,9 @@ def status(argv: list[str]) -> int:
     except (OSError, ValueError, msgspec.DecodeError) as error:
         sys.stderr.write(f"error: no frontend answers at {settings.url}: {error}\n")
         return 2
-    lines = [_counts(health)] if settings.brief else [f"{health.status}: {_counts(health)}", *_details(health)]
+    lines = (
+        [_counts(health)] if settings.brief else [f"{health.status}: {_counts(health)}", *_details(health)]
+    )
     sys.stdout.write("\n".join(lines) + "\n")
     return 0 if health.status == "healthy" else 1
 

@@ -40,12 +40,12 @@ def is_idle(engine: VllmEngine) -> bool:
     """Nothing runs, waits, is held or pinned; or the core is dead."""
     stats = engine.stats()
     held = (stats.num_running, stats.num_waiting, stats.kv_used_blocks, stats.kv_pinned_blocks)
-    return not any(held) or engine._calls.broke.is_set()  # noqa: SLF001  no other way to know
+    return not any(held) or engine._calls.open.broke.is_set()  # noqa: SLF001  no other way to know
 
 
 def core(engine: VllmEngine) -> Any:
     """The double's core inside the engine."""
-    return engine._calls.llm._core  # noqa: SLF001  nobody else needs it
+    return engine._calls.open.llm._core  # noqa: SLF001  nobody else needs it
 
 
 def ask(num_tokens: int = 40, **options: Any) -> GenerateRequest:

@@ -33,7 +33,10 @@ class WorkerSettings:
 
     engine: EngineName | None = flag(None, "what runs the model [by the YAML and what is installed]")
     model_path: Path = flag(
-        Path("models/demo"), "folder with config.json, weights, tokenizer.json", alias="--model"
+        Path("models/demo"),
+        "folder with config.json, weights, tokenizer.json",
+        alias="--model",
+        metavar="DIR",
     )
     served_model_name: str | None = flag(None, "name in the API [the folder's name]", metavar="NAME")
     disaggregation_mode: DisaggregationMode = flag("agg", "role of this worker")

@@ -23,8 +23,8 @@ class Engine(Protocol):
     """An engine in one role. Held to its contract by `tests/contract/test_engine.py`.
 
     To cancel is to close the generator: the engine aborts and frees the slot in its `finally`. Errors about
-    one request are BatonErrors from the generator. `EngineFailure` raised with the engine dead makes
-    `failed()` return, and the worker withdraws and exits non-zero.
+    one request are BatonErrors from the generator. A dead engine raises WorkerLost, as another worker
+    can serve the request, and `failed()` returns: the worker withdraws and exits non-zero.
     """
 
     async def start(self) -> EngineInfo:

@@ -122,8 +122,8 @@ def read(
 
     `typed` are the values of flags that were typed, by key path (`kv_cache_config.free_gpu_memory_fraction`);
     `override` is a JSON object; `renamed` says of unknown keys what to write instead, `optional` why some
-    may be dropped. Without a schema, as that of a library that is not installed here, every other key is taken
-    as it stands. Raises SettingsError.
+    may be dropped. Without a schema, for a library that is not installed here, any other key is taken as
+    it stands. Raises SettingsError.
     """
     given: Given = {}
     walk = _Walk(given, renamed or {}, optional or {})

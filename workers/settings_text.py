@@ -1,4 +1,4 @@
-"""Engine settings as they are written, in YAML or JSON: a tree of values, each with the place where it stands."""
+"""Engine settings as they are written, in YAML or JSON: a tree of values, each with its place."""
 
 import dataclasses
 import json
@@ -37,7 +37,9 @@ def read_yaml(path: Path) -> Node:
     if len(text) > MAX_YAML_BYTES:
         raise SettingsError(f"{path}: {len(text)} bytes; an engine YAML has at most {MAX_YAML_BYTES}")
     try:
-        if b"*" in text and any(isinstance(e, yaml.AliasEvent) for e in yaml.parse(text, Loader=Yaml12Loader)):
+        if b"*" in text and any(
+            isinstance(e, yaml.AliasEvent) for e in yaml.parse(text, Loader=Yaml12Loader)
+        ):
             # Nine lines of them make millions of values.
             raise SettingsError(f"{path}: has an alias (*name): write the values out")
         root = yaml.compose(text, Loader=Yaml12Loader)

@@ -10,6 +10,8 @@ from pathlib import Path
 import msgspec
 
 from baton.connect import HTTP_HOST, HTTP_PORT, Wires
+from baton.flags import flag, parse
+from baton.registry_folder import UnsafeFolder
 from operations.doctor import (
     check_environment,
     check_gpu_health,
@@ -29,8 +31,6 @@ from operations.doctor.probe_host import bind_problem, probe_host
 from operations.doctor.probe_model import probe_model
 from operations.doctor.probe_services import Probe, probe_etcd, probe_nats, probe_services
 from workers.config import DisaggregationMode, EngineName
-from baton.flags import flag, parse
-from baton.registry_folder import UnsafeFolder
 
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     check_gpus.presence, check_gpus.lists, check_gpu_health.health, check_gpus.fabric,
@@ -84,7 +84,9 @@ def gather(settings: DoctorSettings) -> Facts:
     """Ask nvidia-smi, /proc, the files and the servers: a second or two."""
     wires, host, model = settings.wires, probe_host(), probe_model(settings.model_path)
     workers = tuple(asked_for(settings, os.environ.get("CUDA_VISIBLE_DEVICES")))
-    if model.shape is not None and {"trtllm": host.has_tensorrt_llm, "vllm": host.has_vllm}.get(settings.engine):
+    if model.shape is not None and {"trtllm": host.has_tensorrt_llm, "vllm": host.has_vllm}.get(
+        settings.engine
+    ):
         workers = with_refusals(workers, settings.model_path)
     return Facts(
         host=host,

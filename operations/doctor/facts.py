@@ -128,7 +128,9 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
     def place(self, path: str) -> str:
         """Where a setting was given, for the operator."""
-        return f"{self.mode}: {path} ({self.given[path][1]})" if path in self.given else f"{self.mode}: {path}"
+        return (
+            f"{self.mode}: {path} ({self.given[path][1]})" if path in self.given else f"{self.mode}: {path}"
+        )
 
     def text(self, path: str, default: str) -> str:
         """A setting as text."""

@@ -83,4 +83,3 @@ def with_refusals(workers: Iterable[Worker], model_path: Path, ask: Ask = ask_wo
         answers = pool.map(lambda argv: ask([f"--model-path={model_path}", *argv]), lines)
         refusals = dict(zip(lines, answers, strict=True))
     return tuple(replace(worker, refusal=worker.refusal or refusals.get(worker.argv)) for worker in workers)
-

@@ -19,8 +19,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from operations.doctor.facts import Service
 from baton.flags import without_secrets
+from operations.doctor.facts import Service
 
 _TIMEOUT_S = 3.0
 _WHOLE_TIMEOUT_S = 10.0

@@ -113,7 +113,10 @@ def _as_yaml(leaves: dict[str, object]) -> str:
 
 def b200_node() -> Facts:
     """The guide's: one node of eight B200, prefill on 0-3, decode on 4-7."""
-    workers = (_worker("prefill", "0,1,2,3", CONFIGS / "prefill.yaml"), _worker("decode", "4,5,6,7", CONFIGS / "decode.yaml"))
+    workers = (
+        _worker("prefill", "0,1,2,3", CONFIGS / "prefill.yaml"),
+        _worker("decode", "4,5,6,7", CONFIGS / "decode.yaml"),
+    )
     return Facts(host=NODE_HOST, nvidia=B200X8, model=MODEL_120B, workers=workers, services=(ETCD, NATS))
 
 
@@ -132,7 +135,12 @@ def spark() -> Facts:
     """DGX Spark: the GPU's memory is the machine's, and nvidia-smi does not tell it."""
     host = replace(NODE_HOST, memory_bytes=127_600_748 * 1024, memory_free_bytes=118_566_368 * 1024)
     nvidia = Nvidia(gpus=parse_gpus(_smi("spark_query.csv")))
-    return Facts(host=host, nvidia=nvidia, model=MODEL_120B, workers=(_worker("agg", None, CONFIGS / "agg_spark.yaml"),))
+    return Facts(
+        host=host,
+        nvidia=nvidia,
+        model=MODEL_120B,
+        workers=(_worker("agg", None, CONFIGS / "agg_spark.yaml"),),
+    )
 
 
 def laptop() -> Facts:
@@ -184,6 +192,11 @@ def _yaml(facts: Facts, mode: Mode, values: dict[str, object], *, without: str =
 
 def _typed(facts: Facts, mode: Mode, line: str) -> Facts:
     return _reread(facts, mode, lambda worker: _with_yaml(worker, _as_yaml(_leaves(worker)), line))
+
+
+def _nixl(facts: Facts, mode: Mode, runtime: str) -> Facts:
+    leaves = {"cache_transceiver_config": {"backend": "NIXL", "transceiver_runtime": runtime}}
+    return _reread(facts, mode, lambda worker: _with_yaml(worker, json.dumps(leaves)))
 
 
 def _env(facts: Facts, **variables: str) -> Facts:
@@ -329,7 +342,7 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
      lambda f: _typed(f, "decode", "--free-gpu-memory-fraction 0.9 --max-num-tokens 16384")),
     ("flag without number", "settings-refused", E, lambda f: _typed(f, "prefill", "--max-batch-size many")),
     ("flag without value", "settings-refused", E, lambda f: _typed(f, "prefill", "--max-seq-len")),
-    ("flag that a worker does not have", "settings-refused", E, lambda f: _typed(f, "prefill", "--max-tokens 5")),
+    ("flag that there is not", "settings-refused", E, lambda f: _typed(f, "prefill", "--max-tokens 5")),
     ("unclosed quote", "settings-refused", E, lambda f: _typed(f, "prefill", "--max-seq-len '5")),
     ("fraction typed in per cent", "kv-fraction", E,
      lambda f: _typed(f, "decode", "--free-gpu-memory-fraction 90")),
@@ -375,7 +388,7 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("block sizes differ", "pair-block", E, lambda f: _yaml(f, "decode", {f"{KV}.tokens_per_block": 64})),
     ("transceivers differ", "pair-backend", E, lambda f: _yaml(f, "decode", {f"{CACHE}.backend": "NIXL"})),
     ("runtimes differ", "pair-runtime", E,
-     lambda f: _yaml(f, "decode", {f"{CACHE}.transceiver_runtime": "PYTHON"})),
+     lambda f: _nixl(_nixl(f, "prefill", "CPP"), "decode", "PYTHON")),
     ("beam search", "settings-refused", E, lambda f: _yaml(f, "decode", {"max_beam_width": 4})),
     ("decode shorter", "pair-length", E, lambda f: _yaml(f, "decode", {"max_seq_len": 32_768})),
     ("prompts unchunked", "prompt-chunks", E,
@@ -437,7 +450,7 @@ OTHERS: list[tuple[str, str, Severity, Callable[[], Facts]]] = [
     ("demo pair of two block sizes", "pair-block", E,
      lambda: _yaml(laptop(), "decode", {f"{KV}.tokens_per_block": 16})),
     ("demo model with an unknown key", "settings-refused", E, lambda: _demo_with("max_batchsize: 8")),
-    ("demo model with a value that cannot be", "settings-refused", E, lambda: _demo_with("max_batch_size: 0")),
+    ("demo model with a wrong value", "settings-refused", E, lambda: _demo_with("max_batch_size: 0")),
     ("laptop with its port taken", "port-taken", E,
      lambda: replace(laptop(), http_port_problem="Address already in use")),
 ]  # fmt: skip
@@ -596,11 +609,10 @@ def test_the_sparks_kv_comes_near_what_the_guides_log_measured() -> None:
         "disable_overlap_scheduler: false\ncache_transceiver_config: {backend: UCX}",
         "cache_transceiver_config: {backend: UCX, kv_transfer_timeout_ms: null}",
         "cache_transceiver_config: {backend: UCX}\nmax_beam_width: 2",
-        "cache_transceiver_config: {backend: NIXL, transceiver_runtime: CPP}\n"
-        "kv_cache_config: {use_kv_cache_manager_v2: true}",
+        "cache_transceiver_config: {backend: UCX}\nkv_cache_config: {use_kv_cache_manager_v2: true}",
         "max_batch_size: 4\nmax_batch_size: 5",
         "stream_interval: 10",
-        "kv_cache_config: 3\nbackend: tensorrt",
+        "backend: tensorrt",
         "kv_cache_config:\n\tdtype: auto",
     ],
 )

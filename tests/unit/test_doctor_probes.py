@@ -189,9 +189,7 @@ def test_vllms_settings_have_the_names_of_the_flags() -> None:
     assert (worker.number("max_batch_size"), worker.number("max_seq_len")) == (7, 131_072)
 
 
-def _doctor(
-    *arguments: str, path: Path | None = None, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def _doctor(*arguments: str, path: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     names = ("ETCD_ENDPOINTS", "NATS_SERVER", "CUDA_VISIBLE_DEVICES", "DYN_HTTP_PORT", "HTTP_PORT")
     environ = {key: value for key, value in os.environ.items() if key not in names}
     if path:

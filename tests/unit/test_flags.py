@@ -1,13 +1,14 @@
 """Flags from dataclasses: precedence, sources, and one line for each mistake."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from baton.connect import Wires
 from baton import flags
+from baton.connect import Wires
 from baton.flags import flag, parse, without_secrets
 
 
@@ -143,9 +144,8 @@ def test_a_mistake_ends_with_status_2_and_says_what_is_wrong(
     ],
 )
 def test_anothers_command_line_is_refused_without_an_end(line: str, says: str) -> None:
-    with pytest.raises(ValueError, match="^") as refused:
+    with pytest.raises(ValueError, match=re.escape(says)):
         flags.read(Settings, line.split())
-    assert says in str(refused.value)
 
 
 def test_anothers_command_line_is_read_without_our_environment() -> None:

@@ -26,7 +26,10 @@ def test_the_packages_imported_are_this_repositorys() -> None:
         ("workers.__main__", {"fastapi", "starlette", "uvicorn", "torch", "frontend", "grpc", "nats"}),
         ("baton.__main__", {"fastapi", "torch", "grpc", "nats", "frontend", "workers", "operations"}),
         ("operations.status", {"fastapi", "torch", "grpc", "nats", "tokenizers", "workers"}),
-        ("operations.doctor.command", {"fastapi", "torch", "transformers", "tensorrt_llm", "vllm", "nixl_cu13"}),
+        (
+            "operations.doctor.command",
+            {"fastapi", "torch", "transformers", "tensorrt_llm", "vllm", "nixl_cu13"},
+        ),
     ],
 )
 def test_importing_a_process_loads_only_its_own_side(module: str, forbidden: set[str]) -> None:

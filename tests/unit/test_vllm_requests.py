@@ -1,9 +1,8 @@
-"""What a request asks in vLLM's words, what its handoff is made of, and what its outputs become."""
+"""What a request asks in vLLM's words, and what its outputs become."""
 
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from vllm.outputs import CompletionOutput, Logprob, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -14,13 +13,12 @@ from workers.engines.model_facts import read_model_facts
 from workers.engines.structural_tag import structural_tag
 from workers.engines.token_requests import seed_of_attempt
 from workers.engines.vllm.answers import Answer
-from workers.engines.vllm.handoff import KEEP, num_blocks, pack, unpack
+from workers.engines.vllm.handoff import KEEP, num_blocks
 from workers.engines.vllm.library import load_library
 from workers.engines.vllm.sampling import sampling_params
 
 FACTS = read_model_facts(Path("models/demo"))
 STOPS = (3071, 3070)
-PARAMS = {"remote_request_id": "r-1-0a0b0c0d", "remote_block_ids": ((1, 2, 3),), "remote_port": 5600}
 
 
 def ask(num_generated: int = 0, **options: Any) -> GenerateRequest:
@@ -116,41 +114,6 @@ def handoff(state: bytes, num_tokens: int = 5) -> KvHandoff:
         ttl_s=1,
         engine_state=state,
     )
-
-
-def test_a_handoff_gives_back_what_vllm_wrote() -> None:
-    state = unpack(handoff(pack(PARAMS, version="1", num_cached_tokens=2)), version="1", num_tokens=5)
-
-    assert state.num_cached_tokens == 2
-    assert state.params == PARAMS | {"remote_block_ids": [[1, 2, 3]]}
-
-
-@pytest.mark.parametrize(
-    ("state", "says"),
-    [
-        (b"", "is not vLLM's"),
-        (b"\x01not ours", "is not vLLM's"),
-        (pack(PARAMS, version="1", num_cached_tokens=2)[:-1], "is not vLLM's"),
-        (pack(PARAMS, version="1", num_cached_tokens=2).replace(b"vllm-1", b"vllm-2"), "is not vLLM's"),
-        (msgspec.msgpack.encode(["embedded-1", "1", 2, {}]), "is not vLLM's"),
-        (pack(PARAMS, version="2", num_cached_tokens=2), "prefill worker p is 2, of this worker 1"),
-    ],
-)
-def test_foreign_truncated_and_other_versions_bytes_are_refused(state: bytes, says: str) -> None:
-    with pytest.raises(HandoffFailed, match=says):
-        unpack(handoff(state), version="1", num_tokens=5)
-
-
-def test_the_handoff_of_another_prompt_is_refused_with_both_lengths() -> None:
-    state = pack(PARAMS, version="1", num_cached_tokens=0)
-
-    with pytest.raises(HandoffFailed, match="has 4 tokens, its request 5"):
-        unpack(handoff(state, 4), version="1", num_tokens=5)
-
-
-def test_parameters_that_cannot_travel_fail_the_handoff() -> None:
-    with pytest.raises(HandoffFailed, match="cannot travel"):
-        pack({"remote_port": object()}, version="1", num_cached_tokens=0)
 
 
 @pytest.mark.parametrize(

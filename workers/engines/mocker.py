@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from baton.errors import (
-    BatonError,
     DeadlineExceeded,
     HandoffFailed,
     InvalidRequest,
@@ -142,7 +141,7 @@ class MockerEngine:
                 if self._stopped.is_set():
                     raise WorkerLost("The worker is stopping.")
                 if asyncio.get_running_loop().time() > deadline:
-                    raise _overdue()
+                    raise DeadlineExceeded
                 yield self._chunk(request, answer, position)
 
     def stats(self) -> WorkerStats:
@@ -245,11 +244,7 @@ async def _within(deadline: float, work: Coroutine[Any, Any, object]) -> None:
         async with asyncio.timeout_at(deadline):
             await work
     except TimeoutError:
-        raise _overdue() from None
-
-
-def _overdue() -> BatonError:
-    return DeadlineExceeded("The request's deadline is over; ask for less, or allow more time.")
+        raise DeadlineExceeded from None
 
 
 def _check_form(form: Guided | None) -> None:

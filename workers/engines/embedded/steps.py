@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from baton.errors import BatonError, DeadlineExceeded, EngineFailure, Overloaded
+from baton.errors import BatonError, DeadlineExceeded, Overloaded, WorkerLost
 from baton.messages import FinishReason, GenerateRequest, TokenChunk, Usage
 from workers.engines.embedded.call import Call
 from workers.engines.embedded.masks import Masks
@@ -43,9 +43,9 @@ class StepLoop:
         self._masks = Masks(self._mask_came)
 
     def open(self, request: GenerateRequest, sequence: Sequence) -> Call:
-        """Queue a sequence. Raises Overloaded when the queue is full, EngineFailure on a broken engine."""
+        """Queue a sequence. Raises Overloaded when the queue is full, WorkerLost on a broken engine."""
         if self.broke.is_set():
-            raise EngineFailure(self.reason)
+            raise WorkerLost(self.reason)
         num_open = self.scheduler.num_running + self.scheduler.num_waiting
         if num_open >= self._max_calls:
             raise Overloaded(
@@ -91,13 +91,13 @@ class StepLoop:
         self._wake.set()
 
     async def on_thread(self, function: Callable[..., T], *args: object) -> T:
-        """Run one thing on the compute thread; what it raises breaks the engine and is EngineFailure."""
+        """Run one thing on the compute thread; what it raises breaks the engine and is WorkerLost."""
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._thread, function, *args)
         except Exception as error:  # whatever it is, the engine is broken
             self._break(error)
-            raise EngineFailure(self.reason) from error
+            raise WorkerLost(self.reason) from error
 
     async def run(self) -> None:
         """Step until cancelled or broken. An exception here breaks it: nobody else would tell."""
@@ -121,7 +121,7 @@ class StepLoop:
     async def _step(self, step: Step) -> None:
         try:
             sampled = await self.on_thread(self.runner.step, step.work)
-        except EngineFailure:
+        except WorkerLost:
             return  # every call has been told
         for work, token in zip(step.work, sampled, strict=True):
             sequence = work.sequence
@@ -152,17 +152,11 @@ class StepLoop:
             call.outbox.put_nowait(None)
 
     def _expire(self, sequence: Sequence) -> None:
-        call = self._calls[sequence]
-        phase = sequence.phase
-        if phase is Phase.DONE:
-            return  # what ended it is in the outbox
-        self.fail(
-            call,
-            DeadlineExceeded(f"the request's {call.request.deadline_s:g} s were over while {phase.value}"),
-        )
+        if sequence.phase is not Phase.DONE:  # else, what ended it is in the outbox
+            self.fail(self._calls[sequence], DeadlineExceeded())
 
     def _break(self, error: Exception) -> None:
         _LOG.error("engine broke", exc_info=error)
         self.reason = f"{type(error).__name__}: {error}"
         self.broke.set()
-        self.fail_all(EngineFailure(self.reason))
+        self.fail_all(WorkerLost(self.reason))

@@ -12,11 +12,12 @@ from typing import Any
 from baton.errors import HandoffFailed, InvalidRequest, Overloaded
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
+from workers.engines.handoff import Envelopes
 from workers.engines.model_facts import NO_TOKEN, read_model_facts
 from workers.engines.token_requests import check_request, num_left
 from workers.engines.trtllm.calls import Abort, Call, finish_reason
 from workers.engines.trtllm.figures import Figures
-from workers.engines.trtllm.handoff import generation_params, pack, unpack
+from workers.engines.trtllm.handoff import generation_params, travelling
 from workers.engines.trtllm.ids import HandoffIds
 from workers.engines.trtllm.library import Completion, Library, kv_capacity
 from workers.engines.trtllm.opening import open_llm, warm_up
@@ -75,21 +76,24 @@ class TrtllmEngine:
         self._backend = values.get(BACKEND)
         self._kv_timeout_s = (values.get(TIMEOUT) or 0) / 1000
         self._ids = HandoffIds()
-        self._figures = Figures(loaded.values, max_queue_size)
         self._options = _options(loaded.values)
-        self._requests = Requests(lib, self._figures, self._kv_timeout_s, self._options)
+        self._requests = Requests(lib, self._kv_timeout_s, self._options)
+        self._figures = Figures(self._requests.open.calls, loaded.values, max_queue_size)
+        self._envelopes = Envelopes("TensorRT-LLM", lib.version)
         self._watchdog: Watchdog | None = None
 
     async def start(self) -> EngineInfo:
         """Load and warm up; blocks the loop while it loads, see `open_llm`. Raises ValueError, OSError."""
         llm = open_llm(self._lib, self._loaded, self._patience.load_s, self._leave)
-        self._watchdog = Watchdog(llm, self._requests.break_off, leave=self._leave, patience=self._patience)
+        self._watchdog = Watchdog(
+            llm, self._requests.open.break_off, leave=self._leave, patience=self._patience
+        )
         try:
             await warm_up(llm, self._lib, self._facts, self._options)
         except Exception as error:  # told in one line to whoever started the worker
-            self._requests.break_off(f"the first request failed: {error}")
+            self._requests.open.break_off(f"the first request failed: {error}")
             raise ValueError(f"TensorRT-LLM loaded, but does not run: {error}") from error
-        self._requests.llm = llm
+        self._requests.open.llm = llm
         self._figures.num_blocks, num_tokens = kv_capacity(llm)
         if 0 < num_tokens < self._context_length:
             # What TensorRT-LLM has done with its max_seq_len, too, in its log only.
@@ -144,8 +148,8 @@ class TrtllmEngine:
 
     async def failed(self) -> str:
         """Wait until TensorRT-LLM is broken: it records a fatal error, or raises one of no single request."""
-        await self._requests.broke.wait()
-        return self._requests.reason
+        await self._requests.open.broke.wait()
+        return self._requests.open.reason
 
     async def stop(self) -> None:
         """End every call with WorkerLost and shut TensorRT-LLM down. Idempotent."""
@@ -153,7 +157,7 @@ class TrtllmEngine:
         if self._watchdog is not None:
             await asyncio.to_thread(self._watchdog.stop)
             self._watchdog = None
-        if self._requests.broke.is_set():
+        if self._requests.open.broke.is_set():
             # Its own shutdown, also run at exit, may wait for a dead executor for ever.
             timer = threading.Timer(self._patience.shut_down_s, self._leave, (1,))
             timer.daemon = True
@@ -167,8 +171,8 @@ class TrtllmEngine:
     ) -> AsyncGenerator[TokenChunk, None]:
         params, num_cached, abort = None, None, Abort.ANY_TIME
         if handoff is not None:
-            state = unpack(handoff, version=self._lib.version, num_tokens=len(request.token_ids))
-            params, num_cached = generation_params(state, self._lib), state.num_cached_tokens
+            envelope = self._envelopes.open(handoff, len(request.token_ids))
+            params, num_cached = generation_params(envelope.params, self._lib), envelope.num_cached_tokens
             abort = Abort.ONCE_ANSWERED
         max_tokens = num_left(request, self._context_length)
         sampling = sampling_params(request, self._lib, self._facts, max_tokens=max_tokens)
@@ -192,7 +196,7 @@ class TrtllmEngine:
         return chunk
 
     def _check(self, request: GenerateRequest, *, hands_over: bool) -> None:
-        self._requests.check_running()
+        self._requests.open.check_running()
         check_request(request, self._facts, self._context_length)
         if hands_over or request.handoff is not None:
             self._check_handoff(request)
@@ -220,10 +224,8 @@ class TrtllmEngine:
             first_token=output.token_ids[0] if output.token_ids else NO_TOKEN,  # decode gives it, too
             num_prompt_tokens=len(call.request.token_ids),
             ttl_s=min(self._kv_timeout_s, left_s),
-            engine_state=pack(
-                output.disaggregated_params,
-                version=self._lib.version,
-                num_cached_tokens=call.result.cached_tokens,
+            engine_state=self._envelopes.pack(
+                travelling(output.disaggregated_params), call.result.cached_tokens
             ),
         )
 
