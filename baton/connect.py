@@ -33,8 +33,10 @@ class Wires:
     host: str = flag("127.0.0.1", "address to bind and to advertise to peers", env="BATON_HOST", metavar="IP")
 
     def __post_init__(self) -> None:
-        if self.host in ("0.0.0.0", "::"):  # noqa: S104  refused here
-            raise ValueError(f"--host {self.host}: peers cannot reach that; give this machine's own address")
+        if self.host in ("", "0.0.0.0", "::"):  # noqa: S104  refused here
+            raise ValueError(
+                f"--host {self.host!r}: peers cannot reach that; give this machine's own address"
+            )
 
     def discovery(self) -> Discovery:
         """The registry; nothing is connected before it is used."""
@@ -61,7 +63,7 @@ class Wires:
             return NatsTransport(self.nats_server)
         from baton.tcp import TcpTransport
 
-        return TcpTransport(bind_host=self.host)
+        return TcpTransport(host=self.host)
 
     def check(self) -> None:
         """Raises UnsafeFolder, whose message says what to do, if the file registry cannot be trusted."""

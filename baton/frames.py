@@ -113,7 +113,7 @@ class Wire(Protocol):
         ...
 
 
-class Outbox:
+class FrameWriter:
     """Envelopes on their way to one peer: all that were put in one turn of the event loop leave in one frame.
 
     `refuse(envelope, error)` is told of an envelope that cannot be sent (too big by itself, or not msgpack)
@@ -174,7 +174,7 @@ class Outbox:
         self._send(envelopes[middle:])
 
 
-class Inbox(Generic[T]):
+class FrameReader(Generic[T]):
     """Opens the frames of one peer, and checks what every frame must hold: version, worker, order.
 
     Also counts the ticks since something was heard. Ticks, not seconds: a process that was itself stopped

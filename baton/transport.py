@@ -6,7 +6,7 @@ from typing import Protocol
 
 from baton.messages import Reply, Request
 
-Answer = Callable[[Request], AsyncGenerator[Reply, None]]
+Respond = Callable[[Request], AsyncGenerator[Reply, None]]
 """What a worker serves: called once for each request; closing the generator cancels the work."""
 
 
@@ -22,8 +22,8 @@ class Transport(Protocol):
     * A call of a GenerateRequest ends with DeadlineExceeded when its `deadline_s` is over, whoever hangs.
     """
 
-    def serve(self, worker_id: str, answer: Answer) -> AbstractAsyncContextManager[str]:
-        """Serve `answer` while the context is open; gives the address that goes into `WorkerInfo`."""
+    def serve(self, worker_id: str, respond: Respond) -> AbstractAsyncContextManager[str]:
+        """Serve `respond` while the context is open; gives the address that goes into `WorkerInfo`."""
         ...
 
     def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:

@@ -12,6 +12,7 @@ from tests.waiting import until
 from workers.engines.vllm.engine import VllmEngine
 from workers.engines.vllm.library import load_library
 from workers.engines.vllm.settings import load_vllm_settings
+from workers.flags import DisaggregationMode
 
 CONFIG: dict[str, Any] = {
     "max_num_seqs": 8,
@@ -22,7 +23,9 @@ CONFIG: dict[str, Any] = {
 
 
 @asynccontextmanager
-async def started(checkpoint: Path, mode: str = "prefill", **config: Any) -> AsyncGenerator[VllmEngine, None]:
+async def started(
+    checkpoint: Path, mode: DisaggregationMode = "prefill", **config: Any
+) -> AsyncGenerator[VllmEngine, None]:
     """An engine in this mode; when the test is over it must hold nothing."""
     lib = load_library()
     typed = {"model": str(checkpoint)}

@@ -7,9 +7,9 @@ from baton.flags import parse
 from baton.process import Shutdown, run
 from baton.registry_folder import UnsafeFolder
 from baton.telemetry import configure_logging
-from workers.config import WorkerSettings
 from workers.engines.build import build_engine
 from workers.engines.choose import with_engine
+from workers.flags import WorkerSettings
 from workers.settings_text import SettingsError
 from workers.worker import new_identity, run_worker
 

@@ -30,7 +30,7 @@ from operations.doctor.probe_gpus import probe_gpus
 from operations.doctor.probe_host import bind_problem, probe_host
 from operations.doctor.probe_model import probe_model
 from operations.doctor.probe_services import Probe, probe_etcd, probe_nats, probe_services
-from workers.config import DisaggregationMode, EngineName
+from workers.flags import DisaggregationMode, EngineName
 
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     check_gpus.presence, check_gpus.lists, check_gpu_health.health, check_gpus.fabric,

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from workers.config import DisaggregationMode, EngineName
+from workers.flags import DisaggregationMode, EngineName
 
 GIB = 1 << 30
 _ABSURD = 1e15

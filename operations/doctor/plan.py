@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from baton.flags import read as read_flags
 from operations.doctor.facts import Worker
-from workers.config import DisaggregationMode, EngineName, WorkerSettings
 from workers.engines.given import given_settings
 from workers.engines.vllm.settings import NAMES
+from workers.flags import DisaggregationMode, EngineName, WorkerSettings
 from workers.settings import Given, read
 from workers.settings_text import SettingsError
 

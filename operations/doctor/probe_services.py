@@ -34,7 +34,6 @@ Probe = Callable[[str], Service]
 class _Info(msgspec.Struct):
     max_payload: int | None = None
     version: str = ""
-    auth_required: bool = False
     tls_required: bool = False
 
 

@@ -31,9 +31,9 @@ from operations.doctor.facts import (
 from operations.doctor.findings import Finding, Severity, text
 from operations.doctor.plan import planned, with_refusals
 from operations.doctor.probe_gpus import parse_gpus, parse_matrix
-from workers.config import DisaggregationMode as Mode
-from workers.config import EngineName
 from workers.engines.trtllm.settings import load_trtllm_settings
+from workers.flags import DisaggregationMode as Mode
+from workers.flags import EngineName
 from workers.settings_text import SettingsError
 
 CONFIGS = Path("engine_configs/gpt-oss-120b")
@@ -628,7 +628,7 @@ def test_what_the_worker_refuses_is_an_error_in_the_same_words(tmp_path: Path, t
 
 
 def test_a_words_letter_case_is_no_error_where_the_worker_takes_it(tmp_path: Path) -> None:
-    given = {"cache_transceiver_config.backend": "ucx", "moe_config.backend": "cutlass"}
+    given: dict[str, object] = {"cache_transceiver_config.backend": "ucx", "moe_config.backend": "cutlass"}
 
     found = examine(_yaml(_yaml(b200_node(), "prefill", given), "decode", given)).findings
 

@@ -142,7 +142,7 @@ def test_the_deadline_ends_a_pull_that_hangs(checkpoint: Path) -> None:
         wire = Wire()
         async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
             wire.hold.clear()
-            with pytest.raises(DeadlineExceeded, match="pulling"):
+            with pytest.raises(DeadlineExceeded):
                 await answer(decode, ask(handoff, deadline_s=scaled(0.1)))
 
     asyncio.run(main())

@@ -150,3 +150,9 @@ def test_anothers_command_line_is_refused_without_an_end(line: str, says: str) -
 
 def test_anothers_command_line_is_read_without_our_environment() -> None:
     assert flags.read(Settings, ["--port", "5", "--port=6"]).settings == Settings(port=6)
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::"])
+def test_a_worker_must_say_where_it_can_be_reached(host: str) -> None:
+    with pytest.raises(ValueError, match="peers cannot reach that"):
+        flags.read(Wires, [f"--host={host}"])

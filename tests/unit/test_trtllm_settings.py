@@ -10,8 +10,8 @@ import pytest
 from tensorrt_llm.llmapi import TorchLlmArgs
 
 from baton.flags import parse
-from workers.config import WorkerSettings, typed_engine_flags
 from workers.engines.trtllm.settings import load_trtllm_settings
+from workers.flags import WorkerSettings, typed_engine_flags
 from workers.settings_text import SettingsError
 
 UCX = "cache_transceiver_config:\n  backend: UCX\n  max_tokens_in_buffer: 1024\n"

@@ -12,7 +12,7 @@ from baton.messages import GenerateRequest, Guided, KvHandoff, MessageForm, Samp
 from workers.engines.model_facts import read_model_facts
 from workers.engines.structural_tag import structural_tag
 from workers.engines.token_requests import seed_of_attempt
-from workers.engines.vllm.answers import Answer
+from workers.engines.vllm.chunker import Chunker
 from workers.engines.vllm.handoff import KEEP, num_blocks
 from workers.engines.vllm.library import load_library
 from workers.engines.vllm.sampling import sampling_params
@@ -129,44 +129,44 @@ def output(reason: str | None = None, **given: Any) -> RequestOutput:
 
 
 def test_the_last_output_tells_usage_over_all_attempts() -> None:
-    answer = Answer(ask(num_generated=2))
+    chunker = Chunker(ask(num_generated=2))
 
-    assert answer.chunk(output()).usage is None
-    assert answer.chunk(output("stop")).usage == Usage(3, 4, 6)
+    assert chunker.chunk(output()).usage is None
+    assert chunker.chunk(output("stop")).usage == Usage(3, 4, 6)
 
 
 def test_the_cached_tokens_of_a_handoff_are_those_of_prefill() -> None:
-    assert Answer(ask(), num_cached_tokens=1).chunk(output("length")).usage == Usage(5, 1, 2)
+    assert Chunker(ask(), num_cached_tokens=1).chunk(output("length")).usage == Usage(5, 1, 2)
 
 
 @pytest.mark.parametrize(("reason", "told"), [("error", "'error'"), ("repetition", "rep")])
 def test_a_reason_that_is_no_good_end_is_an_engine_failure(reason: str, told: str) -> None:
     with pytest.raises(EngineFailure, match=told):
-        Answer(ask()).chunk(output(reason))
+        Chunker(ask()).chunk(output(reason))
 
 
 def test_an_engine_that_was_told_to_end_lets_another_worker_serve() -> None:
     with pytest.raises(WorkerLost):
-        Answer(ask()).chunk(output("abort"))
+        Chunker(ask()).chunk(output("abort"))
 
 
 def test_an_error_with_a_handoff_is_the_handoffs() -> None:
     with pytest.raises(HandoffFailed):
-        Answer(ask(handoff=handoff(b""))).chunk(output("error"))
+        Chunker(ask(handoff=handoff(b""))).chunk(output("error"))
 
 
 def test_an_error_after_tokens_is_none_of_the_handoffs() -> None:
-    answer = Answer(ask(handoff=handoff(b"")))
-    answer.chunk(output())
+    chunker = Chunker(ask(handoff=handoff(b"")))
+    chunker.chunk(output())
 
     with pytest.raises(EngineFailure):
-        answer.chunk(output("error"))
+        chunker.chunk(output("error"))
 
 
 def test_logprobs_are_the_chosen_tokens_and_the_likeliest() -> None:
     told: list[dict[int, Logprob]] = [{8: Logprob(-3.0, 3), 1: Logprob(-0.5, 1), 2: Logprob(-1.0, 2)}]
 
-    (first, second) = Answer(ask(logprobs=2)).chunk(output(logprobs=told)).logprobs or ()
+    (first, second) = Chunker(ask(logprobs=2)).chunk(output(logprobs=told)).logprobs or ()
 
     assert (first.token_id, first.logprob, first.top) == (8, -3.0, ((1, -0.5), (2, -1.0)))
     assert (second.token_id, second.top) == (9, ())  # not told

@@ -30,12 +30,15 @@ class Ending:
         except TimeoutError:
             if not waiting.expired():
                 raise  # the engine's own
-            raise self.error or over from None
+            raise self._ended_or(over) from None
         finally:
             self._waiting = None
         if self.error is not None:
             raise self.error
         return result
+
+    def _ended_or(self, error: BatonError) -> BatonError:
+        return self.error if self.error is not None else error
 
     async def pinned(self, ttl_s: float) -> None:
         """Wait to be closed. Raises HandoffFailed when the time is over, or `error`."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Set
 from pathlib import Path
 
 from baton.flags import Parsed
-from workers.config import EngineName, WorkerSettings
 from workers.engines.embedded.settings import EmbeddedSettings
 from workers.engines.trtllm.settings import RENAMED
+from workers.flags import EngineName, WorkerSettings
 from workers.settings import read
 from workers.settings_text import SettingsError
 

@@ -1,11 +1,11 @@
 """What a worker is given for its engine, known and refused before any engine's library is loaded."""
 
 from baton.flags import Parsed
-from workers.config import EngineName, WorkerSettings, typed_engine_flags
 from workers.engines.embedded.settings import EmbeddedSettings
 from workers.engines.mocker import MockerSettings
 from workers.engines.trtllm.settings import give_trtllm_settings
 from workers.engines.vllm.settings import give_vllm_settings
+from workers.flags import EngineName, WorkerSettings, typed_engine_flags
 from workers.settings import DataclassSchema, Given, build, read
 
 _FOREIGN = {"trtllm": give_trtllm_settings, "vllm": give_vllm_settings}

@@ -21,7 +21,7 @@ from baton.errors import (
 )
 from baton.messages import FinishReason, GenerateRequest, Guided, KvHandoff, TokenChunk, Usage, WorkerStats
 from workers.engine import EngineInfo
-from workers.engines.script import Answer, Script, read_vocabulary
+from workers.engines.script import PlannedAnswer, Script, read_vocabulary
 from workers.kv.memory import host_memory
 from workers.kv.transceiver import CacheTransceiver, Ticket
 
@@ -212,17 +212,17 @@ class MockerEngine:
         self._figures["num_handoffs"] += 1
         self._figures["kv_moved_bytes"] += ticket.num_bytes
 
-    def _answer(self, request: GenerateRequest) -> Answer:
+    def _answer(self, request: GenerateRequest) -> PlannedAnswer:
         num_prompt = _num_prompt_tokens(request)
         limit = min(request.sampling.max_tokens, self._settings.max_seq_len - num_prompt)
         scripted = () if self._script is None else self._script.answer(request.token_ids[:num_prompt])
         if scripted:
             finish_reason: FinishReason = "stop" if len(scripted) <= limit else "length"
-            return Answer(scripted[:limit], (), 0, min(limit, len(scripted)), finish_reason)
+            return PlannedAnswer(scripted[:limit], (), 0, min(limit, len(scripted)), finish_reason)
         start = int.from_bytes(_checksum(request), "big") + request.sampling.choice
-        return Answer(self._header, self._words, start, limit, "length")
+        return PlannedAnswer(self._header, self._words, start, limit, "length")
 
-    def _chunk(self, request: GenerateRequest, answer: Answer, position: int) -> TokenChunk:
+    def _chunk(self, request: GenerateRequest, answer: PlannedAnswer, position: int) -> TokenChunk:
         self._figures["num_generated_tokens"] += 1
         token_ids = (answer.token(position),)
         if position + 1 < answer.num_tokens:

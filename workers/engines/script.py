@@ -27,7 +27,7 @@ class Scene(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class PlannedAnswer:
     """Tokens by position: those of `header`, then of `words` from `start` on, round and round."""
 
     header: tuple[int, ...]

@@ -152,8 +152,11 @@ class StepLoop:
             call.outbox.put_nowait(None)
 
     def _expire(self, sequence: Sequence) -> None:
-        if sequence.phase is not Phase.DONE:  # else, what ended it is in the outbox
-            self.fail(self._calls[sequence], DeadlineExceeded())
+        call = self._calls[sequence]
+        if sequence.phase is Phase.DONE:
+            return  # what ended it is in the outbox
+        _LOG.info("deadline over request_id=%s phase=%s", call.request.request_id, sequence.phase.value)
+        self.fail(call, DeadlineExceeded())
 
     def _break(self, error: Exception) -> None:
         _LOG.error("engine broke", exc_info=error)

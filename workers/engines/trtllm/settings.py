@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workers.config import DisaggregationMode
 from workers.engines.trtllm.schema import ModelSchema
+from workers.flags import DisaggregationMode
 from workers.settings import Given, Loaded, Schema, build, has, put, read
 from workers.settings_text import SettingsError
 

@@ -15,8 +15,8 @@ from workers.engines.handoff import Envelopes
 from workers.engines.loading import dying_at_once
 from workers.engines.model_facts import read_model_facts
 from workers.engines.token_requests import check_request, num_left
-from workers.engines.vllm.answers import Answer
 from workers.engines.vllm.calls import Call, Calls
+from workers.engines.vllm.chunker import Chunker
 from workers.engines.vllm.figures import Figures
 from workers.engines.vllm.handoff import KEEP, num_blocks
 from workers.engines.vllm.kernels import warm_up_lengths
@@ -107,7 +107,7 @@ class VllmEngine:
             try:
                 result = await self._calls.step(call)
                 self._figures.num_prompt_tokens += len(request.token_ids)
-                chunk = Answer(request).chunk(result)
+                chunk = Chunker(request).chunk(result)
                 self._figures.pinned[call.request_id] = num_blocks(result.kv_transfer_params or {})
                 if chunk.finish_reason == "stop":
                     self._figures.num_generated_tokens += 1
@@ -152,9 +152,9 @@ class VllmEngine:
             transfer, num_cached = envelope.params, envelope.num_cached_tokens
         max_tokens = num_left(request, self._context_length)
         sampling = sampling_params(request, self._lib, self._facts, max_tokens=max_tokens, transfer=transfer)
-        answer = Answer(request, num_cached)
+        chunker = Chunker(request, num_cached)
         async with self._calls.opened(request, sampling) as call:
-            chunk = answer.chunk(await self._calls.step(call))
+            chunk = chunker.chunk(await self._calls.step(call))
             self._count_prompt(request)
             while True:
                 self._figures.num_generated_tokens += len(chunk.token_ids)
@@ -162,7 +162,7 @@ class VllmEngine:
                     yield chunk
                 if chunk.finish_reason:
                     return
-                chunk = answer.chunk(await self._calls.step(call))
+                chunk = chunker.chunk(await self._calls.step(call))
 
     def _count_prompt(self, request: GenerateRequest) -> None:
         if request.handoff is None:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workers.config import DisaggregationMode
 from workers.engines.vllm.schema import ArgsSchema
+from workers.flags import DisaggregationMode
 from workers.settings import Given, Loaded, Schema, build, has, put, read
 from workers.settings_text import SettingsError
 

@@ -7,7 +7,7 @@ import pytest
 
 from baton.flags import parse
 from baton.messages import Role
-from workers.config import WorkerSettings, typed_engine_flags
+from workers.flags import WorkerSettings, typed_engine_flags
 
 
 @pytest.mark.parametrize(

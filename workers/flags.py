@@ -1,4 +1,4 @@
-"""A worker's settings; each field is a flag, named as in NVIDIA Dynamo's TensorRT-LLM worker."""
+"""A worker's flags, named as in NVIDIA Dynamo's TensorRT-LLM worker."""
 
 import dataclasses
 from pathlib import Path

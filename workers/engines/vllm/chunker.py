@@ -6,8 +6,8 @@ from workers.engines.logprobs import token_logprobs
 from workers.engines.vllm.library import Completion, Result
 
 
-class Answer:
-    """One request's answer so far. `num_cached_tokens` is what prefill found; None: vLLM's own figure."""
+class Chunker:
+    """One answer so far, chunk by chunk. `num_cached_tokens` is what prefill found; None: vLLM's figure."""
 
     def __init__(self, request: GenerateRequest, num_cached_tokens: int | None = None) -> None:
         self._request = request
