@@ -11,7 +11,7 @@ _TOOLS = {
 
 
 def main(argv: list[str]) -> int:
-    """Run a tool: its exit status, or 2 if there is none of that name."""
+    """Run a tool: its exit status, or 2 for an unknown name."""
     if not argv or argv[0] not in _TOOLS:
         sys.stderr.write(f"usage: python -m baton {{{','.join(_TOOLS)}}} [--help]\n")
         return 2

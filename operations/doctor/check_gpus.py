@@ -42,14 +42,14 @@ def _driver(facts: Facts, driver: str) -> Iterator[Finding]:
         )  # fmt: skip
     elif number < _CUDA_13_DRIVER:
         yield warning(
-            "driver-cuda13", f"NVIDIA driver {driver}, CUDA 13 is made for {_CUDA_13_DRIVER}",
-            breaks="TensorRT-LLM 1.3's image starts by compatibility libraries on data centre GPUs, else not",
+            "driver-cuda13", f"NVIDIA driver {driver}; CUDA 13 expects {_CUDA_13_DRIVER}",
+            breaks="TensorRT-LLM 1.3's image starts on data centre GPUs only, by compatibility libraries",
             repair=f"apt-get install nvidia-driver-{_CUDA_13_DRIVER}-server-open && reboot, or newer",
         )  # fmt: skip
 
 
 def used_gpus(facts: Facts) -> list[Gpu]:
-    """The GPUs that the workers will see, each once; none where none is wanted."""
+    """The GPUs that the workers will see, each once; empty if no GPU is wanted."""
     used = {gpu.index: gpu for worker in facts.workers for gpu in facts.gpus_of(worker)}
     return list(used.values()) if facts.wants_gpus else []
 
@@ -59,7 +59,7 @@ def _no_gpu(facts: Facts) -> Finding:
     if facts.wants_gpus:
         return error(
             "gpu-none", f"no NVIDIA GPU: {why}",
-            breaks="the engine ends at start; on the CPU, only the demo model runs",
+            breaks="the engine exits at start; on the CPU, only the demo model runs",
             repair="nvidia-smi (in a container: docker run --gpus all ...; else install the driver)",
         )  # fmt: skip
     return note(
@@ -82,7 +82,7 @@ def _one_gpu(gpu: Gpu) -> Iterator[Finding]:
     taken = gpu.total_bytes - gpu.free_bytes
     if taken > _FOREIGN_BYTES:
         yield warning(
-            "gpu-busy", f"{taken / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB of GPU {gpu.index} are taken",
+            "gpu-busy", f"{taken / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB of GPU {gpu.index} are in use",
             breaks="less memory for the KV cache, and out of memory when the other process grows",
             repair=f"nvidia-smi --id={gpu.index} --query-compute-apps=pid,name,used_memory --format=csv",
         )  # fmt: skip
@@ -110,7 +110,7 @@ def _one_list(facts: Facts, worker: Worker) -> Iterator[Finding]:
     entries = worker.gpu_list
     bad = [entry for entry in entries if not _ENTRY.fullmatch(entry)]
     if bad:
-        meant = "a range" if re.fullmatch(r"\d+-\d+", bad[0]) else "no GPU index or UUID"
+        meant = "a range" if re.fullmatch(r"\d+-\d+", bad[0]) else "neither a GPU index nor a UUID"
         yield error(
             "gpu-list", f"{worker.mode}: CUDA_VISIBLE_DEVICES={worker.gpus}: {bad[0]!r} is {meant}",
             breaks="CUDA reads lists only and stops at the first entry it does not know: GPUs are missing",
@@ -156,7 +156,7 @@ def _count(facts: Facts, worker: Worker) -> Iterator[Finding]:
     if num_have < num_need:
         yield error(
             "gpu-too-few", f"{worker.mode}: {num_have} GPUs for TP x PP = {num_need}",
-            breaks=f"TensorRT-LLM ends at start: only {num_have} GPUs are available",
+            breaks=f"TensorRT-LLM exits at start: only {num_have} GPUs are available",
             repair=f"list {num_need} GPUs, or set tensor_parallel_size: {num_have}",
         )  # fmt: skip
     elif worker.gpus is not None and num_have > num_need:

@@ -19,7 +19,7 @@ _PAGE_CACHE_SHARE = 0.7
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """What one GPU of a worker holds. `kv_tokens` is for the whole worker, `request_tokens` for one request.
 
-    With attention data parallelism a request lies on one GPU with all its heads; without, heads are split.
+    With attention data parallelism a request is on one GPU with all its heads; without, heads are split.
     """
 
     gpu: Gpu

@@ -38,7 +38,7 @@ def _buffer(facts: Facts, worker: Worker) -> Iterator[Finding]:
     elif room < longest:
         yield error(
             "buffer-short", f"{worker.place(BUFFER)} {int(room):,} is below the longest prompt, {longest:,}",
-            breaks="a longer prompt stalls prefill and decode for ever (Dynamo #4327)",
+            breaks="a longer prompt stalls prefill and decode forever (Dynamo #4327)",
             repair=f"{BUFFER}: {longest}, or max_seq_len: {int(room)} in both files",
         )  # fmt: skip
 

@@ -28,7 +28,7 @@ def _flags(worker: Worker) -> Iterator[Finding]:
     if worker.refusal is not None:
         yield error(
             "settings-refused", f"{worker.mode}: {worker.refusal}",
-            breaks=f"the {worker.mode} worker ends at start with these words",
+            breaks=f"the {worker.mode} worker exits at start with these words",
             repair="change or remove what is named; engine_configs/README.md has the keys",
         )  # fmt: skip
     if worker.overruled:
@@ -48,8 +48,8 @@ def _values(worker: Worker) -> Iterator[Finding]:
         value = worker.value(key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             yield error(
-                "yaml-value", f"{worker.place(key)} {value!r} is no whole number above 0",
-                breaks=f"the {worker.mode} worker ends at start",
+                "yaml-value", f"{worker.place(key)} {value!r} is not a whole number above 0",
+                breaks=f"the {worker.mode} worker exits at start",
                 repair=f"give {key} a number",
             )  # fmt: skip
     fraction = worker.value(_FRACTION)
@@ -58,7 +58,7 @@ def _values(worker: Worker) -> Iterator[Finding]:
     if not (isinstance(fraction, int | float) and 0 < fraction < 1):
         yield error(
             "kv-fraction", f"{worker.place(_FRACTION)} {fraction!r} is not between 0 and 1",
-            breaks="no memory is left to compute in, or the worker ends at start",
+            breaks="no memory is left to compute in, or the worker exits at start",
             repair=f"{_FRACTION}: 0.85",
         )  # fmt: skip
     elif fraction > _GREEDY:
@@ -89,7 +89,7 @@ def _sizes(facts: Facts, worker: Worker) -> Iterator[Finding]:
         yield warning(
             "beyond-context", f"{worker.mode}: max_seq_len {int(longest):,}, the model's context is "
             f"{shape.max_positions:,}",
-            breaks="the engine ends at start, or answers turn to nonsense beyond the context",
+            breaks="the engine exits at start, or answers degenerate beyond the context",
             repair=f"max_seq_len: {shape.max_positions}",
         )  # fmt: skip
     unchunked = not worker.is_on("enable_chunked_prefill")
@@ -110,7 +110,7 @@ def _parallelism(facts: Facts, worker: Worker) -> Iterator[Finding]:
     if heads % size or (kv_heads % size and size % kv_heads):
         yield error(
             "tp-heads", f"{worker.mode}: tensor_parallel_size {size}, {heads} heads, {kv_heads} KV heads",
-            breaks="the engine ends at start",
+            breaks="the engine exits at start",
             repair="tensor_parallel_size: 1, 2, 4 or 8",
         )  # fmt: skip
     expert = max(1, int(worker.number("moe_expert_parallel_size") or 1))
@@ -118,7 +118,7 @@ def _parallelism(facts: Facts, worker: Worker) -> Iterator[Finding]:
         yield error(
             "ep-experts", f"{worker.mode}: moe_expert_parallel_size {expert} does not divide "
             f"tensor_parallel_size {size} and {shape.num_experts} experts",
-            breaks="the engine ends at start",
+            breaks="the engine exits at start",
             repair=f"moe_expert_parallel_size: {size}",
         )  # fmt: skip
 
@@ -130,7 +130,7 @@ def _moe(facts: Facts, worker: Worker) -> Iterator[Finding]:
     if hopper and backend == "TRTLLM":
         yield error(
             "moe-hopper", f"{worker.mode}: moe_config.backend: TRTLLM on a {gpus[0].name}",
-            breaks="those kernels exist for Blackwell only: the engine ends at start",
+            breaks="those kernels exist for Blackwell only: the engine exits at start",
             repair="moe_config.backend: TRITON",
         )  # fmt: skip
     elif hopper and backend == "CUTLASS":

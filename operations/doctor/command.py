@@ -81,12 +81,13 @@ def doctor(argv: list[str]) -> int:
 
 
 def gather(settings: DoctorSettings) -> Facts:
-    """Ask nvidia-smi, /proc, the files and the servers: a second or two."""
+    """Ask nvidia-smi, /proc, the files and the servers: a second or two; an engine that is
+    installed may take half a minute.
+    """
     wires, host, model = settings.wires, probe_host(), probe_model(settings.model_path)
     workers = tuple(asked_for(settings, os.environ.get("CUDA_VISIBLE_DEVICES")))
-    if model.shape is not None and {"trtllm": host.has_tensorrt_llm, "vllm": host.has_vllm}.get(
-        settings.engine
-    ):
+    installed = {"trtllm": host.has_tensorrt_llm, "vllm": host.has_vllm}
+    if installed.get(settings.engine) and model.shape is not None:
         workers = with_refusals(workers, settings.model_path)
     return Facts(
         host=host,

@@ -1,4 +1,4 @@
-"""Everything doctor knows about a set-up: gathered once by the probes, judged by pure checks."""
+"""All that doctor knows about a deployment: gathered once by the probes, judged by pure checks."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from workers.flags import DisaggregationMode, EngineName
 GIB = 1 << 30
 _ABSURD = 1e15
 BIG_MODEL_BYTES = 4 * GIB
-"""Weights above this are no demo: they need a GPU."""
+"""Weights above this need a GPU: it is not the demo model."""
 
 INITIAL_IPC_NAMESPACE = 0xEFFFFFFF
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
@@ -31,7 +31,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """What nvidia-smi says beside; numbers are None and words `N/A` where a GPU has no such thing."""
+    """More of nvidia-smi's report; numbers are None and words `N/A` where a GPU does not have it."""
 
     persistence_mode: str
     compute_mode: str
@@ -176,7 +176,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """This machine, or this container. A limit of None is unlimited; a `ptrace_scope` of None is no Yama."""
+    """This machine, or this container. A limit of None is unlimited; `ptrace_scope` is None without Yama."""
 
     memory_bytes: int
     memory_free_bytes: int
@@ -219,7 +219,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wants_gpus(self) -> bool:
-        """True if a GPU was named, or the model is no demo."""
+        """True if a GPU was named, or the model is too large for the demo model."""
         listed = any(worker.gpus is not None for worker in self.workers)
         return listed or self.model.weight_bytes > BIG_MODEL_BYTES
 

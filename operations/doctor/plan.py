@@ -1,4 +1,4 @@
-"""The workers that are to be started, with their settings as they will read them, or why they refuse them."""
+"""The workers to be started: their settings as they will read them, or why they refuse them."""
 
 import shlex
 import subprocess
@@ -44,7 +44,7 @@ def _commonly_named(given: Given) -> Given:
 
 
 def _overruled(given: Given, path: Path | None) -> Given:
-    """What the file says otherwise than a flag."""
+    """Where the file differs from a typed flag: what it says."""
     file = read(None, path, {}) if path is not None else {}
     return {
         key: file[key]
@@ -71,8 +71,9 @@ def ask_worker(argv: Sequence[str]) -> str | None:
         return f"its settings cannot be read: {error}"
     if done.returncode == 0:
         return None
-    last = (done.stderr.strip().splitlines() or [f"it ends with status {done.returncode}"])[-1]
-    return last.removeprefix("error: ")
+    lines = done.stderr.strip().splitlines() or [f"it ends with status {done.returncode}"]
+    errors = [line for line in lines if line.startswith("error: ")]  # an engine may print more at its end
+    return (errors or lines)[-1].removeprefix("error: ")
 
 
 def with_refusals(workers: Iterable[Worker], model_path: Path, ask: Ask = ask_worker) -> tuple[Worker, ...]:

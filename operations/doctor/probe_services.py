@@ -1,4 +1,4 @@
-"""Knocks at etcd and NATS: do they let us in, how fast, which version, and what time is it there?"""
+"""Asks etcd and NATS: do they accept this user, how fast, which version, and what time is it there?"""
 
 import base64
 import email.utils
@@ -40,7 +40,7 @@ class _Info(msgspec.Struct):
 def probe_services(
     asked: Sequence[tuple[Probe, str]], timeout_s: float = _WHOLE_TIMEOUT_S
 ) -> tuple[Service, ...]:
-    """All of them at once; who has not answered in time has a `problem`."""
+    """All of them at once; one that has not answered in time has a `problem`."""
     answers: dict[str, Service] = {}
 
     def ask(probe: Probe, url: str) -> None:

@@ -228,7 +228,7 @@ def test_doctor_prints_names_that_are_no_text() -> None:
     assert (done.returncode, done.stderr) == (2, "")
     assert "model-absent" in done.stdout
     done = _doctor("--model-path", "\udcff\udcfe")
-    assert r"\udcff\udcfe is no folder" in done.stdout
+    assert r"\udcff\udcfe is not a folder" in done.stdout
 
 
 def test_an_unknown_flag_is_status_2() -> None:
