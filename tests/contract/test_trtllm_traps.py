@@ -21,7 +21,7 @@ from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
 from tests.trtllm_engine import KV_TIMEOUT_S, NO_WATCHDOG, ask, executor, new_engine, started
 from tests.waiting import PATIENCE_S, until
-from workers.engines.handoff import Envelopes
+from workers.engines.handoff import Handoffs
 from workers.engines.trtllm.calls import Call
 from workers.engines.trtllm.handoff import generation_params, travelling
 from workers.engines.trtllm.library import load_library
@@ -33,10 +33,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
+def handoffs(version: str) -> Handoffs:
+    return Handoffs("TensorRT-LLM", version, worker_id="p", incarnation="1")
+
+
 def lost(handoff: KvHandoff) -> KvHandoff:
     """The handoff of a worker that has died since: nobody listens where its KV was."""
-    envelopes = Envelopes("TensorRT-LLM", tensorrt_llm.__version__)
-    state = envelopes.open(handoff, handoff.num_prompt_tokens)
+    state = handoffs(tensorrt_llm.__version__).open(handoff, handoff.num_prompt_tokens)
     inner = msgspec.msgpack.decode(state.params["opaque_state"], type=KvHandoff)
     state.params["opaque_state"] = msgspec.msgpack.encode(
         msgspec.structs.replace(
@@ -241,16 +244,9 @@ def test_fields_that_the_receiving_build_lacks_are_left_out() -> None:
         opaque_state=b"\x00\xff",
         from_the_future="x",
     )
-    handoff = KvHandoff(
-        worker_id="p",
-        incarnation="1",
-        first_token=7,
-        num_prompt_tokens=4,
-        ttl_s=1,
-        engine_state=Envelopes("TensorRT-LLM", "1").pack(travelling(params), 2),
-    )
+    handoff = handoffs("1").write(ask(4), travelling(params), first_token=7, num_cached_tokens=2, ttl_s=1)
 
-    envelope = Envelopes("TensorRT-LLM", "1").open(handoff, 4)
+    envelope = handoffs("1").open(handoff, 4)
     built = generation_params(envelope.params, lib)
 
     assert envelope.num_cached_tokens == 2
@@ -262,7 +258,7 @@ def test_fields_that_the_receiving_build_lacks_are_left_out() -> None:
     assert built.first_gen_log_probs == [{7: lib.logprob(-0.5, 1)}]
     for version, num_tokens, says in (("2", 4, "is 1, of this worker 2"), ("1", 5, "has 4 tokens.* 5")):
         with pytest.raises(HandoffFailed, match=says):
-            Envelopes("TensorRT-LLM", version).open(handoff, num_tokens)
+            handoffs(version).open(handoff, num_tokens)
 
 
 @pytest.mark.parametrize(("told", "stop_reason"), [([5, 6, 9], None), ([5, 6], 9), ([5, 6], None)])

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from baton.errors import HandoffFailed
-from baton.messages import KvHandoff
+from baton.messages import GenerateRequest, KvHandoff
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="engine-1"):
@@ -23,22 +23,40 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Envelope)
 
 
-class Envelopes:
-    """Packs and opens the envelopes of one engine and version."""
+class Handoffs:
+    """Writes and opens the handoffs of one engine and version, which runs in one worker."""
 
-    def __init__(self, engine: str, version: str) -> None:
+    def __init__(self, engine: str, version: str, *, worker_id: str, incarnation: str) -> None:
         self._engine = engine
         self._version = version
+        self._worker_id = worker_id
+        self._incarnation = incarnation
 
-    def pack(self, params: dict[str, Any], num_cached_tokens: int) -> bytes:
-        """The bytes for `KvHandoff.engine_state`. Raises HandoffFailed."""
+    def write(
+        self,
+        request: GenerateRequest,
+        params: dict[str, Any],
+        *,
+        first_token: int,
+        num_cached_tokens: int,
+        ttl_s: float,
+    ) -> KvHandoff:
+        """The handoff of this request's prompt. Raises HandoffFailed for parameters that cannot travel."""
         envelope = Envelope(
             engine=self._engine, version=self._version, num_cached_tokens=num_cached_tokens, params=params
         )
         try:
-            return _ENCODER.encode(envelope)
+            engine_state = _ENCODER.encode(envelope)
         except (TypeError, OverflowError) as error:
             raise HandoffFailed(f"{self._engine}'s parameters cannot travel: {error}") from error
+        return KvHandoff(
+            worker_id=self._worker_id,
+            incarnation=self._incarnation,
+            first_token=first_token,
+            num_prompt_tokens=len(request.token_ids),
+            ttl_s=ttl_s,
+            engine_state=engine_state,
+        )
 
     def open(self, handoff: KvHandoff, num_tokens: int) -> Envelope:
         """Open a handoff for a request of `num_tokens`. Raises HandoffFailed, with both values, if it is

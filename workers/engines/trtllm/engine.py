@@ -12,7 +12,7 @@ from typing import Any
 from baton.errors import HandoffFailed, InvalidRequest, Overloaded
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
-from workers.engines.handoff import Envelopes
+from workers.engines.handoff import Handoffs
 from workers.engines.model_facts import NO_TOKEN, read_model_facts
 from workers.engines.token_requests import check_request, num_left
 from workers.engines.trtllm.calls import Abort, Call, finish_reason
@@ -66,8 +66,6 @@ class TrtllmEngine:
         values = loaded.values
         self._loaded = loaded
         self._lib = lib
-        self._worker_id = worker_id
-        self._incarnation = incarnation
         self._leave = leave
         self._patience = patience
         self._facts = read_model_facts(model_path)
@@ -79,7 +77,7 @@ class TrtllmEngine:
         self._options = _options(loaded.values)
         self._requests = Requests(lib, self._kv_timeout_s, self._options)
         self._figures = Figures(self._requests.open.calls, loaded.values, max_queue_size)
-        self._envelopes = Envelopes("TensorRT-LLM", lib.version)
+        self._handoffs = Handoffs("TensorRT-LLM", lib.version, worker_id=worker_id, incarnation=incarnation)
         self._watchdog: Watchdog | None = None
 
     async def start(self) -> EngineInfo:
@@ -171,7 +169,7 @@ class TrtllmEngine:
     ) -> AsyncGenerator[TokenChunk, None]:
         params, num_cached, abort = None, None, Abort.ANY_TIME
         if handoff is not None:
-            envelope = self._envelopes.open(handoff, len(request.token_ids))
+            envelope = self._handoffs.open(handoff, len(request.token_ids))
             params, num_cached = generation_params(envelope.params, self._lib), envelope.num_cached_tokens
             abort = Abort.ONCE_ANSWERED
         max_tokens = num_left(request, self._context_length)
@@ -218,15 +216,12 @@ class TrtllmEngine:
             raise HandoffFailed("TensorRT-LLM gave no DisaggregatedParams for a prompt that goes on")
         self._figures.num_handoffs += 1
         left_s = call.deadline - asyncio.get_running_loop().time()
-        return KvHandoff(
-            worker_id=self._worker_id,
-            incarnation=self._incarnation,
+        return self._handoffs.write(
+            call.request,
+            travelling(output.disaggregated_params),
             first_token=output.token_ids[0] if output.token_ids else NO_TOKEN,  # decode gives it, too
-            num_prompt_tokens=len(call.request.token_ids),
+            num_cached_tokens=call.result.cached_tokens,
             ttl_s=min(self._kv_timeout_s, left_s),
-            engine_state=self._envelopes.pack(
-                travelling(output.disaggregated_params), call.result.cached_tokens
-            ),
         )
 
     def _kv_layout(self) -> KvLayout:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from baton.errors import HandoffFailed, Overloaded
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
-from workers.engines.handoff import Envelopes
+from workers.engines.handoff import Handoffs
 from workers.engines.loading import dying_at_once
 from workers.engines.model_facts import read_model_facts
 from workers.engines.token_requests import check_request, num_left
@@ -58,8 +58,6 @@ class VllmEngine:
         """Raises OSError, ValueError if the model folder does not say what the model is."""
         self._loaded = loaded
         self._lib = lib
-        self._worker_id = worker_id
-        self._incarnation = incarnation
         self._max_queue_size = max_queue_size
         self._facts = read_model_facts(model_path)
         self._transfers = loaded.values.get(f"{TRANSFER}.kv_connector") is not None
@@ -67,7 +65,7 @@ class VllmEngine:
         self._context_length = 0
         self._max_open = 0
         self._calls = Calls(lib)
-        self._envelopes = Envelopes("vLLM", lib.version)
+        self._handoffs = Handoffs("vLLM", lib.version, worker_id=worker_id, incarnation=incarnation)
         self._figures = Figures(self._calls.fail_pulls)
         self._releases = Releases()
         self._watching: asyncio.Task[None] | None = None
@@ -148,7 +146,7 @@ class VllmEngine:
         if request.handoff is not None:
             if not self._transfers:
                 raise HandoffFailed("this worker takes no KV over: it runs with --disaggregation-mode agg")
-            envelope = self._envelopes.open(request.handoff, len(request.token_ids))
+            envelope = self._handoffs.open(request.handoff, len(request.token_ids))
             transfer, num_cached = envelope.params, envelope.num_cached_tokens
         max_tokens = num_left(request, self._context_length)
         sampling = sampling_params(request, self._lib, self._facts, max_tokens=max_tokens, transfer=transfer)
@@ -180,13 +178,12 @@ class VllmEngine:
         if not result.kv_transfer_params:
             raise HandoffFailed("vLLM gave no kv_transfer_params for a prompt that goes on")
         self._figures.num_handoffs += 1
-        return KvHandoff(
-            worker_id=self._worker_id,
-            incarnation=self._incarnation,
+        return self._handoffs.write(
+            call.request,
+            result.kv_transfer_params,
             first_token=result.outputs[0].token_ids[0],
-            num_prompt_tokens=len(call.request.token_ids),
+            num_cached_tokens=result.num_cached_tokens or 0,
             ttl_s=self._ttl_s(call),
-            engine_state=self._envelopes.pack(result.kv_transfer_params, result.num_cached_tokens or 0),
         )
 
     async def _stay_pinned(self, call: Call) -> None:
