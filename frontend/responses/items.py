@@ -97,6 +97,5 @@ class FunctionOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="fu
 
 
 CallItem = FunctionCallItem | CustomCallItem
-ResultItem = FunctionOutputItem | CustomOutputItem
 OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
 Item = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | FunctionOutputItem | CustomOutputItem
