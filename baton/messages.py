@@ -13,18 +13,23 @@ class Role(enum.Enum):
     DECODE = "decode"
 
 
+Syntax = Literal["json_schema", "regex", "lark", "ebnf"]
+
+
 class MessageForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A kind of message: one of `headers`, then a body, then `end`.
 
-    In `headers` and `end`, `<|name|>` is the control token of that name; a body has none. `schema` is the
-    JSON schema, as JSON text, of the JSON value that the body is; None: the body is any text. If `lenient`,
-    what the engine cannot enforce of the schema is left out; else that is InvalidRequest. `param` is the
-    field of the client's request that asked for it, for the error's sake.
+    In `headers` and `end`, `<|name|>` is the control token of that name; a body has none. The body follows
+    `grammar`, which is written in `syntax`: a JSON schema as JSON text, a regular expression, a Lark grammar
+    or EBNF as xgrammar reads it; None: the body is any text. If `lenient`, what the engine cannot enforce of
+    a JSON schema is left out; else that is InvalidRequest, as is a syntax that the engine does not know.
+    `param` is the field of the client's request that has the grammar, for error messages.
     """
 
     headers: tuple[str, ...]
     end: str
-    schema: str | None = None
+    grammar: str | None = None
+    syntax: Syntax = "json_schema"
     lenient: bool = False
     param: str | None = None
 
