@@ -41,8 +41,9 @@ TOKENIZER = byte_tokenizer()
 class ScriptedFleet:
     """One model, always there unless `error` says otherwise."""
 
-    def __init__(self, error: BatonError | None = None) -> None:
+    def __init__(self, error: BatonError | None = None, context_length: int = CONTEXT_LENGTH) -> None:
         self.error = error
+        self._context_length = context_length
 
     def models(self) -> list[str]:
         return [MODEL]
@@ -52,7 +53,7 @@ class ScriptedFleet:
             raise self.error
         if model != MODEL:
             raise ModelNotFound(f"The model {model!r} is not served here.", param="model")
-        return ServedModel(MODEL, CONTEXT_LENGTH, TOKENIZER)
+        return ServedModel(MODEL, self._context_length, TOKENIZER)
 
     def health(self) -> Health:
         status = "unhealthy" if self.error else "healthy"
@@ -115,7 +116,10 @@ class ScriptedTokens:
                 ids = token_ids[start : start + self._tokens_per_chunk]
                 chunk = TokenChunk(token_ids=tuple(ids), logprobs=_logprobs(request, ids))
                 if start + len(ids) == len(token_ids):
-                    chunk = msgspec.structs.replace(chunk, finish_reason=finish_reason, usage=usage)
+                    scored = _prompt_logprobs(request)
+                    chunk = msgspec.structs.replace(
+                        chunk, finish_reason=finish_reason, usage=usage, prompt_logprobs=scored
+                    )
                 yield chunk
         finally:
             self.num_ended += 1
@@ -134,6 +138,13 @@ def _logprobs(request: GenerateRequest, ids: Sequence[int]) -> tuple[TokenLogpro
     if num_top is None:
         return None
     return tuple(TokenLogprob(i, -0.5, ((i, -0.5), (7, float("-inf")))[:num_top]) for i in ids)
+
+
+def _prompt_logprobs(request: GenerateRequest) -> tuple[TokenLogprob, ...] | None:
+    num_top = request.sampling.prompt_logprobs
+    if num_top is None:
+        return None
+    return tuple(TokenLogprob(i, -0.25, ((i, -0.25), (7, -3.0))[:num_top]) for i in request.token_ids[1:])
 
 
 class Reply(msgspec.Struct):
