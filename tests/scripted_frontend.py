@@ -21,6 +21,7 @@ from frontend.routing.fleet import Health
 from frontend.text.served import ServedModel
 from frontend.text.specials import SpecialToken
 from frontend.text.tokenizer import ModelTokenizer
+from frontend.turn.seal import Seal
 
 MODEL = "toy/gpt-oss"
 CONTEXT_LENGTH = 4096
@@ -183,12 +184,13 @@ class Client:
         fleet: ScriptedFleet | None = None,
         *,
         responses: ResponseState | None = None,
+        key: bytes | None = None,
         **settings: Any,
     ) -> None:
         self.tokens = tokens
         self.responses = responses or ResponseState()
         self.services = Services(fleet=fleet or ScriptedFleet(), generator=tokens, **settings)
-        self.app: AsgiApp = create_app(self.services, ServerState(self.responses))
+        self.app: AsgiApp = create_app(self.services, ServerState(self.responses, Seal(key)))
         self.leave = asyncio.Event()
         self.on_write: Callable[[bytes], None] = lambda _: None
 

@@ -361,6 +361,7 @@ def test_the_prompts_log_probabilities_are_those_that_its_tokens_had_as_an_answe
             given = ask(prompt(40) + tokens(answer), prompt_logprobs=2, max_tokens=1)
             for engine_calls in (prefill.prefill, decode.decode):
                 [scored] = await chunks(engine_calls(given))
+                assert isinstance(scored, TokenChunk)
                 entries = scored.prompt_logprobs or ()
                 assert [entry.token_id for entry in entries] == given.token_ids[1:]
                 for got, want in zip(entries[-len(tokens(answer)) :], logprobs(answer), strict=True):

@@ -181,3 +181,16 @@ def test_metrics_count_tokens_and_times() -> None:
     assert f'baton_completion_tokens_total{{model="{MODEL}"}} 16.0' in page
     assert "baton_time_to_first_token_seconds_count" in page
     assert "baton_num_running" in page
+
+
+def test_the_tokenizers_control_tokens_are_told() -> None:
+    info = get("/tokenizer_info").json
+    assert (info["eos_token"], info["bos_token"], info["model_max_length"]) == ("<|return|>", None, 4096)
+
+
+def test_a_page_shows_every_operation_with_nothing_from_other_hosts() -> None:
+    page = get("/docs").body.decode()
+    for path in get("/openapi.json").json["paths"]:
+        assert path in page
+    assert "https:" not in page.replace("https://json-schema.org", "")
+    assert "src=" not in page
