@@ -79,7 +79,7 @@ class ResponseTool(msgspec.Struct, kw_only=True):
     output_schema: dict[str, Any] | None = None
     format: "ToolFormat | None" = None
     tools: "list[ResponseTool] | None" = None
-    environment: dict[str, Any] | None = None
+    environment: Any = None
 
 
 class ToolFormat(msgspec.Struct, kw_only=True):

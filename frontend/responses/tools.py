@@ -45,7 +45,7 @@ def _offer(tool: ResponseTool, path: str, offered: OfferedTools, namespace: str 
             offered.namespaces.append(Namespace(name=name, description=tool.description, path=path))
             for j, inner in enumerate(tool.tools or ()):
                 _offer(inner, f"{path}.tools[{j}]", offered, name)
-        case kind if str((tool.environment or {}).get("type")).startswith("container"):
+        case kind if isinstance(tool.environment, dict) and "container" in str(tool.environment.get("type")):
             offered.left_out.append(f"tools[].{kind}.environment"[:80])
         case kind if (tool_of_kind := machine_tool(kind, path)) is not None and namespace == FUNCTIONS:
             offered.tools.append(tool_of_kind)
