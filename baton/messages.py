@@ -13,18 +13,23 @@ class Role(enum.Enum):
     DECODE = "decode"
 
 
+Syntax = Literal["json_schema", "regex", "lark", "ebnf"]
+
+
 class MessageForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A kind of message: one of `headers`, then a body, then `end`.
 
-    In `headers` and `end`, `<|name|>` is the control token of that name; a body has none. `schema` is the
-    JSON schema, as JSON text, of the JSON value that the body is; None: the body is any text. If `lenient`,
-    what the engine cannot enforce of the schema is left out; else that is InvalidRequest. `param` is the
-    field of the client's request that asked for it, for the error's sake.
+    In `headers` and `end`, `<|name|>` is the control token of that name; a body has none. The body follows
+    `grammar`, which is written in `syntax`: a JSON schema as JSON text, a regular expression, a Lark grammar
+    or EBNF as xgrammar reads it; None: the body is any text. If `lenient`, what the engine cannot enforce of
+    a JSON schema is left out; else that is InvalidRequest, as is a syntax that the engine does not know.
+    `param` is the field of the client's request that has the grammar, for error messages.
     """
 
     headers: tuple[str, ...]
     end: str
-    schema: str | None = None
+    grammar: str | None = None
+    syntax: Syntax = "json_schema"
     lenient: bool = False
     param: str | None = None
 
@@ -46,7 +51,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     (seed, c, i) alone, so a resumed request goes on exactly.
 
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1.0 are off. `logprobs` None gives none, 0 the chosen
-    token's, n also the n likeliest. `stop_token_ids` end the answer unless `ignore_eos`; not before
+    token's, n also the n likeliest; `prompt_logprobs` gives the same of the prompt's tokens, where the answer
+    has one token: no handoff carries them. `stop_token_ids` end the answer unless `ignore_eos`; not before
     `min_tokens` tokens exist, unless `guided` leaves nothing else to choose. `seed` is always set: the
     frontend draws one when the client gave none. `guided` is enforced before all the others, which choose
     among what it allows.
@@ -66,6 +72,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     choice: int = 0
     guided: Guided | None = None
 
@@ -131,13 +138,14 @@ class TokenChunk(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     """Tokens of one engine step. The last chunk of an answer has `finish_reason` and `usage`.
 
     The stop token that ended the answer is the last of `token_ids`. `logprobs` has one entry for each token
-    if the request asked for them.
+    if the request asked for them; `prompt_logprobs` one for each token of the prompt but its first.
     """
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="stats"):

@@ -11,11 +11,11 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from baton.errors import BatonError
+from baton.errors import BatonError, InvalidRequest
 from frontend import openapi
 from frontend.chat.answer import prepare_chat
 from frontend.completions.answer import prepare_completion
-from frontend.http.errors import Envelope, ErrorBody, ErrorDetail, retry_after
+from frontend.http.errors import Envelope, ErrorBody, retry_after
 from frontend.http.exchange import Receive, Scope, Send
 from frontend.http.respond import Endpoint, Serve, generating
 from frontend.http.services import Services
@@ -23,9 +23,10 @@ from frontend.messages.objects import MessagesError
 from frontend.messages.routes import MessagesRoutes
 from frontend.metrics import CONTENT_TYPE
 from frontend.models import ModelBody, ModelList
+from frontend.reference import reference_page
 from frontend.responses.routes import ResponseRoutes
 from frontend.responses.runs import ResponseState
-from frontend.tokenization import detokenize, tokenize
+from frontend.tokenization import detokenize, tokenize, tokenizer_info
 from frontend.turn.seal import Seal
 
 
@@ -46,7 +47,24 @@ def routes(state: ServerState) -> dict[tuple[str, str], Serve]:
         **MessagesRoutes(state.seal).table(),
         ("POST", "/tokenize"): tokenize,
         ("POST", "/detokenize"): detokenize,
+        ("GET", "/tokenizer_info"): tokenizer_info,
     }
+
+
+class RouteNotFound(BatonError):
+    """Nothing is served under this path."""
+
+    code = "route_not_found"
+    status = 404
+    kind = "invalid_request_error"
+
+
+class MethodNotAllowed(BatonError):
+    """The path is served, but not with this method."""
+
+    code = "method_not_allowed"
+    status = 405
+    kind = "invalid_request_error"
 
 
 class App:
@@ -136,13 +154,20 @@ def _add_reading_routes(app: FastAPI, services: Services) -> None:
         page = services.metrics.page(await fleet.stats())
         return Response(page, headers={"content-type": CONTENT_TYPE.decode()})
 
-    @app.get("/")
-    async def about() -> Response:
-        return Response(_page(fleet.models()), media_type="text/html; charset=utf-8")
-
+    _add_pages(app, services)
     for route in app.router.routes:
         if isinstance(route, APIRoute) and route.methods is not None:
             route.methods.add("HEAD")
+
+
+def _add_pages(app: FastAPI, services: Services) -> None:
+    @app.get("/docs")
+    async def docs() -> Response:
+        return Response(reference_page(app.openapi()), media_type="text/html; charset=utf-8")
+
+    @app.get("/")
+    async def about() -> Response:
+        return Response(_page(services.fleet.models()), media_type="text/html; charset=utf-8")
 
 
 def _page(models: Sequence[str]) -> str:
@@ -152,7 +177,7 @@ def _page(models: Sequence[str]) -> str:
     body = html.escape(f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}')
     return f"""<!doctype html><meta charset="utf-8"><title>Baton</title>
 <h1>Baton</h1><p>Serves gpt-oss with OpenAI's and Anthropic's APIs. Models: {listed}.</p>
-<p><a href="health">health</a> · <a href="v1/models">models</a> · <a href="openapi.json">OpenAPI</a> ·
+<p><a href="health">health</a> · <a href="v1/models">models</a> · <a href="docs">API</a> ·
 <a href="metrics">metrics</a></p>
 <pre>curl -s http://HOST:PORT/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'</pre>
 """
@@ -165,10 +190,10 @@ def _json(body: msgspec.Struct, status: int = 200, headers: dict[str, str] | Non
 async def _http_error(request: Request, error: Exception) -> Response:
     """What the framework refuses: 404 for an unknown route, 405 for a method."""
     assert isinstance(error, HTTPException)
-    code = {404: "route_not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    message = f"{request.method} {request.url.path}: {error.detail}.{_hint(request)}"
-    detail = ErrorDetail(message=message, type="invalid_request_error", code=code)
-    return _json(ErrorBody(error=detail), error.status_code, dict(error.headers or {}))
+    kind = {404: RouteNotFound, 405: MethodNotAllowed}.get(error.status_code, InvalidRequest)
+    path = request.url.path
+    refusal = kind(f"{request.method} {path}: {error.detail}.{_hint(request)}")
+    return _json(envelope_of(path)(refusal), error.status_code, dict(error.headers or {}))
 
 
 def _hint(request: Request) -> str:

@@ -30,12 +30,18 @@ from frontend.models import ModelBody, ModelList
 from frontend.responses.body import ResponseBody
 from frontend.responses.given import GIVEN_ITEMS
 from frontend.responses.history import PreviousNotFound
-from frontend.responses.object import DeletedResponse, ItemList, ResponseObject
+from frontend.responses.object import DeletedResponse, InputTokens, ItemList, ResponseObject
 from frontend.responses.routes import ResponseNotFound
 from frontend.responses.store import StoreFailure
 from frontend.routing.health import Health
 from frontend.text.served import ContextTooLong
-from frontend.tokenization import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
+from frontend.tokenization import (
+    DetokenizeAnswer,
+    DetokenizeBody,
+    TokenizeAnswer,
+    TokenizeBody,
+    TokenizerInfo,
+)
 
 Errors = tuple[type[BatonError], ...]
 
@@ -43,8 +49,8 @@ _REF = "#/components/schemas/{name}"
 _STRUCTS = (
     ChatBody, CompletionBody, ChatCompletion, Completion, ModelBody, ModelList, ErrorBody, Health,
     ResponseBody, ResponseObject, ItemList, DeletedResponse, *dict.fromkeys(GIVEN_ITEMS.values()),
-    MessagesBody, Counted, MessageObject, TokenCount, MessagesError,
-    TokenizeBody, TokenizeAnswer, DetokenizeBody, DetokenizeAnswer,
+    InputTokens, MessagesBody, Counted, MessageObject, TokenCount, MessagesError,
+    TokenizeBody, TokenizeAnswer, DetokenizeBody, DetokenizeAnswer, TokenizerInfo,
 )  # fmt: skip
 _ASKING: Errors = (
     InvalidRequest, OriginNotAllowed, ModelNotFound, BodyTooLarge, EncodedBody, RequestTooSlow, HeadTooLarge,
@@ -101,6 +107,7 @@ def page(title: str, version: str) -> dict[str, Any]:
             **_messages(),
             "/tokenize": {"post": tokens},
             "/detokenize": {"post": text},
+            "/tokenizer_info": {"get": _operation("The tokenizer's control tokens", TokenizerInfo, _ASKING)},
             "/v1/models": {"get": _operation("Models that can be asked for", ModelList)},
             "/v1/models/{model}": {"get": model, "parameters": [_parameter("path", "model")]},
             "/health": {"get": health},
@@ -149,6 +156,11 @@ def _responses() -> dict[str, Any]:
     items = _operation("What a response was made from", ItemList, _STORED)
     return {
         "/v1/responses": {"post": created},
+        "/v1/responses/input_tokens": {
+            "post": _operation(
+                "Tokens of a response's prompt", InputTokens, (*_ASKING, PreviousNotFound), body=ResponseBody
+            )
+        },
         "/v1/responses/{response_id}": {
             "get": retrieved | {"parameters": streamed},
             "delete": _operation("Forget a response", DeletedResponse, _STORED),

@@ -79,7 +79,8 @@ def _assistant(turn: AssistantTurn, called: dict[str, str], *, keeps_reasoning: 
         yield from _message("assistant", turn.reasoning, channel="analysis")
     if turn.preamble:
         yield from _message("assistant", turn.preamble, channel="commentary")
-    if turn.text:
+    # Clients send white space next to calls where the model wrote no text.
+    if turn.text and not (turn.tool_calls and turn.text.isspace()):
         channel = "commentary" if turn.tool_calls else "final"
         yield from _message("assistant", turn.text, channel=channel)
     for call in turn.tool_calls:
@@ -180,9 +181,16 @@ def _namespace_section(namespace: Namespace, tools: Sequence[Tool]) -> str:
     lines += [f"// {line}" for line in _lines(namespace.description or "")]
     lines += [f"namespace {namespace.name} {{", ""]
     for tool in tools:
-        lines += [f"// {line}" for line in _lines(tool.description or "")]
+        lines += [f"// {line}" for line in _lines(_description(tool))]
         lines += [f"type {tool.name} = {_signature(tool)} => any;", ""]
     return "\n".join([*lines, f"}} // namespace {namespace.name}"])
+
+
+def _description(tool: Tool) -> str:
+    if tool.grammar is None:
+        return tool.description or ""
+    said = f"{tool.description}\n" if tool.description else ""
+    return f"{said}The input follows this grammar ({tool.grammar.syntax}):\n{tool.grammar.text}"
 
 
 def _signature(tool: Tool) -> str:

@@ -1,5 +1,6 @@
 """Reads the items that clients send: leniently, and naming what gpt-oss cannot be given."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -8,12 +9,15 @@ from msgspec import UNSET
 from baton.errors import InvalidRequest
 from frontend.http.body import invalid
 from frontend.responses.items import (
+    MACHINE_ITEMS,
     CustomCallItem,
     CustomOutputItem,
     FunctionCallItem,
     FunctionOutputItem,
     InputText,
     Item,
+    MachineCallItem,
+    MachineOutputItem,
     MessageItem,
     OutputText,
     Phase,
@@ -97,14 +101,13 @@ GIVEN_ITEMS: dict[str, type[msgspec.Struct]] = {
     "custom_tool_call": GivenCustomCall,
     "custom_tool_call_output": GivenOutput,
     "item_reference": GivenReference,
+    **MACHINE_ITEMS,
 }
 # What only OpenAI's servers or other models make, as agents bring it along in a session.
 LEFT_OUT = frozenset(
     {
         "web_search_call", "file_search_call", "computer_call", "computer_call_output",
-        "image_generation_call", "code_interpreter_call", "local_shell_call",
-        "local_shell_call_output", "shell_call", "shell_call_output", "apply_patch_call",
-        "apply_patch_call_output", "mcp_list_tools", "mcp_approval_request",
+        "image_generation_call", "code_interpreter_call", "mcp_list_tools", "mcp_approval_request",
         "mcp_approval_response", "mcp_call", "compaction", "tool_search_call", "tool_search_output",
     }
 )  # fmt: skip
@@ -114,9 +117,11 @@ _TEXT_TYPES = frozenset({"input_text", "output_text", "text", "reasoning_text"})
 class InputReader:
     """Reads one body's `input`; `left_out` are the paths of what gpt-oss cannot be given, such as images."""
 
-    def __init__(self, seal: Seal) -> None:
+    def __init__(self, seal: Seal, recall: Callable[[str], str | None]) -> None:
+        """`recall` gives the text of the reasoning item of an id, if it is still known."""
         self.left_out: set[str] = set()
         self._seal = seal
+        self._recall = recall
 
     def read(self, given: Input) -> list[Item | GivenReference]:
         """The items, each with an id. Raises InvalidRequest, naming the field, for what is not understood."""
@@ -149,8 +154,11 @@ class InputReader:
                 return _call(given)
             case GivenOutput():
                 return self._output(given, kind, path)
+            case GivenReference():
+                return given
             case _:
-                assert isinstance(given, GivenReference)
+                assert isinstance(given, MachineCallItem | MachineOutputItem)
+                given.id = given.id or new_id("item")
                 return given
 
     def _message(self, given: GivenMessage, path: str) -> MessageItem:
@@ -173,10 +181,12 @@ class InputReader:
         return FunctionOutputItem(id=item_id, call_id=given.call_id, output=output, status="completed")
 
     def _reasoning(self, given: GivenReasoning, path: str) -> ReasoningItem:
-        """The thought in the clear, or sealed by this server; what is neither is left out."""
+        """The thought in the clear, sealed by this server, or known here by its id; else it is left out."""
         texts = self._texts(given.content or [], f"{path}.content")
         if not texts and given.encrypted_content:
             texts = self._opened(given.encrypted_content, f"{path}.encrypted_content")
+        if not texts and given.id is not None:
+            texts = [text for text in [self._recall(given.id)] if text is not None]
         if not texts and given.summary:
             self.left_out.add("input[].summary")
         return ReasoningItem(

@@ -1,7 +1,6 @@
 """The output of a response: a choice's deltas as output items and their events."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -23,7 +22,9 @@ from frontend.responses.items import (
     OutputItem,
     Phase,
     ReasoningItem,
+    WrittenItem,
 )
+from frontend.responses.machine import call_item
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
 from frontend.turn.ids import new_id
@@ -32,16 +33,16 @@ from frontend.turn.seal import Seal
 
 
 class OutputShape(msgspec.Struct, frozen=True, kw_only=True):
-    """How the output is given: `tools` by the names under which they are called, thoughts as summaries or
-    not, and sealed for the client to carry if there is a `seal`."""
+    """How the output is given: `tools` by the names under which they are called, of these `machine_tools` by
+    their types; thoughts as summaries or
+    not, and sealed for the client to carry if there is a `seal`. `keep` is told each reasoning item's id and
+    text."""
 
     tools: Mapping[str, Tool]
+    keep: Callable[[str, str], None]
+    machine_tools: frozenset[str] = frozenset()
     as_summary: bool = False
     seal: Seal | None = None
-
-
-class _Input(msgspec.Struct, forbid_unknown_fields=True):
-    input: str
 
 
 class OutputWriter:
@@ -56,7 +57,8 @@ class OutputWriter:
         self._shape = shape
         self._writer = writer
         self._open: OpenItem | None = None
-        self._custom_input: list[str] | None = None  # of an open custom call: it is told when it is whole
+        self._machine_call: ToolCallStart | None = None
+        self._machine_arguments: list[str] = []
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
         """The events of these deltas."""
@@ -72,7 +74,6 @@ class OutputWriter:
     def interrupt(self) -> None:
         """Nothing more comes: the item that is being written stays incomplete."""
         if self._open is not None:
-            self._tell_custom_input(self._open)
             self._open.fill()
             self._open.item.status = "incomplete"
             self._open = None
@@ -106,11 +107,13 @@ class OutputWriter:
         return self._begin(ReasoningItem(id=new_id("rs"), status="in_progress"))
 
     def _begin_call(self, delta: ToolCallStart) -> bytes:
+        if delta.name in self._shape.machine_tools:
+            self._machine_call, self._machine_arguments = delta, []
+            return b""
         tool = self._shape.tools.get(delta.name, Tool(name=delta.name))
         namespace = UNSET if tool.namespace == FUNCTIONS else tool.namespace
-        item: OutputItem
+        item: WrittenItem
         if tool.takes_text:
-            self._custom_input = []
             item = CustomCallItem(
                 id=new_id("ctc"),
                 call_id=delta.call_id,
@@ -132,38 +135,43 @@ class OutputWriter:
         return opening
 
     def _arguments(self, text: str) -> bytes:
-        assert self._open is not None, "arguments follow the start of their call"
-        if self._custom_input is not None:
-            self._custom_input.append(text)
+        if self._machine_call is not None:
+            self._machine_arguments.append(text)
             return b""
+        assert self._open is not None, "arguments follow the start of their call"
         return self._open.write(text)
 
-    def _begin(self, item: OutputItem) -> tuple[bytes, OpenItem]:
+    def _begin(self, item: WrittenItem) -> tuple[bytes, OpenItem]:
         as_summary = self._shape.as_summary and isinstance(item, ReasoningItem)
         self._open = OpenItem(item, len(self.items), self._writer, as_summary=as_summary)
         self.items.append(item)
         return self._open.begin(), self._open
 
+    def _end_machine_call(self, call: ToolCallStart) -> bytes:
+        """The call of a tool that the client's machine runs, which is told when it is whole."""
+        self._machine_call = None
+        item = call_item(call.name, call.call_id, "".join(self._machine_arguments))
+        index = len(self.items)
+        self.items.append(item)
+        if self._writer is None:
+            return b""
+        added = self._writer.event("response.output_item.added", output_index=index, item=item)
+        return added + self._writer.event("response.output_item.done", output_index=index, item=item)
+
     def _end(self, delta: MessageEnd) -> bytes:
+        if self._machine_call is not None:
+            return self._end_machine_call(self._machine_call)
         open_item = self._open
         if open_item is None:
             return b""
-        told = self._tell_custom_input(open_item)
-        if isinstance(open_item.item, ReasoningItem) and self._shape.seal is not None:
-            open_item.item.encrypted_content = self._shape.seal.close(open_item.fill())
+        if isinstance(open_item.item, ReasoningItem):
+            text = open_item.fill()
+            self._shape.keep(open_item.item.id, text)
+            if self._shape.seal is not None:
+                open_item.item.encrypted_content = self._shape.seal.close(text)
         self._open = None
         is_cut = not delta.complete and self._choice.is_cut
-        return told + open_item.end("incomplete" if is_cut else "completed")
-
-    def _tell_custom_input(self, open_item: OpenItem) -> bytes:
-        """A custom tool's input, whole: the model may have written it as JSON, as it writes other calls."""
-        if self._custom_input is None:
-            return b""
-        text = "".join(self._custom_input)
-        self._custom_input = None
-        with suppress(msgspec.DecodeError, RecursionError):  # then it is the input itself
-            text = msgspec.json.decode(text, type=_Input).input
-        return open_item.write(text)
+        return open_item.end("incomplete" if is_cut else "completed")
 
     def _logprobs_of(self, delta: TextDelta) -> list[ContentLogprob]:
         return content_logprobs(self._choice.logprobs_of(delta) or (), self._tokenizer)

@@ -18,6 +18,8 @@ ROUTES = routes(ServerState())
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 PAGE: Any = asyncio.run(Client(ScriptedTokens("")).get("/openapi.json")).json
 
+OF_NO_OPERATION = {"route_not_found", "method_not_allowed"}
+
 
 def test_the_real_schemas_are_shown() -> None:
     schemas = PAGE["components"]["schemas"]
@@ -35,7 +37,7 @@ def test_every_error_is_shown() -> None:
         return {kind.code}.union(*map(codes, kind.__subclasses__()))
 
     text = json.dumps(PAGE)
-    assert [code for code in codes(BatonError) if f"`{code}`" not in text] == []
+    assert {code for code in codes(BatonError) if f"`{code}`" not in text} == OF_NO_OPERATION
 
 
 def test_every_reference_leads_somewhere() -> None:
@@ -43,7 +45,7 @@ def test_every_reference_leads_somewhere() -> None:
     assert names <= PAGE["components"]["schemas"].keys()
 
 
-@pytest.mark.parametrize("path", [path for (method, path) in ROUTES if "{" not in path])
+@pytest.mark.parametrize("path", [path for (method, path) in ROUTES if method == "POST" and "{" not in path])
 def test_every_example_is_served(path: str) -> None:
     body = PAGE["paths"][path]["post"]["requestBody"]["content"]["application/json"]["example"]
     reply = asyncio.run(Client(ScriptedTokens(ANSWER)).post(path, body | {"model": MODEL}))

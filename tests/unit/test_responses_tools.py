@@ -14,6 +14,7 @@ THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
 CLOSE = {"type": "function", "name": "close", "parameters": {"type": "object"}}
 AGENTS = {"type": "namespace", "name": "agents", "description": "Sub-agents.", "tools": [CLOSE]}
 PATCH = {"type": "custom", "name": "patch", "description": "Edits files."}
+KEYS = (b"k" * 32, b"k" * 32, b"o" * 32)
 HI = {"role": "user", "content": "Hi"}
 
 
@@ -107,14 +108,50 @@ def test_a_tool_of_openais_servers_is_refused_only_where_it_is_demanded() -> Non
     body = {"model": MODEL, "input": "Hi", "tools": [{"type": "web_search"}]}
     reply = asyncio.run(client.post("/v1/responses", {**body, "tool_choice": {"type": "web_search"}}))
     assert (reply.status, reply.error["param"]) == (400, "tool_choice.type")
-    assert "x-baton-ignored" in respond(client, tools=[{"type": "web_search"}]).headers
+    hosted = [{"type": "web_search"}, {"type": "computer_use_preview", "environment": "browser"}]
+    ignored = respond(client, tools=hosted).headers["x-baton-ignored"]
+    assert ignored == "tools[].web_search, tools[].computer_use_preview"
 
 
-def test_a_grammar_that_cannot_be_enforced_is_refused_by_name() -> None:
-    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
-    body = {"model": MODEL, "input": "Hi", "tools": [PATCH | {"format": grammar}]}
+@pytest.mark.parametrize("syntax", ["lark", "regex"])
+def test_the_input_of_a_custom_tool_is_held_to_its_grammar(syntax: str) -> None:
+    client = Client(ScriptedTokens(call("functions.patch", '{"input": "a"}', " code")))
+    grammar = {"type": "grammar", "syntax": syntax, "definition": "start: /a/"}
+    (_, called) = respond(client, tools=[PATCH | {"format": grammar}]).json["output"]
+    assert called["input"] == '{"input": "a"}', "what a grammar allowed is the input itself"
+    form = client.tokens.requests[0].sampling.guided
+    assert form is not None
+    assert (form.last[0].syntax, form.last[0].grammar) == (syntax, "start: /a/")
+    assert form.last[0].param == "tools[0].format.definition"
+
+
+def test_a_grammar_without_its_text_is_refused_by_name() -> None:
+    body = {
+        "model": MODEL,
+        "input": "Hi",
+        "tools": [PATCH | {"format": {"type": "grammar", "syntax": "lark"}}],
+    }
     reply = asyncio.run(Client(ScriptedTokens(THINK)).post("/v1/responses", body))
-    assert (reply.status, reply.error["param"]) == (400, "tools[0].format")
+    assert (reply.status, reply.error["param"]) == (400, "tools[0].format.definition")
+
+
+def test_a_known_reasoning_item_without_content_gets_its_text_back() -> None:
+    client = Client(ScriptedTokens(call("functions.close", "{}")))
+    thought, called = respond(client, tools=[CLOSE], store=False).json["output"]
+    called["call_id"] = "unknown here"  # so that it is not remembered by its call
+    result = {"type": "function_call_output", "call_id": "unknown here", "output": "ok"}
+    bare = {"type": "reasoning", "id": thought["id"], "summary": []}
+    respond(client, input=[HI, bare, called, result], tools=[CLOSE], store=False)
+    assert "analysisThink." in TOKENIZER.decode(client.tokens.requests[-1].token_ids)
+
+
+def test_input_tokens_are_counted_as_they_would_be_asked() -> None:
+    client = Client(ScriptedTokens(call("functions.close", "{}")))
+    fields: Json = {"tools": [CLOSE, PATCH], "instructions": "Be brief."}
+    used = respond(client, **fields).json["usage"]["input_tokens"]
+    body = {"model": MODEL, "input": [HI], **fields}
+    reply = asyncio.run(client.post("/v1/responses/input_tokens", body))
+    assert (reply.status, reply.json) == (200, {"object": "response.input_tokens", "input_tokens": used})
 
 
 @pytest.mark.parametrize("summary", ["auto", "concise", "detailed"])
@@ -155,3 +192,28 @@ def test_a_thought_is_kept_between_a_call_and_its_result_whatever_comes_back() -
     result = {"type": "function_call_output", "call_id": called["call_id"], "output": "ok"}
     respond(client, input=[HI, called, result], tools=[CLOSE], store=False)
     assert "analysisThink." in TOKENIZER.decode(client.tokens.requests[-1].token_ids)
+
+
+def test_a_strict_server_refuses_tools_that_it_cannot_run() -> None:
+    client = Client(ScriptedTokens(THINK), strict_tools=True)
+    body: Json = {"model": MODEL, "input": "Hi", "tools": [{"type": "web_search"}]}
+    reply = asyncio.run(client.post("/v1/responses", body))
+    assert (reply.status, reply.error["param"]) == (400, "tools")
+    assert "web_search" in reply.error["message"]
+    said = {"role": "user", "content": "Hi"}
+    tool = {"type": "web_search_20250305", "name": "web_search"}
+    body = {"model": MODEL, "max_tokens": 5, "messages": [said], "tools": [tool]}
+    assert asyncio.run(client.post("/v1/messages", body)).status == 400
+    assert asyncio.run(client.post("/v1/messages", body | {"tools": []})).status == 200
+
+
+def test_frontends_that_share_a_key_open_each_others_thoughts() -> None:
+    one, same, other = (Client(ScriptedTokens(call("functions.close", "{}")), key=key) for key in KEYS)
+    include: Json = {"include": ["reasoning.encrypted_content"], "tools": [CLOSE]}
+    thought, called = respond(one, **include).json["output"]
+    result = {"type": "function_call_output", "call_id": called["call_id"], "output": "ok"}
+    sealed = {"type": "reasoning", "summary": [], "encrypted_content": thought["encrypted_content"]}
+    for client, is_known in ((same, True), (other, False)):
+        reply = respond(client, input=[HI, sealed, called, result], **include)
+        assert ("Think." in TOKENIZER.decode(client.tokens.requests[-1].token_ids)) is is_known
+        assert ("encrypted_content" in reply.headers.get("x-baton-ignored", "")) is not is_known

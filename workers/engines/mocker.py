@@ -174,6 +174,8 @@ class MockerEngine:
             raise InvalidRequest(f"The prompt has {num_tokens} tokens; this worker's context is {limit}.")
         if self._script is None:
             _check_form(request.sampling.guided)
+        if request.sampling.prompt_logprobs is not None:
+            raise InvalidRequest("The mocker has no log probabilities of the prompt.", param="echo")
         if self._slots.locked() and self._figures["num_waiting"] >= self._settings.max_queue_size:
             raise Overloaded("The worker's queue is full; try again later.", retry_after_s=1)
         deadline = asyncio.get_running_loop().time() + request.deadline_s
@@ -249,7 +251,7 @@ async def _within(deadline: float, work: Coroutine[Any, Any, object]) -> None:
 
 def _check_form(form: Guided | None) -> None:
     """Raises InvalidRequest unless the answer, a final message of any text, happens to have the form."""
-    if form is None or any(_HEADER in last.headers and last.schema is None for last in form.last):
+    if form is None or any(_HEADER in last.headers and last.grammar is None for last in form.last):
         return
     param = next((last.param for last in form.last if last.param is not None), None)
     raise InvalidRequest(
