@@ -1,5 +1,4 @@
-"""Thoughts, remembered by the ids of the calls they led to and of the items that showed them: clients seldom
-send them back, and gpt-oss needs them."""
+"""Caches reasoning by call and item id: gpt-oss needs it back, and clients rarely send it."""
 
 import time
 from collections import OrderedDict
@@ -11,15 +10,13 @@ from frontend.harmony.conversation import AssistantTurn, Turn
 
 MAX_BYTES = 64 << 20
 MAX_AGE_S = 6 * 3600.0
-# Of an entry besides its text: the key, the list node and the objects.
+# Overhead of an entry: the key, the list node and the objects.
 _ENTRY_BYTES = 400
 
 
 class Thoughts:
-    """In memory only, bounded in bytes and age; those not used for longest go first.
-
-    An id is random and long, so who has it was told it; `owner` separates those who have keys all the same.
-    """
+    """An in-memory LRU cache, bounded in bytes and age. Ids cannot be guessed; `owner` separates API keys all
+    the same."""
 
     def __init__(
         self,
@@ -35,7 +32,7 @@ class Thoughts:
         self._by_id: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()
 
     def keep(self, owner: str, ids: Iterable[str], text: str) -> None:
-        """Remember the thought by these ids, of calls or reasoning items."""
+        """Keep the reasoning text under these ids of calls or reasoning items."""
         if not text or _size(text) > self._max_bytes // 8:
             return
         for known_id in ids:
@@ -46,7 +43,7 @@ class Thoughts:
             self._drop(next(iter(self._by_id)))
 
     def recall(self, owner: str, known_id: str) -> str | None:
-        """The thought kept by that id, if it is still known."""
+        """The reasoning text kept under that id, or None."""
         key = (owner, known_id)
         text, since_s = self._by_id.get(key, (None, 0.0))
         if text is None:
@@ -58,8 +55,8 @@ class Thoughts:
         return text
 
     def completed(self, owner: str, turns: Sequence[Turn]) -> tuple[Turn, ...]:
-        """The turns, with the thoughts of calls that came back without. One thought is shown once, though its
-        calls may come back one by one."""
+        """The turns, with missing reasoning restored to those with calls. Reasoning shared by several calls
+        is restored once, even if they come back in separate turns."""
         completed: list[Turn] = []
         shown: str | None = None
         for turn in turns:
@@ -79,5 +76,5 @@ class Thoughts:
 
 
 def _size(text: str) -> int:
-    """Memory of an entry, with up to 4 bytes a character."""
+    """Memory of an entry, at up to 4 bytes per character."""
     return 4 * len(text) + _ENTRY_BYTES

@@ -75,7 +75,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_the_field_that_is_too_long
 
 def test_more_tokens_cannot_be_demanded_than_the_answer_may_have() -> None:
     assert sampling(max_tokens=5, min_tokens=5).min_tokens == 5
-    with pytest.raises(InvalidRequest, match="6, but the answer can have 5") as refused:
+    with pytest.raises(InvalidRequest, match="6, but the limit of the answer is 5") as refused:
         sampling(max_tokens=5, min_tokens=6)
     assert refused.value.param == "min_tokens"
 
@@ -143,6 +143,6 @@ def test_a_single_request_keeps_the_id_that_it_was_given() -> None:
 
 
 def test_more_choices_than_are_served_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="makes 6 choices; at most 4") as refused:
+    with pytest.raises(InvalidRequest, match="makes 6 choices; at most 4 are allowed") as refused:
         made(asked({}, [1], [2], num_choices=3))
     assert refused.value.param == "n"
