@@ -1,4 +1,4 @@
-"""The control tokens of Harmony, and the segments a rendered prompt is made of."""
+"""Harmony's control tokens, and the segments of a rendered prompt."""
 
 import enum
 
@@ -18,4 +18,4 @@ class SpecialToken(enum.Enum):
 
 
 Segment = str | SpecialToken
-"""Text that is always ordinary, whatever it says, or one control token."""
+"""Plain text, even if it spells a control token, or one control token."""

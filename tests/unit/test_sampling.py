@@ -116,9 +116,7 @@ def test_the_clients_stop_tokens_join_the_models_each_once() -> None:
     ],
 )
 def test_a_token_that_the_model_does_not_have_is_refused(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(
-        InvalidRequest, match=f"token id {LAST_ID + 1}; those of m are 0 to {LAST_ID}"
-    ) as refused:
+    with pytest.raises(InvalidRequest, match=f"token id {LAST_ID + 1}; m has 0 to {LAST_ID}") as refused:
         sampling(**fields)
     assert refused.value.param == param
 
