@@ -198,7 +198,7 @@ class ChatBody(ChoiceFields, kw_only=True):
     refused: ClassVar[Refused] = {
         **ChoiceFields.refused,
         "audio": ((), "This model outputs text only."),
-        "modalities": ((["text"],), 'This model outputs text only; the only allowed value is ["text"].'),
+        "modalities": ((["text"],), 'This model outputs text only; send ["text"].'),
         "functions": (([],), "It is deprecated; use `tools`."),
         "function_call": (("none", "auto"), "It is deprecated; use `tool_choice`."),
         "prediction": ((), "Predicted outputs are not available."),

@@ -65,7 +65,7 @@ class Services:
         kinds = sorted(path.removeprefix("tools[].") for path in left_out if path.startswith("tools[]."))
         if kinds and self.strict_tools:
             raise InvalidRequest(
-                f"`tools` contains the hosted tool {kinds[0]!r}, which only its vendor can run; this server "
-                "refuses hosted tools (--strict-tools).",
+                f"`tools`: {kinds[0]!r} is not supported; this server only accepts tools that the client "
+                "runs (--strict-tools).",
                 param="tools",
             )

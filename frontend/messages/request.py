@@ -94,8 +94,8 @@ class Reading:
         choice = self._body.tool_choice
         if choice is not None and choice.type == "tool" and choice.name == name:
             raise InvalidRequest(
-                f"`tool_choice` requires {name!r}, but `{path}` is a hosted tool of Anthropic, which is not "
-                "available here.",
+                f"`tool_choice` requires {name!r}, but `{path}` is an Anthropic-defined tool, which this "
+                "server does not support.",
                 param="tool_choice",
             )
         self.left_out.add(label)

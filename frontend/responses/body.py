@@ -40,8 +40,8 @@ class Reasoning(msgspec.Struct, kw_only=True):
     """Reasoning effort, and whether the reasoning is output as a summary, which is the full text."""
 
     refused: ClassVar[Refused] = {
-        "context": (("auto", "current_turn"), "Allowed values: auto, current_turn."),
-        "mode": (("standard",), "The only allowed value is standard."),
+        "context": (("auto", "current_turn"), "Only auto and current_turn are available."),
+        "mode": (("standard",), "Only standard is available."),
     }
 
     effort: AnyEffort | None = None

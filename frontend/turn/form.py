@@ -89,7 +89,7 @@ def with_form(sampling: Sampling, form: Guided | None) -> Sampling:
     """`sampling` constrained to `form`. Raises InvalidRequest if `ignore_eos` contradicts it."""
     if form is not None and sampling.ignore_eos:
         raise InvalidRequest(
-            "`ignore_eos` cannot be combined with an output format or a required tool call.",
+            "`ignore_eos` cannot be combined with an output format, strict tools or a required tool call.",
             param="ignore_eos",
         )
     return sampling if form is None else msgspec.structs.replace(sampling, guided=form)

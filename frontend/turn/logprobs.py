@@ -54,8 +54,7 @@ def _content_logprob(entry: TokenLogprob, tokenizer: ModelTokenizer) -> ContentL
 def legacy_logprobs(
     entries: Sequence[TokenLogprob], tokenizer: ModelTokenizer, offset: int
 ) -> LegacyLogprobs:
-    """The completions API's shape; `offset` is the first token's position in the choice's text, in
-    characters."""
+    """The completions API's shape; `offset` is the first token's, in characters of the choice's text."""
     texts = [_text(tokenizer.token_bytes(entry.token_id)) for entry in entries]
     offsets = []
     for text in texts:
@@ -75,8 +74,7 @@ def legacy_logprobs(
 def echoed_logprobs(
     first_id: int, entries: Sequence[TokenLogprob], tokenizer: ModelTokenizer
 ) -> LegacyLogprobs:
-    """The completions API's shape for an echoed prompt whose first token is `first_id`, which has no log
-    probability."""
+    """The completions API's shape for an echoed prompt, which starts with `first_id`, and its answer."""
     first = _text(tokenizer.token_bytes(first_id))
     rest = legacy_logprobs(entries, tokenizer, len(first))
     return LegacyLogprobs(

@@ -28,7 +28,7 @@ def sampling_of(request: TurnRequest, served: ServedModel, *, num_prompt_tokens:
     min_tokens = body.min_tokens or 0
     if min_tokens > limit:
         raise InvalidRequest(
-            f"`min_tokens` is {min_tokens}, but the limit of the answer is {limit}.", param="min_tokens"
+            f"`min_tokens` is {min_tokens}, but the answer is limited to {limit} tokens.", param="min_tokens"
         )
     if request.prompt_logprobs is not None and num_prompt_tokens > MAX_SCORED_TOKENS:
         raise InvalidRequest(

@@ -75,7 +75,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_the_field_that_is_too_long
 
 def test_more_tokens_cannot_be_demanded_than_the_answer_may_have() -> None:
     assert sampling(max_tokens=5, min_tokens=5).min_tokens == 5
-    with pytest.raises(InvalidRequest, match="6, but the limit of the answer is 5") as refused:
+    with pytest.raises(InvalidRequest, match="6, but the answer is limited to 5 tokens") as refused:
         sampling(max_tokens=5, min_tokens=6)
     assert refused.value.param == "min_tokens"
 
