@@ -8,7 +8,7 @@ from frontend.text.detokenize import IncrementalDecoder
 
 
 class Kind(enum.Enum):
-    """What a message is to the client."""
+    """How a message appears to the client."""
 
     REASONING = enum.auto()
     TEXT = enum.auto()

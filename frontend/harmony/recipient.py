@@ -9,7 +9,7 @@ from frontend.harmony.header_parts import CHANNELS, CONTENT_TYPES, ROLES, Part, 
 _NAMELESS = frozenset({"", "functions", "functions."})
 _UNCALLABLE = _NAMELESS | {"all", *ROLES, *CHANNELS, *CONTENT_TYPES}
 _PUNCTUATION = string.punctuation + "–—…"
-# What follows a tool's name where the model forgot the space between header words.
+# Header words attached to a tool's name, where the model omitted the space.
 _GLUE = re.compile(r"\W*(?:commentary|analysis|final|json|code|text|assistant|channel|constrain|message|to=)")
 
 
