@@ -16,7 +16,7 @@ REPAIRS = {
     "missing_recipient": "`to=` without a name",
     "bare_recipient": "a tool's name without `to=` or without `functions.`",
     "repeated_recipient": "more than one `to=`; the first one is used",
-    "glued_name": "header words attached to an offered tool's name",
+    "glued_name": "extra text attached to an offered tool's name",
     "unknown_content_type": "an unknown content type",
     "control_text": "a control token, or part of one, spelled as text in a header",
     "text_in_header": "text in a header with `<|message|>`; output as reasoning",
