@@ -1,1 +1,1 @@
-"""OpenAI's HTTP API in, token requests out, text back."""
+"""The HTTP frontend: API requests in, token requests to workers, text back."""

@@ -1,4 +1,4 @@
-"""`python -m frontend`: OpenAI's API over a fleet of workers."""
+"""`python -m frontend`: the HTTP server for OpenAI's and Anthropic's APIs."""
 
 import asyncio
 import logging
@@ -32,7 +32,10 @@ log = logging.getLogger("frontend")
 def main(argv: list[str]) -> int:
     """Exit status: 0 after a drain, 2 if the settings are wrong or the port is taken."""
     parsed = parse(
-        FrontendSettings, argv, prog="python -m frontend", description="OpenAI's API over the workers."
+        FrontendSettings,
+        argv,
+        prog="python -m frontend",
+        description="HTTP server for OpenAI's and Anthropic's APIs.",
     )
     configure_logging(parsed.settings.log_level)
     log.info("settings %s", " ".join(parsed.lines()))
@@ -57,7 +60,7 @@ def main(argv: list[str]) -> int:
 
 
 async def serve(settings: FrontendSettings, seal: Seal, listener: socket.socket, shutdown: Shutdown) -> int:
-    """Serve until asked to stop, then let running answers finish within the drain timeout."""
+    """Serve until shutdown, then let running answers finish within the drain timeout."""
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
     timeout_s = settings.request_timeout_s
     fleet = Fleet(
@@ -72,7 +75,7 @@ async def serve(settings: FrontendSettings, seal: Seal, listener: socket.socket,
     try:
         responses = ResponseState(await _open_store(settings.response_store))
     except StoreFailure as error:
-        sys.stderr.write(f"error: {error.message} Choose another --response-store\n")
+        sys.stderr.write(f"error: --response-store: {error.message}\n")
         return 2
     services = Services(
         fleet=fleet,
@@ -95,7 +98,7 @@ async def serve(settings: FrontendSettings, seal: Seal, listener: socket.socket,
 
 
 async def _open_store(path: str) -> ResponseStore:
-    """The store at that path. Where the default cannot be written, responses are kept in memory."""
+    """The store at that path. If the default path is not writable, responses are kept in memory."""
     store = ResponseStore(path)
     try:
         await store.open()
@@ -112,7 +115,7 @@ def _key(path: Path | None) -> bytes | None:
         return None
     key = path.read_bytes().strip()
     if len(key) < MIN_KEY_BYTES:
-        raise ValueError(f"{path} has {len(key)} bytes; {MIN_KEY_BYTES} is the least")
+        raise ValueError(f"{path} has {len(key)} bytes; it must have at least {MIN_KEY_BYTES}")
     return key
 
 

@@ -1,4 +1,4 @@
-"""The app: routes, and the error envelope for what no route answers; the only web-framework import."""
+"""The ASGI app: routes, and error responses for unknown ones; the only web-framework import."""
 
 import dataclasses
 import html
@@ -32,14 +32,14 @@ from frontend.turn.seal import Seal
 
 @dataclasses.dataclass(frozen=True)
 class ServerState:
-    """What outlives requests: stored responses, and the seal on thoughts that clients carry."""
+    """State across requests: stored responses, and the key that signs reasoning."""
 
     responses: ResponseState = dataclasses.field(default_factory=ResponseState)
     seal: Seal = dataclasses.field(default_factory=Seal)
 
 
 def routes(state: ServerState) -> dict[tuple[str, str], Serve]:
-    """(method, path): what answers it."""
+    """The Serve of each (method, path)."""
     return {
         ("POST", "/v1/chat/completions"): generating(prepare_chat),
         ("POST", "/v1/completions"): generating(prepare_completion),
@@ -68,8 +68,8 @@ class MethodNotAllowed(BatonError):
 
 
 class App:
-    """ASGI: what has a fixed path goes straight to its endpoint, everything else through the framework, whose
-    middleware would cost every write of every stream three more calls."""
+    """ASGI app that sends fixed paths directly to their endpoints. Other requests go through the framework,
+    whose middleware would add three calls to every write of a stream."""
 
     def __init__(self, endpoints: Mapping[tuple[str, str], Endpoint], framework: FastAPI) -> None:
         self._endpoints = {key: endpoint for key, endpoint in endpoints.items() if "{" not in key[1]}
@@ -83,7 +83,7 @@ class App:
 
 
 class ByMethod:
-    """ASGI: one path. The framework has let only these methods through, and HEAD where there is GET."""
+    """ASGI app of one path. The framework passes only these methods, and HEAD if GET is among them."""
 
     def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
         self._endpoints = endpoints
@@ -95,7 +95,7 @@ class ByMethod:
 
 
 def create_app(services: Services, state: ServerState) -> App:
-    """The app over these services and this state, whose life is the caller's."""
+    """The app over these services and this state, which the caller closes."""
     endpoints = {
         key: Endpoint(key[1], serve, services, envelope_of(key[1])) for key, serve in routes(state).items()
     }
@@ -103,14 +103,14 @@ def create_app(services: Services, state: ServerState) -> App:
 
 
 def envelope_of(path: str) -> Envelope:
-    """How errors of a route look: as the API's own."""
+    """The error format of a route's API."""
     return MessagesError.of if path.startswith("/v1/messages") else ErrorBody.of
 
 
 def _framework(services: Services, endpoints: Mapping[tuple[str, str], Endpoint]) -> FastAPI:
-    # Its pages of documentation load scripts from other hosts.
+    # FastAPI's documentation pages would load scripts from other hosts.
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, redirect_slashes=False)
-    for path in dict.fromkeys(path for _, path in endpoints):  # all, so that another method is a 405
+    for path in dict.fromkeys(path for _, path in endpoints):  # all paths, so that a wrong method is a 405
         methods = {method: endpoint for (method, p), endpoint in endpoints.items() if p == path}
         app.router.routes.append(Route(path, ByMethod(methods), methods=list(methods)))
     _add_reading_routes(app, services)
@@ -118,8 +118,8 @@ def _framework(services: Services, endpoints: Mapping[tuple[str, str], Endpoint]
     app.add_exception_handler(BatonError, _baton_error)
     app.add_exception_handler(Exception, _unexpected_error)
     page = openapi.page(app.title, app.version)
-    # FastAPI documents its own path functions only; the page shows the structs that really validate.
-    app.openapi = lambda: page  # type: ignore[method-assign]  # FastAPI's own way
+    # FastAPI only documents its own path functions; this page has the structs that validate the bodies.
+    app.openapi = lambda: page  # type: ignore[method-assign]  # FastAPI's documented way
     return app
 
 
@@ -135,7 +135,7 @@ def _add_reading_routes(app: FastAPI, services: Services) -> None:
     async def models() -> Response:
         return _json(ModelList(data=[model_body(name) for name in fleet.models()]))
 
-    # A name may have slashes in it: openai/gpt-oss-120b.
+    # Names may contain slashes: openai/gpt-oss-120b.
     @app.get("/v1/models/{model:path}")
     async def model(model: str) -> Response:
         return _json(model_body(model))
@@ -171,12 +171,12 @@ def _add_pages(app: FastAPI, services: Services) -> None:
 
 
 def _page(models: Sequence[str]) -> str:
-    """What a person sees who opens the address in a browser."""
+    """The HTML page at `/`."""
     model = models[0] if models else "openai/gpt-oss-120b"
-    listed = ", ".join(map(html.escape, models)) or "none yet: see <a href='health'>/health</a>"
+    listed = ", ".join(map(html.escape, models)) or "none yet; see <a href='health'>/health</a>"
     body = html.escape(f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}')
     return f"""<!doctype html><meta charset="utf-8"><title>Baton</title>
-<h1>Baton</h1><p>Serves gpt-oss with OpenAI's and Anthropic's APIs. Models: {listed}.</p>
+<h1>Baton</h1><p>Serves gpt-oss through OpenAI's and Anthropic's APIs. Models: {listed}.</p>
 <p><a href="health">health</a> · <a href="v1/models">models</a> · <a href="docs">API</a> ·
 <a href="metrics">metrics</a></p>
 <pre>curl -s http://HOST:PORT/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'</pre>
@@ -188,7 +188,7 @@ def _json(body: msgspec.Struct, status: int = 200, headers: dict[str, str] | Non
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What the framework refuses: 404 for an unknown route, 405 for a method."""
+    """The response to an unknown route (404) or method (405)."""
     assert isinstance(error, HTTPException)
     kind = {404: RouteNotFound, 405: MethodNotAllowed}.get(error.status_code, InvalidRequest)
     path = request.url.path
@@ -197,11 +197,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _hint(request: Request) -> str:
-    """What is likely meant by a path that there is not: base URLs are given with and without /v1."""
+    """A hint for unknown paths whose base URL lacks or repeats /v1."""
     path = request.url.path
     meant = path.removeprefix("/v1") if path.startswith("/v1/v1/") else f"/v1{path}"
     known = {getattr(route, "path", "") for route in request.app.router.routes}
-    return f" {meant} is served: see the client's base URL." if meant in known else ""
+    return f" Did you mean {meant}? Check the client's base URL." if meant in known else ""
 
 
 async def _baton_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 the framework's signature
@@ -211,5 +211,5 @@ async def _baton_error(request: Request, error: Exception) -> Response:  # noqa:
 
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:  # noqa: ARG001  FastAPI's call
-    # The framework raises it again once this is sent, so that the server logs it with its traceback.
-    return _json(ErrorBody.of(BatonError("Something broke in the server; its log says what.")), 500)
+    # The framework re-raises the error once this is sent, so that the server logs it with its traceback.
+    return _json(ErrorBody.of(BatonError("Internal server error; see the server's log.")), 500)

@@ -1,4 +1,4 @@
-"""The frontend's Prometheus metrics, and the tally of one request that feeds them once it has ended."""
+"""The frontend's Prometheus metrics, and the per-request tally that feeds them."""
 
 import re
 import time
@@ -20,7 +20,7 @@ _MAX_FIELDS = 100
 
 
 class Metrics:
-    """One app's metrics, in a registry of their own. Labels are bounded: routes, served models, statuses."""
+    """One app's metrics, in its own registry. Labels are bounded: routes, served models, statuses."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -28,45 +28,47 @@ class Metrics:
         latency = partial(Histogram, registry=registry, buckets=_LATENCY_S)
         route, model, by_model = ("route",), ("model",), ("route", "model")
         self._requests = counter(
-            "baton_requests", "Answered; 499 is a client that left.", (*by_model, "status")
+            "baton_requests", "Requests by HTTP status; 499: client disconnected.", (*by_model, "status")
         )
         self._duration = latency(
-            "baton_request_duration_seconds", "From a request's arrival to its answer's end.", by_model
+            "baton_request_duration_seconds", "Time from a request's arrival to its response's end.", by_model
         )
         self._first_token = latency(
-            "baton_time_to_first_token_seconds", "From a request's arrival to its first token.", by_model
+            "baton_time_to_first_token_seconds", "Time from a request's arrival to its first token.", by_model
         )
         self._token = Histogram(
             "baton_inter_token_latency_seconds",
-            "Mean time between a request's tokens, one value a request.",
+            "Mean time between tokens of a request, observed once per request.",
             by_model,
             registry=registry,
             buckets=_TOKEN_S,
         )
         self.prefill_s = latency(
             "baton_prefill_seconds",
-            "From asking a prefill worker to its handoff: its queue and the prompt.",
+            "Time from sending a prefill request to its handoff, queueing included.",
         )
         self.handoff_s = latency(
             "baton_handoff_seconds",
-            "From a handoff to the first token: decode's queue, KV pull and a step.",
+            "Time from a handoff to the first token: decode queue, KV transfer, first step.",
         )
-        self._prompt_tokens = counter("baton_prompt_tokens", "Tokens of the prompts.", model)
-        self._completion_tokens = counter("baton_completion_tokens", "Tokens of the answers.", model)
-        self._history_tokens = counter("baton_history_tokens", "Tokens of earlier answers.", ("source",))
-        self._running = gauge("baton_running_requests", "Requests being answered.", route)
-        self._disconnects = counter("baton_disconnects", "Clients that left before the end.", route)
-        self._repairs = counter("baton_harmony_repairs", "Malformed Harmony that was understood.", ("kind",))
-        self._ignored = counter("baton_ignored_fields", "Fields of bodies that nobody knows.", ("field",))
+        self._prompt_tokens = counter("baton_prompt_tokens", "Prompt tokens.", model)
+        self._completion_tokens = counter("baton_completion_tokens", "Generated tokens.", model)
+        self._history_tokens = counter(
+            "baton_history_tokens", "Prompt tokens of earlier answers, by source.", ("source",)
+        )
+        self._running = gauge("baton_running_requests", "Requests in progress.", route)
+        self._disconnects = counter("baton_disconnects", "Requests whose client disconnected.", route)
+        self._repairs = counter("baton_harmony_repairs", "Repairs of malformed Harmony output.", ("kind",))
+        self._ignored = counter("baton_ignored_fields", "Ignored fields in request bodies.", ("field",))
         self._seen_fields: set[str] = set()
 
     def begin(self, route: str) -> "Tally":
-        """A request has arrived."""
+        """Record a request's arrival."""
         self._running.labels(route).inc()
         return Tally(route=route, began_s=time.perf_counter())
 
     def end(self, tally: "Tally") -> None:
-        """A request has ended; everything that is known of it is counted."""
+        """Record a request's end and its tally."""
         labels = (tally.route, tally.model)
         now_s = time.perf_counter()
         self._running.labels(tally.route).dec()
@@ -89,7 +91,7 @@ class Metrics:
             self._repairs.labels(kind).inc(count)
 
     def count_ignored(self, fields: Iterable[str]) -> None:
-        """Count unknown fields by name: the first hundred names that look like one; the others as `other`."""
+        """Count ignored fields by name; after `_MAX_FIELDS` names, or for malformed ones, as `other`."""
         for field in fields:
             known = field in self._seen_fields
             if not known and len(self._seen_fields) < _MAX_FIELDS and _FIELD.fullmatch(field):
@@ -98,15 +100,15 @@ class Metrics:
             self._ignored.labels(field if known else "other").inc()
 
     def page(self, workers: Iterable[tuple[WorkerInfo, WorkerStats]]) -> bytes:
-        """The text of /metrics: the frontend's own, and a gauge `baton_<field>` for each worker's figures."""
+        """The text of /metrics: the frontend's metrics, and a gauge `baton_<field>` per WorkerStats field."""
         scrape = CollectorRegistry(auto_describe=False)
         scrape.register(_WorkerGauges(list(workers)))
         return generate_latest(self.registry) + generate_latest(scrape)
 
 
 class Tally(msgspec.Struct, kw_only=True):
-    """What one request came to. Times are of `time.perf_counter`; `status` is the HTTP
-    status, or what it would have been had the stream not begun."""
+    """The figures of one request. Times are `time.perf_counter` values; `status` is the HTTP status, or that
+    of the error that ended a stream."""
 
     route: str
     began_s: float
@@ -122,18 +124,18 @@ class Tally(msgspec.Struct, kw_only=True):
 
     @property
     def tokens_per_choice(self) -> float:
-        """Choices run side by side, so that the time between tokens is one choice's."""
+        """Mean tokens per choice, for inter-token latency: choices run concurrently."""
         return self.num_completion_tokens / self.num_choices
 
 
 class _WorkerGauges:
-    """Every worker's figures, as they were asked for this scrape."""
+    """The workers' statistics for one scrape."""
 
     def __init__(self, workers: list[tuple[WorkerInfo, WorkerStats]]) -> None:
         self._workers = workers
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """One family for each field of WorkerStats."""
+        """One family per field of WorkerStats."""
         for field in WorkerStats.__struct_fields__:
             family = GaugeMetricFamily(f"baton_{field}", f"WorkerStats.{field}", labels=("worker", "role"))
             for info, stats in self._workers:

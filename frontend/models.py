@@ -1,4 +1,4 @@
-"""`/v1/models`: the bodies."""
+"""The response bodies of `/v1/models`."""
 
 from typing import Literal
 
@@ -6,8 +6,8 @@ import msgspec
 
 
 class ModelBody(msgspec.Struct, kw_only=True):
-    """A served model; `context_length` is in tokens, prompt and answer together, and `max_model_len` is the
-    same under vLLM's name."""
+    """A served model. `context_length` is in tokens, for prompt and answer together; `max_model_len` is the
+    same value under vLLM's name."""
 
     id: str
     created: int
@@ -18,7 +18,7 @@ class ModelBody(msgspec.Struct, kw_only=True):
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """`GET /v1/models`."""
+    """The response of `GET /v1/models`."""
 
     data: list[ModelBody]
     object: Literal["list"] = "list"

@@ -1,4 +1,4 @@
-"""The OpenAPI page: the routes, with the schemas of the structs that really validate and answer."""
+"""The OpenAPI document: the routes, with the schemas of their request and response structs."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -92,26 +92,28 @@ EXAMPLES: Mapping[type[msgspec.Struct], dict[str, Any]] = {
 
 def page(title: str, version: str) -> dict[str, Any]:
     """The OpenAPI document."""
-    tokens = _operation("Token ids of a prompt", TokenizeAnswer, _ASKING, body=TokenizeBody)
-    text = _operation("Text of token ids", DetokenizeAnswer, _ASKING, body=DetokenizeBody)
-    model = _operation("One model", ModelBody, (ModelNotFound, NoWorkers))
-    health = _operation("Whether a request could be served", Health)
-    health["responses"]["503"] = {"description": "What is missing.", **_json(Health)}
+    tokens = _operation("Tokenize a prompt", TokenizeAnswer, _ASKING, body=TokenizeBody)
+    text = _operation("Detokenize token ids", DetokenizeAnswer, _ASKING, body=DetokenizeBody)
+    model = _operation("Get a model", ModelBody, (ModelNotFound, NoWorkers))
+    health = _operation("Readiness, with workers", Health)
+    health["responses"]["503"] = {"description": "Not ready; `missing` lists the reasons.", **_json(Health)}
     return {
         "openapi": "3.1.0",
         "info": {"title": title, "version": version},
         "paths": {
-            "/v1/chat/completions": {"post": _generation("Chat completion", ChatBody, ChatCompletion)},
-            "/v1/completions": {"post": _generation("Raw completion", CompletionBody, Completion)},
+            "/v1/chat/completions": {
+                "post": _generation("Create a chat completion", ChatBody, ChatCompletion)
+            },
+            "/v1/completions": {"post": _generation("Create a raw completion", CompletionBody, Completion)},
             **_responses(),
             **_messages(),
             "/tokenize": {"post": tokens},
             "/detokenize": {"post": text},
-            "/tokenizer_info": {"get": _operation("The tokenizer's control tokens", TokenizerInfo, _ASKING)},
-            "/v1/models": {"get": _operation("Models that can be asked for", ModelList)},
+            "/tokenizer_info": {"get": _operation("Get the tokenizer's settings", TokenizerInfo, _ASKING)},
+            "/v1/models": {"get": _operation("List available models", ModelList)},
             "/v1/models/{model}": {"get": model, "parameters": [_parameter("path", "model")]},
             "/health": {"get": health},
-            "/live": {"get": _operation("Whether this process runs", None)},
+            "/live": {"get": _operation("Liveness", None)},
             "/metrics": {"get": _operation("Prometheus metrics", None, media_type="text/plain")},
         },
         "components": {"schemas": _schemas()},
@@ -122,7 +124,7 @@ def _schemas() -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)
     for schema in schemas.values():
         schema["description"] = " ".join(schema["description"].split())
-    # What is said of items here is checked by `frontend.responses.given`, after the body's own types.
+    # `frontend.responses.given` validates items, after the body's types.
     items = [_item(kind, struct) for kind, struct in GIVEN_ITEMS.items()]
     either = [{"type": "string"}, {"type": "array", "items": {"anyOf": items}}, {"type": "null"}]
     schemas["ResponseBody"]["properties"]["input"] = {"anyOf": either, "default": None}
@@ -137,37 +139,37 @@ def _item(kind: str, struct: type[msgspec.Struct]) -> dict[str, Any]:
 def _responses() -> dict[str, Any]:
     by_id = {"parameters": [_parameter("path", "response_id")]}
     streamed = [
-        _parameter("query", "stream", {"type": "boolean"}, "events instead of the response"),
+        _parameter("query", "stream", {"type": "boolean"}, "Return the response's events."),
         _parameter(
             "query",
             "starting_after",
             {"type": "integer", "minimum": 0, "maximum": 999_999_999},
-            "number of the last event already seen",
+            "Sequence number of the last event already received.",
         ),
     ]
     paged = [
-        _parameter("query", "limit", {"type": "integer", "minimum": 1, "maximum": 100}, "items of a page"),
-        _parameter("query", "order", {"enum": ["asc", "desc"]}, "`desc`, the default: latest first"),
-        _parameter("query", "after", {"type": "string"}, "id of the last item of the page before"),
+        _parameter("query", "limit", {"type": "integer", "minimum": 1, "maximum": 100}, "Items per page."),
+        _parameter("query", "order", {"enum": ["asc", "desc"]}, "Default: `desc`, latest first."),
+        _parameter("query", "after", {"type": "string"}, "Id of the last item of the previous page."),
     ]
-    created = _generation("Response", ResponseBody, ResponseObject, (PreviousNotFound, StoreFailure))
-    retrieved = _operation("A stored response, or one in the background", ResponseObject, _STORED)
+    created = _generation("Create a response", ResponseBody, ResponseObject, (PreviousNotFound, StoreFailure))
+    retrieved = _operation("Get a stored or background response", ResponseObject, _STORED)
     _add_stream(retrieved)
-    items = _operation("What a response was made from", ItemList, _STORED)
+    items = _operation("List a response's input items", ItemList, _STORED)
     return {
         "/v1/responses": {"post": created},
         "/v1/responses/input_tokens": {
             "post": _operation(
-                "Tokens of a response's prompt", InputTokens, (*_ASKING, PreviousNotFound), body=ResponseBody
+                "Count input tokens", InputTokens, (*_ASKING, PreviousNotFound), body=ResponseBody
             )
         },
         "/v1/responses/{response_id}": {
             "get": retrieved | {"parameters": streamed},
-            "delete": _operation("Forget a response", DeletedResponse, _STORED),
+            "delete": _operation("Delete a response", DeletedResponse, _STORED),
             **by_id,
         },
         "/v1/responses/{response_id}/cancel": {
-            "post": _operation("End a background response", ResponseObject, _STORED),
+            "post": _operation("Cancel a background response", ResponseObject, _STORED),
             **by_id,
         },
         "/v1/responses/{response_id}/input_items": {"get": items | {"parameters": paged}, **by_id},
@@ -175,8 +177,8 @@ def _responses() -> dict[str, Any]:
 
 
 def _messages() -> dict[str, Any]:
-    created = _generation("Message", MessagesBody, MessageObject, envelope=MessagesError)
-    counted = _operation("Tokens of a message", TokenCount, _ASKING, body=Counted, envelope=MessagesError)
+    created = _generation("Create a message", MessagesBody, MessageObject, envelope=MessagesError)
+    counted = _operation("Count input tokens", TokenCount, _ASKING, body=Counted, envelope=MessagesError)
     return {"/v1/messages": {"post": created}, "/v1/messages/count_tokens": {"post": counted}}
 
 
@@ -197,8 +199,8 @@ def _generation(
 def _add_stream(operation: dict[str, Any]) -> None:
     answered = operation["responses"]["200"]
     answered["description"] = (
-        "The answer; if `stream` is true, server-sent events as the API defines them. What fails after the "
-        "first of them is an event, too: the last one."
+        "The answer; if `stream` is true, server-sent events as the API defines them. An error after the "
+        "first event is sent as the last event."
     )
     answered["content"]["text/event-stream"] = {}
 
@@ -220,20 +222,21 @@ def _operation(
     if body is not None:
         operation["requestBody"] = {"required": True, **_json(body)}
         operation["requestBody"]["content"]["application/json"]["example"] = EXAMPLES[body]
-        header = {"description": "Fields of the body that nobody knows.", "schema": {"type": "string"}}
+        header = {"description": "Ignored fields of the request body.", "schema": {"type": "string"}}
         operation["responses"]["200"]["headers"] = {"x-baton-ignored": header}
     return operation
 
 
 def _refusals(errors: Iterable[type[BatonError]], envelope: type[msgspec.Struct]) -> dict[str, Any]:
-    """By status, what each code of it means, in the words of the error's class."""
+    """Error responses by status; the meaning of each code is its class's docstring."""
     refusals: dict[str, Any] = {}
     for error in sorted(errors, key=lambda error: error.status):
         refusal = refusals.setdefault(str(error.status), {"description": "", **_json(envelope)})
-        meaning = "Something broke in the server." if error is BatonError else error.__doc__
+        meaning = "Internal server error." if error is BatonError else error.__doc__
         refusal["description"] += f"`{error.code}`: {meaning}\n\n"
         if error.status in _WITH_RETRY_AFTER:
-            refusal["headers"] = {"retry-after": {"description": "Seconds.", "schema": {"type": "integer"}}}
+            header = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
+            refusal["headers"] = {"retry-after": header}
     return refusals
 
 

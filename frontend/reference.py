@@ -1,4 +1,4 @@
-"""The OpenAPI document as a page for people, with nothing from other hosts."""
+"""Renders the OpenAPI document as a self-contained HTML page."""
 
 import html
 import json
@@ -9,12 +9,12 @@ _STYLE = "body{font:16px sans-serif;max-width:60em;margin:2em auto}pre{backgroun
 
 
 def reference_page(document: dict[str, Any]) -> str:
-    """HTML of all operations: what each is for, an example, and the schema of its body."""
+    """HTML of all operations: summary, example and body schema."""
     title = html.escape(document["info"]["title"])
     operations = "".join(_operations(document))
     return (
         f"<!doctype html><meta charset='utf-8'><title>{title}: API</title><style>{_STYLE}</style>"
-        f"<h1>{title}: API</h1><p>The same as data: <a href='openapi.json'>openapi.json</a></p>{operations}"
+        f"<h1>{title}: API</h1><p>OpenAPI document: <a href='openapi.json'>openapi.json</a></p>{operations}"
     )
 
 
@@ -37,4 +37,4 @@ def _body(path: str, body: dict[str, Any] | None, schemas: dict[str, Any]) -> It
     schema = schemas[content["schema"]["$ref"].rpartition("/")[2]]
     yield f"<p>{html.escape(schema['description'])}</p>"
     text = html.escape(json.dumps(schema, indent=2))
-    yield f"<details><summary>schema</summary><pre>{text}</pre></details>"
+    yield f"<details><summary>Schema</summary><pre>{text}</pre></details>"

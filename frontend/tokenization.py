@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `/detokenize`, in vLLM's shapes: a prompt's token ids, and back."""
+"""`POST /tokenize` and `/detokenize`, and `GET /tokenizer_info`, in vLLM's shapes."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -22,8 +22,8 @@ from frontend.turn.raw_text import text_of
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
-    """`POST /tokenize`: a `prompt` as /v1/completions takes it, or `messages` as chat completions do.
-    `model` may be left out where there is only one. `add_special_tokens` has none to add."""
+    """`POST /tokenize`: a `prompt` as in /v1/completions, or `messages` as in /v1/chat/completions. `model`
+    is optional if there is only one. `add_special_tokens` has no effect."""
 
     model: str | None = None
     prompt: str | None = None
@@ -38,7 +38,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
 
 class TokenizeAnswer(msgspec.Struct, kw_only=True):
-    """The tokens of a prompt; `max_model_len` is the model's context, in tokens."""
+    """The tokens of a prompt; `max_model_len` is the model's context length in tokens."""
 
     count: int
     max_model_len: int
@@ -47,20 +47,20 @@ class TokenizeAnswer(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
-    """`POST /detokenize`: token ids, control tokens among them."""
+    """`POST /detokenize`: token ids, control tokens included."""
 
     model: str | None = None
     tokens: list[TokenId]
 
 
 class DetokenizeAnswer(msgspec.Struct, kw_only=True):
-    """Their text, with the names of control tokens."""
+    """The text, with control tokens spelled out."""
 
     prompt: str
 
 
 class TokenizerInfo(msgspec.Struct, kw_only=True):
-    """`GET /tokenizer_info`: what evaluation harnesses ask for. Prompts have no token before their text."""
+    """The response of `GET /tokenizer_info`, for evaluation harnesses. There is no BOS token."""
 
     eos_token: str
     pad_token: str
@@ -75,7 +75,7 @@ async def tokenize(exchange: Exchange, services: Services, tally: Tally) -> None
     body, ignored = decode(await exchange.read_body(services.max_body_bytes), TokenizeBody)
     services.metrics.count_ignored(ignored)
     if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequest("Give either `prompt` or `messages`.", param="prompt")
+        raise InvalidRequest("Send either `prompt` or `messages`.", param="prompt")
     served = _served(body.model, services)
     tally.model = served.name
     tokens = await asyncio.to_thread(_encoded, body, served)
@@ -108,14 +108,18 @@ async def detokenize(exchange: Exchange, services: Services, tally: Tally) -> No
 def _served(model: str | None, services: Services) -> ServedModel:
     names = services.fleet.models()
     if model is None and len(names) != 1:
-        raise InvalidRequest("`model` is missing: there is not just one.", param="model")
+        allowed = ", ".join(names) or "none yet"
+        raise InvalidRequest(
+            f"`model` is missing; it is required unless one model is served. Available: {allowed}.",
+            param="model",
+        )
     return services.fleet.served(names[0] if model is None else model)
 
 
 def _encoded(body: TokenizeBody, served: ServedModel) -> list[int]:
     if body.prompt is not None:
         return served.tokenizer.encode_text(body.prompt, allow_special=True)
-    assert body.messages is not None, "one of the two is given"
+    assert body.messages is not None, "`tokenize` checks that one of them is given"
     args = (body.chat_template_args, body.chat_template_kwargs)
     talk = Conversation(
         turns=tuple(turns(body.messages)),

@@ -1,4 +1,4 @@
-"""A chat completion: from a body to the answer that can be begun, streamed or whole."""
+"""A chat completion: from the body to the answer, streamed or whole."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ from frontend.turn.usage import UsageBody
 
 
 async def prepare_chat(raw: bytes, asker: Asker, services: Services) -> "ChatAnswer":
-    """An answer that can be begun. Raises the BatonError that refuses the body."""
+    """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
     body, unknown = decode(raw, ChatBody)
     request = turn_request(body, len(raw))
     served = services.fleet.served(body.model)
@@ -61,7 +61,7 @@ class ChatAnswer:
         ]
 
     def opening(self) -> bytes:
-        """The chunk of each choice that says who speaks."""
+        """The first chunk of each choice, with the role."""
         return b"".join(message.role() for message in self._messages)
 
     def write(self, index: int, deltas: Sequence[Delta]) -> bytes:
@@ -73,11 +73,11 @@ class ChatAnswer:
         return self._messages[index].end()
 
     def closing(self) -> bytes:
-        """The usage, if it was asked for, and the end."""
+        """The usage, if requested, and the end of the stream."""
         return self._envelope.closing(self.choices)
 
     def failure(self, error: BatonError) -> bytes:
-        """The event that ends a stream that has failed."""
+        """The event that ends a failed stream."""
         return sse.event(ErrorBody.of(error))
 
     def body(self) -> msgspec.Struct:
@@ -93,4 +93,4 @@ class ChatAnswer:
         )
 
     async def settle(self) -> None:
-        """Nothing is kept."""
+        """No-op: chat completions are not stored."""

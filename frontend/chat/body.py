@@ -1,4 +1,4 @@
-"""The body of a chat completion request, as structs that validate what they decode."""
+"""The chat completion request body, as validating structs."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -20,7 +20,7 @@ from frontend.turn.fields import (
 
 
 class Part(msgspec.Struct, kw_only=True):
-    """A content part; of all types only `text` (and `refusal` in the history) is served."""
+    """A content part; only the types `text` and, in the history, `refusal` are supported."""
 
     type: str
     text: str | None = None
@@ -31,7 +31,7 @@ Content = str | list[Part]
 
 
 class SystemMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="system"):
-    """Instructions, under their older name."""
+    """Instructions, under the older role name."""
 
     content: Content
     name: str | None = None
@@ -45,28 +45,28 @@ class DeveloperMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="deve
 
 
 class UserMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="user"):
-    """What the user said."""
+    """A user message."""
 
     content: Content
     name: str | None = None
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
-    """The function a call names, and its arguments as text, valid JSON or not."""
+    """A called function; `arguments` is text as the model wrote it, valid JSON or not."""
 
     name: str
     arguments: str
 
 
 class CalledCustom(msgspec.Struct, kw_only=True):
-    """The custom tool that a call names, and its input."""
+    """A called custom tool and its input."""
 
     name: str
     input: str
 
 
 class MessageToolCall(msgspec.Struct, kw_only=True):
-    """A call that an earlier answer made; it has what its `type` names."""
+    """A tool call of an earlier answer; it has the field that `type` names."""
 
     id: Annotated[str, msgspec.Meta(min_length=1)]
     type: Literal["function", "custom"] = "function"
@@ -75,7 +75,7 @@ class MessageToolCall(msgspec.Struct, kw_only=True):
 
 
 class AssistantMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="assistant"):
-    """An earlier answer, in the shape in which this server gives it."""
+    """An earlier answer, as this server returned it."""
 
     content: Content | None = None
     reasoning_content: str | None = None
@@ -88,7 +88,7 @@ class AssistantMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="assi
 
 
 class ToolMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="tool"):
-    """What a tool returned."""
+    """The result of a tool call."""
 
     tool_call_id: str
     content: Content
@@ -115,14 +115,14 @@ class InputGrammar(msgspec.Struct, kw_only=True):
 
 
 class InputFormat(msgspec.Struct, kw_only=True):
-    """What a custom tool's input may be: any text unless there is a `grammar`."""
+    """The format of a custom tool's input: any text, or text that follows the `grammar`."""
 
     type: Literal["text", "grammar"]
     grammar: InputGrammar | None = None
 
 
 class CustomTool(msgspec.Struct, kw_only=True):
-    """A tool that takes text."""
+    """A tool whose input is text."""
 
     name: FunctionName
     description: str | None = None
@@ -130,7 +130,7 @@ class CustomTool(msgspec.Struct, kw_only=True):
 
 
 class ToolDefinition(msgspec.Struct, kw_only=True):
-    """A tool; it has what its `type` names."""
+    """A tool; it has the field that `type` names."""
 
     type: Literal["function", "custom"] = "function"
     function: FunctionTool | None = None
@@ -138,7 +138,7 @@ class ToolDefinition(msgspec.Struct, kw_only=True):
 
 
 class NamedTool(msgspec.Struct, kw_only=True):
-    """A tool that is meant by its name."""
+    """A reference to a tool by name."""
 
     name: str
 
@@ -156,7 +156,7 @@ class CustomChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="custom")
 
 
 class AllowedTool(msgspec.Struct, kw_only=True):
-    """One of the tools that may be called; it has what its `type` names."""
+    """One of the tools that may be called; it has the field that `type` names."""
 
     type: Literal["function", "custom"] = "function"
     function: NamedTool | None = None
@@ -164,7 +164,7 @@ class AllowedTool(msgspec.Struct, kw_only=True):
 
 
 class AllowedTools(msgspec.Struct, kw_only=True):
-    """The tools that may be called, and whether one must be."""
+    """The tools that may be called, and whether a call is required."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[AllowedTool], msgspec.Meta(min_length=1)]
@@ -177,13 +177,14 @@ class AllowedToolsChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="al
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json_schema"):
-    """`response_format`: JSON that follows a schema; unless `strict`, as far as it can be enforced."""
+    """`response_format`: JSON that follows a schema. Without `strict`, keywords that cannot be enforced are
+    ignored."""
 
     json_schema: NamedSchema
 
 
 class ReasoningFields(msgspec.Struct, kw_only=True):
-    """How much to think, as some clients write it."""
+    """Reasoning effort, in OpenRouter's form."""
 
     effort: AnyEffort | None = None
     enabled: bool | None = None
@@ -191,18 +192,18 @@ class ReasoningFields(msgspec.Struct, kw_only=True):
 
 
 class ChatBody(ChoiceFields, kw_only=True):
-    """`POST /v1/chat/completions`. Extensions: `chat_template_args` (also spelled `chat_template_kwargs`) and
-    `include_reasoning`, which says whether reasoning text is given to the client."""
+    """`POST /v1/chat/completions`. Extensions: `chat_template_args` (or `chat_template_kwargs`), and
+    `include_reasoning`, which controls whether the answer contains reasoning text."""
 
     refused: ClassVar[Refused] = {
         **ChoiceFields.refused,
-        "audio": ((), "Answers are text; there is no audio output."),
-        "modalities": ((["text"],), 'Answers are text: only ["text"] can be asked for.'),
-        "functions": (([],), "It is deprecated: use `tools`."),
-        "function_call": (("none", "auto"), "It is deprecated: use `tool_choice`."),
-        "prediction": ((), "There are no predicted outputs."),
-        "web_search_options": ((), "There is no web search."),
-        "moderation": ((), "There is no moderation."),
+        "audio": ((), "This model outputs text only."),
+        "modalities": ((["text"],), 'This model outputs text only; send ["text"].'),
+        "functions": (([],), "It is deprecated; use `tools`."),
+        "function_call": (("none", "auto"), "It is deprecated; use `tool_choice`."),
+        "prediction": ((), "Predicted outputs are not available."),
+        "web_search_options": ((), "Web search is not available; offer a search function in `tools`."),
+        "moderation": ((), "Moderation is not available."),
     }
     hints: ClassVar[frozenset[str]] = ChoiceFields.hints | {"store"}
     deep: ClassVar[frozenset[str]] = frozenset(

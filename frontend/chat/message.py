@@ -1,4 +1,4 @@
-"""One message of a chat completion: a choice's deltas as chunks of the stream, and the message they make."""
+"""One message of a chat completion: a choice's deltas as stream chunks and as the whole message."""
 
 from collections.abc import Sequence
 
@@ -33,8 +33,8 @@ _NO_LOGPROBS = b',"logprobs":null,"finish_reason":null}'
 
 
 class MessageWriter:
-    """Gathers the message of one choice; without an `envelope` it adds no bytes to any stream. Calls
-    of `text_tools` are given as calls of custom tools."""
+    """Builds the message of one choice; without an `envelope` it produces no stream chunks. Calls of
+    `text_tools` are output as custom tool calls."""
 
     def __init__(
         self,
@@ -65,12 +65,12 @@ class MessageWriter:
         self._plain_tail = b"}" + _NO_LOGPROBS + self._tail
 
     def role(self) -> bytes:
-        """The chunk that says who speaks."""
+        """The first chunk, with the role."""
         return self._head + b'{"role":"assistant","content":""' + self._plain_tail
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
         """The chunks of these deltas."""
-        if len(deltas) == 1:  # nearly every token of an answer
+        if len(deltas) == 1:  # the hot path
             return self._delta(deltas[0])
         return b"".join([self._delta(delta) for delta in deltas])
 
@@ -81,7 +81,7 @@ class MessageWriter:
         return last if self._is_streamed else b""
 
     def body(self) -> ChatChoiceBody:
-        """The choice as it stands; `content` is null if there was no visible text but calls."""
+        """The choice so far; `content` is null if there are calls and no visible text."""
         for call, arguments in zip(self._calls, self._arguments, strict=True):
             if isinstance(call, CustomCallBody):
                 call.custom.input = "".join(arguments)
@@ -130,13 +130,13 @@ class MessageWriter:
         return self._text_head + _encode(text) + rest if self._is_streamed else b""
 
     def _reasoning(self, delta: ReasoningDelta) -> bytes:
-        """More of the chain of thought, under the names of two clients."""
+        """More reasoning text, under both field names that clients read."""
         data = _encode(self._added(delta))
         chunk = (self._reasoning_head, data, b',"reasoning_content":', data, self._plain_tail)
         return b"".join(chunk) if self._is_streamed else b""
 
     def _added(self, delta: TextDelta | ReasoningDelta) -> str:
-        """The delta's text, after a paragraph break if it begins another message of its kind."""
+        """The delta's text, after a paragraph break if it starts another message of its kind."""
         kind = type(delta)
         texts = self._texts[kind]
         text = delta.text if self._open is kind or not texts else PARAGRAPH + delta.text
@@ -145,7 +145,7 @@ class MessageWriter:
         return text
 
     def _call(self, delta: ToolCallStart) -> bytes:
-        """A call begins: its id, type and name, once."""
+        """The first chunk of a call: id, type and name."""
         call: ToolCallBody | CustomCallBody
         if delta.name in self._text_tools:
             call = CustomCallBody(id=delta.call_id, custom=CustomCall(name=delta.name, input=""))
@@ -153,7 +153,7 @@ class MessageWriter:
             call = ToolCallBody(id=delta.call_id, function=FunctionCall(name=delta.name, arguments=""))
         self._calls.append(call)
         self._arguments.append([])
-        # The index stands first in the same object.
+        # Inserts the index as the object's first field.
         return self._chunk_of_calls(b'{"index":%d,' % delta.index + _encode(call)[1:])
 
     def _more_arguments(self, delta: ToolCallArguments) -> bytes:

@@ -1,4 +1,4 @@
-"""The body of a chat completion, in OpenAI's shape."""
+"""The chat completion response body, in OpenAI's shape."""
 
 from typing import Literal
 
@@ -18,35 +18,36 @@ class ChatLogprobs(msgspec.Struct, kw_only=True):
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
-    """The called function; `arguments` is the text that the model wrote."""
+    """A called function; `arguments` is the text that the model wrote."""
 
     name: str
     arguments: str
 
 
 class ToolCallBody(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
-    """A call that the model asks for."""
+    """A function call that the model requests."""
 
     id: str
     function: FunctionCall
 
 
 class CustomCall(msgspec.Struct, kw_only=True):
-    """The called custom tool and its input."""
+    """A called custom tool and its input."""
 
     name: str
     input: str
 
 
 class CustomCallBody(msgspec.Struct, kw_only=True, tag_field="type", tag="custom"):
-    """A call of a custom tool that the model asks for."""
+    """A custom tool call that the model requests."""
 
     id: str
     custom: CustomCall
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """The answer. `reasoning` and `reasoning_content` are the same text, under the names of two clients."""
+    """The answer. `reasoning` and `reasoning_content` are the same text, under both names that clients
+    read."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -66,7 +67,7 @@ class ChatChoiceBody(msgspec.Struct, kw_only=True):
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
-    """The answer of `POST /v1/chat/completions` that is not streamed."""
+    """The response of `POST /v1/chat/completions`, unless streamed."""
 
     id: str
     created: int

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: what a body asks for, in no API's terms."""
+"""Converts a chat completion body into a TurnRequest."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -50,8 +50,8 @@ T = TypeVar("T")
 
 
 def turn_request(body: ChatBody, num_bytes: int) -> TurnRequest:
-    """What a body of that length asks for. Raises InvalidRequest for contradictions, and for content that is
-    not text."""
+    """The request of a body of `num_bytes`. Raises InvalidRequest for contradictory fields and for content
+    that is not text."""
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("`stream_options` needs `stream`: true.", param="stream_options")
     if body.top_logprobs and not body.logprobs:
@@ -72,7 +72,7 @@ def turn_request(body: ChatBody, num_bytes: int) -> TurnRequest:
 
 
 def not_enforced(body: ChatBody) -> Iterator[str]:
-    """Paths of the fields that are known, and taken as a wish only."""
+    """Paths of known fields that are not honoured exactly."""
     if any(message.name is not None for message in body.messages):
         yield "messages[].name"
     if effort(body) not in GPT_OSS_EFFORTS:
@@ -80,7 +80,7 @@ def not_enforced(body: ChatBody) -> Iterator[str]:
 
 
 def conversation(body: ChatBody, current_date: str) -> Conversation:
-    """The body as a conversation. `tool_choice` none leaves the tools out of it.
+    """The body as a conversation; `tool_choice` none leaves the tools out.
 
     Raises InvalidRequest, naming the field, for content that is not text.
     """
@@ -96,13 +96,13 @@ def conversation(body: ChatBody, current_date: str) -> Conversation:
 
 
 def effort(body: ChatBody) -> AnyEffort:
-    """How much to think, wherever the body says it."""
+    """The reasoning effort, from whichever field gives it."""
     said = body.reasoning_effort or (None if body.reasoning is None else body.reasoning.effort)
     return effort_of(said, body.chat_template_args, body.chat_template_kwargs)
 
 
 def tools(given: Sequence[ToolDefinition]) -> tuple[Tool, ...]:
-    """The tools as the prompt shows them. Raises InvalidRequest for one without what its type names."""
+    """The tools for the prompt. Raises InvalidRequest if one lacks the field that its type names."""
     return tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(given))
 
 
@@ -186,7 +186,7 @@ def turns(messages: Sequence[Message]) -> Iterator[Turn]:
 def _assistant_turn(message: AssistantMessage, path: str) -> AssistantTurn:
     for name in ("audio", "function_call"):
         if getattr(message, name) is not None:
-            raise InvalidRequest(f"`{path}.{name}` is not served.", param=f"{path}.{name}")
+            raise InvalidRequest(f"`{path}.{name}` is not supported.", param=f"{path}.{name}")
     return AssistantTurn(
         reasoning=message.reasoning_content or message.reasoning or None,
         text=_text(message.content or message.refusal or "", path) or None,
@@ -213,7 +213,8 @@ def _text(content: Content, path: str) -> str:
 def _part_text(part: Part, path: str) -> str:
     if part.type not in {"text", "refusal"}:
         raise InvalidRequest(
-            f"`{path}.type` {part.type!r} is not served: messages are text.", param=f"{path}.type"
+            f"`{path}.type` {part.type!r:.80} is not supported; this model reads text only.",
+            param=f"{path}.type",
         )
     text = part.text if part.type == "text" else part.refusal
     if text is None:

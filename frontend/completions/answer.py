@@ -1,4 +1,4 @@
-"""A raw completion: from a body to the answer that can be begun, streamed or whole."""
+"""A raw completion: from the body to the answer, streamed or whole."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def prepare_completion(raw: bytes, asker: Asker, services: Services) -> "CompletionAnswer":
-    """An answer that can be begun. Raises the BatonError that refuses the body."""
+    """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
     body, unknown = decode(raw, CompletionBody)
     request = turn_request(body, len(raw))
     served = services.fleet.served(body.model)
@@ -38,7 +38,7 @@ async def prepare_completion(raw: bytes, asker: Asker, services: Services) -> "C
 
 
 def turn_request(body: CompletionBody, num_bytes: int) -> TurnRequest:
-    """What a body of that length asks for. Raises InvalidRequest for contradictions."""
+    """The request of a body of `num_bytes`. Raises InvalidRequest for contradictory fields."""
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("`stream_options` needs `stream`: true.", param="stream_options")
     scores_prompt = body.echo is True and body.logprobs is not None
@@ -58,22 +58,22 @@ def turn_request(body: CompletionBody, num_bytes: int) -> TurnRequest:
 
 
 def check_echo(body: CompletionBody, scores_prompt: bool) -> None:
-    """Raises InvalidRequest for what cannot be echoed."""
+    """Raises InvalidRequest if `echo` does not fit the other fields."""
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("`max_tokens` 0 needs `echo`: true.", param="max_tokens")
     if not scores_prompt:
         return
     if body.max_tokens is None or body.max_tokens > 1:
         raise InvalidRequest(
-            "`echo` with `logprobs` needs an answer of one token at most: set `max_tokens` to 1 or 0.",
+            "`echo` with `logprobs` needs `max_tokens` 0 or 1.",
             param="max_tokens",
         )
     if body.stream:
-        raise InvalidRequest("`echo` with `logprobs` is served without `stream`.", param="stream")
+        raise InvalidRequest("`echo` with `logprobs` cannot be streamed.", param="stream")
 
 
 def prompts_of(body: CompletionBody) -> list[str | list[int]]:
-    """The prompts, each text or token ids. Raises InvalidRequest for an empty one and for a mixed list."""
+    """The prompts, each text or token ids. Raises InvalidRequest for empty prompts and mixed lists."""
     prompt = body.prompt
     prompts: list[str | list[int]] = []
     if isinstance(prompt, str):
@@ -83,9 +83,11 @@ def prompts_of(body: CompletionBody) -> list[str | list[int]]:
     else:
         prompts = [item for item in prompt if not isinstance(item, int)]
         if len(prompts) != len(prompt):
-            raise InvalidRequest("`prompt` mixes token ids with texts; put the ids in lists.", param="prompt")
+            raise InvalidRequest(
+                "`prompt` mixes token ids and strings; wrap each prompt's ids in an array.", param="prompt"
+            )
     if not prompts or not all(prompts):
-        raise InvalidRequest("`prompt` is empty; give at least one token.", param="prompt")
+        raise InvalidRequest("`prompt` must not be empty.", param="prompt")
     return prompts
 
 
@@ -111,7 +113,7 @@ class CompletionAnswer:
         self._texts = [TextWriter(choice, served.tokenizer, body) for choice in choices]
 
     def opening(self) -> bytes:
-        """The prompts, where they are echoed; else the first text opens the stream."""
+        """The echoed prompts, if requested."""
         return b"".join(self._chunk_of(i, text.echo) for i, text in enumerate(self._texts) if text.echo)
 
     def write(self, index: int, deltas: Sequence[Delta]) -> bytes:
@@ -119,15 +121,15 @@ class CompletionAnswer:
         return b"".join([self._chunk(index, d, None) for d in deltas if isinstance(d, TextDelta)])
 
     def end(self, index: int) -> bytes:
-        """The choice's last chunk, with the log probabilities of tokens without text."""
+        """The choice's last chunk, with the log probabilities of trailing tokens without text."""
         return self._chunk(index, None, self._texts[index].finish_reason)
 
     def closing(self) -> bytes:
-        """The usage, if it was asked for, and the end."""
+        """The usage, if requested, and the end of the stream."""
         return self._envelope.closing(self.choices)
 
     def failure(self, error: BatonError) -> bytes:
-        """The event that ends a stream that has failed."""
+        """The event that ends a failed stream."""
         return sse.event(ErrorBody.of(error))
 
     def body(self) -> msgspec.Struct:
@@ -142,7 +144,7 @@ class CompletionAnswer:
         )
 
     async def settle(self) -> None:
-        """Nothing is kept."""
+        """No-op: completions are not stored."""
 
     def _chunk(self, index: int, delta: TextDelta | None, finish_reason: FinishReason | None) -> bytes:
         text, logprobs = self._texts[index].write(delta)
@@ -162,8 +164,8 @@ class CompletionAnswer:
 
 
 class TextWriter:
-    """Gathers one choice's text, without its stop string or stop token, and its log probabilities. `echo` is
-    the text of the prompt, if that is given back, too."""
+    """Builds one choice's text, without stop string or stop token, and its log probabilities. `echo` is the
+    text of the echoed prompt, if requested."""
 
     def __init__(self, choice: Choice, tokenizer: ModelTokenizer, body: CompletionBody) -> None:
         self.echo = text_of(choice.request.token_ids, tokenizer) if body.echo else ""
@@ -172,7 +174,7 @@ class TextWriter:
         self._tokenizer = tokenizer
         self._texts: list[str] = []
         self._num_chars = 0
-        self._num_given = 0  # tokens whose log probabilities were given
+        self._num_given = 0  # tokens whose log probabilities were output
 
     @property
     def finish_reason(self) -> FinishReason:
@@ -180,7 +182,7 @@ class TextWriter:
         return "length" if self._choice.is_cut else "stop"
 
     def write(self, delta: TextDelta | None) -> tuple[str, LegacyLogprobs | None]:
-        """(the text of a delta, the log probabilities up to it); of None, what is left."""
+        """(the text of a delta, the log probabilities up to it); for None, the rest."""
         if self._is_silent:
             return "", None
         text = "" if delta is None else delta.text

@@ -1,4 +1,4 @@
-"""The body of a completion request, as a struct that validates what it decodes."""
+"""The completion request body, as a validating struct."""
 
 from typing import Annotated, ClassVar
 
@@ -11,17 +11,17 @@ MAX_STOPS = 32
 
 
 class CompletionBody(ChoiceFields, kw_only=True):
-    """`POST /v1/completions`: raw text or token ids; a list of either gives `n` choices for each.
+    """`POST /v1/completions`: raw text or token ids; an array of either gives `n` choices for each.
 
-    Control tokens written in a text prompt are taken as such; those of the answer are left out of its text
-    unless `skip_special_tokens` is false. `max_tokens` is 16 unless given, as OpenAI's. `echo` puts the
-    prompt before the answer, with `logprobs` its log probabilities, too: then of one answer token at most.
+    Control tokens spelled out in a text prompt are encoded as such; those of the answer are left out of its
+    text unless `skip_special_tokens` is false. `max_tokens` defaults to 16. `echo` puts the prompt before
+    the answer; with `logprobs` it includes the prompt's log probabilities and needs `max_tokens` 0 or 1.
     """
 
     refused: ClassVar[Refused] = {
         **ChoiceFields.refused,
-        "suffix": (("",), "Text cannot be inserted before a suffix."),
-        "best_of": ((1,), "Answers are not ranked; use `n`."),
+        "suffix": (("",), "This model cannot insert text before a suffix."),
+        "best_of": ((1,), "Use `n` and rank the choices yourself."),
     }
     deep: ClassVar[frozenset[str]] = frozenset({"nvext", "stream_options", "structured_outputs"})
 

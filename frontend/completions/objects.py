@@ -1,4 +1,4 @@
-"""The body of a completion, in OpenAI's shape."""
+"""The completion response body, in OpenAI's shape."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from frontend.turn.usage import UsageBody
 
 
 class CompletionChoiceBody(msgspec.Struct, kw_only=True):
-    """One answer; `finish_reason` is null in a stream until the last."""
+    """One of the `n` answers; `finish_reason` is null in all but the last chunk of a stream."""
 
     index: int
     text: str
@@ -18,7 +18,7 @@ class CompletionChoiceBody(msgspec.Struct, kw_only=True):
 
 
 class Completion(msgspec.Struct, kw_only=True):
-    """The answer of `POST /v1/completions`."""
+    """The response of `POST /v1/completions`."""
 
     id: str
     created: int

@@ -1,1 +1,1 @@
-"""Harmony, gpt-oss's language: conversations to segments, tokens to deltas. No I/O, no engine, no HTTP."""
+"""Harmony, gpt-oss's prompt format: renders conversations, parses answers. No I/O, no engine, no HTTP."""

@@ -1,4 +1,4 @@
-"""The built-in tools' descriptions: prompt text that gpt-oss was trained with, as openai-harmony gives it."""
+"""The prompt text of the built-in tools that gpt-oss was trained with, copied from openai-harmony."""
 
 from collections.abc import Iterable
 
@@ -43,7 +43,7 @@ pattern: string,
 cursor?: number, // default: -1
 }) => any;
 
-} // namespace browser"""  # noqa: E501 the model was trained with these lines as they are
+} // namespace browser"""  # noqa: E501 the model was trained with exactly these lines
 
 _PYTHON = """\
 ## python

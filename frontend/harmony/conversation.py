@@ -1,4 +1,4 @@
-"""The words of a Harmony conversation, whatever API it came through."""
+"""The data model of a Harmony conversation, independent of the API."""
 
 from array import array
 from typing import Literal
@@ -13,12 +13,12 @@ MODEL_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 
 
 def called_name(namespace: str, name: str) -> str:
-    """The name by which the parser tells calls of a tool."""
+    """The tool name in the parser's deltas."""
     return name if namespace == FUNCTIONS else f"{namespace}.{name}"
 
 
 class TextGrammar(msgspec.Struct, frozen=True, kw_only=True):
-    """What a text must match; `path` is the field that has the grammar."""
+    """A grammar that a text must match; `path` is the field that contains it."""
 
     syntax: Syntax
     text: str
@@ -26,9 +26,9 @@ class TextGrammar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
-    """A function the model may call; `parameters` is its JSON schema as parsed JSON (None: no arguments). The
-    arguments of a `strict` one follow the schema in every call. One that `takes_text` has text for arguments,
-    which follows the `grammar` if there is one. `path` is the field that describes it."""
+    """A tool that the model may call; `parameters` is its JSON schema, parsed (None: no arguments). `strict`
+    enforces the schema in every call. With `takes_text`, the arguments are text that follows the `grammar`,
+    if any. `path` is the field that defines the tool."""
 
     name: str
     description: str | None = None
@@ -41,12 +41,12 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def called(self) -> str:
-        """The name by which the parser tells its calls: the namespace is left out of plain functions."""
+        """The tool name in the parser's deltas, without the namespace `functions`."""
         return called_name(self.namespace, self.name)
 
 
 class Namespace(msgspec.Struct, frozen=True, kw_only=True):
-    """A group of tools besides `functions`; `path` is the field that names it."""
+    """A group of tools other than `functions`; `path` is the field that defines it."""
 
     name: str
     description: str | None = None
@@ -54,7 +54,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call in the history; `arguments` is text as the model wrote it, valid JSON or not."""
+    """A tool call in the history; `arguments` is text as the model wrote it, valid JSON or not."""
 
     call_id: str
     name: str
@@ -69,13 +69,13 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Instructions(msgspec.Struct, frozen=True, tag="instructions"):
-    """A system or developer message of the API: goes into Harmony's developer message."""
+    """A system or developer message of the API, rendered as Harmony's developer message."""
 
     text: str
 
 
 class UserTurn(msgspec.Struct, frozen=True, tag="user"):
-    """What the user said."""
+    """A user message."""
 
     text: str
 
@@ -94,8 +94,8 @@ class WrittenMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AssistantTurn(msgspec.Struct, frozen=True, kw_only=True, tag="assistant"):
-    """One earlier answer: reasoning, a preamble, then visible text (a preamble, too, when calls follow),
-    then calls. `written` are the messages in which the model said just that, if they are known."""
+    """One earlier answer: reasoning, preamble, visible text (a preamble if calls follow), calls. `written`
+    are its messages as the model wrote them, if known."""
 
     reasoning: str | None = None
     preamble: str | None = None
@@ -105,7 +105,7 @@ class AssistantTurn(msgspec.Struct, frozen=True, kw_only=True, tag="assistant"):
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True, tag="tool"):
-    """What a tool returned for the call of that id; `path` is the field that has the id."""
+    """The result of a tool call; `path` is the field that contains the call's id."""
 
     call_id: str
     text: str
@@ -116,9 +116,9 @@ Turn = Instructions | UserTurn | AssistantTurn | ToolResult
 
 
 class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """The visible answer is text that follows `grammar` or, without one, JSON that follows `schema`; unless
-    `strict`, what cannot be enforced of the schema is left out. The prompt shows a schema under its `name`,
-    if it has one. `path` is the field that demands it."""
+    """The format of the visible answer: text that follows `grammar`, else JSON that follows `schema`. Without
+    `strict`, keywords that cannot be enforced are ignored. The prompt shows a schema that has a `name`.
+    `path` is the field that demands the format."""
 
     schema: object
     grammar: TextGrammar | None = None
@@ -129,9 +129,9 @@ class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is rendered. `current_date` is `YYYY-MM-DD`, or None to leave the line out.
+    """The complete input of the prompt. `current_date` is `YYYY-MM-DD`, or None to omit it.
 
-    `builtin_tools` are the names among `browser`, `python` that the client offered.
+    `builtin_tools` may contain `browser` and `python`.
     """
 
     turns: tuple[Turn, ...]

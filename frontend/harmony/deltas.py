@@ -1,4 +1,4 @@
-"""What the parser says: pieces of one answer, in order. `start` and `stop` are token positions in it."""
+"""The parser's output: deltas of one answer, in order. `start` and `stop` are token positions in it."""
 
 import msgspec
 
@@ -21,8 +21,8 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ToolCallStart(msgspec.Struct, frozen=True, array_like=True):
-    """A new call; `index` counts from 0. `name` is the bare tool name (`functions.` cut off). `call_id` is
-    what the client answers it by; the parser leaves it empty."""
+    """The start of a call; `index` counts from 0. `name` is the tool name without `functions.`. `call_id`,
+    which the result refers to, is left empty by the parser."""
 
     index: int
     name: str
@@ -30,14 +30,14 @@ class ToolCallStart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ToolCallArguments(msgspec.Struct, frozen=True, array_like=True):
-    """More argument text of call `index`, as written."""
+    """More argument text of call `index`, verbatim."""
 
     index: int
     text: str
 
 
 class MessageEnd(msgspec.Struct, frozen=True, array_like=True):
-    """The message that was open has ended; `complete` is False if the stream was cut inside it."""
+    """The end of the open message; `complete` is False if the stream ended inside it."""
 
     complete: bool = True
 

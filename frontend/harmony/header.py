@@ -1,7 +1,7 @@
-"""The grammar of a message header, and what is made of headers that break it.
+"""Interprets message headers, and repairs malformed ones.
 
-A header names a role, a channel, a recipient and a content type, in any order. gpt-oss breaks it in about one
-turn of twenty-five, in ways that are known; each has a rule here and a name in `REPAIRS`.
+A header contains role, channel, recipient and content type, in any order. In about one of 25 turns, gpt-oss
+writes a malformed one, in known ways; each has a rule here and a name in `REPAIRS`.
 """
 
 import msgspec
@@ -20,15 +20,14 @@ from frontend.harmony.header_parts import (
 )
 from frontend.harmony.recipient import call_name, is_uncallable, recipient_of
 
-_MIN_CHANNEL_CHARS = 4  # of a channel's name, so that it is known by its beginning
+_MIN_CHANNEL_CHARS = 4  # enough to recognise a channel by the start of its name
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """A header that was read. `call` is the tool's name (None: no call), without `functions.`.
+    """A parsed header. `call` is the tool's name without `functions.` (None: no call).
 
-    `is_foreign` says that the model speaks in the name of the user, the system or a tool; `is_hidden` that it
-    calls a built-in tool that was not offered. `texts` are the byte ranges of the raw header that are no
-    header at all; there are none if all of it was understood.
+    `is_foreign` means that the model writes as the user, the system or a tool; `is_hidden` that it calls a
+    built-in tool that was not offered. `texts` are the byte ranges of the raw header that are message text.
     """
 
     has_role: bool = False
@@ -41,10 +40,10 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_header(raw: bytes, offered: frozenset[str], *, expects_role: bool) -> Header:
-    """A header that `<|message|>` ended: all of `raw` was meant as header, control tokens spelled out.
+    """Parses a header that ended with `<|message|>`; control tokens are spelled out in `raw`.
 
-    Of the words that mean nothing, the first may be a role, if one is due; a single one at the end may be a
-    content type; noise is left out, all others are text.
+    Of the unknown words, the first may be a role if one is expected, and a single last one may be a content
+    type; noise is dropped, and all others are text.
     """
     parts = split(raw, offered, expects_role=expects_role)
     words = [part for part in parts if part.kind == "word"]
@@ -66,10 +65,11 @@ def read_header(raw: bytes, offered: frozenset[str], *, expects_role: bool) -> H
 def read_unended_header(
     raw: bytes, offered: frozenset[str], *, expects_role: bool, is_cut: bool = False, ends_call: bool = False
 ) -> Header:
-    """A header without `<|message|>`: the first thing that is no header word begins the message's text.
+    """Parses a header without `<|message|>`: the message's text starts at the first word that is not part of
+    a header.
 
-    What is nothing but noise up to the next marker, or to the end, is no text. `is_cut` says that the stream
-    ended here: a last word that was going to be a header word is no text. `ends_call`: `<|call|>` came.
+    Noise up to the next marker or the end is not text. `is_cut` means that the stream ended here; then the
+    unfinished start of a header word at the end is not text. `ends_call` means that `<|call|>` ended it.
     """
     parts = split(raw, offered, expects_role=expects_role)
     kept: list[Part] = []
@@ -93,7 +93,7 @@ def read_unended_header(
 
 
 def _ranges(words: list[Part], parts: list[Part]) -> tuple[tuple[int, int], ...]:
-    """Where the words stand: those next to each other in one range, with the white space between them."""
+    """The byte ranges of the words; adjacent words share a range with the whitespace between them."""
     starts = {word.start for word in words}
     ranges: list[tuple[int, int]] = []
     for i, part in enumerate(parts):
@@ -111,7 +111,7 @@ def _kind_after(parts: list[Part], i: int) -> str | None:
 
 
 def _is_header(parts: list[Part], i: int, raw: bytes, *, expects_role: bool) -> bool:
-    """Whether part `i` can belong to a header that `<|message|>` does not end."""
+    """Whether part `i` can belong to a header without `<|message|>`."""
     part, following = parts[i], _kind_after(parts, i)
     is_known = following in MARKERS
     match part.kind:
@@ -138,7 +138,8 @@ def _is_header(parts: list[Part], i: int, raw: bytes, *, expects_role: bool) -> 
 
 
 def _num_noise(parts: list[Part], i: int, kept: list[Part], raw: bytes, *, is_cut: bool) -> int:
-    """How many parts from `i` on say nothing: all up to the next marker, or one that has a channel's name."""
+    """The number of noise parts from `i` on: all up to the next marker, or one that contains a channel's
+    name."""
     stop = next((j for j in range(i + 1, len(parts)) if parts[j].kind in (*MARKERS, "control")), len(parts))
     if is_cut and stop == len(parts) > i + 1 and is_unfinished(parts[-1]):
         stop -= 1
@@ -149,7 +150,7 @@ def _num_noise(parts: list[Part], i: int, kept: list[Part], raw: bytes, *, is_cu
 
 
 def _text_start(parts: list[Part], i: int, kept: list[Part], raw: bytes) -> int:
-    """Where the text begins that part `i` belongs to: JSON arguments after what is no JSON."""
+    """Where the text starts that part `i` belongs to; words before JSON arguments are skipped."""
     if _has_recipient(kept):
         for part in parts[i:]:
             if raw[part.start : part.start + 1] in (b"{", b"[", b'"'):
@@ -197,8 +198,8 @@ def _fold(
 
 
 def _is_foreign(parts: list[Part], *, is_author: bool) -> bool:
-    """Whether the model speaks in the name of the user, the system or a tool. `is_author`: a name that comes
-    first is the author's; a tool's result has no content type, and mostly goes `to=assistant`."""
+    """Whether the model writes as the user, the system or a tool. `is_author` means that a leading name is
+    the author; a tool's result has no content type, and is mostly `to=assistant`."""
     if not parts:
         return False
     is_result = any(part.kind == "to" and part.value.startswith(ROLES) for part in parts)
@@ -215,7 +216,7 @@ def _is_foreign(parts: list[Part], *, is_author: bool) -> bool:
 
 
 def _channel(parts: list[Part], repairs: list[str]) -> str | None:
-    """The last channel that is one: of a doubled channel, the second is what the model decided on."""
+    """The last valid channel: if the model writes two, the second is its decision."""
     named = [part for part in parts if part.kind in ("channel", "bare", "glued")]
     if any(part.kind != "channel" for part in named):
         repairs.append("missing_channel_marker")

@@ -1,4 +1,4 @@
-"""A raw header cut into its parts: what each word of it is, whether or not it stands where it should."""
+"""Splits a raw header into parts and classifies each word, regardless of its position."""
 
 import itertools
 import re
@@ -11,11 +11,11 @@ from frontend.harmony.builtin_tools import BUILTIN_TOOLS, is_builtin
 ROLES = ("assistant", "user", "system", "developer", "tool")
 CHANNELS = ("analysis", "commentary", "final")
 CONTENT_TYPES = ("json", "code", "text", "none")
-# These begin a part of their own, wherever they stand.
+# These start a new part anywhere.
 MARKERS = ("channel", "constrain", "to")
 
-# One alternative a kind of part. A control token counts as one even where the model spelled it in ordinary
-# text: it learns that from histories in which names had control text glued to them.
+# One alternative per kind of part. Control tokens count even where the model spelled them as plain text,
+# which it learns from histories with control text attached to names.
 _PARTS = re.compile(
     rb"""
       (?P<space> \s+ )
@@ -32,19 +32,19 @@ _PARTS = re.compile(
     """,
     re.VERBOSE,
 )
-# After `<|start|>` it is the role, whatever text is stuck to it; but no other word is before a channel.
+# After `<|start|>` it is the role, even with text attached, unless a channel follows that text.
 _STARTED_ROLE = re.compile(rb"\s*(assistant)(?![^\s<]*<\|channel)")
 _CHANNEL_WORD = re.compile("|".join((*CHANNELS, "assistant")))
 _OTHER_WORD = re.compile("|".join((*ROLES, *CONTENT_TYPES)))
 _NUMBER = re.compile(r"\d+")
-# Punctuation that is in no text alone; quotes and brackets may be all of an answer in JSON.
+# Punctuation that is never a text by itself; quotes and brackets may be a whole JSON answer.
 _STRAY_KINDS = frozenset({"Pd", "Pc", "Po"})
 _STRAY_SIGNS = frozenset("|>")
 _NO_STRAY_SIGNS = frozenset("\"'")
 
 
 class Part(msgspec.Struct):
-    """`kind` is the group of `_PARTS` that matched, `tool` for a bare word that names a tool, or `noise`."""
+    """`kind` is the matching group of `_PARTS`, `tool` for a bare tool name, or `noise`."""
 
     kind: str
     value: str
@@ -54,7 +54,7 @@ class Part(msgspec.Struct):
 
 
 def split(raw: bytes, offered: frozenset[str], *, expects_role: bool) -> list[Part]:
-    """The parts of a header in order, white space left out. `expects_role`: `<|start|>` came before it."""
+    """The parts of a header in order, without whitespace. `expects_role`: it follows `<|start|>`."""
     parts: list[Part] = []
     role = _STARTED_ROLE.match(raw) if expects_role else None
     if role is not None:
@@ -71,7 +71,7 @@ def split(raw: bytes, offered: frozenset[str], *, expects_role: bool) -> list[Pa
 
 
 def _name_word(part: Part, before: list[Part], offered: frozenset[str], *, expects_role: bool) -> None:
-    """What a word is that the grammar of headers does not know, after the parts `before` it."""
+    """Classifies a word outside the header grammar, given the parts before it."""
     is_author = expects_role and not before
     if names_tool(part.value, offered) or (is_author and _looks_like_tool(part.value)):
         part.kind = "tool"
@@ -82,7 +82,7 @@ def _name_word(part: Part, before: list[Part], offered: frozenset[str], *, expec
 
 
 def names_tool(word: str, offered: frozenset[str]) -> bool:
-    """Whether a word without `to=` is the name of a tool."""
+    """Whether a word without `to=` names a tool."""
     return word in offered or (word.startswith("functions.") and word != "functions.")
 
 
@@ -91,16 +91,16 @@ def _looks_like_tool(author: str) -> bool:
 
 
 def channel_of(parts: list[Part]) -> str | None:
-    """The last channel that there is so far."""
+    """The last valid channel so far."""
     named = (p.value for p in reversed(parts) if p.kind in ("channel", "bare", "glued"))
     return next((value for value in named if value in CHANNELS), None)
 
 
 def is_noise(text: str, channel: str | None) -> bool:
-    """Whether text in a header is nothing but words of headers and stray punctuation: `?commentary?`, `––`.
+    """Whether text in a header consists only of header words and stray punctuation: `?commentary?`, `––`.
 
-    A role or a content type alone may be an answer, but not on analysis and commentary; on commentary, where
-    the model writes sentences, a number is noise, too: `2?`.
+    A role or content type alone may be an answer, except on analysis and commentary; on commentary, where
+    the model writes sentences, numbers are noise, too: `2?`.
     """
     rest = _CHANNEL_WORD.sub("", text)
     if channel in ("analysis", "commentary") or len(rest) < len(text):
@@ -111,12 +111,12 @@ def is_noise(text: str, channel: str | None) -> bool:
 
 
 def is_channel_noise(part: Part) -> bool:
-    """Whether a word is noise that no sentence begins with: a channel's name is in it."""
+    """Whether a word is noise that contains a channel's name, which no sentence starts with."""
     return part.kind == "noise" and _CHANNEL_WORD.search(part.value) is not None
 
 
 def is_unfinished(part: Part) -> bool:
-    """Whether more of the stream, which was cut in this part, could have made words of a header of it."""
+    """Whether the part could have become header words if the stream had not ended in it."""
     if part.kind == "channel":
         return any(name.startswith(part.value) for name in CHANNELS)
     rest = "".join(itertools.dropwhile(_is_stray, _CHANNEL_WORD.sub("", part.value)))

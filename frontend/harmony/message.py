@@ -1,4 +1,4 @@
-"""The message that is being parsed: its tokens' bytes become deltas of one kind."""
+"""The open message: turns its tokens' bytes into deltas of one kind."""
 
 import enum
 from collections.abc import Sequence
@@ -8,21 +8,20 @@ from frontend.text.detokenize import IncrementalDecoder
 
 
 class Kind(enum.Enum):
-    """What a message is to the client."""
+    """How a message appears to the client."""
 
     REASONING = enum.auto()
     TEXT = enum.auto()
     PREAMBLE = enum.auto()
     CALL = enum.auto()
-    DROPPED = enum.auto()  # said in another's name
+    DROPPED = enum.auto()  # written as another author
 
 
 class OpenMessage:
-    """`call_index` counts the calls of an answer; `position` is that of the first token of the message.
+    """`call_index` is the call's index in the answer, `position` that of the message's first token.
 
-    Every token belongs to one delta, the one that says its last byte, so a delta's tokens begin where those
-    of the delta before it ended. `has_spoken` says whether there was any text, `num_tokens` how many tokens
-    there were, those without text included.
+    Every token belongs to the delta that contains its last byte, so a delta's tokens start where those of the
+    previous delta ended. `has_spoken` is set after any text; `num_tokens` includes tokens without text.
     """
 
     def __init__(self, kind: Kind, call_index: int, position: int) -> None:
@@ -39,14 +38,14 @@ class OpenMessage:
         num_read = len(pieces)
         self.num_tokens += num_read
         while num_read and not pieces[num_read - 1]:
-            num_read -= 1  # tokens without bytes at the end wait for what follows, if anything does
+            num_read -= 1  # trailing tokens without bytes belong to the next delta, if any
         if not num_read:
             return None
         self._last_read = position + num_read
         return self._delta(self._decoder.push(b"".join(pieces)))
 
     def end(self) -> Delta | None:
-        """What is left of a character that was cut."""
+        """The rest of an incomplete character."""
         return self._delta(self._decoder.flush())
 
     def _delta(self, text: str) -> Delta | None:

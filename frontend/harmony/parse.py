@@ -1,4 +1,4 @@
-"""gpt-oss's answer, token by token, as deltas: total, incremental, without I/O."""
+"""The incremental Harmony parser: tokens in, deltas out; accepts any input, no I/O."""
 
 import enum
 from collections import Counter
@@ -13,14 +13,14 @@ from frontend.text.vocabulary import Vocabulary
 
 
 class _Do(enum.Enum):
-    """What a control token does."""
+    """The action of a control token."""
 
-    START_HEADER = enum.auto()  # the header so far, if any, had no message; a new one begins
+    START_HEADER = enum.auto()  # ends a header without a message and starts a new one
     MARK = enum.auto()  # becomes part of the header
-    OPEN = enum.auto()  # ends the header; the body begins
-    END_HEADER = enum.auto()  # ends a header that has no body, and with it the message
+    OPEN = enum.auto()  # ends the header and starts the body
+    END_HEADER = enum.auto()  # ends a message that has no body
     END_BODY = enum.auto()
-    INTERRUPT = enum.auto()  # ends a body without `<|end|>`; then as in a header
+    INTERRUPT = enum.auto()  # ends a body without `<|end|>`, then acts as in a header
     IGNORE = enum.auto()
 
 
@@ -41,18 +41,17 @@ _KIND_OF_CHANNEL = {"analysis": Kind.REASONING, "commentary": Kind.PREAMBLE, "fi
 
 
 class HarmonyParser:
-    """Parses one answer; it starts where the prompt ends, after `<|start|>assistant`.
+    """Parses one answer, which starts after the prompt's `<|start|>assistant`.
 
-    Any sequence of token ids is accepted. All that the assistant says comes out, in order; control tokens
-    never do, nor what is said in another's name; and, with adjacent deltas of one message joined, the result
-    does not depend on how the tokens were cut into `feed` calls. The deltas of a message are followed by one
-    MessageEnd; a message without text gives nothing.
+    Any sequence of token ids is accepted. The output has all of the assistant's text, in order, without
+    control tokens and without text written as another author. Apart from how a message's text is split into
+    deltas, it does not depend on how the tokens are split into `feed` calls. A message's deltas are followed
+    by one MessageEnd; a message without text has no deltas.
 
-    A recipient makes a message a tool call, whatever its channel. A built-in tool that was not offered
-    (`browser.*`, `python`) is called in the chain of thought, so its message is reasoning; without `may_call`
-    every call is. Text without any channel is for the user, except where it has no `<|message|>` and another
-    message follows it: then it was thinking aloud. `repairs` counts what was mended, by the kinds in
-    `REPAIRS`.
+    A recipient makes a message a tool call on any channel. Calls of built-in tools that were not offered
+    (`browser.*`, `python`) become reasoning, as does every call without `may_call`. Text without a channel is
+    visible, except without `<|message|>` and before another message; then it is reasoning. `repairs` counts
+    repairs by the kinds in `REPAIRS`.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class HarmonyParser:
         """The deltas that these tokens complete."""
         message = self._message
         if message is not None and self._control_ids.isdisjoint(token_ids):
-            # Nearly every call while an answer streams.
+            # The hot path.
             delta = message.read(self._bytes_of(token_ids), self._position)
             self._position += len(token_ids)
             return [] if delta is None else [delta]
@@ -99,7 +98,7 @@ class HarmonyParser:
         return deltas
 
     def finish(self) -> list[Delta]:
-        """What is left when the stream ends here, wherever that is."""
+        """The remaining deltas at the end of the stream."""
         deltas: list[Delta] = []
         if self._message is not None:
             self._end_message(self._message, deltas, is_complete=False)
@@ -109,12 +108,12 @@ class HarmonyParser:
 
     @property
     def num_calls(self) -> int:
-        """Calls so far."""
+        """Tool calls so far."""
         return self._num_calls
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Tokens of reasoning text so far, without headers and control tokens."""
+        """Reasoning tokens so far, without headers and control tokens."""
         num_tokens = self._num_ended_reasoning_tokens
         if self._message is not None and self._message.kind is Kind.REASONING:
             num_tokens += self._message.num_tokens
@@ -138,7 +137,7 @@ class HarmonyParser:
                 self._end_header(deltas, more_follows=True)
                 self._header = self._new_header(is_started=True, expects_role=True)
             case _Do.MARK:
-                # Text before a channel: that was a message of its own, whose end is missing.
+                # Text before a channel is a message without its end token.
                 if control is SpecialToken.CHANNEL and self._header.is_text():
                     self._end_header(deltas, more_follows=True)
                 self._header.append_marker(control)
@@ -164,7 +163,7 @@ class HarmonyParser:
         self._limit_header(deltas)
 
     def _limit_header(self, deltas: list[Delta]) -> None:
-        """Lets text through that was waiting for its `<|message|>`, and what follows it; drops noise."""
+        """Stops waiting for `<|message|>` in an overlong header: outputs its text and drops noise."""
         if not self._header.is_too_long:
             return
         header = self._header.read_unended(is_cut=True)
@@ -184,8 +183,8 @@ class HarmonyParser:
         is_cut: bool = False,
         ends_call: bool = False,
     ) -> None:
-        """Ends a header without `<|message|>`: text in it is the message's, a recipient is a call, unless the
-        model goes on: then it has begun the header anew."""
+        """Ends a header without `<|message|>`: its text becomes the message's. A recipient without text is a
+        call, unless another header follows, which replaces this one."""
         if not self._header.is_blank:
             header = self._header.read_unended(is_cut=is_cut, ends_call=ends_call)
             tokens = self._header.text_tokens(header)
@@ -223,7 +222,7 @@ class HarmonyParser:
         *,
         otherwise: Kind = Kind.TEXT,
     ) -> OpenMessage:
-        """Begins a message with the text that stood in its header; `otherwise`: its kind without channel."""
+        """Starts a message with the text of its header; `otherwise` is its kind without a channel."""
         kind = _kind_of(header, otherwise)
         if kind is Kind.CALL and not self._may_call:
             kind = Kind.REASONING

@@ -1,4 +1,4 @@
-"""A header while its tokens come in: the bytes so far, and which token each of them came from."""
+"""Buffers an incoming header: its bytes, and the token that each of them came from."""
 
 import re
 
@@ -6,8 +6,8 @@ from frontend.harmony.header import Header, read_header, read_unended_header
 from frontend.harmony.header_parts import CHANNELS
 from frontend.text.specials import SpecialToken
 
-# A header that grows longer than this never was one: its `<|message|>` is missing, and the text must not be
-# held back any longer. Before a channel is named there is time, since what ends the message says what it was.
+# A longer header lacks its `<|message|>`, and its text must not be held back any longer. The limit is higher
+# before a channel is named, since the token that ends the message then determines its kind.
 MAX_HEADER_BYTES = 1024
 MAX_HEADER_BYTES_AFTER_CHANNEL = 256
 _CHANNEL_BEGUN = re.compile(
@@ -17,9 +17,9 @@ _SPELLED = {token: token.value.encode() for token in SpecialToken}
 
 
 class RawHeader:
-    """`max_name_bytes` is the length of the longest tool name, which a header must have room for.
+    """`max_name_bytes` is the length of the longest tool name and extends the size limits.
 
-    `is_started` says that a `<|start|>` came before, `expects_role` that a role is due after it.
+    `is_started` means that the header follows `<|start|>`, `expects_role` that a role must come next.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class RawHeader:
 
     @property
     def is_blank(self) -> bool:
-        """Whether there is nothing but white space."""
+        """Whether it contains only whitespace."""
         return not self._raw.strip()
 
     @property
@@ -48,20 +48,21 @@ class RawHeader:
         return len(self._raw) > self._max_bytes
 
     def append(self, data: bytes, position: int) -> None:
-        """One ordinary token's bytes."""
+        """Add an ordinary token's bytes."""
         if data:
             self._pieces.append((len(self._raw), position, data))
             self._raw += data
 
     def append_marker(self, token: SpecialToken) -> None:
-        """`<|channel|>` or `<|constrain|>`."""
+        """Add `<|channel|>` or `<|constrain|>`."""
         self._raw += _SPELLED[token]
         if not self._has_channel and token is SpecialToken.CHANNEL:
             self._has_channel = True
             self._max_bytes = len(self._raw) + MAX_HEADER_BYTES_AFTER_CHANNEL + self._max_name_bytes
 
     def forget(self, header: Header) -> None:
-        """Goes on with only the channel of `header`, which is this one so far, and a channel's name begun."""
+        """Drop everything except the channel of `header`, which is this header parsed, and the start of a
+        channel's name at the end."""
         begun = _CHANNEL_BEGUN.search(self._raw)
         position = self._pieces[-1][1] if self._pieces else 0
         self.expects_role = False
@@ -73,11 +74,11 @@ class RawHeader:
             self.append(begun[0], position)
 
     def read(self) -> Header:
-        """The header, now that its `<|message|>` has come."""
+        """The header, after `<|message|>`."""
         return read_header(bytes(self._raw), self._offered, expects_role=self.expects_role)
 
     def read_unended(self, *, is_cut: bool = False, ends_call: bool = False) -> Header:
-        """The header, since no `<|message|>` will come."""
+        """The header, without `<|message|>`."""
         return read_unended_header(
             bytes(self._raw),
             self._offered,
@@ -87,15 +88,15 @@ class RawHeader:
         )
 
     def is_text(self) -> bool:
-        """Whether a `<|channel|>` that comes now begins another header, since this one has become text."""
-        if not self._pieces or self._raw == b"assistant":  # the latter is nearly every header
+        """Whether the content is message text, so that a `<|channel|>` now starts another header."""
+        if not self._pieces or self._raw == b"assistant":  # the latter is the usual case
             return False
         with_channel = bytes(self._raw) + _SPELLED[SpecialToken.CHANNEL]
         header = read_unended_header(with_channel, self._offered, expects_role=self.expects_role)
         return any(self._raw[start:].strip() for start, _ in header.texts)
 
     def text_tokens(self, header: Header) -> list[tuple[int, bytes]]:
-        """(position, bytes) of the tokens of `header.texts`, without control tokens and white space first."""
+        """(position, bytes) of the tokens of `header.texts`, without control tokens or leading whitespace."""
         tokens: list[tuple[int, bytes]] = []
         for start, stop in header.texts:
             if not tokens:

@@ -1,4 +1,4 @@
-"""Who a header calls: the recipient, and the tool that is meant by a name with something wrong about it."""
+"""Determines the recipient of a header, and the tool that a malformed name refers to."""
 
 import re
 import string
@@ -9,12 +9,12 @@ from frontend.harmony.header_parts import CHANNELS, CONTENT_TYPES, ROLES, Part, 
 _NAMELESS = frozenset({"", "functions", "functions."})
 _UNCALLABLE = _NAMELESS | {"all", *ROLES, *CHANNELS, *CONTENT_TYPES}
 _PUNCTUATION = string.punctuation + "–—…"
-# What follows a tool's name where the model forgot the space between header words.
+# Header words attached to a tool's name, where the model omitted the space.
 _GLUE = re.compile(r"\W*(?:commentary|analysis|final|json|code|text|assistant|channel|constrain|message|to=)")
 
 
 def is_uncallable(recipient: str) -> bool:
-    """Whether what stands after `to=` is no tool: a word of headers, punctuation."""
+    """Whether a recipient cannot be a tool: it is a header word or punctuation."""
     bare = recipient.strip(_PUNCTUATION)
     return bare in _UNCALLABLE or is_noise(recipient, "analysis")
 
@@ -22,7 +22,7 @@ def is_uncallable(recipient: str) -> bool:
 def recipient_of(
     parts: list[Part], explicit: list[str], named: list[str], offered: frozenset[str], repairs: list[str]
 ) -> str | None:
-    """Who is called, as written; None if nobody is."""
+    """The recipient as written, or None."""
     if len(explicit) > 1:
         repairs.append("repeated_recipient")
     if named:
@@ -46,9 +46,9 @@ def recipient_of(
 
 
 def call_name(recipient: str, offered: frozenset[str], repairs: list[str]) -> str | None:
-    """The tool that is meant, or None for a built-in tool that was not offered.
+    """The tool that the recipient refers to, or None for a built-in tool that was not offered.
 
-    A name that nobody offered is passed on as it is, unless it is an offered one with something glued to it.
+    An unknown name is returned unchanged, unless it is an offered name with header words attached.
     """
     if is_builtin(recipient, BUILTIN_TOOLS):
         return recipient if recipient in offered or is_builtin(recipient, offered) else None
@@ -66,7 +66,7 @@ def call_name(recipient: str, offered: frozenset[str], repairs: list[str]) -> st
 
 
 def _unglued(name: str, offered: frozenset[str]) -> str | None:
-    """The longest offered name that is all of `name` but header words after it, namespaces, punctuation."""
+    """The longest offered name that equals `name` without trailing header words, namespaces, punctuation."""
     bare = name.strip(_PUNCTUATION)
     meant = [
         tool

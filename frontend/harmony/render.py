@@ -1,4 +1,4 @@
-"""A conversation as Harmony segments, ready to be tokenised: the prompt that gpt-oss was trained to read."""
+"""Renders a conversation as Harmony segments, ready to be tokenised."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -22,25 +22,24 @@ from frontend.harmony.conversation import (
 from frontend.harmony.typescript import compact_json, type_of
 from frontend.text.specials import Segment, SpecialToken
 
-# A name is one word of a header: white space would end it, `<` would look like a control token.
+# Names are single header words: whitespace would end them, `<` would look like a control token.
 _UNFIT = re.compile(r"[\s<>|=]")
 _CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
-# As the model writes it; a plain ` json` is a mistake of the Hugging Face template (openai/harmony issue 91).
+# As the model writes it; a plain ` json` is a bug of the Hugging Face template (openai/harmony issue 91).
 _JSON = (" ", SpecialToken.CONSTRAIN, "json")
 _FUNCTIONS_CHANNEL = "Calls to these tools must go to the commentary channel: 'functions'."
 
 
 def render(conversation: Conversation) -> list[Segment]:
-    """The whole prompt, up to `<|start|>assistant`, after which the model writes its header.
+    """The whole prompt, up to and including `<|start|>assistant`.
 
-    Instructions before the first other turn are joined, with a blank line between them, in the developer
-    message that also carries tools and response format; later ones stay where they were said. Reasoning is
-    left out of every turn up to the last final answer and kept after it, where a chain of tool calls is
-    still running. The text of a message is one segment, so that what was said in earlier turns stays equal
-    from request to request and its tokens can be cached.
+    Leading instructions are joined by blank lines in the developer message that also has tools and response
+    format; later ones keep their place. Reasoning is kept only after the last final answer, where a chain of
+    tool calls is still running. The text of a message is one segment, so that earlier turns stay identical
+    between requests and their tokens can be cached.
 
-    Raises InvalidRequest, naming the field, if a tool's name cannot stand in a header or is not a built-in
-    one, a schema is nested too deeply, or a tool result answers no call of the history.
+    Raises InvalidRequest, naming the field, for invalid tool names, schemas nested too deeply, and tool
+    results without a matching call.
     """
     turns = conversation.turns
     num_leading = next((i for i, turn in enumerate(turns) if not isinstance(turn, Instructions)), len(turns))
@@ -71,7 +70,7 @@ def _history(turns: tuple[Turn, ...], builtin_tools: tuple[str, ...]) -> Iterato
 
 
 def _is_final(turn: Turn) -> bool:
-    """Whether the turn ends with an answer; text beside calls is only a preamble."""
+    """Whether the turn is a final answer; text next to calls is a preamble."""
     return isinstance(turn, AssistantTurn) and bool(turn.text) and not turn.tool_calls
 
 
@@ -83,7 +82,7 @@ def _assistant(turn: AssistantTurn, called: dict[str, str], *, keeps_reasoning: 
         yield from _message("assistant", turn.reasoning, channel="analysis")
     if turn.preamble:
         yield from _message("assistant", turn.preamble, channel="commentary")
-    # Clients send white space next to calls where the model wrote no text.
+    # Clients send whitespace with calls that the model wrote without text.
     if turn.text and not (turn.tool_calls and turn.text.isspace()):
         channel = "commentary" if turn.tool_calls else "final"
         yield from _message("assistant", turn.text, channel=channel)
@@ -112,22 +111,20 @@ def _written(messages: Sequence[WrittenMessage], *, keeps_reasoning: bool) -> It
 def _tool_result(turn: ToolResult, called: dict[str, str]) -> Iterator[Segment]:
     recipient = called.get(turn.call_id)
     if recipient is None:
-        raise InvalidRequest(
-            f"`{turn.path}`: no earlier tool call has the id {turn.call_id!r}.", param=turn.path
-        )
+        raise InvalidRequest(f"`{turn.path}`: no earlier tool call has id {turn.call_id!r}.", param=turn.path)
     channel = "commentary" if _is_function(recipient) else "analysis"
     yield from _message(f"{recipient} to=assistant", turn.text, channel=channel)
 
 
 def _recipient(call: ToolCall, builtin_tools: tuple[str, ...]) -> str:
-    """A name that the model made up comes back in the history: it is mended, where a tool's is refused."""
+    """The recipient of a call. The model may have made up its name, so an invalid one is sanitised."""
     name = _UNFIT.sub("_", call.name.removeprefix("functions.")) or "_"
     namespace = _UNFIT.sub("_", call.namespace)
     return name if is_builtin(name, builtin_tools) else f"{namespace}.{name}"
 
 
 def _is_function(recipient: str) -> bool:
-    """Functions are called on commentary with JSON; built-in tools on analysis, with `code`."""
+    """Whether the recipient is a function (commentary, JSON) or a built-in tool (analysis, `code`)."""
     return recipient.partition(".")[0] not in BUILTIN_TOOLS
 
 
@@ -159,7 +156,7 @@ def _system_text(conversation: Conversation) -> str:
     if conversation.builtin_tools:
         unknown = set(conversation.builtin_tools) - set(BUILTIN_TOOLS)
         if unknown:
-            raise InvalidRequest(f"There is no built-in tool {min(unknown)!r}.", param="tools")
+            raise InvalidRequest(f"`tools`: {min(unknown)!r} is not a built-in tool.", param="tools")
         sections.append(builtin_tools_section(conversation.builtin_tools))
     sections.append(f"{_CHANNELS}\n{_FUNCTIONS_CHANNEL}" if conversation.tools else _CHANNELS)
     return "\n\n".join(sections)
@@ -230,7 +227,7 @@ def _schema_text(answer: AnswerFormat) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Lines as Rust's `str::lines` cuts them: at LF or CRLF only, without an empty last one."""
+    """Lines as Rust's `str::lines` splits them: at LF or CRLF only, without an empty last line."""
     lines = text.replace("\r\n", "\n").split("\n")
     if not lines[-1]:
         lines.pop()
@@ -240,6 +237,10 @@ def _lines(text: str) -> list[str]:
 def _check_name(tool: Tool, others: set[str]) -> None:
     path = f"{tool.path}.name"
     if tool.called in others:
-        raise InvalidRequest(f"`{path}`: another tool is called {tool.name!r}, too.", param=path)
+        raise InvalidRequest(
+            f"`{path}` {tool.name!r} is not unique; every tool needs its own name.", param=path
+        )
     if not tool.name or _UNFIT.search(tool.called):
-        raise InvalidRequest(f"`{path}` {tool.name!r} must be one word without any of '<>|='.", param=path)
+        raise InvalidRequest(
+            f"`{path}` {tool.name!r} must not be empty or contain whitespace or any of '<>|='.", param=path
+        )

@@ -1,7 +1,7 @@
-"""JSON schemas as the TypeScript that gpt-oss was trained to read; equal to openai-harmony's, byte for byte.
+"""Renders JSON schemas as TypeScript, byte for byte as openai-harmony does.
 
-That includes its quirks, since the model has seen no other form: `anyOf` and `$ref` are `any`, the second
-line of a property's description is not commented out, enum values are quoted but not escaped, an object's
+That includes its quirks, since the model was trained with them: `anyOf` and `$ref` are `any`, the second line
+of a property's description is not commented out, enum values are quoted but not escaped, an object's
 description appears above the property and again inside it.
 """
 
@@ -14,9 +14,9 @@ _PLAIN = {"number": "number", "integer": "number", "boolean": "boolean"}
 
 
 def type_of(schema: object, indent: str = "", *, depth: int = 0) -> str:
-    """The TypeScript type of a JSON schema; `any` for what has no such form.
+    """The TypeScript type of a JSON schema; `any` if there is no equivalent.
 
-    Raises ValueError for schemas nested deeper than `MAX_DEPTH`, and for values too deep to be written.
+    Raises ValueError for schemas or values that are nested too deeply.
     """
     if depth > MAX_DEPTH:
         raise ValueError(f"the schema is nested deeper than {MAX_DEPTH} levels")
@@ -68,7 +68,7 @@ def _property(name: str, value: object, indent: str, depth: int) -> list[str]:
 
 
 def _one_of_property(name: str, schema: dict[str, object], indent: str, depth: int) -> list[str]:
-    """A union has one line a variant; a description that the first variant repeats is not said twice."""
+    """A union has one line per variant; a description repeated by the first variant is written once."""
     variants = schema["oneOf"]
     assert isinstance(variants, list)
     description = schema.get("description")
@@ -90,7 +90,7 @@ def _one_of_property(name: str, schema: dict[str, object], indent: str, depth: i
 
 
 def _variant(variant: object, indent: str, depth: int) -> str:
-    """One line of a union that is not a property's own."""
+    """One line of a union that is not a property."""
     notes = []
     description = _get(variant, "description")
     if isinstance(description, str):
@@ -145,9 +145,9 @@ def _get(schema: object, key: str) -> object:
 
 
 def compact_json(value: object) -> str:
-    """JSON without spaces, as serde_json writes it; lone surrogates stay in the text.
+    """JSON without spaces, as serde_json writes it; lone surrogates are kept.
 
-    Raises ValueError for what is nested too deeply to be written.
+    Raises ValueError for values nested too deeply.
     """
     try:
         return _json(value)

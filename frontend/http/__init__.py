@@ -1,1 +1,1 @@
-"""HTTP in ASGI terms; knows no API."""
+"""The HTTP layer, on ASGI; independent of any API."""

@@ -1,4 +1,4 @@
-"""Decodes a request's body: validated once, refused by the name of a field, unknown fields reported."""
+"""Decodes and validates request bodies: errors name the field, unknown fields are reported."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -22,12 +22,12 @@ _ESCAPE = re.compile(
 
 
 def decode(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ...]]:
-    """The validated body, and the paths of its fields that no API defines, sorted.
+    """The validated body, and the sorted paths of its unknown fields.
 
-    A struct may say more in class variables: `refused` (see `Refused`), `hints`, which change nothing in an
-    answer by their definition, so that any value will do, and `deep`, the fields that are searched inside.
+    A struct may have class variables: `refused` (see `Refused`), `hints`, fields accepted with any value and
+    without effect, and `deep`, fields that are searched for unknown fields inside.
 
-    Raises InvalidRequest for anything that is not served, `param` naming the field as `messages[0].role`.
+    Raises InvalidRequest for invalid or unsupported fields; `param` is the path, as in `messages[0].role`.
     """
     try:
         return _decoded(raw, body_type)
@@ -37,7 +37,7 @@ def decode(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ..
             return decode(whole, body_type)
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
     except RecursionError:
-        raise InvalidRequest("The body is nested too deeply.") from None
+        raise InvalidRequest("The JSON body is nested too deeply.") from None
 
 
 def _decoded(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ...]]:
@@ -46,11 +46,12 @@ def _decoded(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, 
         _refuse(fields, body_type)
         return msgspec.json.decode(raw, type=body_type), tuple(sorted(_unknown(fields, body_type)))
     except msgspec.ValidationError as error:
-        raise invalid(msgspec.json.decode(raw), body_type) or InvalidRequest(f"The body: {error}.") from None
+        refusal = InvalidRequest(f"The JSON body is invalid: {error}.")
+        raise invalid(msgspec.json.decode(raw), body_type) or refusal from None
 
 
 def invalid(value: object, expected: type, path: str = "") -> InvalidRequest | None:
-    """The refusal of a JSON value that does not fit a type; `path` is where the value stands in the body."""
+    """The error for a JSON value that does not fit a type; `path` is its place in the body."""
     fault = first_fault(value, type_of(expected), path)
     if fault is None:
         return None
@@ -61,12 +62,12 @@ def invalid(value: object, expected: type, path: str = "") -> InvalidRequest | N
 
 
 def _whole_character(escape: re.Match[bytes]) -> bytes:
-    """Half a character, which clients write when they cut text, becomes the replacement character."""
+    """Replaces a lone surrogate, which clients send when they truncate text, by U+FFFD."""
     return rb"\ufffd" if escape[1] else escape[0]
 
 
 def _unknown(fields: Mapping[str, msgspec.Raw], body_type: type) -> set[str]:
-    """Paths of the fields that no API defines, without the numbers of list entries: `tools[].name`."""
+    """Paths of unknown fields without list indices, as in `tools[].name`."""
     expected = type_of(body_type)
     assert isinstance(expected, inspect.StructType), "bodies are structs"
     unknown = set(fields.keys() - _defined(expected))
@@ -79,7 +80,7 @@ def _unknown(fields: Mapping[str, msgspec.Raw], body_type: type) -> set[str]:
 
 
 def _undefined(value: object, expected: inspect.Type, path: str) -> Iterator[str]:
-    """Paths of the fields inside a value of a body that no API defines, as `tools[0].name`."""
+    """Paths of unknown fields inside a value, as in `tools[0].name`."""
     match expected:
         case inspect.UnionType(types=kinds):
             for kind in kinds:
@@ -98,7 +99,7 @@ def _undefined(value: object, expected: inspect.Type, path: str) -> Iterator[str
 
 
 def _refuse(fields: Mapping[str, object], struct: type, path: str = "") -> None:
-    """Raises InvalidRequest for a field that the API defines, that is not served, and that asks for it."""
+    """Raises InvalidRequest for unsupported fields, unless their value is accepted as a no-op."""
     refused: Refused = getattr(struct, "refused", {})
     for name in fields.keys() & refused.keys():
         harmless, instead = refused[name]
@@ -107,7 +108,7 @@ def _refuse(fields: Mapping[str, object], struct: type, path: str = "") -> None:
             value = msgspec.json.decode(value)
         # The types are compared too: 0 is not False, 1.0 not 1.
         if value is not None and not any(value == v and type(value) is type(v) for v in harmless):
-            raise InvalidRequest(f"`{path}{name}` is not served: {instead}", param=path + name)
+            raise InvalidRequest(f"`{path}{name}` is not supported. {instead}", param=path + name)
 
 
 def _defined(expected: inspect.StructType) -> frozenset[str]:

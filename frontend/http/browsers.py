@@ -1,4 +1,4 @@
-"""Pages of other origins: those that the operator names may ask; others can neither read nor ask blindly."""
+"""CORS: allows the operator's origins and rejects cross-origin form posts from all others."""
 
 from collections.abc import Collection
 
@@ -10,7 +10,7 @@ _PREFLIGHT_S = 600
 
 
 class OriginNotAllowed(BatonError):
-    """A page of this origin may not ask here."""
+    """Web pages of this origin may not send requests."""
 
     code = "origin_not_allowed"
     status = 403
@@ -18,10 +18,10 @@ class OriginNotAllowed(BatonError):
 
 
 class Browsers:
-    """ASGI around the app. A request without an Origin is no page's, and passes as it is.
+    """ASGI middleware. Requests without an Origin header are passed through.
 
-    A browser asks first whether a page may send JSON, but not for content types of forms: these are refused,
-    so that no page can make a server on this machine work. `origins` may be `*`.
+    Browsers send a preflight request before JSON, but not before form content types; these are rejected, so
+    that a web page cannot use a server on the user's machine. `origins` may contain `*`.
     """
 
     def __init__(self, app: AsgiApp, origins: Collection[str]) -> None:
@@ -50,7 +50,8 @@ class Browsers:
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
     error = OriginNotAllowed(
-        "A page of another origin asks without JSON. Start the frontend with --cors-origin to let it."
+        "Cross-origin requests must have content type application/json. To allow this origin, start the "
+        "frontend with --cors-origin."
     )
     await Exchange(scope, receive, send).answer(
         error.status, ErrorBody.of(error), [(b"connection", b"close")]

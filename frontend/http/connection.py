@@ -1,4 +1,4 @@
-"""One client's connection: uvicorn's HTTP protocol, and how long and with how much it may keep us waiting."""
+"""One client connection: uvicorn's HTTP protocol with timeouts and size limits."""
 
 import asyncio
 import enum
@@ -19,17 +19,17 @@ from frontend.http.errors import ErrorBody
 log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 << 10
-"""Of a request's line and headers; also of what may come between two parts of a body and is no body."""
+"""Limit of the request line and headers, and of framing bytes between two parts of a body."""
 MAX_PIPELINED = 8
-"""Requests that a client may send ahead, before the earlier ones are answered."""
+"""Requests that a client may pipeline."""
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a client may keep its connection waiting.
+    """Timeouts of a connection.
 
-    `request_s`: from the first byte of a request to its last, and a second more for each `bytes_a_s` of body.
-    `idle_s`: between requests, and before the first. `unread_s`: without taking a byte of what is sent to it.
-    `rest_s`: how long the rest of a request is read that was answered before its end.
+    `request_s`: from the first byte of a request to the last, plus a second for each `bytes_a_s` of body.
+    `idle_s`: between requests, and before the first. `unread_s`: without the client reading any data.
+    `rest_s`: for discarding the rest of a request that was answered early.
     """
 
     request_s: float = 30.0
@@ -40,7 +40,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestTooSlow(BatonError):
-    """The request was not there in time."""
+    """The request did not arrive within the timeout."""
 
     code = "request_timeout"
     status = 408
@@ -48,7 +48,7 @@ class RequestTooSlow(BatonError):
 
 
 class HeadTooLarge(BatonError):
-    """The headers are longer than this server reads."""
+    """The headers exceed the size limit."""
 
     code = "headers_too_large"
     status = 431
@@ -64,7 +64,7 @@ class _Reading(enum.Enum):
 
 
 class Connection(HttpToolsProtocol):
-    """Waits in its admission unless a whole request of it is being answered."""
+    """Counts as idle in its admission unless a complete request is being answered."""
 
     def __init__(self, config: uvicorn.Config, state: ServerState, patience: Patience) -> None:
         super().__init__(config, state, {})
@@ -73,62 +73,62 @@ class Connection(HttpToolsProtocol):
         self._is_evicted = False
         self._is_refused = False
         self._reading = _Reading.NOTHING
-        self._num_open = 0  # requests whose head was read and whose answer is not complete
-        self._num_odd_bytes = 0  # since the last sign of progress
+        self._num_open = 0  # requests whose headers were read and whose answer is not complete
+        self._num_odd_bytes = 0  # since the last progress
         self._give_up_s = math.inf
         self._unsent_bytes = 0
         self._taken_s = 0.0
 
     def enter(self, admission: Admission["Connection"]) -> bool:
-        """Be one of these, until the connection is lost; False if they are too many."""
+        """Join the admission until the connection is lost; False if it is full."""
         if not admission.enter(self):
             return False
         self._admission = admission
         return True
 
     def evict(self) -> None:
-        """Make room for another client, at once."""
+        """Drop the connection now, to make room for another client."""
         self._is_evicted = True
         if self.transport is not None:
             self.transport.abort()
 
     def check(self, now_s: float) -> None:
-        """Hang up if the client has kept us waiting for too long. To be called about once a second."""
+        """Close the connection if a timeout has passed. Call about once a second."""
         if self._takes_nothing(now_s):
-            log.info("dropped client=%s reason=it does not read its answer", self.client)
+            log.info("dropped client=%s reason=client does not read the response", self.client)
             self.transport.abort()
         elif now_s <= self._give_up_s or self.transport.is_closing():
             return
         elif self._reading is _Reading.NOTHING or self._is_refused:
             self.transport.close()
         else:
-            self._refuse(RequestTooSlow("The request did not arrive in time; send it faster, or send less."))
+            self._refuse(RequestTooSlow("The request did not arrive within the timeout."))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The client is here."""
+        """Start the idle timeout."""
         super().connection_made(cast("asyncio.Transport", transport))
         self._wait(self._patience.idle_s)
         if self._is_evicted:
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone, or we have hung up."""
+        """Leave the admission."""
         if self._admission is not None:
             self._admission.leave(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse, as long as that gets anywhere: the parser itself reads headers without end."""
+        """Parse, within the header limit: the parser itself has none."""
         if self._is_refused:
             return
         self._num_odd_bytes += len(data)
         super().data_received(data)
         if self._num_odd_bytes > MAX_HEAD_BYTES:
-            self._refuse(HeadTooLarge(f"The headers are longer than {MAX_HEAD_BYTES} bytes; send less."))
+            self._refuse(HeadTooLarge(f"The headers exceed the limit of {MAX_HEAD_BYTES} bytes."))
 
     def send_400_response(self, msg: str) -> None:
-        """The parser could not read on."""
-        self._refuse(InvalidRequest(f"{msg} It must be HTTP/1.1."))
+        """The parser rejected the request."""
+        self._refuse(InvalidRequest(f"{msg} Send HTTP/1.1."))
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
@@ -138,16 +138,16 @@ class Connection(HttpToolsProtocol):
             self._give_up_s = self.loop.time() + self._patience.request_s
 
     def on_headers_complete(self) -> None:
-        """The request is handed on, or waits for the answer to an earlier one."""
+        """Start the request, or queue it behind an earlier one."""
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise ValueError("too many requests at once")  # ends the parser, which reports it as a 400
+            raise ValueError("too many pipelined requests")  # the parser reports it as a 400
         super().on_headers_complete()
         self._reading = _Reading.BODY
         self._num_open += 1
         self._num_odd_bytes = 0
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
+        """Extend the timeout by the part of the body that arrived."""
         super().on_body(body)
         self._num_odd_bytes = 0
         if self._num_open > 0:
@@ -166,9 +166,9 @@ class Connection(HttpToolsProtocol):
             self._admission.busy(self)
 
     def on_response_complete(self) -> None:
-        """The last byte of an answer was handed to the transport."""
+        """The last byte of a response was handed to the transport."""
         super().on_response_complete()
-        # `check` has its place. After a reset, this timer would keep the connection in memory until it fires.
+        # `check` replaces uvicorn's timer, which would keep a reset connection in memory until it fires.
         self._unset_keepalive_if_required()
         self._num_open -= 1
         if self._num_open == 0 and self._reading is _Reading.NOTHING:
@@ -179,18 +179,18 @@ class Connection(HttpToolsProtocol):
             self._wait(self._patience.request_s)
 
     def resume_writing(self) -> None:
-        """The client has taken most of what was unsent."""
+        """The client has read most of the unsent data."""
         self._taken_s = self.loop.time()
         super().resume_writing()
 
     def _wait(self, limit_s: float) -> None:
-        """It is the client's turn."""
+        """Wait for the client, for at most `limit_s`."""
         self._give_up_s = self.loop.time() + limit_s
         if self._admission is not None:
             self._admission.wait(self)
 
     def _takes_nothing(self, now_s: float) -> bool:
-        """Only while nothing is added, what is unsent tells whether the client reads."""
+        """Whether the client has stopped reading. Only judged while no data is added to the buffer."""
         unsent_bytes = self.transport.get_write_buffer_size()
         is_stuck = self.flow.write_paused or self.transport.is_closing()
         if not is_stuck or unsent_bytes == 0 or unsent_bytes < self._unsent_bytes:
@@ -199,9 +199,9 @@ class Connection(HttpToolsProtocol):
         return now_s - self._taken_s > self._patience.unread_s
 
     def _refuse(self, error: BatonError) -> None:
-        """Hang up, with an answer if the client can still take it for that of its request.
+        """Close the connection, after an error response if one can still be sent.
 
-        That it may reach a client that goes on sending, what comes is read for a while, and thrown away.
+        Incoming data is discarded for `rest_s`, so that the response reaches a client that is still sending.
         """
         if self._is_refused:
             return
@@ -218,7 +218,7 @@ class Connection(HttpToolsProtocol):
             self.transport.write(head.encode() + body)
             self.transport.write_eof()
             self._wait(self._patience.rest_s)
-            if self._num_open > 0:  # it waits for the body
+            if self._num_open > 0:  # the app waits for the body
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()
 

@@ -1,4 +1,4 @@
-"""Errors as HTTP shows them: OpenAI's envelope, Retry-After, and what a client is told of the unforeseen."""
+"""HTTP error responses: OpenAI's envelope, Retry-After, and the mapping of unexpected exceptions."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class ErrorDetail(msgspec.Struct, kw_only=True):
-    """What went wrong: a sentence, OpenAI's kind, the offending field, Baton's code."""
+    """An error: message, OpenAI's type, the path of the offending field, Baton's code."""
 
     message: str
     type: str
@@ -22,7 +22,7 @@ class ErrorDetail(msgspec.Struct, kw_only=True):
 
 
 class ErrorBody(msgspec.Struct, kw_only=True):
-    """Every answer that is not a success."""
+    """The body of every error response."""
 
     error: ErrorDetail
 
@@ -35,11 +35,11 @@ class ErrorBody(msgspec.Struct, kw_only=True):
 
 
 Envelope = Callable[[BatonError], msgspec.Struct]
-"""An error in the shape of an API."""
+"""Builds an API's error body."""
 
 
 class BodyTooLarge(BatonError):
-    """The body is larger than this server reads."""
+    """The body exceeds the size limit."""
 
     code = "body_too_large"
     status = 413
@@ -47,7 +47,7 @@ class BodyTooLarge(BatonError):
 
 
 class EncodedBody(BatonError):
-    """The body is compressed, or encoded in another way."""
+    """The body has a content encoding, such as gzip."""
 
     code = "unsupported_encoding"
     status = 415
@@ -55,7 +55,7 @@ class EncodedBody(BatonError):
 
 
 def as_baton_error(error: Exception, request_id: str) -> BatonError:
-    """What the client is told; a failure that nobody foresaw is logged with its traceback."""
+    """The error for the client; unexpected exceptions are logged with their traceback."""
     match error:
         case BatonError():
             return error
@@ -63,11 +63,11 @@ def as_baton_error(error: Exception, request_id: str) -> BatonError:
             return DeadlineExceeded()
         case _:
             log.error("unexpected failure request_id=%s", request_id, exc_info=error)
-            return BatonError(f"Something broke in the server; its log has request {request_id}.")
+            return BatonError(f"Internal server error; see the server's log for request {request_id}.")
 
 
 def retry_after(error: BatonError) -> Headers:
-    """The Retry-After header of 429 and 503: whole seconds, 1 at least."""
+    """The Retry-After header of 429 and 503: whole seconds, at least 1."""
     if error.status not in {429, 503}:
         return []
     return [(b"retry-after", b"%d" % max(1, round(error.retry_after_s or 1)))]

@@ -1,4 +1,4 @@
-"""One HTTP request and its answer, in ASGI's terms: body, headers, error envelope, the client's leaving."""
+"""One HTTP request and its response over ASGI: body, headers, error envelope, disconnect."""
 
 import hashlib
 import re
@@ -21,15 +21,15 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/-]{1,128}")
 
 
 class ClientGone(Exception):
-    """The client has left; nobody reads what would be answered."""
+    """The client has disconnected."""
 
 
 class Exchange:
-    """A request that is answered once, whole or piece by piece.
+    """A request and its single response, sent whole or in pieces.
 
-    `request_id` is the client's `x-request-id` if that is a sane one, else a new one. `started` says that
-    the status is sent, so that a failure can no longer be one. `path_params` are the parts of the path that
-    the route names, `query` the text after the question mark.
+    `request_id` is the client's `x-request-id` if valid, else a new one. `started` is set once the status is
+    sent; a later failure cannot change it. `path_params` are the route's path parameters, `query` is the raw
+    query string.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, envelope: Envelope = ErrorBody.of) -> None:
@@ -48,14 +48,14 @@ class Exchange:
 
     @property
     def owner(self) -> str:
-        """A digest of the key that the client sent; empty if it sent none."""
+        """A digest of the client's API key; empty without one."""
         return hashlib.sha256(self._key).hexdigest() if self._key else ""
 
     async def read_body(self, max_bytes: int) -> bytes:
-        """The whole body. Raises EncodedBody, BodyTooLarge, as soon as that is known, or ClientGone."""
+        """The whole body. Raises EncodedBody, BodyTooLarge (before reading if declared) or ClientGone."""
         if self._encoding != b"identity":
             encoding = self._encoding.decode(errors="replace")[:40]
-            raise EncodedBody(f"The body is encoded with {encoding!r}; send plain JSON.")
+            raise EncodedBody(f"Content-Encoding {encoding!r} is not supported; send plain JSON.")
         if self._declared_bytes.isdigit() and int(self._declared_bytes) > max_bytes:
             raise _too_large(max_bytes)
         body = bytearray()
@@ -70,7 +70,7 @@ class Exchange:
                 return bytes(body)
 
     async def client_gone(self) -> None:
-        """Returns when the client has left, or has been answered."""
+        """Returns when the client has disconnected or the response is complete."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -89,18 +89,18 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def answer(self, status: int, body: msgspec.Struct | msgspec.Raw, headers: Headers = ()) -> None:
-        """Send a whole answer as JSON; Raw is JSON already."""
+        """Send a complete JSON response; Raw is already encoded."""
         data = msgspec.json.encode(body)
         await self.start(status, b"application/json", [(b"content-length", b"%d" % len(data)), *headers])
         await self.end(data)
 
     async def answer_error(self, error: BatonError) -> None:
-        """Send an error's envelope, with Retry-After where coming back makes sense."""
+        """Send an error response, with Retry-After for 429 and 503."""
         await self.answer(error.status, self._envelope(error), retry_after(error))
 
 
 def ignored_header(ignored: tuple[str, ...]) -> Headers:
-    """Names the fields of the body that were not understood; at most 1000 bytes of printable ASCII."""
+    """The x-baton-ignored header: the body's unknown fields in at most 1000 bytes of printable ASCII."""
     if not ignored:
         return []
     text = ", ".join(ignored).encode("ascii", "backslashreplace")[:1000]
@@ -108,4 +108,4 @@ def ignored_header(ignored: tuple[str, ...]) -> Headers:
 
 
 def _too_large(max_bytes: int) -> BatonError:
-    return BodyTooLarge(f"The body is larger than {max_bytes} bytes; send less.")
+    return BodyTooLarge(f"The body exceeds the limit of {max_bytes} bytes.")

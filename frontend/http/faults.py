@@ -1,4 +1,4 @@
-"""Why a JSON value does not fit a type: the first wrong field, by its whole path, and what is allowed."""
+"""Finds the first error of a JSON value against a type: the path of the field and what is allowed."""
 
 import functools
 import re
@@ -11,16 +11,16 @@ from msgspec import inspect
 _KIND_NAMES: tuple[tuple[tuple[type, ...], str], ...] = (
     ((inspect.NoneType,), "null"),
     ((inspect.BoolType,), "true or false"),
-    ((inspect.IntType,), "a whole number"),
+    ((inspect.IntType,), "an integer"),
     ((inspect.FloatType,), "a number"),
     ((inspect.StrType,), "a string"),
-    ((inspect.ListType,), "a list"),
+    ((inspect.ListType,), "an array"),
     ((inspect.StructType, inspect.DictType), "an object"),
 )
 
 
 class Fault(NamedTuple):
-    """`path` is the field (empty: the value itself), `why` what is wrong with it, without a full stop."""
+    """`path` is the field (empty: the value itself), `why` the error, without a full stop."""
 
     path: str
     why: str
@@ -28,12 +28,12 @@ class Fault(NamedTuple):
 
 @functools.cache
 def type_of(cls: type) -> inspect.Type:
-    """The type as `first_fault` reads it."""
+    """The type as `first_fault` takes it."""
     return inspect.type_info(cls)
 
 
 def first_fault(value: object, expected: inspect.Type, path: str = "") -> Fault | None:  # noqa: PLR0911  a table
-    """The first fault of `value`, JSON as parsed; None if it fits."""
+    """The first fault of `value`, which is parsed JSON; None if it fits."""
     match expected:
         case inspect.UnionType(types=types):
             return _in_union(value, types, path)
@@ -54,7 +54,7 @@ def first_fault(value: object, expected: inspect.Type, path: str = "") -> Fault 
 
 
 def _fits(value: object, expected: inspect.Type) -> bool:
-    """For what has no parts: null, true, false, and where anything goes."""
+    """Whether null, a boolean, or any value fits the type."""
     match expected:
         case inspect.NoneType():
             return value is None
@@ -67,7 +67,7 @@ def _fits(value: object, expected: inspect.Type) -> bool:
 def _is_number(value: object, expected: inspect.Type) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return isinstance(expected, inspect.FloatType) or float(value).is_integer()
+    return isinstance(expected, inspect.FloatType) or isinstance(value, int)
 
 
 def _in_union(value: object, types: Iterable[inspect.Type], path: str) -> Fault | None:
@@ -78,7 +78,7 @@ def _in_union(value: object, types: Iterable[inspect.Type], path: str) -> Fault 
     tagged = [kind for kind in kinds if isinstance(kind, inspect.StructType) and kind.tag_field]
     if isinstance(value, dict) and tagged:
         return _in_tagged(value, tagged, path)
-    # Of all the kinds that it could be, the one whose shape it has says more than that no kind fits.
+    # If the value has the JSON type of just one member, that member's fault is the most helpful.
     closest = [f for kind, f in zip(kinds, faults, strict=True) if f and _has_shape(value, kind)]
     return closest[0] if len(closest) == 1 else _wrong_kind(value, kinds, path)
 
@@ -104,7 +104,7 @@ def _in_tagged(value: dict[str, Any], tagged: list[inspect.StructType], path: st
         if kind.tag == value.get(field):
             return _in_struct(value, kind, path)
     if field not in value:
-        return Fault(_join(path, field), f"is missing; it is one of {_listed(k.tag for k in tagged)}")
+        return Fault(_join(path, field), f"is missing; allowed values: {_listed(k.tag for k in tagged)}")
     return _not_among(value[field], [kind.tag for kind in tagged], _join(path, field))
 
 
@@ -128,7 +128,7 @@ def _in_dict(value: dict[str, Any], expected: inspect.DictType, path: str) -> Fa
     for key, item in value.items():
         in_key = first_fault(key, expected.key_type, path)
         if in_key is not None:
-            return Fault(path, f"the key {key[:40]!r} {in_key.why}")
+            return Fault(path, f"key {key[:40]!r} {in_key.why}")
         fault = first_fault(item, expected.value_type, _join(path, key))
         if fault is not None:
             return fault
@@ -152,7 +152,7 @@ def _in_text(value: str, expected: inspect.StrType, path: str) -> Fault | None:
     if most is not None and len(value) > most:
         return Fault(path, f"has {len(value)} characters; at most {most} are allowed")
     if expected.pattern is not None and not re.search(expected.pattern, value):
-        return Fault(path, f"must match {expected.pattern}")
+        return Fault(path, f"must match the pattern {expected.pattern}")
     return None
 
 
@@ -165,8 +165,9 @@ def _in_number(value: Any, expected: inspect.IntType | inspect.FloatType, path: 
         return None
     if low is None or high is None:
         return Fault(path, f"must be at least {low:g}" if high is None else f"must be at most {high:g}")
-    opening = "above" if expected.gt is not None else "from"
-    return Fault(path, f"must be {opening} {low} to {high}")
+    if expected.gt is not None:
+        return Fault(path, f"must be greater than {low} and at most {high}")
+    return Fault(path, f"must be between {low} and {high}")
 
 
 def _not_among(value: object, allowed: Iterable[object], path: str) -> Fault:
@@ -185,14 +186,14 @@ def _kind_name(kind: inspect.Type) -> str:
 
 
 def _shown(value: object) -> str:
-    """The value as JSON if it is short, else what kind of value it is."""
+    """A short value as JSON, any other by its type."""
     match value:
         case dict():
             return "an object"
         case list():
-            return "a list"
+            return "an array"
         case str() if len(value) > 40:
-            return "that text"
+            return f"a string of {len(value)} characters"
         case str():
             return repr(value)
         case _:

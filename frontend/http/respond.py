@@ -1,4 +1,4 @@
-"""Carries an answer from the fleet to the client, streamed or whole; stops when the client leaves."""
+"""Sends generated answers to the client, streamed or whole; stops when the client disconnects."""
 
 import asyncio
 import logging
@@ -23,16 +23,16 @@ from frontend.turn.request import Asker
 log = logging.getLogger(__name__)
 
 CLIENT_GONE_STATUS = 499
-# How much longer than the request's deadline an answer may take: its error still has to reach the client.
+# Extra time beyond the request's deadline for the error to reach the client.
 GRACE_S = 30.0
-# The server cancels what still runs when its drain deadline is over; the client is told why, if it listens.
+# Time to send the shutdown error once the drain timeout has cancelled a request.
 GOODBYE_S = 1.0
 SHUTTING_DOWN = NotReady("The server is shutting down; try again.", retry_after_s=1)
 
 
 class Stream(Protocol):
-    """What surrounds the events of a stream. `ignored` are the fields of the body that are not understood,
-    `keep_alive` is what is sent while nothing else is."""
+    """The opening and closing events of a stream. `ignored` are the body's ignored fields, `keep_alive` is
+    sent while the stream is idle."""
 
     ignored: tuple[str, ...]
     keep_alive: bytes
@@ -46,16 +46,16 @@ class Stream(Protocol):
         ...
 
     def failure(self, error: BatonError) -> bytes:
-        """The event that ends a stream that has failed."""
+        """The event that ends a failed stream."""
         ...
 
     async def settle(self) -> None:
-        """Called once when the answer has ended, well or not, before the client gets the end of it."""
+        """Called once when the answer has ended or failed, before the client gets the end of it."""
         ...
 
 
 class Answer(Stream, Protocol):
-    """An answer of one API. Its choices' deltas are written to it, whether they are streamed or not."""
+    """An answer of one API. All deltas are written to it, whether it is streamed or not."""
 
     model: str
     stream: bool
@@ -66,11 +66,11 @@ class Answer(Stream, Protocol):
         ...
 
     def write(self, index: int, deltas: Sequence[Delta]) -> bytes:
-        """What a choice says next; the bytes that this adds to the stream (none if it is not streamed)."""
+        """Add a choice's deltas; returns their bytes in the stream (empty if it is not streamed)."""
         ...
 
     def end(self, index: int) -> bytes:
-        """A choice is complete; as `write`."""
+        """Complete a choice; returns bytes as `write` does."""
         ...
 
     def body(self) -> msgspec.Struct:
@@ -80,14 +80,14 @@ class Answer(Stream, Protocol):
 
 AnyAnswer = TypeVar("AnyAnswer", bound=Answer)
 Prepare = Callable[[bytes, Asker, Services], Awaitable[Answer]]
-"""From a body to an answer that can be begun. Raises the BatonError that refuses it."""
+"""Builds the answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
 
 Serve = Callable[[Exchange, Services, Tally], Awaitable[None]]
-"""Answers a request. Raises what the client is told in an error envelope."""
+"""Serves a request. Its exceptions become error responses."""
 
 
 class Endpoint:
-    """The ASGI app of one route. Every failure is an error envelope, and counted under the route's name."""
+    """The ASGI app of one route. Failures become error responses and are counted by route."""
 
     def __init__(
         self, route: str, serve: Serve, services: Services, envelope: Envelope = ErrorBody.of
@@ -124,9 +124,9 @@ class Endpoint:
                 async with asyncio.timeout(GOODBYE_S):
                     await exchange.answer_error(SHUTTING_DOWN)
             raise
-        except Exception as error:  # noqa: BLE001 the client gets an envelope, whatever broke
-            # Not here: a local name for the error would be a cycle through its traceback, which holds the
-            # request's body until the garbage collector comes.
+        except Exception as error:  # noqa: BLE001 every failure becomes an error response
+            # In its own function: a local variable with the error would be a reference cycle through its
+            # traceback, which keeps the request's body in memory until garbage collection.
             await _report(error, exchange, tally)
 
 
@@ -135,13 +135,13 @@ async def _report(error: Exception, exchange: Exchange, tally: Tally) -> None:
     tally.status = failure.status
     log.info("refused request_id=%s status=%d code=%s", exchange.request_id, failure.status, failure.code)
     if exchange.started:
-        # The client has not read for so long that the grace is over too: no use to write more.
+        # The client has not read for the whole grace period.
         raise ClientGone from None
     await exchange.answer_error(failure)
 
 
 def generating(prepare: Prepare) -> Serve:
-    """What a route does that generates one answer."""
+    """The Serve of a route that generates one answer."""
 
     async def serve(exchange: Exchange, services: Services, tally: Tally) -> None:
         answer = await prepared(prepare, exchange, services, tally)
@@ -156,7 +156,7 @@ async def prepared(
     services: Services,
     tally: Tally,
 ) -> AnyAnswer:
-    """The answer to the request's body, not begun yet."""
+    """Read the body and build its answer, ready to be generated."""
     body = await exchange.read_body(services.max_body_bytes)
     asker = Asker(request_id=exchange.request_id, deadline_s=services.request_timeout_s, owner=exchange.owner)
     answer = await prepare(body, asker, services)
@@ -166,7 +166,7 @@ async def prepared(
 
 
 async def generate(exchange: Exchange, answer: Answer, services: Services, tally: Tally) -> None:
-    """Generate the answer and send it; the client's leaving ends both."""
+    """Generate the answer and send it; stops if the client disconnects."""
     outbox = sse.Outbox(len(answer.choices))
     overdue = asyncio.get_running_loop().call_later(
         services.request_timeout_s, outbox.fail, DeadlineExceeded()
@@ -180,7 +180,7 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, tally
                 await _stream(exchange, answer, outbox, services, tally)
             else:
                 nothing = await outbox.take()
-                assert not nothing, "the choices of a whole answer give no bytes"
+                assert not nothing, "an answer that is not streamed produces no bytes"
                 await answer.settle()
                 await exchange.answer(200, answer.body(), ignored_header(answer.ignored))
     finally:
@@ -206,7 +206,7 @@ async def _watch_client(exchange: Exchange, outbox: sse.Outbox) -> None:
 
 
 async def _pump(answer: Answer, index: int, services: Services, outbox: sse.Outbox, tally: Tally) -> None:
-    """From a choice's chunks to the outbox. A failure is the reader's to report."""
+    """Feed a choice's chunks to the outbox; the reader reports failures."""
     choice = answer.choices[index]
     try:
         async with aclosing(services.generator.generate(choice.request)) as chunks:
@@ -226,7 +226,7 @@ async def _pump(answer: Answer, index: int, services: Services, outbox: sse.Outb
 
 
 def count(choices: Sequence[Choice], tally: Tally) -> None:
-    """Put the choices' figures into the tally."""
+    """Record the choices' counts in the tally."""
     tally.num_choices = len(choices)
     tally.num_prompt_tokens = num_prompt_tokens(choices)
     tally.num_completion_tokens = sum(choice.received.num_tokens for choice in choices)
@@ -237,7 +237,7 @@ def count(choices: Sequence[Choice], tally: Tally) -> None:
 async def relay(
     exchange: Exchange, stream: Stream, outbox: sse.Outbox, services: Services, tally: Tally
 ) -> None:
-    """Send what others put into the outbox, until it ends or the client leaves."""
+    """Send the outbox of a background run, until it ends or the client disconnects."""
     async with _tasks(_watch_client(exchange, outbox)):
         await _stream(exchange, stream, outbox, services, tally)
 
@@ -245,7 +245,7 @@ async def relay(
 async def _stream(
     exchange: Exchange, answer: Stream, outbox: sse.Outbox, services: Services, tally: Tally
 ) -> None:
-    """Headers go out with the first events, or soon without; from then on an error can only be an event."""
+    """Send headers with the first events or after a short wait; from then on errors are sent as events."""
     try:
         async with asyncio.timeout(services.first_event_wait_s):
             first = await outbox.take()
@@ -263,7 +263,7 @@ async def _stream(
             async with asyncio.timeout(GOODBYE_S):
                 await exchange.end(answer.failure(SHUTTING_DOWN))
             raise
-        except Exception as error:  # noqa: BLE001 the client gets an error event, whatever broke
+        except Exception as error:  # noqa: BLE001 every failure becomes an error event
             failure = as_baton_error(error, exchange.request_id)
             tally.status = failure.status
             data = answer.failure(failure)

@@ -1,4 +1,4 @@
-"""The HTTP server: takes clients in as long as there is room, looks after slow ones, drains at the end."""
+"""The HTTP server: limits connections, enforces their timeouts, drains on shutdown."""
 
 import asyncio
 import logging
@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 16_384
 MOST_TURNED_AWAY = 64
-"""Connections beyond the limit that wait for their 503; one more is closed without a word."""
+"""Connections beyond the limit that still get a 503; any more are closed without a response."""
 _CHECK_EVERY_S = 1.0
-_FULL = NotReady("Too many connections are being served; try again.", retry_after_s=1)
+_FULL = NotReady("The server has reached its connection limit; retry later.", retry_after_s=1)
 
 
 class HttpServer:
-    """Serves the app to all who connect to a listening socket. Unless `max_connections` is given, half of the
-    process's descriptors are for clients; the rest is for what serves them.
+    """Serves the app on a listening socket. By default, clients may use half of the process's file
+    descriptors.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class HttpServer:
         self._pulse: Pulse | None = None
 
     def start(self, listener: socket.socket) -> None:
-        """Take clients in, until `drain`."""
+        """Accept connections until `drain`."""
         self._listener = Listener(listener, self._take, self._admitted.make_room)
         self._pulse = Pulse(_CHECK_EVERY_S, self._check)
 
     async def drain(self) -> None:
-        """Take nobody in any more, and let running answers finish within the drain timeout."""
+        """Stop accepting connections, and let running answers finish within the drain timeout."""
         if self._listener is not None:
             self._listener.close()
         await self._server.shutdown()
@@ -72,7 +72,7 @@ class HttpServer:
     def _check(self) -> None:
         now_s = asyncio.get_running_loop().time()
         for connection in tuple(self._server.server_state.connections):
-            assert isinstance(connection, Connection), "no other is made"
+            assert isinstance(connection, Connection), "the server creates only Connections"
             connection.check(now_s)
 
 
@@ -83,7 +83,7 @@ async def _turn_away(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def _uvicorn(app: AsgiApp, drain_timeout_s: float) -> uvicorn.Server:
-    """Of uvicorn's server only the end is used: its signals, sockets and timers are our own."""
+    """Only uvicorn's shutdown is used; signals, sockets and timers are our own."""
     config = uvicorn.Config(
         app,
         http="httptools",

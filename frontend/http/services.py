@@ -1,4 +1,4 @@
-"""What the HTTP side needs of the rest of the frontend: seams, and the settings of one app."""
+"""The HTTP layer's dependencies: protocols of the fleet and the generator, and an app's limits."""
 
 import dataclasses
 from collections.abc import AsyncGenerator, Iterable
@@ -13,14 +13,14 @@ from frontend.turn.thoughts import Thoughts
 
 
 class FleetView(Protocol):
-    """The live workers, as far as HTTP shows them; `frontend.routing.fleet.Fleet` is the real one."""
+    """The live workers as the HTTP layer sees them; implemented by `frontend.routing.fleet.Fleet`."""
 
     def models(self) -> list[str]:
-        """Names that can be asked for now."""
+        """Names of the models that are available now."""
         ...
 
     def served(self, model: str) -> ServedModel:
-        """Raises ModelNotFound or NoWorkers."""
+        """The model of that name. Raises ModelNotFound or NoWorkers."""
         ...
 
     def health(self) -> Health:
@@ -28,12 +28,12 @@ class FleetView(Protocol):
         ...
 
     async def stats(self) -> list[tuple[WorkerInfo, WorkerStats]]:
-        """The figures of every worker that answers in time."""
+        """The statistics of every worker that answers in time."""
         ...
 
 
 class TokenSource(Protocol):
-    """Answers token requests; `frontend.routing.generate.Generator` is the real one."""
+    """Answers token requests; implemented by `frontend.routing.generate.Generator`."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """The answer's chunks; closing the generator cancels the work. Raises BatonErrors."""
@@ -42,11 +42,11 @@ class TokenSource(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Services:
-    """One app's collaborators and limits.
+    """One app's dependencies and limits.
 
-    `first_event_wait_s` is how long a stream waits for its first token, so that what fails at once is still
-    an HTTP status; after that the headers go out with a comment, then one more every `keep_alive_s` while
-    nothing else does. `strict_tools` refuses tools that cannot run here instead of leaving them out.
+    A stream waits `first_event_wait_s` for its first token before it sends headers, so that early failures
+    still get an HTTP error status. While it is idle, it sends a comment every `keep_alive_s`. `strict_tools`
+    refuses tools that cannot run here instead of ignoring them.
     """
 
     fleet: FleetView
@@ -61,11 +61,11 @@ class Services:
     strict_tools: bool = False
 
     def check_tools(self, left_out: Iterable[str]) -> None:
-        """Raises InvalidRequest for tools among what was left out, if `strict_tools` refuses these."""
+        """Raises InvalidRequest if `left_out` has tools and `strict_tools` is on."""
         kinds = sorted(path.removeprefix("tools[].") for path in left_out if path.startswith("tools[]."))
         if kinds and self.strict_tools:
             raise InvalidRequest(
-                f"`tools` has a {kinds[0]!r} tool, which only its vendor's servers can run; this server "
-                "refuses such tools (--strict-tools).",
+                f"`tools`: {kinds[0]!r} is not supported; this server only accepts tools that the client "
+                "runs (--strict-tools).",
                 param="tools",
             )

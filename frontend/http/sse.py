@@ -1,4 +1,4 @@
-"""Server-sent events: their bytes, and the outbox that joins all that are ready into one write."""
+"""Server-sent events: their encoding, and the outbox that batches ready events into one write."""
 
 import asyncio
 
@@ -13,15 +13,15 @@ MAX_UNSENT_BYTES = 1 << 20
 
 
 def event(body: msgspec.Struct) -> bytes:
-    """One event without a name. JSON has no line break of its own, so the data is one line."""
+    """One unnamed event. Encoded JSON has no line breaks, so the data is one line."""
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
 class Outbox:
-    """Bytes of one answer on their way from its writers (one for each choice) to its one reader.
+    """Buffers the bytes of one answer between its writers (one per choice) and its single reader.
 
-    All that is ready when the reader comes is one piece. Writers that are ahead of a slow client wait in
-    `room()`. One loop, no locks.
+    The reader takes all ready bytes at once. Writers wait in `room()` for a slow client. Single event loop,
+    no locks.
     """
 
     def __init__(self, num_writers: int) -> None:
@@ -34,7 +34,7 @@ class Outbox:
         self._drained = asyncio.Event()
 
     def put(self, data: bytes) -> None:
-        """Add bytes; nothing is nothing."""
+        """Add bytes; empty bytes are ignored."""
         if data:
             self._parts.append(data)
             self._num_bytes += len(data)
@@ -42,18 +42,18 @@ class Outbox:
             self._wake()
 
     def close(self, error: BaseException | None = None) -> None:
-        """A writer has ended. The first error ends the whole answer, after what was put before it."""
+        """End one writer. The first error ends the whole answer, after the bytes put before it."""
         self._num_writers -= 1
         self._error = self._error or error
         self._wake()
 
     def fail(self, error: BaseException) -> None:
-        """End the answer now: what was put and not taken is lost."""
+        """End the answer now and discard bytes that were not taken."""
         self._parts.clear()
         self.close(error)
 
     async def take(self) -> bytes:
-        """All that is ready, waiting for something; b"" when every writer has ended. Raises the error."""
+        """Wait for bytes and take all that are ready; b"" when every writer has ended. Raises the error."""
         while not self._parts:
             if self._error is not None:
                 raise self._error
@@ -69,20 +69,20 @@ class Outbox:
 
     @property
     def full(self) -> bool:
-        """True if writers should wait for `room()`."""
+        """Whether writers should wait in `room()`."""
         return self._num_bytes > MAX_UNSENT_BYTES
 
     async def room(self) -> None:
-        """Wait until the reader has taken what there is."""
+        """Wait until the reader has taken the buffered bytes."""
         while self.full:
             self._drained.clear()
             await self._drained.wait()
 
     async def keep_alive(self, every_s: float, comment: bytes = KEEP_ALIVE) -> None:
-        """Put a comment whenever nothing was put for so long. Runs until cancelled."""
+        """Put a comment after every `every_s` without other bytes. Runs until cancelled."""
         seen = self._num_puts
         while True:
-            await asyncio.sleep(every_s)  # the pace of the comments is what is asked for
+            await asyncio.sleep(every_s)
             if self._num_puts == seen:
                 self.put(comment)
             seen = self._num_puts

@@ -1,1 +1,1 @@
-"""The Messages API, as Anthropic defines it."""
+"""Anthropic's Messages API."""

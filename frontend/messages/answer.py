@@ -36,7 +36,7 @@ _KIND_OF = {TextBlock: b"text_delta", ThinkingBlock: b"thinking_delta", ToolUseB
 
 class MessagesAnswer:
     """The answer to one Messages body; an `Answer` of `frontend.http.respond`. Each Harmony message is a
-    content block. Thoughts are given if `shows_thinking`, signed by `seal`."""
+    content block; `shows_thinking` includes thinking blocks, signed by `seal`."""
 
     keep_alive = PING
 
@@ -58,35 +58,35 @@ class MessagesAnswer:
         self._seal = seal
         self._shows_thinking = shows_thinking
         self._message = MessageObject(id=new_id("msg"), model=model, content=[], usage=self._usage())
-        self._texts: list[str] = []  # of the block that is open
+        self._texts: list[str] = []  # of the open block
         self._open: AnswerBlock | None = None
         self._delta_head = b""
-        # Written now: it shows the message without any content.
+        # Encoded now, while the message has no content.
         self._opening = self._event("message_start", message=self._message) + PING
 
     def opening(self) -> bytes:
-        """`message_start`, with what is known of the usage, and a ping, as Anthropic's streams begin."""
+        """`message_start`, with the usage known so far, and a ping, as in Anthropic's streams."""
         return self._opening
 
     def write(self, index: int, deltas: Sequence[Delta]) -> bytes:  # noqa: ARG002  there is one choice
         """The events of these deltas."""
-        if len(deltas) == 1:  # nearly every token of an answer
+        if len(deltas) == 1:  # the hot path
             return self._delta(deltas[0])
         return b"".join([self._delta(delta) for delta in deltas])
 
     def end(self, index: int) -> bytes:  # noqa: ARG002  there is one choice
-        """The end of a block that was cut."""
+        """The end of a block that is still open."""
         return self._end_block()
 
     def closing(self) -> bytes:
-        """`message_delta` with the reason of the end and the usage, and `message_stop`."""
+        """`message_delta` with the stop reason and the usage, and `message_stop`."""
         self._settle()
         delta = {"stop_reason": self._message.stop_reason, "stop_sequence": self._message.stop_sequence}
         last = self._event("message_delta", delta=delta, usage=self._message.usage)
         return last + self._event("message_stop")
 
     def failure(self, error: BatonError) -> bytes:
-        """The event that ends a stream that has failed."""
+        """The event that ends a failed stream."""
         return b"event: error\ndata: " + _encode(MessagesError.of(error)) + b"\n\n"
 
     def body(self) -> MessageObject:
@@ -95,7 +95,7 @@ class MessagesAnswer:
         return self._message
 
     async def settle(self) -> None:
-        """Nothing is kept."""
+        """No-op: messages are not stored."""
 
     def _delta(self, delta: Delta) -> bytes:
         match delta:
@@ -148,7 +148,7 @@ class MessagesAnswer:
         return signed + self._event("content_block_stop", index=index)
 
     def _settle(self) -> None:
-        """Put the end into the message, whose last block may be open still."""
+        """Close the last block and set the message's stop reason and usage."""
         self._end_block()
         self._message.stop_reason = self._stop_reason()
         self._message.stop_sequence = self._choice.stop_string
@@ -176,7 +176,7 @@ class MessagesAnswer:
 
 
 def _object(text: str) -> dict[str, object]:
-    """A call's input, which is an object in this API. Text that the model wrote instead is kept as such."""
+    """A call's input, which must be an object in this API; malformed JSON is wrapped in one."""
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, object])
     except (msgspec.DecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""The body of a Messages request, as structs that validate what they decode."""
+"""The Messages request body, as validating structs."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -6,14 +6,14 @@ import msgspec
 
 from frontend.turn.fields import Count, FunctionName, Refused, Share, StopText
 
-# Fields of clients that steer what Anthropic's servers do; here they change nothing.
+# Fields that control Anthropic's servers; accepted without effect.
 _HINTS = frozenset(
     {"metadata", "service_tier", "betas", "anthropic_beta", "inference_geo", "speed", "cache_control"}
 )
 
 
 class Block(msgspec.Struct, kw_only=True):
-    """A content block as clients write it; which fields it needs depends on its `type`."""
+    """A content block; its `type` determines the required fields."""
 
     type: str
     text: str | None = None
@@ -32,14 +32,14 @@ Content = str | list[Block]
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """What the user or the assistant said."""
+    """One message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: Content
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    """A tool. `type` is left out, or `custom`, for those that the client runs by their schema."""
+    """A tool. Client tools have no `type` or `custom`; other types are Anthropic's own tools."""
 
     name: FunctionName
     type: str | None = None
@@ -49,7 +49,7 @@ class Tool(msgspec.Struct, kw_only=True):
 
 
 class ToolChoice(msgspec.Struct, kw_only=True):
-    """Whether a tool must be used, and which."""
+    """Whether a tool must be called, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -57,7 +57,7 @@ class ToolChoice(msgspec.Struct, kw_only=True):
 
 
 class Thinking(msgspec.Struct, kw_only=True):
-    """Whether thoughts are shown, and how long they may be."""
+    """Whether the answer contains thinking blocks, and the thinking budget."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Count | None = None
@@ -65,25 +65,25 @@ class Thinking(msgspec.Struct, kw_only=True):
 
 
 class JsonFormat(msgspec.Struct, kw_only=True):
-    """The form of the answer: JSON that follows a schema."""
+    """Output format: JSON that follows a schema."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
-    """How much to think, and the form of the answer."""
+    """Reasoning effort and output format."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonFormat | None = None
 
 
 class Counted(msgspec.Struct, kw_only=True):
-    """`POST /v1/messages/count_tokens`: what a prompt is made from."""
+    """`POST /v1/messages/count_tokens`: the fields that make up the prompt."""
 
     refused: ClassVar[Refused] = {
-        "container": ((), "There is no code execution."),
-        "mcp_servers": (([],), "MCP servers are the client's to call."),
+        "container": ((), "Code execution is not available."),
+        "mcp_servers": (([],), "Connect to MCP servers from the client, and offer their tools in `tools`."),
     }
     hints: ClassVar[frozenset[str]] = _HINTS | {"context_management"}
     deep: ClassVar[frozenset[str]] = frozenset({"tool_choice", "thinking", "output_config"})

@@ -1,4 +1,4 @@
-"""The bodies of the Messages API's answers, in Anthropic's shapes."""
+"""The Messages API's response bodies, in Anthropic's shapes."""
 
 from typing import Any, Literal
 
@@ -10,21 +10,21 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
-    """Visible text; there are never citations."""
+    """Visible text; `citations` is always null."""
 
     text: str = ""
     citations: None = None
 
 
 class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
-    """A thought, and the signature with which it is taken back."""
+    """Reasoning text and its signature, which must be sent back unchanged."""
 
     thinking: str = ""
     signature: str = ""
 
 
 class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
-    """A call that the model asks for."""
+    """A tool call that the model requests."""
 
     id: str
     name: str
@@ -35,7 +35,7 @@ AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class Usage(msgspec.Struct, kw_only=True):
-    """Token counts. `input_tokens` are those that were found in no cache."""
+    """Token counts. `input_tokens` excludes cached tokens."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
@@ -45,7 +45,7 @@ class Usage(msgspec.Struct, kw_only=True):
 
 
 class MessageObject(msgspec.Struct, kw_only=True):
-    """`POST /v1/messages`."""
+    """The response of `POST /v1/messages`, unless streamed."""
 
     id: str
     model: str
@@ -58,20 +58,20 @@ class MessageObject(msgspec.Struct, kw_only=True):
 
 
 class TokenCount(msgspec.Struct, kw_only=True):
-    """`POST /v1/messages/count_tokens`."""
+    """The response of `POST /v1/messages/count_tokens`."""
 
     input_tokens: int
 
 
 class MessagesErrorDetail(msgspec.Struct, kw_only=True):
-    """What went wrong."""
+    """An error: Anthropic's type, and a message."""
 
     type: str
     message: str
 
 
 class MessagesError(msgspec.Struct, kw_only=True):
-    """Every answer that is not a success."""
+    """The body of every error response of the Messages API."""
 
     error: MessagesErrorDetail
     type: Literal["error"] = "error"

@@ -1,4 +1,4 @@
-"""`POST /v1/messages`: what a body asks for, in no API's terms."""
+"""Converts a Messages body into a TurnRequest."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -25,13 +25,13 @@ from frontend.turn.history import joined
 from frontend.turn.request import TurnRequest
 from frontend.turn.seal import Changed, Seal
 
-# Up to these budgets, in tokens of thought.
+# Thinking budgets, in tokens, up to which the effort is low or medium.
 _LOW_BUDGET = 2048
 _MEDIUM_BUDGET = 12_000
 
 
 class Reading:
-    """Reads one body; `left_out` are the paths of what gpt-oss cannot be given, such as images."""
+    """Converts one body; `left_out` collects the paths of unsupported content, such as images."""
 
     def __init__(self, body: Counted, seal: Seal) -> None:
         self.left_out: set[str] = set()
@@ -39,12 +39,13 @@ class Reading:
         self._seal = seal
 
     def turn_request(self, num_bytes: int) -> TurnRequest:
-        """What a body of that length asks for. Raises InvalidRequest, naming the field."""
+        """The request of a body of `num_bytes`. Raises InvalidRequest, naming the field."""
         body = self._body
         answer = body if isinstance(body, MessagesBody) else None
         if body.messages[-1].role == "assistant":
             raise InvalidRequest(
-                "`messages`: the last message must be the user's; gpt-oss cannot continue an answer.",
+                "The last message in `messages` must not have role 'assistant'; this model does not support "
+                "prefilled answers.",
                 param="messages",
             )
         choice = body.tool_choice
@@ -93,7 +94,8 @@ class Reading:
         choice = self._body.tool_choice
         if choice is not None and choice.type == "tool" and choice.name == name:
             raise InvalidRequest(
-                f"`tool_choice` demands {name!r}, but `{path}` is a tool that only Anthropic's servers know.",
+                f"`tool_choice` requires {name!r}, but `{path}` is an Anthropic-defined tool, which this "
+                "server does not support.",
                 param="tool_choice",
             )
         self.left_out.add(label)
@@ -123,7 +125,7 @@ class Reading:
                         yield self._said(block, f"{path}[{j}]")
 
     def _user(self, content: Content, path: str) -> Iterator[Turn]:
-        """Results of calls, then what the user says to them."""
+        """Tool results, then the user's text."""
         if isinstance(content, str):
             yield UserTurn(content)
             return
@@ -155,14 +157,15 @@ class Reading:
                 return AssistantTurn(text="\n\n".join(self._texts([block], path)) or None)
 
     def _thought(self, block: Block, path: str) -> str | None:
-        """A thought that this server had. Others' are left out. Raises InvalidRequest if it was changed."""
+        """This service's own reasoning, or None for another's. Raises InvalidRequest if it was changed."""
         text = block.thinking or ""
         try:
             if self._seal.is_ours(text, block.signature or ""):
                 return text or None
         except Changed:
             raise InvalidRequest(
-                f"`{path}.signature` is not that of this thinking: send both as they came, or neither.",
+                f"`{path}.signature` does not match `{path}.thinking`; send thinking blocks back unchanged, "
+                "or leave them out.",
                 param=f"{path}.signature",
             ) from None
         self.left_out.add("messages[].content[].thinking")
@@ -172,7 +175,7 @@ class Reading:
         return content if isinstance(content, str) else "\n\n".join(self._texts(content, path))
 
     def _texts(self, blocks: list[Block], path: str) -> Iterator[str]:
-        """The texts in the blocks; what is not text is named as left out."""
+        """The texts of the blocks; other content is replaced by a note and recorded in `left_out`."""
         for block in blocks:
             source = block.source or {}
             match block.type:
@@ -200,7 +203,7 @@ def _needed(value: str | None, path: str, name: str) -> str:
 
 
 def _effort(body: Counted) -> Effort:
-    """The nearest that the model has. It always thinks; `disabled` asks for as little as possible."""
+    """The nearest effort that gpt-oss has; it cannot turn reasoning off, so `disabled` is low."""
     if body.output_config is not None and body.output_config.effort is not None:
         return NEAREST_EFFORT[body.output_config.effort]
     thinking = body.thinking

@@ -1,4 +1,4 @@
-"""The routes of the Messages API: create, and count the tokens of what would be asked."""
+"""The Messages API's routes: create a message, count tokens."""
 
 from frontend.http.body import decode
 from frontend.http.exchange import Exchange, ignored_header
@@ -15,20 +15,20 @@ from frontend.turn.seal import Seal
 
 
 class MessagesRoutes:
-    """The routes; `seal` signs the thoughts that clients carry."""
+    """The routes; `seal` signs thinking blocks."""
 
     def __init__(self, seal: Seal) -> None:
         self._seal = seal
 
     def table(self) -> dict[tuple[str, str], Serve]:
-        """(method, path): what answers it."""
+        """The Serve of each (method, path)."""
         return {
             ("POST", "/v1/messages"): generating(self.prepare),
             ("POST", "/v1/messages/count_tokens"): self.count_tokens,
         }
 
     async def prepare(self, raw: bytes, asker: Asker, services: Services) -> MessagesAnswer:
-        """An answer that can be begun. Raises the BatonError that refuses the body."""
+        """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
         body, unknown = decode(raw, MessagesBody)
         reading = Reading(body, self._seal)
         request = reading.turn_request(len(raw))

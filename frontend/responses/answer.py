@@ -1,4 +1,4 @@
-"""A response as an answer: its life from created to its terminal event, and what is kept of it."""
+"""The answer of the Responses API: its lifecycle from created to the terminal event, and its storage."""
 
 import logging
 import time
@@ -26,12 +26,12 @@ from frontend.turn.choice import Choice
 
 log = logging.getLogger(__name__)
 
-# A longer stream is not kept, so it cannot be resumed; its response is kept all the same.
+# Longer streams are not stored and cannot be resumed; their responses are stored all the same.
 MAX_KEPT_STREAM_BYTES = 16 << 20
 
 
 class ResponseAnswer:
-    """An `Answer` of `frontend.http.respond`; it keeps the events that it gives."""
+    """An `Answer` of `frontend.http.respond` that stores its events."""
 
     keep_alive = sse.KEEP_ALIVE
 
@@ -65,7 +65,7 @@ class ResponseAnswer:
 
     @property
     def kept_stream(self) -> bytes | None:
-        """All events so far; None if they are not kept, or too long to be."""
+        """All events so far; None if they are not stored or exceed the limit."""
         return None if self._kept is None else b"".join(self._kept)
 
     @property
@@ -82,11 +82,11 @@ class ResponseAnswer:
         return self._keep(self._output.write(deltas))
 
     def end(self, index: int) -> bytes:  # noqa: ARG002  there is one choice
-        """Nothing: `closing` ends the response."""
+        """No-op: `closing` ends the response."""
         return b""
 
     def closing(self) -> bytes:
-        """The event that ends the stream of a response that went well, if perhaps cut by its token limit."""
+        """The event that ends a completed or incomplete response."""
         if self.choice.is_cut:
             self.response.status = "incomplete"
             self.response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
@@ -96,37 +96,36 @@ class ResponseAnswer:
         return self._end()
 
     def failure(self, error: BatonError) -> bytes:
-        """The event that ends the stream of a response that has failed."""
+        """The event that ends a failed response."""
         self._output.interrupt()
         self.response.status = "failed"
         self.response.error = ResponseError.of(error)
         return self._end()
 
     def cancelled(self) -> bytes:
-        """The event that ends the stream of a cancelled response. There is none of that name: it is
-        `response.incomplete`, with a response whose status is `cancelled`."""
+        """The event that ends a cancelled response: OpenAI defines no event for it, so it is
+        `response.incomplete` with status `cancelled`."""
         self._output.interrupt()
         self.response.status = "cancelled"
         return self._end()
 
     def body(self) -> ResponseObject:
-        """The response as it stands."""
+        """The response so far."""
         self._output.fill()
         self.response.output = self._output.items
         return self.response
 
     async def settle(self) -> None:
-        """Keep the response, unless the client wants it not to be. One that cannot be kept is logged only:
-        the client gets its answer."""
+        """End and store the response. A storage failure is only logged: the client still gets its answer."""
         if self.response.status == RUNNING:
             self.closing()
         try:
             await self.save()
         except StoreFailure as error:
-            log.error("response not kept response_id=%s error=%s", self.response.id, error)  # noqa: TRY400  it says all
+            log.error("response not stored response_id=%s error=%s", self.response.id, error)  # noqa: TRY400  no traceback needed
 
     async def save(self) -> None:
-        """Keep the response as it stands. Raises StoreFailure."""
+        """Store the response so far, unless `store` is false. Raises StoreFailure."""
         if not self.response.store:
             return
         body = self.body()

@@ -1,4 +1,4 @@
-"""The request body of the Responses API, as msgspec structs that validate what they decode."""
+"""The Responses API's request body, as validating structs."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -20,7 +20,7 @@ from frontend.turn.fields import (
 
 LOGPROBS = "message.output_text.logprobs"
 SEALED = "reasoning.encrypted_content"
-# What can be asked to be included; but for the first two, of parts that no answer of this server has.
+# Only the first two have an effect: no answer of this server contains the others.
 Includable = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -37,11 +37,11 @@ Summary = Literal["auto", "concise", "detailed"]
 
 
 class Reasoning(msgspec.Struct, kw_only=True):
-    """How much to think, and whether the thoughts are given as a summary: they are given whole then."""
+    """Reasoning effort, and whether the reasoning is output as a summary, which is the full text."""
 
     refused: ClassVar[Refused] = {
-        "context": (("auto", "current_turn"), "Reasoning is kept up to the next final answer."),
-        "mode": (("standard",), "There is one mode: `standard`."),
+        "context": (("auto", "current_turn"), "Only auto and current_turn are available."),
+        "mode": (("standard",), "Only standard is available."),
     }
 
     effort: AnyEffort | None = None
@@ -50,11 +50,12 @@ class Reasoning(msgspec.Struct, kw_only=True):
 
 
 class SchemaFormat(NamedSchema, kw_only=True, tag_field="type", tag="json_schema"):
-    """`text.format`: JSON that follows a schema; unless `strict`, as far as it can be enforced."""
+    """`text.format`: JSON that follows a schema. Without `strict`, keywords that cannot be enforced are
+    ignored."""
 
 
 class TextConfig(msgspec.Struct, kw_only=True):
-    """What is asked of the answer's text."""
+    """Options of the answer's text."""
 
     hints: ClassVar[frozenset[str]] = frozenset({"verbosity"})
 
@@ -62,9 +63,9 @@ class TextConfig(msgspec.Struct, kw_only=True):
 
 
 class ResponseTool(msgspec.Struct, kw_only=True):
-    """A tool: a `function` with the JSON schema of its `parameters`, a `custom` one that takes text, a
-    `namespace` of such `tools`, or `local_shell`, `shell` and `apply_patch`, which the client's machine runs.
-    Other types are run by OpenAI's servers."""
+    """A tool: a `function` with a JSON schema of its `parameters`, a `custom` tool with text input, a
+    `namespace` of such `tools`, or one of `local_shell`, `shell` and `apply_patch`, which the client runs.
+    Other types are OpenAI's hosted tools."""
 
     hints: ClassVar[frozenset[str]] = frozenset({"eager_input_streaming"})
 
@@ -83,7 +84,7 @@ class ResponseTool(msgspec.Struct, kw_only=True):
 
 
 class ToolFormat(msgspec.Struct, kw_only=True):
-    """What a custom tool's input may be."""
+    """The format of a custom tool's input."""
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
@@ -103,15 +104,15 @@ class CustomByName(msgspec.Struct, kw_only=True, tag_field="type", tag="custom")
 
 
 class ShellByType(msgspec.Struct, kw_only=True, tag_field="type", tag="shell"):
-    """`tool_choice`: the shell must be called."""
+    """`tool_choice`: `shell` must be called."""
 
 
 class LocalShellByType(msgspec.Struct, kw_only=True, tag_field="type", tag="local_shell"):
-    """`tool_choice`: the local shell must be called."""
+    """`tool_choice`: `local_shell` must be called."""
 
 
 class PatchByType(msgspec.Struct, kw_only=True, tag_field="type", tag="apply_patch"):
-    """`tool_choice`: a patch must be applied."""
+    """`tool_choice`: `apply_patch` must be called."""
 
 
 class AllowedTool(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -140,25 +141,28 @@ ToolChoice = (
 
 
 class ResponseBody(OpenAIFields, kw_only=True):
-    """`POST /v1/responses`. Extensions are the chat API's, under the same names."""
+    """`POST /v1/responses`, with the same extensions as chat completions."""
 
     refused: ClassVar[Refused] = {
         **OpenAIFields.refused,
-        "messages": ((), "Responses call it `input`."),
-        "max_tokens": ((), "Responses call it `max_output_tokens`."),
-        "max_completion_tokens": ((), "Responses call it `max_output_tokens`."),
-        "response_format": ((), "Responses call it `text.format`."),
-        "reasoning_effort": ((), "Responses call it `reasoning.effort`."),
-        "logprobs": ((False,), f'Responses call it `include`: ["{LOGPROBS}"].'),
-        "n": ((1,), "A response has one answer."),
-        "stop": (([],), "Responses have no stop strings; `stop_token_ids` are served."),
-        "access_programs": ((), "There are no access programs."),
-        "background_options": (({}, {"completion_window": "soonest"}), "Background work begins at once."),
-        "context_management": (([],), "The context is not managed: send what the model shall read."),
-        "conversation": ((), "There are no conversation objects; use `previous_response_id`."),
-        "image": (({},), "Input and answers are text."),
-        "moderation": ((), "There is no moderation."),
-        "prompt": ((), "There are no stored prompt templates."),
+        "messages": ((), "In the Responses API, use `input`."),
+        "max_tokens": ((), "In the Responses API, use `max_output_tokens`."),
+        "max_completion_tokens": ((), "In the Responses API, use `max_output_tokens`."),
+        "response_format": ((), "In the Responses API, use `text.format`."),
+        "reasoning_effort": ((), "In the Responses API, use `reasoning.effort`."),
+        "logprobs": ((False,), f'In the Responses API, use `include`: ["{LOGPROBS}"].'),
+        "n": ((1,), "A response has a single answer."),
+        "stop": (([],), "The Responses API has no stop strings; use `stop_token_ids`."),
+        "access_programs": ((), "Access programs are not available."),
+        "background_options": (
+            ({}, {"completion_window": "soonest"}),
+            "Background responses always start immediately.",
+        ),
+        "context_management": (([],), "Shorten the input before you send it."),
+        "conversation": ((), "Use `previous_response_id`."),
+        "image": (({},), "This model reads and writes text only."),
+        "moderation": ((), "Moderation is not available."),
+        "prompt": ((), "Prompt templates are not available; use `instructions` and `input`."),
     }
     deep: ClassVar[frozenset[str]] = frozenset(
         {
@@ -167,7 +171,7 @@ class ResponseBody(OpenAIFields, kw_only=True):
         }
     )  # fmt: skip
 
-    # Its items are read by `frontend.responses.given`.
+    # `frontend.responses.given` validates the items.
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: from the body, and what it continues, to the answer that can be begun or counted."""
+"""`POST /v1/responses`: builds the answer from the body and the previous responses, or counts its tokens."""
 
 from functools import partial
 
@@ -24,8 +24,8 @@ from frontend.turn.seal import Seal
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A body that was read: its own input `items`, the tools it offers, and what all of it asks for.
-    `ignored` are the paths of what is not served."""
+    """A parsed body: its input `items`, the tools it offers, and the request it makes. `ignored` are the
+    paths of unsupported fields and content."""
 
     body: ResponseBody
     items: list[Item]
@@ -37,7 +37,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 async def prepare_response(
     raw: bytes, asker: Asker, services: Services, state: ResponseState, seal: Seal
 ) -> ResponseAnswer:
-    """An answer that can be begun. Raises the BatonError that refuses the body."""
+    """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
     asked = await _asked(raw, asker.owner, services, state, seal)
     body, request = asked.body, asked.request
     served = services.fleet.served(body.model)
@@ -50,7 +50,7 @@ async def prepare_response(
         seal=seal if SEALED in (body.include or ()) else None,
     )
     writer = EventWriter() if body.stream else None
-    assert isinstance(request.prompt, Conversation), "a response is never raw text"
+    assert isinstance(request.prompt, Conversation), "responses are not raw completions"
     return ResponseAnswer(
         begun(body, request.prompt.reasoning_effort),
         asked.items,
@@ -65,7 +65,7 @@ async def prepare_response(
 async def count_input_tokens(
     raw: bytes, owner: str, services: Services, state: ResponseState, seal: Seal
 ) -> tuple[str, int]:
-    """(the model, how many tokens the prompt of such a response has). Raises as `prepare_response` does."""
+    """(the model, the number of prompt tokens). Raises as `prepare_response` does."""
     asked = await _asked(raw, owner, services, state, seal)
     served = services.fleet.served(asked.body.model)
     (token_ids,) = await encode(asked.request, served)
@@ -81,7 +81,7 @@ async def _asked(raw: bytes, owner: str, services: Services, state: ResponseStat
     earlier = [] if previous_id is None else await history(previous_id, state)
     offered = offered_tools(body)
     services.check_tools(offered.left_out)
-    # What came before may be long, whatever the body's length.
+    # A short body may continue a long conversation.
     num_bytes = len(raw) + (LONG_BYTES if earlier else 0)
     return Asked(
         body=body,

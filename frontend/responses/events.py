@@ -1,4 +1,4 @@
-"""The events of a response's stream as bytes, numbered without gaps, and the item that is being written."""
+"""Encodes a response's events, numbered without gaps, and tracks the open output item."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,14 +22,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class EventTopLogprob(msgspec.Struct):
-    """One of the likeliest tokens."""
+    """One of the most likely tokens."""
 
     token: str
     logprob: float
 
 
 class EventLogprob(msgspec.Struct):
-    """A token of the visible text as OpenAI's events show it: without the bytes that the item has."""
+    """A token of the visible text in OpenAI's event format, which has no `bytes`."""
 
     token: str
     logprob: float
@@ -37,35 +37,35 @@ class EventLogprob(msgspec.Struct):
 
 
 class EventWriter:
-    """Makes events; each has the number after the last one's."""
+    """Encodes events with consecutive sequence numbers."""
 
     def __init__(self) -> None:
         self.num_events = 0
 
     def event(self, kind: str, **fields: object) -> bytes:
-        """One event of these fields."""
+        """One event with these fields."""
         return self.numbered(head(kind, **fields))
 
     def numbered(self, data: bytes) -> bytes:
-        """An event's bytes up to its number, as a whole event."""
+        """Complete an event from `head` with its sequence number."""
         number = self.num_events
         self.num_events += 1
         return b'%b,"sequence_number":%d}\n\n' % (data, number)
 
 
 def head(kind: str, **fields: object) -> bytes:
-    """An event up to where more fields can follow."""
+    """An event that is still open for more fields."""
     return b"event: %b\ndata: " % kind.encode() + _encode({"type": kind, **fields})[:-1]
 
 
 def after(stream: bytes, sequence_number: int) -> bytes:
-    """The events of a whole stream that come after the one of this number; -1: all of them."""
-    events = stream.split(b"\n\n")  # JSON has no line break of its own
+    """The events of a stream after the one with this sequence number; -1 means all."""
+    events = stream.split(b"\n\n")  # encoded JSON has no line breaks
     return b"\n\n".join(events[sequence_number + 1 :])
 
 
 class _Shape(NamedTuple):
-    """The events of an item's text, of the part that has it, and the field that numbers its parts."""
+    """Event names of an item's text and of its part, and the field with the part's index."""
 
     text: str
     part: str | None = None
@@ -80,7 +80,7 @@ _CUSTOM_CALL = _Shape("response.custom_tool_call_input")
 
 
 class OpenItem:
-    """An output item while it is being written. Its methods give the events, or b"" without a `writer`."""
+    """An output item that is being written. Its methods return events, or b"" without a `writer`."""
 
     def __init__(
         self, item: WrittenItem, index: int, writer: EventWriter | None, *, as_summary: bool = False
@@ -97,7 +97,7 @@ class OpenItem:
         self._delta_tail = b',"logprobs":[]' if isinstance(item, MessageItem) else b""
 
     def begin(self) -> bytes:
-        """The item is there, and its one part."""
+        """The events that add the item and its single part."""
         index = self._place["output_index"]
         added = self._event("response.output_item.added", output_index=index, item=self.item)
         if self._shape.part is None:
@@ -105,7 +105,7 @@ class OpenItem:
         return added + self._event(self._shape.part + ".added", **self._place, part=self._part(""))
 
     def write(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> bytes:
-        """More of its text."""
+        """The event that adds text."""
         self._texts.append(text)
         tail = self._delta_tail
         if logprobs:
@@ -116,7 +116,7 @@ class OpenItem:
         return self._writer.numbered(b"".join((self._delta_head, _encode(text), tail)))
 
     def fill(self) -> str:
-        """Put the text so far into the item; gives it."""
+        """Store the text so far in the item; returns the text."""
         text = "".join(self._texts)
         match self.item:
             case FunctionCallItem() as call:
@@ -132,7 +132,7 @@ class OpenItem:
         return text
 
     def end(self, status: ItemStatus) -> bytes:
-        """The item is as it will stay."""
+        """The events that complete the item."""
         self.item.status = status
         ended = self._ended(self.fill())
         index = self._place["output_index"]

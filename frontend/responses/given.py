@@ -1,4 +1,4 @@
-"""Reads the items that clients send: leniently, and naming what gpt-oss cannot be given."""
+"""Parses the input items that clients send; collects what gpt-oss cannot read."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -31,7 +31,7 @@ Input = str | list[dict[str, Any]] | None
 
 
 class GivenPart(msgspec.Struct, kw_only=True):
-    """A content part as clients write it."""
+    """A content part of an input item."""
 
     type: str
     text: str | None = None
@@ -42,7 +42,7 @@ Content = str | list[GivenPart]
 
 
 class GivenMessage(msgspec.Struct, kw_only=True):
-    """A message; its `type` may be left out."""
+    """A message; its `type` is optional."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
@@ -51,7 +51,7 @@ class GivenMessage(msgspec.Struct, kw_only=True):
 
 
 class GivenReasoning(msgspec.Struct, kw_only=True):
-    """Reasoning of an earlier answer: its `content`, or what this server has sealed."""
+    """Reasoning of an earlier answer: its `content`, or its `encrypted_content` from this service."""
 
     id: str | None = None
     content: list[GivenPart] | None = None
@@ -60,7 +60,7 @@ class GivenReasoning(msgspec.Struct, kw_only=True):
 
 
 class GivenCall(msgspec.Struct, kw_only=True):
-    """A call of an earlier answer."""
+    """A function call of an earlier answer."""
 
     call_id: str
     name: str
@@ -70,7 +70,7 @@ class GivenCall(msgspec.Struct, kw_only=True):
 
 
 class GivenCustomCall(msgspec.Struct, kw_only=True):
-    """A call of a custom tool in an earlier answer."""
+    """A custom tool call of an earlier answer."""
 
     call_id: str
     name: str
@@ -80,7 +80,7 @@ class GivenCustomCall(msgspec.Struct, kw_only=True):
 
 
 class GivenOutput(msgspec.Struct, kw_only=True):
-    """What a tool returned for a call."""
+    """The result of a tool call."""
 
     call_id: str
     output: Content
@@ -88,7 +88,7 @@ class GivenOutput(msgspec.Struct, kw_only=True):
 
 
 class GivenReference(msgspec.Struct, kw_only=True):
-    """An item of a stored response, by its id."""
+    """A reference to an item of a stored response."""
 
     id: str
 
@@ -103,7 +103,7 @@ GIVEN_ITEMS: dict[str, type[msgspec.Struct]] = {
     "item_reference": GivenReference,
     **MACHINE_ITEMS,
 }
-# What only OpenAI's servers or other models make, as agents bring it along in a session.
+# Items made by OpenAI's hosted tools or by other models, which agents send back when a session moves.
 LEFT_OUT = frozenset(
     {
         "web_search_call", "file_search_call", "computer_call", "computer_call_output",
@@ -115,16 +115,16 @@ _TEXT_TYPES = frozenset({"input_text", "output_text", "text", "reasoning_text"})
 
 
 class InputReader:
-    """Reads one body's `input`; `left_out` are the paths of what gpt-oss cannot be given, such as images."""
+    """Parses one body's `input`; `left_out` collects the paths of unsupported content, such as images."""
 
     def __init__(self, seal: Seal, recall: Callable[[str], str | None]) -> None:
-        """`recall` gives the text of the reasoning item of an id, if it is still known."""
+        """`recall` returns the text of a reasoning item by id, if still known."""
         self.left_out: set[str] = set()
         self._seal = seal
         self._recall = recall
 
     def read(self, given: Input) -> list[Item | GivenReference]:
-        """The items, each with an id. Raises InvalidRequest, naming the field, for what is not understood."""
+        """The items, each with an id. Raises InvalidRequest, naming the field."""
         if isinstance(given, str):
             return [self._message(GivenMessage(role="user", content=given), "input")]
         read = (self._read(item, f"input[{i}]") for i, item in enumerate(given or ()))
@@ -132,10 +132,14 @@ class InputReader:
 
     def _read(self, fields: dict[str, Any], path: str) -> Item | GivenReference | None:
         kind = fields.get("type")
-        if kind is None:  # both may leave their type out
+        if kind is None:  # optional for these two
             kind = "message" if "role" in fields else "item_reference"
         if not isinstance(kind, str) or kind not in {*GIVEN_ITEMS, *LEFT_OUT}:
-            raise InvalidRequest(f"`{path}.type` {kind!r:.80} is not served.", param=f"{path}.type")
+            allowed = ", ".join(sorted(GIVEN_ITEMS))
+            raise InvalidRequest(
+                f"`{path}.type` {kind!r:.80} is not supported; allowed values: {allowed}.",
+                param=f"{path}.type",
+            )
         if kind in LEFT_OUT:
             self.left_out.add(f"input[].{kind}")
             return None
@@ -181,7 +185,7 @@ class InputReader:
         return FunctionOutputItem(id=item_id, call_id=given.call_id, output=output, status="completed")
 
     def _reasoning(self, given: GivenReasoning, path: str) -> ReasoningItem:
-        """The thought in the clear, sealed by this server, or known here by its id; else it is left out."""
+        """Reasoning from `content`, from this service's `encrypted_content`, or recalled by id."""
         texts = self._texts(given.content or [], f"{path}.content")
         if not texts and given.encrypted_content:
             texts = self._opened(given.encrypted_content, f"{path}.encrypted_content")
@@ -200,7 +204,7 @@ class InputReader:
             text = self._seal.open(sealed)
         except Changed:
             raise InvalidRequest(
-                f"`{path}` was changed: send it as it came, or not at all.", param=path
+                f"`{path}` was changed; send it back unchanged, or leave it out.", param=path
             ) from None
         if text is None:
             self.left_out.add("input[].encrypted_content")

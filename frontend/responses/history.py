@@ -1,4 +1,4 @@
-"""What a response goes on from: the items of the responses before it, and those that it refers to."""
+"""Loads the items that a response continues: those of previous responses, and referenced ones."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ from frontend.responses.store import ResponseStore
 
 
 class PreviousNotFound(BatonError):
-    """There is no such response to go on from, or not all of what it goes on from."""
+    """The previous response, or one that it continues, is not stored."""
 
     code = "previous_response_not_found"
     status = 400
@@ -23,26 +23,26 @@ class _Output(msgspec.Struct):
 
 
 async def history(response_id: str, responses: ResponseState) -> list[Item]:
-    """All that was said up to the end of the previous response."""
+    """All input and output items up to the end of the previous response."""
     runs_here = await responses.runs.get(response_id) is not None
     previous = None if runs_here else await responses.store.load(response_id)
     if runs_here or (previous is not None and previous.status == RUNNING):
         raise InvalidRequest(
-            f"The response {response_id!r} is still in progress; wait for its end.",
+            f"`previous_response_id`: response {response_id!r} is still in progress; wait until it ends.",
             param="previous_response_id",
         )
     items = await context_items(response_id, responses.store)
     if previous is None or items is None:
         raise PreviousNotFound(
-            f"The response {response_id!r} is not stored here, or not with all that it continues.",
+            f"`previous_response_id`: response {response_id!r} or one that it continues is not stored.",
             param="previous_response_id",
         )
     return items + list(msgspec.json.decode(previous.body, type=_Output).output)
 
 
 async def context_items(response_id: str, store: ResponseStore) -> list[Item] | None:
-    """All input of a stored response: what it continues, with the answers, then its own; None if it is not
-    stored any more."""
+    """All input of a stored response: the conversation that it continues, then its own items; None if part of
+    it is no longer stored."""
     chain = await store.chain(response_id)
     if chain is None:
         return None
@@ -55,7 +55,7 @@ async def context_items(response_id: str, store: ResponseStore) -> list[Item] | 
 
 
 async def resolved(item: Item | GivenReference, index: int, store: ResponseStore) -> Item:
-    """The item itself where `input[index]` refers to one. Raises InvalidRequest if it is not stored."""
+    """The item, or the one that `input[index]` refers to. Raises InvalidRequest if it is not stored."""
     if not isinstance(item, GivenReference):
         return item
     stored = await store.with_item(item.id)
@@ -66,5 +66,6 @@ async def resolved(item: Item | GivenReference, index: int, store: ResponseStore
             if candidate.id == item.id:
                 return candidate
     raise InvalidRequest(
-        f"`input[{index}].id`: no stored response has an item {item.id!r}.", param=f"input[{index}].id"
+        f"`input[{index}].id`: no stored response has an item with id {item.id!r}.",
+        param=f"input[{index}].id",
     )

@@ -1,4 +1,4 @@
-"""The items of a response's input and output, in the one shape in which they are kept and given."""
+"""The items of a response's input and output, as stored and returned."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -18,7 +18,7 @@ class InputText(msgspec.Struct, kw_only=True, tag_field="type", tag="input_text"
 
 
 class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
-    """Text that the model wrote; there are never annotations."""
+    """Text that the model wrote; `annotations` is always empty."""
 
     text: str
     annotations: list[Any] = []
@@ -26,13 +26,13 @@ class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_tex
 
 
 class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
-    """A thought, as it was thought."""
+    """Reasoning text."""
 
     text: str
 
 
 class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
-    """What somebody said. `phase` tells a model's preambles from its answer."""
+    """A message. `phase` distinguishes the model's preambles from its answer."""
 
     id: str
     role: Literal["user", "assistant", "system", "developer"]
@@ -42,13 +42,14 @@ class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message")
 
 
 class SummaryText(msgspec.Struct, kw_only=True, tag_field="type", tag="summary_text"):
-    """A thought, given as its summary: it is whole."""
+    """Reasoning text as a summary; it is the full text."""
 
     text: str
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
-    """A chain of thought: as `content`, or as `summary` where that is asked for, and sealed in one word."""
+    """Reasoning: in `content`, or in `summary` if requested; `encrypted_content` carries it to stateless
+    clients."""
 
     id: str
     summary: list[SummaryText] = []
@@ -58,7 +59,7 @@ class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoni
 
 
 class FunctionCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
-    """A call that the model asks for; `arguments` is the text that it wrote."""
+    """A function call that the model requests; `arguments` is the text that it wrote."""
 
     id: str
     call_id: str
@@ -69,7 +70,7 @@ class FunctionCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="func
 
 
 class CustomCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
-    """A call of a custom tool; `input` is the text that the model wrote."""
+    """A custom tool call that the model requests; `input` is the text that it wrote."""
 
     id: str
     call_id: str
@@ -80,7 +81,7 @@ class CustomCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="custom
 
 
 class CustomOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="custom_tool_call_output"):
-    """What a custom tool returned."""
+    """The result of a custom tool call."""
 
     id: str
     call_id: str
@@ -89,7 +90,7 @@ class CustomOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="cust
 
 
 class FunctionOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call_output"):
-    """What a function returned."""
+    """The result of a function call."""
 
     id: str
     call_id: str
@@ -109,7 +110,7 @@ class LocalShellAction(msgspec.Struct, kw_only=True):
 
 
 class ShellAction(msgspec.Struct, kw_only=True):
-    """Lines for a shell, one after the other."""
+    """Shell commands that run one after the other."""
 
     commands: list[str]
     timeout_ms: int | None = None
@@ -117,7 +118,7 @@ class ShellAction(msgspec.Struct, kw_only=True):
 
 
 class PatchOperation(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is done to one file."""
+    """The change to one file."""
 
     type: Literal["create_file", "update_file", "delete_file"]
     path: str
@@ -152,7 +153,7 @@ class PatchCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="apply_p
 
 
 class LocalShellOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="local_shell_call_output"):
-    """What a command printed. OpenAI's `id` is that of the call; some clients send `call_id`."""
+    """The output of a command. `id` is that of the call; some clients send `call_id` instead."""
 
     output: str
     id: str = ""
@@ -160,7 +161,7 @@ class LocalShellOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="
 
 
 class ShellOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="shell_call_output"):
-    """What each line printed, and how it ended."""
+    """The output and outcome of each command."""
 
     call_id: str
     output: str | list[dict[str, Any]]
@@ -168,7 +169,7 @@ class ShellOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="shell
 
 
 class PatchOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="apply_patch_call_output"):
-    """Whether a patch was applied, and what was said to it."""
+    """Whether a patch was applied, and its log."""
 
     call_id: str
     status: str = "completed"

@@ -1,6 +1,6 @@
-"""Tools that the client's own machine runs, by their types: `local_shell`, `shell`, `apply_patch`.
+"""OpenAI's built-in tools that the client runs: `local_shell`, `shell`, `apply_patch`.
 
-The model sees each as a function; a call becomes an item of the tool's own type and comes back as one.
+The model sees them as functions; their calls and results are items of the tool's type.
 """
 
 from typing import Any
@@ -50,12 +50,12 @@ _MACHINE_TOOLS = {
 
 
 def is_machine_tool(kind: str) -> bool:
-    """Whether the client's machine runs tools of this type."""
+    """Whether the client runs tools of this type."""
     return kind in _MACHINE_TOOLS
 
 
 def machine_tool(kind: str, path: str) -> Tool | None:
-    """The function that stands for a tool of this type; None if it is not one of these."""
+    """The function that represents a tool of this type; None for other types."""
     if kind not in _MACHINE_TOOLS:
         return None
     description, properties, required = _MACHINE_TOOLS[kind]
@@ -64,8 +64,8 @@ def machine_tool(kind: str, path: str) -> Tool | None:
 
 
 def call_item(kind: str, call_id: str, arguments: str) -> MachineCallItem | FunctionCallItem:
-    """A call as the item of its type; as a function call if its arguments do not fit, which only an engine
-    that enforces no form lets happen."""
+    """The call as an item of the tool's type, or as a function call if its arguments are invalid, which
+    happens only on engines without constrained decoding."""
     try:
         match kind:
             case "local_shell":
@@ -84,7 +84,7 @@ def call_item(kind: str, call_id: str, arguments: str) -> MachineCallItem | Func
 
 
 def call_of(item: MachineCallItem) -> ToolCall:
-    """The call as the model made it."""
+    """The item as the function call that the model made."""
     match item:
         case LocalShellCallItem(action=action):
             given = {"command": action.command, "working_directory": action.working_directory}

@@ -1,4 +1,4 @@
-"""A response as the API shows it, and the bodies of the routes around it."""
+"""The Responses API's response bodies."""
 
 import time
 from typing import Any, Literal
@@ -16,14 +16,14 @@ RUNNING: ResponseStatus = "in_progress"
 
 
 class ResponseError(msgspec.Struct, kw_only=True):
-    """Why a response has failed; `code` is one of the few that OpenAI has, `message` says it."""
+    """Why a response failed; `code` is one of OpenAI's."""
 
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
     message: str
 
     @classmethod
     def of(cls, error: BatonError) -> "ResponseError":
-        """The error in OpenAI's words."""
+        """The error under OpenAI's code."""
         if error.status == 429:
             return cls(code="rate_limit_exceeded", message=error.message)
         is_theirs = 400 <= error.status < 500
@@ -31,20 +31,20 @@ class ResponseError(msgspec.Struct, kw_only=True):
 
 
 class IncompleteDetails(msgspec.Struct, kw_only=True):
-    """Why an answer was cut."""
+    """Why a response is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
 
 class InputDetails(msgspec.Struct, kw_only=True):
-    """Of the input tokens: those whose KV was found in a cache. Nobody is charged for writing to it."""
+    """Breakdown of the input tokens; `cached_tokens` were found in the KV cache."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputDetails(msgspec.Struct, kw_only=True):
-    """Of the output tokens: those of the reasoning."""
+    """Breakdown of the output tokens."""
 
     reasoning_tokens: int
 
@@ -60,14 +60,14 @@ class ResponseUsage(msgspec.Struct, kw_only=True):
 
 
 class InputTokens(msgspec.Struct, kw_only=True):
-    """`POST /v1/responses/input_tokens`."""
+    """The response of `POST /v1/responses/input_tokens`."""
 
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
 class ReasoningBody(msgspec.Struct, kw_only=True):
-    """How much was thought, and what was asked of its summary."""
+    """The effort that was used, and the requested summary."""
 
     effort: Effort
     summary: Summary | None = None
@@ -109,7 +109,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
 
 
 def begun(body: ResponseBody, effort: Effort) -> ResponseObject:
-    """The response to a body as it begins."""
+    """The initial response to a body."""
     text_format = {"type": "text"} if body.text is None or body.text.format is None else body.text.format
     return ResponseObject(
         id=new_id("resp"),
@@ -137,14 +137,14 @@ def begun(body: ResponseBody, effort: Effort) -> ResponseObject:
 
 
 def _shown(tool: ResponseTool) -> dict[str, Any]:
-    """The tool as the body gave it; a function has all its fields, as the SDK's types want."""
+    """The tool as the body gave it; functions have all fields that the SDK's types require."""
     given: dict[str, Any] = msgspec.to_builtins(tool)
     required = ("name", "description", "parameters", "strict") if tool.type == "function" else ()
     return {name: value for name, value in given.items() if value is not None or name in required}
 
 
 def summary_of(body: ResponseBody) -> Summary | None:
-    """What is asked of the summary of the thoughts."""
+    """The requested reasoning summary."""
     reasoning = body.reasoning
     return None if reasoning is None else reasoning.summary or reasoning.generate_summary
 

@@ -1,4 +1,4 @@
-"""The output of a response: a choice's deltas as output items and their events."""
+"""The output of a response: turns a choice's deltas into output items and events."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -33,10 +33,9 @@ from frontend.turn.seal import Seal
 
 
 class OutputShape(msgspec.Struct, frozen=True, kw_only=True):
-    """How the output is given: `tools` by the names under which they are called, of these `machine_tools` by
-    their types; thoughts as summaries or
-    not, and sealed for the client to carry if there is a `seal`. `keep` is told each reasoning item's id and
-    text."""
+    """How the output is formatted: `tools` by called name; calls of `machine_tools` become items of the
+    tool's type. `as_summary` outputs reasoning as summaries, `seal` fills `encrypted_content`. `keep` gets
+    each reasoning item's id and text."""
 
     tools: Mapping[str, Tool]
     keep: Callable[[str, str], None]
@@ -46,7 +45,7 @@ class OutputShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputWriter:
-    """Gathers the items, one for each Harmony message; without a `writer` it makes no events."""
+    """Builds the items, one per Harmony message; without a `writer` it produces no events."""
 
     def __init__(
         self, choice: Choice, tokenizer: ModelTokenizer, shape: OutputShape, writer: EventWriter | None
@@ -62,17 +61,17 @@ class OutputWriter:
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
         """The events of these deltas."""
-        if len(deltas) == 1:  # nearly every token of an answer
+        if len(deltas) == 1:  # the hot path
             return self._delta(deltas[0])
         return b"".join([self._delta(delta) for delta in deltas])
 
     def fill(self) -> None:
-        """Put the text so far into the item that is being written."""
+        """Store the text so far in the open item."""
         if self._open is not None:
             self._open.fill()
 
     def interrupt(self) -> None:
-        """Nothing more comes: the item that is being written stays incomplete."""
+        """Leave the open item incomplete."""
         if self._open is not None:
             self._open.fill()
             self._open.item.status = "incomplete"
@@ -148,7 +147,7 @@ class OutputWriter:
         return self._open.begin(), self._open
 
     def _end_machine_call(self, call: ToolCallStart) -> bytes:
-        """The call of a tool that the client's machine runs, which is told when it is whole."""
+        """The events of a machine tool's call, which is output only when complete."""
         self._machine_call = None
         item = call_item(call.name, call.call_id, "".join(self._machine_arguments))
         index = len(self.items)

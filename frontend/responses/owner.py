@@ -1,4 +1,4 @@
-"""Who runs a stored response: a frontend's name, and a lock that lasts as long as its process."""
+"""The frontend process that runs a stored response, and the lock file that shows whether it is alive."""
 
 import contextlib
 import fcntl
@@ -8,10 +8,10 @@ from typing import IO
 
 
 class Owner:
-    """This frontend, among those that share the store at `path` (None: nobody shares it).
+    """This frontend, among those that share the store at `path` (None: not shared).
 
-    The lock file is there only while the frontend runs responses that outlive their requests; the kernel
-    lets go of the lock when the process dies, however it does.
+    The lock file exists from the first background response on; the kernel releases the lock when the process
+    dies.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -20,7 +20,7 @@ class Owner:
         self._lock: IO[bytes] | None = None
 
     def claim(self) -> None:
-        """Show from now on that this frontend lives. Raises OSError if it cannot."""
+        """Take the lock that shows that this frontend is alive. Raises OSError."""
         if self._path is None or self._lock is not None:
             return
         lock = self._lock_file(self.name).open("wb")
@@ -28,7 +28,7 @@ class Owner:
         self._lock = lock
 
     def lives_elsewhere(self, name: str) -> bool:
-        """Whether the frontend of that name is another one, and alive."""
+        """Whether `name` is another frontend that is alive."""
         if self._path is None or name == self.name:
             return False
         path = self._lock_file(name)
@@ -44,7 +44,7 @@ class Owner:
         return False
 
     def close(self) -> None:
-        """Take the lock away."""
+        """Release and remove the lock file."""
         if self._lock is not None:
             with contextlib.suppress(FileNotFoundError):
                 self._lock_file(self.name).unlink()

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: what a body and the items before it ask for, in no API's terms."""
+"""Converts a Responses body and the items before it into a TurnRequest."""
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -30,13 +30,16 @@ from frontend.turn.request import TurnRequest
 
 
 def check_served(body: ResponseBody) -> None:
-    """Raises InvalidRequest for contradictions."""
+    """Raises InvalidRequest for missing or contradictory fields."""
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("`stream_options` needs `stream`: true.", param="stream_options")
     if body.background and body.store is False:
         raise InvalidRequest("`background` needs `store`: true.", param="background")
     if not (body.input or body.instructions or body.previous_response_id):
-        raise InvalidRequest("`input` is missing.", param="input")
+        raise InvalidRequest(
+            "`input` is missing; it is required without `instructions` or `previous_response_id`.",
+            param="input",
+        )
 
 
 def turn_request(
@@ -46,8 +49,8 @@ def turn_request(
     items: Sequence[Item],
     num_bytes: int,
 ) -> TurnRequest:
-    """What the body asks for after `history`; `items` are its `input`, `num_bytes` is the length of both. The
-    instructions are those of this body: they are no part of any history."""
+    """The request of the body after `history`; `items` are its `input`, `num_bytes` is the length of both.
+    Instructions are those of this body only: the API does not carry them over."""
     found = turns([*history, *items], _path_after(len(history)))
     leading = () if body.instructions is None else (Instructions(body.instructions),)
     args = (body.chat_template_args, body.chat_template_kwargs)
@@ -74,20 +77,20 @@ def turn_request(
 
 
 def effort(body: ResponseBody) -> AnyEffort:
-    """How much to think, wherever the body says it."""
+    """The reasoning effort, from whichever field gives it."""
     said = None if body.reasoning is None else body.reasoning.effort
     return effort_of(said, body.chat_template_args, body.chat_template_kwargs)
 
 
 def not_enforced(body: ResponseBody, offered: OfferedTools) -> Iterator[str]:
-    """Paths of what is known, and taken as a wish only or left out."""
+    """Paths of known fields that are ignored or not honoured exactly."""
     yield from dict.fromkeys(offered.left_out)
     if effort(body) not in GPT_OSS_EFFORTS:
         yield "reasoning.effort"
 
 
 def gives_logprobs(body: ResponseBody) -> bool:
-    """Whether the answer's text comes with log probabilities."""
+    """Whether log probabilities are requested."""
     return LOGPROBS in (body.include or ()) or body.top_logprobs is not None
 
 

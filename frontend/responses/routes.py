@@ -1,4 +1,4 @@
-"""The routes of the Responses API: create, retrieve, delete, cancel, input items, count input tokens."""
+"""The Responses API's routes: create, retrieve, delete, cancel, list input items, count input tokens."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class ResponseNotFound(BatonError):
-    """No response of this id is stored."""
+    """No response with this id is stored."""
 
     code = "response_not_found"
     status = 404
@@ -40,7 +40,7 @@ class ResponseNotFound(BatonError):
 
 
 class _Followed:
-    """Around the events of a run that a client follows: nothing but the event of a failure to do so."""
+    """A `Stream` that relays the events of a background run; it adds only the error event of the relay."""
 
     keep_alive = sse.KEEP_ALIVE
 
@@ -49,32 +49,32 @@ class _Followed:
         self._answer = answer
 
     def opening(self) -> bytes:
-        """Nothing: all events come from the run."""
+        """No-op: all events come from the run."""
         return b""
 
     def closing(self) -> bytes:
-        """Nothing: all events come from the run."""
+        """No-op: all events come from the run."""
         return b""
 
     def failure(self, error: BatonError) -> bytes:
-        """An error event. The response itself may well go on."""
+        """An error event; the run itself may continue."""
         writer = EventWriter()
         writer.num_events = self._answer.num_events
         return writer.event("error", code=error.code, message=error.message, param=error.param)
 
     async def settle(self) -> None:
-        """Nothing: the run keeps its response."""
+        """No-op: the run stores its response."""
 
 
 class ResponseRoutes:
-    """The routes over one state; `seal` closes the thoughts that clients carry."""
+    """The routes over one state; `seal` signs `encrypted_content`."""
 
     def __init__(self, state: ResponseState, seal: Seal) -> None:
         self._state = state
         self._seal = seal
 
     def table(self) -> dict[tuple[str, str], Serve]:
-        """(method, path): what answers it."""
+        """The Serve of each (method, path)."""
         return {
             ("POST", "/v1/responses"): self.create,
             ("POST", "/v1/responses/input_tokens"): self.input_tokens,
@@ -99,7 +99,7 @@ class ResponseRoutes:
             await exchange.answer(200, answer.body(), ignored_header(answer.ignored))
 
     async def input_tokens(self, exchange: Exchange, services: Services, tally: Tally) -> None:
-        """`POST /v1/responses/input_tokens`: the tokens of the prompt, without an answer."""
+        """`POST /v1/responses/input_tokens`."""
         raw = await exchange.read_body(services.max_body_bytes)
         tally.model, num_tokens = await count_input_tokens(
             raw, exchange.owner, services, self._state, self._seal
@@ -107,7 +107,7 @@ class ResponseRoutes:
         await exchange.answer(200, InputTokens(input_tokens=num_tokens))
 
     async def retrieve(self, exchange: Exchange, services: Services, tally: Tally) -> None:
-        """`GET /v1/responses/{response_id}`, as a stream from `starting_after` on with `stream`."""
+        """`GET /v1/responses/{response_id}`; with `stream`, the events after `starting_after`."""
         query = _Query(exchange.query)
         is_streamed = query.one("stream", _boolean, False)
         run, stored = await self._find(exchange)
@@ -128,7 +128,7 @@ class ResponseRoutes:
             await exchange.end(data)
 
     async def delete(self, exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG002  a Serve
-        """`DELETE /v1/responses/{response_id}`; one that runs is cancelled first."""
+        """`DELETE /v1/responses/{response_id}`; a running response is cancelled first."""
         run, _ = await self._find(exchange)
         if run is not None:
             await run.stop()
@@ -137,7 +137,7 @@ class ResponseRoutes:
         await exchange.answer(200, DeletedResponse(id=response_id))
 
     async def cancel(self, exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG002  a Serve
-        """`POST /v1/responses/{response_id}/cancel`; one that has ended is given as it is."""
+        """`POST /v1/responses/{response_id}/cancel`; a response that has ended is returned unchanged."""
         run, stored = await self._find(exchange)
         if run is not None:
             await run.stop()
@@ -146,17 +146,18 @@ class ResponseRoutes:
         assert stored is not None, "a response is running or stored"
         if not stored.is_background:
             raise InvalidRequest(
-                f"{stored.id!r} is not a background response; only those can be cancelled.",
+                f"`response_id`: {stored.id!r} is not a background response; only those can be cancelled.",
                 param="response_id",
             )
         if stored.status == RUNNING:
             raise InvalidRequest(
-                f"{stored.id!r} is made by another frontend process; cancel it there.", param="response_id"
+                f"`response_id`: {stored.id!r} runs on another frontend process; cancel it there.",
+                param="response_id",
             )
         await exchange.answer(200, msgspec.Raw(stored.body))
 
     async def input_items(self, exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG002  a Serve
-        """`GET /v1/responses/{response_id}/input_items`: what the response was made from, latest first."""
+        """`GET /v1/responses/{response_id}/input_items`, latest first by default."""
         query = _Query(exchange.query)
         limit = query.one("limit", _page_size, DEFAULT_PAGE)
         order = query.one("order", _order, "desc")
@@ -172,7 +173,7 @@ class ResponseRoutes:
         return await prepare_response(raw, asker, services, self._state, self._seal)
 
     async def _find(self, exchange: Exchange) -> tuple[Run | None, StoredResponse | None]:
-        """The response of the path: the run that makes it, or what is stored. Raises ResponseNotFound."""
+        """The run or the stored response of the path's id. Raises ResponseNotFound."""
         response_id = exchange.path_params["response_id"]
         run = await self._state.runs.get(response_id)
         if run is not None:
@@ -184,11 +185,11 @@ class ResponseRoutes:
 
 
 def _not_found(response_id: str) -> ResponseNotFound:
-    return ResponseNotFound(f"No response {response_id!r} is stored here.", param="response_id")
+    return ResponseNotFound(f"No response with id {response_id!r} is stored.", param="response_id")
 
 
 def _rest_of(stored: StoredResponse, sequence_number: int) -> bytes:
-    """The events after that number. Of a response whose frontend died they are lost, but for its end."""
+    """The events after that number. If the frontend died, only `response.failed` is left."""
     if stored.events is not None and stored.status != RUNNING:
         return after(stored.events, sequence_number)
     if stored.status == "failed":
@@ -196,8 +197,8 @@ def _rest_of(stored: StoredResponse, sequence_number: int) -> bytes:
         writer.num_events = sequence_number + 1
         return writer.event("response.failed", response=msgspec.Raw(stored.body))
     raise InvalidRequest(
-        f"The events of {stored.id!r} are not kept: it has to be made with `stream`: true, and its events "
-        "must not be too many.",
+        f"The events of {stored.id!r} are not stored: the response was not created with `stream`: true, or "
+        "its stream was too long to store.",
         param="stream",
     )
 
@@ -207,22 +208,24 @@ def _page(items: Sequence[Item], last_seen: str | None, limit: int) -> tuple[lis
     if last_seen is not None:
         ids = [item.id for item in items]
         if last_seen not in ids:
-            raise InvalidRequest(f"`after`: the response has no input item {last_seen!r}.", param="after")
+            raise InvalidRequest(
+                f"`after`: the response has no input item with id {last_seen!r}.", param="after"
+            )
         start = ids.index(last_seen) + 1
     return list(items[start : start + limit]), len(items) > start + limit
 
 
 class _Query:
-    """The parameters after the question mark; those that nobody knows are ignored."""
+    """The query parameters; unknown ones are ignored."""
 
     def __init__(self, query: str) -> None:
         try:
             self._values = parse_qs(query, max_num_fields=MAX_QUERY_FIELDS)
         except ValueError:
-            raise InvalidRequest(f"The query has more than {MAX_QUERY_FIELDS} fields.") from None
+            raise InvalidRequest(f"The query string has more than {MAX_QUERY_FIELDS} parameters.") from None
 
     def one(self, name: str, read: Callable[[str], T], default: Any) -> Any:
-        """The last value of that name as `read` reads it. Raises InvalidRequest if it cannot."""
+        """The last value of that name, converted by `read`. Raises InvalidRequest if it is invalid."""
         if name not in self._values:
             return default
         try:
@@ -239,13 +242,13 @@ def _boolean(text: str) -> bool:
 
 def _natural(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise ValueError(f"must be a number of an event, not {text!r}")
+        raise ValueError(f"must be the sequence number of an event, not {text!r}")
     return int(text)
 
 
 def _page_size(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,3}", text) or not 1 <= int(text) <= MAX_PAGE:
-        raise ValueError(f"must be from 1 to {MAX_PAGE}, not {text!r}")
+        raise ValueError(f"must be between 1 and {MAX_PAGE}, not {text!r}")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""Responses in the background: they go on without a client, can be followed, cancelled and drained."""
+"""Background responses: they run without a client and can be followed, cancelled and drained."""
 
 import asyncio
 import dataclasses
@@ -21,7 +21,7 @@ from frontend.responses.store import ResponseStore
 log = logging.getLogger(__name__)
 
 MAX_RUNS = 1000
-# The name under which runs are counted, since their requests are counted under the route's.
+# The `route` label of runs in the metrics; their requests count under the route's own.
 ROUTE = "background"
 
 
@@ -30,7 +30,7 @@ Generate = Callable[[GenerateRequest], AsyncGenerator[TokenChunk, None]]
 
 
 class Run:
-    """One response that is being made, from now on until it ends or is told to."""
+    """One background response, running from construction until it ends or is stopped."""
 
     def __init__(
         self, answer: ResponseAnswer, generate: Generate, metrics: Metrics, timeout_s: float
@@ -40,20 +40,20 @@ class Run:
         self._outboxes: list[Outbox] = []
         self._reason: BatonError | None = None
         self._tally = metrics.begin(ROUTE)
-        # Only the making is ever cancelled; what comes after it, and before its first step, always runs.
+        # Only this task is ever cancelled, so that `_finish` always runs.
         self._making = asyncio.create_task(self._make(generate, timeout_s))
         self.task = asyncio.create_task(self._finish())
 
     def follow(self, sequence_number: int) -> Outbox:
-        """All events after the one of this number, those to come included. Raises InvalidRequest if they are
-        not kept."""
+        """The events after this sequence number, including future ones. Raises InvalidRequest if they are not
+        stored."""
         outbox = Outbox(1)
         outbox.put(after(kept_stream(self.answer), sequence_number))
         self._outboxes.append(outbox)
         return outbox
 
     async def stop(self, reason: BatonError | None = None) -> None:
-        """End it now, as failed for that reason or else as cancelled, and wait until that is kept."""
+        """End the run now, as failed if there is a reason, else as cancelled, and wait until it is stored."""
         self._reason = reason
         self._making.cancel()
         await asyncio.wait([self.task])
@@ -81,14 +81,14 @@ class Run:
             self._metrics.end(self._tally)
 
     async def _last_event(self) -> bytes:
-        """Wait until the answer is made, or will not be; gives the event that says so."""
+        """Wait until generation ends; returns the terminal event."""
         answer = self.answer
         try:
             await self._making
             return answer.closing()
-        except asyncio.CancelledError:  # by `stop`: what there is of the answer is kept
+        except asyncio.CancelledError:  # by `stop`: the answer so far is stored
             return answer.cancelled() if self._reason is None else answer.failure(self._reason)
-        except Exception as error:  # noqa: BLE001 whoever asks for the response is told
+        except Exception as error:  # noqa: BLE001 every failure becomes the response's error
             failure = as_baton_error(error, answer.choice.request.request_id)
             self._tally.status = failure.status
             log.info("failed response_id=%s code=%s", answer.response.id, failure.code)
@@ -106,7 +106,7 @@ class Runs:
         self._runs: dict[str, Run] = {}
 
     async def get(self, response_id: str) -> Run | None:
-        """The run, while it lasts; one that is about to end is waited for, so that its response is kept."""
+        """The run, or None if it has ended. Waits for a run that is about to end, until it is stored."""
         run = self._runs.get(response_id)
         if run is None or run.answer.response.status == RUNNING:
             return run
@@ -116,9 +116,12 @@ class Runs:
     async def start(
         self, answer: ResponseAnswer, generate: Generate, metrics: Metrics, timeout_s: float
     ) -> Run:
-        """Keep the response, then make it. Raises Overloaded or StoreFailure."""
+        """Store the response, then generate it. Raises Overloaded or StoreFailure."""
         if len(self._runs) >= MAX_RUNS:
-            raise Overloaded("Too many responses run in the background; try again.", retry_after_s=5)
+            raise Overloaded(
+                f"The limit of {MAX_RUNS} running background responses is reached; retry later.",
+                retry_after_s=5,
+            )
         await answer.save()
         run = Run(answer, generate, metrics, timeout_s)
         self._runs[answer.response.id] = run
@@ -126,21 +129,21 @@ class Runs:
         return run
 
     async def drain(self, timeout_s: float) -> None:
-        """Let runs end by themselves for so long; then they have failed."""
+        """Wait for runs to end within the timeout, then fail the rest."""
         if not self._runs:
             return
         await asyncio.wait([run.task for run in self._runs.values()], timeout=timeout_s)
-        reason = NotReady("The server was shut down before the response was complete; send it again.")
+        reason = NotReady("The server shut down before the response was complete; send the request again.")
         await asyncio.gather(*(run.stop(reason) for run in list(self._runs.values())))
 
 
 def kept_stream(answer: ResponseAnswer) -> bytes:
-    """The events so far. Raises InvalidRequest if there are none, or too many to be kept."""
+    """The events so far. Raises InvalidRequest if they are not stored."""
     stream = answer.kept_stream
     if stream is None:
         raise InvalidRequest(
-            f"The events of {answer.response.id!r} are not kept: it has to be made with `stream`: true, and "
-            "its events must not be too many.",
+            f"The events of {answer.response.id!r} are not stored: the response was not created with "
+            "`stream`: true, or its stream was too long to store.",
             param="stream",
         )
     return stream
@@ -148,12 +151,12 @@ def kept_stream(answer: ResponseAnswer) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class ResponseState:
-    """What outlives the requests of the Responses API."""
+    """The Responses API's state across requests."""
 
     store: ResponseStore = dataclasses.field(default_factory=ResponseStore)
     runs: Runs = dataclasses.field(default_factory=Runs)
 
     async def close(self) -> None:
-        """End what still runs, and close the store."""
+        """Stop all runs and close the store."""
         await self.runs.drain(0)
         await self.store.close()

@@ -1,4 +1,4 @@
-"""Where responses are kept: one SQLite file, its own thread, bounded by count, age and bytes."""
+"""Stores responses in a SQLite file with its own thread, bounded by count, age and bytes."""
 
 import asyncio
 import os
@@ -18,8 +18,8 @@ from frontend.responses.owner import Owner
 
 SCHEMA_VERSION = 1
 MEMORY = ":memory:"
-DIED = "The frontend that ran this response ended before the response did; send it again."
-# A conversation of more responses, or of more bytes, is no longer read back.
+DIED = "The server process stopped before the response was complete; send the request again."
+# Limits of a conversation that can be continued.
 MAX_CHAIN = 1000
 MAX_CHAIN_BYTES = 64 << 20
 
@@ -63,8 +63,8 @@ class StoreFailure(BatonError):
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept: the responses used last. A response is used when it is made and when it is continued,
-    with all that it continues. It is pruned every so many saves."""
+    """Limits of the store; the least recently used responses are deleted first. Creating or continuing a
+    response marks it and all that it continues as used. Pruning runs every `prune_every` saves."""
 
     max_responses: int = 10_000
     max_age_s: float = 30 * 86_400.0
@@ -73,8 +73,8 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A response as it is kept. `body` is its JSON, `items` the JSON list of its own input items,
-    `events` its whole stream, if there was one, as server-sent events."""
+    """A stored response. `body` is its JSON, `items` the JSON array of its own input items, `events` its
+    whole stream, if any, as server-sent events."""
 
     id: str
     status: str
@@ -86,7 +86,7 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseStore:
-    """All methods raise StoreFailure if the file cannot be used. `close()` ends the thread."""
+    """The store. All methods raise StoreFailure if the file cannot be used. `close()` ends the thread."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class ResponseStore:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="responses")
 
     async def open(self) -> None:
-        """Make the file usable now, and report what a dead frontend left running as failed."""
+        """Create or open the file, and mark responses of dead frontends as failed."""
         await self._in_thread(self._settle_orphans)
 
     async def close(self) -> None:
@@ -112,25 +112,25 @@ class ResponseStore:
         self._thread.shutdown(wait=False)
 
     async def save(self, response: StoredResponse, item_ids: Iterable[str]) -> None:
-        """Keep a response, or what became of it since."""
+        """Insert or update a response."""
         await self._in_thread(self._save, response, list(item_ids))
 
     async def load(self, response_id: str) -> StoredResponse | None:
-        """The response, or None. One that is kept as running is so only if its frontend lives: the caller
-        has to look among its own first."""
+        """The response, or None. A running response of a dead frontend becomes failed, as does one of this
+        frontend: the caller must check its own runs first."""
         return await self._in_thread(self._load, response_id)
 
     async def chain(self, response_id: str) -> list[StoredResponse] | None:
-        """The response and all that it continues, the first one first, without their events; None if one of
-        them is not there. Marks them as used."""
+        """The response and all that it continues, oldest first, without events; None if one is missing. Marks
+        them as used."""
         return await self._in_thread(self._chain, response_id)
 
     async def with_item(self, item_id: str) -> StoredResponse | None:
-        """The latest response that has an item of this id in its input or output."""
+        """The latest response with this item in its input or output."""
         return await self._in_thread(self._with_item, item_id)
 
     async def delete(self, response_id: str) -> bool:
-        """True if there was such a response."""
+        """Delete a response; returns whether it existed."""
         return await self._in_thread(self._delete, response_id)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: object) -> T:
@@ -232,7 +232,7 @@ class ResponseStore:
 def _connect(path: str) -> sqlite3.Connection:
     if path != MEMORY:
         Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # What people wrote is nobody else's to read; SQLite gives its other files the same mode.
+        # Conversations are private; SQLite gives its other files the same mode.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     db = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S)
     db.row_factory = sqlite3.Row
@@ -242,7 +242,7 @@ def _connect(path: str) -> sqlite3.Connection:
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version not in {0, SCHEMA_VERSION}:
         db.close()
-        raise sqlite3.DatabaseError(f"it is of version {version}, this Baton reads {SCHEMA_VERSION}")
+        raise sqlite3.DatabaseError(f"its schema has version {version}; this server needs {SCHEMA_VERSION}")
     db.executescript(_SCHEMA)
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     return db

@@ -1,4 +1,4 @@
-"""The tools of a Responses body: functions, custom tools, namespaces; and which of them must be called."""
+"""Converts a Responses body's tools and tool choice."""
 
 import msgspec
 
@@ -19,8 +19,8 @@ from frontend.turn.form import CallChoice
 
 
 class OfferedTools(msgspec.Struct):
-    """The tools as the prompt shows them, of these `machine` by their types; `left_out` are the types that
-    only OpenAI's servers run."""
+    """The tools that the prompt shows. `machine` are the types of machine tools among them, `left_out` the
+    paths of hosted tools, which only OpenAI's servers run."""
 
     tools: list[Tool] = []
     machine: list[str] = []
@@ -29,7 +29,7 @@ class OfferedTools(msgspec.Struct):
 
 
 def offered_tools(body: ResponseBody) -> OfferedTools:
-    """What the model is offered. Raises InvalidRequest, naming the field."""
+    """The tools that the model may see. Raises InvalidRequest, naming the field."""
     offered = OfferedTools()
     for i, tool in enumerate(body.tools or ()):
         _offer(tool, f"tools[{i}]", offered)
@@ -67,7 +67,7 @@ def _tool(tool: ResponseTool, path: str, namespace: str) -> Tool:
     }
     for name, is_asked in refused.items():
         if is_asked:
-            raise InvalidRequest(f"`{path}.{name}` is not served.", param=f"{path}.{name}")
+            raise InvalidRequest(f"`{path}.{name}` is not supported.", param=f"{path}.{name}")
     return Tool(
         name=_named(tool, path),
         description=tool.description,
@@ -94,7 +94,7 @@ def _grammar(tool: ResponseTool, path: str) -> TextGrammar | None:
 
 
 def call_choice(body: ResponseBody) -> CallChoice:
-    """Which tools may be called, and whether one must be."""
+    """Which tools may be called, and whether a call is required."""
     match body.tool_choice:
         case FunctionByName(name=name) | CustomByName(name=name):
             return CallChoice(must_call=True, names=frozenset({name}))
@@ -105,7 +105,7 @@ def call_choice(body: ResponseBody) -> CallChoice:
         case PatchByType():
             return CallChoice(must_call=True, names=frozenset({"apply_patch"}))
         case FunctionsByName(mode=mode, tools=tools):
-            # Without a name they are meant by their type; those that OpenAI's servers run are not offered.
+            # Machine tools are referred to by type; hosted tools have no name and are skipped.
             named = (tool.type if is_machine_tool(tool.type) else tool.name for tool in tools)
             names = frozenset(name for name in named if name is not None)
             return CallChoice(must_call=mode == "required", names=names)

@@ -1,4 +1,4 @@
-"""The items of responses as turns of a Harmony conversation."""
+"""Converts response items into turns of a Harmony conversation."""
 
 from collections.abc import Callable, Iterable
 
@@ -34,12 +34,12 @@ from frontend.turn.history import joined
 
 
 def turns(items: Iterable[Item], path_of: Callable[[int], str]) -> Iterable[Turn]:
-    """The items as turns of a conversation; `path_of` names the body's field of an item, by position."""
+    """The items as turns; `path_of` maps an item's position to the body's field."""
     return joined(_turn(item, path_of(i)) for i, item in enumerate(items))
 
 
 def _turn(item: Item, path: str) -> Turn:
-    """An item as a turn of its own."""
+    """One item as one turn."""
     match item:
         case ReasoningItem():
             return AssistantTurn(reasoning="".join(p.text for p in item.content or item.summary) or None)

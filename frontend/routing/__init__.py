@@ -1,1 +1,1 @@
-"""Which worker answers, and again which when one is lost."""
+"""Routes token requests to workers, and retries on others when a worker is lost."""

@@ -1,4 +1,4 @@
-"""The live workers, kept current from discovery: who serves what, who can be paired, what is missing."""
+"""Tracks the live workers through discovery: models, prefill/decode pairs, health."""
 
 import asyncio
 import logging
@@ -23,13 +23,13 @@ STATS_TIMEOUT_S = 1.0
 PROBE_EVERY_S = 0.5
 _TOO_SHORT = (
     "--request-timeout-s %g is not above the KV timeout of %g s of worker=%s: when a prefill worker is lost, "
-    "requests end with deadline_exceeded instead of being tried again"
+    "requests fail with deadline_exceeded instead of being retried"
 )
 
 
 class Fleet:
-    """All workers of all models. `keep_current()` runs while the frontend does. Requests go to those that are
-    ready and have not been lost.
+    """All workers of all models. `keep_current()` must run throughout. Requests go to workers that are ready
+    and not lost.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Fleet:
 
     @asynccontextmanager
     async def keep_current(self) -> AsyncGenerator[asyncio.Task[None], None]:
-        """Follow discovery while the context is open; gives the task that does: it ends only by failing."""
+        """Follow discovery during the context; yields the task that does, which ends only if it fails."""
         follow = asyncio.create_task(self._follow())
         try:
             yield follow
@@ -65,8 +65,8 @@ class Fleet:
     def workers(self, model: str, role: Role, *, paired_with: WorkerInfo | None = None) -> list[WorkerInfo]:
         """Live workers of a role, ordered by id.
 
-        A prefill worker that no decode worker can take KV from is not listed; with `paired_with`, only decode
-        workers that can take KV from that prefill worker are.
+        Prefill workers without a compatible decode worker are excluded; `paired_with` keeps only the decode
+        workers that can take KV from that prefill worker.
         """
         found = [w for w in self._live() if w.model == model and w.role is role]
         if paired_with is not None:
@@ -77,14 +77,14 @@ class Fleet:
         return [w for w in found if any(why_not_paired(w, d) is None for d in decodes)]
 
     def suspect(self, worker: WorkerInfo) -> None:
-        """A request has lost this worker: it gets no more until it answers a probe. Its lease may take long
-        to end, and a frozen process keeps it.
+        """Exclude a worker that a request has lost until it answers a probe: its lease may take long to
+        expire, and a frozen process keeps it.
         """
         if worker.incarnation not in self._probes:
             self._probes[worker.incarnation] = asyncio.create_task(self._probe(worker))
 
     def models(self) -> list[str]:
-        """Names that can be asked for now, the operator's among them."""
+        """Names of the available models, aliases included."""
         decodes = {w.model for w in self._live() if w.role is Role.DECODE}
         served = decodes & self._tokenizers.keys()
         return sorted({*served, *other_names(served, self._aliases)})
@@ -94,20 +94,22 @@ class Fleet:
         model = model_of(name, {worker.model for worker in self._workers}, self._aliases) or name
         mine = [worker for worker in self._workers if worker.model == model]
         if not self._workers:
-            raise NoWorkers("No worker is live; prefill and decode are missing.", retry_after_s=1)
+            raise NoWorkers("No workers are available; start prefill and decode workers.", retry_after_s=1)
         if not mine:
             known = ", ".join(self.models()) or "none yet"
-            raise ModelNotFound(f"The model {model!r} is not served here. Served: {known}.", param="model")
+            raise ModelNotFound(
+                f"The model {model!r} does not exist; available models: {known}.", param="model"
+            )
         if not self.workers(model, Role.DECODE):
             is_warming = any(w.role is Role.DECODE and not w.is_ready for w in mine)
-            what = "ready yet; try again" if is_warming else "live; start one"
+            what = "ready yet; retry later" if is_warming else "available; start one"
             raise NoWorkers(f"No decode worker of {model!r} is {what}.", retry_after_s=1)
         if model not in self._tokenizers:
-            raise NoWorkers(f"The tokenizer of {model!r} is still being loaded; try again.", retry_after_s=1)
+            raise NoWorkers(f"The tokenizer of {model!r} is still loading; retry later.", retry_after_s=1)
         return ServedModel(model, min(w.context_length for w in mine), self._tokenizers[model])
 
     def health(self) -> Health:
-        """Healthy as soon as one model can be served; what else is missing is named all the same."""
+        """The body of /health; healthy if at least one model can be served."""
         ready, live = set(self.models()), self._live()
         known = {w.worker_id for w in self._workers}
         missing = [] if ready else [f"{w.model}: decode" for w in self._workers] or ["prefill", "decode"]
@@ -123,7 +125,7 @@ class Fleet:
         )
 
     async def stats(self) -> list[tuple[WorkerInfo, WorkerStats]]:
-        """The figures of every worker that answers within a second."""
+        """The statistics of every worker that answers within `STATS_TIMEOUT_S`."""
         found = await asyncio.gather(*(self._ask(worker) for worker in self._workers))
         return [pair for pair in found if pair is not None]
 
@@ -131,10 +133,10 @@ class Fleet:
         return [w for w in self._workers if w.is_ready and w.incarnation not in self._probes]
 
     async def _probe(self, worker: WorkerInfo) -> None:
-        """Ask a suspect until it answers, or is no longer registered."""
+        """Probe a suspect until it answers or is no longer registered."""
         log.warning("lost worker=%s", worker.worker_id)
-        while worker in self._workers and await self._ask(worker) is None:  # noqa: ASYNC110 nobody tells us
-            await asyncio.sleep(PROBE_EVERY_S)  # a suspect is asked again at this pace
+        while worker in self._workers and await self._ask(worker) is None:  # noqa: ASYNC110 it has to be polled
+            await asyncio.sleep(PROBE_EVERY_S)
         del self._probes[worker.incarnation]
         log.info("probed worker=%s registered=%s", worker.worker_id, worker in self._workers)
 

@@ -1,4 +1,4 @@
-"""One token request: prefill -> handoff -> decode, tried again on other workers, within the deadline."""
+"""Runs one token request: prefill -> handoff -> decode, with retries on other workers within the deadline."""
 
 import asyncio
 import logging
@@ -32,10 +32,10 @@ class Generator:
         self._pick = make_router(mode, self._num_running)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        """The answer's chunks. A worker that is lost on the way is replaced by another: prompt and tokens so
-        far are prefilled there, and the stream goes on where it stopped, no token twice and none lost.
+        """The answer's chunks. If a worker is lost, another one prefills the prompt and the tokens so far,
+        and the stream continues without repeated or missing tokens.
 
-        Raises the BatonError that ended it: NoWorkers, Overloaded, DeadlineExceeded, WorkerLost, ...
+        Raises a BatonError: NoWorkers, Overloaded, DeadlineExceeded, WorkerLost, ...
         """
         progress = _Progress(request)
         while True:
@@ -55,10 +55,10 @@ class Generator:
                     log.warning("retry request_id=%s after %s: %s", request.request_id, error.code, error)
 
     async def _start(self, progress: "_Progress", calls: AsyncExitStack) -> AsyncGenerator[Reply, None]:
-        """Place what is left of the request; the stream of its tokens. `calls` closes all that it opened.
+        """Send the remaining request to workers; returns the stream of its tokens. `calls` closes the calls.
 
-        The prefill call stays open until decode's first chunk, which says that the KV has moved: not every
-        engine knows. To close it earlier is to release the KV pinned there.
+        The prefill call stays open until decode's first chunk, since not every engine reports when the KV
+        has moved, and closing the call releases the pinned KV.
         """
         request = progress.remaining()
         prefill = self._choose(Role.PREFILL, progress)
@@ -72,7 +72,7 @@ class Generator:
         if isinstance(first, TokenChunk):
             return _only(first)
         if not isinstance(first, KvHandoff):
-            raise HandoffFailed(f"Prefill worker {prefill.worker_id} sent no handoff.")
+            raise HandoffFailed(f"Prefill worker {prefill.worker_id} did not send a handoff.")
         request = msgspec.structs.replace(request, handoff=first)
         tokens = await self._decode(request, progress, calls, prefill)
         return await calls.enter_async_context(aclosing(self._handed_over(pinned, tokens, prefilling)))
@@ -102,7 +102,7 @@ class Generator:
     ) -> AsyncGenerator[Reply, None]:
         decode = self._choose(Role.DECODE, progress, paired_with=prefill)
         if decode is None:
-            raise progress.error or NoWorkers(f"No decode worker is live for {request.model}; start one.")
+            raise progress.error or NoWorkers(f"No decode worker is available for {request.model}.")
         return await self._call(decode, request, progress, calls)
 
     def _choose(
@@ -122,7 +122,7 @@ class Generator:
 
 
 class _Progress:
-    """What is known of one request across its attempts."""
+    """The state of one request across its attempts."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self.request = request
@@ -134,7 +134,7 @@ class _Progress:
         self._deadline = asyncio.get_running_loop().time() + request.deadline_s
 
     def remaining(self) -> GenerateRequest:
-        """The request as the next attempt sends it."""
+        """The request for the next attempt."""
         if not self._num_failures:
             return self.request
         return msgspec.structs.replace(
@@ -145,13 +145,13 @@ class _Progress:
         )
 
     def note_failure(self, error: BatonError) -> None:
-        """Remember whom to avoid; raises if another attempt makes no sense."""
+        """Record which worker to avoid. Raises the error if the request cannot be retried."""
         self._num_failures += 1
         if not error.retryable or not self.asked or self._num_failures == MAX_ATTEMPTS:
             raise error
         if asyncio.get_running_loop().time() >= self._deadline:
             raise DeadlineExceeded
-        # A handoff fails at its source: the decode worker that reported it may well be the next one's too.
+        # A failed handoff is blamed on the prefill worker; the decode worker that reported it stays eligible.
         culprit = self.asked[0] if isinstance(error, HandoffFailed) else self.asked[-1]
         self.avoided.add(culprit.incarnation)
         self.asked.clear()
@@ -165,13 +165,15 @@ async def _only(chunk: TokenChunk) -> AsyncGenerator[Reply, None]:
 async def _first_chunk(
     pinned: AsyncGenerator[Reply, None], tokens: AsyncGenerator[Reply, None]
 ) -> Reply | None:
-    """Raises HandoffFailed as soon as prefill fails: the KV is lost with it, however long decode waits."""
+    """Decode's first chunk. Raises HandoffFailed as soon as prefill fails, since the KV is lost with it."""
     arriving = asyncio.ensure_future(anext(tokens, None))
     moved = asyncio.ensure_future(anext(pinned, None))
     try:
         await asyncio.wait((arriving, moved), return_when=asyncio.FIRST_COMPLETED)
         if not arriving.done() and moved.exception() is not None:
-            raise HandoffFailed(f"Prefill failed before its KV had moved: {moved.exception()}")
+            raise HandoffFailed(
+                f"The prefill worker failed before the KV was transferred: {moved.exception()}"
+            )
         return await arriving
     finally:
         arriving.cancel()

@@ -1,26 +1,28 @@
-"""The names of a model: its own, those that the operator gives it, and the parts that clients leave of it."""
+"""Resolves model names: full names, the operator's aliases, and names that clients have shortened."""
 
 import fnmatch
 from collections.abc import Collection, Iterator, Sequence
 
 Alias = tuple[str, str]
-"""(pattern of names, as `claude-*`; the model that is meant)."""
+"""(name pattern such as `claude-*`, model)."""
 
 
 def parse_aliases(text: str) -> tuple[Alias, ...]:
-    """`PATTERN=MODEL`, several separated by commas. Raises ValueError for anything else."""
+    """Parses comma-separated `PATTERN=MODEL` pairs. Raises ValueError."""
     aliases = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         pattern, _, model = part.partition("=")
         if not pattern or not model:
-            raise ValueError(f"{part!r}: write PATTERN=MODEL, as claude-*=openai/gpt-oss-120b")
+            raise ValueError(
+                f"--model-alias {part!r}: must be PATTERN=MODEL, such as claude-*=openai/gpt-oss-120b"
+            )
         aliases.append((pattern, model))
     return tuple(aliases)
 
 
 def model_of(asked: str, models: Collection[str], aliases: Sequence[Alias]) -> str | None:
-    """The one of `models` that is meant: by its name, by an alias (the first that fits), or by the part of
-    its name after the last slash or before the first, where just one model has it. None if there is none."""
+    """The model that `asked` refers to, or None: by name, by the first matching alias, or by the part of its
+    name after the last slash or before the first, if that is unambiguous."""
     if asked in models:
         return asked
     meant = [model for pattern, model in aliases if fnmatch.fnmatchcase(asked, pattern)]
@@ -32,5 +34,5 @@ def model_of(asked: str, models: Collection[str], aliases: Sequence[Alias]) -> s
 
 
 def other_names(models: Collection[str], aliases: Sequence[Alias]) -> Iterator[str]:
-    """The aliases that are whole names of a served model, for lists of models."""
+    """The aliases without wildcards of available models, for /v1/models."""
     yield from (name for name, model in aliases if model in models and not set(name) & set("*?["))

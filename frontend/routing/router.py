@@ -1,4 +1,4 @@
-"""Which worker gets a request: pure policies over the live workers of one role."""
+"""Routing policies: pure functions that pick one of the live workers of a role."""
 
 import random
 from collections import Counter
@@ -10,11 +10,11 @@ from baton.messages import GenerateRequest, Role, WorkerInfo
 RouterMode = Literal["round-robin", "random", "least-loaded"]
 
 Pick = Callable[[Role, GenerateRequest, Sequence[WorkerInfo]], WorkerInfo]
-"""A policy: one of `workers` (never empty, ordered by id) for the request."""
+"""A policy: picks one of `workers` (not empty, ordered by id) for the request."""
 
 
 def make_router(mode: RouterMode, num_running: Mapping[str, int]) -> Pick:
-    """The policy of that name. `num_running` counts this frontend's calls by worker id, live."""
+    """The policy of that name. `num_running` is a live count of this frontend's calls by worker id."""
     if mode == "random":
         return _pick_random
     if mode == "least-loaded":
@@ -34,7 +34,7 @@ def _round_robin() -> Pick:
 
 
 def _pick_random(_role: Role, _request: GenerateRequest, workers: Sequence[WorkerInfo]) -> WorkerInfo:
-    return random.choice(workers)  # noqa: S311  load is spread, nothing is kept secret
+    return random.choice(workers)  # noqa: S311  not security-relevant
 
 
 def _least_loaded(num_running: Mapping[str, int]) -> Pick:

@@ -1,1 +1,1 @@
-"""Tokens to text and back."""
+"""Tokenization and detokenization."""

@@ -1,17 +1,17 @@
-"""Token bytes to text as they arrive, and the stop strings in it."""
+"""Incremental detokenization, and stop strings."""
 
 from codecs import utf_8_decode
 from collections.abc import Iterable
 
 
 class IncrementalDecoder:
-    """UTF-8 that comes in pieces: holds back a character until it is whole, puts U+FFFD for what is none."""
+    """Decodes UTF-8 incrementally: holds back incomplete characters, replaces invalid bytes by U+FFFD."""
 
     def __init__(self) -> None:
         self._held = b""
 
     def push(self, data: bytes) -> str:
-        """The text that `data` completes; empty while a character is unfinished."""
+        """The text that `data` completes; empty while a character is incomplete."""
         if self._held:
             data = self._held + data
         text, num_used = utf_8_decode(data, "replace", False)
@@ -19,18 +19,17 @@ class IncrementalDecoder:
         return text
 
     def flush(self) -> str:
-        """What is still held back, as it is; nothing more comes."""
+        """The held-back bytes at the end of the stream."""
         held, self._held = self._held, b""
         return held.decode(errors="replace")
 
 
 class StopStrings:
-    """Cuts text at the first of some stop strings, which may arrive in pieces.
+    """Cuts text before the first stop string, which may arrive in pieces.
 
-    Text that may be the beginning of a stop string is held back until it is clear; at most the longest stop
-    string's length less one. The one that is complete first counts, so that the result does not depend on how
-    the text came. The stop string itself is not part of the text. Empty stop strings are ignored.
-    `met` is the one that was met.
+    Text that may be the start of a stop string is held back: at most one character less than the longest
+    stop string. The stop string that is complete first wins, so that the result does not depend on how the
+    text was split. Empty stop strings are ignored. `met` is the stop string that ended the text.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -39,7 +38,7 @@ class StopStrings:
         self.met: str | None = None
 
     def push(self, text: str) -> tuple[str, bool]:
-        """(text that is safe to send, whether a stop string was met); after one, nothing comes any more."""
+        """(text that is safe to send, whether a stop string was met). Later text is dropped."""
         if self.met is not None:
             return "", True
         text = self._held + text
@@ -53,21 +52,21 @@ class StopStrings:
         return text[:num_safe], False
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """The held-back text at the end of the stream."""
         held, self._held = self._held, ""
         return held
 
     def _first_stop(self, text: str) -> tuple[int, str] | None:
-        """(where it begins, the stop string) of the one that is complete first."""
+        """(position, stop string) of the one that is complete first."""
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         return min(found)[1:] if found else None
 
     def _num_doubtful(self, text: str) -> int:
-        """Length of the longest end of `text` with which a stop string begins."""
+        """Length of the longest suffix of `text` that is a prefix of a stop string."""
         num_doubtful = 0
         for stop in self._stops:
             if text[-1:] not in stop[:-1]:
-                continue  # by far the most frequent case
+                continue  # the hot path
             for num in range(min(len(stop) - 1, len(text)), num_doubtful, -1):
                 if text.endswith(stop[:num]):
                     num_doubtful = num

@@ -1,4 +1,4 @@
-"""A model that can be asked for, and the error of a prompt that is too long for it."""
+"""A served model, and the error for prompts that exceed its context."""
 
 import msgspec
 
@@ -7,7 +7,8 @@ from frontend.text.tokenizer import ModelTokenizer
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """Its shortest context among the workers (tokens, prompt and answer together) and its tokenizer."""
+    """A model and its tokenizer. `context_length` is the smallest among its workers, in tokens, for prompt
+    and answer together."""
 
     name: str
     context_length: int
@@ -15,7 +16,7 @@ class ServedModel(msgspec.Struct, frozen=True):
 
 
 class ContextTooLong(BatonError):
-    """The prompt leaves no room for an answer in the model's context."""
+    """The prompt fills the model's context."""
 
     code = "context_length_exceeded"
     status = 400

@@ -1,4 +1,4 @@
-"""The control tokens of Harmony, and the segments a rendered prompt is made of."""
+"""Harmony's control tokens, and the segments of a rendered prompt."""
 
 import enum
 from array import array
@@ -20,4 +20,4 @@ class SpecialToken(enum.Enum):
 
 
 Segment: TypeAlias = "str | SpecialToken | array[int]"
-"""Text that is always ordinary, whatever it says, one control token, or tokens as the model wrote them."""
+"""Plain text, even if it spells a control token; one control token; or tokens as the model wrote them."""

@@ -1,4 +1,4 @@
-"""The model's tokenizer: segments and text to token ids and back; the only file that imports `tokenizers`."""
+"""The model's tokenizer; the only file that imports `tokenizers`."""
 
 import re
 import threading
@@ -29,10 +29,10 @@ class _Model(msgspec.Struct):
 
 
 class ModelTokenizer:
-    """Byte-level BPE with Harmony's control tokens. Thread-safe: long prompts may be encoded in a thread.
+    """Byte-level BPE with Harmony's control tokens. Thread-safe.
 
-    The added tokens are taken out of the `tokenizers` object, so that no text can become a control token:
-    these enter a prompt as `SpecialToken` segments only, or where `encode_text` is told to allow them.
+    The added tokens are removed from the `tokenizers` object, so that text cannot inject control tokens: they
+    enter a prompt only as `SpecialToken` segments, or through `encode_text` with `allow_special`.
     """
 
     def __init__(self, ordinary: Tokenizer, vocab: dict[str, int], added: dict[str, int]) -> None:
@@ -48,14 +48,14 @@ class ModelTokenizer:
         self.vocab_size = len(self.vocabulary.token_bytes)
         for name, token_id in added.items():
             if token_id in self._encode(name):
-                raise ValueError(f"{name} becomes a control token as ordinary text")
+                raise ValueError(f"the tokenizer encodes the plain text {name} as a control token")
 
     @classmethod
     def load(cls, folder: Path) -> "ModelTokenizer":
-        """Reads `tokenizer.json` in a model's folder; about a second for gpt-oss, so not in the event loop.
+        """Loads `tokenizer.json` from a model's folder. Blocks for about a second for gpt-oss.
 
-        Raises OSError if it cannot be read and ValueError if it is not a byte-level BPE tokenizer with
-        Harmony's control tokens.
+        Raises OSError if it cannot be read, ValueError if it is not a byte-level BPE tokenizer with Harmony's
+        control tokens.
         """
         path = folder / "tokenizer.json"
         try:
@@ -63,7 +63,7 @@ class ModelTokenizer:
             added = msgspec.json.decode(parts["added_tokens"], type=list[_AddedToken])
             vocab = msgspec.json.decode(parts["model"], type=_Model).vocab
         except (msgspec.DecodeError, KeyError) as error:
-            raise ValueError(f"{path} is no tokenizer of the `tokenizers` library: {error}") from error
+            raise ValueError(f"{path} is not a file of the `tokenizers` library: {error}") from error
         parts["added_tokens"] = msgspec.Raw(b"[]")
         try:
             ordinary = Tokenizer.from_str(msgspec.json.encode(parts).decode())
@@ -72,7 +72,7 @@ class ModelTokenizer:
             raise ValueError(f"{path}: {error}") from error
 
     def encode_segments(self, segments: Iterable[Segment]) -> list[int]:
-        """The prompt's token ids; text stays ordinary text even where it spells a control token."""
+        """The prompt's token ids; text that spells a control token stays plain text."""
         ids: list[int] = []
         for segment in segments:
             if isinstance(segment, SpecialToken):
@@ -84,7 +84,7 @@ class ModelTokenizer:
         return ids
 
     def encode_text(self, text: str, *, allow_special: bool = False) -> list[int]:
-        """Text without Harmony, for /v1/completions; `allow_special` makes control tokens of their names."""
+        """Token ids of raw text; `allow_special` encodes spelled-out control tokens as such."""
         if not allow_special:
             return self._encode(text)
         ids: list[int] = []
@@ -96,13 +96,12 @@ class ModelTokenizer:
         return ids + self._encode(text[stop:])
 
     def checked(self, token_ids: list[int], model: str, path: str) -> list[int]:
-        """These ids, which the body's field of that path gives. Raises InvalidRequest for one that the model
-        does not have."""
+        """Returns the ids, which come from the field `path`. Raises InvalidRequest if one is out of range."""
         unknown = next((token_id for token_id in token_ids if token_id >= self.vocab_size), None)
         if unknown is None:
             return token_ids
         raise InvalidRequest(
-            f"`{path}` has the token id {unknown}; those of {model} are 0 to {self.vocab_size - 1}.",
+            f"`{path}` contains the token id {unknown}; {model} has 0 to {self.vocab_size - 1}.",
             param=path,
         )
 
@@ -112,7 +111,7 @@ class ModelTokenizer:
         return table[token_id] if 0 <= token_id < len(table) else b""
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """The text of the ordinary tokens, with U+FFFD where it is not UTF-8."""
+        """The text of the tokens except control tokens; invalid UTF-8 becomes U+FFFD."""
         return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
 
     def _encode_cached(self, text: str) -> Sequence[int]:
@@ -125,17 +124,17 @@ class ModelTokenizer:
     def _encode(self, text: str) -> list[int]:
         try:
             return self._encode_valid(text)
-        except TypeError:  # what the library raises for lone surrogates
+        except TypeError:  # the library raises it for lone surrogates
             return self._encode_valid(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
     def _encode_valid(self, text: str) -> list[int]:
-        # Not `encode`: that holds the GIL, and computes offsets that nobody wants.
+        # `encode` would hold the GIL and compute unused offsets.
         ids: list[int] = self._ordinary.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
 
 class _SegmentCache:
-    """Token ids of the texts seen last, up to a number of bytes: the turns of a conversation come again."""
+    """An LRU cache of token ids by text, bounded in bytes: the turns of a conversation recur."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -162,7 +161,7 @@ class _SegmentCache:
 
 
 def _num_bytes(text: str, ids: "array[int]") -> int:
-    """Memory of an entry, with up to 4 bytes a character and about 300 for the objects."""
+    """Memory of an entry, at up to 4 bytes per character and about 300 for the objects."""
     return 4 * len(text) + ids.itemsize * len(ids) + 300
 
 
@@ -175,7 +174,7 @@ def _special_ids(added: dict[str, int]) -> dict[SpecialToken, int]:
 
 
 def _byte_table(vocab: dict[str, int], special: frozenset[int]) -> tuple[bytes, ...]:
-    """Bytes by token id: undoes the byte-to-character map in which byte-level vocabularies are written."""
+    """Bytes by token id: inverts the byte-to-character map of byte-level vocabularies."""
     to_byte = _byte_of_character()
     table = [b""] * (max([*vocab.values(), *special]) + 1)
     for text, token_id in vocab.items():
@@ -184,12 +183,12 @@ def _byte_table(vocab: dict[str, int], special: frozenset[int]) -> tuple[bytes, 
         try:
             table[token_id] = bytes([to_byte[character] for character in text])
         except KeyError as error:
-            raise ValueError(f"token {token_id} ({text!r}) is not written byte by byte") from error
+            raise ValueError(f"token {token_id} ({text!r}) is not in byte-level encoding") from error
     return tuple(table)
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's map: printable bytes stand for themselves, the others for characters from U+0100 on."""
+    """GPT-2's map: printable bytes map to themselves, the others to characters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     plain = {chr(byte): byte for byte in printable}

@@ -1,4 +1,4 @@
-"""What the parser knows of a vocabulary: the control tokens' ids, and the bytes of every other token."""
+"""The vocabulary as the parser needs it: control token ids, and the bytes of all other tokens."""
 
 from collections.abc import Mapping, Sequence
 

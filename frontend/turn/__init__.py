@@ -1,1 +1,1 @@
-"""One answer in no API's terms: what is asked, and the events that answer it."""
+"""The API-neutral core: one request and the deltas that answer it."""

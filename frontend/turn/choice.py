@@ -1,4 +1,4 @@
-"""One choice of an answer: token chunks in; reasoning, text and calls out, up to where the client ends it."""
+"""One choice of an answer: token chunks in; reasoning, text and tool calls out, up to the stop condition."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,34 +18,34 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Reader(Protocol):
-    """Tells what tokens mean; see `HarmonyParser` and `RawText`."""
+    """Turns tokens into deltas; implemented by `HarmonyParser` and `RawText`."""
 
     repairs: Counter[str]
 
     @property
     def num_calls(self) -> int:
-        """Calls so far."""
+        """Tool calls so far."""
         ...
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Tokens of reasoning text so far."""
+        """Reasoning tokens so far."""
         ...
 
     def feed(self, token_ids: Sequence[int]) -> Sequence[Delta]:
-        """What these tokens add."""
+        """The deltas that these tokens complete."""
         ...
 
     def finish(self) -> Sequence[Delta]:
-        """What was held back."""
+        """The deltas still held back at the end of the stream."""
         ...
 
 
 class Choice:
-    """`request` is what a worker is sent, `received` the tokens so far; `stopped` says that the answer has
-    ended by itself, whatever the model would still say. `call_ids` and `thought` are the calls and the
-    reasoning text so far, `writing` is all of it; `history` is how many tokens of the prompt are the
-    assistant's, by source. `text_tools` are the tools whose arguments are text of any kind."""
+    """`request` goes to a worker, `received` holds the tokens so far. `stopped` is set once a stop string or
+    the call limit has ended the answer. `call_ids` and `thought` are the calls and the reasoning text so far,
+    `writing` records the whole answer. `history` counts the prompt's assistant tokens by source. `text_tools`
+    are the tools with free-text input."""
 
     def __init__(
         self,
@@ -71,21 +71,21 @@ class Choice:
         self.writing = Writing()
         self.history: Mapping[str, int] = {}
         self._text_calls = TextCalls(text_tools) if text_tools else None
-        self._tail: TextDelta | None = None  # the tokens of text that is held back
+        self._tail: TextDelta | None = None  # token positions of the held-back text
 
     @property
     def repairs(self) -> Counter[str]:
-        """Malformed output that was understood, by kind."""
+        """Repairs of malformed output, by kind."""
         return self._reader.repairs
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Tokens of reasoning text so far."""
+        """Reasoning tokens so far."""
         return self._reader.num_reasoning_tokens
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why the answer ended, once it has."""
+        """Why the answer ended; valid once it has."""
         reason = "stop" if self.stopped else self.received.finish_reason
         return "tool_calls" if reason == "stop" and self._reader.num_calls else reason
 
@@ -105,26 +105,26 @@ class Choice:
         return self.finish_reason == "length"
 
     def feed(self, chunk: TokenChunk) -> Sequence[Delta]:
-        """What a chunk adds."""
+        """The deltas that a chunk completes."""
         token_ids = self.received.take(chunk)
         self.writing.token_ids += token_ids
         return self._noted(self._upto_stop(self._reader.feed(token_ids)))
 
     def finish(self) -> Sequence[Delta]:
-        """What is left when the last chunk was fed."""
+        """The deltas left after the last chunk."""
         deltas = () if self.stopped else self._upto_stop(self._reader.finish())
         deltas = self._noted(deltas if self.stopped else [*deltas, *self._held()])
         self._on_finish(self)
         return deltas
 
     def logprobs_of(self, delta: TextDelta) -> list[TokenLogprob] | None:
-        """The log probabilities of its tokens, if they were asked for."""
+        """The log probabilities of the delta's tokens, if requested."""
         logprobs = self.received.logprobs
         return None if logprobs is None else logprobs[delta.start : delta.stop]
 
     def _noted(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
-        """The deltas; each call gets its id."""
-        if len(deltas) == 1 and type(deltas[0]) is TextDelta:  # nearly every token of an answer
+        """The deltas, with an id assigned to each call."""
+        if len(deltas) == 1 and type(deltas[0]) is TextDelta:  # the hot path
             self.writing.kind = "text"
             return deltas
         if self._text_calls is not None:
@@ -153,7 +153,7 @@ class Choice:
             case TextDelta() if self._stops is not None:
                 yield from self._text(delta, self._stops)
             case MessageEnd():
-                yield from self._held()  # no stop string reaches from one message into the next
+                yield from self._held()  # stop strings do not span messages
                 yield delta
             case ToolCallStart() if self._num_calls == self._max_calls:
                 self.stopped = True
@@ -178,5 +178,5 @@ class Choice:
 
 
 def num_prompt_tokens(choices: Iterable[Choice]) -> int:
-    """Tokens of all prompts; the choices of one prompt share it."""
+    """Tokens of all prompts; a prompt shared by several choices counts once."""
     return sum(len(c.request.token_ids) for c in choices if c.request.sampling.choice == 0)

@@ -1,4 +1,4 @@
-"""What surrounds the chunks of a stream of OpenAI's older APIs: prepared bytes; only text is encoded."""
+"""The constant parts of chat and completion chunks, encoded once per stream."""
 
 import importlib.metadata
 import secrets
@@ -17,8 +17,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Envelope:
-    """The fields that all chunks of an answer share. `head` is a chunk up to its list of choices, `tail` from
-    the end of that list on."""
+    """The fields shared by all chunks of an answer. `head` is a chunk up to its list of choices, `tail` is
+    everything after that list."""
 
     def __init__(self, kind: str, id_prefix: str, model: str, *, has_usage: bool) -> None:
         self.id = f"{id_prefix}-{secrets.token_hex(16)}"
@@ -36,7 +36,7 @@ class Envelope:
         self.tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
 
     def closing(self, choices: Sequence[Choice]) -> bytes:
-        """The usage, if it was asked for, and the end of the stream."""
+        """The usage, if requested, and the end of the stream."""
         if not self._has_usage:
             return DONE
         return self.head + b'],"usage":' + _encode(UsageBody.of(choices)) + b"}\n\n" + DONE

@@ -1,10 +1,10 @@
-"""A JSON schema whose objects have no properties but those it names: what `strict` means, in every engine."""
+"""Closes JSON schemas for `strict`: objects may have only the properties that they list, on every engine."""
 
 from collections.abc import Mapping
 from typing import Any
 
-# Where JSON Schema has schemas by name, in a list, or one. Not in `allOf` and the like: members that are
-# closed each for itself would exclude one another.
+# Keywords that hold subschemas by name, in a list, or singly. `allOf` is left out: members closed
+# individually would reject each other's properties.
 _BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _IN_LIST = frozenset({"anyOf", "oneOf", "prefixItems"})
 _ONE = frozenset({"items", "additionalProperties"})
@@ -12,8 +12,8 @@ _OPEN = frozenset({"allOf", "additionalProperties", "unevaluatedProperties", "pa
 
 
 def closed(schema: Any) -> Any:
-    """The schema with `additionalProperties: false` wherever an object's properties are listed and it does
-    not say otherwise. Raises RecursionError for one that is nested too deeply."""
+    """The schema with `additionalProperties: false` added to every object that lists its properties and does
+    not already say how to treat others. Raises RecursionError for schemas nested too deeply."""
     if not isinstance(schema, Mapping):
         return schema
     made = {key: _closed_inside(key, value) for key, value in schema.items()}

@@ -1,4 +1,4 @@
-"""The one form that an answer must have, under the API's own name for it or another server's."""
+"""The output format that a request demands, whichever API's or server's field it uses."""
 
 import re
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ _META = re.compile(r"[\\.+*?()|\[\]{}^$/-]")
 
 
 def demanded_form(body: SamplingFields, response_format: AnswerFormat | None) -> AnswerFormat | None:
-    """The one form that the body demands. Raises InvalidRequest, naming the second, if it demands two."""
+    """The format that the body demands. Raises InvalidRequest, naming the second, if it demands two."""
     forms = [] if response_format is None else [response_format]
     forms += _forms(body)
     if len(forms) > 1:
         raise InvalidRequest(
-            f"`{forms[1].path}` contradicts `{forms[0].path}`: demand one form of the answer.",
+            f"`{forms[1].path}` cannot be combined with `{forms[0].path}`; send only one output format.",
             param=forms[1].path,
         )
     return forms[0] if forms else None
@@ -73,4 +73,4 @@ def _schema(value: JsonSchema, path: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(value, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"`{path}` is not a JSON schema: {error}.", param=path) from None
+        raise InvalidRequest(f"`{path}` is not a valid JSON schema: {error}.", param=path) from None

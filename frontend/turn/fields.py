@@ -1,4 +1,4 @@
-"""Fields that several APIs have under the same names, and the types of their values."""
+"""Request fields shared by several APIs, and the types of their values."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, get_args
@@ -8,8 +8,8 @@ import msgspec
 from frontend.harmony.conversation import MODEL_IDENTITY, ReasoningEffort
 
 Refused = Mapping[str, tuple[tuple[object, ...], str]]
-"""Fields that an API defines and Baton does not serve: (values that ask for nothing, what to do instead).
-`null` asks for nothing everywhere."""
+"""Fields that an API defines and Baton does not support: (values accepted as no-ops, what to do instead).
+`null` is always accepted."""
 
 MAX_STOPS = 4
 
@@ -35,7 +35,7 @@ GrammarText = Annotated[str, msgspec.Meta(min_length=1)]
 GrammarChoices = Annotated[list[GrammarText], msgspec.Meta(min_length=1)]
 AnyEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 GPT_OSS_EFFORTS = frozenset(get_args(ReasoningEffort))
-# The nearest that gpt-oss has: it always thinks.
+# The nearest effort that gpt-oss has; it cannot turn reasoning off.
 NEAREST_EFFORT: dict[AnyEffort, ReasoningEffort] = {
     "none": "low",
     "minimal": "low",
@@ -48,8 +48,8 @@ NEAREST_EFFORT: dict[AnyEffort, ReasoningEffort] = {
 
 
 class GuidedFields(msgspec.Struct, kw_only=True):
-    """vLLM's older names. `guided_json` is a schema, as JSON or as text; `guided_grammar` is Lark or, if it
-    has `::=`, EBNF."""
+    """vLLM's older names for structured outputs. `guided_json` is a schema, as an object or a JSON string;
+    `guided_grammar` is EBNF if it contains `::=`, else Lark."""
 
     guided_json: JsonSchema | None = None
     guided_regex: GrammarText | None = None
@@ -59,11 +59,11 @@ class GuidedFields(msgspec.Struct, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """vLLM's newer names for the same."""
+    """vLLM's newer names for structured outputs."""
 
     refused: ClassVar[Refused] = {
         "structural_tag": ((), "Use `tools` and `tool_choice`."),
-        "whitespace_pattern": ((), "White space between JSON's tokens is not chosen."),
+        "whitespace_pattern": ((), "The whitespace of JSON output is not configurable."),
     }
     hints: ClassVar[frozenset[str]] = frozenset(
         {"disable_fallback", "disable_any_whitespace", "disable_additional_properties"}
@@ -77,18 +77,18 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 
 
 class FormFields(GuidedFields, kw_only=True):
-    """Other servers' names for what shapes an answer; `regex` and `ebnf` are SGLang's."""
+    """Other servers' fields that constrain the output; `regex` and `ebnf` are SGLang's."""
 
     refused: ClassVar[Refused] = {
-        "guided_whitespace_pattern": ((), "White space between JSON's tokens is not chosen."),
-        "allowed_token_ids": ((), "Use `logit_bias`, or `regex` for a form of the text."),
+        "guided_whitespace_pattern": ((), "The whitespace of JSON output is not configurable."),
+        "allowed_token_ids": ((), "Use `logit_bias`, or `regex` to constrain the text."),
         "bad_words": (([],), "Use `logit_bias` with a bias of -100."),
-        "use_beam_search": ((False,), "Answers are sampled; use `n`."),
-        "prompt_logprobs": ((), "Log probabilities are the answer's."),
-        "truncate_prompt_tokens": ((), "Prompts are not cut: send what the model shall read."),
-        "continue_final_message": ((False,), "An answer always begins a message of its own."),
-        "add_generation_prompt": ((True,), "The prompt always ends where the answer begins."),
-        "chat_template": ((), "Prompts are rendered as Harmony says."),
+        "use_beam_search": ((False,), "Use sampling, with `n` for several choices."),
+        "prompt_logprobs": ((), "Use `echo` and `logprobs` of /v1/completions."),
+        "truncate_prompt_tokens": ((), "Shorten the prompt before you send it."),
+        "continue_final_message": ((False,), "The answer always starts a new message."),
+        "add_generation_prompt": ((True,), "The generation prompt is always added."),
+        "chat_template": ((), "Prompts always use the Harmony format."),
     }
 
     structured_outputs: StructuredOutputs | None = None
@@ -97,7 +97,7 @@ class FormFields(GuidedFields, kw_only=True):
 
 
 class Nvext(GuidedFields, kw_only=True):
-    """NVIDIA's extensions; each wins over the top-level field of the same name."""
+    """NVIDIA's extensions; each overrides the top-level field of the same name."""
 
     ignore_eos: bool | None = None
     top_k: TopK | None = None
@@ -106,9 +106,9 @@ class Nvext(GuidedFields, kw_only=True):
 
 
 class SamplingFields(FormFields, kw_only=True):
-    """How tokens are chosen. `top_k` 0 or -1 is off; of requests that wait, those of a smaller `priority` are
-    served first. `ignore_eos`, `min_tokens`, `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`,
-    `priority` are extensions, named as NVIDIA's and vLLM's do."""
+    """Sampling parameters. `top_k` 0 or -1 turns it off; queued requests with a lower `priority` value run
+    first. `ignore_eos`, `min_tokens`, `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids` and `priority`
+    are extensions, under NVIDIA's and vLLM's names."""
 
     min_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
@@ -127,7 +127,7 @@ class SamplingFields(FormFields, kw_only=True):
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """What a stream carries besides its deltas."""
+    """Options of a streamed answer."""
 
     hints: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
 
@@ -135,8 +135,8 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class OpenAIFields(SamplingFields, kw_only=True):
-    """What all of OpenAI's APIs take. Of the hints, no answer depends on any: there is one service tier, one
-    verbosity, one cache, and nothing is left out of a prompt that fits."""
+    """Fields common to OpenAI's APIs. The hints are accepted and have no effect: there is one service tier,
+    one verbosity and one cache, and prompts are never truncated."""
 
     hints: ClassVar[frozenset[str]] = frozenset(
         {
@@ -152,7 +152,7 @@ class OpenAIFields(SamplingFields, kw_only=True):
 
 
 class ChoiceFields(OpenAIFields, kw_only=True):
-    """What chat and completions take: how long an answer is, where it stops, how many there are."""
+    """Fields of chat and completions: the answer's length limit, stop strings, number of choices."""
 
     max_tokens: Count | None = None
     n: Count | None = None
@@ -160,34 +160,34 @@ class ChoiceFields(OpenAIFields, kw_only=True):
 
 
 class TemplateArgs(msgspec.Struct, kw_only=True):
-    """What the chat template takes."""
+    """Arguments of the chat template."""
 
     reasoning_effort: AnyEffort | None = None
     model_identity: str | None = None
 
 
 def effort_of(given: AnyEffort | None, *args: TemplateArgs | None) -> AnyEffort:
-    """The first effort that is named; medium if there is none."""
+    """The first effort given, else medium."""
     efforts = [given, *(a.reasoning_effort for a in args if a is not None)]
     return next((effort for effort in efforts if effort is not None), "medium")
 
 
 def identity_of(*args: TemplateArgs | None) -> str:
-    """The first identity that is named, else gpt-oss's own."""
+    """The first identity given, else gpt-oss's default."""
     identities = (a.model_identity for a in args if a is not None)
     return next((identity for identity in identities if identity is not None), MODEL_IDENTITY)
 
 
 class TextFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
-    """The form of an answer: any text."""
+    """Output format: any text."""
 
 
 class JsonObjectFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json_object"):
-    """The form of an answer: some JSON object."""
+    """Output format: any JSON object."""
 
 
 class NamedSchema(msgspec.Struct, kw_only=True):
-    """A JSON schema with the name under which the prompt shows it."""
+    """A JSON schema and its name in the prompt."""
 
     name: FormatName
     description: str | None = None

@@ -1,4 +1,4 @@
-"""What a client demands of an answer's form, as the Harmony messages that the answer may be made of."""
+"""Turns tool choice, strict tools and output formats into constraints on the answer's Harmony messages."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,14 +16,14 @@ _NEXT_MESSAGE = "<|end|><|start|>assistant"
 _ANALYSIS = MessageForm(headers=("<|channel|>analysis<|message|>",), end=_NEXT_MESSAGE)
 _PREAMBLE = MessageForm(headers=("<|channel|>commentary<|message|>",), end=_NEXT_MESSAGE)
 _FINAL = MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>")
-# The model writes calls in all these ways: half of them on `analysis`.
+# The model writes calls in all these ways, half of them on `analysis`.
 _CHANNELS = ("commentary", "analysis")
 _CALL_TYPES = (" <|constrain|>json", " json", "")
 _TEXT_TYPES = (" code", "")
 
 
 class CallChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """`tool_choice`: whether a tool may be called, or must be, and which (None: all that are offered)."""
+    """`tool_choice`: whether a tool may or must be called, and which ones (None: all that are offered)."""
 
     may_call: bool = True
     must_call: bool = False
@@ -34,12 +34,12 @@ _ANY_OBJECT: dict[str, object] = {"type": "object"}
 
 
 def any_object(path: str) -> AnswerFormat:
-    """The answer is some JSON object."""
+    """The format of any JSON object."""
     return AnswerFormat(schema=_ANY_OBJECT, path=path)
 
 
 def by_schema(named: NamedSchema, path: str) -> AnswerFormat:
-    """The answer follows a named schema, or is some JSON object if the schema is missing."""
+    """The format of a named schema, or of any JSON object if the schema is missing."""
     if named.schema is None:
         return AnswerFormat(schema=_ANY_OBJECT, strict=bool(named.strict), path=path)
     return AnswerFormat(
@@ -54,12 +54,12 @@ def by_schema(named: NamedSchema, path: str) -> AnswerFormat:
 def guided(
     tools: Sequence[Tool], choice: CallChoice | None = None, answer: AnswerFormat | None = None
 ) -> Guided | None:
-    """The form of the answer, or None if nothing is demanded. Thinking is free in all of them; it is one
-    message at most where a call or an `answer` format is demanded.
+    """The constraint on the answer, or None if nothing is demanded. Reasoning is never constrained, but
+    limited to one message where a call or an `answer` format is demanded.
 
-    `tools` are those that the prompt shows. With an `answer` format there is no preamble, since that would
-    be visible text beside the JSON. Raises InvalidRequest, naming `tool_choice` or the schema's field, for
-    a choice of tools that are not offered and for schemas beyond `MAX_SCHEMA_BYTES`.
+    `tools` are those that the prompt shows. An `answer` format excludes a preamble, which would be visible
+    text next to the JSON. Raises InvalidRequest, naming `tool_choice` or the schema's field, if the choice
+    names tools that are not offered or the schemas exceed `MAX_SCHEMA_BYTES`.
     """
     choice = choice or CallChoice()
     callable_tools = _callable(tools, choice)
@@ -69,7 +69,7 @@ def guided(
     if not choice.must_call:
         last.append(_FINAL if answer is None else _final(answer))
     is_free = answer is None and not choice.must_call
-    # A model that would rather say something else must not put it off by thinking for ever.
+    # Otherwise the model could evade the demand by reasoning without end.
     leading = (_ANALYSIS, _PREAMBLE) if is_free else (_ANALYSIS,)
     form = Guided(leading=leading, last=tuple(last), leads_once=not is_free)
     _check_size(form)
@@ -77,7 +77,7 @@ def guided(
 
 
 def raw_guided(answer: AnswerFormat | None) -> Guided | None:
-    """The form of an answer without any messages. Raises as `guided` does."""
+    """The constraint on a raw completion. Raises as `guided` does."""
     if answer is None:
         return None
     form = Guided(last=(msgspec.structs.replace(_final(answer), headers=("",)),))
@@ -86,10 +86,10 @@ def raw_guided(answer: AnswerFormat | None) -> Guided | None:
 
 
 def with_form(sampling: Sampling, form: Guided | None) -> Sampling:
-    """`sampling` held to `form`. Raises InvalidRequest if the answer could not end where the form does."""
+    """`sampling` constrained to `form`. Raises InvalidRequest if `ignore_eos` contradicts it."""
     if form is not None and sampling.ignore_eos:
         raise InvalidRequest(
-            "`ignore_eos` contradicts a demanded schema or call: the answer has to end where it is complete.",
+            "`ignore_eos` cannot be combined with an output format, strict tools or a required tool call.",
             param="ignore_eos",
         )
     return sampling if form is None else msgspec.structs.replace(sampling, guided=form)
@@ -97,12 +97,12 @@ def with_form(sampling: Sampling, form: Guided | None) -> Sampling:
 
 def _callable(tools: Sequence[Tool], choice: CallChoice) -> list[Tool]:
     if choice.must_call and not tools:
-        raise InvalidRequest("`tool_choice` demands a call, but no `tools` are given.", param="tool_choice")
+        raise InvalidRequest("`tool_choice` requires a call, but `tools` is empty.", param="tool_choice")
     if choice.names is None:
         return list(tools)
     missing = choice.names - {tool.called for tool in tools}
     if missing or not choice.names:
-        what = f"{min(missing)!r}, which is not among `tools`" if missing else "no tool"
+        what = f"{min(missing)!r}, which is not in `tools`" if missing else "no tool"
         raise InvalidRequest(f"`tool_choice` names {what}.", param="tool_choice")
     return [tool for tool in tools if tool.called in choice.names]
 
@@ -136,7 +136,7 @@ def _call_headers(tool: Tool) -> Iterator[str]:
 
 
 def _arguments(tool: Tool) -> object:
-    """Arguments are an object, whether the schema says so or not."""
+    """The schema of the arguments, which must be an object even if the schema does not say so."""
     if tool.parameters is None:
         return {"type": "object", "additionalProperties": False}
     return {"type": "object", **tool.parameters} if isinstance(tool.parameters, dict) else tool.parameters
@@ -159,7 +159,7 @@ def _text(schema: object, param: str, strict: bool) -> str:
         return msgspec.json.encode(closed(schema) if strict else schema).decode()
     except (RecursionError, UnicodeEncodeError) as error:
         raise InvalidRequest(
-            f"`{param}`: the schema cannot be written as JSON: {error}.", param=param
+            f"`{param}`: the schema cannot be encoded as JSON: {error}.", param=param
         ) from None
 
 
@@ -169,6 +169,6 @@ def _check_size(form: Guided) -> None:
         num_bytes += len(message.grammar or "")
         if num_bytes > MAX_SCHEMA_BYTES:
             raise InvalidRequest(
-                f"`{message.param}`: the forms to enforce are more than {MAX_SCHEMA_BYTES} bytes long.",
+                f"`{message.param}`: the schemas and grammars to enforce exceed {MAX_SCHEMA_BYTES} bytes.",
                 param=message.param,
             )

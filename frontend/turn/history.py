@@ -1,4 +1,4 @@
-"""What was said earlier, put together into turns as the model wrote them."""
+"""Merges the history's items into turns as the model wrote them."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,8 +6,8 @@ from frontend.harmony.conversation import AssistantTurn, Turn
 
 
 def joined(parts: Iterable[Turn]) -> Iterator[Turn]:
-    """The parts as turns: what the model said between two things that others said becomes one turn for each
-    thought, so that it is rendered as it was written. Empty parts of the model's are left out."""
+    """The parts as turns: consecutive assistant parts are merged into one turn per reasoning block, so that
+    they are rendered as the model wrote them. Empty assistant parts are dropped."""
     turn = AssistantTurn()
     for part in parts:
         if part == AssistantTurn():
@@ -25,7 +25,7 @@ def joined(parts: Iterable[Turn]) -> Iterator[Turn]:
 
 
 def _follows(new: AssistantTurn, turn: AssistantTurn) -> bool:
-    """Whether `new` may be said in the same turn: a turn is thought, preamble, text, calls, in this order."""
+    """Whether `new` continues `turn`, whose order is reasoning, preamble, text, calls."""
     if new.tool_calls:
         return True
     if new.text:

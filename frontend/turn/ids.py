@@ -1,13 +1,13 @@
-"""Ids that no other answer has."""
+"""Unique ids of responses, items and calls."""
 
 import secrets
 
 
 def new_id(prefix: str) -> str:
-    """An id of a kind of thing, with 192 random bits: `resp`, `msg`, `rs`, `fc`, `fco`."""
+    """An id with 192 random bits; prefixes are `resp`, `msg`, `rs`, `fc`, `fco`..."""
     return f"{prefix}_{secrets.token_hex(24)}"
 
 
 def new_call_id() -> str:
-    """The id of a call, which its result names."""
+    """The id of a tool call, which its result refers to."""
     return f"call_{secrets.token_hex(16)}"

@@ -9,7 +9,7 @@ from frontend.text.tokenizer import ModelTokenizer
 
 
 class TopLogprob(msgspec.Struct):
-    """One of the likeliest tokens; `bytes` are its UTF-8 bytes, which may be part of a character."""
+    """One of the most likely tokens; `bytes` are its UTF-8 bytes, which may be part of a character."""
 
     token: str
     logprob: float
@@ -17,7 +17,7 @@ class TopLogprob(msgspec.Struct):
 
 
 class ContentLogprob(msgspec.Struct):
-    """A token of the visible text, and the likeliest tokens in its place."""
+    """A token of the visible text, and the most likely alternatives."""
 
     token: str
     logprob: float
@@ -36,7 +36,7 @@ class LegacyLogprobs(msgspec.Struct, kw_only=True):
 
 
 def content_logprobs(entries: Sequence[TokenLogprob], tokenizer: ModelTokenizer) -> list[ContentLogprob]:
-    """The chat API's shape: one object for each token."""
+    """The chat API's shape: one object per token."""
     return [_content_logprob(entry, tokenizer) for entry in entries]
 
 
@@ -54,7 +54,7 @@ def _content_logprob(entry: TokenLogprob, tokenizer: ModelTokenizer) -> ContentL
 def legacy_logprobs(
     entries: Sequence[TokenLogprob], tokenizer: ModelTokenizer, offset: int
 ) -> LegacyLogprobs:
-    """The completion API's shape; `offset` is the first token's, in characters of the choice's text."""
+    """The completions API's shape; `offset` is the first token's, in characters of the choice's text."""
     texts = [_text(tokenizer.token_bytes(entry.token_id)) for entry in entries]
     offsets = []
     for text in texts:
@@ -74,7 +74,7 @@ def legacy_logprobs(
 def echoed_logprobs(
     first_id: int, entries: Sequence[TokenLogprob], tokenizer: ModelTokenizer
 ) -> LegacyLogprobs:
-    """The completion API's shape of a prompt that begins with `first_id`, and what follows it."""
+    """The completions API's shape for an echoed prompt, which starts with `first_id`, and its answer."""
     first = _text(tokenizer.token_bytes(first_id))
     rest = legacy_logprobs(entries, tokenizer, len(first))
     return LegacyLogprobs(
@@ -90,5 +90,5 @@ def _text(data: bytes) -> str:
 
 
 def _finite(logprob: float) -> float:
-    """JSON has no infinity; OpenAI writes -9999 for a token of no probability."""
+    """JSON has no infinity; OpenAI uses -9999 for a probability of zero."""
     return max(logprob, -9999.0)

@@ -1,4 +1,4 @@
-"""From what is asked to the choices that answer it: the prompt rendered and tokenised, sampling settled."""
+"""Prepares a request for generation: renders and tokenises the prompt, resolves sampling and constraints."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -20,15 +20,16 @@ from frontend.turn.sampling import sampling_of
 from frontend.turn.thoughts import Thoughts
 from frontend.turn.written import num_history_tokens
 
-# More than this is rendered and tokenised in a thread, so that running streams do not wait for it.
+# Longer prompts are rendered and tokenised in a thread, so that running streams do not stall.
 LONG_BYTES = 8192
 
 
 async def prepare(
     request: TurnRequest, asker: Asker, served: ServedModel, thoughts: Thoughts, *, max_choices: int
 ) -> list[Choice]:
-    """The choices, prompt by prompt, ready to be generated; what calls of the history came from is completed
-    from `thoughts`, and new ones are kept there. Raises the BatonError that refuses the request."""
+    """The choices, prompt by prompt, ready to be generated. Reasoning that the client did not send back with
+    its calls is restored from `thoughts`, and new reasoning is kept there. Raises a BatonError for requests
+    that cannot be served."""
     _check_num_choices(request, max_choices)
     prompt = request.prompt
     if isinstance(prompt, RawPrompts):
@@ -58,7 +59,7 @@ async def prepare(
 
 
 async def encode(request: TurnRequest, served: ServedModel) -> list[list[int]]:
-    """Token ids of each prompt. Raises InvalidRequest for what cannot be rendered."""
+    """Token ids of each prompt. Raises InvalidRequest if it cannot be rendered."""
     if request.num_bytes > LONG_BYTES:
         return await asyncio.to_thread(_encoded, request, served)
     return _encoded(request, served)
@@ -68,7 +69,9 @@ def _check_num_choices(request: TurnRequest, max_choices: int) -> None:
     num_prompts = len(request.prompt.prompts) if isinstance(request.prompt, RawPrompts) else 1
     num_choices = request.num_choices * num_prompts
     if num_choices > max_choices:
-        raise InvalidRequest(f"`n` makes {num_choices} choices; at most {max_choices} are served.", param="n")
+        raise InvalidRequest(
+            f"`n` makes {num_choices} choices; at most {max_choices} are allowed.", param="n"
+        )
 
 
 def _encoded(request: TurnRequest, served: ServedModel) -> list[list[int]]:
@@ -86,8 +89,8 @@ def _encoded(request: TurnRequest, served: ServedModel) -> list[list[int]]:
 def _token_requests(
     request: TurnRequest, asker: Asker, model: str, prompts: Sequence[list[int]], sampling: Sampling
 ) -> list[GenerateRequest]:
-    """One for each choice of each prompt. Several get ids of their own, `<request_id>-<index>`, since workers
-    tell requests apart by them."""
+    """One per choice of each prompt. If there are several, their ids are `<request_id>-<index>`, since
+    workers need unique ones."""
     requests = [
         GenerateRequest(
             request_id=asker.request_id,
@@ -114,7 +117,7 @@ def _choice(
     prompt = request.prompt
     reader: Reader
     text_tools: frozenset[str] = frozenset()
-    # A stop token is no part of raw text; of a conversation's, those of the model end a message.
+    # Raw text excludes any stop token; in a conversation, the parser consumes the model's own.
     cut_ids: Sequence[int] = request.sampling.stop_token_ids or ()
     if isinstance(prompt, Conversation):
         offered = frozenset(tool.called for tool in prompt.tools)

@@ -1,4 +1,4 @@
-"""Tokens as text, without any format in it: for completions."""
+"""Decodes raw completions: all tokens are plain text."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,13 +9,14 @@ from frontend.text.tokenizer import ModelTokenizer
 
 
 def text_of(token_ids: Sequence[int], tokenizer: ModelTokenizer) -> str:
-    """The text of whole answers or prompts, with control tokens by their names."""
+    """The text of a complete token sequence, with control tokens spelled out."""
     reader = RawText(tokenizer, shows_special=True)
     return "".join(delta.text for delta in (*reader.feed(token_ids), *reader.finish()))
 
 
 class RawText:
-    """A `Reader` of `frontend.turn.choice`: all is visible text, control tokens if it `shows_special`."""
+    """A `Reader` of `frontend.turn.choice`: everything is visible text; `shows_special` includes control
+    tokens."""
 
     num_calls = 0
     num_reasoning_tokens = 0
@@ -37,7 +38,7 @@ class RawText:
         return self._said(self._decoder.push(data))
 
     def finish(self) -> Sequence[TextDelta]:
-        """What is left of a character that was cut."""
+        """The rest of an incomplete character."""
         return self._said(self._decoder.flush())
 
     def _said(self, text: str) -> Sequence[TextDelta]:

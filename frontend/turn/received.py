@@ -1,4 +1,4 @@
-"""The tokens of one choice as they arrive: their counts, their log probabilities, and which are its text."""
+"""The tokens received for one choice: counts, log probabilities, and which of them are text."""
 
 from collections.abc import Iterable
 
@@ -6,10 +6,10 @@ from baton.messages import FinishReason, Sampling, TokenChunk, TokenLogprob
 
 
 class ReceivedTokens:
-    """What has arrived so far. `logprobs` has an entry for each token, or is None unless they were asked for;
-    so has `prompt_logprobs` for each token of the prompt but its first.
+    """`logprobs` has an entry per token, or is None if not requested; `prompt_logprobs` has an entry per
+    prompt token except the first.
 
-    A stop token of `cut_ids` that ends the answer is counted, but is no part of its text.
+    A final stop token in `cut_ids` is counted, but is not part of the text.
     """
 
     def __init__(self, sampling: Sampling, cut_ids: Iterable[int]) -> None:
@@ -21,7 +21,7 @@ class ReceivedTokens:
         self._cut_ids = frozenset(cut_ids)
 
     def take(self, chunk: TokenChunk) -> tuple[int, ...]:
-        """The chunk's tokens that are text."""
+        """Record the chunk; returns the tokens that are text."""
         token_ids = chunk.token_ids
         self.num_tokens += len(token_ids)
         if self.logprobs is not None:

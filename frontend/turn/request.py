@@ -1,4 +1,4 @@
-"""What a client asks for, in no API's terms. A `path` names the field of the body that a value came from."""
+"""The API-neutral request. A `path` names the field of the body that a value came from."""
 
 import msgspec
 
@@ -8,20 +8,20 @@ from frontend.turn.form import CallChoice
 
 
 class RawPrompts(msgspec.Struct, frozen=True):
-    """Prompts that are not rendered and answers that are not parsed: each text, with control tokens by their
-    names, or token ids. `shows_special` gives the answers' control tokens by their names, too."""
+    """Prompts that are not rendered and whose answers are not parsed: text, with control tokens spelled out,
+    or token ids. `shows_special` spells out control tokens in the answers, too."""
 
     prompts: tuple[str | list[int], ...]
     shows_special: bool = False
 
 
 class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request for `num_choices` answers to a prompt, or to each of several.
+    """One request for `num_choices` answers to each prompt.
 
-    `num_bytes` is about the size of the text to render and tokenise. `max_tokens` None is all that the
-    context leaves. `stop_strings` end the visible text, which they are no part of; an answer ends before it
-    makes more than `max_calls` calls. `logprobs` is how many of the likeliest tokens are given
-    for each (None: nothing), `prompt_logprobs` the same for the prompt.
+    `num_bytes` is the approximate size of the text to render and tokenise. `max_tokens` None means the rest
+    of the context. `stop_strings` end the visible text and are not part of it; the answer ends before call
+    number `max_calls` + 1. `logprobs` is the number of alternatives given per token (None: no log
+    probabilities), `prompt_logprobs` the same for the prompt.
     """
 
     model: str
@@ -39,7 +39,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a request comes from, whose it is, and how long it may take."""
+    """The HTTP request's id, its deadline, and the owner of its API key."""
 
     request_id: str
     deadline_s: float

@@ -1,4 +1,4 @@
-"""A request's sampling fields as a worker's Sampling: defaults filled in, checked against the model."""
+"""Builds a worker's Sampling from a request's fields: fills in defaults, checks against the model."""
 
 import secrets
 from typing import TypeVar
@@ -9,7 +9,7 @@ from frontend.text.served import ContextTooLong, ServedModel
 from frontend.turn.fields import Nvext, SamplingFields
 from frontend.turn.request import TurnRequest
 
-# Their log probabilities come in one message of a worker's, and NATS takes 1 MB.
+# Prompt log probabilities travel in one worker message, and NATS limits those to 1 MB.
 MAX_SCORED_TOKENS = 8192
 _SEED_MASK = 2**63 - 1
 
@@ -17,11 +17,10 @@ T = TypeVar("T")
 
 
 def sampling_of(request: TurnRequest, served: ServedModel, *, num_prompt_tokens: int) -> Sampling:
-    """How to choose the tokens of an answer to a prompt of that length; `max_tokens` is cut to the room that
-    the context leaves.
+    """The sampling parameters for a prompt of that length; `max_tokens` is capped by the rest of the context.
 
-    Raises ContextTooLong if it leaves nothing, InvalidRequest if the fields contradict each other or name
-    unknown token ids.
+    Raises ContextTooLong if the prompt fills the context, InvalidRequest if the fields contradict each other
+    or name unknown token ids.
     """
     body = request.sampling
     _check_scored(request, num_prompt_tokens)
@@ -30,10 +29,10 @@ def sampling_of(request: TurnRequest, served: ServedModel, *, num_prompt_tokens:
     min_tokens = body.min_tokens or 0
     if min_tokens > limit:
         raise InvalidRequest(
-            f"`min_tokens` is {min_tokens}, but the answer can have {limit} at most.", param="min_tokens"
+            f"`min_tokens` is {min_tokens}, but the answer is limited to {limit} tokens.", param="min_tokens"
         )
     nvext = body.nvext or Nvext()
-    # A nucleus of no probability is its likeliest token: greedy. Engines refuse to be told so by a 0.
+    # `top_p` 0 means greedy sampling, but engines reject the value 0.
     greedy = body.top_p == 0 or nvext.greed_sampling
     return Sampling(
         max_tokens=limit,
@@ -57,19 +56,19 @@ def sampling_of(request: TurnRequest, served: ServedModel, *, num_prompt_tokens:
 def _check_scored(request: TurnRequest, num_prompt_tokens: int) -> None:
     if request.prompt_logprobs is not None and num_prompt_tokens > MAX_SCORED_TOKENS:
         raise InvalidRequest(
-            f"`{request.path}` has {num_prompt_tokens} tokens; log probabilities are given for "
-            f"{MAX_SCORED_TOKENS} at most.",
+            f"`{request.path}` has {num_prompt_tokens} tokens; log probabilities are limited to prompts of "
+            f"{MAX_SCORED_TOKENS} tokens.",
             param=request.path,
         )
 
 
 def _room(request: TurnRequest, served: ServedModel, num_prompt_tokens: int) -> int:
-    """Tokens that an answer can have; one at least."""
+    """The maximum number of answer tokens, at least 1."""
     room = served.context_length - num_prompt_tokens
     if room < 1:
         raise ContextTooLong(
-            f"The prompt has {num_prompt_tokens} tokens; the context of {served.name} is "
-            f"{served.context_length} tokens, prompt and answer together. Shorten it.",
+            f"This model's maximum context length is {served.context_length} tokens, but `{request.path}` "
+            f"has {num_prompt_tokens} tokens. Shorten it to leave room for the answer.",
             param=request.path,
         )
     return room

@@ -1,4 +1,4 @@
-"""Thoughts that clients carry: sealed, or signed, so that only what this server wrote is taken back."""
+"""Signs the reasoning that clients carry, so that only this service's unchanged reasoning is accepted."""
 
 import base64
 import binascii
@@ -7,20 +7,20 @@ import hmac
 import secrets
 import zlib
 
-# Of what claims to be ours: an epoch of the format, then the key's own name.
+# Format version. The prefix of a signature is the version and a fingerprint of the key.
 _OURS = "bt1"
 _MAX_BYTES = 4 << 20
 
 
 class Changed(Exception):
-    """What carries this server's name is not what it wrote."""
+    """The signature is of this service's key, but does not match the content."""
 
 
 class Seal:
-    """Signs with a key that all frontends of one service share; without one, with a key of this process.
+    """Signs with a key shared by all frontends of a service, or with a random key of this process.
 
-    A signature is `bt1.KEY-NAME.MAC`. What another key or another server made is not ours: it is left out,
-    since sessions move between servers; what says that it is ours and is not was changed.
+    A signature is `bt1.FINGERPRINT.MAC`. Content of another key or server is left out rather than refused,
+    since sessions move between servers.
     """
 
     def __init__(self, key: bytes | None = None) -> None:
@@ -28,11 +28,11 @@ class Seal:
         self._prefix = f"{_OURS}.{hashlib.sha256(b'name' + self._key).hexdigest()[:8]}."
 
     def sign(self, text: str) -> str:
-        """A signature of the text."""
+        """The signature of the text."""
         return self._prefix + self._mac(text.encode())
 
     def is_ours(self, text: str, signature: str) -> bool:
-        """Whether we signed anything like this. Raises Changed if it was another text."""
+        """Whether the signature is of this key. Raises Changed if it does not match the text."""
         if not signature.startswith(self._prefix):
             return False
         if not hmac.compare_digest(signature.removeprefix(self._prefix), self._mac(text.encode())):
@@ -40,12 +40,12 @@ class Seal:
         return True
 
     def close(self, text: str) -> str:
-        """The text in one opaque word, which `open` takes."""
+        """The text as an opaque signed string, which `open` reads."""
         data = base64.urlsafe_b64encode(zlib.compress(text.encode(errors="surrogatepass"))).decode()
         return f"{self._prefix}{self._mac(data.encode())}.{data}"
 
     def open(self, sealed: str) -> str | None:
-        """The text, or None if another server closed it. Raises Changed."""
+        """The text, or None if it was sealed with another key. Raises Changed."""
         if not sealed.startswith(self._prefix):
             return None
         mac, _, data = sealed.removeprefix(self._prefix).partition(".")

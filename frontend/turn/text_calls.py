@@ -1,4 +1,4 @@
-"""The input of tools that take text, given whole: the model may write it as JSON, like other calls."""
+"""Unwraps the input of custom tools, which the model may write as JSON like that of functions."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -14,15 +14,15 @@ class _Wrapped(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TextCalls:
-    """Holds back the arguments of calls of these tools until they are complete, then takes them out of a
-    JSON object that has nothing but them."""
+    """Holds back the arguments of these tools' calls until they are complete; `{"input": TEXT}` becomes
+    TEXT."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
         self._held: list[ToolCallArguments] | None = None
 
     def pass_on(self, deltas: Sequence[Delta]) -> Iterator[Delta]:
-        """What can be told now."""
+        """The deltas that can be sent now."""
         for delta in deltas:
             match delta:
                 case ToolCallStart() if delta.name in self._names:
@@ -38,6 +38,6 @@ class TextCalls:
         held, self._held = self._held, None
         if held:
             text = "".join(part.text for part in held)
-            with suppress(msgspec.DecodeError, RecursionError):  # then it is the input itself
+            with suppress(msgspec.DecodeError, RecursionError):  # not wrapped: the text itself is the input
                 text = msgspec.json.decode(text, type=_Wrapped).input
             yield replace(held[0], text=text)

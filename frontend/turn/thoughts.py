@@ -1,5 +1,4 @@
-"""Thoughts, remembered by the ids of the calls they led to and of the items that showed them: clients seldom
-send them back, and gpt-oss needs them."""
+"""Caches reasoning by call and item id: gpt-oss needs it back, and clients rarely send it."""
 
 import hashlib
 import time
@@ -13,15 +12,13 @@ from frontend.turn.written import PARAGRAPH, WrittenTurn
 
 MAX_BYTES = 64 << 20
 MAX_AGE_S = 6 * 3600.0
-# Of an entry besides its text: the key, the list node and the objects.
+# Overhead of an entry: the key, the list node and the objects.
 _ENTRY_BYTES = 400
 
 
 class Thoughts:
-    """In memory only, bounded in bytes and age; those not used for longest go first.
-
-    An id is random and long, so who has it was told it; `owner` separates those who have keys all the same.
-    """
+    """An in-memory LRU cache, bounded in bytes and age. Ids cannot be guessed; `owner` separates API keys all
+    the same."""
 
     def __init__(
         self,
@@ -37,13 +34,13 @@ class Thoughts:
         self._by_id: OrderedDict[tuple[str, str], tuple[str | WrittenTurn, float]] = OrderedDict()
 
     def keep(self, owner: str, ids: Iterable[str], text: str) -> None:
-        """Remember the thought by these ids, of calls or reasoning items."""
+        """Keep the reasoning text under these ids of calls or reasoning items."""
         if text:
             self._keep(owner, ids, text)
 
     def keep_turn(self, owner: str, call_ids: Sequence[str], turn: WrittenTurn) -> None:
-        """Remember the answer by its calls or, if it has none, by what it says: then without its thoughts,
-        which are not shown again."""
+        """Keep an answer under its call ids or, without calls, under its visible text: then without its
+        reasoning, which no later prompt shows."""
         if call_ids:
             self._keep(owner, call_ids, turn)
         elif turn.said:
@@ -61,7 +58,7 @@ class Thoughts:
             self._drop(next(iter(self._by_id)))
 
     def recall(self, owner: str, known_id: str) -> str | None:
-        """The thought kept by that id, if it is still known."""
+        """The reasoning text kept under that id, or None."""
         value = self._recall(owner, known_id)
         return value.thought or None if isinstance(value, WrittenTurn) else value
 
@@ -77,8 +74,9 @@ class Thoughts:
         return value
 
     def completed(self, owner: str, turns: Sequence[Turn]) -> tuple[Turn, ...]:
-        """The turns, with the tokens of answers that came back as they were, and the thoughts of calls that
-        came back without. One thought is shown once, though its calls may come back one by one."""
+        """The turns, with the original tokens of answers that came back unchanged, and missing reasoning
+        restored to those with calls. Reasoning shared by several calls is restored once, even if they come
+        back in separate turns."""
         completed: list[Turn] = []
         shown: str | None = None
         for turn in turns:
@@ -111,11 +109,11 @@ class Thoughts:
 
 
 def _key(said: str) -> str:
-    """What an answer without calls is known by."""
+    """The id of an answer without calls."""
     return hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest()
 
 
 def _size(value: str | WrittenTurn) -> int:
-    """Memory of an entry, with up to 4 bytes a character."""
+    """Memory of an entry, at up to 4 bytes per character."""
     num_bytes = value.num_bytes if isinstance(value, WrittenTurn) else 4 * len(value)
     return num_bytes + _ENTRY_BYTES

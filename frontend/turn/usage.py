@@ -1,4 +1,4 @@
-"""Token counts of an answer, in the shape of OpenAI's older APIs."""
+"""Token usage in the shape of chat and completions."""
 
 from collections.abc import Sequence
 
@@ -8,19 +8,19 @@ from frontend.turn.choice import Choice, num_prompt_tokens
 
 
 class PromptDetails(msgspec.Struct, kw_only=True):
-    """Of the prompt tokens: those whose KV was found in a cache."""
+    """Breakdown of the prompt tokens; `cached_tokens` were found in the KV cache."""
 
     cached_tokens: int = 0
 
 
 class CompletionDetails(msgspec.Struct, kw_only=True):
-    """Of the completion tokens: those of the reasoning."""
+    """Breakdown of the completion tokens."""
 
     reasoning_tokens: int = 0
 
 
 class UsageBody(msgspec.Struct, kw_only=True):
-    """Token counts of a whole answer; a prompt that several choices share counts once."""
+    """Token counts of a whole answer; a prompt shared by several choices counts once."""
 
     prompt_tokens: int
     completion_tokens: int

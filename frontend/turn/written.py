@@ -10,7 +10,7 @@ from frontend.harmony.deltas import Delta, MessageEnd, ReasoningDelta, TextDelta
 from frontend.text.specials import SpecialToken
 from frontend.text.tokenizer import ModelTokenizer
 
-# Between two messages of one kind: a preamble and the answer, two thoughts.
+# Separates two Harmony messages of one kind, such as a preamble and the answer.
 PARAGRAPH = "\n\n"
 _ENDS = (SpecialToken.END, SpecialToken.CALL, SpecialToken.RETURN)
 

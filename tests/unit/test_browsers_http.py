@@ -75,8 +75,8 @@ def test_every_page_answers_head(path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "hint"),
     [
-        ("/chat/completions", "/v1/chat/completions is served"),
-        ("/v1/v1/messages", "/v1/messages is served"),
+        ("/chat/completions", "Did you mean /v1/chat/completions?"),
+        ("/v1/v1/messages", "Did you mean /v1/messages?"),
         ("/nope", None),
     ],
 )

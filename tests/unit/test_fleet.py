@@ -79,14 +79,14 @@ def test_a_model_is_served_as_soon_as_it_has_a_decode_worker() -> None:
         registry = Registry()
         fleet = Fleet(registry, registry)
         async with fleet.keep_current():
-            with pytest.raises(NoWorkers, match="prefill and decode are missing") as told:
+            with pytest.raises(NoWorkers, match="start prefill and decode workers") as told:
                 fleet.served("m")
             assert told.value.retry_after_s == 1
             assert fleet.health().missing == ["decode", "prefill"]
 
             registry.show(worker("p1"))
             await until(lambda: fleet.health().instances)
-            with pytest.raises(NoWorkers, match="No decode worker of 'm' is live"):
+            with pytest.raises(NoWorkers, match="No decode worker of 'm' is available"):
                 fleet.served("m")
             assert (fleet.health().status, fleet.health().missing) == ("unhealthy", ["m: decode"])
 
@@ -98,7 +98,7 @@ def test_a_model_is_served_as_soon_as_it_has_a_decode_worker() -> None:
                 "dyn://dynamo.backend.generate",
                 "dyn://dynamo.prefill.generate",
             ]
-            with pytest.raises(ModelNotFound, match="Served: m"):
+            with pytest.raises(ModelNotFound, match="available models: m"):
                 fleet.served("other")
 
     asyncio.run(main())
@@ -173,7 +173,7 @@ def test_workers_of_another_model_do_not_count() -> None:
             registry.show(worker("d1"), worker("p1", model="n"))
             await until(lambda: fleet.models() == ["m"])
             assert not fleet.workers("n", Role.PREFILL)
-            with pytest.raises(NoWorkers, match="No decode worker of 'n' is live") as told:
+            with pytest.raises(NoWorkers, match="No decode worker of 'n' is available") as told:
                 fleet.served("n")
             assert told.value.retry_after_s == 1
 

@@ -49,9 +49,9 @@ def test_a_choice_of_no_tool_is_refused() -> None:
     tools = [Tool(name="f")]
     with pytest.raises(InvalidRequest, match="names no tool"):
         guided(tools, CallChoice(names=frozenset()))
-    with pytest.raises(InvalidRequest, match="'g', which is not among"):
+    with pytest.raises(InvalidRequest, match="'g', which is not in"):
         guided(tools, CallChoice(names=frozenset({"f", "g"})))
-    with pytest.raises(InvalidRequest, match="no `tools` are given"):
+    with pytest.raises(InvalidRequest, match="`tools` is empty"):
         guided([], CallChoice(must_call=True))
 
 
@@ -73,6 +73,6 @@ def test_a_schema_that_is_no_json_is_refused_by_its_field() -> None:
     for _ in range(5_000):
         deep = {"not": deep}
     for schema in (deep, {"description": "\ud800"}):
-        with pytest.raises(InvalidRequest, match="cannot be written as JSON") as refused:
+        with pytest.raises(InvalidRequest, match="cannot be encoded as JSON") as refused:
             guided([], None, AnswerFormat(schema=schema, path="response_format"))
         assert refused.value.param == "response_format"

@@ -141,7 +141,7 @@ def test_the_prompt_of_a_turn_begins_with_the_prompt_of_the_turn_before() -> Non
 
 
 def test_the_result_of_an_unknown_call_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="no earlier tool call has the id '7'") as refused:
+    with pytest.raises(InvalidRequest, match="no earlier tool call has id '7'") as refused:
         history(UserTurn("a"), ToolResult(call_id="7", text="r"))
     assert refused.value.param == "tool_call_id"
 

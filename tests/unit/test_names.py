@@ -36,5 +36,5 @@ def test_aliases_without_patterns_are_listed() -> None:
 
 @pytest.mark.parametrize("text", ["claude", "=x", "x=", "a=b,c"])
 def test_an_alias_that_names_no_model_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="write PATTERN=MODEL"):
+    with pytest.raises(ValueError, match="must be PATTERN=MODEL"):
         parse_aliases(text)

@@ -75,7 +75,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_the_field_that_is_too_long
 
 def test_more_tokens_cannot_be_demanded_than_the_answer_may_have() -> None:
     assert sampling(max_tokens=5, min_tokens=5).min_tokens == 5
-    with pytest.raises(InvalidRequest, match="6, but the answer can have 5") as refused:
+    with pytest.raises(InvalidRequest, match="6, but the answer is limited to 5 tokens") as refused:
         sampling(max_tokens=5, min_tokens=6)
     assert refused.value.param == "min_tokens"
 
@@ -116,9 +116,7 @@ def test_the_clients_stop_tokens_join_the_models_each_once() -> None:
     ],
 )
 def test_a_token_that_the_model_does_not_have_is_refused(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(
-        InvalidRequest, match=f"token id {LAST_ID + 1}; those of m are 0 to {LAST_ID}"
-    ) as refused:
+    with pytest.raises(InvalidRequest, match=f"token id {LAST_ID + 1}; m has 0 to {LAST_ID}") as refused:
         sampling(**fields)
     assert refused.value.param == param
 
@@ -143,6 +141,6 @@ def test_a_single_request_keeps_the_id_that_it_was_given() -> None:
 
 
 def test_more_choices_than_are_served_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="makes 6 choices; at most 4") as refused:
+    with pytest.raises(InvalidRequest, match="makes 6 choices; at most 4 are allowed") as refused:
         made(asked({}, [1], [2], num_choices=3))
     assert refused.value.param == "n"
