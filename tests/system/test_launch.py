@@ -74,7 +74,7 @@ def test_a_process_that_dies_later_ends_the_run_with_its_last_lines(
     status, output = launch.end()
 
     assert status == 1
-    assert "decode-0 ended with status 137; its last lines" in output
+    assert "decode-0 exited with status 137; its last lines" in output
     assert launch.processes() == {}
 
 

@@ -183,7 +183,7 @@ def test_a_dry_run_can_be_pasted_whatever_the_paths() -> None:
 def test_gpus_that_cannot_be_shared_out_are_refused(tmp_path: Path, number: str) -> None:
     launch = Launch(tmp_path / "run", "--dry-run", script="gpt_oss_disagg.sh", engine={}, NUM_PREFILL=number)
 
-    assert launch.end() == (1, f"error: 4 GPUs (0,1,2,3) cannot be shared by {number} workers\n")
+    assert launch.end() == (1, f"error: 4 GPUs (0,1,2,3) cannot be divided evenly among {number} workers\n")
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_a_worker_that_dies_ends_the_run_with_its_last_lines(run: Run, mode: str
     status, output = launch.end()
 
     assert status == 1
-    assert f"{mode}-0 ended with status 137; its last lines" in output
+    assert f"{mode}-0 exited with status 137; its last lines" in output
     assert launch.processes() == {}
 
 
@@ -156,6 +156,6 @@ def test_what_the_doctor_calls_an_error_is_not_started(run: Run, tmp_path: Path)
     python.chmod(0o755)
     launch = run("gpt_oss_disagg.sh", DOUBLE, SKIP_DOCTOR="", PYTHON=str(python))
 
-    refusal = "no GPU\nerror: not started: repair what is named above (or SKIP_DOCTOR=1)\n"
+    refusal = "no GPU\nerror: not started: fix the errors above (or set SKIP_DOCTOR=1)\n"
     assert launch.end() == (1, refusal)
     assert not (launch.run_dir / "frontend.log").exists()
