@@ -46,7 +46,7 @@ def test_a_worker_that_takes_no_connection_is_lost_after_three_seconds() -> None
     async def main() -> None:
         with deaf_port() as port:
             async with transports(1) as (caller,):
-                with pytest.raises(WorkerLost, match="did not take the connection"):
+                with pytest.raises(WorkerLost, match="did not accept the connection"):
                     await tokens(caller.call(f"tcp://127.0.0.1:{port}/w", a_request()))
                 assert now_s() == pytest.approx(3, abs=0.2)
 
@@ -182,7 +182,7 @@ def test_a_call_that_waits_for_a_worker_that_does_not_read_ends_with_the_transpo
 def test_an_address_of_another_scheme_is_not_called() -> None:
     async def main() -> None:
         async with transports() as (caller, worker), worker.serve("w", count_up) as address:
-            with pytest.raises(WorkerLost, match="not the address of a worker"):
+            with pytest.raises(WorkerLost, match="is not a TCP worker address"):
                 await tokens(caller.call(address.replace("tcp", "http"), a_request()))
 
     run_jumping(main())

@@ -104,7 +104,7 @@ def test_a_frozen_worker_is_lost_after_the_liveness_limit_and_welcome_again(plan
             worker.signal(signal.SIGSTOP)
             start_s = time.monotonic()
             async with within(LIVENESS_S + SOON_S):
-                with pytest.raises(WorkerLost, match="does not answer"):
+                with pytest.raises(WorkerLost, match="does not respond"):
                     await anext(call)
             assert time.monotonic() - start_s > LIVENESS_S / 2
             worker.signal(signal.SIGCONT)
@@ -235,7 +235,7 @@ def test_a_port_that_takes_connections_and_says_nothing_is_a_lost_worker() -> No
         transport = TcpTransport(liveness_s=SHORT_LIVENESS_S)
         with socket.create_server(("127.0.0.1", 0)) as mute:
             async with within(SHORT_LIVENESS_S + SOON_S):
-                with pytest.raises(WorkerLost, match="does not answer"):
+                with pytest.raises(WorkerLost, match="does not respond"):
                     await anext(transport.call(f"tcp://127.0.0.1:{mute.getsockname()[1]}/w", a_request()))
                 await transport.close()
 

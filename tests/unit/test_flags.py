@@ -117,7 +117,7 @@ def test_an_alias_a_switch_and_a_group_are_read() -> None:
         (["--nope"], {}, "unrecognized arguments: --nope"),
         (["--por", "1"], {}, "unrecognized arguments"),
         (["--port", "-1"], {}, "--port: not below 0"),
-        ([], {"TEST_BATON_MODE": "c"}, "TEST_BATON_MODE=c: choose from a, b"),
+        ([], {"TEST_BATON_MODE": "c"}, "TEST_BATON_MODE=c: allowed are a, b"),
         ([], {"TEST_BATON_PORT": "x"}, "TEST_BATON_PORT=x: not a valid int"),
     ],
 )

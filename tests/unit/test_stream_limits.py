@@ -134,7 +134,7 @@ def test_a_silent_peer_is_dead_after_so_many_ticks_and_a_word_begins_them_anew()
         for wait_s in (3, 1):
             await asyncio.sleep(wait_s)
             reasons.append(link.lost)
-        assert reasons == [None, "it does not answer"]
+        assert reasons == [None, "it does not respond"]
         assert caller.heard(Goodbye) == [Goodbye("the caller is silent")]
 
     run_jumping(main())

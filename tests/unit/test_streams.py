@@ -210,7 +210,7 @@ def test_ticks_without_a_word_lose_the_link_on_both_sides() -> None:
             await call.bell.rung()
         assert isinstance(call.error, WorkerLost)
         await until(lambda: all(wire.closed for wire in wires))
-        assert Goodbye("it does not answer") in frames.FROM_CALLER.decode(wires[0].frames[-1])[1]
+        assert Goodbye("it does not respond") in frames.FROM_CALLER.decode(wires[0].frames[-1])[1]
         assert Goodbye("the caller is silent") in frames.FROM_WORKER.decode(wires[1].frames[-1])[1]
 
     in_loop(scenario)
