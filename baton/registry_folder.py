@@ -47,9 +47,7 @@ def make_private(folder: Path) -> None:
     if not stat.S_ISDIR(status.st_mode):
         raise UnsafeFolder(f"The registry {folder} is not a folder. {_ADVICE}")
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise UnsafeFolder(
-            f"Others can write to the registry {folder}: own it and set mode 0700. {_ADVICE}"
-        )
+        raise UnsafeFolder(f"Others can write to the registry {folder}: own it and set mode 0700. {_ADVICE}")
 
 
 def _check_path(path: Path, *, make: bool = False) -> os.stat_result:

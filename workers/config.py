@@ -1,4 +1,4 @@
-"""A worker's settings; each field is a flag, named as in NVIDIA Dynamo's TensorRT-LLM worker."""
+"""Worker flags, named as in NVIDIA Dynamo's TensorRT-LLM worker."""
 
 import dataclasses
 from pathlib import Path
@@ -16,7 +16,7 @@ _ENDPOINTS = {
     Role.DECODE: "dyn://dynamo.tensorrt_llm.generate",
 }
 
-# Flags that stand for an engine setting; typed, they win over the YAML.
+# Flags for engine settings; they override the YAML.
 _ENGINE_FLAGS = {
     "max_batch_size": "max_batch_size",
     "max_num_tokens": "max_num_tokens",
@@ -29,7 +29,7 @@ _ENGINE_FLAGS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """What `python -m workers` takes."""
+    """The flags of `python -m workers`."""
 
     engine: EngineName | None = flag(None, "what runs the model [by the YAML and what is installed]")
     model_path: Path = flag(
@@ -54,7 +54,7 @@ class WorkerSettings:
 
     def __post_init__(self) -> None:
         if self.endpoint is not None and not self.endpoint.startswith("dyn://"):
-            raise ValueError(f"--endpoint {self.endpoint}: must read dyn://namespace.component.endpoint")
+            raise ValueError(f"--endpoint {self.endpoint}: must be dyn://namespace.component.endpoint")
 
     @property
     def role(self) -> Role:
@@ -63,17 +63,17 @@ class WorkerSettings:
 
     @property
     def model(self) -> str:
-        """The name that clients ask for."""
+        """The model name that clients use."""
         return self.served_model_name or self.model_path.resolve().name
 
     @property
     def route(self) -> str:
-        """The endpoint's name in discovery and /health, as the guides show it."""
+        """The endpoint's name in discovery and /health, as in the guides."""
         return self.endpoint or _ENDPOINTS[self.role]
 
 
 def typed_engine_flags(parsed: Parsed[WorkerSettings]) -> dict[str, object]:
-    """Engine settings that were typed as flags, by key path of the engine's YAML."""
+    """Engine settings given as flags, by key path in the engine's YAML."""
     return {
         path: getattr(parsed.settings, name) for name, path in _ENGINE_FLAGS.items() if parsed.typed(name)
     }

@@ -171,7 +171,7 @@ def test_a_puller_that_wants_to_read_by_itself_is_refused_by_a_source_that_only_
     async def main() -> None:
         async with source() as here, puller(offer(here)) as there:
             await there.ask(direct=True)
-            with pytest.raises(HandoffFailed, match="cannot move this memory that way"):
+            with pytest.raises(HandoffFailed, match="this memory cannot be read over"):
                 await there.fetch()
 
     run_jumping(main())
@@ -183,7 +183,7 @@ def test_memory_of_a_device_is_not_streamed() -> None:
             ticket = here.offer(Memory(address=0, num_bytes=4, owner=None, device_index=0))
             async with puller(ticket) as there:
                 await there.ask()
-                with pytest.raises(HandoffFailed, match="cannot move this memory that way"):
+                with pytest.raises(HandoffFailed, match="this memory cannot be read over"):
                     await there.fetch()
 
     run_jumping(main())

@@ -61,7 +61,7 @@ def encoded(sent: Any) -> bytes:
 
 
 def test_a_word_out_of_turn_is_an_error_of_the_connection() -> None:
-    with pytest.raises(ConnectionError, match="Stands came instead of Grant"):
+    with pytest.raises(ConnectionError, match="got Stands instead of Grant"):
         after_receiving(encoded(Stands()), word(Grant))
 
 
@@ -72,7 +72,7 @@ def test_a_refusal_is_told_as_it_was_given() -> None:
 
 @pytest.mark.parametrize("body", [b"\xc1", b"\x80", b"", b"\x91\xa3ask"])
 def test_what_is_no_word_is_an_error_of_the_connection(body: bytes) -> None:
-    with pytest.raises(ConnectionError, match="not a word"):
+    with pytest.raises(ConnectionError, match="not a message"):
         after_receiving(len(body).to_bytes(4, "little") + body, word(Ask))
 
 

@@ -165,7 +165,7 @@ def test_a_schema_that_is_none_or_a_leading_messages_is_refused() -> None:
 def test_a_schema_that_xgrammar_refuses_is_refused_by_its_field() -> None:
     message = MessageForm(headers=("x",), end="<|return|>", schema='{"type": "nope"}', param="p")
 
-    with pytest.raises(InvalidRequest, match=r"`p` is no schema: .*nope"):
+    with pytest.raises(InvalidRequest, match=r"`p` is not a valid schema: .*nope"):
         structural_tag(Guided(last=(message,)), FACTS.control_ids)
 
 

@@ -144,7 +144,7 @@ def test_a_context_that_the_kv_cache_cannot_hold_is_not_announced(checkpoint: Pa
         engine = new_engine(checkpoint, kv_cache_config={"tokens_per_block": 8, "max_tokens": 128})
         try:
             assert (await engine.start()).context_length == 128
-            with pytest.raises(InvalidRequest, match="128 tokens; the context of 128"):
+            with pytest.raises(InvalidRequest, match="128 tokens; with a context length of 128"):
                 await tokens(engine.decode(ask(128)))
             assert len(await tokens(engine.decode(ask(120)))) == 8
         finally:

@@ -93,7 +93,7 @@ def test_a_port_in_use_is_one_clear_line(launches: list[Launch], tmp_path: Path)
 @pytest.mark.parametrize(
     ("environ", "says"),
     [
-        ({"MODEL_PATH": "/no/such/model"}, "error: --model-path /no/such/model: no config.json there"),
+        ({"MODEL_PATH": "/no/such/model"}, "error: --model-path /no/such/model: no config.json in"),
         (
             {"DECODE_ENGINE_ARGS": "{yaml}"},
             "{yaml}:1: decode_step: unknown key; did you mean decode_step_ms?",

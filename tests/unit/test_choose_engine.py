@@ -65,11 +65,11 @@ def test_what_is_typed_counts_whatever_is_installed() -> None:
         (f"--extra-engine-args {GUIDE}", {"transformers"}, "prefill.yaml: needs TensorRT-LLM, which is not"),
         (f"--extra-engine-args {GUIDE}", {"transformers"}, "run this in the worker image"),
         (f"--extra-engine-args {CONFIGS}/demo/agg.yaml", {"vllm"}, "agg.yaml: needs the embedded engine"),
-        ("", set(), "needs TensorRT-LLM or vLLM or the embedded engine, which is not installed here"),
-        ("", {"tensorrt_llm", "vllm"}, "type --engine trtllm or --engine vllm"),
+        ("", set(), "needs TensorRT-LLM or vLLM or the embedded engine, which is not installed"),
+        ("", {"tensorrt_llm", "vllm"}, "set --engine trtllm or --engine vllm"),
     ],
 )
 def test_what_cannot_run_here_is_refused_with_what_to_type(line: str, installed: set[str], says: str) -> None:
-    with pytest.raises(SettingsError, match="type --engine") as refused:
+    with pytest.raises(SettingsError, match="set --engine") as refused:
         chosen(line, installed)
     assert says in str(refused.value)

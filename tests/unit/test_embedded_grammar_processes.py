@@ -87,7 +87,7 @@ def test_what_was_refused_once_is_refused_at_once(grammars: Grammars) -> None:
     ],
 )
 def test_a_ref_that_leads_back_to_itself_is_refused_with_a_sentence(grammars: Grammars, schema: Json) -> None:
-    assert "`$ref` leads back to itself" in asyncio.run(refusal(grammars, schema))
+    assert "`$ref` refers to itself" in asyncio.run(refusal(grammars, schema))
 
 
 def test_such_a_ref_further_inside_ends_its_own_request_with_a_sentence(
@@ -98,7 +98,7 @@ def test_such_a_ref_further_inside_ends_its_own_request_with_a_sentence(
     head = tokenizer.encode_text('<|channel|>final<|message|>{"a":', allow_special=True)
     assert matcher.allowed(head, 0) is None
     assert matcher.error is not None
-    assert "`$ref` leads back to itself" in matcher.error.message
+    assert "`$ref` refers to itself" in matcher.error.message
 
 
 def test_an_answer_whose_next_step_takes_too_long_ends_alone(

@@ -24,7 +24,7 @@ def test_tcp_is_plain_tcp() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="DEFAULT, UCX or TCP"):
+    with pytest.raises(ValueError, match="DEFAULT, UCX, TCP"):
         choose_transceiver("MPI")
 
 

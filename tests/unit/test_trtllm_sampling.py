@@ -131,9 +131,9 @@ def test_a_form_becomes_a_structural_tag() -> None:
     ("request_", "says"),
     [
         (ask(0), "no token"),
-        (ask(100), "100 tokens; the context of 100"),
-        (ask(5, num_generated=5), "5 cannot be generated"),
-        (ask(12, num_generated=10), "10 tokens exist already"),
+        (ask(100), "100 tokens; with a context length of 100"),
+        (ask(5, num_generated=5), "5 of 5 tokens cannot be generated"),
+        (ask(12, num_generated=10), "10 tokens were already generated"),
         (ask(stop_token_ids=(5000,)), "5000 is not in the model's vocabulary"),
         (ask(logit_bias={-1: 1.0}), "-1 is not in the model's vocabulary"),
         (ask(logprobs=-1), "must not be negative"),
@@ -147,7 +147,7 @@ def test_what_would_break_the_engine_is_refused(request_: GenerateRequest, says:
 def test_an_answer_with_a_form_is_not_resumed() -> None:
     form = Guided(last=(MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>"),))
 
-    with pytest.raises(EngineFailure, match="send the request again"):
+    with pytest.raises(EngineFailure, match="retry the request"):
         check_request(ask(9, num_generated=4, guided=form), FACTS, CONTEXT_LENGTH)
 
 

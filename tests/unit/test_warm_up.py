@@ -183,7 +183,7 @@ def test_an_aggregated_worker_has_no_pairs() -> None:
     [
         ("hangs", "TimeoutError"),
         ("raises", "no route to the KV"),
-        ("finishes", "prefill gave no handoff but TokenChunk"),
+        ("finishes", "prefill returned TokenChunk"),
     ],
 )
 def test_a_peer_that_fails_is_named_and_the_others_are_warm(

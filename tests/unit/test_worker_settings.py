@@ -127,5 +127,5 @@ def test_a_missing_yaml_and_a_flag_without_a_setting_are_refused(tmp_path: Path)
 def test_a_yaml_of_more_than_a_mebibyte_is_not_read(tmp_path: Path) -> None:
     text = "max_batch_size: 4\n"
     load_settings(Engine, write(tmp_path, text + "#" * (2**20 - len(text))), {})
-    with pytest.raises(SettingsError, match="1048577 bytes; an engine YAML has at most 1048576"):
+    with pytest.raises(SettingsError, match="1048577 bytes; at most 1048576 are allowed"):
         load_settings(Engine, write(tmp_path, text + "#" * (2**20 + 1 - len(text))), {})

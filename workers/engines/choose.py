@@ -1,4 +1,4 @@
-"""Which engine runs where --engine is left out, as in the guides: by its YAML and by what is installed."""
+"""Selects the engine if --engine is missing, by the YAML's keys and the installed packages."""
 
 import dataclasses
 import importlib.util
@@ -12,13 +12,13 @@ from workers.config import EngineName, WorkerSettings
 from workers.engines.embedded.settings import EmbeddedSettings
 from workers.settings import SettingsError
 
-# Of vLLM's 200 keys enough to tell its YAMLs from the others'.
+# Enough of vLLM's 200 keys to tell its YAMLs from others.
 _VLLM_KEYS = """
 block_size compilation_config enable_expert_parallel enable_prefix_caching enforce_eager
 gpu_memory_utilization kv_transfer_config max_model_len max_num_batched_tokens max_num_seqs quantization
 scheduling_policy structured_outputs_config tensor_parallel_size
 """
-CHOSEN = "chosen"  # the source of an engine that was not typed
+CHOSEN = "chosen"  # the source of an engine that was not given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class _Candidate:
     remedy: str
 
 
-# Not the mocker: it makes words up, which has to be asked for.
+# Not the mocker, which generates no real answers and must be requested.
 _CANDIDATES: dict[EngineName, _Candidate] = {
     "trtllm": _Candidate(
         "TensorRT-LLM",
@@ -59,10 +59,10 @@ def _is_installed(package: str) -> bool:
 def with_engine(
     parsed: Parsed[WorkerSettings], is_installed: Callable[[str], bool] = _is_installed
 ) -> Parsed[WorkerSettings]:
-    """The settings with the engine that was typed, or else with the one that fits. Raises SettingsError.
+    """The settings with the given engine, or else the one that fits. Raises SettingsError.
 
-    Those that know most keys of the YAML fit, without a YAML all. Of those that fit and are installed the
-    embedded one comes last; between TensorRT-LLM and vLLM the user has to choose.
+    The engines that know the most keys of the YAML fit; without a YAML all do. Among those that fit and are
+    installed, the embedded one comes last; between TensorRT-LLM and vLLM the user has to choose.
     """
     if parsed.settings.engine is not None:
         return parsed
@@ -72,13 +72,13 @@ def with_engine(
     if not installed:
         raise SettingsError(_missing(path, fitting))
     if {"trtllm", "vllm"} <= set(installed):
-        raise SettingsError("TensorRT-LLM and vLLM are installed here; type --engine trtllm or --engine vllm")
+        raise SettingsError("TensorRT-LLM and vLLM are both installed; set --engine trtllm or --engine vllm")
     settings = dataclasses.replace(parsed.settings, engine=installed[0])
     return Parsed(settings, parsed.sources | {"engine": CHOSEN})
 
 
 def _fitting(path: Path | None) -> list[EngineName]:
-    """In the order of preference. A file that cannot be read fits all: the engine's loader says why."""
+    """In order of preference. An unreadable file fits all engines: the engine's loader reports it."""
     leaves = read_engine_yaml(path).values if path is not None else {}
     keys = {leaf.partition(".")[0] for leaf in leaves}
     num_known = {name: len(keys & candidate.keys) for name, candidate in _CANDIDATES.items()}
@@ -90,6 +90,6 @@ def _missing(path: Path | None, fitting: list[EngineName]) -> str:
     labels = " or ".join(candidate.label for candidate in candidates)
     remedies = ", or ".join(candidate.remedy for candidate in candidates)
     return (
-        f"{path or 'without --engine'}: needs {labels}, which is not installed here; {remedies}, "
-        "or type --engine and give a YAML of that engine"
+        f"{path or 'without --engine'}: needs {labels}, which is not installed; {remedies}, "
+        "or set --engine and use a YAML of that engine"
     )

@@ -1,8 +1,8 @@
-"""From a request's form to the structural tag that xgrammar enforces, in TensorRT-LLM and in vLLM.
+"""Converts a request's form to an xgrammar structural tag, for TensorRT-LLM and vLLM.
 
-Written so that every xgrammar since 0.1.25 takes it (tried: 0.1.25, 0.2.1, 0.2.8). Early
-ones know no optional and no repeated formats, no tags without a separator, none that end with the answer, and
-no tokens: to them a control token is text like any other, which ordinary tokens may spell as well.
+Works with every xgrammar since 0.1.25 (tested: 0.1.25, 0.2.1, 0.2.8). Early releases have no optional or
+repeated formats, no tags without a separator, none that end with the answer, and no tokens: control tokens
+are text, which ordinary tokens may spell as well.
 """
 
 import functools
@@ -21,8 +21,8 @@ from baton.messages import Guided, MessageForm
 _EOS = "<|return|>"
 _CONTROL = re.compile(r"(<\|\w+\|>)")
 
-# Where control tokens are text: any text but `<|` and a letter. Each rule is a state of an automaton that
-# reads `[^<]*` at once: a mask of 200,000 tokens then takes 20 us; with a regex, 100 ms.
+# For control tokens as text: any text but `<|` and a letter. Each rule is a state of an automaton that reads
+# `[^<]*` at once, so a mask over 200,000 tokens takes 20 us; with a regex, 100 ms.
 _TEXT = r"""
 text ::= [^<]* rest
 rest ::= "" | "<" after_less
@@ -30,9 +30,9 @@ after_less ::= "" | "<" after_less | "|" after_bar | [^<|] [^<]* rest
 after_bar ::= "" | "<" after_less | [^<a-z] [^<]* rest
 """
 
-# Where they are tokens, only JSON strings could still have them as text; an unsure model writes them there.
-# So xgrammar's rule for the rest of a string becomes the same automaton; one of limited length gets no `|`.
-# White space is limited, too: an unsure model would write it for ever.
+# For control tokens as tokens: only JSON strings could still spell them, which an unsure model does. So the
+# rest of a string follows the same automaton; a string with a length limit has no `|`. White space is
+# limited, since an unsure model would write it forever.
 _STRING_REST = r"([^\0-\x1f\"\\\r\n] basic_string_sub)"
 _REST_WITHOUT_CONTROL = r'([^<\0-\x1f\"\\\r\n] basic_string_sub) | ("<" after_less)'
 _LIMITED, _LIMITED_WITHOUT_CONTROL = r"[^\"\\\r\n]", r"[^|\"\\\r\n]"
@@ -41,14 +41,14 @@ after_less ::= any_after_less | "|" after_bar | [^<|\0-\x1f\"\\] basic_string_su
 after_bar ::= any_after_less | [^<a-z\0-\x1f\"\\] basic_string_sub
 any_after_less ::= "\"" | "<" after_less | "\\" basic_escape basic_string_sub
 """
-_MAX_WHITE_SPACE = 17  # a line's end and 16 of indentation
+_MAX_WHITE_SPACE = 17  # a line break and 16 spaces of indentation
 
 Ids = Mapping[str, int]
 
 
 @functools.cache
 def _xgrammar() -> ModuleType | None:
-    """The installed xgrammar, if it can demand tokens: since 0.2."""
+    """The installed xgrammar, if it supports tokens (0.2 and later)."""
     try:
         xgrammar = import_module("xgrammar")
     except ImportError:
@@ -57,11 +57,11 @@ def _xgrammar() -> ModuleType | None:
 
 
 def structural_tag(form: Guided, control_ids: Ids) -> str:
-    """The form as xgrammar's JSON: any number of leading messages (or one at most), then one last.
+    """The form as xgrammar's JSON: any number of leading messages (or at most one), then one last.
 
-    `control_ids` are the ids of the tokenizer's control tokens, which are demanded as tokens; with none, or
-    an xgrammar that knows no tokens, as text. A schema stands there once, however many headers its message
-    may have. Raises InvalidRequest for one that is none, or that is a leading message's.
+    `control_ids` are the ids of the tokenizer's control tokens, which are demanded as tokens; without them,
+    or with an older xgrammar, as text. A schema appears once, however many headers its message has. Raises
+    InvalidRequest for an invalid schema, or for one of a leading message.
     """
     ids = control_ids if _xgrammar() else {}
     elements: list[dict[str, object]] = [{"type": "or", "elements": list(_last(form.last, ids))}]
@@ -94,7 +94,8 @@ def _body(message: MessageForm, ids: Ids) -> dict[str, object]:
             return {"type": "grammar", "grammar": _without_control(str(made))}
     except (msgspec.DecodeError, RuntimeError, ValueError) as error:
         problem = str(error).strip()
-        raise InvalidRequest(f"`{message.param}` is no schema: {problem}.", param=message.param) from error
+        reason = f"`{message.param}` is not a valid schema: {problem}."
+        raise InvalidRequest(reason, param=message.param) from error
     return {"type": "json_schema", "json_schema": schema}
 
 
@@ -106,7 +107,7 @@ def _without_control(json_grammar: str) -> str:
 
 
 def _texts(messages: Iterable[MessageForm], times: str, ids: Ids) -> dict[str, object]:
-    """Messages of any text, in one grammar: what it costs to compile is its `text`."""
+    """Messages with any text, in one grammar: its `text` rule dominates the compile time."""
     alternatives = " | ".join(_text_message(message, ids) for message in messages)
     excluded = ", ".join(str(token_id) for token_id in ids.values())
     text = f"\ntext ::= ExcludeToken({excluded})*" if ids else _TEXT
@@ -129,6 +130,6 @@ def _headers(message: MessageForm, ids: Ids) -> str:
 
 
 def _literal(text: str, ids: Ids) -> str:
-    """Text in EBNF, in which control tokens stand for themselves."""
+    """Text in EBNF, with control tokens as themselves."""
     parts = filter(None, _CONTROL.split(text))
     return " ".join(f"Token({ids[part]})" if part in ids else json.dumps(part) for part in parts)

@@ -1,4 +1,4 @@
-"""gpt-oss itself: loads a checkpoint with transformers (imported here only), runs a flat batch of tokens."""
+"""The gpt-oss model: loads a checkpoint with transformers, imported only here, and runs flat token batches."""
 
 from pathlib import Path
 
@@ -11,15 +11,15 @@ from workers.engines.embedded.attention import PagedBatch, paged_attention
 from workers.engines.embedded.pool import KvShape
 
 _ATTENTION = "baton_paged"
-# The fastest of transformers' implementations at every batch size, on CPU too; `eager` loops over experts.
+# transformers' fastest implementation at every batch size, on CPU too; `eager` loops over experts.
 _EXPERTS = "grouped_mm"
-_NO_MASK = {"full_attention": None, "sliding_attention": None}  # ours is in PagedBatch; do not build another
+_NO_MASK = {"full_attention": None, "sliding_attention": None}  # PagedBatch has the mask
 
 VERSIONS = f"transformers {transformers.__version__}, torch {torch.__version__}"
 
 
 class GptOss:
-    """A loaded gpt-oss model, bf16 or MXFP4 on disk, in `dtype` on `device`. Raises OSError, ValueError."""
+    """A gpt-oss checkpoint, bf16 or MXFP4 on disk, loaded in `dtype` on `device`. Raises OSError, ValueError."""
 
     def __init__(self, path: Path, *, dtype: torch.dtype, device: torch.device) -> None:
         # A worker's stderr is a log.
@@ -36,7 +36,7 @@ class GptOss:
             experts_implementation=_EXPERTS,
             quantization_config=Mxfp4Config(dequantize=True) if quantized else None,
         )
-        torch.nn.Module.to(self._model, device)  # transformers' own `to` is not typed
+        torch.nn.Module.to(self._model, device)  # transformers does not type `to`
         self._device = device
         self.context_length: int = config.max_position_embeddings
         self.vocab_size: int = config.vocab_size
@@ -52,7 +52,7 @@ class GptOss:
     def forward(
         self, token_ids: list[int], positions: list[int], sampled_rows: list[int], paged: PagedBatch
     ) -> torch.Tensor:
-        """Run T tokens at their `positions`, their KV going to the pool.
+        """Run T tokens at their `positions`, writing their KV to the pool.
 
         Returns float32 logits [len(sampled_rows), vocab] of the tokens in `sampled_rows`.
         """

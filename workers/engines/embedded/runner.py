@@ -1,4 +1,4 @@
-"""What the compute thread does: owns model and KV pool, runs steps, moves KV in and out of the pool."""
+"""The compute thread's work: owns model and KV pool, runs steps, moves KV in and out of the pool."""
 
 from pathlib import Path
 
@@ -18,10 +18,10 @@ _CPU_POOL_BYTES = 1 << 30
 
 
 class Runner:
-    """The torch side of the engine. Every method runs on the one compute thread, one at a time."""
+    """The torch side of the engine. Its methods run one at a time, on the compute thread."""
 
     def __init__(self, settings: EmbeddedSettings, model_path: Path, stage_on_device: bool) -> None:
-        # Of this thread only: OpenMP keeps the figure for each thread.
+        # OpenMP keeps this setting per thread.
         torch.set_num_threads(settings.num_threads)
         self._device = _device(settings.device)
         dtype = _dtype(settings.dtype, torch.bfloat16 if self._device.type == "cuda" else torch.float32)
@@ -30,19 +30,19 @@ class Runner:
         self.pool = self._new_pool(settings.kv_cache_config, dtype)
         self.staging = Staging(self._device, on_device=stage_on_device and self._device.type == "cuda")
         self._windows = set(self.pool.shape.windows)
-        # A request must fit the pool alone, or it could never be admitted.
+        # A request must fit into the pool alone, or it could never be admitted.
         self.context_length = min(
             settings.max_seq_len or self._model.context_length,
             self._model.context_length,
             self.pool.num_blocks * self.pool.tokens_per_block,
         )
         if self.context_length < 2:
-            raise ValueError(f"a KV pool of {self.context_length} tokens holds no prompt and answer")
+            raise ValueError(f"a KV pool of {self.context_length} tokens cannot hold a prompt and an answer")
         self._warm_up()
 
     @torch.inference_mode()
     def step(self, works: list[Work]) -> list[Sampled | None]:
-        """Run all `works`, those of one token first; what was chosen for each that samples."""
+        """Run all `works`, those of one token first; returns the tokens of those that sample."""
         paged = plan_attention([_span(work) for work in works], self.pool, self._windows)
         token_ids = [token_id for work in works for token_id in work.token_ids]
         positions = [work.start + offset for work in works for offset in range(len(work.token_ids))]
@@ -59,7 +59,7 @@ class Runner:
 
     @torch.inference_mode()
     def gather(self, sequence: Sequence) -> Buffer:
-        """The KV of all that `sequence` has computed, contiguous, in a staging buffer."""
+        """Gather the KV of all computed tokens of `sequence` into a contiguous staging buffer."""
         assert sequence.lease is not None
         buffer = self.staging.take(self.pool.num_handoff_bytes(sequence.num_computed))
         self.pool.gather(sequence.lease.blocks, sequence.num_computed, buffer.tensor)
@@ -72,7 +72,9 @@ class Runner:
         self.pool.scatter(buffer.tensor, sequence.lease.blocks, len(sequence.token_ids))
 
     def _warm_up(self) -> None:
-        """One prompt and one decode step in the first blocks, so that no request pays for what is lazy."""
+        """Run one prompt and one decode step in the first blocks, so that requests do not pay for lazy
+        initialization.
+        """
         num_tokens = min(4, self.context_length - 1)
         sequence = Sequence([0] * num_tokens, num_tokens, Sampling(max_tokens=2, seed=0), num_tokens + 1)
         sequence.lease = Lease(tuple(range(-(-sequence.num_reserved // self.pool.tokens_per_block))))
