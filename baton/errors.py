@@ -90,7 +90,7 @@ class WorkerLost(BatonError):
 
 
 class HandoffFailed(BatonError):
-    """The KV cache did not reach the decode worker: the handoff expired or was refused, or its source died."""
+    """The KV cache did not reach the decode worker: it expired or was refused, or its source died."""
 
     code = "handoff_failed"
     status = 502

@@ -74,7 +74,7 @@ class WorkerLink:
         self._wire.close()
 
     def stop_streams(self) -> None:
-        """Close every generator. Callers get WorkerLost at once; later output of the generators is dropped."""
+        """Close every generator. Callers get WorkerLost at once; later output is dropped."""
         stopped = WorkerLost(f"worker {self._service.worker} has stopped").to_wire()
         for number, stream in self._streams.items():
             self._outbox.put(Fail(number, stopped))

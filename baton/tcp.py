@@ -106,7 +106,7 @@ class TcpTransport:
 
 
 class _Callers:
-    """The connections to one worker. Callers that know the worker's name keep their place; others make room."""
+    """Connections to one worker. Callers that know the worker's name keep their place; others make room."""
 
     def __init__(self, service: Service) -> None:
         self.sockets: set[asyncio.Future[None]] = set()

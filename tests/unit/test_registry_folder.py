@@ -85,7 +85,7 @@ def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
 
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(UnsafeFolder, match="is no folder"):
+    with pytest.raises(UnsafeFolder, match="is not a folder"):
         make_private(tmp_path / "file")
     with pytest.raises(UnsafeFolder, match="cannot be created"):
         make_private(tmp_path / "file" / "registry")

@@ -37,10 +37,10 @@ def check(request: GenerateRequest) -> None:
 @pytest.mark.parametrize(
     ("request_", "kind", "says"),
     [
-        (ask(0), InvalidRequest, "no token"),
+        (ask(0), InvalidRequest, "prompt is empty"),
         (ask(20), InvalidRequest, "20 tokens.*context length of 20"),
-        (ask(5, num_generated=5), InvalidRequest, "of 5 tokens, 5"),
-        (ask(5, num_generated=-1), InvalidRequest, "of 5 tokens, -1"),
+        (ask(5, num_generated=5), InvalidRequest, "5 of 5 tokens"),
+        (ask(5, num_generated=-1), InvalidRequest, "-1 of 5 tokens"),
         (ask(5, num_generated=4), InvalidRequest, "max_tokens is 4; 4"),
         (ask(max_tokens=0), InvalidRequest, "max_tokens is 0"),
         (ask(5, num_generated=1, guided=FORM), EngineFailure, "retry the request"),

@@ -130,7 +130,7 @@ def test_a_form_becomes_a_structural_tag() -> None:
 @pytest.mark.parametrize(
     ("request_", "says"),
     [
-        (ask(0), "no token"),
+        (ask(0), "prompt is empty"),
         (ask(100), "100 tokens; with a context length of 100"),
         (ask(5, num_generated=5), "5 of 5 tokens cannot be generated"),
         (ask(12, num_generated=10), "10 tokens were already generated"),

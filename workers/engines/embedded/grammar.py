@@ -38,7 +38,7 @@ _TOO_LONG = (
 
 
 class Grammars:
-    """Compiles forms for one tokenizer and caches the most recent: their processes, or why they were refused."""
+    """Compiles forms for one tokenizer and caches the most recent: processes, or refusals."""
 
     def __init__(self, server: "_Server | None", vocab_size: int) -> None:
         self._server = server
@@ -180,7 +180,7 @@ class _Server:
         return InvalidRequest(verdict.refusal, param=verdict.param) if verdict.refusal else None
 
     def _has_ended(self) -> bool:
-        """Whether the process ended, by its end of the socket, which closes before those that it was passed."""
+        """Whether the process ended: its socket closes before those that it was passed."""
         try:
             return not self._control.recv(1, socket.MSG_DONTWAIT)
         except BlockingIOError:

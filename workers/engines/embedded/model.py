@@ -1,4 +1,4 @@
-"""The gpt-oss model: loads a checkpoint with transformers, imported only here, and runs flat token batches."""
+"""The gpt-oss model: loads a checkpoint with transformers (imported only here), runs flat batches."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ VERSIONS = f"transformers {transformers.__version__}, torch {torch.__version__}"
 
 
 class GptOss:
-    """A gpt-oss checkpoint, bf16 or MXFP4 on disk, loaded in `dtype` on `device`. Raises OSError, ValueError."""
+    """A gpt-oss checkpoint, bf16 or MXFP4 on disk, in `dtype` on `device`. Raises OSError, ValueError."""
 
     def __init__(self, path: Path, *, dtype: torch.dtype, device: torch.device) -> None:
         # A worker's stderr is a log.

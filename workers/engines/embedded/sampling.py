@@ -38,7 +38,7 @@ class Sampled:
 
 
 def uniform(seed: int, choice: int, index: int) -> float:
-    """A number in [0, 1) that depends only on its arguments: Philox is counter-based, so there is no state."""
+    """A number in [0, 1) that depends only on its arguments: Philox is counter-based and stateless."""
     bits = np.random.Philox(key=(choice << 64) | (seed & _UINT64), counter=index).random_raw()
     return float(int(bits) >> 11) * 2.0**-53
 
