@@ -156,7 +156,7 @@ def test_a_schema_is_written_once() -> None:
 def test_a_schema_that_is_none_or_a_leading_messages_is_refused() -> None:
     message = MessageForm(headers=("x",), end="<|return|>", schema="[]", param="p")
 
-    with pytest.raises(InvalidRequest, match="`p` is no schema"):
+    with pytest.raises(InvalidRequest, match="`p` is not a valid schema"):
         structural_tag(Guided(last=(message,)), {})
     with pytest.raises(InvalidRequest, match="leading message"):
         structural_tag(Guided(leading=(message,), last=(msgspec.structs.replace(message, schema="{}"),)), {})
