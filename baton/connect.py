@@ -30,7 +30,7 @@ class Wires:
     )
     nats_server: str = flag("nats://127.0.0.1:4222", "NATS address", env="NATS_SERVER", metavar="URL")
     file_registry: Path | None = flag(None, "folder of the file registry", env="BATON_FILE_REGISTRY")
-    host: str = flag("127.0.0.1", "address to bind and to advertise to peers", env="BATON_HOST", metavar="IP")
+    host: str = flag("127.0.0.1", "address to bind and to announce to peers", env="BATON_HOST", metavar="IP")
 
     def __post_init__(self) -> None:
         if self.host in ("0.0.0.0", "::"):  # noqa: S104  refused here

@@ -59,7 +59,7 @@ class SteppedTokens(ScriptedTokens):
         """The engine's clock."""
         began = time.monotonic() - self.num_steps / self.steps_per_s
         while True:
-            await asyncio.sleep(0.5 / self.steps_per_s)  # twice in a step of the engine that it stands for
+            await asyncio.sleep(0.5 / self.steps_per_s)  # twice per simulated engine step
             self.num_steps = int((time.monotonic() - began) * self.steps_per_s)
             waiting, self.waiting = self.waiting, []
             for future in waiting:

@@ -118,7 +118,7 @@ def violation(seed: int, i: int) -> str | None:
             check_answer(ids, sizes, "length" if i % 32 else "stop")
         if i % 16 == 1:
             check_without_calls(ids)
-    except Exception as error:  # noqa: BLE001 whatever the parser raises is the finding
+    except Exception as error:  # noqa: BLE001 any error is a violation
         table = VOCABULARY.token_bytes
         names = {token_id: token.name.encode() for token, token_id in VOCABULARY.special_ids.items()}
         spelled = [names.get(n) or (table[n] if 0 <= n < len(table) else n) for n in ids]

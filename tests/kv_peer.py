@@ -56,7 +56,7 @@ def pattern(num_bytes: int, seed: int) -> bytearray:
 
 def on_device(payload: bytearray, device: int) -> Memory:
     """A copy of the bytes on a CUDA device; `owner` is the tensor."""
-    import torch  # noqa: PLC0415  a second to load, and for the tests with GPUs only
+    import torch  # noqa: PLC0415  slow to load, for GPU tests only
 
     tensor = torch.frombuffer(payload, dtype=torch.uint8).to(f"cuda:{device}")
     torch.cuda.synchronize(device)
@@ -201,8 +201,8 @@ class Far:
 
 def readers_of(transceiver: CacheTransceiver, ticket: Ticket) -> int:
     """The number of active pullers of an offer, which no public method tells."""
-    source: Source = transceiver._source  # type: ignore[attr-defined]  # noqa: SLF001  # nobody else needs it
-    return len(source._offers[ticket.offer_id].readers)  # noqa: SLF001  nobody else needs it
+    source: Source = transceiver._source  # type: ignore[attr-defined]  # noqa: SLF001  # only tests need it
+    return len(source._offers[ticket.offer_id].readers)  # noqa: SLF001  only tests need it
 
 
 @contextlib.contextmanager

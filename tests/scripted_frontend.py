@@ -56,16 +56,16 @@ class ScriptedFleet:
 
     def health(self) -> Health:
         status = "unhealthy" if self.error else "healthy"
-        nobody: list[str] = []
+        empty: list[str] = []
         return Health(
             status=status,
-            endpoints=nobody,
+            endpoints=empty,
             instances=[],
-            missing=nobody,
-            warming=nobody,
-            lost=nobody,
-            cold_pairs=nobody,
-            refused_pairs=nobody,
+            missing=empty,
+            warming=empty,
+            lost=empty,
+            cold_pairs=empty,
+            refused_pairs=empty,
         )
 
     async def stats(self) -> list[tuple[WorkerInfo, WorkerStats]]:

@@ -45,7 +45,7 @@ def is_idle(engine: VllmEngine) -> bool:
 
 def core(engine: VllmEngine) -> Any:
     """The double's core in the engine."""
-    return engine._calls.llm._core  # noqa: SLF001  nobody else needs it
+    return engine._calls.llm._core  # noqa: SLF001  only tests need it
 
 
 def ask(num_tokens: int = 40, **options: Any) -> GenerateRequest:

@@ -31,24 +31,24 @@ _ENGINE_FLAGS = {
 class WorkerSettings:
     """The flags of `python -m workers`."""
 
-    engine: EngineName | None = flag(None, "what runs the model [by the YAML and what is installed]")
+    engine: EngineName | None = flag(None, "inference engine [by the YAML and installed packages]")
     model_path: Path = flag(
         Path("models/demo"), "folder with config.json, weights, tokenizer.json", alias="--model"
     )
     served_model_name: str | None = flag(None, "name in the API [the folder's name]", metavar="NAME")
     disaggregation_mode: DisaggregationMode = flag("agg", "role of this worker")
-    extra_engine_args: Path | None = flag(None, "engine settings", metavar="YAML")
-    override_engine_args: str | None = flag(None, "engine settings that win over the YAML", metavar="JSON")
+    extra_engine_args: Path | None = flag(None, "file of engine settings", metavar="YAML")
+    override_engine_args: str | None = flag(None, "engine settings that override the YAML", metavar="JSON")
     max_batch_size: int | None = flag(None, "requests in one step", metavar="N")
     max_num_tokens: int | None = flag(None, "tokens in one step", metavar="N")
-    max_seq_len: int | None = flag(None, "prompt and answer together, tokens", metavar="N")
-    free_gpu_memory_fraction: float | None = flag(None, "of the free memory, what KV takes", metavar="F")
+    max_seq_len: int | None = flag(None, "prompt plus answer, in tokens", metavar="N")
+    free_gpu_memory_fraction: float | None = flag(None, "share of free memory for KV", metavar="F")
     tensor_parallel_size: int | None = flag(None, "GPUs that share each layer", metavar="N")
     expert_parallel_size: int | None = flag(None, "GPUs that share the experts", metavar="N")
-    dyn_reasoning_parser: Literal["gpt_oss"] = flag("gpt_oss", "how reasoning is parsed")
-    dyn_tool_call_parser: Literal["harmony"] = flag("harmony", "how tool calls are parsed")
-    endpoint: str | None = flag(None, "route's name in discovery [by role]", metavar="DYN")
-    drain_timeout_s: float = flag(30.0, "how long running requests may go on after SIGTERM", metavar="S")
+    dyn_reasoning_parser: Literal["gpt_oss"] = flag("gpt_oss", "reasoning parser")
+    dyn_tool_call_parser: Literal["harmony"] = flag("harmony", "tool call parser")
+    endpoint: str | None = flag(None, "endpoint in discovery [by role]", metavar="DYN")
+    drain_timeout_s: float = flag(30.0, "time for running requests to finish after SIGTERM", metavar="S")
     log_level: str = flag("info", "debug, info, warning or error")
     wires: Wires = dataclasses.field(default_factory=Wires)
 

@@ -74,7 +74,7 @@ class DataclassSchema:
         }
         return {name: DataclassSchema(nested[name]) if name in nested else None for name in self._hints}
 
-    def nullable(self, name: str) -> bool:  # noqa: ARG002  a nested dataclass is always there
+    def nullable(self, name: str) -> bool:  # noqa: ARG002  a nested dataclass is never null
         """See `Schema`."""
         return False
 

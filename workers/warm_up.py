@@ -60,7 +60,7 @@ async def _is_warmed_up(card: WorkerInfo, answer: Answer, peer: WorkerInfo, tran
     try:
         async with asyncio.timeout(PAIR_TIMEOUT_S):
             await _hand_over(prefill, decode, _request(card, peer))
-    except Exception as error:  # noqa: BLE001  whatever a peer does, this worker gets ready
+    except Exception as error:  # noqa: BLE001  a failing peer must not stop this worker's start
         log.warning("cold pair worker=%s peer=%s error=%r", card.worker_id, peer.worker_id, error)
         return False
     took_s = asyncio.get_running_loop().time() - began

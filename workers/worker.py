@@ -79,7 +79,7 @@ async def run_worker(
         try:
             info = await first_of(engine.start(), _asked(shutdown))
         except (OSError, ValueError, ImportError) as error:
-            log.error("engine did not start: %s", error)  # noqa: TRY400  the sentence is for the user
+            log.error("engine did not start: %s", error)  # noqa: TRY400  a message for the user
             return 1
         if info is None:
             return 0

@@ -75,7 +75,7 @@ class MockerEngine:
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._transceiver = transceiver
-        self._jitter = random.Random(settings.seed)  # noqa: S311  a timing model keeps no secrets
+        self._jitter = random.Random(settings.seed)  # noqa: S311  not for secrets
         self._script: Script | None = None
         self._header: tuple[int, ...] = ()
         self._words: tuple[int, ...] = ()

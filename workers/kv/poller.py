@@ -34,7 +34,7 @@ class Poller:
                 return
             try:
                 future.set_result(call(*args))
-            except BaseException as error:  # noqa: BLE001 it belongs to who waits for the future
+            except BaseException as error:  # noqa: BLE001 passed on by the future
                 future.set_exception(error)
 
         self._calls.put(run)

@@ -102,7 +102,7 @@ def _serve_and_exit(serve: Callable[[socket.socket], None], connection: socket.s
         serve(connection)
     except OSError:  # the other end is closed
         pass
-    except BaseException:  # noqa: BLE001 the edge of this process
+    except BaseException:  # noqa: BLE001 process edge
         traceback.print_exc()
     finally:
         os._exit(0)  # skip the parent's buffers and exit handlers

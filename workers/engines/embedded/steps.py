@@ -103,7 +103,7 @@ class StepLoop:
         """Step until cancelled or failed. An exception here breaks the engine, so that it is reported."""
         try:
             await self._run()
-        except Exception as error:  # noqa: BLE001 whatever it is, `failed` has to tell
+        except Exception as error:  # noqa: BLE001 `failed` must report any error
             self._break(error)
 
     async def _run(self) -> None:

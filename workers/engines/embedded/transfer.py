@@ -65,7 +65,7 @@ class Transfers:
             return  # the step loop has told every call
         except HandoffFailed as error:
             self._steps.fail(call, error)
-        except Exception as error:  # noqa: BLE001 whatever a wire raises ends this one request only
+        except Exception as error:  # noqa: BLE001 a transfer error ends one request only
             _LOG.exception("request_id=%s transfer failed", call.request.request_id)
             self._steps.fail(call, HandoffFailed(f"the KV did not move: {type(error).__name__}: {error}"))
 
