@@ -157,9 +157,9 @@ class EtcdDiscovery:
     def _note(self, error: EtcdError | None) -> None:
         """Log once when etcd becomes unreachable and once when it is back."""
         if error is not None and not self._away and not self._rpc.closed:
-            log.warning("registry=away kind=etcd error=%s", error)
+            log.warning("registry=unreachable kind=etcd error=%s", error)
         elif error is None and self._away:
-            log.info("registry=back kind=etcd")
+            log.info("registry=reachable kind=etcd")
         self._away = error is not None
 
 
@@ -193,7 +193,7 @@ class _Registration:
         try:
             await self._rpc.revoke(self._lease)
         except EtcdError as error:
-            log.warning("registration=left key=%s error=%s", self._key.decode(), error)
+            log.warning("registration=not_withdrawn key=%s error=%s", self._key.decode(), error)
 
 
 def _apply(fleet: dict[bytes, WorkerInfo], key: bytes, value: bytes) -> None:

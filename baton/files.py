@@ -78,7 +78,7 @@ class FilesDiscovery:
             try:
                 registration.renew()
             except OSError as error:
-                log.warning("registry=away kind=files error=%s", error)
+                log.warning("registry=unreachable kind=files error=%s", error)
 
 
 class _Registration:
@@ -188,7 +188,7 @@ class _View:
                 names = [(entry.name, entry.inode()) for entry in entries if entry.name.endswith(_SUFFIX)]
         except OSError as error:  # probably out of descriptors
             if not self._away:
-                log.warning("registry=away kind=files error=%s", error)
+                log.warning("registry=unreachable kind=files error=%s", error)
             self._away = True
             return []
         self._away = False

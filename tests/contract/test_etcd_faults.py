@@ -215,7 +215,7 @@ def test_a_wrong_password_is_an_error_for_the_worker_and_a_log_line_for_the_fron
                     assert looker.now == ()
 
     asyncio.run(main())
-    assert "registry=away" in caplog.text
+    assert "registry=unreachable" in caplog.text
 
 
 def test_the_next_endpoint_is_used_when_one_is_dead_or_dies(launch: LaunchServer) -> None:

@@ -175,7 +175,7 @@ class Fabric:
             if peer.step(read):
                 peer.finish(read)
             elif time.monotonic() > read.give_up_at:
-                log.warning("ucx read cut off source=%s reason=hung", read.reach.agent)
+                log.warning("ucx read aborted source=%s reason=hung", read.reach.agent)
                 self._lose(read.reach.agent, ConnectionAbortedError("a read from this source hung"))
         except Exception as error:  # noqa: BLE001 the reader must get any error
             lost = error if isinstance(error, OSError) else OSError(repr(error))

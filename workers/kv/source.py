@@ -119,7 +119,7 @@ class Source:
 
     def _take(self, sock: socket.socket) -> None:
         if not self._sessions.enter(sock):
-            log.warning("puller turned away wire=%s sessions=%d", self._wire, len(self._tasks))
+            log.warning("puller refused wire=%s sessions=%d", self._wire, len(self._tasks))
             sock.close()
             return
         task = asyncio.create_task(self._session(sock))

@@ -164,7 +164,7 @@ class StepLoop:
         )
 
     def _break(self, error: Exception) -> None:
-        _LOG.error("engine broke", exc_info=error)
+        _LOG.error("engine failed", exc_info=error)
         self.reason = f"{type(error).__name__}: {error}"
         self.broke.set()
         self.fail_all(EngineFailure(self.reason))
