@@ -30,7 +30,7 @@ from frontend.models import ModelBody, ModelList
 from frontend.responses.body import ResponseBody
 from frontend.responses.given import GIVEN_ITEMS
 from frontend.responses.history import PreviousNotFound
-from frontend.responses.object import DeletedResponse, ItemList, ResponseObject
+from frontend.responses.object import DeletedResponse, InputTokens, ItemList, ResponseObject
 from frontend.responses.routes import ResponseNotFound
 from frontend.responses.store import StoreFailure
 from frontend.routing.fleet import Health
@@ -43,7 +43,7 @@ _REF = "#/components/schemas/{name}"
 _STRUCTS = (
     ChatBody, CompletionBody, ChatCompletion, Completion, ModelBody, ModelList, ErrorBody, Health,
     ResponseBody, ResponseObject, ItemList, DeletedResponse, *dict.fromkeys(GIVEN_ITEMS.values()),
-    MessagesBody, Counted, MessageObject, TokenCount, MessagesError,
+    InputTokens, MessagesBody, Counted, MessageObject, TokenCount, MessagesError,
     TokenizeBody, TokenizeAnswer, DetokenizeBody, DetokenizeAnswer,
 )  # fmt: skip
 _ASKING: Errors = (
@@ -149,6 +149,11 @@ def _responses() -> dict[str, Any]:
     items = _operation("What a response was made from", ItemList, _STORED)
     return {
         "/v1/responses": {"post": created},
+        "/v1/responses/input_tokens": {
+            "post": _operation(
+                "Tokens of a response's prompt", InputTokens, (*_ASKING, PreviousNotFound), body=ResponseBody
+            )
+        },
         "/v1/responses/{response_id}": {
             "get": retrieved | {"parameters": streamed},
             "delete": _operation("Forget a response", DeletedResponse, _STORED),

@@ -10,8 +10,8 @@ import jsonschema
 import numpy as np
 from hypothesis import strategies as st
 
-from baton.messages import Guided
-from frontend.harmony.conversation import AnswerFormat
+from baton.messages import Guided, Syntax
+from frontend.harmony.conversation import AnswerFormat, TextGrammar
 from frontend.harmony.deltas import ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
 from frontend.harmony.parse import HarmonyParser
 from frontend.text.tokenizer import ModelTokenizer
@@ -185,6 +185,13 @@ def check(schema: Json, text: str) -> None:
 
 def answer_form(schema: Json, *, strict: bool = True) -> Guided:
     form = guided([], answer=AnswerFormat(schema=schema, strict=strict))
+    assert form is not None
+    return form
+
+
+def text_form(syntax: Syntax, text: str) -> Guided:
+    grammar = TextGrammar(syntax=syntax, text=text, path="p")
+    form = guided([], answer=AnswerFormat(schema=None, grammar=grammar, path="p"))
     assert form is not None
     return form
 

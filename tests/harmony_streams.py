@@ -10,6 +10,7 @@ import msgspec
 
 from baton.messages import FinishReason, GenerateRequest, Sampling, TokenChunk
 from frontend.chat.message import MessageWriter
+from frontend.chat.objects import ToolCallBody
 from frontend.harmony.deltas import Delta, MessageEnd, ReasoningDelta, TextDelta, ToolCallStart
 from frontend.harmony.parse import HarmonyParser
 from frontend.harmony.repairs import REPAIRS
@@ -173,7 +174,8 @@ def check_answer(ids: Sequence[int], sizes: Sequence[int], finish_reason: Finish
     expected = "tool_calls" if calls and finish_reason == "stop" else finish_reason
     assert body.finish_reason == finish == expected
     message = body.message
-    gathered = [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+    made = [call for call in message.tool_calls or () if isinstance(call, ToolCallBody)]
+    gathered = [(call.function.name, call.function.arguments) for call in made]
     assert (content, reasoning, calls) == (message.content or "", message.reasoning_content or "", gathered)
 
 

@@ -47,6 +47,7 @@ class ChatAnswer:
         self._metadata = body.metadata
         has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         self._envelope = Envelope("chat.completion.chunk", "chatcmpl", served.name, has_usage=has_usage)
+        text_tools = frozenset(tool.custom.name for tool in body.tools or () if tool.custom is not None)
         self._messages = [
             MessageWriter(
                 index,
@@ -54,6 +55,7 @@ class ChatAnswer:
                 served.tokenizer,
                 self._envelope if self.stream else None,
                 gives_reasoning=body.include_reasoning is not False,
+                text_tools=text_tools,
             )
             for index, choice in enumerate(choices)
         ]

@@ -5,7 +5,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from frontend.turn.fields import (
-    GUIDED_ELSEWHERE,
     AnyEffort,
     ChoiceFields,
     Count,
@@ -59,12 +58,20 @@ class CalledFunction(msgspec.Struct, kw_only=True):
     arguments: str
 
 
+class CalledCustom(msgspec.Struct, kw_only=True):
+    """The custom tool that a call names, and its input."""
+
+    name: str
+    input: str
+
+
 class MessageToolCall(msgspec.Struct, kw_only=True):
-    """A call that an earlier answer made."""
+    """A call that an earlier answer made; it has what its `type` names."""
 
     id: Annotated[str, msgspec.Meta(min_length=1)]
-    function: CalledFunction
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
 
 
 class AssistantMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="assistant"):
@@ -100,15 +107,38 @@ class FunctionTool(msgspec.Struct, kw_only=True):
     strict: bool | None = None
 
 
+class InputGrammar(msgspec.Struct, kw_only=True):
+    """A grammar in Lark, or a regular expression."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class InputFormat(msgspec.Struct, kw_only=True):
+    """What a custom tool's input may be: any text unless there is a `grammar`."""
+
+    type: Literal["text", "grammar"]
+    grammar: InputGrammar | None = None
+
+
+class CustomTool(msgspec.Struct, kw_only=True):
+    """A tool that takes text."""
+
+    name: FunctionName
+    description: str | None = None
+    format: InputFormat | None = None
+
+
 class ToolDefinition(msgspec.Struct, kw_only=True):
-    """A tool; only functions are served."""
+    """A tool; it has what its `type` names."""
 
-    function: FunctionTool
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
+    function: FunctionTool | None = None
+    custom: CustomTool | None = None
 
 
-class NamedFunction(msgspec.Struct, kw_only=True):
-    """A function that is meant by its name."""
+class NamedTool(msgspec.Struct, kw_only=True):
+    """A tool that is meant by its name."""
 
     name: str
 
@@ -116,18 +146,25 @@ class NamedFunction(msgspec.Struct, kw_only=True):
 class FunctionChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
     """`tool_choice`: this function must be called."""
 
-    function: NamedFunction
+    function: NamedTool
+
+
+class CustomChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="custom"):
+    """`tool_choice`: this custom tool must be called."""
+
+    custom: NamedTool
 
 
 class AllowedTool(msgspec.Struct, kw_only=True):
-    """One of the functions that may be called."""
+    """One of the tools that may be called; it has what its `type` names."""
 
-    function: NamedFunction
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
+    function: NamedTool | None = None
+    custom: NamedTool | None = None
 
 
 class AllowedTools(msgspec.Struct, kw_only=True):
-    """The functions that may be called, and whether one must be."""
+    """The tools that may be called, and whether one must be."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[AllowedTool], msgspec.Meta(min_length=1)]
@@ -158,7 +195,7 @@ class ChatBody(ChoiceFields, kw_only=True):
     `include_reasoning`, which says whether reasoning text is given to the client."""
 
     refused: ClassVar[Refused] = {
-        **GUIDED_ELSEWHERE,
+        **ChoiceFields.refused,
         "audio": ((), "Answers are text; there is no audio output."),
         "modalities": ((["text"],), 'Answers are text: only ["text"] can be asked for.'),
         "functions": (([],), "It is deprecated: use `tools`."),
@@ -171,7 +208,7 @@ class ChatBody(ChoiceFields, kw_only=True):
     deep: ClassVar[frozenset[str]] = frozenset(
         {
             "nvext", "stream_options", "chat_template_args", "chat_template_kwargs", "tools", "tool_choice",
-            "response_format", "reasoning",
+            "response_format", "reasoning", "structured_outputs",
         }
     )  # fmt: skip
 
@@ -185,7 +222,9 @@ class ChatBody(ChoiceFields, kw_only=True):
     chat_template_kwargs: TemplateArgs | None = None
     include_reasoning: bool | None = None
     tools: list[ToolDefinition] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedToolsChoice | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | AllowedToolsChoice | None
+    ) = None
     parallel_tool_calls: bool | None = None
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
     metadata: Metadata | None = None

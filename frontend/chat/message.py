@@ -5,7 +5,15 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
-from frontend.chat.objects import ChatChoiceBody, ChatLogprobs, ChatMessage, FunctionCall, ToolCallBody
+from frontend.chat.objects import (
+    ChatChoiceBody,
+    ChatLogprobs,
+    ChatMessage,
+    CustomCall,
+    CustomCallBody,
+    FunctionCall,
+    ToolCallBody,
+)
 from frontend.harmony.deltas import (
     Delta,
     MessageEnd,
@@ -27,7 +35,8 @@ _NO_LOGPROBS = b',"logprobs":null,"finish_reason":null}'
 
 
 class MessageWriter:
-    """Gathers the message of one choice; without an `envelope` it adds no bytes to any stream."""
+    """Gathers the message of one choice; without an `envelope` it adds no bytes to any stream. Calls
+    of `text_tools` are given as calls of custom tools."""
 
     def __init__(
         self,
@@ -37,6 +46,7 @@ class MessageWriter:
         envelope: Envelope | None,
         *,
         gives_reasoning: bool,
+        text_tools: frozenset[str] = frozenset(),
     ) -> None:
         self._index = index
         self._choice = choice
@@ -45,7 +55,8 @@ class MessageWriter:
         self._gives_reasoning = gives_reasoning
         self._texts: dict[type, list[str]] = {ReasoningDelta: [], TextDelta: []}
         self._logprobs: list[ContentLogprob] = []
-        self._calls: list[ToolCallBody] = []
+        self._text_tools = text_tools
+        self._calls: list[ToolCallBody | CustomCallBody] = []
         self._arguments: list[list[str]] = []
         self._open: type[Delta] | None = None
         head = b"" if envelope is None else envelope.head
@@ -74,7 +85,10 @@ class MessageWriter:
     def body(self) -> ChatChoiceBody:
         """The choice as it stands; `content` is null if there was no visible text but calls."""
         for call, arguments in zip(self._calls, self._arguments, strict=True):
-            call.function.arguments = "".join(arguments)
+            if isinstance(call, CustomCallBody):
+                call.custom.input = "".join(arguments)
+            else:
+                call.function.arguments = "".join(arguments)
         reasoning = "".join(self._texts[ReasoningDelta]) or UNSET
         text = "".join(self._texts[TextDelta])
         has_logprobs = bool(text) and self._choice.received.logprobs is not None
@@ -134,7 +148,11 @@ class MessageWriter:
 
     def _call(self, delta: ToolCallStart) -> bytes:
         """A call begins: its id, type and name, once."""
-        call = ToolCallBody(id=delta.call_id, function=FunctionCall(name=delta.name, arguments=""))
+        call: ToolCallBody | CustomCallBody
+        if delta.name in self._text_tools:
+            call = CustomCallBody(id=delta.call_id, custom=CustomCall(name=delta.name, input=""))
+        else:
+            call = ToolCallBody(id=delta.call_id, function=FunctionCall(name=delta.name, arguments=""))
         self._calls.append(call)
         self._arguments.append([])
         # The index stands first in the same object.
@@ -143,6 +161,8 @@ class MessageWriter:
     def _more_arguments(self, delta: ToolCallArguments) -> bytes:
         self._arguments[delta.index].append(delta.text)
         text = _encode(delta.text)
+        if isinstance(self._calls[delta.index], CustomCallBody):
+            return self._chunk_of_calls(b'{"index":%d,"custom":{"input":%b}}' % (delta.index, text))
         return self._chunk_of_calls(b'{"index":%d,"function":{"arguments":%b}}' % (delta.index, text))
 
     def _chunk_of_calls(self, call: bytes) -> bytes:

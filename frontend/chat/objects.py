@@ -24,12 +24,25 @@ class FunctionCall(msgspec.Struct, kw_only=True):
     arguments: str
 
 
-class ToolCallBody(msgspec.Struct, kw_only=True):
+class ToolCallBody(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
     """A call that the model asks for."""
 
     id: str
     function: FunctionCall
-    type: Literal["function"] = "function"
+
+
+class CustomCall(msgspec.Struct, kw_only=True):
+    """The called custom tool and its input."""
+
+    name: str
+    input: str
+
+
+class CustomCallBody(msgspec.Struct, kw_only=True, tag_field="type", tag="custom"):
+    """A call of a custom tool that the model asks for."""
+
+    id: str
+    custom: CustomCall
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
@@ -40,7 +53,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    tool_calls: list[ToolCallBody] | UnsetType = UNSET
+    tool_calls: list[ToolCallBody | CustomCallBody] | UnsetType = UNSET
 
 
 class ChatChoiceBody(msgspec.Struct, kw_only=True):

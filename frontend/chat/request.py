@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from baton.errors import InvalidRequest
 from frontend.chat.body import (
@@ -9,9 +10,12 @@ from frontend.chat.body import (
     AssistantMessage,
     ChatBody,
     Content,
+    CustomChoice,
+    CustomTool,
     DeveloperMessage,
     FunctionChoice,
     Message,
+    MessageToolCall,
     Part,
     SystemMessage,
     ToolDefinition,
@@ -23,6 +27,7 @@ from frontend.harmony.conversation import (
     AssistantTurn,
     Conversation,
     Instructions,
+    TextGrammar,
     Tool,
     ToolCall,
     ToolResult,
@@ -40,6 +45,8 @@ from frontend.turn.fields import (
 )
 from frontend.turn.form import CallChoice, any_object, by_schema
 from frontend.turn.request import TurnRequest
+
+T = TypeVar("T")
 
 
 def turn_request(body: ChatBody, num_bytes: int) -> TurnRequest:
@@ -95,25 +102,56 @@ def effort(body: ChatBody) -> AnyEffort:
 
 
 def tools(given: Sequence[ToolDefinition]) -> tuple[Tool, ...]:
-    """The tools as the prompt shows them."""
-    return tuple(
-        Tool(
-            name=tool.function.name,
-            description=tool.function.description,
-            parameters=tool.function.parameters,
-            strict=bool(tool.function.strict),
-            path=f"tools[{i}].function",
+    """The tools as the prompt shows them. Raises InvalidRequest for one without what its type names."""
+    return tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(given))
+
+
+def _tool(tool: ToolDefinition, path: str) -> Tool:
+    if tool.type == "custom":
+        custom = _present(tool.custom, f"{path}.custom")
+        return Tool(
+            name=custom.name,
+            description=custom.description,
+            takes_text=True,
+            grammar=_grammar(custom, f"{path}.custom.format.grammar"),
+            path=f"{path}.custom",
         )
-        for i, tool in enumerate(given)
+    function = _present(tool.function, f"{path}.function")
+    return Tool(
+        name=function.name,
+        description=function.description,
+        parameters=function.parameters,
+        strict=bool(function.strict),
+        path=f"{path}.function",
     )
+
+
+def _grammar(tool: CustomTool, path: str) -> TextGrammar | None:
+    if tool.format is None or tool.format.type == "text":
+        return None
+    grammar = _present(tool.format.grammar, path)
+    return TextGrammar(syntax=grammar.syntax, text=grammar.definition, path=f"{path}.definition")
+
+
+def _present(value: T | None, path: str) -> T:
+    if value is None:
+        raise InvalidRequest(f"`{path}` is missing.", param=path)
+    return value
 
 
 def _call_choice(body: ChatBody) -> CallChoice:
     match body.tool_choice:
         case FunctionChoice(function=function):
             return CallChoice(must_call=True, names=frozenset({function.name}))
+        case CustomChoice(custom=custom):
+            return CallChoice(must_call=True, names=frozenset({custom.name}))
         case AllowedToolsChoice(allowed_tools=allowed):
-            names = frozenset(tool.function.name for tool in allowed.tools)
+            path = "tool_choice.allowed_tools.tools"
+            named = (
+                _present(tool.custom if tool.type == "custom" else tool.function, f"{path}[{i}].{tool.type}")
+                for i, tool in enumerate(allowed.tools)
+            )
+            names = frozenset(tool.name for tool in named)
             return CallChoice(must_call=allowed.mode == "required", names=names)
         case choice:
             return CallChoice(may_call=choice != "none", must_call=choice == "required")
@@ -149,14 +187,21 @@ def _assistant_turn(message: AssistantMessage, path: str) -> AssistantTurn:
     for name in ("audio", "function_call"):
         if getattr(message, name) is not None:
             raise InvalidRequest(f"`{path}.{name}` is not served.", param=f"{path}.{name}")
-    calls = message.tool_calls or ()
     return AssistantTurn(
         reasoning=message.reasoning_content or message.reasoning or None,
         text=_text(message.content or message.refusal or "", path) or None,
         tool_calls=tuple(
-            ToolCall(call_id=c.id, name=c.function.name, arguments=c.function.arguments) for c in calls
+            _call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())
         ),
     )
+
+
+def _call(call: MessageToolCall, path: str) -> ToolCall:
+    if call.type == "custom":
+        custom = _present(call.custom, f"{path}.custom")
+        return ToolCall(call_id=call.id, name=custom.name, arguments=custom.input, takes_text=True)
+    function = _present(call.function, f"{path}.function")
+    return ToolCall(call_id=call.id, name=function.name, arguments=function.arguments)
 
 
 def _text(content: Content, path: str) -> str:

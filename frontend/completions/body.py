@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from frontend.turn.fields import GUIDED_ELSEWHERE, ChoiceFields, Refused, TokenId
+from frontend.turn.fields import ChoiceFields, Refused, TokenId
 
 
 class CompletionBody(ChoiceFields, kw_only=True):
@@ -15,12 +15,12 @@ class CompletionBody(ChoiceFields, kw_only=True):
     """
 
     refused: ClassVar[Refused] = {
-        **GUIDED_ELSEWHERE,
+        **ChoiceFields.refused,
         "suffix": (("",), "Text cannot be inserted before a suffix."),
         "echo": ((False,), "The prompt is not echoed; put it before the answer yourself."),
         "best_of": ((1,), "Answers are not ranked; use `n`."),
     }
-    deep: ClassVar[frozenset[str]] = frozenset({"nvext", "stream_options"})
+    deep: ClassVar[frozenset[str]] = frozenset({"nvext", "stream_options", "structured_outputs"})
 
     prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None

@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from baton.messages import Syntax
+
 FUNCTIONS = "functions"
 ReasoningEffort = Literal["low", "medium", "high"]
 MODEL_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
@@ -14,16 +16,25 @@ def called_name(namespace: str, name: str) -> str:
     return name if namespace == FUNCTIONS else f"{namespace}.{name}"
 
 
+class TextGrammar(msgspec.Struct, frozen=True, kw_only=True):
+    """What a text must match; `path` is the field that has the grammar."""
+
+    syntax: Syntax
+    text: str
+    path: str
+
+
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """A function the model may call; `parameters` is its JSON schema as parsed JSON (None: no arguments). The
-    arguments of a `strict` one follow the schema in every call; that of one that `takes_text` is text of any
-    kind. `path` is the field that describes it."""
+    arguments of a `strict` one follow the schema in every call. One that `takes_text` has text for arguments,
+    which follows the `grammar` if there is one. `path` is the field that describes it."""
 
     name: str
     description: str | None = None
     parameters: object = None
     strict: bool = False
     takes_text: bool = False
+    grammar: TextGrammar | None = None
     namespace: str = FUNCTIONS
     path: str = "tools"
 
@@ -85,10 +96,12 @@ Turn = Instructions | UserTurn | AssistantTurn | ToolResult
 
 
 class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """The visible answer is JSON that follows `schema`; unless `strict`, what cannot be enforced of the
-    schema is left out. The prompt shows it under its `name`, if it has one. `path` is the schema's field."""
+    """The visible answer is text that follows `grammar` or, without one, JSON that follows `schema`; unless
+    `strict`, what cannot be enforced of the schema is left out. The prompt shows a schema under its `name`,
+    if it has one. `path` is the field that demands it."""
 
     schema: object
+    grammar: TextGrammar | None = None
     name: str | None = None
     description: str | None = None
     strict: bool = False

@@ -180,9 +180,16 @@ def _namespace_section(namespace: Namespace, tools: Sequence[Tool]) -> str:
     lines += [f"// {line}" for line in _lines(namespace.description or "")]
     lines += [f"namespace {namespace.name} {{", ""]
     for tool in tools:
-        lines += [f"// {line}" for line in _lines(tool.description or "")]
+        lines += [f"// {line}" for line in _lines(_description(tool))]
         lines += [f"type {tool.name} = {_signature(tool)} => any;", ""]
     return "\n".join([*lines, f"}} // namespace {namespace.name}"])
+
+
+def _description(tool: Tool) -> str:
+    if tool.grammar is None:
+        return tool.description or ""
+    said = f"{tool.description}\n" if tool.description else ""
+    return f"{said}The input follows this grammar ({tool.grammar.syntax}):\n{tool.grammar.text}"
 
 
 def _signature(tool: Tool) -> str:

@@ -1,5 +1,6 @@
 """One HTTP request and its answer, in ASGI's terms: body, headers, error envelope, the client's leaving."""
 
+import hashlib
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -40,9 +41,15 @@ class Exchange:
         self.query: str = scope["query_string"].decode(errors="replace")
         self.started = False
         self._encoding: bytes = headers.get(b"content-encoding", b"identity")
+        self._key: bytes = headers.get(b"authorization") or headers.get(b"x-api-key", b"")
         self._declared_bytes = headers.get(b"content-length", b"0")
         self._receive = receive
         self._send = send
+
+    @property
+    def owner(self) -> str:
+        """A digest of the key that the client sent; empty if it sent none."""
+        return hashlib.sha256(self._key).hexdigest() if self._key else ""
 
     async def read_body(self, max_bytes: int) -> bytes:
         """The whole body. Raises EncodedBody, BodyTooLarge, as soon as that is known, or ClientGone."""

@@ -158,7 +158,7 @@ async def prepared(
 ) -> AnyAnswer:
     """The answer to the request's body, not begun yet."""
     body = await exchange.read_body(services.max_body_bytes)
-    asker = Asker(request_id=exchange.request_id, deadline_s=services.request_timeout_s)
+    asker = Asker(request_id=exchange.request_id, deadline_s=services.request_timeout_s, owner=exchange.owner)
     answer = await prepare(body, asker, services)
     services.metrics.count_ignored(answer.ignored)
     tally.model = answer.model

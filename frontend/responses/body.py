@@ -121,6 +121,7 @@ class ResponseBody(OpenAIFields, kw_only=True):
     """`POST /v1/responses`. Extensions are the chat API's, under the same names."""
 
     refused: ClassVar[Refused] = {
+        **OpenAIFields.refused,
         "messages": ((), "Responses call it `input`."),
         "max_tokens": ((), "Responses call it `max_output_tokens`."),
         "max_completion_tokens": ((), "Responses call it `max_output_tokens`."),
@@ -140,7 +141,7 @@ class ResponseBody(OpenAIFields, kw_only=True):
     deep: ClassVar[frozenset[str]] = frozenset(
         {
             "nvext", "stream_options", "chat_template_args", "chat_template_kwargs", "reasoning", "text",
-            "tools", "tool_choice",
+            "tools", "tool_choice", "structured_outputs",
         }
     )  # fmt: skip
 

@@ -1,4 +1,8 @@
-"""`POST /v1/responses`: from the body, and what it continues, to the answer that can be begun."""
+"""`POST /v1/responses`: from the body, and what it continues, to the answer that can be begun or counted."""
+
+from functools import partial
+
+import msgspec
 
 from frontend.harmony.conversation import Conversation
 from frontend.http.body import decode
@@ -8,33 +12,39 @@ from frontend.responses.body import SEALED, ResponseBody
 from frontend.responses.events import EventWriter
 from frontend.responses.given import InputReader
 from frontend.responses.history import history, resolved
+from frontend.responses.items import Item
 from frontend.responses.object import begun, summary_of
 from frontend.responses.output import OutputShape, OutputWriter
 from frontend.responses.request import check_served, not_enforced, turn_request
 from frontend.responses.runs import ResponseState
-from frontend.responses.tools import offered_tools
-from frontend.turn.prepare import LONG_BYTES, prepare
-from frontend.turn.request import Asker
+from frontend.responses.tools import OfferedTools, offered_tools
+from frontend.turn.prepare import LONG_BYTES, encode, prepare
+from frontend.turn.request import Asker, TurnRequest
 from frontend.turn.seal import Seal
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A body that was read: its own input `items`, the tools it offers, and what all of it asks for.
+    `ignored` are the paths of what is not served."""
+
+    body: ResponseBody
+    items: list[Item]
+    offered: OfferedTools
+    request: TurnRequest
+    ignored: tuple[str, ...]
 
 
 async def prepare_response(
     raw: bytes, asker: Asker, services: Services, state: ResponseState, seal: Seal
 ) -> ResponseAnswer:
     """An answer that can be begun. Raises the BatonError that refuses the body."""
-    body, unknown = decode(raw, ResponseBody)
-    check_served(body)
+    asked = await _asked(raw, asker.owner, services, state, seal)
+    body, request = asked.body, asked.request
     served = services.fleet.served(body.model)
-    reader = InputReader(seal)
-    items = [await resolved(item, i, state.store) for i, item in enumerate(reader.read(body.input))]
-    previous_id = body.previous_response_id
-    earlier = [] if previous_id is None else await history(previous_id, state)
-    offered = offered_tools(body)
-    # What came before may be long, whatever the body's length.
-    request = turn_request(body, offered, earlier, items, len(raw) + (LONG_BYTES if earlier else 0))
     (choice,) = await prepare(request, asker, served, services.thoughts, max_choices=1)
     shape = OutputShape(
-        tools={tool.called: tool for tool in offered.tools},
+        tools={tool.called: tool for tool in asked.offered.tools},
+        keep=lambda item_id, text: services.thoughts.keep(asker.owner, [item_id], text),
         as_summary=summary_of(body) is not None,
         seal=seal if SEALED in (body.include or ()) else None,
     )
@@ -42,10 +52,39 @@ async def prepare_response(
     assert isinstance(request.prompt, Conversation), "a response is never raw text"
     return ResponseAnswer(
         begun(body, request.prompt.reasoning_effort),
-        items,
+        asked.items,
         choice,
         output=OutputWriter(choice, served.tokenizer, shape, writer),
         writer=writer,
         store=state.store,
+        ignored=asked.ignored,
+    )
+
+
+async def count_input_tokens(
+    raw: bytes, owner: str, services: Services, state: ResponseState, seal: Seal
+) -> tuple[str, int]:
+    """(the model, how many tokens the prompt of such a response has). Raises as `prepare_response` does."""
+    asked = await _asked(raw, owner, services, state, seal)
+    served = services.fleet.served(asked.body.model)
+    (token_ids,) = await encode(asked.request, served)
+    return served.name, len(token_ids)
+
+
+async def _asked(raw: bytes, owner: str, services: Services, state: ResponseState, seal: Seal) -> Asked:
+    body, unknown = decode(raw, ResponseBody)
+    check_served(body)
+    reader = InputReader(seal, partial(services.thoughts.recall, owner))
+    items = [await resolved(item, i, state.store) for i, item in enumerate(reader.read(body.input))]
+    previous_id = body.previous_response_id
+    earlier = [] if previous_id is None else await history(previous_id, state)
+    offered = offered_tools(body)
+    # What came before may be long, whatever the body's length.
+    num_bytes = len(raw) + (LONG_BYTES if earlier else 0)
+    return Asked(
+        body=body,
+        items=items,
+        offered=offered,
+        request=turn_request(body, offered, earlier, items, num_bytes),
         ignored=(*unknown, *sorted(reader.left_out), *not_enforced(body, offered)),
     )

@@ -1,5 +1,6 @@
 """Reads the items that clients send: leniently, and naming what gpt-oss cannot be given."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -114,9 +115,11 @@ _TEXT_TYPES = frozenset({"input_text", "output_text", "text", "reasoning_text"})
 class InputReader:
     """Reads one body's `input`; `left_out` are the paths of what gpt-oss cannot be given, such as images."""
 
-    def __init__(self, seal: Seal) -> None:
+    def __init__(self, seal: Seal, recall: Callable[[str], str | None]) -> None:
+        """`recall` gives the text of the reasoning item of an id, if it is still known."""
         self.left_out: set[str] = set()
         self._seal = seal
+        self._recall = recall
 
     def read(self, given: Input) -> list[Item | GivenReference]:
         """The items, each with an id. Raises InvalidRequest, naming the field, for what is not understood."""
@@ -173,10 +176,12 @@ class InputReader:
         return FunctionOutputItem(id=item_id, call_id=given.call_id, output=output, status="completed")
 
     def _reasoning(self, given: GivenReasoning, path: str) -> ReasoningItem:
-        """The thought in the clear, or sealed by this server; what is neither is left out."""
+        """The thought in the clear, sealed by this server, or known here by its id; else it is left out."""
         texts = self._texts(given.content or [], f"{path}.content")
         if not texts and given.encrypted_content:
             texts = self._opened(given.encrypted_content, f"{path}.encrypted_content")
+        if not texts and given.id is not None:
+            texts = [text for text in [self._recall(given.id)] if text is not None]
         if not texts and given.summary:
             self.left_out.add("input[].summary")
         return ReasoningItem(

@@ -58,6 +58,13 @@ class ResponseUsage(msgspec.Struct, kw_only=True):
     total_tokens: int
 
 
+class InputTokens(msgspec.Struct, kw_only=True):
+    """`POST /v1/responses/input_tokens`."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class ReasoningBody(msgspec.Struct, kw_only=True):
     """How much was thought, and what was asked of its summary."""
 

@@ -1,7 +1,6 @@
 """The output of a response: a choice's deltas as output items and their events."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -33,15 +32,13 @@ from frontend.turn.seal import Seal
 
 class OutputShape(msgspec.Struct, frozen=True, kw_only=True):
     """How the output is given: `tools` by the names under which they are called, thoughts as summaries or
-    not, and sealed for the client to carry if there is a `seal`."""
+    not, and sealed for the client to carry if there is a `seal`. `keep` is told each reasoning item's id and
+    text."""
 
     tools: Mapping[str, Tool]
+    keep: Callable[[str, str], None]
     as_summary: bool = False
     seal: Seal | None = None
-
-
-class _Input(msgspec.Struct, forbid_unknown_fields=True):
-    input: str
 
 
 class OutputWriter:
@@ -56,7 +53,6 @@ class OutputWriter:
         self._shape = shape
         self._writer = writer
         self._open: OpenItem | None = None
-        self._custom_input: list[str] | None = None  # of an open custom call: it is told when it is whole
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
         """The events of these deltas."""
@@ -72,7 +68,6 @@ class OutputWriter:
     def interrupt(self) -> None:
         """Nothing more comes: the item that is being written stays incomplete."""
         if self._open is not None:
-            self._tell_custom_input(self._open)
             self._open.fill()
             self._open.item.status = "incomplete"
             self._open = None
@@ -86,7 +81,8 @@ class OutputWriter:
                 opening, item = self._reasoning()
                 return opening + item.write(delta.text)
             case ToolCallArguments():
-                return self._arguments(delta.text)
+                assert self._open is not None, "arguments follow the start of their call"
+                return self._open.write(delta.text)
             case ToolCallStart():
                 return self._begin_call(delta)
             case MessageEnd():
@@ -110,7 +106,6 @@ class OutputWriter:
         namespace = UNSET if tool.namespace == FUNCTIONS else tool.namespace
         item: OutputItem
         if tool.takes_text:
-            self._custom_input = []
             item = CustomCallItem(
                 id=new_id("ctc"),
                 call_id=delta.call_id,
@@ -131,13 +126,6 @@ class OutputWriter:
         opening, _ = self._begin(item)
         return opening
 
-    def _arguments(self, text: str) -> bytes:
-        assert self._open is not None, "arguments follow the start of their call"
-        if self._custom_input is not None:
-            self._custom_input.append(text)
-            return b""
-        return self._open.write(text)
-
     def _begin(self, item: OutputItem) -> tuple[bytes, OpenItem]:
         as_summary = self._shape.as_summary and isinstance(item, ReasoningItem)
         self._open = OpenItem(item, len(self.items), self._writer, as_summary=as_summary)
@@ -148,22 +136,14 @@ class OutputWriter:
         open_item = self._open
         if open_item is None:
             return b""
-        told = self._tell_custom_input(open_item)
-        if isinstance(open_item.item, ReasoningItem) and self._shape.seal is not None:
-            open_item.item.encrypted_content = self._shape.seal.close(open_item.fill())
+        if isinstance(open_item.item, ReasoningItem):
+            text = open_item.fill()
+            self._shape.keep(open_item.item.id, text)
+            if self._shape.seal is not None:
+                open_item.item.encrypted_content = self._shape.seal.close(text)
         self._open = None
         is_cut = not delta.complete and self._choice.is_cut
-        return told + open_item.end("incomplete" if is_cut else "completed")
-
-    def _tell_custom_input(self, open_item: OpenItem) -> bytes:
-        """A custom tool's input, whole: the model may have written it as JSON, as it writes other calls."""
-        if self._custom_input is None:
-            return b""
-        text = "".join(self._custom_input)
-        self._custom_input = None
-        with suppress(msgspec.DecodeError, RecursionError):  # then it is the input itself
-            text = msgspec.json.decode(text, type=_Input).input
-        return open_item.write(text)
+        return open_item.end("incomplete" if is_cut else "completed")
 
     def _logprobs_of(self, delta: TextDelta) -> list[ContentLogprob]:
         return content_logprobs(self._choice.logprobs_of(delta) or (), self._tokenizer)

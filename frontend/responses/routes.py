@@ -1,4 +1,4 @@
-"""The routes of the Responses API: create, retrieve, delete, cancel, input items."""
+"""The routes of the Responses API: create, retrieve, delete, cancel, input items, count input tokens."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ from frontend.http.respond import Serve, generate, prepared, relay
 from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.responses.answer import ResponseAnswer
-from frontend.responses.create import prepare_response
+from frontend.responses.create import count_input_tokens, prepare_response
 from frontend.responses.events import EventWriter, after
 from frontend.responses.history import context_items
 from frontend.responses.items import Item
-from frontend.responses.object import DeletedResponse, ItemList
+from frontend.responses.object import DeletedResponse, InputTokens, ItemList
 from frontend.responses.runs import ResponseState, Run
 from frontend.responses.store import RUNNING, StoredResponse
 from frontend.turn.request import Asker
@@ -77,6 +77,7 @@ class ResponseRoutes:
         """(method, path): what answers it."""
         return {
             ("POST", "/v1/responses"): self.create,
+            ("POST", "/v1/responses/input_tokens"): self.input_tokens,
             ("GET", "/v1/responses/{response_id}"): self.retrieve,
             ("DELETE", "/v1/responses/{response_id}"): self.delete,
             ("POST", "/v1/responses/{response_id}/cancel"): self.cancel,
@@ -96,6 +97,14 @@ class ResponseRoutes:
             await relay(exchange, followed, run.follow(-1), services, tally)
         else:
             await exchange.answer(200, answer.body(), ignored_header(answer.ignored))
+
+    async def input_tokens(self, exchange: Exchange, services: Services, tally: Tally) -> None:
+        """`POST /v1/responses/input_tokens`: the tokens of the prompt, without an answer."""
+        raw = await exchange.read_body(services.max_body_bytes)
+        tally.model, num_tokens = await count_input_tokens(
+            raw, exchange.owner, services, self._state, self._seal
+        )
+        await exchange.answer(200, InputTokens(input_tokens=num_tokens))
 
     async def retrieve(self, exchange: Exchange, services: Services, tally: Tally) -> None:
         """`GET /v1/responses/{response_id}`, as a stream from `starting_after` on with `stream`."""

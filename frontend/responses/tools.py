@@ -3,7 +3,7 @@
 import msgspec
 
 from baton.errors import InvalidRequest
-from frontend.harmony.conversation import FUNCTIONS, Namespace, Tool
+from frontend.harmony.conversation import FUNCTIONS, Namespace, TextGrammar, Tool
 from frontend.responses.body import CustomByName, FunctionByName, FunctionsByName, ResponseBody, ResponseTool
 from frontend.turn.form import CallChoice
 
@@ -47,7 +47,6 @@ def _tool(tool: ResponseTool, path: str, namespace: str) -> Tool:
     refused = {
         "async": tool.is_async,
         "allowed_callers": "direct" not in (tool.allowed_callers or ["direct"]),
-        "format": tool.format is not None and tool.format.type == "grammar",
     }
     for name, is_asked in refused.items():
         if is_asked:
@@ -58,8 +57,22 @@ def _tool(tool: ResponseTool, path: str, namespace: str) -> Tool:
         parameters=tool.parameters,
         strict=bool(tool.strict),
         takes_text=tool.type == "custom",
+        grammar=_grammar(tool, f"{path}.format"),
         namespace=namespace,
         path=path,
+    )
+
+
+def _grammar(tool: ResponseTool, path: str) -> TextGrammar | None:
+    if tool.type != "custom" or tool.format is None or tool.format.type == "text":
+        return None
+    for name in ("syntax", "definition"):
+        if not getattr(tool.format, name):
+            raise InvalidRequest(f"`{path}.{name}` is missing.", param=f"{path}.{name}")
+    return TextGrammar(
+        syntax=tool.format.syntax or "lark",
+        text=tool.format.definition or "",
+        path=f"{path}.definition",
     )
 
 

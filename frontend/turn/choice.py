@@ -11,6 +11,7 @@ from frontend.harmony.deltas import Delta, MessageEnd, ReasoningDelta, TextDelta
 from frontend.text.detokenize import StopStrings
 from frontend.turn.ids import new_call_id
 from frontend.turn.received import ReceivedTokens
+from frontend.turn.text_calls import TextCalls
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -42,7 +43,7 @@ class Reader(Protocol):
 class Choice:
     """`request` is what a worker is sent, `received` the tokens so far; `stopped` says that the answer has
     ended by itself, whatever the model would still say. `call_ids` and `thought` are the calls and the
-    reasoning text so far."""
+    reasoning text so far; `text_tools` are the tools whose arguments are text of any kind."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Choice:
         stop_strings: Sequence[str] = (),
         max_calls: int | None = None,
         cut_ids: Iterable[int] = (),
+        text_tools: frozenset[str] = frozenset(),
         on_finish: Callable[["Choice"], None] = lambda _: None,
     ) -> None:
         self.request = request
@@ -64,6 +66,7 @@ class Choice:
         self._stops = StopStrings(stop_strings) if stop_strings else None
         self._max_calls = max_calls
         self._num_calls = 0
+        self._text_calls = TextCalls(text_tools) if text_tools else None
         self._tail: TextDelta | None = None  # the tokens of text that is held back
 
     @property
@@ -117,6 +120,8 @@ class Choice:
         """The deltas; each call gets its id."""
         if len(deltas) == 1 and type(deltas[0]) is TextDelta:  # nearly every token of an answer
             return deltas
+        if self._text_calls is not None:
+            deltas = list(self._text_calls.pass_on(deltas))
         return [self._note(delta) for delta in deltas]
 
     def _note(self, delta: Delta) -> Delta:

@@ -30,6 +30,9 @@ FormatName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 MetadataKey = Annotated[str, msgspec.Meta(max_length=64)]
 MetadataValue = Annotated[str, msgspec.Meta(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], msgspec.Meta(max_length=16)]
+JsonSchema = dict[str, Any] | str
+GrammarText = Annotated[str, msgspec.Meta(min_length=1)]
+GrammarChoices = Annotated[list[GrammarText], msgspec.Meta(min_length=1)]
 AnyEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 GPT_OSS_EFFORTS = frozenset(get_args(ReasoningEffort))
 # The nearest that gpt-oss has: it always thinks.
@@ -43,16 +46,58 @@ NEAREST_EFFORT: dict[AnyEffort, ReasoningEffort] = {
     "max": "high",
 }
 
-GUIDED_ELSEWHERE: Refused = dict.fromkeys(
-    ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
-    ((), "Ask chat completions for a form of the answer with `response_format`."),
-)
+
+class GuidedFields(msgspec.Struct, kw_only=True):
+    """vLLM's older names. `guided_json` is a schema, as JSON or as text; `guided_grammar` is Lark or, if it
+    has `::=`, EBNF."""
+
+    guided_json: JsonSchema | None = None
+    guided_regex: GrammarText | None = None
+    guided_choice: GrammarChoices | None = None
+    guided_grammar: GrammarText | None = None
+    guided_decoding_backend: str | None = None
 
 
-class Nvext(msgspec.Struct, kw_only=True):
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """vLLM's newer names for the same."""
+
+    refused: ClassVar[Refused] = {
+        "structural_tag": ((), "Use `tools` and `tool_choice`."),
+        "whitespace_pattern": ((), "White space between JSON's tokens is not chosen."),
+    }
+    hints: ClassVar[frozenset[str]] = frozenset(
+        {"disable_fallback", "disable_any_whitespace", "disable_additional_properties"}
+    )
+
+    json: JsonSchema | None = None
+    regex: GrammarText | None = None
+    choice: GrammarChoices | None = None
+    grammar: GrammarText | None = None
+    json_object: bool | None = None
+
+
+class FormFields(GuidedFields, kw_only=True):
+    """Other servers' names for what shapes an answer; `regex` and `ebnf` are SGLang's."""
+
+    refused: ClassVar[Refused] = {
+        "guided_whitespace_pattern": ((), "White space between JSON's tokens is not chosen."),
+        "allowed_token_ids": ((), "Use `logit_bias`, or `regex` for a form of the text."),
+        "bad_words": (([],), "Use `logit_bias` with a bias of -100."),
+        "use_beam_search": ((False,), "Answers are sampled; use `n`."),
+        "prompt_logprobs": ((), "Log probabilities are the answer's."),
+        "truncate_prompt_tokens": ((), "Prompts are not cut: send what the model shall read."),
+        "continue_final_message": ((False,), "An answer always begins a message of its own."),
+        "add_generation_prompt": ((True,), "The prompt always ends where the answer begins."),
+        "chat_template": ((), "Prompts are rendered as Harmony says."),
+    }
+
+    structured_outputs: StructuredOutputs | None = None
+    regex: GrammarText | None = None
+    ebnf: GrammarText | None = None
+
+
+class Nvext(GuidedFields, kw_only=True):
     """NVIDIA's extensions; each wins over the top-level field of the same name."""
-
-    refused: ClassVar[Refused] = GUIDED_ELSEWHERE
 
     ignore_eos: bool | None = None
     top_k: TopK | None = None
@@ -60,7 +105,7 @@ class Nvext(msgspec.Struct, kw_only=True):
     greed_sampling: bool | None = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class SamplingFields(FormFields, kw_only=True):
     """How tokens are chosen. `top_k` 0 or -1 is off; of requests that wait, those of a smaller `priority` are
     served first. `ignore_eos`, `min_tokens`, `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`,
     `priority` are extensions, named as NVIDIA's and vLLM's do."""

@@ -6,7 +6,8 @@ import msgspec
 
 from baton.errors import InvalidRequest
 from baton.messages import Guided, MessageForm, Sampling
-from frontend.harmony.conversation import AnswerFormat, Tool
+from frontend.harmony.conversation import AnswerFormat, TextGrammar, Tool
+from frontend.turn.closed_schema import closed
 from frontend.turn.fields import NamedSchema
 
 MAX_SCHEMA_BYTES = 128 << 10
@@ -62,7 +63,7 @@ def guided(
     """
     choice = choice or CallChoice()
     callable_tools = _callable(tools, choice)
-    if not (choice.must_call or choice.names is not None or answer or any(tool.strict for tool in tools)):
+    if not (choice.must_call or choice.names is not None or answer or any(_is_held(tool) for tool in tools)):
         return None
     last = [_call(tool, is_enforced=choice.must_call or tool.strict) for tool in callable_tools]
     if not choice.must_call:
@@ -71,6 +72,15 @@ def guided(
     # A model that would rather say something else must not put it off by thinking for ever.
     leading = (_ANALYSIS, _PREAMBLE) if is_free else (_ANALYSIS,)
     form = Guided(leading=leading, last=tuple(last), leads_once=not is_free)
+    _check_size(form)
+    return form
+
+
+def raw_guided(answer: AnswerFormat | None) -> Guided | None:
+    """The form of an answer without any messages. Raises as `guided` does."""
+    if answer is None:
+        return None
+    form = Guided(last=(msgspec.structs.replace(_final(answer), headers=("",)),))
     _check_size(form)
     return form
 
@@ -97,14 +107,24 @@ def _callable(tools: Sequence[Tool], choice: CallChoice) -> list[Tool]:
     return [tool for tool in tools if tool.called in choice.names]
 
 
+def _is_held(tool: Tool) -> bool:
+    return tool.strict or tool.grammar is not None
+
+
 def _call(tool: Tool, *, is_enforced: bool) -> MessageForm:
     form = MessageForm(headers=tuple(_call_headers(tool)), end="<|call|>")
+    if tool.grammar is not None:
+        return _held(form, tool.grammar)
     if not is_enforced or tool.takes_text:
         return form
     path = f"{tool.path}.parameters"
     return msgspec.structs.replace(
-        form, schema=_text(_arguments(tool), path), lenient=not tool.strict, param=path
+        form, grammar=_text(_arguments(tool), path, tool.strict), lenient=not tool.strict, param=path
     )
+
+
+def _held(form: MessageForm, grammar: TextGrammar) -> MessageForm:
+    return msgspec.structs.replace(form, grammar=grammar.text, syntax=grammar.syntax, param=grammar.path)
 
 
 def _call_headers(tool: Tool) -> Iterator[str]:
@@ -123,18 +143,20 @@ def _arguments(tool: Tool) -> object:
 
 
 def _final(answer: AnswerFormat) -> MessageForm:
+    if answer.grammar is not None:
+        return _held(_FINAL, answer.grammar)
     return MessageForm(
         headers=(*_FINAL.headers, "<|channel|>final <|constrain|>json<|message|>"),
         end=_FINAL.end,
-        schema=_text(answer.schema, answer.path),
+        grammar=_text(answer.schema, answer.path, answer.strict),
         lenient=not answer.strict,
         param=answer.path,
     )
 
 
-def _text(schema: object, param: str) -> str:
+def _text(schema: object, param: str, strict: bool) -> str:
     try:
-        return msgspec.json.encode(schema).decode()
+        return msgspec.json.encode(closed(schema) if strict else schema).decode()
     except (RecursionError, UnicodeEncodeError) as error:
         raise InvalidRequest(
             f"`{param}`: the schema cannot be written as JSON: {error}.", param=param
@@ -144,9 +166,9 @@ def _text(schema: object, param: str) -> str:
 def _check_size(form: Guided) -> None:
     num_bytes = 0
     for message in form.last:
-        num_bytes += len(message.schema or "")
+        num_bytes += len(message.grammar or "")
         if num_bytes > MAX_SCHEMA_BYTES:
             raise InvalidRequest(
-                f"`{message.param}`: the schemas to enforce are more than {MAX_SCHEMA_BYTES} bytes long.",
+                f"`{message.param}`: the forms to enforce are more than {MAX_SCHEMA_BYTES} bytes long.",
                 param=message.param,
             )

@@ -12,7 +12,8 @@ from frontend.harmony.parse import HarmonyParser
 from frontend.harmony.render import render
 from frontend.text.served import ServedModel
 from frontend.turn.choice import Choice, Reader
-from frontend.turn.form import guided, with_form
+from frontend.turn.demanded import demanded_form
+from frontend.turn.form import guided, raw_guided, with_form
 from frontend.turn.raw_text import RawText
 from frontend.turn.request import Asker, RawPrompts, TurnRequest
 from frontend.turn.sampling import sampling_of
@@ -28,13 +29,15 @@ async def prepare(
     """The choices, prompt by prompt, ready to be generated; what calls of the history came from is completed
     from `thoughts`, and new ones are kept there. Raises the BatonError that refuses the request."""
     _check_num_choices(request, max_choices)
-    form = None
     prompt = request.prompt
-    if isinstance(prompt, Conversation):
+    if isinstance(prompt, RawPrompts):
+        form = raw_guided(demanded_form(request.sampling, None))
+    else:
         turns = thoughts.completed(asker.owner, prompt.turns)
         prompt = msgspec.structs.replace(prompt, turns=turns)
         request = msgspec.structs.replace(request, prompt=prompt)
-        form = guided(prompt.tools, request.call_choice, prompt.answer_format)
+        answer = demanded_form(request.sampling, prompt.answer_format)
+        form = guided(prompt.tools, request.call_choice, answer)
     prompts = await encode(request, served)
     sampling = with_form(sampling_of(request, served, num_prompt_tokens=max(map(len, prompts))), form)
     requests = _token_requests(request, asker, served.name, prompts, sampling)
@@ -101,10 +104,12 @@ def _choice(
 ) -> Choice:
     prompt = request.prompt
     reader: Reader
+    text_tools: frozenset[str] = frozenset()
     # A stop token is no part of raw text; of a conversation's, those of the model end a message.
     cut_ids: Sequence[int] = request.sampling.stop_token_ids or ()
     if isinstance(prompt, Conversation):
         offered = frozenset(tool.called for tool in prompt.tools)
+        text_tools = frozenset(t.called for t in prompt.tools if t.takes_text and t.grammar is None)
         may_call = request.call_choice.may_call
         reader = HarmonyParser(served.tokenizer.vocabulary, offered, may_call=may_call)
     else:
@@ -116,5 +121,6 @@ def _choice(
         stop_strings=request.stop_strings,
         max_calls=request.max_calls,
         cut_ids=cut_ids,
+        text_tools=text_tools,
         on_finish=on_finish,
     )

@@ -1,4 +1,5 @@
-"""Thoughts remembered by the calls they led to: clients seldom send them back, and gpt-oss needs them."""
+"""Thoughts, remembered by the ids of the calls they led to and of the items that showed them: clients seldom
+send them back, and gpt-oss needs them."""
 
 import time
 from collections import OrderedDict
@@ -31,29 +32,29 @@ class Thoughts:
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
         self._clock = clock
-        self._by_call: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()
+        self._by_id: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()
 
-    def keep(self, owner: str, call_ids: Iterable[str], text: str) -> None:
-        """Remember that these calls came from this thought."""
+    def keep(self, owner: str, ids: Iterable[str], text: str) -> None:
+        """Remember the thought by these ids, of calls or reasoning items."""
         if not text or _size(text) > self._max_bytes // 8:
             return
-        for call_id in call_ids:
-            self._drop((owner, call_id))
-            self._by_call[owner, call_id] = text, self._clock()
+        for known_id in ids:
+            self._drop((owner, known_id))
+            self._by_id[owner, known_id] = text, self._clock()
             self.num_bytes += _size(text)
         while self.num_bytes > self._max_bytes:
-            self._drop(next(iter(self._by_call)))
+            self._drop(next(iter(self._by_id)))
 
-    def recall(self, owner: str, call_id: str) -> str | None:
-        """The thought that led to the call, if it is still known."""
-        key = (owner, call_id)
-        text, since_s = self._by_call.get(key, (None, 0.0))
+    def recall(self, owner: str, known_id: str) -> str | None:
+        """The thought kept by that id, if it is still known."""
+        key = (owner, known_id)
+        text, since_s = self._by_id.get(key, (None, 0.0))
         if text is None:
             return None
         if self._clock() - since_s > self._max_age_s:
             self._drop(key)
             return None
-        self._by_call.move_to_end(key)
+        self._by_id.move_to_end(key)
         return text
 
     def completed(self, owner: str, turns: Sequence[Turn]) -> tuple[Turn, ...]:
@@ -72,7 +73,7 @@ class Thoughts:
         return tuple(completed)
 
     def _drop(self, key: tuple[str, str]) -> None:
-        dropped = self._by_call.pop(key, None)
+        dropped = self._by_id.pop(key, None)
         if dropped is not None:
             self.num_bytes -= _size(dropped[0])
 

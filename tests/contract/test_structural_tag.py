@@ -17,7 +17,7 @@ from frontend.harmony.render import render
 from frontend.text.specials import SpecialToken
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.form import CallChoice, guided
-from tests.guided import CASES, MAX_TOKENS, answer_form, answer_of, check, chooser, parts_of
+from tests.guided import CASES, MAX_TOKENS, answer_form, answer_of, check, chooser, parts_of, text_form
 from tests.xgrammar_forms import XgrammarForms
 from workers.engines.embedded.grammar import Grammars
 from workers.engines.model_facts import read_model_facts
@@ -25,7 +25,7 @@ from workers.engines.structural_tag import structural_tag
 
 DEMO = Path("models/demo")
 THOUGHT = "<|channel|>analysis<|message|>a < b,\nÜ <|end|><|start|>assistant"
-# xgrammar 0.2 enforces these in part, or not at all; and an object that is not closed ("nested") it closes.
+# xgrammar 0.2 enforces these in part, or not at all; without tokens it closes what is not closed ("nested").
 UNLIKE = {"all_of", "multiple", "number", "format", "nested"}
 FACTS = read_model_facts(DEMO)
 SEEDS = range(4)
@@ -44,6 +44,9 @@ FORMS = {
     "one call is demanded": _form(choice=CallChoice(must_call=True, names=frozenset({"f"}))),
     "a strict tool": _form(strict=True),
     "a call or a format": _form(answer=AnswerFormat(schema=CASES["any_of"])),
+    "a regex": text_form("regex", "[a-f]{2,9}|[^<]x"),
+    "a choice": text_form("regex", "yes|no"),
+    "raw": Guided(last=(msgspec.structs.replace(text_form("regex", "[ab]+").last[0], headers=("",)),)),
 }
 
 
@@ -154,19 +157,53 @@ def test_a_schema_is_written_once() -> None:
 
 
 def test_a_schema_that_is_none_or_a_leading_messages_is_refused() -> None:
-    message = MessageForm(headers=("x",), end="<|return|>", schema="[]", param="p")
+    message = MessageForm(headers=("x",), end="<|return|>", grammar="[]", param="p")
 
-    with pytest.raises(InvalidRequest, match="`p` is not a valid schema"):
+    with pytest.raises(InvalidRequest, match="`p` cannot be enforced"):
         structural_tag(Guided(last=(message,)), {})
     with pytest.raises(InvalidRequest, match="leading message"):
-        structural_tag(Guided(leading=(message,), last=(msgspec.structs.replace(message, schema="{}"),)), {})
+        structural_tag(Guided(leading=(message,), last=(msgspec.structs.replace(message, grammar="{}"),)), {})
 
 
 def test_a_schema_that_xgrammar_refuses_is_refused_by_its_field() -> None:
-    message = MessageForm(headers=("x",), end="<|return|>", schema='{"type": "nope"}', param="p")
+    message = MessageForm(headers=("x",), end="<|return|>", grammar='{"type": "nope"}', param="p")
 
-    with pytest.raises(InvalidRequest, match=r"`p` is not a valid schema: .*nope"):
+    with pytest.raises(InvalidRequest, match=r"`p` cannot be enforced: .*nope"):
         structural_tag(Guided(last=(message,)), FACTS.control_ids)
+
+
+@pytest.mark.parametrize(
+    ("form", "problem"),
+    [
+        (text_form("lark", "start: /a/"), "Lark"),
+        (text_form("regex", "(a"), "parenthesis"),
+        (text_form("ebnf", "rot ::= b"), "root"),
+        (text_form("ebnf", "root ::= Token(5)"), "tokens"),
+        (text_form("ebnf", 'root ::= "<|call|>"'), "tokens"),
+    ],
+)
+def test_a_grammar_that_xgrammar_refuses_is_refused_by_its_field(form: Guided, problem: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"`p` cannot be enforced: .*{problem}") as caught:
+        structural_tag(form, FACTS.control_ids)
+    assert caught.value.param == "p"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        text_form("regex", ".*"),
+        text_form("regex", r"[^\n]{3,90}"),
+        text_form("regex", r"[\x20-\x7e]+"),
+        text_form("regex", r"[{-}|]+[<|a-z>]*"),
+        text_form("ebnf", r'root ::= "a|" [^a]* [!-~]+'),
+    ],
+)
+def test_no_text_of_a_grammar_is_a_control_token(form: Guided, token_forms: XgrammarForms) -> None:
+    matcher = token_forms.matcher(form)
+    for token_id in ModelTokenizer.load(DEMO).encode_text("<|channel|>final<|message|>", allow_special=True):
+        assert matcher.accept_token(token_id)
+    controls = set(FACTS.control_ids.values()) - {FACTS.control_ids["<|return|>"]}
+    assert not controls & set(token_forms.allowed(matcher))
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_a_shutdown_that_hangs_ends_the_process(checkpoint: Path) -> None:
 
 def test_a_schema_that_does_not_compile_is_the_clients_fault(checkpoint: Path) -> None:
     last = MessageForm(
-        headers=("x",), end="<|return|>", schema='{"type": "nonsense"}', param="response_format"
+        headers=("x",), end="<|return|>", grammar='{"type": "nonsense"}', param="response_format"
     )
     form = Guided(last=(last,))
 

@@ -177,7 +177,7 @@ def test_what_is_not_strict_is_enforced_as_far_as_it_can_be(
 def test_a_schema_nested_without_end_is_refused(grammars: Grammars) -> None:
     text = '{"items":' * 5000 + "{}" + "}" * 5000
     form = Guided(
-        last=(MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>", schema=text),)
+        last=(MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>", grammar=text),)
     )
     with pytest.raises(InvalidRequest):
         asyncio.run(grammars.matcher(form))

@@ -18,6 +18,7 @@ Json = dict[str, Any]
 CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
 FREE_HEADERS = {"analysis": "<|channel|>analysis<|message|>", "preamble": "<|channel|>commentary<|message|>"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+CLOSED = SCHEMA | {"additionalProperties": False}  # as strict ones are
 NAMED_SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}
 
 
@@ -81,9 +82,9 @@ def test_nothing_demanded_is_nothing_enforced(fields: Json) -> None:
 def test_a_schema_is_the_form_of_the_final_message_and_thinking_is_free() -> None:
     form = demanded(response_format=NAMED_SCHEMA)
     assert [message.headers for message in form.leading] == [(FREE_HEADERS["analysis"],)]
-    assert form.leading[0].schema is None
+    assert form.leading[0].grammar is None
     [final] = form.last
-    assert (json.loads(final.schema or ""), final.lenient) == (SCHEMA, False)
+    assert (json.loads(final.grammar or ""), final.lenient) == (CLOSED, False)
     assert final.param == "response_format.json_schema.schema"
     assert final.headers == (
         "<|channel|>final<|message|>", "<|channel|>final <|constrain|>json<|message|>",
@@ -105,7 +106,7 @@ def test_a_schema_that_is_not_strict_is_enforced_as_far_as_it_goes() -> None:
     "response_format", [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "n"}}]
 )
 def test_without_a_schema_the_answer_is_any_object(response_format: Json) -> None:
-    assert json.loads(demanded(response_format=response_format).last[0].schema or "") == {"type": "object"}
+    assert json.loads(demanded(response_format=response_format).last[0].grammar or "") == {"type": "object"}
 
 
 def test_the_prompt_shows_the_schema_with_its_description() -> None:
@@ -131,7 +132,7 @@ def test_a_demanded_call_is_all_that_may_come_after_thinking(tool_choice: object
     assert set(called(form)) == names
     assert not finals(form)
     assert len(form.leading) == 1
-    assert all(json.loads(message.schema or "") == SCHEMA for message in form.last)
+    assert all(json.loads(message.grammar or "") == SCHEMA for message in form.last)
 
 
 def test_what_is_demanded_is_not_put_off_by_thinking_again() -> None:
@@ -147,24 +148,24 @@ def test_a_demanded_call_wins_over_the_form_of_the_answer() -> None:
 
 def test_tools_that_are_merely_allowed_leave_the_answer_free() -> None:
     form = demanded(tools=[tool("f"), tool("g")], tool_choice=allowed("auto", "g"))
-    assert {name: message.schema for name, message in called(form).items()} == {"g": None}
-    assert [final.schema for final in finals(form)] == [None]
+    assert {name: message.grammar for name, message in called(form).items()} == {"g": None}
+    assert [final.grammar for final in finals(form)] == [None]
     assert [message.headers[0] for message in form.leading] == list(FREE_HEADERS.values())
 
 
 def test_strict_tools_are_held_to_their_schema_and_others_are_not() -> None:
     form = demanded(tools=[tool("f", strict=True), tool("g")])
     calls = called(form)
-    assert json.loads(calls["f"].schema or "") == SCHEMA
+    assert json.loads(calls["f"].grammar or "") == CLOSED
     assert (calls["f"].param, calls["f"].lenient) == ("tools[0].function.parameters", False)
-    assert calls["g"].schema is None
-    assert [final.schema for final in finals(form)] == [None]
+    assert calls["g"].grammar is None
+    assert [final.grammar for final in finals(form)] == [None]
 
 
 def test_with_tools_an_answer_in_a_form_may_still_be_a_call() -> None:
     form = demanded(tools=[tool("f")], response_format=NAMED_SCHEMA)
     assert set(called(form)) == {"f"}
-    assert json.loads(finals(form)[0].schema or "") == SCHEMA
+    assert json.loads(finals(form)[0].grammar or "") == CLOSED
     assert len(form.leading) == 1, "a preamble would be text beside the JSON"
 
 
@@ -180,7 +181,7 @@ def test_calls_may_be_written_in_every_way_the_model_writes_them() -> None:
 @pytest.mark.parametrize("parameters", [None, {}, {"properties": {}}])
 def test_arguments_are_an_object_whatever_the_schema_says(parameters: Json | None) -> None:
     form = demanded(tools=[tool("f", parameters=parameters)], tool_choice="required")
-    assert json.loads(called(form)["f"].schema or "")["type"] == "object"
+    assert json.loads(called(form)["f"].grammar or "")["type"] == "object"
 
 
 def test_a_demanded_call_finishes_as_tool_calls() -> None:
@@ -197,7 +198,7 @@ def test_a_demanded_call_finishes_as_tool_calls() -> None:
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": named("h"), "tools": [tool("f")]}, "tool_choice"),
         ({"tool_choice": allowed("auto", "h"), "tools": [tool("f")]}, "tool_choice"),
-        ({"tool_choice": {"type": "custom"}, "tools": [tool("f")]}, "tool_choice.type"),
+        ({"tool_choice": {"type": "hosted"}, "tools": [tool("f")]}, "tool_choice.type"),
         ({"tool_choice": {"type": "function"}, "tools": [tool("f")]}, "tool_choice.function"),
         ({"response_format": {"type": "grammar"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),

@@ -59,13 +59,13 @@ def test_a_function_without_parameters_is_called_without_arguments() -> None:
     form = guided([Tool(name="f")], CallChoice(must_call=True))
     assert form is not None
     (call,) = form.last
-    assert json.loads(call.schema or "") == {"type": "object", "additionalProperties": False}
+    assert json.loads(call.grammar or "") == {"type": "object", "additionalProperties": False}
 
 
 def test_arguments_are_an_object_even_if_the_schema_does_not_say_so() -> None:
     form = guided([Tool(name="f", parameters={"required": ["a"]}, strict=True)])
     assert form is not None
-    assert json.loads(form.last[0].schema or "") == {"type": "object", "required": ["a"]}
+    assert json.loads(form.last[0].grammar or "") == {"type": "object", "required": ["a"]}
 
 
 def test_a_schema_that_is_no_json_is_refused_by_its_field() -> None:

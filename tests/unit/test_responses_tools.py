@@ -110,11 +110,45 @@ def test_a_tool_of_openais_servers_is_refused_only_where_it_is_demanded() -> Non
     assert "x-baton-ignored" in respond(client, tools=[{"type": "web_search"}]).headers
 
 
-def test_a_grammar_that_cannot_be_enforced_is_refused_by_name() -> None:
-    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
-    body = {"model": MODEL, "input": "Hi", "tools": [PATCH | {"format": grammar}]}
+@pytest.mark.parametrize("syntax", ["lark", "regex"])
+def test_the_input_of_a_custom_tool_is_held_to_its_grammar(syntax: str) -> None:
+    client = Client(ScriptedTokens(call("functions.patch", '{"input": "a"}', " code")))
+    grammar = {"type": "grammar", "syntax": syntax, "definition": "start: /a/"}
+    (_, called) = respond(client, tools=[PATCH | {"format": grammar}]).json["output"]
+    assert called["input"] == '{"input": "a"}', "what a grammar allowed is the input itself"
+    form = client.tokens.requests[0].sampling.guided
+    assert form is not None
+    assert (form.last[0].syntax, form.last[0].grammar) == (syntax, "start: /a/")
+    assert form.last[0].param == "tools[0].format.definition"
+
+
+def test_a_grammar_without_its_text_is_refused_by_name() -> None:
+    body = {
+        "model": MODEL,
+        "input": "Hi",
+        "tools": [PATCH | {"format": {"type": "grammar", "syntax": "lark"}}],
+    }
     reply = asyncio.run(Client(ScriptedTokens(THINK)).post("/v1/responses", body))
-    assert (reply.status, reply.error["param"]) == (400, "tools[0].format")
+    assert (reply.status, reply.error["param"]) == (400, "tools[0].format.definition")
+
+
+def test_a_known_reasoning_item_without_content_gets_its_text_back() -> None:
+    client = Client(ScriptedTokens(call("functions.close", "{}")))
+    thought, called = respond(client, tools=[CLOSE], store=False).json["output"]
+    called["call_id"] = "unknown here"  # so that it is not remembered by its call
+    result = {"type": "function_call_output", "call_id": "unknown here", "output": "ok"}
+    bare = {"type": "reasoning", "id": thought["id"], "summary": []}
+    respond(client, input=[HI, bare, called, result], tools=[CLOSE], store=False)
+    assert "analysisThink." in TOKENIZER.decode(client.tokens.requests[-1].token_ids)
+
+
+def test_input_tokens_are_counted_as_they_would_be_asked() -> None:
+    client = Client(ScriptedTokens(call("functions.close", "{}")))
+    fields: Json = {"tools": [CLOSE, PATCH], "instructions": "Be brief."}
+    used = respond(client, **fields).json["usage"]["input_tokens"]
+    body = {"model": MODEL, "input": [HI], **fields}
+    reply = asyncio.run(client.post("/v1/responses/input_tokens", body))
+    assert (reply.status, reply.json) == (200, {"object": "response.input_tokens", "input_tokens": used})
 
 
 @pytest.mark.parametrize("summary", ["auto", "concise", "detailed"])

@@ -93,7 +93,7 @@ def test_a_prompt_that_is_handed_over_has_one_token_and_its_parameters() -> None
 def test_a_demanded_form_becomes_a_structural_tag() -> None:
     form = Guided(
         leading=(),
-        last=(MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>", schema="{}"),),
+        last=(MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>", grammar="{}"),),
     )
 
     told = params(ask(guided=form, min_tokens=5))

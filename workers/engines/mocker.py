@@ -255,7 +255,7 @@ def _overdue() -> BatonError:
 
 def _check_form(form: Guided | None) -> None:
     """Raise InvalidRequest unless the answer, a final message with any text, matches the form."""
-    if form is None or any(_HEADER in last.headers and last.schema is None for last in form.last):
+    if form is None or any(_HEADER in last.headers and last.grammar is None for last in form.last):
         return
     param = next((last.param for last in form.last if last.param is not None), None)
     raise InvalidRequest(

@@ -16,10 +16,12 @@ import msgspec
 
 from baton.errors import InvalidRequest
 from baton.messages import Guided, MessageForm
+from workers.engines.control_free import control_free, control_free_json
 
 # The tokenizer's eos token is xgrammar's stop token: it comes when the grammar is complete, not as text.
 _EOS = "<|return|>"
 _CONTROL = re.compile(r"(<\|\w+\|>)")
+_TOKEN_RULE = re.compile(r"Token|<\|")
 
 # For control tokens as text: any text but `<|` and a letter. Each rule is a state of an automaton that reads
 # `[^<]*` at once, so a mask over 200,000 tokens takes 20 us; with a regex, 100 ms.
@@ -30,17 +32,7 @@ after_less ::= "" | "<" after_less | "|" after_bar | [^<|] [^<]* rest
 after_bar ::= "" | "<" after_less | [^<a-z] [^<]* rest
 """
 
-# For control tokens as tokens: only JSON strings could still spell them, which an unsure model does. So the
-# rest of a string follows the same automaton; a string with a length limit has no `|`. White space is
-# limited, since an unsure model would write it forever.
-_STRING_REST = r"([^\0-\x1f\"\\\r\n] basic_string_sub)"
-_REST_WITHOUT_CONTROL = r'([^<\0-\x1f\"\\\r\n] basic_string_sub) | ("<" after_less)'
-_LIMITED, _LIMITED_WITHOUT_CONTROL = r"[^\"\\\r\n]", r"[^|\"\\\r\n]"
-_AFTER_LESS = r"""
-after_less ::= any_after_less | "|" after_bar | [^<|\0-\x1f\"\\] basic_string_sub
-after_bar ::= any_after_less | [^<a-z\0-\x1f\"\\] basic_string_sub
-any_after_less ::= "\"" | "<" after_less | "\\" basic_escape basic_string_sub
-"""
+# An unsure model would write white space forever.
 _MAX_WHITE_SPACE = 17  # a line break and 16 spaces of indentation
 
 Ids = Mapping[str, int]
@@ -60,8 +52,8 @@ def structural_tag(form: Guided, control_ids: Ids) -> str:
     """The form as xgrammar's JSON: any number of leading messages (or at most one), then one last.
 
     `control_ids` are the ids of the tokenizer's control tokens, which are demanded as tokens; without them,
-    or with an older xgrammar, as text. A schema appears once, however many headers its message has. Raises
-    InvalidRequest for an invalid schema, or for one of a leading message.
+    or with an older xgrammar, as text. A grammar appears once, however many headers its message has. Raises
+    InvalidRequest for an invalid grammar, or for one of a leading message.
     """
     ids = control_ids if _xgrammar() else {}
     elements: list[dict[str, object]] = [{"type": "or", "elements": list(_last(form.last, ids))}]
@@ -72,14 +64,14 @@ def structural_tag(form: Guided, control_ids: Ids) -> str:
 
 
 def _last(messages: Iterable[MessageForm], ids: Ids) -> Iterator[dict[str, object]]:
-    if texts := [message for message in messages if message.schema is None]:
+    if texts := [message for message in messages if message.grammar is None]:
         yield _texts(texts, "", ids)
     for message in messages:
-        if message.schema is not None:
-            yield _with_schema(message, ids)
+        if message.grammar is not None:
+            yield _with_grammar(message, ids)
 
 
-def _with_schema(message: MessageForm, ids: Ids) -> dict[str, object]:
+def _with_grammar(message: MessageForm, ids: Ids) -> dict[str, object]:
     elements = [_grammar(_headers(message, ids)), _body(message, ids)]
     if message.end != _EOS:
         elements.append(_grammar(_literal(message.end, ids)))
@@ -88,22 +80,39 @@ def _with_schema(message: MessageForm, ids: Ids) -> dict[str, object]:
 
 def _body(message: MessageForm, ids: Ids) -> dict[str, object]:
     try:
-        schema = msgspec.json.decode(message.schema or "", type=dict[str, object])
-        if ids and (xgrammar := _xgrammar()):
-            made = xgrammar.Grammar.from_json_schema(schema, max_whitespace_cnt=_MAX_WHITE_SPACE)
-            return {"type": "grammar", "grammar": _without_control(str(made))}
+        return _followed(message, _xgrammar() if ids else None)
     except (msgspec.DecodeError, RuntimeError, ValueError) as error:
         problem = str(error).strip()
-        reason = f"`{message.param}` is not a valid schema: {problem}."
-        raise InvalidRequest(reason, param=message.param) from error
-    return {"type": "json_schema", "json_schema": schema}
+        raise InvalidRequest(
+            f"`{message.param}` cannot be enforced: {problem}.", param=message.param
+        ) from error
 
 
-def _without_control(json_grammar: str) -> str:
-    json_grammar = json_grammar.replace(_LIMITED, _LIMITED_WITHOUT_CONTROL)
-    if _STRING_REST not in json_grammar:
-        return json_grammar
-    return json_grammar.replace(_STRING_REST, _REST_WITHOUT_CONTROL) + _AFTER_LESS
+def _followed(message: MessageForm, xgrammar: ModuleType | None) -> dict[str, object]:
+    """Text that follows the message's grammar; with an `xgrammar` that takes tokens, free of control tokens.
+    Raises what xgrammar and msgspec do."""
+    text = message.grammar or ""
+    match message.syntax:
+        case "json_schema":
+            schema = msgspec.json.decode(text, type=dict[str, object])
+            if xgrammar is None:
+                return {"type": "json_schema", "json_schema": schema}
+            # Strict schemas arrive closed; what is not closed stays open, as in llguidance.
+            made = xgrammar.Grammar.from_json_schema(
+                schema, strict_mode=False, max_whitespace_cnt=_MAX_WHITE_SPACE
+            )
+            return {"type": "grammar", "grammar": control_free_json(str(made))}
+        case "regex":
+            if xgrammar is None:
+                return {"type": "regex", "pattern": text}
+            return {"type": "grammar", "grammar": control_free(str(xgrammar.Grammar.from_regex(text)))}
+        case "ebnf" if _TOKEN_RULE.search(text):
+            raise ValueError("a grammar cannot name tokens")
+        case "ebnf":
+            grammar = text if xgrammar is None else control_free(str(xgrammar.Grammar.from_ebnf(text)))
+            return {"type": "grammar", "grammar": grammar}
+        case "lark":
+            raise ValueError("this model's engine reads EBNF and regular expressions, not Lark")
 
 
 def _texts(messages: Iterable[MessageForm], times: str, ids: Ids) -> dict[str, object]:
@@ -115,8 +124,8 @@ def _texts(messages: Iterable[MessageForm], times: str, ids: Ids) -> dict[str, o
 
 
 def _text_message(message: MessageForm, ids: Ids) -> str:
-    if message.schema is not None:
-        raise InvalidRequest("A leading message's schema cannot be enforced.", param=message.param)
+    if message.grammar is not None:
+        raise InvalidRequest("A leading message's grammar cannot be enforced.", param=message.param)
     end = "" if message.end == _EOS else _literal(message.end, ids)
     return f"(({_headers(message, ids)}) text {end})"
 
@@ -132,4 +141,4 @@ def _headers(message: MessageForm, ids: Ids) -> str:
 def _literal(text: str, ids: Ids) -> str:
     """Text in EBNF, with control tokens as themselves."""
     parts = filter(None, _CONTROL.split(text))
-    return " ".join(f"Token({ids[part]})" if part in ids else json.dumps(part) for part in parts)
+    return " ".join(f"Token({ids[part]})" if part in ids else json.dumps(part) for part in parts) or '""'

@@ -19,6 +19,10 @@ _LIMITS = LLParserLimits(
 # Allows one-line and indented JSON; unlimited white space would let an unsure model write it forever.
 _WHITE_SPACE = r" ?|\n[ \t]{0,16}"
 _CONTROL = re.compile(r"(<\|\w+\|>)")
+# In Lark, a name in angle brackets is a control token, `@` another grammar, and some directives bring in more
+# of llguidance's; what is quoted or a comment is none of these.
+_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/')
+_NOT_TEXT = re.compile(r"[<@]|%(?!ignore\b|import\s+common\b)")
 # A control token has no text, so this matches none.
 _TEXT = r"TEXT: /(.|\n)+/"
 _ENDLESS = "no JSON value matches it: a `$ref` refers to itself, or a required value is infinite"
@@ -27,16 +31,14 @@ _ENDLESS = "no JSON value matches it: a `$ref` refers to itself, or a required v
 def compile_form(tokenizer: LLTokenizer, form: Guided) -> LLMatcher:
     """A matcher at the beginning of an answer. Raises InvalidRequest for forms that cannot be enforced."""
     matcher = LLMatcher(tokenizer, _grammar(form), log_level=0, limits=_LIMITS)
-    messages = [message for message in form.last + form.leading if message.schema is not None]
+    messages = [message for message in form.last + form.leading if message.grammar is not None]
     for message in messages:
         if matcher.is_error():
             problem = _problem_alone(tokenizer, message)
         else:
             problem = _problem_begun(tokenizer, matcher, message)
         if problem:
-            raise InvalidRequest(
-                f"`{message.param}` has a schema that cannot be enforced: {problem}.", param=message.param
-            )
+            raise InvalidRequest(f"`{message.param}` cannot be enforced: {problem}.", param=message.param)
     if matcher.is_error():
         raise InvalidRequest(f"The form cannot be enforced: {reason(matcher)}.", param=schema_param(form))
     return matcher
@@ -78,7 +80,7 @@ def _grammar(form: Guided) -> str:
         for i, message in enumerate(messages):
             name = f"{kind}_{i}"
             lark.append(f"{name}: {_message(name, message)}")
-            if message.schema is not None:
+            if message.grammar is not None:
                 bodies.append(_body(message, f"{name}_body"))
     return json.dumps({"grammars": [{"name": "start", "lark_grammar": "\n".join(lark)}, *bodies]})
 
@@ -89,7 +91,7 @@ def _any_of(kind: str, messages: Iterable[MessageForm]) -> str:
 
 def _message(name: str, message: MessageForm) -> str:
     headers = " | ".join(_literal(header) for header in message.headers)
-    body = "TEXT?" if message.schema is None else f"@{name}_body"
+    body = "TEXT?" if message.grammar is None else f"@{name}_body"
     return f"({headers}) {body} {_literal(message.end)}"
 
 
@@ -100,11 +102,43 @@ def _literal(text: str) -> str:
 
 
 def _body(message: MessageForm, name: str) -> dict[str, object]:
+    match message.syntax:
+        case "json_schema":
+            return {"name": name, "json_schema": _schema(message)}
+        case "regex":
+            return {"name": name, "lark_grammar": f"start: BODY\nBODY: /{_in_slashes(message)}/"}
+        case "lark":
+            return {"name": name, "lark_grammar": _lark(message)}
+        case "ebnf":
+            raise InvalidRequest(
+                f"`{message.param}`: this model's engine reads Lark grammars, no EBNF.", param=message.param
+            )
+
+
+def _in_slashes(message: MessageForm) -> str:
+    """The regular expression, which may be empty, as it stands between slashes in Lark."""
+    escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], message.grammar or "")
+    return f"(?:{escaped})".replace("\n", "\\n")
+
+
+def _lark(message: MessageForm) -> str:
+    grammar = message.grammar or ""
+    strange = _NOT_TEXT.search(_QUOTED.sub(" ", grammar))
+    if strange is not None:
+        raise InvalidRequest(
+            f"`{message.param}`: {strange[0]!r} in a Lark grammar is not served outside of quotes, but for "
+            "`%ignore` and `%import common`.",
+            param=message.param,
+        )
+    return grammar
+
+
+def _schema(message: MessageForm) -> dict[str, object]:
     try:
-        schema = msgspec.json.decode(message.schema or "{}", type=dict[str, object])
+        schema = msgspec.json.decode(message.grammar or "{}", type=dict[str, object])
     except (msgspec.DecodeError, RecursionError) as error:
         problem = f"`{message.param}` is not a valid schema: {error}."
         raise InvalidRequest(problem, param=message.param) from error
     # The key of the library's own settings, which a client must not set.
     options = {"whitespace_pattern": _WHITE_SPACE, "lenient": message.lenient}
-    return {"name": name, "json_schema": {**schema, "x-guidance": options}}
+    return {**schema, "x-guidance": options}

@@ -188,7 +188,7 @@ def as_error(error: Exception, call: Call) -> BatonError:
     """What a request's own error, out of a step, means to the client."""
     form, text = call.request.sampling.guided, str(error).strip()
     if form is not None and _GRAMMAR_ERROR in text and not any(words in text for words in _NOT_OF_THE_FORM):
-        params = {message.param for message in form.last if message.schema is not None}
+        params = {message.param for message in form.last if message.grammar is not None}
         return InvalidRequest(
             f"the schema does not compile: {text}", param=params.pop() if len(params) == 1 else None
         )

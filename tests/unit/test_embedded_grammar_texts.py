@@ -1,0 +1,106 @@
+"""Answers held to regular expressions and Lark grammars, over the demo model's vocabulary."""
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.errors import InvalidRequest
+from baton.messages import Guided, Syntax
+from frontend.harmony.conversation import AnswerFormat, TextGrammar, Tool
+from frontend.text.specials import SpecialToken
+from frontend.text.tokenizer import ModelTokenizer
+from frontend.turn.form import CallChoice, guided, raw_guided
+from tests.guided import MAX_TOKENS, answer_of, chooser, parts_of, text_form
+from workers.engines.embedded.grammar import Grammars
+
+DEMO = Path("models/demo")
+DATE = TextGrammar(syntax="regex", text="[0-9]{4}-[01][0-9]", path="p")
+SUM = """start: NUMBER ("+" NUMBER)*  // <a> sum
+NUMBER: /[0-9]{1,3}/
+%ignore " "
+"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> ModelTokenizer:
+    return ModelTokenizer.load(DEMO)
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[Grammars]:
+    grammars = Grammars.load(DEMO, 3200)
+    yield grammars
+    grammars.close()
+
+
+def texts(grammars: Grammars, tokenizer: ModelTokenizer, form: Guided) -> list[str]:
+    answers = [answer_of(grammars, form, chooser(seed, tokenizer)) for seed in range(12)]
+    return [parts_of(tokenizer, answer, set())[1] for answer in answers if len(answer) < MAX_TOKENS]
+
+
+@pytest.mark.parametrize(
+    ("syntax", "grammar", "pattern"),
+    [
+        ("regex", "[0-9]{4}-[01][0-9]", "[0-9]{4}-[01][0-9]"),
+        ("regex", r"a/b\/[c/]|d", "a/b/[c/]|d"),
+        ("regex", "a\nb|\\|\\n", r"a\nb|\|\n"),
+        ("regex", r"<\|call\|>|<\|end\|>", r"<\|(call|end)\|>"),
+        ("lark", SUM, r" *[0-9]{1,3}( *\+ *[0-9]{1,3})* *"),
+        ("lark", 'start: "<|call|>" | /<@>/ | "//" "x"', r"<\|call\|>|<@>|//x"),
+        ("lark", "%import common.INT\nstart: INT", "[0-9]+"),
+    ],
+)
+def test_every_answer_matches(
+    syntax: Syntax, grammar: str, pattern: str, grammars: Grammars, tokenizer: ModelTokenizer
+) -> None:
+    found = texts(grammars, tokenizer, text_form(syntax, grammar))
+    assert found
+    for text in found:
+        assert re.fullmatch(pattern, text), text
+
+
+@pytest.mark.parametrize(
+    ("syntax", "grammar", "problem"),
+    [
+        ("regex", "(a", "unclosed"),
+        ("regex", "a(?=b)", "look-around"),
+        ("lark", "start: <|call|>", "'<'"),
+        ("lark", 'start: "a" <[200012]>', "'<'"),
+        ("lark", "start: @start", "'@'"),
+        ("lark", "start: %llguidance {}", "'%'"),
+        ("lark", "start: %json {}", "'%'"),
+        ("lark", "begin: /a/", "start"),
+        ("lark", "start: b", "b"),
+        ("ebnf", 'root ::= "a"', "EBNF"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_with_its_field(
+    syntax: Syntax, grammar: str, problem: str, grammars: Grammars
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        asyncio.run(grammars.matcher(text_form(syntax, grammar)))
+    assert caught.value.param == "p"
+    assert problem in caught.value.message
+
+
+def test_the_input_of_a_tool_matches_its_grammar(grammars: Grammars, tokenizer: ModelTokenizer) -> None:
+    tools = [Tool(name="when", takes_text=True, grammar=DATE)]
+    form = guided(tools, CallChoice(must_call=True))
+    assert form is not None
+    for seed in range(5):
+        answer = answer_of(grammars, form, chooser(seed, tokenizer))
+        _, _, [(name, text)] = parts_of(tokenizer, answer, {"when"})
+        assert name == "when"
+        assert re.fullmatch(DATE.text, text)
+
+
+def test_a_raw_answer_is_nothing_but_the_form(grammars: Grammars, tokenizer: ModelTokenizer) -> None:
+    form = raw_guided(AnswerFormat(schema=None, grammar=DATE))
+    assert form is not None
+    for seed in range(5):
+        answer = answer_of(grammars, form, chooser(seed, tokenizer))
+        assert answer[-1] == tokenizer.special_ids[SpecialToken.RETURN]
+        assert re.fullmatch(DATE.text, tokenizer.decode(answer)), answer
