@@ -1,4 +1,4 @@
-"""The source of a KV transfer, asked by pullers that keep to the words of the wire and by others."""
+"""The source of a KV transfer, with pullers that follow the protocol and others that do not."""
 
 import asyncio
 import gc
@@ -319,7 +319,7 @@ def test_a_process_without_descriptors_to_spare_accepts_again_when_it_has_some()
                 resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
                 try:
                     await asyncio.get_running_loop().sock_connect(sock, (peer.host, peer.port))
-                    await asyncio.sleep(1)  # the source tries in vain
+                    await asyncio.sleep(1)  # the source fails meanwhile
                 finally:
                     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
                 there = Puller(sock, ticket)

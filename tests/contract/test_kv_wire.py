@@ -1,4 +1,4 @@
-"""The words of a KV transfer: read whole, bounded, and never another than the one that is due."""
+"""Messages of a KV transfer: read whole, bounded, and only of the expected type."""
 
 import asyncio
 import socket
@@ -13,7 +13,7 @@ from workers.kv.wire import Ask, Grant, Refused, Stands, receive_bytes, receive_
 
 
 def after_receiving(data: bytes, receive: Any, *, hangs_up: bool = False) -> Any:
-    """What `receive(sock)` gives when these bytes have come."""
+    """The result of `receive(sock)` after these bytes have arrived."""
 
     async def main() -> Any:
         ours, theirs = socket.socketpair()

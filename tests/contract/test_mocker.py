@@ -1,4 +1,4 @@
-"""The mocker's timing model: what takes how long, and what ends when its time is over."""
+"""The mocker's timing model: durations and time limits."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ def new_engine(**settings: Any) -> MockerEngine:
 
 @asynccontextmanager
 async def started(**settings: Any) -> AsyncIterator[MockerEngine]:
-    """An engine of 10 prompt tokens and one step a second, which must hold nothing in the end."""
+    """An engine with 10 prompt tokens and one step per second, which must hold nothing at the end."""
     engine = new_engine(**settings)
     await engine.start()
     try:
@@ -114,7 +114,7 @@ def test_a_pin_that_nobody_takes_ends_after_its_time() -> None:
 
 def test_a_pull_takes_no_longer_than_the_pin_or_the_request() -> None:
     class Stuck:
-        """A wire that never brings anything; it tells how long it was allowed to."""
+        """A transceiver that never delivers; records its deadline."""
 
         transport_name = "stuck"
         deadline_s = 0.0

@@ -1,4 +1,4 @@
-"""The contract of CacheTransceiver, held to by each wire, across real processes that die and freeze."""
+"""The CacheTransceiver contract, for each transceiver, across real processes that die and freeze."""
 
 import asyncio
 import contextlib
@@ -116,7 +116,7 @@ def test_an_offer_nobody_wants_is_waited_for_no_longer_than_the_waiter_likes(far
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
                     await here.moved(ticket)
-            assert (await far.pull(ticket, seed=1)).intact  # giving up the wait ended nothing
+            assert (await far.pull(ticket, seed=1)).intact  # cancelling the wait ended nothing
             await here.moved(ticket)
 
     asyncio.run(scenario())
@@ -204,7 +204,7 @@ def test_pinned_offers_cost_no_cpu(far: Far) -> None:
     async def scenario() -> None:
         tickets = [await far.offer(4096) for _ in range(10)]
         before = await far.ask(Command("ping"))
-        await asyncio.sleep(0.5)  # the time whose CPU is counted
+        await asyncio.sleep(0.5)  # the time over which CPU is measured
         after = await far.ask(Command("ping"))
         assert after.cpu_s - before.cpu_s < scaled(0.02)
         for ticket in tickets:

@@ -1,4 +1,4 @@
-"""The contract of `Transport`, held to by both planes: streams, cancels, errors, limits, ends."""
+"""The Transport contract, for both planes: streams, cancellation, errors, limits, shutdown."""
 
 import asyncio
 import contextlib

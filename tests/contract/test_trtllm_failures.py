@@ -1,4 +1,4 @@
-"""The trtllm engine when TensorRT-LLM hangs, dies, is another release, or dislikes one request."""
+"""The trtllm engine when TensorRT-LLM hangs, dies, is another release, or rejects a request."""
 
 import asyncio
 from contextlib import aclosing
@@ -44,7 +44,7 @@ async def served(engine: TrtllmEngine) -> bool:
 def test_a_prefill_that_is_closed_before_its_handoff_is_aborted(checkpoint: Path) -> None:
     async def main() -> None:
         async with started(checkpoint) as engine:
-            await until(lambda: num_jobs(engine) == 0)  # the warm-up is over
+            await until(lambda: num_jobs(engine) == 0)  # the warm-up has ended
             with sprung(prefill_s_a_token=FOREVER_S):
                 prefilling = asyncio.create_task(next_handoff(engine.prefill(ask())))
                 await until(lambda: num_jobs(engine) == 1)
@@ -60,12 +60,12 @@ def test_a_prefill_that_is_closed_before_its_handoff_is_aborted(checkpoint: Path
 def test_a_prefill_that_is_closed_as_its_response_comes_harms_nobody(checkpoint: Path) -> None:
     async def main() -> None:
         async with started(checkpoint) as engine:
-            await until(lambda: num_jobs(engine) == 0)  # the warm-up is over
+            await until(lambda: num_jobs(engine) == 0)  # the warm-up has ended
             prefilling = asyncio.create_task(next_handoff(engine.prefill(ask())))
             await until(lambda: num_jobs(engine) == 1, pause_s=0)
             (job,) = executor(engine)._jobs.values()  # noqa: SLF001  nobody else can tell
             while not job.is_pinned and not job.task.done():
-                pass  # the loop does not turn, so the response is not read
+                pass  # the loop does not run, so the response is not read
             assert job.is_pinned
             prefilling.cancel()
             await asyncio.wait([prefilling])
@@ -234,10 +234,10 @@ def test_what_a_release_lacks_is_named_and_all_else_works(checkpoint: Path, aske
 
 
 class OtherLLM(LLM):  # type: ignore[misc]  # the double is not typed
-    """A release whose `generate_async` takes what it hands on to something that does not."""
+    """A release whose `generate_async` accepts a keyword that it then fails on."""
 
     def generate_async(self, *args: Any, **options: Any) -> Any:
-        """As said."""
+        """See the class."""
         if "streaming" in options:
             raise TypeError("submit() got an unexpected keyword argument 'streaming'")
         return super().generate_async(*args, **options)

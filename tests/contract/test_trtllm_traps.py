@@ -1,4 +1,4 @@
-"""The trtllm engine against the ways in which TensorRT-LLM hurts its caller."""
+"""The trtllm engine against TensorRT-LLM's known traps."""
 
 import asyncio
 import dataclasses
@@ -33,7 +33,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def lost(handoff: KvHandoff) -> KvHandoff:
-    """The handoff of a worker that has died since: nobody listens where its KV was."""
+    """A handoff whose worker has died."""
     state = unpack(handoff, version=tensorrt_llm.__version__, num_tokens=handoff.num_prompt_tokens)
     inner = msgspec.msgpack.decode(state.fields["opaque_state"], type=KvHandoff)
     state.fields["opaque_state"] = msgspec.msgpack.encode(
@@ -55,7 +55,7 @@ def test_decode_that_is_given_up_during_its_transfer_is_not_aborted(checkpoint: 
             await until(lambda: engine.stats().num_running == 1)
             answer.cancel()
             await asyncio.wait([answer])
-            assert engine.stats().num_running == 1  # its slot is taken until the transfer is over
+            assert engine.stats().num_running == 1  # its slot is taken until the transfer ends
             await until(lambda: engine.stats().num_running == 0)
             assert len(await tokens(engine.decode(ask()))) == 12
 
@@ -205,9 +205,9 @@ def test_a_frozen_event_loop_ends_the_process() -> None:
     async def main() -> None:
         patience = Patience(poll_s=0.01, health_s=0.5)
         dog = Watchdog(object(), left.append, leave=left.append, patience=patience)  # type: ignore[arg-type]  # no LLM
-        await asyncio.sleep(0.05)  # several looks of the dog
+        await asyncio.sleep(0.05)  # several watchdog checks
         assert left == []
-        while not left:  # nothing is awaited: the loop does not turn
+        while not left:  # no await, so the loop does not run
             time.sleep(0.01)  # noqa: ASYNC251  that is the point
         dog.stop()
 
@@ -217,7 +217,7 @@ def test_a_frozen_event_loop_ends_the_process() -> None:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class NewerParams:
-    """DisaggregatedParams of a build that knows more."""
+    """DisaggregatedParams of a newer build."""
 
     request_type: str | None = None
     first_gen_tokens: list[int] | None = None
@@ -280,7 +280,7 @@ def test_a_call_that_is_being_ended_may_be_ended_again() -> None:
         pinned = asyncio.create_task(call.stay_pinned(60))
         await asyncio.sleep(0)  # it waits
         call.end_with(HandoffFailed("the first"))
-        await asyncio.sleep(0)  # its timeout has begun to expire
+        await asyncio.sleep(0)  # its timeout has started
         call.end_with(EngineFailure("the second"))
         with pytest.raises(EngineFailure):
             await pinned

@@ -1,4 +1,4 @@
-"""vLLM's double against what is recorded of the real one, its traps included."""
+"""vLLM's double against the recorded facts of the real one, including its traps."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""The vllm engine against the ways in which vLLM and NIXL hurt their caller."""
+"""The vllm engine against known traps of vLLM and NIXL."""
 
 import asyncio
 import re
@@ -26,7 +26,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def lost(handoff: KvHandoff) -> KvHandoff:
-    """The handoff of a worker that has died since: nobody listens where its KV was."""
+    """A handoff whose worker has died."""
     return msgspec.structs.replace(
         handoff, engine_state=re.sub(rb"127\.0\.0\.1", b"127.0.0.9", handoff.engine_state)
     )

@@ -1,4 +1,4 @@
-"""What the gpt-oss launch scripts would start, by their dry run: the guides' commands, flag by flag."""
+"""The gpt-oss launch scripts' dry runs: the guides' commands, flag by flag."""
 
 import os
 import re
@@ -33,14 +33,14 @@ GUIDE_ENVIRONMENT = {"TRTLLM_ENABLE_PDL": "1", "TRT_LLM_DISABLE_LOAD_WEIGHTS_IN_
 
 
 def counterpart(command: str) -> str:
-    """A command of the guide as this product spells it: other modules, other folder, the engine named."""
+    """A guide's command in Baton's terms: other modules, other folder, the engine named."""
     command = command.replace("python3 -m dynamo.frontend", "python3 -m frontend")
     command = command.replace("python3 -m dynamo.trtllm", "python3 -m workers --engine trtllm")
     return " ".join(command.replace("examples/backends/trtllm/", "").split())
 
 
 def dry_run(script: str, *arguments: str, **environ: str) -> list[str]:
-    """The lines that the script prints; it starts nothing and makes no folder."""
+    """The lines that the script prints; it starts nothing and creates no folder."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     run_dir = ROOT / ".run/never-made"
     done = subprocess.run(
@@ -110,7 +110,7 @@ def test_every_value_can_be_set() -> None:
     ]
     assert all("--model-path '/my models/120b' --served-model-name mine" in line for line in workers)
     assert workers[0].endswith(
-        "--tensor-parallel-size 2 --expert-parallel-size 2 --max-num-tokens 10000 &"  # the last one counts
+        "--tensor-parallel-size 2 --expert-parallel-size 2 --max-num-tokens 10000 &"  # the last one wins
     )
     assert workers[1].endswith("--extra-engine-args my.yaml --dyn-reasoning-parser gpt_oss "
                                "--dyn-tool-call-parser harmony --disaggregation-mode decode &")  # fmt: skip

@@ -1,4 +1,6 @@
-"""The gpt-oss launch scripts run for real: ready, logs shown, all ended with the first or with Ctrl-C."""
+"""The gpt-oss launch scripts, really run: ready, logs shown, everything stopped when one ends or on
+Ctrl-C.
+"""
 
 import os
 import re
@@ -113,7 +115,7 @@ def test_asked_twice_it_waits_for_nobody(run: Run) -> None:
     launch.read_until("stopping")
     while launch.popen.poll() is None:
         launch.popen.send_signal(signal.SIGINT)
-        time.sleep(0.2)  # as a user presses Ctrl-C again
+        time.sleep(0.2)  # as if a user pressed Ctrl-C again
 
     assert launch.end()[0] == 130
     assert launch.processes() == {}
@@ -150,7 +152,7 @@ def test_what_the_doctor_calls_an_error_is_not_started(run: Run, tmp_path: Path)
     python = tmp_path / "python"
     python.write_text(
         "#!/bin/sh\n"
-        "case $* in *'baton doctor'*) echo no GPU; exit 2;; esac\n"  # what it finds is its own tests' matter
+        "case $* in *'baton doctor'*) echo no GPU; exit 2;; esac\n"  # its findings have their own tests
         f"exec {sys.executable} $@\n"
     )
     python.chmod(0o755)

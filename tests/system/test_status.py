@@ -1,4 +1,4 @@
-"""`python -m baton status` asks its own frontend, whatever the environment says."""
+"""`python -m baton status` asks its own frontend, whatever proxy variables say."""
 
 import os
 import socket

@@ -38,7 +38,7 @@ DECODE_YAML = (
 
 
 def worker(stack: Stack, folder: Path, mode: str, name: str, *arguments: str, **environ: str) -> Process:
-    """A worker by the guide's command line, `--engine trtllm` added; the demo model for the real one."""
+    """A worker with the guide's command line plus `--engine trtllm`; the demo model replaces the real one."""
     yaml = folder / f"{mode}.yaml"
     yaml.write_text(PREFILL_YAML if mode == "prefill" else DECODE_YAML)
     command = ["--engine", "trtllm", "--model-path", "models/demo", "--served-model-name", MODEL]

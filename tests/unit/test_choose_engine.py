@@ -1,4 +1,4 @@
-"""--engine left out, as in the guides: the engine that the YAML is for, or what to type instead."""
+"""Choosing an engine without --engine: the one that the YAML is for, or what to set instead."""
 
 import shlex
 from pathlib import Path
@@ -14,7 +14,7 @@ from workers.settings import SettingsError
 CONFIGS = ROOT / "engine_configs"
 GUIDE = CONFIGS / "gpt-oss-120b/prefill.yaml"
 ALL = {"tensorrt_llm", "vllm", "transformers"}
-# Of the guides, which write YAMLs of their own.
+# Guides that write YAMLs of their own.
 BLOG = "enable_attention_dp: false\nenable_mixed_sampler: true\ncuda_graph_config:\n    max_batch_size: 8\n"
 
 

@@ -1,4 +1,4 @@
-"""What the embedded engine refuses of a request and of a handoff, and what it reserves for what it takes."""
+"""The embedded engine's admission: what it refuses of requests and handoffs, and what it reserves."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The embedded engine beside wires that hang, fail or lie, and when its own thread breaks."""
+"""The embedded engine with transceivers that hang, fail or lie, and with a failing compute thread."""
 
 import asyncio
 import contextlib
@@ -79,7 +79,7 @@ async def engine(
     tokens_per_block: int = 8,
     **options: Any,
 ) -> AsyncIterator[EmbeddedEngine]:
-    """A started engine that must hold nothing when the test is over."""
+    """A started engine that must hold nothing at the end of the test."""
     settings = EmbeddedSettings(
         kv_cache_config=KvCacheSettings(tokens_per_block=tokens_per_block, max_tokens=2048), **options
     )
@@ -113,7 +113,7 @@ async def answer(each: EmbeddedEngine, request: GenerateRequest) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def handed(checkpoint: Path, wire: Wire, **options: Any) -> AsyncIterator[KvHandoff]:
-    """The handoff of a prefill engine that stays up meanwhile."""
+    """The handoff of a prefill engine that keeps running meanwhile."""
     async with engine(checkpoint, wire, Role.PREFILL, **options) as prefill:
         async with contextlib.aclosing(prefill.prefill(ask())) as replies:
             handoff = await anext(replies)
@@ -300,7 +300,7 @@ def test_an_exception_in_a_step_fails_all_that_runs_and_the_engine(checkpoint: P
             running = asyncio.create_task(answer(decode, ask(max_tokens=400)))
             await until(lambda: decode.stats().num_generated_tokens > 2)
             assert not failed.done()
-            no_float = 10**400  # no wire could bring it; torch cannot hold it
+            no_float = 10**400  # no transceiver could deliver it; torch cannot hold it
             with pytest.raises(EngineFailure, match="Overflow"):
                 await answer(decode, ask(logit_bias={1: no_float}))
             with pytest.raises(EngineFailure, match="Overflow"):

@@ -1,4 +1,4 @@
-"""The embedded engine's settings: the demo's files load, and impossible values say what would be possible."""
+"""The embedded engine's settings: the demo's files load, and errors say what is allowed."""
 
 from pathlib import Path
 from typing import Any

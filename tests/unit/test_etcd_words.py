@@ -1,4 +1,4 @@
-"""What is sent to etcd and read from it, byte by byte: keys, endpoints, messages."""
+"""The bytes sent to etcd and read from it: keys, endpoints, messages."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""The folder of the file registry: who may write to it, and what is cleaned up."""
+"""The file registry's folder: who may write to it, and what is cleaned up."""
 
 import asyncio
 import fcntl
@@ -85,7 +85,7 @@ def test_no_link_leads_out_of_the_folder(tmp_path: Path, place: str) -> None:
 
 
 def register(folder: Path, name: str) -> None:
-    """Be registered for a moment."""
+    """Register for a moment."""
 
     async def main() -> None:
         async with FilesDiscovery(folder).register(worker(name)):
@@ -145,7 +145,7 @@ def test_a_folder_that_cannot_be_written_for_a_while_costs_nothing_but_that_whil
         async with FilesDiscovery(folder, ttl_s=0.3).register(worker("w1")):
             folder.rename(tmp_path / "elsewhere")
             folder.write_text("in the way")
-            await asyncio.sleep(1)  # it tries in vain
+            await asyncio.sleep(1)  # it retries meanwhile
             folder.unlink()
             await until((folder / "w1.json").exists, limit_s=0.2)
 
@@ -169,7 +169,7 @@ def test_nothing_is_left_open(tmp_path: Path) -> None:
             (tmp_path / "junk.json").write_text("not ours")
             await asyncio.sleep(1)
             (tmp_path / "junk.json").unlink()
-        await asyncio.sleep(0)  # what was closed is
+        await asyncio.sleep(0)  # and closed files are closed
         assert num_open() == before
 
     run_jumping(main())
@@ -233,7 +233,7 @@ def test_without_descriptors_it_keeps_whom_it_knows_and_goes_on(tmp_path: Path) 
             await looker.until_shown("w1")
 
             with no_descriptors():
-                await asyncio.sleep(0.3)  # six looks at the folder; that nothing happens has no event
+                await asyncio.sleep(0.3)  # six polls of the folder; inaction has no event
             await stack.enter_async_context(FilesDiscovery(folder).register(worker("w2")))
             await looker.until_shown("w1", "w2")
             assert looker.lost == set()

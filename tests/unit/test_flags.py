@@ -1,4 +1,4 @@
-"""Flags from dataclasses: precedence, sources, and one line for each mistake."""
+"""Flags from dataclasses: precedence, sources, and one line for each error."""
 
 import dataclasses
 from pathlib import Path

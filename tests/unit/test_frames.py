@@ -1,4 +1,4 @@
-"""Frames as bytes: any cut of the stream, every limit, nothing lost unnoticed."""
+"""Frames as bytes: any split of the stream, every limit, lost frames detected."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Who is taken in and who makes room; accepting goes on after a lack of descriptors."""
+"""Admission and eviction of connections; accepting continues after a lack of descriptors."""
 
 import asyncio
 import errno
@@ -14,7 +14,7 @@ from tests.waiting import until
 
 
 class Lobby:
-    """An admission of strings, and who had to go."""
+    """An admission of strings that records evictions."""
 
     def __init__(self, limit: int) -> None:
         self.gone: list[str] = []
@@ -62,7 +62,7 @@ def test_who_was_served_waits_again_as_the_latest() -> None:
 
 
 def test_who_had_to_go_keeps_its_place_until_its_connection_has_ended() -> None:
-    """Its descriptor is not free before."""
+    """Its descriptor is not free earlier."""
     lobby = Lobby(2)
     for name in "abcd":
         lobby.admission.enter(name)
@@ -82,7 +82,7 @@ def test_who_has_left_does_not_wait() -> None:
 
 
 class Short(socket.socket):
-    """A listening socket that has `num_errors` times no descriptor for a connection."""
+    """A listening socket whose first `num_errors` accepts fail for lack of descriptors."""
 
     num_errors = 3
     num_calls = 0

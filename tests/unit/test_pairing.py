@@ -1,4 +1,4 @@
-"""Which prefill worker feeds which decode worker: a table of what must be equal, and what is said if not."""
+"""Which prefill workers feed which decode workers: what must be equal, and the error otherwise."""
 
 import msgspec
 import pytest

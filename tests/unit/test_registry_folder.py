@@ -1,4 +1,4 @@
-"""The file registry's folder: by default the user's own, and never one that somebody else could swap."""
+"""The file registry's folder: by default the user's own, and never one that another user could replace."""
 
 import os
 import pwd
@@ -11,7 +11,7 @@ import pytest
 from baton.connect import Wires
 from baton.registry_folder import UnsafeFolder, default_registry, make_private
 
-ANOTHER = 65534  # nobody
+ANOTHER = 65534  # the uid of `nobody`
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 
 
@@ -93,7 +93,9 @@ def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
 
 @as_root
 def test_a_folder_that_another_user_made_first_is_refused(tmp_path: Path) -> None:
-    """The old default: who makes TMPDIR/baton-UID first owns the parent, and swaps the registry later."""
+    """The old default: whoever creates TMPDIR/baton-UID first owns the parent and can replace the
+    registry.
+    """
     shared = tmp_path / "tmp"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -118,7 +120,7 @@ def test_a_link_that_another_user_made_is_refused(tmp_path: Path) -> None:
 
 @as_root
 def test_a_group_that_is_the_users_own_may_write_and_no_other(tmp_path: Path) -> None:
-    """Where users have a group each, a umask of 002 is common."""
+    """With a group per user, a umask of 002 is common."""
     parent = tmp_path / "parent"
     parent.mkdir()
     parent.chmod(0o775)

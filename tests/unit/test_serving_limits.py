@@ -1,4 +1,4 @@
-"""What a caller may cost its worker: credit, streams, links, generators that do not close."""
+"""Limits on a caller's cost to its worker: credit, streams, links, generators that do not close."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -1,4 +1,4 @@
-"""What a worker may cost its caller: deadlines, what is left behind, credit, silence."""
+"""Limits on a worker's cost to its caller: deadlines, leftovers, credit, silence."""
 
 import asyncio
 from contextlib import aclosing
@@ -50,7 +50,7 @@ def test_calls_and_links_that_have_ended_are_forgotten() -> None:
 
     async def main() -> None:
         await work()
-        await asyncio.sleep(2 * PACE.tick_s)  # ticks, if there still were any
+        await asyncio.sleep(2 * PACE.tick_s)  # ticks, if there still are any
         assert callers.count() == workers.count() == 0
 
     run_jumping(main())
@@ -98,7 +98,7 @@ def test_the_caller_gives_no_more_credit_than_it_has_consumed() -> None:
         async with aclosing(pair.call(a_request(10 * WINDOW))) as replies:
             for _ in range(5 * WINDOW):
                 await anext(replies)
-        await asyncio.sleep(1)  # all that is sent has arrived
+        await asyncio.sleep(1)  # everything sent has arrived
         sent = [each for one in pair.to_worker.frames for each in frames.FROM_CALLER.decode(one)[1]]
         given = sum(each.num_replies for each in sent if isinstance(each, Credit))
         assert 4 * WINDOW <= given <= 5 * WINDOW

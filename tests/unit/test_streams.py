@@ -1,4 +1,4 @@
-"""Both ends of a link back to back, without sockets: windows, limits, failures, ends."""
+"""Both ends of a link, connected without sockets: windows, limits, failures, ends."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -82,7 +82,7 @@ def test_generators_wait_while_the_wire_is_full() -> None:
         running = asyncio.ensure_future(tokens(pair.call(a_request(100))))
         await turns(lambda: len(pair.to_caller.frames) == 2)
         for _ in range(20):
-            await asyncio.sleep(0)  # turns enough to send what must not be sent
+            await asyncio.sleep(0)  # enough turns to send what must not be sent
         assert len(pair.to_caller.frames) == 2
         pair.to_caller.writable.set()
         assert await running == list(range(100))
@@ -189,7 +189,7 @@ def test_a_stopping_worker_refuses_new_calls_and_loses_running_ones() -> None:
             await tokens(pair.call(a_request()))
         with pytest.raises(WorkerLost):
             await anext(running)
-        pair.worker.lose("the caller has gone too")  # which must not interrupt the generator's `finally`
+        pair.worker.lose("the caller has gone too")  # it must not interrupt the generator's `finally`
         may_close.set()
         await stopping
         assert closed.is_set()

@@ -1,4 +1,4 @@
-"""What somebody else's engine is never given, and the seeds and lengths that it gets."""
+"""Request checks, seeds and lengths for the third-party engines."""
 
 from typing import Any
 

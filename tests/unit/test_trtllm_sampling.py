@@ -1,4 +1,4 @@
-"""What a request asks, in TensorRT-LLM's words; and what is refused before it can do harm."""
+"""Requests in TensorRT-LLM's terms, and what is refused before it can do harm."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's settings: one precedence, the installed build's own classes, errors with their place."""
+"""TensorRT-LLM's settings: precedence, the installed build's classes, errors with their source."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What ends a call inside vLLM from outside, at an awkward moment."""
+"""Ending a call inside vLLM from outside, at an awkward moment."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -17,7 +17,7 @@ async def _nothing() -> AsyncGenerator[Result, None]:
 
 
 def test_a_call_that_is_being_ended_may_be_ended_again() -> None:
-    """As by two steps that count failed pulls; vLLM dies of an error that a stat logger raises."""
+    """Two steps may both count failed pulls; vLLM dies of an error that a stat logger raises."""
 
     async def main() -> None:
         request = GenerateRequest(
@@ -27,7 +27,7 @@ def test_a_call_that_is_being_ended_may_be_ended_again() -> None:
         step = asyncio.create_task(call.wait(asyncio.Event().wait(), call.deadline, DeadlineExceeded("late")))
         await asyncio.sleep(0)  # the step waits
         call.end_with(HandoffFailed("the first"))
-        await asyncio.sleep(0)  # the step's timeout has begun to expire
+        await asyncio.sleep(0)  # the step's timeout has started
         call.end_with(WorkerLost("the second"))
         with pytest.raises(WorkerLost):
             await step

@@ -1,4 +1,4 @@
-"""What a request asks in vLLM's words, what its handoff is made of, and what its outputs become."""
+"""Requests in vLLM's terms, handoffs, and the chunks made of vLLM's outputs."""
 
 from pathlib import Path
 from typing import Any
@@ -206,4 +206,4 @@ def test_logprobs_are_the_chosen_tokens_and_the_likeliest() -> None:
     (first, second) = Answer(ask(logprobs=2)).chunk(output(logprobs=told)).logprobs or ()
 
     assert (first.token_id, first.logprob, first.top) == (8, -3.0, ((1, -0.5), (2, -1.0)))
-    assert (second.token_id, second.top) == (9, ())  # not told
+    assert (second.token_id, second.top) == (9, ())  # not reported

@@ -1,4 +1,4 @@
-"""Engine settings: typed flag > YAML > default, and errors that name file, line and key path."""
+"""Engine settings: flag > YAML > default, and errors that name file, line and key path."""
 
 import dataclasses
 from pathlib import Path

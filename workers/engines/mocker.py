@@ -177,7 +177,7 @@ class MockerEngine:
         if self._script is None:
             _check_form(request.sampling.guided)
         if self._slots.locked() and self._figures["num_waiting"] >= self._settings.max_queue_size:
-            raise Overloaded("The worker's queue is full; try again later.", retry_after_s=1)
+            raise Overloaded("The worker's queue is full; retry later.", retry_after_s=1)
         deadline = asyncio.get_running_loop().time() + request.deadline_s
         with self._counted("num_waiting"):
             await _within(deadline, self._slots.acquire())

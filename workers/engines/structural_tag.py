@@ -89,15 +89,16 @@ def _body(message: MessageForm, ids: Ids) -> dict[str, object]:
 
 
 def _followed(message: MessageForm, xgrammar: ModuleType | None) -> dict[str, object]:
-    """Text that follows the message's grammar; with an `xgrammar` that takes tokens, free of control tokens.
-    Raises what xgrammar and msgspec do."""
+    """Text that follows the message's grammar, without control tokens if `xgrammar` supports tokens. Raises
+    what xgrammar and msgspec raise.
+    """
     text = message.grammar or ""
     match message.syntax:
         case "json_schema":
             schema = msgspec.json.decode(text, type=dict[str, object])
             if xgrammar is None:
                 return {"type": "json_schema", "json_schema": schema}
-            # Strict schemas arrive closed; what is not closed stays open, as in llguidance.
+            # Strict schemas arrive closed; others stay open, as in llguidance.
             made = xgrammar.Grammar.from_json_schema(
                 schema, strict_mode=False, max_whitespace_cnt=_MAX_WHITE_SPACE
             )
@@ -112,7 +113,7 @@ def _followed(message: MessageForm, xgrammar: ModuleType | None) -> dict[str, ob
             grammar = text if xgrammar is None else control_free(str(xgrammar.Grammar.from_ebnf(text)))
             return {"type": "grammar", "grammar": grammar}
         case "lark":
-            raise ValueError("this model's engine reads EBNF and regular expressions, not Lark")
+            raise ValueError("this model's engine supports EBNF and regular expressions, not Lark")
 
 
 def _texts(messages: Iterable[MessageForm], times: str, ids: Ids) -> dict[str, object]:

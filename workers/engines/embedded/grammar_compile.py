@@ -19,8 +19,8 @@ _LIMITS = LLParserLimits(
 # Allows one-line and indented JSON; unlimited white space would let an unsure model write it forever.
 _WHITE_SPACE = r" ?|\n[ \t]{0,16}"
 _CONTROL = re.compile(r"(<\|\w+\|>)")
-# In Lark, a name in angle brackets is a control token, `@` another grammar, and some directives bring in more
-# of llguidance's; what is quoted or a comment is none of these.
+# In Lark, a name in angle brackets is a control token, `@` another grammar, and some directives import more
+# of llguidance's. Inside quotes and comments they mean nothing.
 _QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/')
 _NOT_TEXT = re.compile(r"[<@]|%(?!ignore\b|import\s+common\b)")
 # A control token has no text, so this matches none.
@@ -111,12 +111,13 @@ def _body(message: MessageForm, name: str) -> dict[str, object]:
             return {"name": name, "lark_grammar": _lark(message)}
         case "ebnf":
             raise InvalidRequest(
-                f"`{message.param}`: this model's engine reads Lark grammars, no EBNF.", param=message.param
+                f"`{message.param}`: this model's engine supports Lark grammars, not EBNF.",
+                param=message.param,
             )
 
 
 def _in_slashes(message: MessageForm) -> str:
-    """The regular expression, which may be empty, as it stands between slashes in Lark."""
+    """The regular expression, which may be empty, for use between slashes in Lark."""
     escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], message.grammar or "")
     return f"(?:{escaped})".replace("\n", "\\n")
 
@@ -126,7 +127,7 @@ def _lark(message: MessageForm) -> str:
     strange = _NOT_TEXT.search(_QUOTED.sub(" ", grammar))
     if strange is not None:
         raise InvalidRequest(
-            f"`{message.param}`: {strange[0]!r} in a Lark grammar is not served outside of quotes, but for "
+            f"`{message.param}`: {strange[0]!r} is not supported in a Lark grammar outside of quotes, except "
             "`%ignore` and `%import common`.",
             param=message.param,
         )
