@@ -270,7 +270,7 @@ def test_a_process_that_was_killed_can_register_again_at_once(registry: Registry
     asyncio.run(main())
 
 
-def test_a_registration_that_somebody_deleted_is_written_again(registry: Registry) -> None:
+def test_a_deleted_registration_is_written_again(registry: Registry) -> None:
     async def main() -> None:
         async with registry.open() as discovery, discovery.register(worker("w1")):
             registry.delete_everything()
@@ -292,7 +292,7 @@ def test_a_registration_that_somebody_deleted_is_written_again(registry: Registr
         pytest.param(b'"' + b"x" * 70_000 + b'"', id="too long"),
     ],
 )
-def test_what_others_wrote_is_skipped_with_a_log_line(
+def test_invalid_registrations_are_skipped_and_logged(
     registry: Registry, value: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:

@@ -78,7 +78,7 @@ def wipe(etcd: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("fault", [restart, wipe])
-def test_nobody_is_lost_when_etcd_restarts(
+def test_no_worker_is_lost_when_etcd_restarts(
     etcd: ServerProcess, fault: Callable[[ServerProcess], None]
 ) -> None:
     async def main() -> None:
@@ -95,7 +95,7 @@ def test_nobody_is_lost_when_etcd_restarts(
     asyncio.run(main())
 
 
-def test_nobody_is_lost_while_etcd_is_frozen_past_the_leases(etcd: ServerProcess) -> None:
+def test_no_worker_is_lost_while_etcd_is_frozen_past_the_leases(etcd: ServerProcess) -> None:
     async def main() -> None:
         async with watched(etcd.url) as (working, looker):
             etcd.freeze()
@@ -108,7 +108,7 @@ def test_nobody_is_lost_while_etcd_is_frozen_past_the_leases(etcd: ServerProcess
     asyncio.run(main())
 
 
-def test_a_short_freeze_heals_by_itself_and_holds_nobody_up(etcd: ServerProcess) -> None:
+def test_a_short_freeze_of_etcd_delays_nothing(etcd: ServerProcess) -> None:
     async def main() -> None:
         async with watched(etcd.url) as (working, looker):
             async with working.register(worker("w2")):
@@ -126,7 +126,7 @@ def test_a_short_freeze_heals_by_itself_and_holds_nobody_up(etcd: ServerProcess)
     asyncio.run(main())
 
 
-def test_a_worker_that_died_while_etcd_was_away_is_let_go(etcd: ServerProcess) -> None:
+def test_a_worker_that_died_while_etcd_was_down_disappears(etcd: ServerProcess) -> None:
     async def main() -> None:
         async with watched(etcd.url) as (_, looker):
             async with client(etcd.url) as dying, dying.register(worker("dead")):

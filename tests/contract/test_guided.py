@@ -256,9 +256,7 @@ def test_what_cannot_be_enforced_is_refused_with_its_field(
     asyncio.run(main())
 
 
-def test_a_resumed_answer_without_the_form_is_refused_and_harms_nobody(
-    build: Build, prompt: list[int]
-) -> None:
+def test_a_resumed_answer_without_the_form_fails_alone(build: Build, prompt: list[int]) -> None:
     async def main() -> None:
         async with started(build, Role.DECODE) as (engine,):
             beside = ask(prompt, answer_form(CASES["nested"]), **SEEDED)

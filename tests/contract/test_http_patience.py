@@ -181,7 +181,7 @@ def test_a_large_body_gets_the_time_it_needs() -> None:
     play(part, Patience(request_s=0.5, bytes_a_s=10_000))
 
 
-def test_an_idle_connection_is_closed_without_a_word_and_an_asking_one_is_kept() -> None:
+def test_an_idle_connection_is_closed_silently_and_an_active_one_is_kept() -> None:
     async def part(scene: Scene) -> None:
         silent, used, asking = [await scene.peer() for _ in range(3)]
         used.say(GET)
@@ -235,7 +235,7 @@ def test_a_client_that_reads_slowly_is_not() -> None:
     ],
     ids=["bytes", "TLS", "version", "negative length", "two lengths", "chunk", "path"],
 )
-def test_what_is_no_http_is_a_400(garbage: bytes) -> None:
+def test_garbage_instead_of_http_is_a_400(garbage: bytes) -> None:
     async def part(scene: Scene) -> None:
         assert error_code(await (await scene.peer(garbage)).rest()) == (400, "invalid_request")
 
@@ -351,7 +351,7 @@ def test_connections_beyond_the_limit_get_a_503_if_all_others_are_busy() -> None
     play(part, Patience(), max_connections=4)
 
 
-def test_whoever_has_waited_longest_makes_room() -> None:
+def test_the_longest_waiting_connection_makes_room() -> None:
     async def part(scene: Scene) -> None:
         streaming = await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
         oldest = await scene.peer(b"POST / HTTP/1.1\r\n")

@@ -148,7 +148,7 @@ def test_a_puller_that_hangs_up_before_it_confirms_has_moved_nothing() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"offer_id": 99}, {"secret": b""}, {"secret": bytes(16)}])
-def test_who_has_no_ticket_gets_no_byte(wrong: dict[str, Any]) -> None:
+def test_a_puller_without_a_ticket_gets_no_bytes(wrong: dict[str, Any]) -> None:
     async def main() -> None:
         async with source() as here, puller(offer(here)) as there:
             await there.ask(**wrong)
@@ -274,7 +274,7 @@ def test_an_offer_of_nothing_is_refused() -> None:
     run_jumping(main())
 
 
-def test_withdrawn_memory_is_let_go_when_its_reader_has_hung_up() -> None:
+def test_withdrawn_memory_is_released_when_its_reader_has_hung_up() -> None:
     async def main() -> None:
         async with source() as here:
             payload = host_memory(bytearray(PAYLOAD))
@@ -292,7 +292,7 @@ def test_withdrawn_memory_is_let_go_when_its_reader_has_hung_up() -> None:
     run_jumping(main())
 
 
-def test_to_wait_no_longer_for_the_move_of_an_offer_ends_it_not() -> None:
+def test_cancelling_the_wait_for_a_move_keeps_the_offer() -> None:
     async def main() -> None:
         async with source() as here:
             ticket = offer(here)

@@ -92,7 +92,7 @@ def test_a_transfer_takes_its_time() -> None:
     run_jumping(main())
 
 
-def test_a_pin_that_nobody_takes_ends_after_its_time() -> None:
+def test_an_unpulled_pin_expires() -> None:
     async def main() -> None:
         async with started(handoff_ttl_s=7) as engine:
             replies = engine.prefill(ask())
@@ -170,7 +170,7 @@ def test_a_deadline_ends_a_request_in_the_queue_in_its_prompt_and_between_its_to
     run_jumping(main())
 
 
-def test_one_more_than_fit_into_batch_and_queue_is_told_to_come_back() -> None:
+def test_a_request_beyond_batch_and_queue_is_overload() -> None:
     async def main() -> None:
         async with started(max_batch_size=1, max_queue_size=2) as engine:
             crowd = [asyncio.create_task(answer(engine, ask())) for _ in range(3)]

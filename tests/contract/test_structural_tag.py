@@ -156,7 +156,7 @@ def test_a_schema_is_written_once() -> None:
     assert structural_tag(FORMS["one call is demanded"], {}).count('"required"') == 1
 
 
-def test_a_schema_that_is_none_or_a_leading_messages_is_refused() -> None:
+def test_an_invalid_schema_or_a_leading_messages_is_refused() -> None:
     message = MessageForm(headers=("x",), end="<|return|>", grammar="[]", param="p")
 
     with pytest.raises(InvalidRequest, match="`p` cannot be enforced"):

@@ -67,7 +67,7 @@ def test_closing_does_not_wait_for_a_connection_that_is_being_made() -> None:
     run_jumping(main())
 
 
-def test_a_connection_is_kept_between_calls_and_let_go_after_a_minute_without() -> None:
+def test_a_connection_is_kept_between_calls_and_closed_after_an_idle_minute() -> None:
     async def main() -> None:
         async with transports() as (caller, worker), worker.serve("w", count_up) as address:
             for _ in range(2):

@@ -268,7 +268,7 @@ def test_a_worker_hangs_up_on_noise_and_serves_on(noise: bytes) -> None:
     asyncio.run(scenario())
 
 
-def test_from_a_stranger_no_more_than_a_hello_is_read() -> None:
+def test_only_a_hello_is_read_from_an_unknown_caller() -> None:
     async def scenario() -> None:
         transport = TcpTransport()
         async with transport.serve("w", count_up) as address:

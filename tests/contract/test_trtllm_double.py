@@ -128,7 +128,7 @@ def test_the_double_takes_the_unions_other_class_by_its_keys() -> None:
     assert TorchLlmArgs(model="m", max_batch_size=None).max_batch_size == 2048
 
 
-def test_a_fatal_error_is_told_to_all_as_if_it_were_their_own_and_then_nothing_runs(checkpoint: Path) -> None:
+def test_a_fatal_error_reaches_every_request_and_then_nothing_runs(checkpoint: Path) -> None:
     async def main() -> None:
         llm = LLM(str(checkpoint), **CONFIG)
         params = SamplingParams(max_tokens=400, end_id=-1)

@@ -57,7 +57,7 @@ def test_a_prefill_that_is_closed_before_its_handoff_is_aborted(checkpoint: Path
     asyncio.run(main())
 
 
-def test_a_prefill_that_is_closed_as_its_response_comes_harms_nobody(checkpoint: Path) -> None:
+def test_a_prefill_closed_as_its_response_arrives_is_harmless(checkpoint: Path) -> None:
     async def main() -> None:
         async with started(checkpoint) as engine:
             await until(lambda: num_jobs(engine) == 0)  # the warm-up has ended
@@ -87,7 +87,7 @@ def test_the_first_request_to_meet_a_fatal_error_tells_the_worker(checkpoint: Pa
     asyncio.run(main())
 
 
-def test_a_health_check_that_hangs_holds_up_nobody_and_is_a_failure(checkpoint: Path) -> None:
+def test_a_hanging_health_check_delays_nothing_and_is_a_failure(checkpoint: Path) -> None:
     async def main() -> None:
         patience = Patience(poll_s=0.01, health_s=1.0)
         async with started(checkpoint, patience=patience) as engine:

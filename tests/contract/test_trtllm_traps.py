@@ -319,7 +319,7 @@ def test_a_request_error_after_the_first_token_leaves_the_engine_alive(checkpoin
 
 
 @pytest.mark.parametrize(("asked", "told"), [(0, None), (100, 0.0), (-100, 1.0)])
-def test_a_priority_is_told_in_tensorrt_llms_scale(
+def test_a_priority_is_converted_to_tensorrt_llms_scale(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, asked: int, told: float | None
 ) -> None:
     seen: list[float | None] = []

@@ -132,7 +132,7 @@ def test_a_crowd_that_leaves_at_any_time_leaves_no_pin(checkpoint: Path) -> None
     asyncio.run(main())
 
 
-def test_the_lease_frees_what_nobody_pulls(checkpoint: Path) -> None:
+def test_the_lease_frees_kv_that_is_not_pulled(checkpoint: Path) -> None:
     lease = {"kv_connector_extra_config": {"kv_lease_duration": 0.2}}
 
     async def main() -> None:

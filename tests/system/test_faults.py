@@ -129,7 +129,7 @@ def test_a_stream_outlives_its_decode_worker_without_losing_a_token(stack: Stack
         assert (stream.text, stream.finish_reason, stream.error) == (expected, "length", None)
 
 
-def test_a_killed_prefill_worker_costs_nobody_an_answer(stack: Stack) -> None:
+def test_a_killed_prefill_worker_loses_no_answer(stack: Stack) -> None:
     stack.frontend(), stack.worker("decode")
     prefills = [stack.worker("prefill"), stack.worker("prefill")]
     stack.wait_ready(2, 1)

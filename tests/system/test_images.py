@@ -138,7 +138,7 @@ def test_the_guides_manual_launch_serves(worker: Image, processes: list[Process]
     assert "engine=trtllm (chosen)" in processes[1].text()
 
 
-def test_the_frontend_image_listens_on_every_address_unless_told_otherwise(
+def test_the_frontend_image_listens_on_every_address_by_default(
     processes: list[Process], tmp_path: Path
 ) -> None:
     image = Image(tmp_path / "image", "frontend")

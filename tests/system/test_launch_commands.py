@@ -163,7 +163,7 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_the_doctor_is_told_each_workers_gpus_and_flags() -> None:
+def test_the_doctor_gets_each_workers_gpus_and_flags() -> None:
     lines = dry_run("gpt_oss_disagg.sh", NUM_DECODE="2", DECODE_EXTRA_FLAGS="--max-seq-len 4096")
 
     (doctor,) = (shlex.split(line) for line in lines if " -m baton doctor " in line)
@@ -219,7 +219,7 @@ def test_an_aggregated_profile_serves_with_the_guides_values(
     assert served.items() <= config.items()
 
 
-def test_an_unknown_profile_is_told_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_profile_gets_a_list_of_the_known_ones(tmp_path: Path) -> None:
     launch = Launch(tmp_path / "run", "h100", script="gpt_oss_agg.sh", engine={})
     status, output = launch.end()
 

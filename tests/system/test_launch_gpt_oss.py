@@ -103,7 +103,7 @@ def test_the_guides_command_lines_serve_the_guides_request(
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_system_health"
 
 
-def test_asked_twice_it_waits_for_nobody(run: Run) -> None:
+def test_a_second_signal_kills_at_once(run: Run) -> None:
     launch = run("gpt_oss_disagg.sh", STOP_TIMEOUT_S="600")
     launch.read_until("ready: ")
     frozen = next(

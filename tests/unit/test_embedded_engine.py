@@ -165,7 +165,7 @@ def test_a_handoff_that_expires_in_the_queue_is_not_pulled(checkpoint: Path) -> 
     asyncio.run(main())
 
 
-def test_a_pin_that_nobody_pulls_expires_and_its_offer_with_it(checkpoint: Path) -> None:
+def test_an_unpulled_pin_expires_with_its_offer(checkpoint: Path) -> None:
     async def main() -> None:
         wire = Wire()
         expiring = CacheTransceiverSettings(kv_transfer_timeout_ms=50)
@@ -184,7 +184,7 @@ def test_a_pin_that_nobody_pulls_expires_and_its_offer_with_it(checkpoint: Path)
     asyncio.run(main())
 
 
-def test_an_offer_that_expired_is_withdrawn_before_anybody_asks(checkpoint: Path) -> None:
+def test_an_expired_offer_is_withdrawn(checkpoint: Path) -> None:
     async def main() -> None:
         wire = Wire()
         expiring = CacheTransceiverSettings(kv_transfer_timeout_ms=50)

@@ -55,7 +55,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
         look(folder)
 
 
-def test_nobody_but_the_user_reads_a_registration(tmp_path: Path) -> None:
+def test_only_the_user_can_read_a_registration(tmp_path: Path) -> None:
     async def main() -> int:
         async with FilesDiscovery(tmp_path).register(worker("w1")):
             return (tmp_path / "w1.json").stat().st_mode
@@ -198,7 +198,7 @@ def test_what_is_not_ours_is_skipped_and_left_alone(tmp_path: Path, make: Callab
     assert os.path.lexists(path)
 
 
-def test_a_locked_file_that_nobody_touches_is_not_shown(tmp_path: Path) -> None:
+def test_a_locked_but_untouched_file_is_not_shown(tmp_path: Path) -> None:
     path = tmp_path / "w1.json"
     path.write_bytes(msgspec.json.encode(worker("w1")))
     with path.open() as file:
@@ -209,7 +209,7 @@ def test_a_locked_file_that_nobody_touches_is_not_shown(tmp_path: Path) -> None:
         assert path.exists()
 
 
-def test_a_folder_that_was_deleted_loses_nobody_and_is_made_again(tmp_path: Path) -> None:
+def test_a_deleted_folder_is_made_again_and_loses_no_worker(tmp_path: Path) -> None:
     async def main() -> None:
         folder = tmp_path / "registry"
         discovery = FilesDiscovery(folder, ttl_s=scaled(0.3))

@@ -94,7 +94,7 @@ def test_each_setting_knows_where_it_came_from() -> None:
         ("hf_overrides={} hf_config_path=None", "hf_overrides={} hf_config_path=None"),
     ],
 )
-def test_what_lets_somebody_in_is_not_told(given: str, told: str) -> None:
+def test_credentials_are_not_printed(given: str, told: str) -> None:
     assert without_secrets(given) == told
 
 

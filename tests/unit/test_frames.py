@@ -84,7 +84,7 @@ def test_any_envelopes_leave_in_order_in_frames_below_the_limit(sizes: list[int]
     assert all(len(frame(0, envelope)) > limit for envelope in refused)
 
 
-def test_a_frame_of_the_limit_leaves_and_nothing_leaves_after_the_last_word() -> None:
+def test_a_frame_of_the_limit_is_sent_and_nothing_after_the_goodbye() -> None:
     async def scenario() -> list[bytes]:
         wire = Sent(len(frame(0, End(1))))
         outbox = Outbox(wire, lambda envelope, _: pytest.fail(str(envelope)))

@@ -94,7 +94,7 @@ def test_of_several_waits_the_first_that_ends_counts_and_the_others_have_cleaned
     asyncio.run(main())
 
 
-def test_of_waits_that_end_together_the_one_named_first_counts() -> None:
+def test_of_waits_that_end_together_the_first_wins() -> None:
     async def main() -> None:
         waits = Waits()
         assert await first_of(waits.briefly("a"), waits.briefly("b")) == "a"

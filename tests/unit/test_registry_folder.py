@@ -83,7 +83,7 @@ def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
         make_private(tmp_path / "a" / "registry")
 
 
-def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UnsafeFolder, match="is not a folder"):
         make_private(tmp_path / "file")

@@ -39,7 +39,7 @@ def test_all_of_one_turn_leaves_in_one_frame() -> None:
     in_loop(scenario)
 
 
-def test_a_slow_consumer_holds_one_window_and_stops_nobody_else() -> None:
+def test_a_slow_consumer_holds_one_window_and_stops_no_other() -> None:
     async def scenario() -> None:
         num_made = 0
 
@@ -134,7 +134,7 @@ def test_a_reply_that_cannot_travel_fails_its_stream_alone(
     in_loop(scenario)
 
 
-def test_an_engine_that_cancels_itself_is_heard_of() -> None:
+def test_an_engine_that_cancels_itself_is_reported() -> None:
     async def scenario() -> None:
         async def answer(_: Request) -> AsyncGenerator[Reply, None]:
             yield TokenChunk(token_ids=(0,))
@@ -199,7 +199,7 @@ def test_a_stopping_worker_refuses_new_calls_and_loses_running_ones() -> None:
     in_loop(scenario)
 
 
-def test_ticks_without_a_word_lose_the_link_on_both_sides() -> None:
+def test_silent_ticks_lose_the_link_on_both_sides() -> None:
     async def scenario() -> None:
         pace = Pace(tick_s=0.001, num_silent=4, num_idle=1000)
         wires = Sent(), Sent()
@@ -216,7 +216,7 @@ def test_ticks_without_a_word_lose_the_link_on_both_sides() -> None:
     in_loop(scenario)
 
 
-def test_a_link_without_calls_is_let_go() -> None:
+def test_an_idle_link_is_dropped() -> None:
     async def scenario() -> None:
         wire = Sent()
         link = CallerLink(wire, "w", Pace(tick_s=0.001, num_silent=1000, num_idle=2))

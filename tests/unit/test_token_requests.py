@@ -66,7 +66,7 @@ def test_the_last_that_fits_is_taken() -> None:
     check(ask(token_ids=[0, 99], logit_bias={99: 1.0}, stop_token_ids=(99,), choice=0, logprobs=0))
 
 
-def test_what_is_left_is_what_was_asked_for_within_the_context() -> None:
+def test_the_remaining_tokens_fit_the_request_and_the_context() -> None:
     assert num_left(ask(5), CONTEXT) == 4
     assert num_left(ask(5, num_generated=3), CONTEXT) == 1
     assert num_left(ask(18), CONTEXT) == 2

@@ -73,7 +73,7 @@ ALWAYS = {
         ),
     ],
 )
-def test_each_setting_has_its_word(asked: dict[str, Any], told: dict[str, Any]) -> None:
+def test_each_setting_is_translated(asked: dict[str, Any], told: dict[str, Any]) -> None:
     assert params(ask(**asked)) == ALWAYS | told
 
 
@@ -151,7 +151,7 @@ def test_an_answer_with_a_form_is_not_resumed() -> None:
         check_request(ask(9, num_generated=4, guided=form), FACTS, CONTEXT_LENGTH)
 
 
-def test_what_the_build_refuses_or_lacks_is_the_clients_to_know() -> None:
+def test_what_the_build_lacks_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match="top_p"):
         params(ask(top_p=1.5, temperature=1.0))
     lib = dataclasses.replace(

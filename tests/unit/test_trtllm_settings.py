@@ -71,7 +71,7 @@ def test_the_guides_command_lines_are_taken_as_they_stand() -> None:
 
 
 @pytest.mark.parametrize("word", ["ucx", "UCX", "Ucx"])
-def test_a_words_letter_case_is_the_builds(tmp_path: Path, word: str) -> None:
+def test_letter_case_follows_the_build(tmp_path: Path, word: str) -> None:
     path = write(tmp_path, f"cache_transceiver_config: {{backend: {word}}}\nmoe_config: {{backend: trtllm}}")
 
     loaded = load_trtllm_settings(TorchLlmArgs, "decode", yaml_path=path)
@@ -101,7 +101,7 @@ def test_the_wire_decides_its_runtime_and_the_kv_cache_manager(
     assert loaded.values["kv_cache_config.use_kv_cache_manager_v2"] == manager_v2
 
 
-def test_prefill_runs_without_the_overlap_scheduler_unless_it_is_told_to(
+def test_prefill_runs_without_the_overlap_scheduler_by_default(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write(tmp_path, UCX)

@@ -77,7 +77,7 @@ def test_a_build_without_them_is_left_alone(
     assert not caplog.records
 
 
-def test_a_build_with_others_is_told_and_runs_on(
+def test_a_build_with_other_kernels_is_logged_and_runs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _install(monkeypatch, "vllm.utils.import_utils", has_triton_kernels=lambda: True)
@@ -113,7 +113,7 @@ def test_vllm_asks_for_the_names_where_they_are_changed() -> None:
     assert facts == {"called": ["envs.compile_factors"], "side_channel": ["VLLM_NIXL_SIDE_CHANNEL_PORT"]}
 
 
-def test_a_build_that_names_what_it_compiles_otherwise_is_told_and_runs_on(
+def test_a_build_with_another_compile_cache_is_logged_and_runs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _install(monkeypatch, "vllm.envs")

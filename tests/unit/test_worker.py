@@ -332,7 +332,7 @@ def test_a_worker_is_ready_when_its_pairs_are_warm_and_of_two_at_once_none_is_mi
     asyncio.run(main())
 
 
-def test_a_worker_that_is_told_to_stop_while_it_warms_up_leaves_well(tmp_path: Path) -> None:
+def test_a_worker_stopped_during_its_warm_up_leaves_cleanly(tmp_path: Path) -> None:
     async def main() -> None:
         engine, shutdown = ScriptedEngine(kv_transfer="tcp"), Shutdown()
         chosen = settings(tmp_path)
