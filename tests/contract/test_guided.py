@@ -259,10 +259,10 @@ def test_what_cannot_be_enforced_is_refused_with_its_field(
 def test_a_resumed_answer_without_the_form_fails_alone(build: Build, prompt: list[int]) -> None:
     async def main() -> None:
         async with started(build, Role.DECODE) as (engine,):
-            beside = ask(prompt, answer_form(CASES["nested"]), **SEEDED)
-            expected = await alone(engine, beside)
+            neighbour = ask(prompt, answer_form(CASES["nested"]), **SEEDED)
+            expected = await alone(engine, neighbour)
             wrong = ask([*prompt, 1, 2, 3], answer_form({"const": 1}), num_generated=3)
-            running = asyncio.create_task(alone(engine, beside))
+            running = asyncio.create_task(alone(engine, neighbour))
             with pytest.raises(InvalidRequest):
                 await alone(engine, wrong)
             assert await running == expected

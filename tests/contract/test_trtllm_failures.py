@@ -33,7 +33,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def num_jobs(engine: TrtllmEngine) -> int:
     """Requests inside the double."""
-    return len(executor(engine)._jobs)  # noqa: SLF001  nobody else can tell
+    return len(executor(engine)._jobs)  # noqa: SLF001  tests only
 
 
 async def served(engine: TrtllmEngine) -> bool:
@@ -63,7 +63,7 @@ def test_a_prefill_closed_as_its_response_arrives_is_harmless(checkpoint: Path) 
             await until(lambda: num_jobs(engine) == 0)  # the warm-up has ended
             prefilling = asyncio.create_task(next_handoff(engine.prefill(ask())))
             await until(lambda: num_jobs(engine) == 1, pause_s=0)
-            (job,) = executor(engine)._jobs.values()  # noqa: SLF001  nobody else can tell
+            (job,) = executor(engine)._jobs.values()  # noqa: SLF001  tests only
             while not job.is_pinned and not job.task.done():
                 pass  # the loop does not run, so the response is not read
             assert job.is_pinned

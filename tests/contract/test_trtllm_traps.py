@@ -309,7 +309,7 @@ def test_a_request_error_after_the_first_token_leaves_the_engine_alive(checkpoin
         async with started(checkpoint) as engine:
             answer = engine.decode(ask(max_tokens=100))
             await anext(answer)
-            (job,) = executor(engine)._jobs.values()  # noqa: SLF001  nobody else can
+            (job,) = executor(engine)._jobs.values()  # noqa: SLF001  tests only
             job.result.put(RequestError("Request 1 timed out"))
             with pytest.raises(EngineFailure, match="on this request: Request 1 timed out"):
                 await tokens(answer)

@@ -55,8 +55,8 @@ def test_a_prefill_that_is_closed_before_its_handoff_ends_in_the_core_and_leaves
             prefilling.cancel()
             await asyncio.wait([prefilling])
             assert prefilling.cancelled()
-            await until(lambda: not core(engine)._jobs)  # noqa: SLF001  nobody else can tell
-            assert not core(engine)._pins  # noqa: SLF001  nobody else can tell
+            await until(lambda: not core(engine)._jobs)  # noqa: SLF001  tests only
+            assert not core(engine)._pins  # noqa: SLF001  tests only
 
     asyncio.run(main())
 

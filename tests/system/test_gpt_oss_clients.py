@@ -145,7 +145,7 @@ def test_the_chat_sampler_of_the_evals_gets_text_reasoning_and_usage(
 
     message = response.choices[0].message
     assert message.content
-    assert message.reasoning  # type: ignore[attr-defined]  # the sampler reads it beside the SDK's fields
+    assert message.reasoning  # type: ignore[attr-defined]  # the sampler reads it in addition to the SDK's fields
     assert response.usage
     assert response.usage.completion_tokens > 0
 

@@ -214,7 +214,7 @@ def test_a_form_survives_the_worker_that_held_to_it(tmp_path: Path) -> None:
                 expected,
                 expected,
             ]
-        assert "retry request_id" in frontend.text(), "nobody had to go on"
+        assert "retry request_id" in frontend.text(), "no stream was resumed"
     finally:
         stack.stop()
 

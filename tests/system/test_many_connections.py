@@ -111,7 +111,7 @@ def test_workers_serve_others_while_many_hold_connections_to_their_ports(
     soon_s = SOON_S + max(ask(stack) for _ in range(3))
     planes = plane_ports(tmp_path)
     ports = {port for worker in workers for port in listening_ports(worker)}
-    assert planes < ports, "beside the plane, prefill has a port for its KV"
+    assert planes < ports, "prefill also has a port for its KV"
     num_before = [num_descriptors(worker) for worker in workers]
 
     with ExitStack() as opened:

@@ -8,7 +8,7 @@ import sys
 from tests.waiting import PATIENCE_S
 
 ANSWER = b'HTTP/1.0 200 OK\r\n\r\n{"status": "healthy", "instances": [], "missing": []}'
-NOBODY = "http://127.0.0.1:9"
+CLOSED_PORT = "http://127.0.0.1:9"
 
 
 def test_status_asks_no_proxy() -> None:
@@ -16,7 +16,7 @@ def test_status_asks_no_proxy() -> None:
         frontend.settimeout(30)
         url = f"http://127.0.0.1:{frontend.getsockname()[1]}"
         command = [sys.executable, "-m", "baton", "status", "--url", url]
-        environment = os.environ | {"http_proxy": NOBODY, "HTTP_PROXY": NOBODY, "no_proxy": ""}
+        environment = os.environ | {"http_proxy": CLOSED_PORT, "HTTP_PROXY": CLOSED_PORT, "no_proxy": ""}
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as asking:
             connection, _ = frontend.accept()
             with connection:

@@ -93,7 +93,7 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 
 @as_root
 def test_a_folder_that_another_user_made_first_is_refused(tmp_path: Path) -> None:
-    """The old default: whoever creates TMPDIR/baton-UID first owns the parent and can replace the
+    """The old default: the user who creates TMPDIR/baton-UID first owns the parent and can replace the
     registry.
     """
     shared = tmp_path / "tmp"

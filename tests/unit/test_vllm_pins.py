@@ -37,7 +37,7 @@ def test_requests_are_found_by_the_id_that_vllm_was_given() -> None:
     books = connector.connector_worker
     far = time.perf_counter() + 30
     books._reqs_to_send |= {"r-1-0a0b0c0d": far, "r-10-0a0b0c0d": far, "plain": far}  # noqa: SLF001
-    books._reqs_to_process |= {*books._reqs_to_send, "r-2-0a0b0c0d"}  # noqa: SLF001  nobody else needs it
+    books._reqs_to_process |= {*books._reqs_to_send, "r-2-0a0b0c0d"}  # noqa: SLF001  tests only
 
     again = KvPins().release_kv(["r-1", "r-2", "r-3", "plain"])
 
