@@ -51,9 +51,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     (seed, c, i) only, so that a resumed request continues exactly.
 
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1.0 are off. `logprobs` None returns none, 0 the chosen
-    token's, n also the n likeliest. `stop_token_ids` end the answer unless `ignore_eos`, but not before
-    `min_tokens` tokens, unless `guided` allows nothing else. `seed` is always set: the frontend draws one if
-    the client gave none. `guided` is applied before all other fields, which choose among what it allows.
+    token's, n also the n likeliest; `prompt_logprobs` returns the same for the prompt's tokens, if the answer
+    has one token, since no handoff carries them. `stop_token_ids` end the answer unless `ignore_eos`, but not
+    before `min_tokens` tokens, unless `guided` allows nothing else. `seed` is always set: the frontend draws
+    one if the client gave none. `guided` is applied before all other fields, which choose among what it
+    allows.
     """
 
     max_tokens: int
@@ -70,6 +72,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     choice: int = 0
     guided: Guided | None = None
 
@@ -135,13 +138,14 @@ class TokenChunk(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     """Tokens of one engine step. The last chunk of an answer has `finish_reason` and `usage`.
 
     A stop token that ended the answer is the last of `token_ids`. `logprobs` has one entry per token if the
-    request asked for them.
+    request asked for them; `prompt_logprobs` one per token of the prompt except the first.
     """
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="stats"):

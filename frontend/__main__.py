@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 import sys
+from pathlib import Path
 
 from baton.flags import parse
 from baton.process import Shutdown, first_of, run
@@ -21,6 +22,9 @@ from frontend.responses.store import ResponseStore, StoreFailure
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
 from frontend.routing.names import parse_aliases
+from frontend.turn.seal import Seal
+
+MIN_KEY_BYTES = 32
 
 log = logging.getLogger("frontend")
 
@@ -38,16 +42,21 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     try:
+        seal = Seal(_key(parsed.settings.seal_key_file))
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"error: --seal-key-file: {error}\n")
+        return 2
+    try:
         listener = _listen(parsed.settings.http_host, parsed.settings.http_port)
     except OSError as error:
         where = f"{parsed.settings.http_host}:{parsed.settings.http_port}"
         why = os.strerror(error.errno) if error.errno else str(error)
         sys.stderr.write(f"error: cannot listen on {where}: {why}; choose another --http-port\n")
         return 2
-    return run(lambda shutdown: serve(parsed.settings, listener, shutdown))
+    return run(lambda shutdown: serve(parsed.settings, seal, listener, shutdown))
 
 
-async def serve(settings: FrontendSettings, listener: socket.socket, shutdown: Shutdown) -> int:
+async def serve(settings: FrontendSettings, seal: Seal, listener: socket.socket, shutdown: Shutdown) -> int:
     """Serve until asked to stop, then let running answers finish within the drain timeout."""
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
     timeout_s = settings.request_timeout_s
@@ -65,8 +74,14 @@ async def serve(settings: FrontendSettings, listener: socket.socket, shutdown: S
     except StoreFailure as error:
         sys.stderr.write(f"error: {error.message} Choose another --response-store\n")
         return 2
-    services = Services(fleet=fleet, generator=generator, metrics=metrics, request_timeout_s=timeout_s)
-    app = create_app(services, ServerState(responses))
+    services = Services(
+        fleet=fleet,
+        generator=generator,
+        metrics=metrics,
+        request_timeout_s=timeout_s,
+        strict_tools=settings.strict_tools,
+    )
+    app = create_app(services, ServerState(responses, seal))
     server = HttpServer(Browsers(app, settings.cors_origins), settings.drain_timeout_s)
     async with fleet.keep_current() as following:
         server.start(listener)
@@ -90,6 +105,15 @@ async def _open_store(path: str) -> ResponseStore:
         log.warning("responses kept in memory only error=%s", error)
         store = ResponseStore()
     return store
+
+
+def _key(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    key = path.read_bytes().strip()
+    if len(key) < MIN_KEY_BYTES:
+        raise ValueError(f"{path} has {len(key)} bytes; {MIN_KEY_BYTES} is the least")
+    return key
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -23,9 +23,10 @@ from frontend.messages.objects import MessagesError
 from frontend.messages.routes import MessagesRoutes
 from frontend.metrics import CONTENT_TYPE
 from frontend.models import ModelBody, ModelList
+from frontend.reference import reference_page
 from frontend.responses.routes import ResponseRoutes
 from frontend.responses.runs import ResponseState
-from frontend.tokenization import detokenize, tokenize
+from frontend.tokenization import detokenize, tokenize, tokenizer_info
 from frontend.turn.seal import Seal
 
 
@@ -46,6 +47,7 @@ def routes(state: ServerState) -> dict[tuple[str, str], Serve]:
         **MessagesRoutes(state.seal).table(),
         ("POST", "/tokenize"): tokenize,
         ("POST", "/detokenize"): detokenize,
+        ("GET", "/tokenizer_info"): tokenizer_info,
     }
 
 
@@ -136,13 +138,20 @@ def _add_reading_routes(app: FastAPI, services: Services) -> None:
         page = services.metrics.page(await fleet.stats())
         return Response(page, headers={"content-type": CONTENT_TYPE.decode()})
 
-    @app.get("/")
-    async def about() -> Response:
-        return Response(_page(fleet.models()), media_type="text/html; charset=utf-8")
-
+    _add_pages(app, services)
     for route in app.router.routes:
         if isinstance(route, APIRoute) and route.methods is not None:
             route.methods.add("HEAD")
+
+
+def _add_pages(app: FastAPI, services: Services) -> None:
+    @app.get("/docs")
+    async def docs() -> Response:
+        return Response(reference_page(app.openapi()), media_type="text/html; charset=utf-8")
+
+    @app.get("/")
+    async def about() -> Response:
+        return Response(_page(services.fleet.models()), media_type="text/html; charset=utf-8")
 
 
 def _page(models: Sequence[str]) -> str:
@@ -152,7 +161,7 @@ def _page(models: Sequence[str]) -> str:
     body = html.escape(f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}')
     return f"""<!doctype html><meta charset="utf-8"><title>Baton</title>
 <h1>Baton</h1><p>Serves gpt-oss with OpenAI's and Anthropic's APIs. Models: {listed}.</p>
-<p><a href="health">health</a> · <a href="v1/models">models</a> · <a href="openapi.json">OpenAPI</a> ·
+<p><a href="health">health</a> · <a href="v1/models">models</a> · <a href="docs">API</a> ·
 <a href="metrics">metrics</a></p>
 <pre>curl -s http://HOST:PORT/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'</pre>
 """

@@ -22,6 +22,11 @@ class FrontendSettings:
     model_alias: str = flag(
         "", "more names for models, comma-separated: claude-*=openai/gpt-oss-120b", metavar="NAME=MODEL"
     )
+    strict_tools: bool = flag(False, "refuse tools that only their vendor's servers run: web_search")
+    seal_key_file: Path | None = flag(
+        None,
+        "a secret of 32 bytes or more: frontends that share it open each other's encrypted reasoning",
+    )
     model_path: Path | None = flag(None, "folder with tokenizer.json, if the workers' is not on this machine")
     request_timeout_s: float = flag(600.0, "deadline of a request", metavar="S")
     drain_timeout_s: float = flag(30.0, "how long running answers may go on after SIGTERM", metavar="S")

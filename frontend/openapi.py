@@ -35,7 +35,13 @@ from frontend.responses.routes import ResponseNotFound
 from frontend.responses.store import StoreFailure
 from frontend.routing.fleet import Health
 from frontend.text.served import ContextTooLong
-from frontend.tokenization import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
+from frontend.tokenization import (
+    DetokenizeAnswer,
+    DetokenizeBody,
+    TokenizeAnswer,
+    TokenizeBody,
+    TokenizerInfo,
+)
 
 Errors = tuple[type[BatonError], ...]
 
@@ -44,7 +50,7 @@ _STRUCTS = (
     ChatBody, CompletionBody, ChatCompletion, Completion, ModelBody, ModelList, ErrorBody, Health,
     ResponseBody, ResponseObject, ItemList, DeletedResponse, *dict.fromkeys(GIVEN_ITEMS.values()),
     InputTokens, MessagesBody, Counted, MessageObject, TokenCount, MessagesError,
-    TokenizeBody, TokenizeAnswer, DetokenizeBody, DetokenizeAnswer,
+    TokenizeBody, TokenizeAnswer, DetokenizeBody, DetokenizeAnswer, TokenizerInfo,
 )  # fmt: skip
 _ASKING: Errors = (
     InvalidRequest, OriginNotAllowed, ModelNotFound, BodyTooLarge, EncodedBody, RequestTooSlow, HeadTooLarge,
@@ -101,6 +107,7 @@ def page(title: str, version: str) -> dict[str, Any]:
             **_messages(),
             "/tokenize": {"post": tokens},
             "/detokenize": {"post": text},
+            "/tokenizer_info": {"get": _operation("The tokenizer's control tokens", TokenizerInfo, _ASKING)},
             "/v1/models": {"get": _operation("Models that can be asked for", ModelList)},
             "/v1/models/{model}": {"get": model, "parameters": [_parameter("path", "model")]},
             "/health": {"get": health},

@@ -2,7 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -16,7 +16,9 @@ from frontend.http.exchange import Exchange, ignored_header
 from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.text.served import ServedModel
+from frontend.text.specials import SpecialToken
 from frontend.turn.fields import NEAREST_EFFORT, AnyEffort, TemplateArgs, TokenId, effort_of, identity_of
+from frontend.turn.raw_text import text_of
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -57,6 +59,17 @@ class DetokenizeAnswer(msgspec.Struct, kw_only=True):
     prompt: str
 
 
+class TokenizerInfo(msgspec.Struct, kw_only=True):
+    """`GET /tokenizer_info`: what evaluation harnesses ask for. Prompts have no token before their text."""
+
+    eos_token: str
+    pad_token: str
+    model_max_length: int
+    bos_token: None = None
+    chat_template: None = None
+    tokenizer_class: Literal["PreTrainedTokenizerFast"] = "PreTrainedTokenizerFast"
+
+
 async def tokenize(exchange: Exchange, services: Services, tally: Tally) -> None:
     """`POST /tokenize`."""
     body, ignored = decode(await exchange.read_body(services.max_body_bytes), TokenizeBody)
@@ -68,8 +81,17 @@ async def tokenize(exchange: Exchange, services: Services, tally: Tally) -> None
     tokens = await asyncio.to_thread(_encoded, body, served)
     answer = TokenizeAnswer(count=len(tokens), max_model_len=served.context_length, tokens=tokens)
     if body.return_token_strs:
-        answer.token_strs = [_text([token_id], served) for token_id in tokens]
+        answer.token_strs = [text_of([token_id], served.tokenizer) for token_id in tokens]
     await exchange.answer(200, answer, ignored_header(ignored))
+
+
+async def tokenizer_info(exchange: Exchange, services: Services, tally: Tally) -> None:
+    """`GET /tokenizer_info`."""
+    served = _served(None, services)
+    tally.model = served.name
+    end, pad = SpecialToken.RETURN.value, SpecialToken.ENDOFTEXT.value
+    info = TokenizerInfo(eos_token=end, pad_token=pad, model_max_length=served.context_length)
+    await exchange.answer(200, info)
 
 
 async def detokenize(exchange: Exchange, services: Services, tally: Tally) -> None:
@@ -79,7 +101,7 @@ async def detokenize(exchange: Exchange, services: Services, tally: Tally) -> No
     served = _served(body.model, services)
     tally.model = served.name
     served.tokenizer.checked(body.tokens, served.name, "tokens")
-    prompt = await asyncio.to_thread(_text, body.tokens, served)
+    prompt = await asyncio.to_thread(text_of, body.tokens, served.tokenizer)
     await exchange.answer(200, DetokenizeAnswer(prompt=prompt), ignored_header(ignored))
 
 
@@ -106,9 +128,3 @@ def _encoded(body: TokenizeBody, served: ServedModel) -> list[int]:
     if body.add_generation_prompt is False:
         segments = segments[:-2]  # `<|start|>assistant`
     return served.tokenizer.encode_segments(segments)
-
-
-def _text(tokens: list[int], served: ServedModel) -> str:
-    names = {token_id: token.value.encode() for token, token_id in served.tokenizer.special_ids.items()}
-    data = b"".join(names.get(token_id) or served.tokenizer.token_bytes(token_id) for token_id in tokens)
-    return data.decode(errors="replace")

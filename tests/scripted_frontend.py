@@ -21,6 +21,7 @@ from frontend.routing.fleet import Health
 from frontend.text.served import ServedModel
 from frontend.text.specials import SpecialToken
 from frontend.text.tokenizer import ModelTokenizer
+from frontend.turn.seal import Seal
 
 MODEL = "toy/gpt-oss"
 CONTEXT_LENGTH = 4096
@@ -41,8 +42,9 @@ TOKENIZER = byte_tokenizer()
 class ScriptedFleet:
     """One model, always live unless `error` is set."""
 
-    def __init__(self, error: BatonError | None = None) -> None:
+    def __init__(self, error: BatonError | None = None, context_length: int = CONTEXT_LENGTH) -> None:
         self.error = error
+        self._context_length = context_length
 
     def models(self) -> list[str]:
         return [MODEL]
@@ -52,7 +54,7 @@ class ScriptedFleet:
             raise self.error
         if model != MODEL:
             raise ModelNotFound(f"The model {model!r} is not served here.", param="model")
-        return ServedModel(MODEL, CONTEXT_LENGTH, TOKENIZER)
+        return ServedModel(MODEL, self._context_length, TOKENIZER)
 
     def health(self) -> Health:
         status = "unhealthy" if self.error else "healthy"
@@ -115,7 +117,10 @@ class ScriptedTokens:
                 ids = token_ids[start : start + self._tokens_per_chunk]
                 chunk = TokenChunk(token_ids=tuple(ids), logprobs=_logprobs(request, ids))
                 if start + len(ids) == len(token_ids):
-                    chunk = msgspec.structs.replace(chunk, finish_reason=finish_reason, usage=usage)
+                    scored = _prompt_logprobs(request)
+                    chunk = msgspec.structs.replace(
+                        chunk, finish_reason=finish_reason, usage=usage, prompt_logprobs=scored
+                    )
                 yield chunk
         finally:
             self.num_ended += 1
@@ -134,6 +139,13 @@ def _logprobs(request: GenerateRequest, ids: Sequence[int]) -> tuple[TokenLogpro
     if num_top is None:
         return None
     return tuple(TokenLogprob(i, -0.5, ((i, -0.5), (7, float("-inf")))[:num_top]) for i in ids)
+
+
+def _prompt_logprobs(request: GenerateRequest) -> tuple[TokenLogprob, ...] | None:
+    num_top = request.sampling.prompt_logprobs
+    if num_top is None:
+        return None
+    return tuple(TokenLogprob(i, -0.25, ((i, -0.25), (7, -3.0))[:num_top]) for i in request.token_ids[1:])
 
 
 class Reply(msgspec.Struct):
@@ -172,12 +184,13 @@ class Client:
         fleet: ScriptedFleet | None = None,
         *,
         responses: ResponseState | None = None,
+        key: bytes | None = None,
         **settings: Any,
     ) -> None:
         self.tokens = tokens
         self.responses = responses or ResponseState()
         self.services = Services(fleet=fleet or ScriptedFleet(), generator=tokens, **settings)
-        self.app: AsgiApp = create_app(self.services, ServerState(self.responses))
+        self.app: AsgiApp = create_app(self.services, ServerState(self.responses, Seal(key)))
         self.leave = asyncio.Event()
         self.on_write: Callable[[bytes], None] = lambda _: None
 

@@ -17,8 +17,9 @@ from frontend.text.served import ServedModel
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
 from frontend.turn.chunks import SYSTEM_FINGERPRINT, Envelope
-from frontend.turn.logprobs import LegacyLogprobs, legacy_logprobs
+from frontend.turn.logprobs import LegacyLogprobs, echoed_logprobs, legacy_logprobs
 from frontend.turn.prepare import prepare
+from frontend.turn.raw_text import text_of
 from frontend.turn.request import Asker, RawPrompts, TurnRequest
 from frontend.turn.usage import UsageBody
 
@@ -40,17 +41,35 @@ def turn_request(body: CompletionBody, num_bytes: int) -> TurnRequest:
     """What a body of that length asks for. Raises InvalidRequest for contradictions."""
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("`stream_options` needs `stream`: true.", param="stream_options")
+    scores_prompt = body.echo is True and body.logprobs is not None
+    check_echo(body, scores_prompt)
     return TurnRequest(
         model=body.model,
         prompt=RawPrompts(tuple(prompts_of(body)), shows_special=body.skip_special_tokens is False),
         path="prompt",
         num_bytes=num_bytes,
         sampling=body,
-        max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS,
+        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1),
         logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if scores_prompt else None,
         num_choices=body.n or 1,
         stop_strings=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
     )
+
+
+def check_echo(body: CompletionBody, scores_prompt: bool) -> None:
+    """Raises InvalidRequest for what cannot be echoed."""
+    if body.max_tokens == 0 and not body.echo:
+        raise InvalidRequest("`max_tokens` 0 needs `echo`: true.", param="max_tokens")
+    if not scores_prompt:
+        return
+    if body.max_tokens is None or body.max_tokens > 1:
+        raise InvalidRequest(
+            "`echo` with `logprobs` needs an answer of one token at most: set `max_tokens` to 1 or 0.",
+            param="max_tokens",
+        )
+    if body.stream:
+        raise InvalidRequest("`echo` with `logprobs` is served without `stream`.", param="stream")
 
 
 def prompts_of(body: CompletionBody) -> list[str | list[int]]:
@@ -89,11 +108,11 @@ class CompletionAnswer:
         self.choices = choices
         has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         self._envelope = Envelope("text_completion", "cmpl", served.name, has_usage=has_usage)
-        self._texts = [TextWriter(choice, served.tokenizer) for choice in choices]
+        self._texts = [TextWriter(choice, served.tokenizer, body) for choice in choices]
 
     def opening(self) -> bytes:
-        """Nothing: the first text opens the stream."""
-        return b""
+        """The prompts, where they are echoed; else the first text opens the stream."""
+        return b"".join(self._chunk_of(i, text.echo) for i, text in enumerate(self._texts) if text.echo)
 
     def write(self, index: int, deltas: Sequence[Delta]) -> bytes:
         """The chunks of these deltas."""
@@ -129,14 +148,26 @@ class CompletionAnswer:
         text, logprobs = self._texts[index].write(delta)
         if not self.stream:
             return b""
+        return self._chunk_of(index, text, finish_reason, logprobs)
+
+    def _chunk_of(
+        self,
+        index: int,
+        text: str,
+        finish_reason: FinishReason | None = None,
+        logprobs: LegacyLogprobs | None = None,
+    ) -> bytes:
         choice = CompletionChoiceBody(index=index, text=text, finish_reason=finish_reason, logprobs=logprobs)
         return self._envelope.head + _encode(choice) + self._envelope.tail
 
 
 class TextWriter:
-    """Gathers one choice's text, without its stop string or stop token, and its log probabilities."""
+    """Gathers one choice's text, without its stop string or stop token, and its log probabilities. `echo` is
+    the text of the prompt, if that is given back, too."""
 
-    def __init__(self, choice: Choice, tokenizer: ModelTokenizer) -> None:
+    def __init__(self, choice: Choice, tokenizer: ModelTokenizer, body: CompletionBody) -> None:
+        self.echo = text_of(choice.request.token_ids, tokenizer) if body.echo else ""
+        self._is_silent = body.max_tokens == 0
         self._choice = choice
         self._tokenizer = tokenizer
         self._texts: list[str] = []
@@ -150,6 +181,8 @@ class TextWriter:
 
     def write(self, delta: TextDelta | None) -> tuple[str, LegacyLogprobs | None]:
         """(the text of a delta, the log probabilities up to it); of None, what is left."""
+        if self._is_silent:
+            return "", None
         text = "" if delta is None else delta.text
         entries = self._choice.received.logprobs
         logprobs = None
@@ -163,10 +196,19 @@ class TextWriter:
 
     def body(self, index: int) -> CompletionChoiceBody:
         """The whole choice."""
-        entries = self._choice.received.logprobs
         return CompletionChoiceBody(
             index=index,
-            text="".join(self._texts),
+            text=self.echo + "".join(self._texts),
             finish_reason=self.finish_reason,
-            logprobs=None if entries is None else legacy_logprobs(entries, self._tokenizer, 0),
+            logprobs=self._logprobs(),
         )
+
+    def _logprobs(self) -> LegacyLogprobs | None:
+        received = self._choice.received
+        entries = received.logprobs
+        if entries is None:
+            return None
+        if not self.echo:
+            return legacy_logprobs(entries, self._tokenizer, 0)
+        told = [*received.prompt_logprobs, *([] if self._is_silent else entries)]
+        return echoed_logprobs(self._choice.request.token_ids[0], told, self._tokenizer)

@@ -79,7 +79,8 @@ def _assistant(turn: AssistantTurn, called: dict[str, str], *, keeps_reasoning: 
         yield from _message("assistant", turn.reasoning, channel="analysis")
     if turn.preamble:
         yield from _message("assistant", turn.preamble, channel="commentary")
-    if turn.text:
+    # Clients send white space next to calls where the model wrote no text.
+    if turn.text and not (turn.tool_calls and turn.text.isspace()):
         channel = "commentary" if turn.tool_calls else "final"
         yield from _message("assistant", turn.text, channel=channel)
     for call in turn.tool_calls:

@@ -1,9 +1,10 @@
 """What the HTTP side needs of the rest of the frontend: seams, and the settings of one app."""
 
 import dataclasses
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from typing import Protocol
 
+from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, TokenChunk, WorkerInfo, WorkerStats
 from frontend.metrics import Metrics
 from frontend.routing.fleet import Health
@@ -45,7 +46,7 @@ class Services:
 
     `first_event_wait_s` is how long a stream waits for its first token, so that what fails at once is still
     an HTTP status; after that the headers go out with a comment, then one more every `keep_alive_s` while
-    nothing else does.
+    nothing else does. `strict_tools` refuses tools that cannot run here instead of leaving them out.
     """
 
     fleet: FleetView
@@ -57,3 +58,14 @@ class Services:
     max_choices: int = 16
     first_event_wait_s: float = 0.1
     keep_alive_s: float = 10.0
+    strict_tools: bool = False
+
+    def check_tools(self, left_out: Iterable[str]) -> None:
+        """Raises InvalidRequest for tools among what was left out, if `strict_tools` refuses these."""
+        kinds = sorted(path.removeprefix("tools[].") for path in left_out if path.startswith("tools[]."))
+        if kinds and self.strict_tools:
+            raise InvalidRequest(
+                f"`tools` has a {kinds[0]!r} tool, which only its vendor's servers can run; this server "
+                "refuses such tools (--strict-tools).",
+                param="tools",
+            )

@@ -32,6 +32,7 @@ class MessagesRoutes:
         body, unknown = decode(raw, MessagesBody)
         reading = Reading(body, self._seal)
         request = reading.turn_request(len(raw))
+        services.check_tools(reading.left_out)
         served = services.fleet.served(body.model)
         (choice,) = await prepare(request, asker, served, services.thoughts, max_choices=1)
         thinking = body.thinking
@@ -51,6 +52,7 @@ class MessagesRoutes:
         body, unknown = decode(raw, Counted)
         reading = Reading(body, self._seal)
         request = reading.turn_request(len(raw))
+        services.check_tools(reading.left_out)
         served = services.fleet.served(body.model)
         tally.model = served.name
         ((token_ids),) = await encode(request, served)

@@ -79,6 +79,7 @@ async def _asked(raw: bytes, owner: str, services: Services, state: ResponseStat
     previous_id = body.previous_response_id
     earlier = [] if previous_id is None else await history(previous_id, state)
     offered = offered_tools(body)
+    services.check_tools(offered.left_out)
     # What came before may be long, whatever the body's length.
     num_bytes = len(raw) + (LONG_BYTES if earlier else 0)
     return Asked(

@@ -26,11 +26,12 @@ class ContentLogprob(msgspec.Struct):
 
 
 class LegacyLogprobs(msgspec.Struct, kw_only=True):
-    """Log probabilities as parallel lists; `text_offset` counts characters of the choice's text."""
+    """Log probabilities as parallel lists; `text_offset` counts characters of the choice's text. The first
+    token of an echoed prompt has none."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -67,6 +68,20 @@ def legacy_logprobs(
             for entry in entries
         ],
         text_offset=offsets,
+    )
+
+
+def echoed_logprobs(
+    first_id: int, entries: Sequence[TokenLogprob], tokenizer: ModelTokenizer
+) -> LegacyLogprobs:
+    """The completion API's shape of a prompt that begins with `first_id`, and what follows it."""
+    first = _text(tokenizer.token_bytes(first_id))
+    rest = legacy_logprobs(entries, tokenizer, len(first))
+    return LegacyLogprobs(
+        tokens=[first, *rest.tokens],
+        token_logprobs=[None, *rest.token_logprobs],
+        top_logprobs=[None, *rest.top_logprobs],
+        text_offset=[0, *rest.text_offset],
     )
 
 

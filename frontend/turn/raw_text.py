@@ -8,6 +8,12 @@ from frontend.text.detokenize import IncrementalDecoder
 from frontend.text.tokenizer import ModelTokenizer
 
 
+def text_of(token_ids: Sequence[int], tokenizer: ModelTokenizer) -> str:
+    """The text of whole answers or prompts, with control tokens by their names."""
+    reader = RawText(tokenizer, shows_special=True)
+    return "".join(delta.text for delta in (*reader.feed(token_ids), *reader.finish()))
+
+
 class RawText:
     """A `Reader` of `frontend.turn.choice`: all is visible text, control tokens if it `shows_special`."""
 

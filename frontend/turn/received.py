@@ -6,7 +6,8 @@ from baton.messages import FinishReason, Sampling, TokenChunk, TokenLogprob
 
 
 class ReceivedTokens:
-    """What has arrived so far. `logprobs` has one entry for each token, or is None if nobody asked for them.
+    """What has arrived so far. `logprobs` has an entry for each token, or is None unless they were asked for;
+    so has `prompt_logprobs` for each token of the prompt but its first.
 
     A stop token of `cut_ids` that ends the answer is counted, but is no part of its text.
     """
@@ -16,6 +17,7 @@ class ReceivedTokens:
         self.num_cached_tokens = 0
         self.finish_reason: FinishReason = "stop"
         self.logprobs: list[TokenLogprob] | None = None if sampling.logprobs is None else []
+        self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self._cut_ids = frozenset(cut_ids)
 
     def take(self, chunk: TokenChunk) -> tuple[int, ...]:
@@ -26,6 +28,7 @@ class ReceivedTokens:
             self.logprobs += chunk.logprobs or ()
         if chunk.finish_reason is None:
             return token_ids
+        self.prompt_logprobs = chunk.prompt_logprobs or ()
         self.finish_reason = chunk.finish_reason
         self.num_cached_tokens = chunk.usage.num_cached_tokens if chunk.usage else 0
         is_cut = chunk.finish_reason == "stop" and token_ids and token_ids[-1] in self._cut_ids

@@ -21,7 +21,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     `num_bytes` is about the size of the text to render and tokenise. `max_tokens` None is all that the
     context leaves. `stop_strings` end the visible text, which they are no part of; an answer ends before it
     makes more than `max_calls` calls. `logprobs` is how many of the likeliest tokens are given
-    for each (None: nothing).
+    for each (None: nothing), `prompt_logprobs` the same for the prompt.
     """
 
     model: str
@@ -32,6 +32,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     call_choice: CallChoice = CallChoice()
     max_tokens: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     num_choices: int = 1
     stop_strings: tuple[str, ...] = ()
     max_calls: int | None = None

@@ -9,6 +9,8 @@ from frontend.text.served import ContextTooLong, ServedModel
 from frontend.turn.fields import Nvext, SamplingFields
 from frontend.turn.request import TurnRequest
 
+# Their log probabilities come in one message of a worker's, and NATS takes 1 MB.
+MAX_SCORED_TOKENS = 8192
 _SEED_MASK = 2**63 - 1
 
 T = TypeVar("T")
@@ -29,6 +31,12 @@ def sampling_of(request: TurnRequest, served: ServedModel, *, num_prompt_tokens:
         raise InvalidRequest(
             f"`min_tokens` is {min_tokens}, but the answer can have {limit} at most.", param="min_tokens"
         )
+    if request.prompt_logprobs is not None and num_prompt_tokens > MAX_SCORED_TOKENS:
+        raise InvalidRequest(
+            f"`{request.path}` has {num_prompt_tokens} tokens; log probabilities are given for "
+            f"{MAX_SCORED_TOKENS} at most.",
+            param=request.path,
+        )
     nvext = body.nvext or Nvext()
     # A nucleus of no probability is its likeliest token: greedy. Engines refuse to be told so by a 0.
     greedy = body.top_p == 0 or nvext.greed_sampling
@@ -47,6 +55,7 @@ def sampling_of(request: TurnRequest, served: ServedModel, *, num_prompt_tokens:
         stop_token_ids=_stop_token_ids(body, served),
         ignore_eos=_given(False, nvext.ignore_eos, body.ignore_eos),
         logprobs=request.logprobs,
+        prompt_logprobs=request.prompt_logprobs,
     )
 
 

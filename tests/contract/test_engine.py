@@ -355,6 +355,31 @@ def logprobs(answer: list[TokenChunk]) -> list[TokenLogprob]:
     return [entry for chunk in answer for entry in chunk.logprobs or ()]
 
 
+def test_the_prompts_log_probabilities_are_those_that_its_tokens_had_as_an_answer(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(_embedded(checkpoint), Role.PREFILL, Role.DECODE) as (prefill, decode):
+            answer = await chunks(decode.decode(ask(prompt(40), logprobs=2)))
+            given = ask(prompt(40) + tokens(answer), prompt_logprobs=2, max_tokens=1)
+            for engine_calls in (prefill.prefill, decode.decode):
+                [scored] = await chunks(engine_calls(given))
+                assert isinstance(scored, TokenChunk)
+                entries = scored.prompt_logprobs or ()
+                assert [entry.token_id for entry in entries] == given.token_ids[1:]
+                for got, want in zip(entries[-len(tokens(answer)) :], logprobs(answer), strict=True):
+                    assert got.logprob == pytest.approx(want.logprob, abs=LOGPROB_TOLERANCE)
+                    assert [token_id for token_id, _ in got.top] == [token_id for token_id, _ in want.top]
+
+    asyncio.run(main())
+
+
+def test_the_prompts_log_probabilities_need_an_answer_of_one_token(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(_embedded(checkpoint), Role.PREFILL) as (engine,):
+            await expect(InvalidRequest, "one token", engine.prefill(ask(prompt(5), prompt_logprobs=0)))
+
+    asyncio.run(main())
+
+
 def test_a_mixed_crowd_gets_what_each_gets_alone(build: Build) -> None:
     requests = [
         ask(prompt(length, seed=length), max_tokens=4 + length % 9, **sampling)

@@ -92,6 +92,61 @@ def test_logprobs_come_as_parallel_lists() -> None:
     assert logprobs["top_logprobs"][0] == {"O": -0.5}
 
 
+@pytest.mark.parametrize("prompt", ["Say: <|start|>ü", [9, 8, 7]])
+def test_the_prompt_is_echoed(prompt: object) -> None:
+    said = "Say: <|start|>ü" if isinstance(prompt, str) else TOKENIZER.decode([9, 8, 7])
+    assert complete(prompt, echo=True).json["choices"][0]["text"] == said + TEXT
+    chunks = complete(prompt, echo=True, stream=True).events[:-1]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == said + TEXT
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_an_echoed_prompt_comes_with_its_log_probabilities(max_tokens: int) -> None:
+    [choice] = complete("abc", echo=True, logprobs=1, max_tokens=max_tokens).json["choices"]
+    Completion.model_validate(complete("abc", echo=True, max_tokens=max_tokens).json)
+    answer = TEXT[:max_tokens]
+    assert choice["text"] == "abc" + answer
+    assert choice["finish_reason"] == "length"
+    told = choice["logprobs"]
+    assert told["tokens"] == [*"abc", *answer]
+    assert told["token_logprobs"] == [None, -0.25, -0.25, -0.5][: 3 + max_tokens]
+    assert told["top_logprobs"][:2] == [None, {"b": -0.25}]
+    assert told["text_offset"] == [0, 1, 2, 3][: 3 + max_tokens]
+
+
+def test_no_tokens_and_an_echo_is_the_prompt_alone() -> None:
+    assert complete("abc", echo=True, max_tokens=0).json["choices"][0]["text"] == "abc"
+    chunks = complete("abc", echo=True, max_tokens=0, stream=True).events[:-1]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "abc"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"echo": True, "logprobs": 1}, "max_tokens"),
+        ({"echo": True, "logprobs": 1, "max_tokens": 2}, "max_tokens"),
+        ({"echo": True, "logprobs": 1, "max_tokens": 1, "stream": True}, "stream"),
+        ({"stop": ["x"] * 33}, "stop"),
+    ],
+)
+def test_what_cannot_be_echoed_is_refused(fields: dict[str, Any], param: str) -> None:
+    reply = complete("abc", **fields)
+    assert (reply.status, reply.error["param"]) == (400, param)
+
+
+def test_too_long_a_prompt_is_not_scored() -> None:
+    fleet = ScriptedFleet(context_length=20_000)
+    client = Client(ScriptedTokens(ENDED), fleet)
+    reply = asyncio.run(client.complete([5] * 9000, echo=True, logprobs=0, max_tokens=1))
+    assert (reply.status, reply.error["param"]) == (400, "prompt")
+    assert "8192" in reply.error["message"]
+
+
+def test_evaluation_harnesses_have_more_than_four_stop_strings() -> None:
+    assert complete("x", stop=["?", "!", ";", ":", "upon"]).json["choices"][0]["text"] == "Once "
+
+
 def test_models_are_listed_and_found_by_a_name_with_a_slash() -> None:
     assert [model["id"] for model in get("/v1/models").json["data"]] == [MODEL]
     assert get(f"/v1/models/{MODEL}").json["id"] == MODEL
@@ -126,3 +181,16 @@ def test_metrics_count_tokens_and_times() -> None:
     assert f'baton_completion_tokens_total{{model="{MODEL}"}} 16.0' in page
     assert "baton_time_to_first_token_seconds_count" in page
     assert "baton_num_running" in page
+
+
+def test_the_tokenizers_control_tokens_are_told() -> None:
+    info = get("/tokenizer_info").json
+    assert (info["eos_token"], info["bos_token"], info["model_max_length"]) == ("<|return|>", None, 4096)
+
+
+def test_a_page_shows_every_operation_with_nothing_from_other_hosts() -> None:
+    page = get("/docs").body.decode()
+    for path in get("/openapi.json").json["paths"]:
+        assert path in page
+    assert "https:" not in page.replace("https://json-schema.org", "")
+    assert "src=" not in page

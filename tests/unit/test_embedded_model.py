@@ -46,7 +46,9 @@ class Paged:
         paged = plan_attention(spans, self.pool, set(self.pool.shape.windows))
         token_ids = [id_ for span, ids in pieces for id_ in ids[span.start : span.start + span.num_tokens]]
         positions = [span.start + i for span in spans for i in range(span.num_tokens)]
-        logits = self.model.forward(token_ids, positions, list(range(len(token_ids))), paged)
+        logits = self.model.logits(
+            self.model.forward(token_ids, positions, paged), list(range(len(token_ids)))
+        )
         return list(torch.split(logits, [span.num_tokens for span in spans]))
 
     def run_in_chunks(self, ids: list[int], chunk: int) -> torch.Tensor:

@@ -43,7 +43,7 @@ def test_every_reference_leads_somewhere() -> None:
     assert names <= PAGE["components"]["schemas"].keys()
 
 
-@pytest.mark.parametrize("path", [path for (method, path) in ROUTES if "{" not in path])
+@pytest.mark.parametrize("path", [path for (method, path) in ROUTES if method == "POST" and "{" not in path])
 def test_every_example_is_served(path: str) -> None:
     body = PAGE["paths"][path]["post"]["requestBody"]["content"]["application/json"]["example"]
     reply = asyncio.run(Client(ScriptedTokens(ANSWER)).post(path, body | {"model": MODEL}))

@@ -14,6 +14,7 @@ THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
 CLOSE = {"type": "function", "name": "close", "parameters": {"type": "object"}}
 AGENTS = {"type": "namespace", "name": "agents", "description": "Sub-agents.", "tools": [CLOSE]}
 PATCH = {"type": "custom", "name": "patch", "description": "Edits files."}
+KEYS = (b"k" * 32, b"k" * 32, b"o" * 32)
 HI = {"role": "user", "content": "Hi"}
 
 
@@ -189,3 +190,28 @@ def test_a_thought_is_kept_between_a_call_and_its_result_whatever_comes_back() -
     result = {"type": "function_call_output", "call_id": called["call_id"], "output": "ok"}
     respond(client, input=[HI, called, result], tools=[CLOSE], store=False)
     assert "analysisThink." in TOKENIZER.decode(client.tokens.requests[-1].token_ids)
+
+
+def test_a_strict_server_refuses_tools_that_it_cannot_run() -> None:
+    client = Client(ScriptedTokens(THINK), strict_tools=True)
+    body: Json = {"model": MODEL, "input": "Hi", "tools": [{"type": "web_search"}]}
+    reply = asyncio.run(client.post("/v1/responses", body))
+    assert (reply.status, reply.error["param"]) == (400, "tools")
+    assert "web_search" in reply.error["message"]
+    said = {"role": "user", "content": "Hi"}
+    tool = {"type": "web_search_20250305", "name": "web_search"}
+    body = {"model": MODEL, "max_tokens": 5, "messages": [said], "tools": [tool]}
+    assert asyncio.run(client.post("/v1/messages", body)).status == 400
+    assert asyncio.run(client.post("/v1/messages", body | {"tools": []})).status == 200
+
+
+def test_frontends_that_share_a_key_open_each_others_thoughts() -> None:
+    one, same, other = (Client(ScriptedTokens(call("functions.close", "{}")), key=key) for key in KEYS)
+    include: Json = {"include": ["reasoning.encrypted_content"], "tools": [CLOSE]}
+    thought, called = respond(one, **include).json["output"]
+    result = {"type": "function_call_output", "call_id": called["call_id"], "output": "ok"}
+    sealed = {"type": "reasoning", "summary": [], "encrypted_content": thought["encrypted_content"]}
+    for client, is_known in ((same, True), (other, False)):
+        reply = respond(client, input=[HI, sealed, called, result], **include)
+        assert ("Think." in TOKENIZER.decode(client.tokens.requests[-1].token_ids)) is is_known
+        assert ("encrypted_content" in reply.headers.get("x-baton-ignored", "")) is not is_known

@@ -105,9 +105,9 @@ def test_a_field_that_is_not_served_is_refused_by_name_unless_it_is_null(field: 
     assert chat(**{field: None})[1] == ()
 
 
-@pytest.mark.parametrize("field", ["suffix", "echo", "best_of"])
+@pytest.mark.parametrize("field", ["suffix", "best_of"])
 def test_completions_refuse_what_they_do_not_serve(field: str) -> None:
-    value = {"suffix": "x", "echo": True, "best_of": 2}[field]
+    value = {"suffix": "x", "best_of": 2}[field]
     assert refusal(json.dumps({**COMPLETION, field: value}).encode(), CompletionBody).param == field
 
 

@@ -176,6 +176,8 @@ class MockerEngine:
             raise InvalidRequest(f"The prompt has {num_tokens} tokens; the context length is {limit}.")
         if self._script is None:
             _check_form(request.sampling.guided)
+        if request.sampling.prompt_logprobs is not None:
+            raise InvalidRequest("The mocker has no log probabilities of the prompt.", param="echo")
         if self._slots.locked() and self._figures["num_waiting"] >= self._settings.max_queue_size:
             raise Overloaded("The worker's queue is full; retry later.", retry_after_s=1)
         deadline = asyncio.get_running_loop().time() + request.deadline_s

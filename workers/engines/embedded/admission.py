@@ -24,9 +24,11 @@ def new_sequence(request: GenerateRequest, limits: Limits, *, hands_off: bool) -
     """
     _check_lengths(request, limits)
     _check_tokens(request, limits.vocab_size)
-    if request.sampling.choice < 0 or (request.sampling.logprobs or 0) < 0:
-        raise InvalidRequest("choice and logprobs must not be negative")
     sampling = request.sampling
+    if min(sampling.choice, sampling.logprobs or 0, sampling.prompt_logprobs or 0) < 0:
+        raise InvalidRequest("choice and logprobs must not be negative")
+    if sampling.prompt_logprobs is not None and sampling.max_tokens > 1:
+        raise InvalidRequest("prompt_logprobs are given with an answer of one token", param="max_tokens")
     num_tokens = len(request.token_ids)
     num_left = sampling.max_tokens - request.num_generated
     return Sequence(

@@ -49,20 +49,19 @@ class GptOss:
             ),
         )
 
-    def forward(
-        self, token_ids: list[int], positions: list[int], sampled_rows: list[int], paged: PagedBatch
-    ) -> torch.Tensor:
-        """Run T tokens at their `positions`, writing their KV to the pool.
-
-        Returns float32 logits [len(sampled_rows), vocab] of the tokens in `sampled_rows`.
-        """
-        hidden = self._model.model(
+    def forward(self, token_ids: list[int], positions: list[int], paged: PagedBatch) -> torch.Tensor:
+        """Run T tokens at their `positions`, writing their KV to the pool; returns hidden states [T, hidden]."""
+        states: torch.Tensor = self._model.model(
             input_ids=torch.tensor([token_ids], device=self._device),
             position_ids=torch.tensor([positions], device=self._device),
             attention_mask=_NO_MASK,
             use_cache=False,
             paged=paged,
         ).last_hidden_state
-        rows = torch.tensor(sampled_rows, dtype=torch.int64, device=self._device)
-        logits: torch.Tensor = self._model.lm_head(hidden[0].index_select(0, rows))
+        return states[0]
+
+    def logits(self, hidden: torch.Tensor, rows: list[int]) -> torch.Tensor:
+        """float32 logits [len(rows), vocab] of what comes after these rows of hidden states."""
+        index = torch.tensor(rows, dtype=torch.int64, device=self._device)
+        logits: torch.Tensor = self._model.lm_head(hidden.index_select(0, index))
         return logits.float()

@@ -9,12 +9,14 @@ from workers.engines.embedded.attention import Span, plan_attention
 from workers.engines.embedded.ledger import Lease
 from workers.engines.embedded.model import GptOss
 from workers.engines.embedded.pool import KvPool
-from workers.engines.embedded.sampling import Draw, Sampled, sample
+from workers.engines.embedded.sampling import Draw, Sampled, sample, token_logprobs
 from workers.engines.embedded.scheduler import Sequence, Work
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
 from workers.engines.embedded.staging import Buffer, Staging
 
 _CPU_POOL_BYTES = 1 << 30
+# Logits of so many prompt tokens at once: of gpt-oss's vocabulary they take 200 MB.
+_ROWS_AT_ONCE = 256
 
 
 class Runner:
@@ -46,16 +48,31 @@ class Runner:
         paged = plan_attention([_span(work) for work in works], self.pool, self._windows)
         token_ids = [token_id for work in works for token_id in work.token_ids]
         positions = [work.start + offset for work in works for offset in range(len(work.token_ids))]
+        hidden = self._model.forward(token_ids, positions, paged)
         sampled_rows = []
         end = 0
         for work in works:
+            self._score(work, hidden, end)
             end += len(work.token_ids)
             if work.samples:
                 sampled_rows.append(end - 1)
-        logits = self._model.forward(token_ids, positions, sampled_rows, paged)
+        logits = self._model.logits(hidden, sampled_rows)
         draws = [_draw(work.sequence) for work in works if work.samples]
         chosen = iter(sample(logits, draws) if draws else [])
         return [next(chosen) if work.samples else None for work in works]
+
+    def _score(self, work: Work, hidden: torch.Tensor, first_row: int) -> None:
+        """Note the log probabilities of the prompt's tokens after those of `work`, if they are asked for."""
+        sequence = work.sequence
+        num_top = sequence.sampling.prompt_logprobs
+        if num_top is None:
+            return
+        followed = range(work.start, min(work.start + len(work.token_ids), sequence.num_prompt - 1))
+        for start in range(0, len(followed), _ROWS_AT_ONCE):
+            positions = followed[start : start + _ROWS_AT_ONCE]
+            logits = self._model.logits(hidden, [first_row + at - work.start for at in positions])
+            next_ids = [sequence.token_ids[at + 1] for at in positions]
+            sequence.prompt_logprobs += token_logprobs(logits, next_ids, num_top)
 
     @torch.inference_mode()
     def gather(self, sequence: Sequence) -> Buffer:

@@ -65,8 +65,14 @@ def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
     ]
 
 
-def _logprobs(row: torch.Tensor) -> torch.Tensor:
-    return torch.log_softmax(row, dim=-1)
+def token_logprobs(logits: torch.Tensor, token_ids: list[int], num_top: int) -> list[TokenLogprob]:
+    """The log probability of one token in each row of `logits` [T, vocab]."""
+    rows = _logprobs(logits)
+    return [_entry(row, token_id, num_top) for row, token_id in zip(rows, token_ids, strict=True)]
+
+
+def _logprobs(logits: torch.Tensor) -> torch.Tensor:
+    return torch.log_softmax(logits, dim=-1)
 
 
 def _entry(logprobs: torch.Tensor, token_id: int, num_top: int | None) -> TokenLogprob:

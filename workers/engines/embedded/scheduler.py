@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from baton.messages import FinishReason, Sampling
+from baton.messages import FinishReason, Sampling, TokenLogprob
 from workers.engines.embedded.ledger import BlockLedger, Lease
 from workers.engines.embedded.matcher import Matcher
 
@@ -32,7 +32,8 @@ class Sequence:
     the prompt. The KV of the first `num_computed` is in `lease.blocks`. `num_reserved` is its maximum length:
     its blocks are reserved at admission, so that nothing running is evicted. `pulls_kv`: its prompt's KV
     comes from a prefill worker; `hands_off`: it goes to a decode worker. `matcher` constrains the answer; the
-    next token is not sampled before it `is_ready`.
+    next token is not sampled before it `is_ready`. `prompt_logprobs` are those of the prompt's computed part,
+    if requested.
     """
 
     token_ids: list[int]
@@ -46,6 +47,7 @@ class Sequence:
     phase: Phase = Phase.WAITING
     num_computed: int = 0
     lease: Lease | None = None
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def num_generated(self) -> int:

@@ -147,7 +147,8 @@ class StepLoop:
         if reason is not None:
             usage = Usage(sequence.num_prompt, 0, sequence.num_generated)
         logprobs = (token.logprob,) if token.logprob is not None else None
-        call.outbox.put_nowait(TokenChunk((token.token_id,), reason, usage, logprobs))
+        scored = tuple(sequence.prompt_logprobs) if sequence.prompt_logprobs and reason is not None else None
+        call.outbox.put_nowait(TokenChunk((token.token_id,), reason, usage, logprobs, scored))
         if reason is not None:
             call.outbox.put_nowait(None)
 

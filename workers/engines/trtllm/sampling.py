@@ -39,6 +39,8 @@ def sampling_params(request: GenerateRequest, lib: Library, facts: ModelFacts, *
         params["min_tokens"] = min(min_tokens, max_tokens)
     if asked.logprobs is not None:
         params["logprobs"] = max(1, asked.logprobs)  # 0 would leave out the chosen token's, too
+    if asked.prompt_logprobs is not None:
+        raise InvalidRequest("TensorRT-LLM workers give no log probabilities of the prompt.", param="echo")
     if asked.logit_bias:
         params["embedding_bias"] = library.embedding_bias(asked.logit_bias, facts.vocab_size)
     if asked.guided is not None:
