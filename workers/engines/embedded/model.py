@@ -50,7 +50,7 @@ class GptOss:
         )
 
     def forward(self, token_ids: list[int], positions: list[int], paged: PagedBatch) -> torch.Tensor:
-        """Run T tokens at their `positions`, writing their KV to the pool; returns hidden states [T, hidden]."""
+        """Run T tokens at their `positions`, writing KV to the pool; returns hidden states [T, hidden]."""
         states: torch.Tensor = self._model.model(
             input_ids=torch.tensor([token_ids], device=self._device),
             position_ids=torch.tensor([positions], device=self._device),
@@ -61,7 +61,7 @@ class GptOss:
         return states[0]
 
     def logits(self, hidden: torch.Tensor, rows: list[int]) -> torch.Tensor:
-        """float32 logits [len(rows), vocab] of what comes after these rows of hidden states."""
+        """The float32 logits [len(rows), vocab] of these rows of hidden states."""
         index = torch.tensor(rows, dtype=torch.int64, device=self._device)
         logits: torch.Tensor = self._model.lm_head(hidden.index_select(0, index))
         return logits.float()

@@ -15,7 +15,7 @@ from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
 from workers.engines.embedded.staging import Buffer, Staging
 
 _CPU_POOL_BYTES = 1 << 30
-# Logits of so many prompt tokens at once: of gpt-oss's vocabulary they take 200 MB.
+# Prompt tokens whose logits are computed at once: 200 MB with gpt-oss's vocabulary.
 _ROWS_AT_ONCE = 256
 
 
@@ -62,7 +62,7 @@ class Runner:
         return [next(chosen) if work.samples else None for work in works]
 
     def _score(self, work: Work, hidden: torch.Tensor, first_row: int) -> None:
-        """Note the log probabilities of the prompt's tokens after those of `work`, if they are asked for."""
+        """Record the log probabilities of the prompt tokens that follow those of `work`, if requested."""
         sequence = work.sequence
         num_top = sequence.sampling.prompt_logprobs
         if num_top is None:
