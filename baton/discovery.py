@@ -12,9 +12,9 @@ from baton.messages import WorkerInfo
 log = logging.getLogger(__name__)
 
 MAX_WORKERS = 4096
-"""Further registrations are ignored."""
+"""Maximum number of registrations; further ones are ignored."""
 MAX_WORKER_BYTES = 64 * 1024
-"""Larger registrations are ignored; real ones are under 1 KiB."""
+"""Maximum size of a registration; larger ones are ignored, real ones are under 1 KiB."""
 
 
 class Discovery(Protocol):

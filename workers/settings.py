@@ -52,7 +52,7 @@ class Schema(Protocol):
         ...
 
     def default(self, name: str) -> object:
-        """The default of a leaf, or of a nested mapping that is not a mapping."""
+        """The default of a leaf, or of a nested mapping whose default is not one."""
         ...
 
     def build(self, values: dict[str, object]) -> Any:

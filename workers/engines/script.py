@@ -16,8 +16,8 @@ MAX_SCRIPT_BYTES = 4 << 20
 
 
 class Scene(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Answers to prompts that contain `when` (empty matches all). Prompt number n of a conversation gets
-    answer n; the last answer repeats.
+    """Answers to prompts that contain `when` (empty matches all). A prompt that has n earlier answers gets
+    `answers[n]`, or the last one.
 
     They are Harmony as gpt-oss writes it, after `<|start|>assistant`, up to `<|return|>` or `<|call|>`.
     """

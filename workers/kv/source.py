@@ -171,7 +171,7 @@ async def _stream(sock: socket.socket, payload: Memory) -> AsyncIterator[None]:
 
 
 def _notice_dead_host(sock: socket.socket) -> None:
-    """Detect a machine that vanished within about half a minute."""
+    """Within about half a minute, end the connections of a machine that vanished."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):  # Linux
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
