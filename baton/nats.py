@@ -37,7 +37,7 @@ _CALLER = "baton.v1.caller."
 _WORKER = "baton.v1.worker."
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
 _NO_RESPONDERS = "503"
-# nats-py's defaults: give up after 60 attempts, notice a hung server after 4 minutes.
+# By default nats-py gives up after 60 attempts and notices a hung server after 4 minutes.
 _OPTIONS: dict[str, Any] = {
     "name": "baton", "connect_timeout": CONNECT_TIMEOUT_S,
     "max_reconnect_attempts": -1, "reconnect_time_wait": _TICK_S,
