@@ -11,11 +11,11 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from baton.errors import BatonError
+from baton.errors import BatonError, InvalidRequest
 from frontend import openapi
 from frontend.chat.answer import prepare_chat
 from frontend.completions.answer import prepare_completion
-from frontend.http.errors import Envelope, ErrorBody, ErrorDetail, retry_after
+from frontend.http.errors import Envelope, ErrorBody, retry_after
 from frontend.http.exchange import Receive, Scope, Send
 from frontend.http.respond import Endpoint, Serve, generating
 from frontend.http.services import Services
@@ -49,6 +49,22 @@ def routes(state: ServerState) -> dict[tuple[str, str], Serve]:
         ("POST", "/detokenize"): detokenize,
         ("GET", "/tokenizer_info"): tokenizer_info,
     }
+
+
+class RouteNotFound(BatonError):
+    """Nothing is served under this path."""
+
+    code = "route_not_found"
+    status = 404
+    kind = "invalid_request_error"
+
+
+class MethodNotAllowed(BatonError):
+    """The path is served, but not with this method."""
+
+    code = "method_not_allowed"
+    status = 405
+    kind = "invalid_request_error"
 
 
 class App:
@@ -174,10 +190,10 @@ def _json(body: msgspec.Struct, status: int = 200, headers: dict[str, str] | Non
 async def _http_error(request: Request, error: Exception) -> Response:
     """What the framework refuses: 404 for an unknown route, 405 for a method."""
     assert isinstance(error, HTTPException)
-    code = {404: "route_not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    message = f"{request.method} {request.url.path}: {error.detail}.{_hint(request)}"
-    detail = ErrorDetail(message=message, type="invalid_request_error", code=code)
-    return _json(ErrorBody(error=detail), error.status_code, dict(error.headers or {}))
+    kind = {404: RouteNotFound, 405: MethodNotAllowed}.get(error.status_code, InvalidRequest)
+    path = request.url.path
+    refusal = kind(f"{request.method} {path}: {error.detail}.{_hint(request)}")
+    return _json(envelope_of(path)(refusal), error.status_code, dict(error.headers or {}))
 
 
 def _hint(request: Request) -> str:

@@ -62,8 +62,9 @@ class TextConfig(msgspec.Struct, kw_only=True):
 
 
 class ResponseTool(msgspec.Struct, kw_only=True):
-    """A tool: a `function` with the JSON schema of its `parameters`, a `custom` one that takes text, or a
-    `namespace` of such `tools`. Other types are run by OpenAI's servers."""
+    """A tool: a `function` with the JSON schema of its `parameters`, a `custom` one that takes text, a
+    `namespace` of such `tools`, or `local_shell`, `shell` and `apply_patch`, which the client's machine runs.
+    Other types are run by OpenAI's servers."""
 
     hints: ClassVar[frozenset[str]] = frozenset({"eager_input_streaming"})
 
@@ -78,6 +79,7 @@ class ResponseTool(msgspec.Struct, kw_only=True):
     output_schema: dict[str, Any] | None = None
     format: "ToolFormat | None" = None
     tools: "list[ResponseTool] | None" = None
+    environment: Any = None
 
 
 class ToolFormat(msgspec.Struct, kw_only=True):
@@ -100,7 +102,19 @@ class CustomByName(msgspec.Struct, kw_only=True, tag_field="type", tag="custom")
     name: str
 
 
-class AllowedTool(msgspec.Struct, kw_only=True):
+class ShellByType(msgspec.Struct, kw_only=True, tag_field="type", tag="shell"):
+    """`tool_choice`: the shell must be called."""
+
+
+class LocalShellByType(msgspec.Struct, kw_only=True, tag_field="type", tag="local_shell"):
+    """`tool_choice`: the local shell must be called."""
+
+
+class PatchByType(msgspec.Struct, kw_only=True, tag_field="type", tag="apply_patch"):
+    """`tool_choice`: a patch must be applied."""
+
+
+class AllowedTool(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One of the tools that may be called."""
 
     type: str
@@ -114,7 +128,15 @@ class FunctionsByName(msgspec.Struct, kw_only=True, tag_field="type", tag="allow
     tools: Annotated[list[AllowedTool], msgspec.Meta(min_length=1)]
 
 
-ToolChoice = Literal["none", "auto", "required"] | FunctionByName | CustomByName | FunctionsByName
+ToolChoice = (
+    Literal["none", "auto", "required"]
+    | FunctionByName
+    | CustomByName
+    | ShellByType
+    | LocalShellByType
+    | PatchByType
+    | FunctionsByName
+)
 
 
 class ResponseBody(OpenAIFields, kw_only=True):
@@ -152,9 +174,7 @@ class ResponseBody(OpenAIFields, kw_only=True):
     store: bool | None = None
     background: bool | None = None
     tools: list[ResponseTool] | None = None
-    tool_choice: (
-        Literal["none", "auto", "required"] | FunctionByName | CustomByName | FunctionsByName | None
-    ) = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Count | None = None
     reasoning: Reasoning | None = None

@@ -44,6 +44,7 @@ async def prepare_response(
     (choice,) = await prepare(request, asker, served, services.thoughts, max_choices=1)
     shape = OutputShape(
         tools={tool.called: tool for tool in asked.offered.tools},
+        machine_tools=frozenset(asked.offered.machine),
         keep=lambda item_id, text: services.thoughts.keep(asker.owner, [item_id], text),
         as_summary=summary_of(body) is not None,
         seal=seal if SEALED in (body.include or ()) else None,

@@ -10,11 +10,11 @@ from frontend.responses.items import (
     FunctionCallItem,
     ItemStatus,
     MessageItem,
-    OutputItem,
     OutputText,
     ReasoningItem,
     ReasoningText,
     SummaryText,
+    WrittenItem,
 )
 from frontend.turn.logprobs import ContentLogprob
 
@@ -83,7 +83,7 @@ class OpenItem:
     """An output item while it is being written. Its methods give the events, or b"" without a `writer`."""
 
     def __init__(
-        self, item: OutputItem, index: int, writer: EventWriter | None, *, as_summary: bool = False
+        self, item: WrittenItem, index: int, writer: EventWriter | None, *, as_summary: bool = False
     ) -> None:
         self.item = item
         self._writer = writer
@@ -161,7 +161,7 @@ class OpenItem:
         return b"" if self._writer is None else self._writer.event(kind, **fields)
 
 
-def _shape_of(item: OutputItem) -> _Shape:
+def _shape_of(item: WrittenItem) -> _Shape:
     match item:
         case ReasoningItem():
             return _THOUGHT

@@ -9,12 +9,15 @@ from msgspec import UNSET
 from baton.errors import InvalidRequest
 from frontend.http.body import invalid
 from frontend.responses.items import (
+    MACHINE_ITEMS,
     CustomCallItem,
     CustomOutputItem,
     FunctionCallItem,
     FunctionOutputItem,
     InputText,
     Item,
+    MachineCallItem,
+    MachineOutputItem,
     MessageItem,
     OutputText,
     Phase,
@@ -98,14 +101,13 @@ GIVEN_ITEMS: dict[str, type[msgspec.Struct]] = {
     "custom_tool_call": GivenCustomCall,
     "custom_tool_call_output": GivenOutput,
     "item_reference": GivenReference,
+    **MACHINE_ITEMS,
 }
 # What only OpenAI's servers or other models make, as agents bring it along in a session.
 LEFT_OUT = frozenset(
     {
         "web_search_call", "file_search_call", "computer_call", "computer_call_output",
-        "image_generation_call", "code_interpreter_call", "local_shell_call",
-        "local_shell_call_output", "shell_call", "shell_call_output", "apply_patch_call",
-        "apply_patch_call_output", "mcp_list_tools", "mcp_approval_request",
+        "image_generation_call", "code_interpreter_call", "mcp_list_tools", "mcp_approval_request",
         "mcp_approval_response", "mcp_call", "compaction", "tool_search_call", "tool_search_output",
     }
 )  # fmt: skip
@@ -152,8 +154,11 @@ class InputReader:
                 return _call(given)
             case GivenOutput():
                 return self._output(given, kind, path)
+            case GivenReference():
+                return given
             case _:
-                assert isinstance(given, GivenReference)
+                assert isinstance(given, MachineCallItem | MachineOutputItem)
+                given.id = given.id or new_id("item")
                 return given
 
     def _message(self, given: GivenMessage, path: str) -> MessageItem:

@@ -1,5 +1,6 @@
 """The items of a response's input and output, in the one shape in which they are kept and given."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -96,7 +97,97 @@ class FunctionOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="fu
     status: ItemStatus
 
 
+class LocalShellAction(msgspec.Struct, kw_only=True):
+    """One command with its arguments."""
+
+    command: list[str]
+    type: Literal["exec"] = "exec"
+    env: dict[str, str] = {}
+    timeout_ms: int | None = None
+    user: str | None = None
+    working_directory: str | None = None
+
+
+class ShellAction(msgspec.Struct, kw_only=True):
+    """Lines for a shell, one after the other."""
+
+    commands: list[str]
+    timeout_ms: int | None = None
+    max_output_length: int | None = None
+
+
+class PatchOperation(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is done to one file."""
+
+    type: Literal["create_file", "update_file", "delete_file"]
+    path: str
+    diff: str | None = None
+
+
+class LocalShellCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="local_shell_call"):
+    """A call of `local_shell`."""
+
+    call_id: str
+    action: LocalShellAction
+    id: str = ""
+    status: ItemStatus = "completed"
+
+
+class ShellCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="shell_call"):
+    """A call of `shell`."""
+
+    call_id: str
+    action: ShellAction
+    id: str = ""
+    status: ItemStatus = "completed"
+
+
+class PatchCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="apply_patch_call"):
+    """A call of `apply_patch`."""
+
+    call_id: str
+    operation: PatchOperation
+    id: str = ""
+    status: ItemStatus = "completed"
+
+
+class LocalShellOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="local_shell_call_output"):
+    """What a command printed. OpenAI's `id` is that of the call; some clients send `call_id`."""
+
+    output: str
+    id: str = ""
+    call_id: str | None = None
+
+
+class ShellOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="shell_call_output"):
+    """What each line printed, and how it ended."""
+
+    call_id: str
+    output: str | list[dict[str, Any]]
+    id: str = ""
+
+
+class PatchOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="apply_patch_call_output"):
+    """Whether a patch was applied, and what was said to it."""
+
+    call_id: str
+    status: str = "completed"
+    output: str | None = None
+    id: str = ""
+
+
+MachineCallItem = LocalShellCallItem | ShellCallItem | PatchCallItem
+MachineOutputItem = LocalShellOutputItem | ShellOutputItem | PatchOutputItem
+MACHINE_ITEMS: Mapping[str, type[msgspec.Struct]] = {
+    "local_shell_call": LocalShellCallItem,
+    "shell_call": ShellCallItem,
+    "apply_patch_call": PatchCallItem,
+    "local_shell_call_output": LocalShellOutputItem,
+    "shell_call_output": ShellOutputItem,
+    "apply_patch_call_output": PatchOutputItem,
+}
+
 CallItem = FunctionCallItem | CustomCallItem
-ResultItem = FunctionOutputItem | CustomOutputItem
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
-Item = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | FunctionOutputItem | CustomOutputItem
+WrittenItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
+OutputItem = WrittenItem | MachineCallItem
+Item = OutputItem | FunctionOutputItem | CustomOutputItem | MachineOutputItem

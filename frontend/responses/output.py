@@ -22,7 +22,9 @@ from frontend.responses.items import (
     OutputItem,
     Phase,
     ReasoningItem,
+    WrittenItem,
 )
+from frontend.responses.machine import call_item
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
 from frontend.turn.ids import new_id
@@ -31,12 +33,14 @@ from frontend.turn.seal import Seal
 
 
 class OutputShape(msgspec.Struct, frozen=True, kw_only=True):
-    """How the output is given: `tools` by the names under which they are called, thoughts as summaries or
+    """How the output is given: `tools` by the names under which they are called, of these `machine_tools` by
+    their types; thoughts as summaries or
     not, and sealed for the client to carry if there is a `seal`. `keep` is told each reasoning item's id and
     text."""
 
     tools: Mapping[str, Tool]
     keep: Callable[[str, str], None]
+    machine_tools: frozenset[str] = frozenset()
     as_summary: bool = False
     seal: Seal | None = None
 
@@ -53,6 +57,8 @@ class OutputWriter:
         self._shape = shape
         self._writer = writer
         self._open: OpenItem | None = None
+        self._machine_call: ToolCallStart | None = None
+        self._machine_arguments: list[str] = []
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
         """The events of these deltas."""
@@ -81,8 +87,7 @@ class OutputWriter:
                 opening, item = self._reasoning()
                 return opening + item.write(delta.text)
             case ToolCallArguments():
-                assert self._open is not None, "arguments follow the start of their call"
-                return self._open.write(delta.text)
+                return self._arguments(delta.text)
             case ToolCallStart():
                 return self._begin_call(delta)
             case MessageEnd():
@@ -102,9 +107,12 @@ class OutputWriter:
         return self._begin(ReasoningItem(id=new_id("rs"), status="in_progress"))
 
     def _begin_call(self, delta: ToolCallStart) -> bytes:
+        if delta.name in self._shape.machine_tools:
+            self._machine_call, self._machine_arguments = delta, []
+            return b""
         tool = self._shape.tools.get(delta.name, Tool(name=delta.name))
         namespace = UNSET if tool.namespace == FUNCTIONS else tool.namespace
-        item: OutputItem
+        item: WrittenItem
         if tool.takes_text:
             item = CustomCallItem(
                 id=new_id("ctc"),
@@ -126,13 +134,33 @@ class OutputWriter:
         opening, _ = self._begin(item)
         return opening
 
-    def _begin(self, item: OutputItem) -> tuple[bytes, OpenItem]:
+    def _arguments(self, text: str) -> bytes:
+        if self._machine_call is not None:
+            self._machine_arguments.append(text)
+            return b""
+        assert self._open is not None, "arguments follow the start of their call"
+        return self._open.write(text)
+
+    def _begin(self, item: WrittenItem) -> tuple[bytes, OpenItem]:
         as_summary = self._shape.as_summary and isinstance(item, ReasoningItem)
         self._open = OpenItem(item, len(self.items), self._writer, as_summary=as_summary)
         self.items.append(item)
         return self._open.begin(), self._open
 
+    def _end_machine_call(self, call: ToolCallStart) -> bytes:
+        """The call of a tool that the client's machine runs, which is told when it is whole."""
+        self._machine_call = None
+        item = call_item(call.name, call.call_id, "".join(self._machine_arguments))
+        index = len(self.items)
+        self.items.append(item)
+        if self._writer is None:
+            return b""
+        added = self._writer.event("response.output_item.added", output_index=index, item=item)
+        return added + self._writer.event("response.output_item.done", output_index=index, item=item)
+
     def _end(self, delta: MessageEnd) -> bytes:
+        if self._machine_call is not None:
+            return self._end_machine_call(self._machine_call)
         open_item = self._open
         if open_item is None:
             return b""

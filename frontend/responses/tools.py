@@ -4,14 +4,26 @@ import msgspec
 
 from baton.errors import InvalidRequest
 from frontend.harmony.conversation import FUNCTIONS, Namespace, TextGrammar, Tool
-from frontend.responses.body import CustomByName, FunctionByName, FunctionsByName, ResponseBody, ResponseTool
+from frontend.responses.body import (
+    CustomByName,
+    FunctionByName,
+    FunctionsByName,
+    LocalShellByType,
+    PatchByType,
+    ResponseBody,
+    ResponseTool,
+    ShellByType,
+)
+from frontend.responses.machine import is_machine_tool, machine_tool
 from frontend.turn.form import CallChoice
 
 
 class OfferedTools(msgspec.Struct):
-    """The tools as the prompt shows them; `left_out` are the types that only OpenAI's servers run."""
+    """The tools as the prompt shows them, of these `machine` by their types; `left_out` are the types that
+    only OpenAI's servers run."""
 
     tools: list[Tool] = []
+    machine: list[str] = []
     namespaces: list[Namespace] = []
     left_out: list[str] = []
 
@@ -33,6 +45,11 @@ def _offer(tool: ResponseTool, path: str, offered: OfferedTools, namespace: str 
             offered.namespaces.append(Namespace(name=name, description=tool.description, path=path))
             for j, inner in enumerate(tool.tools or ()):
                 _offer(inner, f"{path}.tools[{j}]", offered, name)
+        case kind if isinstance(tool.environment, dict) and "container" in str(tool.environment.get("type")):
+            offered.left_out.append(f"tools[].{kind}.environment"[:80])
+        case kind if (tool_of_kind := machine_tool(kind, path)) is not None and namespace == FUNCTIONS:
+            offered.tools.append(tool_of_kind)
+            offered.machine.append(kind)
         case kind:
             offered.left_out.append(f"tools[].{kind}"[:80])
 
@@ -81,9 +98,16 @@ def call_choice(body: ResponseBody) -> CallChoice:
     match body.tool_choice:
         case FunctionByName(name=name) | CustomByName(name=name):
             return CallChoice(must_call=True, names=frozenset({name}))
+        case ShellByType():
+            return CallChoice(must_call=True, names=frozenset({"shell"}))
+        case LocalShellByType():
+            return CallChoice(must_call=True, names=frozenset({"local_shell"}))
+        case PatchByType():
+            return CallChoice(must_call=True, names=frozenset({"apply_patch"}))
         case FunctionsByName(mode=mode, tools=tools):
-            # Those that OpenAI's servers run are not offered; without a name they are meant by their type.
-            names = frozenset(tool.name for tool in tools if tool.name is not None)
+            # Without a name they are meant by their type; those that OpenAI's servers run are not offered.
+            named = (tool.type if is_machine_tool(tool.type) else tool.name for tool in tools)
+            names = frozenset(name for name in named if name is not None)
             return CallChoice(must_call=mode == "required", names=names)
         case choice:
             return CallChoice(may_call=choice != "none", must_call=choice == "required")

@@ -19,10 +19,17 @@ from frontend.responses.items import (
     FunctionOutputItem,
     InputText,
     Item,
+    LocalShellCallItem,
+    LocalShellOutputItem,
     MessageItem,
     OutputText,
+    PatchCallItem,
+    PatchOutputItem,
     ReasoningItem,
+    ShellCallItem,
+    ShellOutputItem,
 )
+from frontend.responses.machine import call_of, result_of
 from frontend.turn.history import joined
 
 
@@ -42,6 +49,11 @@ def _turn(item: Item, path: str) -> Turn:
             return ToolResult(call_id=item.call_id, text=_text(item.output), path=f"{path}.call_id")
         case MessageItem():
             return _message(item)
+        case LocalShellCallItem() | ShellCallItem() | PatchCallItem():
+            return AssistantTurn(tool_calls=(call_of(item),))
+        case LocalShellOutputItem() | ShellOutputItem() | PatchOutputItem():
+            call_id, text = result_of(item)
+            return ToolResult(call_id=call_id, text=text, path=f"{path}.call_id")
 
 
 def _call(item: CallItem) -> ToolCall:

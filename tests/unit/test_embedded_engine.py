@@ -11,59 +11,12 @@ import pytest
 
 from baton.errors import BatonError, DeadlineExceeded, EngineFailure, HandoffFailed
 from baton.messages import GenerateRequest, KvHandoff, Role, Sampling
+from tests.memory_wire import Wire
 from tests.tiny_gpt_oss import prompt, write_checkpoint
 from tests.waiting import PATIENCE_S, scaled, until
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
-from workers.kv.memory import Memory, host_view
-from workers.kv.transceiver import CacheTransceiver, Ticket
-
-
-class Wire:
-    """A CacheTransceiver inside one process; `on_pull` runs before each pull."""
-
-    transport_name = "memory"
-    moves_device_memory = False
-
-    def __init__(self) -> None:
-        self.offers: dict[int, Memory] = {}
-        self.num_pulls = 0
-        self.addresses: set[int] = set()
-        self.hold = asyncio.Event()
-        self.hold.set()
-        self.fault: Exception | None = None
-        self._moved: dict[int, asyncio.Event] = {}
-
-    async def start(self) -> None:
-        pass
-
-    def offer(self, payload: Memory) -> Ticket:
-        offer_id = len(self._moved)
-        self.offers[offer_id] = payload
-        self.addresses.add(payload.address)
-        self._moved[offer_id] = asyncio.Event()
-        return Ticket(wire="memory", offer_id=offer_id, num_bytes=payload.num_bytes, peer=b"")
-
-    async def moved(self, ticket: Ticket) -> None:
-        await self._moved[ticket.offer_id].wait()
-
-    def withdraw(self, ticket: Ticket) -> None:
-        self.offers.pop(ticket.offer_id, None)
-
-    async def pull(self, ticket: Ticket, into: Memory, deadline_s: float) -> None:
-        self.num_pulls += 1
-        self.addresses.add(into.address)
-        async with asyncio.timeout(PATIENCE_S):
-            await self.hold.wait()
-        if self.fault is not None:
-            raise self.fault
-        if ticket.offer_id not in self.offers:
-            raise HandoffFailed("the offer was withdrawn")
-        host_view(into)[:] = host_view(self.offers[ticket.offer_id])
-        self._moved[ticket.offer_id].set()
-
-    async def close(self) -> None:
-        self.offers.clear()
+from workers.kv.transceiver import CacheTransceiver
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +97,16 @@ def test_the_deadline_ends_a_pull_that_hangs(checkpoint: Path) -> None:
             wire.hold.clear()
             with pytest.raises(DeadlineExceeded, match="pulling"):
                 await answer(decode, ask(handoff, deadline_s=scaled(0.1)))
+
+    asyncio.run(main())
+
+
+def test_a_pull_has_what_is_left_of_the_handoffs_time(checkpoint: Path) -> None:
+    async def main() -> None:
+        wire = Wire()
+        async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
+            await answer(decode, ask(msgspec.structs.replace(handoff, ttl_s=1000.0)))
+            assert 1000.0 - PATIENCE_S < wire.deadlines_s[0] < 1000.0
 
     asyncio.run(main())
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baton.files import FilesDiscovery
+from baton.discovery import MAX_WORKERS
+from baton.files import FilesDiscovery, _View
 from baton.messages import WorkerInfo
 from tests.clock import run_jumping
 from tests.registry import Snapshot, onlooker, worker
@@ -252,3 +253,55 @@ def no_descriptors() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class _Raced(_View):
+    """A view that a new owner overtakes: it takes the name after the folder was listed."""
+
+    take_over: Callable[[], object] = staticmethod(lambda: None)
+
+    def _names(self) -> list[tuple[str, int]]:
+        names = super()._names()
+        self.take_over()
+        return names
+
+
+def test_the_file_of_a_new_owner_is_not_taken_for_the_dead_ones(tmp_path: Path) -> None:
+    path, newer = tmp_path / "w1.json", tmp_path / "w1.tmp"
+    path.write_bytes(msgspec.json.encode(worker("w1", incarnation="dead")))
+    newer.write_bytes(msgspec.json.encode(worker("w1", incarnation="alive")))
+    view = _Raced(tmp_path, 10.0)
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert view.look() == (worker("w1", incarnation="dead"),)
+    with newer.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        view.take_over = lambda: newer.rename(path) if newer.exists() else None
+        assert view.look() == ()
+        assert view.look() == (worker("w1", incarnation="alive"),)
+    view.close()
+
+
+def test_no_more_names_are_read_than_there_can_be_workers(tmp_path: Path) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    for i in range(MAX_WORKERS + 3):
+        (tmp_path / f"{i}.json").touch()
+    before = len(os.listdir("/proc/self/fd"))
+    view = _View(tmp_path, 10.0)
+    assert view.look() == ()
+    assert len(os.listdir("/proc/self/fd")) - before <= MAX_WORKERS
+    view.close()
+
+
+def test_a_change_is_seen_within_a_tenth_of_a_second(tmp_path: Path) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with aclosing(FilesDiscovery(tmp_path).watch()) as snapshots:
+            assert await anext(snapshots) == ()
+            async with FilesDiscovery(tmp_path).register(worker("w1")):
+                began_s = loop.time()
+                assert await anext(snapshots) == (worker("w1"),)
+                assert 0.01 < loop.time() - began_s < 0.1
+
+    run_jumping(main())

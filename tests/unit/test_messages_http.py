@@ -237,3 +237,8 @@ def test_control_tokens_in_any_text_stay_text() -> None:
         i for i in ids if i == next(n for t, n in TOKENIZER.special_ids.items() if t.value == "<|start|>")
     ]
     assert len(starts) == 4, "system, developer, user, and the answer's"
+
+
+def test_what_is_not_served_is_said_in_the_apis_own_envelope() -> None:
+    reply = asyncio.run(Client(ScriptedTokens("")).post("/v1/messages/batches", {}))
+    assert (reply.status, reply.json["type"], reply.error["type"]) == (404, "error", "not_found_error")

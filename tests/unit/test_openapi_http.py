@@ -18,6 +18,8 @@ ROUTES = routes(ServerState())
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 PAGE: Any = asyncio.run(Client(ScriptedTokens("")).get("/openapi.json")).json
 
+OF_NO_OPERATION = {"route_not_found", "method_not_allowed"}
+
 
 def test_the_real_schemas_are_shown() -> None:
     schemas = PAGE["components"]["schemas"]
@@ -35,7 +37,7 @@ def test_every_error_is_shown() -> None:
         return {kind.code}.union(*map(codes, kind.__subclasses__()))
 
     text = json.dumps(PAGE)
-    assert [code for code in codes(BatonError) if f"`{code}`" not in text] == []
+    assert {code for code in codes(BatonError) if f"`{code}`" not in text} == OF_NO_OPERATION
 
 
 def test_every_reference_leads_somewhere() -> None:

@@ -108,7 +108,9 @@ def test_a_tool_of_openais_servers_is_refused_only_where_it_is_demanded() -> Non
     body = {"model": MODEL, "input": "Hi", "tools": [{"type": "web_search"}]}
     reply = asyncio.run(client.post("/v1/responses", {**body, "tool_choice": {"type": "web_search"}}))
     assert (reply.status, reply.error["param"]) == (400, "tool_choice.type")
-    assert "x-baton-ignored" in respond(client, tools=[{"type": "web_search"}]).headers
+    hosted = [{"type": "web_search"}, {"type": "computer_use_preview", "environment": "browser"}]
+    ignored = respond(client, tools=hosted).headers["x-baton-ignored"]
+    assert ignored == "tools[].web_search, tools[].computer_use_preview"
 
 
 @pytest.mark.parametrize("syntax", ["lark", "regex"])

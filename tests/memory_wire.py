@@ -1,0 +1,61 @@
+"""A cache transceiver inside one process, whose pulls a test can hold or fail."""
+
+import asyncio
+
+from baton.errors import HandoffFailed
+from tests.waiting import PATIENCE_S
+from workers.kv.memory import Memory, host_view
+from workers.kv.transceiver import Ticket
+
+
+class Wire:
+    """A CacheTransceiver inside one process; `on_pull` runs before each pull."""
+
+    transport_name = "memory"
+    moves_device_memory = False
+
+    def __init__(self) -> None:
+        self.offers: dict[int, Memory] = {}
+        self.num_pulls = 0
+        self.deadlines_s: list[float] = []
+        self.addresses: set[int] = set()
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.fault: Exception | None = None
+        self._moved: dict[int, asyncio.Event] = {}
+
+    async def start(self) -> None:
+        pass
+
+    def offer(self, payload: Memory) -> Ticket:
+        offer_id = len(self._moved)
+        self.offers[offer_id] = payload
+        self.addresses.add(payload.address)
+        self._moved[offer_id] = asyncio.Event()
+        return Ticket(wire="memory", offer_id=offer_id, num_bytes=payload.num_bytes, peer=b"")
+
+    async def moved(self, ticket: Ticket) -> None:
+        await self._moved[ticket.offer_id].wait()
+
+    def withdraw(self, ticket: Ticket) -> None:
+        self.offers.pop(ticket.offer_id, None)
+
+    async def pull(self, ticket: Ticket, into: Memory, deadline_s: float) -> None:
+        self.num_pulls += 1
+        self.deadlines_s.append(deadline_s)
+        self.addresses.add(into.address)
+        async with asyncio.timeout(PATIENCE_S):
+            await self.hold.wait()
+        if self.fault is not None:
+            raise self.fault
+        if ticket.offer_id not in self.offers:
+            raise HandoffFailed("the offer was withdrawn")
+        host_view(into)[:] = host_view(self.offers[ticket.offer_id])
+        self._moved[ticket.offer_id].set()
+
+    def all_moved(self) -> bool:
+        """Whether every pull is done."""
+        return all(each.is_set() for each in self._moved.values())
+
+    async def close(self) -> None:
+        self.offers.clear()

@@ -1,0 +1,151 @@
+"""KV that arrives after its request has ended: stored nowhere, and nothing goes on from it."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from baton.errors import DeadlineExceeded
+from baton.messages import GenerateRequest, KvHandoff, Role, Sampling
+from tests.memory_wire import Wire
+from tests.tiny_gpt_oss import prompt, write_checkpoint
+from tests.waiting import PATIENCE_S, until
+from workers.engines.embedded.admission import Limits, new_sequence
+from workers.engines.embedded.call import Call
+from workers.engines.embedded.engine import EmbeddedEngine
+from workers.engines.embedded.model import VERSIONS
+from workers.engines.embedded.runner import Runner
+from workers.engines.embedded.scheduler import Scheduler
+from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
+from workers.engines.embedded.steps import StepLoop
+from workers.engines.embedded.transfer import Transfers
+
+SETTINGS = EmbeddedSettings(kv_cache_config=KvCacheSettings(tokens_per_block=8, max_tokens=2048))
+
+
+class Pulling(NamedTuple):
+    """The decode end of a handoff whose pull the wire holds."""
+
+    steps: StepLoop
+    thread: ThreadPoolExecutor
+    transfers: Transfers
+    call: Call
+    taking: asyncio.Task[None]
+
+    def stored(self) -> torch.Tensor:
+        """What the pool holds in the call's blocks."""
+        pool, lease = self.steps.runner.pool, self.call.sequence.lease
+        assert lease is not None
+        return torch.stack(list(pool.read(0, torch.tensor(lease.blocks), 1))).clone()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def ask(handoff: KvHandoff | None = None) -> GenerateRequest:
+    sampling = Sampling(max_tokens=6, seed=0, temperature=0.0)
+    return GenerateRequest(
+        request_id="r1",
+        model="m",
+        token_ids=prompt(40),
+        sampling=sampling,
+        deadline_s=PATIENCE_S,
+        handoff=handoff,
+    )
+
+
+@contextlib.asynccontextmanager
+async def pulling(checkpoint: Path, wire: Wire) -> AsyncIterator[Pulling]:
+    prefill = EmbeddedEngine(
+        SETTINGS,
+        model_path=checkpoint,
+        role=Role.PREFILL,
+        worker_id="p",
+        incarnation="1",
+        transceiver=wire,
+    )
+    await prefill.start()
+    thread = ThreadPoolExecutor(1)
+    runner = Runner(SETTINGS, checkpoint, stage_on_device=False)
+    scheduler = Scheduler(
+        num_blocks=runner.pool.num_blocks,
+        tokens_per_block=runner.pool.tokens_per_block,
+        context_length=runner.context_length,
+        max_batch_size=4,
+        max_num_tokens=64,
+        chunked_prefill=True,
+    )
+    steps = StepLoop(runner, thread, scheduler, max_calls=4)
+    transfers = Transfers(steps, wire, worker_id="d", incarnation="1", version=VERSIONS, ttl_s=PATIENCE_S)
+    running = asyncio.create_task(steps.run())
+    wire.hold.clear()
+    async with contextlib.aclosing(prefill.prefill(ask())) as replies:
+        handoff = await anext(replies)
+        assert isinstance(handoff, KvHandoff)
+        request = ask(handoff)
+        limits = Limits(
+            context_length=runner.context_length, vocab_size=runner.vocab_size, max_prompt_tokens=None
+        )
+        call = steps.open(request, new_sequence(request, limits, hands_off=False))
+        taking = asyncio.create_task(transfers.take_over(call, handoff))
+        await until(lambda: wire.num_pulls == 1)
+        yield Pulling(steps, thread, transfers, call, taking)
+        await taking
+        steps.close(call)
+    running.cancel()
+    await asyncio.wait([running])
+    thread.shutdown()
+    await prefill.stop()
+
+
+def test_kv_that_comes_too_late_is_not_stored(checkpoint: Path) -> None:
+    async def main() -> None:
+        wire = Wire()
+        async with pulling(checkpoint, wire) as here:
+            before = here.stored()
+            here.steps.fail(here.call, DeadlineExceeded("over"))  # its blocks may be another's from now on
+            wire.hold.set()
+            await here.taking
+            assert torch.equal(here.stored(), before)
+
+    asyncio.run(main())
+
+
+def test_kv_that_comes_in_time_is_stored_and_goes_on(checkpoint: Path) -> None:
+    async def main() -> None:
+        wire = Wire()
+        async with pulling(checkpoint, wire) as here:
+            before = here.stored()
+            wire.hold.set()
+            await here.taking
+            assert not torch.equal(here.stored(), before)
+            assert here.transfers.num_handoffs == 1
+            assert await here.call.next_chunk() is not None
+
+    asyncio.run(main())
+
+
+def test_a_call_that_ended_while_its_kv_was_stored_does_not_go_on(checkpoint: Path) -> None:
+    async def main() -> None:
+        wire, go_on = Wire(), threading.Event()
+        async with pulling(checkpoint, wire) as here:
+            blocking = asyncio.create_task(here.steps.on_thread(go_on.wait, PATIENCE_S))
+            wire.hold.set()
+            await until(wire.all_moved)
+            for _ in range(10):
+                await asyncio.sleep(0)  # turns in which it asks the thread to store the KV
+            here.steps.fail(here.call, DeadlineExceeded("over"))
+            go_on.set()
+            await asyncio.gather(here.taking, blocking)
+            assert here.transfers.num_handoffs == 0
+            assert here.call.outbox.qsize() == 1, "the error, and no token"
+
+    asyncio.run(main())

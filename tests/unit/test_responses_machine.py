@@ -1,0 +1,127 @@
+"""Tools that the client's machine runs: functions to the model, items of their own types to the client."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from openai.types.responses import Response
+
+from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
+
+Json = dict[str, Any]
+
+THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
+HI = {"role": "user", "content": "Hi"}
+LINES = {"commands": ["ls", "pwd"], "timeout_ms": 5000}
+PATCH = {"type": "update_file", "path": "a.py", "diff": "-a\n+b\n"}
+CALLS: dict[str, tuple[Json, Json, Json]] = {
+    "local_shell": (
+        {"command": ["ls", "-l"], "working_directory": "/tmp"},
+        {
+            "type": "local_shell_call",
+            "action": {
+                "type": "exec",
+                "command": ["ls", "-l"],
+                "env": {},
+                "timeout_ms": None,
+                "user": None,
+                "working_directory": "/tmp",
+            },
+        },
+        {"type": "local_shell_call_output", "output": "total 0"},
+    ),
+    "shell": (
+        LINES,
+        {"type": "shell_call", "action": LINES | {"max_output_length": None}},
+        {"type": "shell_call_output", "output": [{"stdout": "total 0", "stderr": ""}]},
+    ),
+    "apply_patch": (
+        PATCH,
+        {"type": "apply_patch_call", "operation": PATCH},
+        {"type": "apply_patch_call_output", "status": "completed", "output": "total 0"},
+    ),
+}
+
+
+def answer(kind: str, arguments: str) -> str:
+    return f"{THINK}<|channel|>commentary to=functions.{kind} <|constrain|>json<|message|>{arguments}<|call|>"
+
+
+def respond(client: Client, **fields: Any) -> Reply:
+    reply = asyncio.run(client.post("/v1/responses", {"model": MODEL, "input": [HI], **fields}))
+    assert reply.status == 200, reply.body
+    assert "x-baton-ignored" not in reply.headers
+    return reply
+
+
+def prompt(client: Client) -> str:
+    return TOKENIZER.decode(client.tokens.requests[-1].token_ids)
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_a_call_is_an_item_of_the_tools_own_type_and_comes_back(kind: str) -> None:
+    arguments, item, output = CALLS[kind]
+    client = Client(ScriptedTokens(answer(kind, json.dumps(arguments))))
+    body = respond(client, tools=[{"type": kind}]).json
+    Response.model_validate(body)
+    assert f"type {kind} = (_: {{" in prompt(client)
+    form = client.tokens.requests[0].sampling.guided
+    assert form is not None
+    assert form.last[0].grammar is not None
+
+    thought, called = body["output"]
+    assert called == item | {"id": called["id"], "call_id": called["call_id"], "status": "completed"}
+    streamed = Client(ScriptedTokens(answer(kind, json.dumps(arguments))))
+    events = respond(streamed, tools=[{"type": kind}], stream=True).events
+    told = [e["item"] for e in events if e["type"] == "response.output_item.done"][-1]
+    assert told.keys() == called.keys()
+    assert events[-1]["response"]["output"][-1] == told
+
+    result = output | {"call_id": called["call_id"]}
+    respond(client, tools=[{"type": kind}], input=[HI, thought, called, result])
+    said = prompt(client)
+    written = json.dumps(arguments, separators=(",", ":"))
+    assert f"assistant to=functions.{kind}commentary json{written}" in said
+    assert "total 0" in said.partition(f"functions.{kind} to=assistant")[2]
+
+
+def test_the_output_of_a_local_shell_may_name_its_call_as_openai_does() -> None:
+    arguments, _, output = CALLS["local_shell"]
+    client = Client(ScriptedTokens(answer("local_shell", json.dumps(arguments))))
+    _, called = respond(client, tools=[{"type": "local_shell"}]).json["output"]
+    respond(client, input=[HI, called, output | {"id": called["call_id"]}])
+    assert "total 0" in prompt(client)
+
+
+def test_what_does_not_fit_is_told_as_a_function_call() -> None:
+    client = Client(ScriptedTokens(answer("shell", '{"command": 1}')))
+    _, called = respond(client, tools=[{"type": "shell"}]).json["output"]
+    assert (called["type"], called["name"], called["arguments"]) == (
+        "function_call",
+        "shell",
+        '{"command": 1}',
+    )
+
+
+@pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_a_tool_can_be_demanded_by_its_type(kind: str, is_allowed: bool) -> None:
+    client = Client(ScriptedTokens(answer(kind, json.dumps(CALLS[kind][0]))))
+    choice: Json = {"type": kind}
+    if is_allowed:
+        choice = {"type": "allowed_tools", "mode": "required", "tools": [choice]}
+    tools = [{"type": kind}, {"type": "function", "name": "f"}]
+    assert respond(client, tools=tools, tool_choice=choice).json["tool_choice"] == choice
+    form = client.tokens.requests[0].sampling.guided
+    assert form is not None
+    assert all(f"functions.{kind}" in message.headers[0] for message in form.last)
+
+
+def test_a_shell_in_openais_containers_is_left_out() -> None:
+    client = Client(ScriptedTokens(THINK))
+    tool = {"type": "shell", "environment": {"type": "container_auto"}}
+    reply = asyncio.run(client.post("/v1/responses", {"model": MODEL, "input": [HI], "tools": [tool]}))
+    assert "tools[].shell.environment" in reply.headers["x-baton-ignored"]
+    local = {"type": "shell", "environment": {"type": "local"}}
+    respond(client, tools=[local])
