@@ -111,7 +111,7 @@ def test_kv_that_comes_too_late_is_not_stored(checkpoint: Path) -> None:
         wire = Wire()
         async with pulling(checkpoint, wire) as here:
             before = here.stored()
-            here.steps.fail(here.call, DeadlineExceeded("over"))  # its blocks may have a new owner from now on
+            here.steps.fail(here.call, DeadlineExceeded("over"))  # its blocks may get a new owner
             wire.hold.set()
             await here.taking
             assert torch.equal(here.stored(), before)
