@@ -537,7 +537,7 @@ def test_a_token_that_the_model_does_not_have_harms_nobody(build_sampling: Build
         async with started(build_sampling, Role.DECODE) as (engine,):
             for token_ids in ([1, 10_000_000], [1, -1]):
                 await expect(InvalidRequest, str(token_ids[1]), engine.decode(ask(token_ids)))
-            await expect(InvalidRequest, "no token", engine.decode(ask([])))
+            await expect(InvalidRequest, "prompt is empty", engine.decode(ask([])))
             await alone(engine, ask(prompt(5)))
 
     asyncio.run(main())

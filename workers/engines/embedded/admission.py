@@ -28,7 +28,7 @@ def new_sequence(request: GenerateRequest, limits: Limits, *, hands_off: bool) -
     if min(sampling.choice, sampling.logprobs or 0, sampling.prompt_logprobs or 0) < 0:
         raise InvalidRequest("choice and logprobs must not be negative")
     if sampling.prompt_logprobs is not None and sampling.max_tokens > 1:
-        raise InvalidRequest("prompt_logprobs need max_tokens to be at most 1", param="max_tokens")
+        raise InvalidRequest("prompt_logprobs need an answer of at most one token", param="max_tokens")
     num_tokens = len(request.token_ids)
     num_left = sampling.max_tokens - request.num_generated
     return Sequence(
