@@ -33,8 +33,8 @@ class Wires:
     host: str = flag("127.0.0.1", "address to bind and to announce to peers", env="BATON_HOST", metavar="IP")
 
     def __post_init__(self) -> None:
-        if self.host in ("0.0.0.0", "::"):  # noqa: S104  refused here
-            raise ValueError(f"--host {self.host}: peers cannot reach it; use this machine's own address")
+        if self.host in ("", "0.0.0.0", "::"):  # noqa: S104  refused here
+            raise ValueError(f"--host {self.host!r}: peers cannot reach it; use this machine's own address")
 
     def discovery(self) -> Discovery:
         """The selected registry; connects on first use."""
@@ -61,7 +61,7 @@ class Wires:
             return NatsTransport(self.nats_server)
         from baton.tcp import TcpTransport
 
-        return TcpTransport(bind_host=self.host)
+        return TcpTransport(host=self.host)
 
     def check(self) -> None:
         """Raise UnsafeFolder, with advice in its message, if the file registry is not safe."""

@@ -104,9 +104,18 @@ class DeadlineExceeded(BatonError):
     status = 504
     kind = "timeout_error"
 
+    def __init__(
+        self,
+        message: str = "The request's deadline is over; ask for less, or allow more time.",
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
+
 
 class EngineFailure(BatonError):
-    """The engine failed on this request, or failed as a whole."""
+    """The engine failed on this request, but keeps running; a dead engine is WorkerLost."""
 
     code = "engine_failure"
     status = 500

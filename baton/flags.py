@@ -64,11 +64,33 @@ def parse(
     parser = argparse.ArgumentParser(
         prog=prog, description=description, allow_abbrev=False, formatter_class=_ONE_LINE_EACH
     )
+    try:
+        return _parsed(cls, vars(_with_flags(parser, cls).parse_args(argv)), environ)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def read(cls: type[T], argv: Sequence[str]) -> Parsed[T]:
+    """What another process would make of this command line, its environment left out. Raises ValueError."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    try:
+        given, unknown = _with_flags(parser, cls).parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise ValueError(str(error)) from error
+    if unknown:
+        raise ValueError(f"unrecognized arguments: {' '.join(unknown)}")
+    return _parsed(cls, vars(given), {})
+
+
+def _with_flags(parser: argparse.ArgumentParser, cls: type) -> argparse.ArgumentParser:
     for field, kind in _leaves(cls):
         _add_flag(parser, field, kind)
-    given = vars(parser.parse_args(argv))
+    return parser
+
+
+def _parsed(cls: type[T], given: Mapping[str, Any], environ: Mapping[str, str]) -> Parsed[T]:
     sources: dict[str, str] = {}
-    return Parsed(_build(cls, given, environ, sources, parser), sources)
+    return Parsed(_build(cls, given, environ, sources), sources)
 
 
 def _leaves(cls: type) -> list[tuple[dataclasses.Field[Any], Any]]:
@@ -113,45 +135,36 @@ def _plain(kind: Any) -> Any:
     return kind
 
 
-def _build(
-    cls: type[T],
-    given: Mapping[str, Any],
-    environ: Mapping[str, str],
-    sources: dict[str, str],
-    parser: argparse.ArgumentParser,
-) -> T:
+def _build(cls: type[T], given: Mapping[str, Any], environ: Mapping[str, str], sources: dict[str, str]) -> T:
     hints = get_type_hints(cls)
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # T is a dataclass by contract
         kind = hints[field.name]
         if dataclasses.is_dataclass(kind):
-            values[field.name] = _build(kind, given, environ, sources, parser)  # type: ignore[arg-type]  # a dataclass, as asked above
+            values[field.name] = _build(kind, given, environ, sources)  # type: ignore[arg-type]  # a dataclass, as asked above
             continue
         env = next((name for name in field.metadata["env"] if environ.get(name)), None)
         if field.name in given:
             values[field.name], sources[field.name] = given[field.name], "flag"
         elif env is not None:
-            values[field.name], sources[field.name] = _from_env(env, environ[env], kind, parser), env
+            values[field.name], sources[field.name] = _from_env(env, environ[env], kind), env
         else:
             values[field.name], sources[field.name] = field.default, "default"
-    try:
-        return cls(**values)
-    except ValueError as error:
-        parser.error(str(error))
+    return cls(**values)
 
 
-def _from_env(env: str, text: str, kind: Any, parser: argparse.ArgumentParser) -> Any:
+def _from_env(env: str, text: str, kind: Any) -> Any:
     plain = _plain(kind)
     if get_origin(plain) is Literal:
         if text in get_args(plain):
             return text
-        parser.error(f"{env}={text}: allowed are {', '.join(get_args(plain))}")
+        raise ValueError(f"{env}={text}: allowed are {', '.join(get_args(plain))}")
     if plain is bool:
         return text.lower() in ("1", "true", "yes", "on")
     try:
         return plain(text)
     except ValueError:
-        parser.error(f"{env}={text}: not a valid {plain.__name__}")
+        raise ValueError(f"{env}={text}: not a valid {plain.__name__}") from None
 
 
 def _flatten(settings: Any) -> dict[str, Any]:

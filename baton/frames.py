@@ -113,7 +113,7 @@ class Wire(Protocol):
         ...
 
 
-class Outbox:
+class FrameWriter:
     """Batches envelopes to one peer: those put in one turn of the event loop leave in one frame.
 
     `refuse(envelope, error)` is called for an envelope that cannot be sent (too large, or not encodable) and
@@ -174,7 +174,7 @@ class Outbox:
         self._send(envelopes[middle:])
 
 
-class Inbox(Generic[T]):
+class FrameReader(Generic[T]):
     """Decodes the frames of one peer and checks version, worker and order.
 
     It also counts ticks of silence. Ticks, not seconds: a process that was itself suspended first reads what

@@ -199,8 +199,6 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     engine: str
     engine_version: str
-    reasoning_parser: str = "gpt_oss"
-    tool_call_parser: str = "harmony"
     kv_layout: KvLayout | None = None
     kv_transfer: str = ""
     kv_timeout_s: float | None = None

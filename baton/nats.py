@@ -25,7 +25,7 @@ from baton.errors import WorkerLost
 from baton.messages import Reply, Request
 from baton.serving import Service, WorkerLink
 from baton.streams import CallerLink, Pace, call_over
-from baton.transport import Answer
+from baton.transport import Respond
 
 CONNECT_TIMEOUT_S = 3
 CLOSE_S = 1
@@ -71,10 +71,10 @@ class NatsTransport:
         self._closed = False
 
     @contextlib.asynccontextmanager
-    async def serve(self, worker_id: str, answer: Answer) -> AsyncIterator[str]:
+    async def serve(self, worker_id: str, respond: Respond) -> AsyncIterator[str]:
         """`Transport.serve`. Raises ConnectionError if the NATS server is unreachable."""
         subject = f"{_WORKER}{_UNFIT.sub('_', worker_id)}.{secrets.token_hex(4)}"
-        service = Service(subject, answer, self._pace)
+        service = Service(subject, respond, self._pace)
         post = await self._connected()
         box = _Box(subject, accept=lambda to, reply, forget: service.accept(_Wire(post, to, reply, forget)))
         subscription = await post.subscribe(box)

@@ -10,7 +10,7 @@ from baton.errors import BatonError, EngineFailure, ErrorInfo, NotReady, Overloa
 from baton.frames import Beat, Cancel, Credit, End, Envelope, Fail, Goodbye, Hello, Next, Open
 from baton.messages import GenerateRequest, Request
 from baton.streams import WINDOW, Bell, Pace, Pulse
-from baton.transport import Answer
+from baton.transport import Respond
 
 MAX_STREAMS = 4096
 """Maximum streams per link; more are refused with Overloaded."""
@@ -46,15 +46,15 @@ class WorkerLink:
         self._service = service
         self._lost = False
         self._streams: dict[int, _Stream] = {}
-        self._inbox = frames.Inbox(frames.FROM_CALLER, service.worker)
-        self._outbox = frames.Outbox(wire, self._cannot_send)
-        self._outbox.put(Hello(frames.VERSION, service.worker))
+        self._reader = frames.FrameReader(frames.FROM_CALLER, service.worker)
+        self._writer = frames.FrameWriter(wire, self._cannot_send)
+        self._writer.put(Hello(frames.VERSION, service.worker))
         self._pulse = Pulse(service.pace.tick_s, self._tick)
 
     def receive(self, frame: bytes | bytearray) -> None:
         """Process one frame of the caller; an invalid one drops the link."""
         try:
-            for envelope in self._inbox.open(frame):
+            for envelope in self._reader.open(frame):
                 self._take(envelope)
         except frames.LinkBroken as broken:
             self.lose(str(broken))
@@ -70,14 +70,14 @@ class WorkerLink:
         for stream in self._streams.values():
             stream.cancel()
         self._service.links.discard(self)
-        self._outbox.close(Goodbye(reason))
+        self._writer.close(Goodbye(reason))
         self._wire.close()
 
     def stop_streams(self) -> None:
         """Close every generator. Callers get WorkerLost at once; later output is dropped."""
         stopped = WorkerLost(f"worker {self._service.worker} has stopped").to_wire()
         for number, stream in self._streams.items():
-            self._outbox.put(Fail(number, stopped))
+            self._writer.put(Fail(number, stopped))
             stream.cancel()
 
     def _take(self, envelope: frames.ToWorker) -> None:
@@ -102,10 +102,10 @@ class WorkerLink:
         if number in self._streams:
             raise frames.LinkBroken(f"stream {number} was opened twice")
         if self._service.stopping or self._lost:
-            self._outbox.put(Fail(number, NotReady("the worker is stopping; use another one").to_wire()))
+            self._writer.put(Fail(number, NotReady("the worker is stopping; use another one").to_wire()))
         elif len(self._streams) >= MAX_STREAMS:
             full = Overloaded(f"{MAX_STREAMS} streams are open to this worker", retry_after_s=1.0)
-            self._outbox.put(Fail(number, full.to_wire()))
+            self._writer.put(Fail(number, full.to_wire()))
         else:
             stream = self._streams[number] = _Stream()
             stream.task = asyncio.get_running_loop().create_task(self._answer(number, stream, request))
@@ -118,9 +118,9 @@ class WorkerLink:
 
     async def _answer(self, number: int, stream: _Stream, request: Request) -> None:
         """Send the generator's replies, then how it ended."""
-        put, writable = self._outbox.put, self._wire.writable
+        put, writable = self._writer.put, self._wire.writable
         try:
-            async with contextlib.aclosing(self._service.answer(request)) as replies:
+            async with contextlib.aclosing(self._service.respond(request)) as replies:
                 async for reply in replies:
                     put(Next(number, reply))
                     stream.credit -= 1
@@ -149,18 +149,18 @@ class WorkerLink:
         return Fail(envelope.stream, error.to_wire())
 
     def _tick(self) -> None:
-        if self._inbox.tick() >= self._service.pace.num_silent:
+        if self._reader.tick() >= self._service.pace.num_silent:
             self.lose("the caller is silent")
         else:
-            self._outbox.put(Beat())
+            self._writer.put(Beat())
 
 
 class Service:
     """Serves one worker's handler to all of its callers."""
 
-    def __init__(self, worker: str, answer: Answer, pace: Pace) -> None:
+    def __init__(self, worker: str, respond: Respond, pace: Pace) -> None:
         self.worker = worker
-        self.answer = answer
+        self.respond = respond
         self.pace = pace
         self.stopping = False
         self.stopped = False

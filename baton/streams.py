@@ -102,15 +102,15 @@ class CallerLink:
         self._calls: dict[int, _Call] = {}
         self._num_opened = 0
         self._num_idle = 0
-        self._inbox = frames.Inbox(frames.FROM_WORKER, worker)
-        self._outbox = frames.Outbox(wire, self._cannot_send)
-        self._outbox.put(Hello(frames.VERSION, worker))
+        self._reader = frames.FrameReader(frames.FROM_WORKER, worker)
+        self._writer = frames.FrameWriter(wire, self._cannot_send)
+        self._writer.put(Hello(frames.VERSION, worker))
         self._pulse = Pulse(pace.tick_s, self._tick)
 
     def receive(self, frame: bytes | bytearray) -> None:
         """Process one frame of the worker; an invalid one drops the link."""
         try:
-            for envelope in self._inbox.open(frame):
+            for envelope in self._reader.open(frame):
                 if type(envelope) is Next:
                     self._push(envelope)
                 else:
@@ -129,7 +129,7 @@ class CallerLink:
         for call in self._calls.values():
             call.end(WorkerLost(f"worker {self._worker} was lost: {reason}"))
         self._calls.clear()
-        self._outbox.close(Goodbye(reason))
+        self._writer.close(Goodbye(reason))
         self._wire.close()
 
     def open(self, request: Request) -> _Call:
@@ -139,18 +139,18 @@ class CallerLink:
         self._num_opened += 1
         self._num_idle = 0
         call = self._calls[self._num_opened] = _Call(self._num_opened)
-        self._outbox.put(Open(call.number, request))
+        self._writer.put(Open(call.number, request))
         return call
 
     def consumed(self, call: _Call, num_replies: int) -> None:
         """Let the worker send as many more."""
         if not call.ended:
-            self._outbox.put(Credit(call.number, num_replies))
+            self._writer.put(Credit(call.number, num_replies))
 
     def leave(self, call: _Call) -> None:
         """Forget the call; tells the worker unless the call has ended."""
         if self._calls.pop(call.number, None) is not None:
-            self._outbox.put(Cancel(call.number))
+            self._writer.put(Cancel(call.number))
 
     def _push(self, envelope: Next) -> None:
         call = self._calls.get(envelope.stream)
@@ -181,12 +181,12 @@ class CallerLink:
 
     def _tick(self) -> None:
         self._num_idle = 0 if self._calls else self._num_idle + 1
-        if self._inbox.tick() >= self._pace.num_silent:
+        if self._reader.tick() >= self._pace.num_silent:
             self.lose("it does not respond")
         elif self._num_idle >= self._pace.num_idle:
             self.lose("idle")
         else:
-            self._outbox.put(Beat())
+            self._writer.put(Beat())
 
 
 async def call_over(
@@ -226,5 +226,5 @@ def _end_overdue(call: _Call, request: Request) -> asyncio.TimerHandle | None:
     """End the call at its deadline, even if the worker hangs."""
     if not isinstance(request, GenerateRequest):
         return None
-    error = DeadlineExceeded("The request's deadline was exceeded; request fewer tokens or allow more time.")
+    error = DeadlineExceeded()
     return asyncio.get_running_loop().call_later(request.deadline_s, call.end, error)

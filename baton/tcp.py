@@ -15,7 +15,7 @@ from baton.listener import Admission, Listener, num_connections
 from baton.messages import Reply, Request
 from baton.serving import MAX_CALLERS, Service, WorkerLink
 from baton.streams import CallerLink, Pace, call_over
-from baton.transport import Answer
+from baton.transport import Respond
 
 CONNECT_TIMEOUT_S = 3.0
 CLOSE_S = 1.0
@@ -26,26 +26,18 @@ _TURNED_AWAY = 64
 _TICK_S = 1.0
 _HIGH_WATER_BYTES = 1024 * 1024
 """With more than this unsent, generators wait; the frame of one turn may exceed it."""
-_WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104  names them to refuse them
 
 
 class TcpTransport:
     """`Transport` over plain TCP; addresses are `tcp://HOST:PORT/WORKER.TOKEN`, with a new token each time.
 
-    `serve` listens on a free port of `bind_host`. Callers connect to `advertise_host` (default: `bind_host`).
-    A peer that is silent for `liveness_s` is dead.
+    `serve` listens on a free port of `host`, which callers connect to. A peer that is silent for `liveness_s`
+    is dead.
     """
 
-    def __init__(
-        self,
-        *,
-        bind_host: str = "127.0.0.1",
-        advertise_host: str | None = None,
-        liveness_s: float = 10.0,
-    ) -> None:
+    def __init__(self, *, host: str = "127.0.0.1", liveness_s: float = 10.0) -> None:
         tick_s = min(_TICK_S, liveness_s / 4)
-        self._bind_host = bind_host
-        self._advertise_host = advertise_host or bind_host
+        self._host = host
         self._pace = Pace(
             tick_s=tick_s, num_silent=round(liveness_s / tick_s), num_idle=round(IDLE_S / tick_s)
         )
@@ -55,16 +47,14 @@ class TcpTransport:
         self._closed = False
 
     @contextlib.asynccontextmanager
-    async def serve(self, worker_id: str, answer: Answer) -> AsyncIterator[str]:
-        """`Transport.serve`. Raises OSError if `bind_host` is not local, ValueError if it is a wildcard."""
-        host = self._advertise_host
-        if host in _WILDCARDS:
-            raise ValueError(f"bound to {self._bind_host!r}: set advertise_host to an address for callers")
+    async def serve(self, worker_id: str, respond: Respond) -> AsyncIterator[str]:
+        """`Transport.serve`. Raises OSError if `host` is not local."""
+        host = self._host
         service = Service(
-            f"{urllib.parse.quote(worker_id, safe='')}.{secrets.token_hex(16)}", answer, self._pace
+            f"{urllib.parse.quote(worker_id, safe='')}.{secrets.token_hex(16)}", respond, self._pace
         )
-        family = socket.AF_INET6 if ":" in self._bind_host else socket.AF_INET
-        sock = socket.create_server((self._bind_host, 0), family=family, backlog=MAX_CALLERS)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = socket.create_server((host, 0), family=family, backlog=MAX_CALLERS)
         port = sock.getsockname()[1]
         callers = _Callers(service)
         listener = Listener(sock, callers.take, callers.admission.make_room)

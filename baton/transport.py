@@ -6,7 +6,7 @@ from typing import Protocol
 
 from baton.messages import Reply, Request
 
-Answer = Callable[[Request], AsyncGenerator[Reply, None]]
+Respond = Callable[[Request], AsyncGenerator[Reply, None]]
 """A worker's handler, called once per request; closing the generator cancels the work."""
 
 
@@ -22,8 +22,8 @@ class Transport(Protocol):
     * A GenerateRequest ends with DeadlineExceeded after its `deadline_s`, even if a peer hangs.
     """
 
-    def serve(self, worker_id: str, answer: Answer) -> AbstractAsyncContextManager[str]:
-        """Serve `answer` while the context is open; yields the address for `WorkerInfo`."""
+    def serve(self, worker_id: str, respond: Respond) -> AbstractAsyncContextManager[str]:
+        """Serve `respond` while the context is open; yields the address for `WorkerInfo`."""
         ...
 
     def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:

@@ -12,7 +12,7 @@ from baton.process import Shutdown, first_of, run
 from baton.registry_folder import UnsafeFolder
 from baton.telemetry import configure_logging
 from frontend.app import ServerState, create_app
-from frontend.config import FrontendSettings
+from frontend.flags import FrontendSettings
 from frontend.http.browsers import Browsers
 from frontend.http.server import HttpServer
 from frontend.http.services import Services

@@ -31,14 +31,10 @@ class Metrics:
             "baton_requests", "Answered; 499 is a client that left.", (*by_model, "status")
         )
         self._duration = latency(
-            "baton_request_duration_seconds",
-            "From the request's arrival to the end of its answer.",
-            by_model,
+            "baton_request_duration_seconds", "From a request's arrival to its answer's end.", by_model
         )
         self._first_token = latency(
-            "baton_time_to_first_token_seconds",
-            "From the request's arrival to its first token.",
-            by_model,
+            "baton_time_to_first_token_seconds", "From a request's arrival to its first token.", by_model
         )
         self._token = Histogram(
             "baton_inter_token_latency_seconds",
@@ -57,6 +53,7 @@ class Metrics:
         )
         self._prompt_tokens = counter("baton_prompt_tokens", "Tokens of the prompts.", model)
         self._completion_tokens = counter("baton_completion_tokens", "Tokens of the answers.", model)
+        self._history_tokens = counter("baton_history_tokens", "Tokens of earlier answers.", ("source",))
         self._running = gauge("baton_running_requests", "Requests being answered.", route)
         self._disconnects = counter("baton_disconnects", "Clients that left before the end.", route)
         self._repairs = counter("baton_harmony_repairs", "Malformed Harmony that was understood.", ("kind",))
@@ -86,6 +83,8 @@ class Metrics:
         if tally.num_prompt_tokens:
             self._prompt_tokens.labels(tally.model).inc(tally.num_prompt_tokens)
             self._completion_tokens.labels(tally.model).inc(tally.num_completion_tokens)
+        for source, count in tally.history.items():
+            self._history_tokens.labels(source).inc(count)
         for kind, count in tally.repairs.items():
             self._repairs.labels(kind).inc(count)
 
@@ -118,6 +117,7 @@ class Tally(msgspec.Struct, kw_only=True):
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
     repairs: Mapping[str, int] = {}
+    history: Mapping[str, int] = {}
     disconnected: bool = False
 
     @property

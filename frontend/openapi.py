@@ -33,7 +33,7 @@ from frontend.responses.history import PreviousNotFound
 from frontend.responses.object import DeletedResponse, InputTokens, ItemList, ResponseObject
 from frontend.responses.routes import ResponseNotFound
 from frontend.responses.store import StoreFailure
-from frontend.routing.fleet import Health
+from frontend.routing.health import Health
 from frontend.text.served import ContextTooLong
 from frontend.tokenization import (
     DetokenizeAnswer,

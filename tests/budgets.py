@@ -7,7 +7,7 @@ from pathlib import Path
 
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 40
-PACKAGES = ("frontend", "workers", "baton", "tools")
+PACKAGES = ("operations", "frontend", "workers", "baton", "tools")
 TABULAR: frozenset[str] = frozenset()
 
 

@@ -17,7 +17,7 @@ from frontend.http.exchange import AsgiApp
 from frontend.http.services import Services
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore
-from frontend.routing.fleet import Health
+from frontend.routing.health import Health
 from frontend.text.served import ServedModel
 from frontend.text.specials import SpecialToken
 from frontend.text.tokenizer import ModelTokenizer
@@ -95,7 +95,7 @@ class ScriptedTokens:
         self.go_on = asyncio.Event()
         self.paused = asyncio.Event()
         self.num_ended = 0
-        self._texts = texts
+        self.texts = texts
         self._tokens_per_chunk = tokens_per_chunk
         self._pause_at = pause_at
         self._fail_at = fail_at
@@ -103,7 +103,7 @@ class ScriptedTokens:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         self.requests.append(request)
-        text = self._texts[request.sampling.choice % len(self._texts)]
+        text = self.texts[request.sampling.choice % len(self.texts)]
         token_ids = TOKENIZER.encode_text(text, allow_special=True)
         limit = request.sampling.max_tokens
         finish_reason = "length" if limit < len(token_ids) else "stop"

@@ -63,7 +63,7 @@ def new_engine(
 
 def executor(engine: TrtllmEngine) -> Any:
     """The double's executor in the engine."""
-    return engine._requests.llm._executor  # noqa: SLF001  only tests need it
+    return engine._requests.open.llm._executor  # noqa: SLF001  only tests need it
 
 
 @asynccontextmanager

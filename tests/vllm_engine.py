@@ -12,6 +12,7 @@ from tests.waiting import until
 from workers.engines.vllm.engine import VllmEngine
 from workers.engines.vllm.library import load_library
 from workers.engines.vllm.settings import load_vllm_settings
+from workers.flags import DisaggregationMode
 
 CONFIG: dict[str, Any] = {
     "max_num_seqs": 8,
@@ -22,7 +23,9 @@ CONFIG: dict[str, Any] = {
 
 
 @asynccontextmanager
-async def started(checkpoint: Path, mode: str = "prefill", **config: Any) -> AsyncGenerator[VllmEngine, None]:
+async def started(
+    checkpoint: Path, mode: DisaggregationMode = "prefill", **config: Any
+) -> AsyncGenerator[VllmEngine, None]:
     """An engine in this mode, which must hold nothing at the end of the test."""
     lib = load_library()
     typed = {"model": str(checkpoint)}
@@ -40,12 +43,12 @@ def is_idle(engine: VllmEngine) -> bool:
     """Whether nothing runs, waits, is held or pinned, or the core is dead."""
     stats = engine.stats()
     held = (stats.num_running, stats.num_waiting, stats.kv_used_blocks, stats.kv_pinned_blocks)
-    return not any(held) or engine._calls.broke.is_set()  # noqa: SLF001  no other way to know
+    return not any(held) or engine._calls.open.broke.is_set()  # noqa: SLF001  no other way to know
 
 
 def core(engine: VllmEngine) -> Any:
     """The double's core in the engine."""
-    return engine._calls.llm._core  # noqa: SLF001  only tests need it
+    return engine._calls.open.llm._core  # noqa: SLF001  only tests need it
 
 
 def ask(num_tokens: int = 40, **options: Any) -> GenerateRequest:

@@ -7,17 +7,17 @@ from baton.flags import parse
 from baton.process import Shutdown, run
 from baton.registry_folder import UnsafeFolder
 from baton.telemetry import configure_logging
-from workers.config import WorkerSettings
 from workers.engines.build import build_engine
 from workers.engines.choose import with_engine
-from workers.settings import SettingsError
+from workers.flags import WorkerSettings
+from workers.settings_text import SettingsError
 from workers.worker import new_identity, run_worker
 
 log = logging.getLogger("workers")
 
 
 def main(argv: list[str]) -> int:
-    """Exit status: 0 after a drain, 1 if the engine failed, 2 for invalid settings."""
+    """Exit status: 0 after a drain or a valid --check, 1 if the engine failed, 2 for invalid settings."""
     parsed = parse(WorkerSettings, argv, prog="python -m workers", description="One engine, one role.")
     settings = parsed.settings
     configure_logging(settings.log_level)
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
             return 2
         log.info("settings %s", " ".join(complete.lines()))
         log.info("engine settings %s", " ".join(lines))
-        return await run_worker(settings, engine, identity, shutdown)
+        return 0 if settings.check else await run_worker(settings, engine, identity, shutdown)
 
     return run(life)
 

@@ -23,8 +23,8 @@ class Engine(Protocol):
     """An engine in one role. Contract: `tests/contract/test_engine.py`.
 
     To cancel is to close the generator: the engine aborts and frees the slot in its `finally`. Errors of one
-    request are BatonErrors from the generator. If the engine dies, it raises `EngineFailure` and `failed()`
-    returns; the worker then withdraws and exits non-zero.
+    request are BatonErrors from the generator. A dead engine raises WorkerLost, as another worker can serve
+    the request, and `failed()` returns; the worker then withdraws and exits non-zero.
     """
 
     async def start(self) -> EngineInfo:

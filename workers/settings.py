@@ -2,30 +2,21 @@
 
 import dataclasses
 import difflib
-import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, get_type_hints
 
 import msgspec
-import yaml
 
 from baton.flags import without_secrets
-from baton.yaml12 import Yaml12Loader, number
+from workers.settings_text import Node, SettingsError, read_json, read_yaml
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-MAX_YAML_BYTES = 1 << 20
-OVERRIDE = "--override-engine-args"
-
 Given = dict[str, tuple[object, str]]
 """Given values, by key path of the leaf, with their sources."""
-
-
-class SettingsError(Exception):
-    """An invalid setting. The message names the file, line and key path, and what is allowed."""
 
 
 class InvalidField(ValueError):
@@ -119,7 +110,7 @@ def load_settings(
 
 
 def read(
-    schema: Schema,
+    schema: Schema | None,
     yaml_path: Path | None,
     typed: Mapping[str, object],
     override: str | None = None,
@@ -131,14 +122,14 @@ def read(
 
     `typed` has the values of flags, by key path (`kv_cache_config.free_gpu_memory_fraction`); `override` is a
     JSON object; `renamed` gives hints for unknown keys, `optional` the reasons why some keys may be dropped.
-    Raises SettingsError.
+    Without a schema, for a library that is not installed, any other key is accepted. Raises SettingsError.
     """
     given: Given = {}
     walk = _Walk(given, renamed or {}, optional or {})
     if yaml_path is not None:
-        walk.enter(schema, _read_yaml(yaml_path), "")
+        walk.enter(schema, read_yaml(yaml_path), "")
     if override is not None:
-        walk.enter(schema, _read_json(override), "")
+        walk.enter(schema, read_json(override), "")
     for path, value in typed.items():
         if not has(schema, path):
             raise SettingsError(f"flag for {path}: this engine has no such setting; remove the flag")
@@ -166,55 +157,6 @@ def build(schema: Schema, given: Given, origin: str) -> Loaded[Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Node:
-    """A value and its source; a mapping has `entries`, in the order of the text."""
-
-    place: str
-    value: object
-    entries: Sequence[tuple[str, "_Node"]] | None = None
-
-
-def _read_yaml(path: Path) -> _Node:
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(text) > MAX_YAML_BYTES:
-        raise SettingsError(f"{path}: {len(text)} bytes; at most {MAX_YAML_BYTES} are allowed")
-    try:
-        root = yaml.compose(text, Loader=Yaml12Loader)
-        return _Node(f"{path}:1", None, ()) if root is None else _from_yaml(root, path, root)
-    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
-        raise SettingsError(f"{path}: not valid YAML: {error}") from error
-
-
-def _from_yaml(node: yaml.Node, path: Path, key: yaml.Node) -> _Node:
-    entries = None
-    if isinstance(node, yaml.MappingNode):
-        entries = [(str(name.value), _from_yaml(value, path, name)) for name, value in node.value]
-    place = f"{path}:{key.start_mark.line + 1}"
-    try:
-        value = Yaml12Loader("").construct_document(node)
-    except Exception as error:  # PyYAML does not wrap its constructors' errors
-        raise SettingsError(f"{place}: not valid YAML: {error}") from error
-    return _Node(place, value, entries)
-
-
-def _read_json(text: str) -> _Node:
-    try:
-        return _from_json(json.loads(text, parse_float=number))
-    except ValueError as error:
-        raise SettingsError(f"{OVERRIDE}: not valid JSON: {error}") from error
-
-
-def _from_json(value: object) -> _Node:
-    entries = None
-    if isinstance(value, dict):
-        entries = [(str(name), _from_json(nested)) for name, nested in value.items()]
-    return _Node(OVERRIDE, value, entries)
-
-
-@dataclasses.dataclass(frozen=True)
 class _Walk:
     """Collects the leaves under a node and checks each against its field."""
 
@@ -222,30 +164,41 @@ class _Walk:
     renamed: Mapping[str, str]
     optional: Mapping[str, str]
 
-    def enter(self, schema: Schema, node: _Node, prefix: str) -> None:
+    def enter(self, schema: Schema | None, node: Node, prefix: str) -> None:
         if node.entries is None:
             raise SettingsError(f"{node.place}: {prefix.rstrip('.') or 'the file'}: must be a mapping")
-        fields = schema.fields()
         seen: set[str] = set()
         for name, child in node.entries:
-            path = prefix + name
             if name in seen:
-                raise SettingsError(f"{child.place}: {path}: given twice")
+                raise SettingsError(f"{child.place}: {prefix}{name}: given twice")
             seen.add(name)
-            if name not in fields:
-                self._refuse(fields, prefix, name, child)
-            elif (nested := fields[name]) is None or (child.value is None and schema.nullable(name)):
-                put(self.given, path, self._leaf(schema, name, path, child), child.place)
+            if schema is None and prefix + name not in self.renamed:
+                self._take_as_it_stands(child, prefix + name)
             else:
-                self.enter(nested, child, f"{path}.")
+                self._take(schema, child, prefix, name)
 
-    def _refuse(self, fields: Mapping[str, Schema | None], prefix: str, name: str, node: _Node) -> None:
+    def _take_as_it_stands(self, node: Node, path: str) -> None:
+        if node.entries is None:
+            put(self.given, path, node.value, node.place)
+        else:
+            self.enter(None, node, f"{path}.")
+
+    def _take(self, schema: Schema | None, node: Node, prefix: str, name: str) -> None:
+        fields, path = schema.fields() if schema is not None else {}, prefix + name
+        if schema is None or name not in fields:
+            self._refuse(fields, prefix, name, node)
+        elif (nested := fields[name]) is None or (node.value is None and schema.nullable(name)):
+            put(self.given, path, self._leaf(schema, name, path, node), node.place)
+        else:
+            self.enter(nested, node, f"{path}.")
+
+    def _refuse(self, fields: Mapping[str, Schema | None], prefix: str, name: str, node: Node) -> None:
         path = prefix + name
         if path not in self.optional:
             raise SettingsError(f"{node.place}: {path}: unknown key{self._hint(fields, prefix, name)}")
         log.warning("dropped %s=%s (%s): %s", path, node.value, node.place, self.optional[path])
 
-    def _leaf(self, schema: Schema, name: str, path: str, node: _Node) -> object:
+    def _leaf(self, schema: Schema, name: str, path: str, node: Node) -> object:
         try:
             return schema.convert(name, node.value)
         except ValueError as error:
@@ -258,8 +211,10 @@ class _Walk:
         return f"; did you mean {prefix}{near[0]}?" if near else f"; known: {', '.join(sorted(fields))}"
 
 
-def has(schema: Schema, path: str) -> bool:
-    """Whether this key path is a leaf."""
+def has(schema: Schema | None, path: str) -> bool:
+    """Whether this key path is a leaf; without a schema it may be."""
+    if schema is None:
+        return True
     name, _, rest = path.partition(".")
     fields = schema.fields()
     if name not in fields:

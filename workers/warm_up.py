@@ -12,7 +12,7 @@ from baton.discovery import Discovery
 from baton.errors import HandoffFailed
 from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, WorkerInfo
 from baton.pairing import why_not_paired
-from baton.transport import Answer, Transport
+from baton.transport import Respond, Transport
 
 log = logging.getLogger(__name__)
 
@@ -22,18 +22,18 @@ _NUM_BYTES = 256  # the first ids of every byte-level vocabulary
 
 
 async def warm_up_pairs(
-    card: WorkerInfo, answer: Answer, discovery: Discovery, transport: Transport
+    card: WorkerInfo, respond: Respond, discovery: Discovery, transport: Transport
 ) -> tuple[str, ...]:
     """Try a handoff with each peer; returns the ids of those that failed within `PAIR_TIMEOUT_S`, each
     logged.
 
-    The worker of `card` must already be registered and served by `answer`: of two workers that start
+    The worker of `card` must already be registered and served by `respond`: of two workers that start
     together, at least one then sees the other.
     """
     if not card.kv_transfer:
         return ()
     peers = await _peers(card, discovery)
-    are_warm = await asyncio.gather(*(_is_warmed_up(card, answer, peer, transport) for peer in peers))
+    are_warm = await asyncio.gather(*(_is_warmed_up(card, respond, peer, transport) for peer in peers))
     return tuple(peer.worker_id for peer, is_warm in zip(peers, are_warm, strict=True) if not is_warm)
 
 
@@ -53,9 +53,9 @@ async def _peers(card: WorkerInfo, discovery: Discovery) -> list[WorkerInfo]:
     return peers
 
 
-async def _is_warmed_up(card: WorkerInfo, answer: Answer, peer: WorkerInfo, transport: Transport) -> bool:
-    remote: Answer = partial(transport.call, peer.address)
-    prefill, decode = (answer, remote) if card.role is Role.PREFILL else (remote, answer)
+async def _is_warmed_up(card: WorkerInfo, respond: Respond, peer: WorkerInfo, transport: Transport) -> bool:
+    remote: Respond = partial(transport.call, peer.address)
+    prefill, decode = (respond, remote) if card.role is Role.PREFILL else (remote, respond)
     began = asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(PAIR_TIMEOUT_S):
@@ -68,7 +68,7 @@ async def _is_warmed_up(card: WorkerInfo, answer: Answer, peer: WorkerInfo, tran
     return True
 
 
-async def _hand_over(prefill: Answer, decode: Answer, request: GenerateRequest) -> None:
+async def _hand_over(prefill: Respond, decode: Respond, request: GenerateRequest) -> None:
     """Hand over like the frontend: the prefill call stays open until decode has the KV."""
     async with aclosing(prefill(request)) as pinned:
         handoff = await anext(pinned, None)

@@ -12,8 +12,8 @@ from baton.discovery import Discovery
 from baton.messages import GenerateRequest, Reply, Request, Role, StatsRequest, WorkerInfo
 from baton.process import Shutdown, first_of
 from baton.transport import Transport
-from workers.config import WorkerSettings
 from workers.engine import Engine, EngineInfo
+from workers.flags import WorkerSettings
 from workers.warm_up import warm_up_pairs
 
 log = logging.getLogger(__name__)
@@ -145,8 +145,6 @@ def _card(
         context_length=info.context_length,
         engine=info.name,
         engine_version=info.version,
-        reasoning_parser=settings.dyn_reasoning_parser,
-        tool_call_parser=settings.dyn_tool_call_parser,
         kv_layout=info.kv_layout,
         kv_transfer=info.kv_transfer,
         kv_timeout_s=info.kv_timeout_s,

@@ -26,9 +26,7 @@ from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
 from frontend.turn.chunks import Envelope
 from frontend.turn.logprobs import ContentLogprob, content_logprobs
-
-# Between two messages of one kind: a preamble and the answer, two thoughts.
-PARAGRAPH = "\n\n"
+from frontend.turn.written import PARAGRAPH
 
 _encode = msgspec.json.Encoder().encode
 _NO_LOGPROBS = b',"logprobs":null,"finish_reason":null}'

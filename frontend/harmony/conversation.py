@@ -1,5 +1,6 @@
 """The words of a Harmony conversation, whatever API it came through."""
 
+from array import array
 from typing import Literal
 
 import msgspec
@@ -61,6 +62,11 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     takes_text: bool = False
     namespace: str = FUNCTIONS
 
+    @property
+    def called(self) -> str:
+        """The name by which the parser tells it."""
+        return called_name(self.namespace, self.name)
+
 
 class Instructions(msgspec.Struct, frozen=True, tag="instructions"):
     """A system or developer message of the API: goes into Harmony's developer message."""
@@ -74,14 +80,28 @@ class UserTurn(msgspec.Struct, frozen=True, tag="user"):
     text: str
 
 
+Kind = Literal["thought", "text", "call"]
+
+
+class WrittenMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message as the model wrote it: the tokens after `<|start|>assistant` for the first one of an answer,
+    else from `<|start|>` on; `text` is its body."""
+
+    kind: Kind
+    text: str
+    token_ids: "array[int]"
+    is_first: bool
+
+
 class AssistantTurn(msgspec.Struct, frozen=True, kw_only=True, tag="assistant"):
     """One earlier answer: reasoning, a preamble, then visible text (a preamble, too, when calls follow),
-    then calls."""
+    then calls. `written` are the messages in which the model said just that, if they are known."""
 
     reasoning: str | None = None
     preamble: str | None = None
     text: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    written: tuple[WrittenMessage, ...] = ()
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True, tag="tool"):

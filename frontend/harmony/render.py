@@ -17,6 +17,7 @@ from frontend.harmony.conversation import (
     ToolResult,
     Turn,
     UserTurn,
+    WrittenMessage,
 )
 from frontend.harmony.typescript import compact_json, type_of
 from frontend.text.specials import Segment, SpecialToken
@@ -75,6 +76,9 @@ def _is_final(turn: Turn) -> bool:
 
 
 def _assistant(turn: AssistantTurn, called: dict[str, str], *, keeps_reasoning: bool) -> Iterator[Segment]:
+    if turn.written:
+        yield from _written(turn.written, keeps_reasoning=keeps_reasoning)
+        return
     if turn.reasoning and keeps_reasoning:
         yield from _message("assistant", turn.reasoning, channel="analysis")
     if turn.preamble:
@@ -93,6 +97,16 @@ def _assistant(turn: AssistantTurn, called: dict[str, str], *, keeps_reasoning: 
             content_type=_JSON if is_function and not call.takes_text else (" code",),
             end=SpecialToken.CALL,
         )
+
+
+def _written(messages: Sequence[WrittenMessage], *, keeps_reasoning: bool) -> Iterator[Segment]:
+    for message in messages:
+        if message.kind == "thought" and not keeps_reasoning:
+            continue
+        if message.is_first:
+            yield SpecialToken.START
+            yield "assistant"
+        yield message.token_ids
 
 
 def _tool_result(turn: ToolResult, called: dict[str, str]) -> Iterator[Segment]:

@@ -60,15 +60,10 @@ def as_baton_error(error: Exception, request_id: str) -> BatonError:
         case BatonError():
             return error
         case TimeoutError():
-            return too_late()
+            return DeadlineExceeded()
         case _:
             log.error("unexpected failure request_id=%s", request_id, exc_info=error)
             return BatonError(f"Something broke in the server; its log has request {request_id}.")
-
-
-def too_late() -> BatonError:
-    """What a request is told whose time is over."""
-    return DeadlineExceeded("The request's deadline is over; ask for less, or allow more time.")
 
 
 def retry_after(error: BatonError) -> Headers:

@@ -10,10 +10,10 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from baton.errors import BatonError, NotReady
+from baton.errors import BatonError, DeadlineExceeded, NotReady
 from frontend.harmony.deltas import Delta
 from frontend.http import sse
-from frontend.http.errors import Envelope, ErrorBody, as_baton_error, too_late
+from frontend.http.errors import Envelope, ErrorBody, as_baton_error
 from frontend.http.exchange import ClientGone, Exchange, Receive, Scope, Send, ignored_header
 from frontend.http.services import Services
 from frontend.metrics import Tally
@@ -168,7 +168,9 @@ async def prepared(
 async def generate(exchange: Exchange, answer: Answer, services: Services, tally: Tally) -> None:
     """Generate the answer and send it; the client's leaving ends both."""
     outbox = sse.Outbox(len(answer.choices))
-    overdue = asyncio.get_running_loop().call_later(services.request_timeout_s, outbox.fail, too_late())
+    overdue = asyncio.get_running_loop().call_later(
+        services.request_timeout_s, outbox.fail, DeadlineExceeded()
+    )
     try:
         async with _tasks(
             _watch_client(exchange, outbox),
@@ -228,6 +230,7 @@ def count(choices: Sequence[Choice], tally: Tally) -> None:
     tally.num_choices = len(choices)
     tally.num_prompt_tokens = num_prompt_tokens(choices)
     tally.num_completion_tokens = sum(choice.received.num_tokens for choice in choices)
+    tally.history = choices[0].history
     tally.repairs = sum((choice.repairs for choice in choices), Counter[str]())
 
 

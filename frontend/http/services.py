@@ -7,7 +7,7 @@ from typing import Protocol
 from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, TokenChunk, WorkerInfo, WorkerStats
 from frontend.metrics import Metrics
-from frontend.routing.fleet import Health
+from frontend.routing.health import Health
 from frontend.text.served import ServedModel
 from frontend.turn.thoughts import Thoughts
 

@@ -12,6 +12,7 @@ from frontend.http import sse
 from frontend.responses.events import EventWriter
 from frontend.responses.items import Item
 from frontend.responses.object import (
+    RUNNING,
     IncompleteDetails,
     InputDetails,
     OutputDetails,
@@ -117,7 +118,7 @@ class ResponseAnswer:
     async def settle(self) -> None:
         """Keep the response, unless the client wants it not to be. One that cannot be kept is logged only:
         the client gets its answer."""
-        if self.response.status == "in_progress":
+        if self.response.status == RUNNING:
             self.closing()
         try:
             await self.save()

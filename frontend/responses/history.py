@@ -5,8 +5,9 @@ import msgspec
 from baton.errors import BatonError, InvalidRequest
 from frontend.responses.given import GivenReference
 from frontend.responses.items import Item, OutputItem
+from frontend.responses.object import RUNNING
 from frontend.responses.runs import ResponseState
-from frontend.responses.store import RUNNING, ResponseStore
+from frontend.responses.store import ResponseStore
 
 
 class PreviousNotFound(BatonError):

@@ -12,6 +12,7 @@ from frontend.responses.items import Item, OutputItem
 from frontend.turn.ids import new_id
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+RUNNING: ResponseStatus = "in_progress"
 
 
 class ResponseError(msgspec.Struct, kw_only=True):
@@ -78,7 +79,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["response"] = "response"
     created_at: int
-    status: ResponseStatus = "in_progress"
+    status: ResponseStatus = RUNNING
     background: bool
     completed_at: int | None = None
     error: ResponseError | None = None

@@ -18,9 +18,9 @@ from frontend.responses.create import count_input_tokens, prepare_response
 from frontend.responses.events import EventWriter, after
 from frontend.responses.history import context_items
 from frontend.responses.items import Item
-from frontend.responses.object import DeletedResponse, InputTokens, ItemList
+from frontend.responses.object import RUNNING, DeletedResponse, InputTokens, ItemList
 from frontend.responses.runs import ResponseState, Run
-from frontend.responses.store import RUNNING, StoredResponse
+from frontend.responses.store import StoredResponse
 from frontend.turn.request import Asker
 from frontend.turn.seal import Seal
 

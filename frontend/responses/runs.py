@@ -15,7 +15,8 @@ from frontend.http.sse import Outbox
 from frontend.metrics import Metrics
 from frontend.responses.answer import ResponseAnswer
 from frontend.responses.events import after
-from frontend.responses.store import RUNNING, ResponseStore
+from frontend.responses.object import RUNNING
+from frontend.responses.store import ResponseStore
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from baton.errors import BatonError
+from frontend.responses.object import RUNNING
 from frontend.responses.owner import Owner
 
 SCHEMA_VERSION = 1
 MEMORY = ":memory:"
-RUNNING = "in_progress"
 DIED = "The frontend that ran this response ended before the response did; send it again."
 # A conversation of more responses, or of more bytes, is no longer read back.
 MAX_CHAIN = 1000

@@ -7,13 +7,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
-import msgspec
-
 from baton.discovery import Discovery
 from baton.errors import BatonError, ModelNotFound, NoWorkers
 from baton.messages import Role, StatsRequest, WorkerInfo, WorkerStats
 from baton.pairing import refused_pairs, why_not_paired
 from baton.transport import Transport
+from frontend.routing.health import Health, Instance
 from frontend.routing.names import Alias, model_of, other_names
 from frontend.text.served import ServedModel
 from frontend.text.tokenizer import ModelTokenizer
@@ -26,34 +25,6 @@ _TOO_SHORT = (
     "--request-timeout-s %g is not above the KV timeout of %g s of worker=%s: when a prefill worker is lost, "
     "requests end with deadline_exceeded instead of being tried again"
 )
-
-
-class Instance(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker as /health shows it."""
-
-    worker_id: str
-    role: str
-    endpoint: str
-    model: str
-    engine: str
-    engine_version: str
-    kv_transfer: str
-
-
-class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of /health. `missing` says what must be started, or get ready, before a request can be served;
-    `warming` are workers that try their handoffs before they get requests, `lost` those that are registered
-    and do not answer. In `cold_pairs` that trial failed, of `refused_pairs` it is known that it would.
-    """
-
-    status: str
-    endpoints: list[str]
-    instances: list[Instance]
-    missing: list[str]
-    warming: list[str]
-    lost: list[str]
-    cold_pairs: list[str]
-    refused_pairs: list[str]
 
 
 class Fleet:
@@ -212,7 +183,7 @@ class Fleet:
 def _instance(worker: WorkerInfo) -> Instance:
     return Instance(
         worker_id=worker.worker_id,
-        role=worker.role.value,
+        role=worker.role,
         endpoint=worker.endpoint,
         model=worker.model,
         engine=worker.engine,

@@ -150,7 +150,7 @@ class _Progress:
         if not error.retryable or not self.asked or self._num_failures == MAX_ATTEMPTS:
             raise error
         if asyncio.get_running_loop().time() >= self._deadline:
-            raise DeadlineExceeded("The request's deadline is over; ask for less, or allow more time.")
+            raise DeadlineExceeded
         # A handoff fails at its source: the decode worker that reported it may well be the next one's too.
         culprit = self.asked[0] if isinstance(error, HandoffFailed) else self.asked[-1]
         self.avoided.add(culprit.incarnation)

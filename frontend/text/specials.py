@@ -1,6 +1,8 @@
 """The control tokens of Harmony, and the segments a rendered prompt is made of."""
 
 import enum
+from array import array
+from typing import TypeAlias
 
 
 class SpecialToken(enum.Enum):
@@ -17,5 +19,5 @@ class SpecialToken(enum.Enum):
     RETURN = "<|return|>"
 
 
-Segment = str | SpecialToken
-"""Text that is always ordinary, whatever it says, or one control token."""
+Segment: TypeAlias = "str | SpecialToken | array[int]"
+"""Text that is always ordinary, whatever it says, one control token, or tokens as the model wrote them."""

@@ -77,6 +77,8 @@ class ModelTokenizer:
         for segment in segments:
             if isinstance(segment, SpecialToken):
                 ids.append(self.special_ids[segment])
+            elif isinstance(segment, array):
+                ids.extend(segment)
             else:
                 ids.extend(self._encode_cached(segment))
         return ids

@@ -1,7 +1,7 @@
 """One choice of an answer: token chunks in; reasoning, text and calls out, up to where the client ends it."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, Protocol
 
 from msgspec.structs import replace
@@ -12,6 +12,7 @@ from frontend.text.detokenize import StopStrings
 from frontend.turn.ids import new_call_id
 from frontend.turn.received import ReceivedTokens
 from frontend.turn.text_calls import TextCalls
+from frontend.turn.written import Writing
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -43,7 +44,8 @@ class Reader(Protocol):
 class Choice:
     """`request` is what a worker is sent, `received` the tokens so far; `stopped` says that the answer has
     ended by itself, whatever the model would still say. `call_ids` and `thought` are the calls and the
-    reasoning text so far; `text_tools` are the tools whose arguments are text of any kind."""
+    reasoning text so far, `writing` is all of it; `history` is how many tokens of the prompt are the
+    assistant's, by source. `text_tools` are the tools whose arguments are text of any kind."""
 
     def __init__(
         self,
@@ -66,6 +68,8 @@ class Choice:
         self._stops = StopStrings(stop_strings) if stop_strings else None
         self._max_calls = max_calls
         self._num_calls = 0
+        self.writing = Writing()
+        self.history: Mapping[str, int] = {}
         self._text_calls = TextCalls(text_tools) if text_tools else None
         self._tail: TextDelta | None = None  # the tokens of text that is held back
 
@@ -102,7 +106,9 @@ class Choice:
 
     def feed(self, chunk: TokenChunk) -> Sequence[Delta]:
         """What a chunk adds."""
-        return self._noted(self._upto_stop(self._reader.feed(self.received.take(chunk))))
+        token_ids = self.received.take(chunk)
+        self.writing.token_ids += token_ids
+        return self._noted(self._upto_stop(self._reader.feed(token_ids)))
 
     def finish(self) -> Sequence[Delta]:
         """What is left when the last chunk was fed."""
@@ -119,12 +125,14 @@ class Choice:
     def _noted(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
         """The deltas; each call gets its id."""
         if len(deltas) == 1 and type(deltas[0]) is TextDelta:  # nearly every token of an answer
+            self.writing.kind = "text"
             return deltas
         if self._text_calls is not None:
             deltas = list(self._text_calls.pass_on(deltas))
         return [self._note(delta) for delta in deltas]
 
     def _note(self, delta: Delta) -> Delta:
+        self.writing.note(delta)
         match delta:
             case ReasoningDelta(text=text):
                 self._thought.append(text)

@@ -18,6 +18,7 @@ from frontend.turn.raw_text import RawText
 from frontend.turn.request import Asker, RawPrompts, TurnRequest
 from frontend.turn.sampling import sampling_of
 from frontend.turn.thoughts import Thoughts
+from frontend.turn.written import num_history_tokens
 
 # More than this is rendered and tokenised in a thread, so that running streams do not wait for it.
 LONG_BYTES = 8192
@@ -42,10 +43,18 @@ async def prepare(
     sampling = with_form(sampling_of(request, served, num_prompt_tokens=max(map(len, prompts))), form)
     requests = _token_requests(request, asker, served.name, prompts, sampling)
 
-    def keep_thought(choice: Choice) -> None:
-        thoughts.keep(asker.owner, choice.call_ids, choice.thought)
+    def keep(choice: Choice) -> None:
+        is_whole = choice.finish_reason != "length" and not choice.stopped and not choice.repairs
+        turn = choice.writing.turn(served.tokenizer) if is_whole else None
+        if turn is not None:
+            thoughts.keep_turn(asker.owner, choice.call_ids, turn)
+        else:
+            thoughts.keep(asker.owner, choice.call_ids, choice.thought)
 
-    return [_choice(request, token_request, served, keep_thought) for token_request in requests]
+    choices = [_choice(request, token_request, served, keep) for token_request in requests]
+    if isinstance(prompt, Conversation):
+        choices[0].history = num_history_tokens(prompt.turns, served.tokenizer)
+    return choices
 
 
 async def encode(request: TurnRequest, served: ServedModel) -> list[list[int]]:

@@ -24,18 +24,13 @@ def sampling_of(request: TurnRequest, served: ServedModel, *, num_prompt_tokens:
     unknown token ids.
     """
     body = request.sampling
+    _check_scored(request, num_prompt_tokens)
     room = _room(request, served, num_prompt_tokens)
     limit = min(request.max_tokens or room, room)
     min_tokens = body.min_tokens or 0
     if min_tokens > limit:
         raise InvalidRequest(
             f"`min_tokens` is {min_tokens}, but the answer can have {limit} at most.", param="min_tokens"
-        )
-    if request.prompt_logprobs is not None and num_prompt_tokens > MAX_SCORED_TOKENS:
-        raise InvalidRequest(
-            f"`{request.path}` has {num_prompt_tokens} tokens; log probabilities are given for "
-            f"{MAX_SCORED_TOKENS} at most.",
-            param=request.path,
         )
     nvext = body.nvext or Nvext()
     # A nucleus of no probability is its likeliest token: greedy. Engines refuse to be told so by a 0.
@@ -57,6 +52,15 @@ def sampling_of(request: TurnRequest, served: ServedModel, *, num_prompt_tokens:
         logprobs=request.logprobs,
         prompt_logprobs=request.prompt_logprobs,
     )
+
+
+def _check_scored(request: TurnRequest, num_prompt_tokens: int) -> None:
+    if request.prompt_logprobs is not None and num_prompt_tokens > MAX_SCORED_TOKENS:
+        raise InvalidRequest(
+            f"`{request.path}` has {num_prompt_tokens} tokens; log probabilities are given for "
+            f"{MAX_SCORED_TOKENS} at most.",
+            param=request.path,
+        )
 
 
 def _room(request: TurnRequest, served: ServedModel, num_prompt_tokens: int) -> int:

@@ -1,6 +1,7 @@
 """Thoughts, remembered by the ids of the calls they led to and of the items that showed them: clients seldom
 send them back, and gpt-oss needs them."""
 
+import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec.structs import replace
 
 from frontend.harmony.conversation import AssistantTurn, Turn
+from frontend.turn.written import PARAGRAPH, WrittenTurn
 
 MAX_BYTES = 64 << 20
 MAX_AGE_S = 6 * 3600.0
@@ -32,37 +34,58 @@ class Thoughts:
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
         self._clock = clock
-        self._by_id: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()
+        self._by_id: OrderedDict[tuple[str, str], tuple[str | WrittenTurn, float]] = OrderedDict()
 
     def keep(self, owner: str, ids: Iterable[str], text: str) -> None:
         """Remember the thought by these ids, of calls or reasoning items."""
-        if not text or _size(text) > self._max_bytes // 8:
+        if text:
+            self._keep(owner, ids, text)
+
+    def keep_turn(self, owner: str, call_ids: Sequence[str], turn: WrittenTurn) -> None:
+        """Remember the answer by its calls or, if it has none, by what it says: then without its thoughts,
+        which are not shown again."""
+        if call_ids:
+            self._keep(owner, call_ids, turn)
+        elif turn.said:
+            messages = tuple(message for message in turn.messages if message.kind != "thought")
+            self._keep(owner, [_key(turn.said)], WrittenTurn(messages=messages))
+
+    def _keep(self, owner: str, ids: Iterable[str], value: str | WrittenTurn) -> None:
+        if _size(value) > self._max_bytes // 8:
             return
         for known_id in ids:
             self._drop((owner, known_id))
-            self._by_id[owner, known_id] = text, self._clock()
-            self.num_bytes += _size(text)
+            self._by_id[owner, known_id] = value, self._clock()
+            self.num_bytes += _size(value)
         while self.num_bytes > self._max_bytes:
             self._drop(next(iter(self._by_id)))
 
     def recall(self, owner: str, known_id: str) -> str | None:
         """The thought kept by that id, if it is still known."""
+        value = self._recall(owner, known_id)
+        return value.thought or None if isinstance(value, WrittenTurn) else value
+
+    def _recall(self, owner: str, known_id: str) -> str | WrittenTurn | None:
         key = (owner, known_id)
-        text, since_s = self._by_id.get(key, (None, 0.0))
-        if text is None:
+        value, since_s = self._by_id.get(key, (None, 0.0))
+        if value is None:
             return None
         if self._clock() - since_s > self._max_age_s:
             self._drop(key)
             return None
         self._by_id.move_to_end(key)
-        return text
+        return value
 
     def completed(self, owner: str, turns: Sequence[Turn]) -> tuple[Turn, ...]:
-        """The turns, with the thoughts of calls that came back without. One thought is shown once, though its
-        calls may come back one by one."""
+        """The turns, with the tokens of answers that came back as they were, and the thoughts of calls that
+        came back without. One thought is shown once, though its calls may come back one by one."""
         completed: list[Turn] = []
         shown: str | None = None
         for turn in turns:
+            written = self._written(owner, turn) if isinstance(turn, AssistantTurn) else None
+            if written is not None:
+                completed.append(written)
+                continue
             if isinstance(turn, AssistantTurn) and turn.tool_calls and not turn.reasoning:
                 thought = self.recall(owner, turn.tool_calls[0].call_id)
                 if thought is not None and thought != shown:
@@ -72,12 +95,27 @@ class Thoughts:
             completed.append(turn)
         return tuple(completed)
 
+    def _written(self, owner: str, turn: AssistantTurn) -> AssistantTurn | None:
+        """The turn with its tokens, if these are known."""
+        said = PARAGRAPH.join(text for text in (turn.preamble, turn.text) if text)
+        key = turn.tool_calls[0].call_id if turn.tool_calls else _key(said)
+        known = self._recall(owner, key)
+        if not isinstance(known, WrittenTurn) or not known.is_told_by(turn):
+            return None
+        return replace(turn, written=known.messages)
+
     def _drop(self, key: tuple[str, str]) -> None:
         dropped = self._by_id.pop(key, None)
         if dropped is not None:
             self.num_bytes -= _size(dropped[0])
 
 
-def _size(text: str) -> int:
+def _key(said: str) -> str:
+    """What an answer without calls is known by."""
+    return hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest()
+
+
+def _size(value: str | WrittenTurn) -> int:
     """Memory of an entry, with up to 4 bytes a character."""
-    return 4 * len(text) + _ENTRY_BYTES
+    num_bytes = value.num_bytes if isinstance(value, WrittenTurn) else 4 * len(value)
+    return num_bytes + _ENTRY_BYTES

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.doctor.probe_services import probe_etcd, probe_nats, probe_services
+from operations.doctor.probe_services import probe_etcd, probe_nats, probe_services
 from tests.conftest import LaunchServer, free_port
 from tests.registry import etcd_api
 

@@ -355,9 +355,12 @@ def logprobs(answer: list[TokenChunk]) -> list[TokenLogprob]:
     return [entry for chunk in answer for entry in chunk.logprobs or ()]
 
 
-def test_the_prompts_log_probabilities_are_those_that_its_tokens_had_as_an_answer(checkpoint: Path) -> None:
+@pytest.mark.parametrize("engine", ["embedded", "vllm"])
+def test_the_prompts_log_probabilities_are_those_that_its_tokens_had_as_an_answer(
+    engine: str, checkpoint: Path
+) -> None:
     async def main() -> None:
-        async with started(_embedded(checkpoint), Role.PREFILL, Role.DECODE) as (prefill, decode):
+        async with started(ENGINES[engine](checkpoint), Role.PREFILL, Role.DECODE) as (prefill, decode):
             answer = await chunks(decode.decode(ask(prompt(40), logprobs=2)))
             given = ask(prompt(40) + tokens(answer), prompt_logprobs=2, max_tokens=1)
             for engine_calls in (prefill.prefill, decode.decode):
@@ -372,10 +375,14 @@ def test_the_prompts_log_probabilities_are_those_that_its_tokens_had_as_an_answe
     asyncio.run(main())
 
 
-def test_the_prompts_log_probabilities_need_an_answer_of_one_token(checkpoint: Path) -> None:
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_that_cannot_give_the_prompts_log_probabilities_says_so(
+    name: str, checkpoint: Path
+) -> None:
     async def main() -> None:
-        async with started(_embedded(checkpoint), Role.PREFILL) as (engine,):
-            await expect(InvalidRequest, "one token", engine.prefill(ask(prompt(5), prompt_logprobs=0)))
+        async with started(ENGINES[name](checkpoint), Role.DECODE) as (engine,):
+            several = ask(prompt(5), prompt_logprobs=0, max_tokens=2)
+            await expect(InvalidRequest, None, engine.decode(several))
 
     asyncio.run(main())
 

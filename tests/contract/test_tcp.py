@@ -188,20 +188,6 @@ def test_an_address_of_another_scheme_is_not_called() -> None:
     run_jumping(main())
 
 
-def test_a_worker_must_say_where_it_can_be_reached() -> None:
-    async def main() -> None:
-        for host in ("", "0.0.0.0", "::"):
-            with pytest.raises(ValueError, match="advertise_host"):
-                async with TcpTransport(bind_host=host).serve("w", count_up):
-                    pass
-        worker = TcpTransport(bind_host="0.0.0.0", advertise_host="127.0.0.1")
-        async with transports(1) as (caller,), worker.serve("w", count_up) as address:
-            assert await tokens(caller.call(address, a_request(1))) == [0]
-        await worker.close()
-
-    run_jumping(main())
-
-
 def test_addresses_are_new_each_time() -> None:
     async def main() -> None:
         names = set()

@@ -87,9 +87,9 @@ def test_one_process_may_call_its_own_worker(plane: Plane) -> None:
 
 def test_everything_of_one_turn_travels_in_one_frame(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    really_open = frames.Inbox.open
+    really_open = frames.FrameReader.open
 
-    def counting_open(self: frames.Inbox[frames.ToCaller], frame: bytes) -> list[frames.ToCaller]:
+    def counting_open(self: frames.FrameReader[frames.ToCaller], frame: bytes) -> list[frames.ToCaller]:
         envelopes = really_open(self, frame)
         sizes.append(sum(isinstance(envelope, frames.Next) for envelope in envelopes))
         return envelopes
@@ -112,7 +112,7 @@ def test_everything_of_one_turn_travels_in_one_frame(plane: Plane, monkeypatch: 
             assert await asyncio.gather(*running) == [[1, 2]] * 64
         assert [size for size in sizes if size] == [128]
 
-    monkeypatch.setattr(frames.Inbox, "open", counting_open)
+    monkeypatch.setattr(frames.FrameReader, "open", counting_open)
     plane.run(scenario)
 
 

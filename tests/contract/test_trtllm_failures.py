@@ -11,7 +11,7 @@ from tensorrt_llm.llmapi.llm import LLM, OldLLM
 from tensorrt_llm.params import OldSamplingParams
 from tensorrt_llm.traps import sprung
 
-from baton.errors import EngineFailure, InvalidRequest
+from baton.errors import EngineFailure, InvalidRequest, WorkerLost
 from baton.messages import Guided, MessageForm
 from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import write_checkpoint
@@ -20,7 +20,7 @@ from tests.waiting import PATIENCE_S, until
 from workers.engines.trtllm.engine import TrtllmEngine
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.watchdog import Patience
-from workers.settings import SettingsError
+from workers.settings_text import SettingsError
 
 FOREVER_S = 3600.0
 OLD = "1.2.1+double"
@@ -79,7 +79,7 @@ def test_the_first_request_to_meet_a_fatal_error_tells_the_worker(checkpoint: Pa
     async def main() -> None:
         async with started(checkpoint, patience=NO_WATCHDOG) as engine:
             executor(engine).die("out of the blue")
-            with pytest.raises(EngineFailure, match="LLM is shutting down"):
+            with pytest.raises(WorkerLost, match="LLM is shutting down"):
                 await tokens(engine.decode(ask()))
             async with asyncio.timeout(PATIENCE_S):
                 assert "LLM is shutting down" in await engine.failed()
@@ -246,7 +246,7 @@ class OtherLLM(LLM):  # type: ignore[misc]  # the double is not typed
 def test_a_release_with_another_signature_ends_the_worker(checkpoint: Path) -> None:
     async def main() -> None:
         async with started(checkpoint, classes={"llm": OtherLLM}) as engine:
-            with pytest.raises(EngineFailure, match="unexpected keyword argument 'streaming'"):
+            with pytest.raises(WorkerLost, match="unexpected keyword argument 'streaming'"):
                 await tokens(engine.decode(ask()))
             async with asyncio.timeout(PATIENCE_S):
                 assert "TypeError" in await engine.failed()

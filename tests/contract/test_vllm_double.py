@@ -22,9 +22,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from tests.engine_calls import next_handoff
 from tests.tiny_gpt_oss import VOCAB_SIZE, prompt, write_checkpoint
 from tests.vllm_engine import ask, started
-from workers.engines.vllm.handoff import KEEP, unpack
+from workers.engines.handoff import Handoffs
+from workers.engines.vllm.handoff import KEEP
 from workers.engines.vllm.library import load_library
-from workers.settings import SettingsError
+from workers.settings_text import SettingsError
 
 ROOT = Path(__file__).parents[2]
 BUILT = {
@@ -99,7 +100,7 @@ def test_nixls_books_and_parameters_have_the_recorded_names(checkpoint: Path) ->
             replies = engine.prefill(ask())
             handoff = await next_handoff(replies)
             await replies.aclose()
-        params = unpack(handoff, version=FACTS["version"], num_tokens=40).params
+        params = Handoffs("vLLM", FACTS["version"], worker_id="d", incarnation="1").open(handoff, 40).params
         assert set(params) - {"double_handoff"} == set(FACTS["nixl_params"])
         assert set(KEEP) <= set(FACTS["nixl_params"])
 

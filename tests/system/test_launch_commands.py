@@ -173,6 +173,16 @@ def test_the_doctor_gets_each_workers_gpus_and_flags() -> None:
         assert worker.removesuffix(" &").endswith(flags.removeprefix("--decode-flags="))
 
 
+@pytest.mark.parametrize("arguments", [["20b"], ["--agg"]])
+def test_the_doctor_is_told_the_yamls_of_vllms_workers(arguments: list[str]) -> None:
+    lines = dry_run("gpt_oss_vllm.sh", *arguments)
+
+    (doctor,) = (shlex.split(line) for line in lines if " -m baton doctor " in line)
+    yamls = [doctor[i + 1] for i, word in enumerate(doctor) if word.endswith("engine-args")]
+    workers = [shlex.split(line) for line in lines if " -m workers " in line]
+    assert yamls == [line[line.index("--extra-engine-args") + 1] for line in workers]
+
+
 def test_a_dry_run_can_be_pasted_whatever_the_paths() -> None:
     path = '/my it\'s "$HOME" `x` \\ model;s'
     _, flags = worker(dry_run("gpt_oss_agg.sh", MODEL_PATH=path))

@@ -142,8 +142,20 @@ def test_a_dead_engine_ends_its_worker_with_a_named_error_and_status_1(stack: St
 
     answer = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=PATIENCE_S)
 
-    assert answer.status_code == 500
-    assert answer.json()["error"]["code"] == "engine_failure"
+    assert answer.status_code == 502
+    assert answer.json()["error"]["code"] == "worker_lost"
+    assert doomed.wait() == 1
+    assert "injected death" in doomed.text()
+
+
+def test_a_dead_engines_answers_go_on_at_another_worker(stack: Stack, tmp_path: Path) -> None:
+    doomed = worker(stack, tmp_path, "agg", "doomed", DOUBLE_TRTLLM_DIES_AFTER="6")
+    worker(stack, tmp_path, "agg", "sound")
+    stack.wait_ready(0, 2)
+
+    answers = {complete(stack) for _ in range(2)}  # one begins at each
+
+    assert len(answers) == 1
     assert doomed.wait() == 1
     assert "injected death" in doomed.text()
 

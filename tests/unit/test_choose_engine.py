@@ -7,9 +7,9 @@ import pytest
 
 from baton.flags import parse
 from tests.stack import ROOT
-from workers.config import WorkerSettings
 from workers.engines.choose import CHOSEN, with_engine
-from workers.settings import SettingsError
+from workers.flags import WorkerSettings
+from workers.settings_text import SettingsError
 
 CONFIGS = ROOT / "engine_configs"
 GUIDE = CONFIGS / "gpt-oss-120b/prefill.yaml"

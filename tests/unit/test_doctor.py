@@ -1,36 +1,40 @@
 """Doctor's checks over made-up facts: each broken set-up is found, good ones are left alone."""
 
+import json
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tensorrt_llm.llmapi import TorchLlmArgs
 
-from baton.doctor.check_memory import budget
-from baton.doctor.command import examine
-from baton.doctor.engine_flags import read_flags
-from baton.doctor.engine_yaml import read_engine_yaml
-from baton.doctor.facts import (
+from operations.doctor.check_memory import budget
+from operations.doctor.command import examine
+from operations.doctor.facts import (
     GIB,
-    EngineYaml,
     Facts,
     Gpu,
     GpuHealth,
     Host,
     Model,
     Nvidia,
-    Role,
     Service,
     Shape,
     Shard,
     Worker,
 )
-from baton.doctor.findings import Finding, Severity, text
-from baton.doctor.probe_gpus import parse_gpus, parse_matrix
+from operations.doctor.findings import Finding, Severity, text
+from operations.doctor.plan import planned, with_refusals
+from operations.doctor.probe_gpus import parse_gpus, parse_matrix
+from workers.engines.trtllm.settings import load_trtllm_settings
+from workers.flags import DisaggregationMode as Mode
+from workers.flags import EngineName
+from workers.settings_text import SettingsError
 
 CONFIGS = Path("engine_configs/gpt-oss-120b")
 SMI = Path("tests/data/nvidia_smi")
@@ -78,13 +82,41 @@ B200X8 = Nvidia(
 )
 
 
-def _worker(role: Role, gpus: str | None, name: str) -> Worker:
-    return Worker(role=role, gpus=gpus, yaml=read_engine_yaml(CONFIGS / f"{name}.yaml"))
+def _worker(mode: Mode, gpus: str | None, path: Path, engine: EngineName = "trtllm") -> Worker:
+    (worker,) = planned(engine, mode, [gpus], path, "")
+    return worker
+
+
+def _leaves(worker: Worker) -> dict[str, object]:
+    """What its YAML gives, by key path."""
+    return {key: value for key, (value, source) in worker.given.items() if ".yaml:" in source}
+
+
+def _with_yaml(worker: Worker, text: str, line: str = "") -> Worker:
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(text)
+        file.flush()
+        (changed,) = planned("trtllm", worker.mode, [worker.gpus], Path(file.name), line)
+    return changed
+
+
+def _as_yaml(leaves: dict[str, object]) -> str:
+    nested: dict[str, object] = {}
+    for path, value in leaves.items():
+        *sections, name = path.split(".")
+        level: Any = nested
+        for section in sections:
+            level = level.setdefault(section, {})
+        level[name] = value
+    return json.dumps(nested)
 
 
 def b200_node() -> Facts:
     """The guide's: one node of eight B200, prefill on 0-3, decode on 4-7."""
-    workers = (_worker("prefill", "0,1,2,3", "prefill"), _worker("decode", "4,5,6,7", "decode"))
+    workers = (
+        _worker("prefill", "0,1,2,3", CONFIGS / "prefill.yaml"),
+        _worker("decode", "4,5,6,7", CONFIGS / "decode.yaml"),
+    )
     return Facts(host=NODE_HOST, nvidia=B200X8, model=MODEL_120B, workers=workers, services=(ETCD, NATS))
 
 
@@ -95,7 +127,7 @@ def h200_agg() -> Facts:
         host=NODE_HOST,
         nvidia=nvidia,
         model=MODEL_120B,
-        workers=(_worker("agg", "0", "agg_h200_low_latency"),),
+        workers=(_worker("agg", "0", CONFIGS / "agg_h200_low_latency.yaml"),),
     )
 
 
@@ -103,7 +135,12 @@ def spark() -> Facts:
     """DGX Spark: the GPU's memory is the machine's, and nvidia-smi does not tell it."""
     host = replace(NODE_HOST, memory_bytes=127_600_748 * 1024, memory_free_bytes=118_566_368 * 1024)
     nvidia = Nvidia(gpus=parse_gpus(_smi("spark_query.csv")))
-    return Facts(host=host, nvidia=nvidia, model=MODEL_120B, workers=(_worker("agg", None, "agg_spark"),))
+    return Facts(
+        host=host,
+        nvidia=nvidia,
+        model=MODEL_120B,
+        workers=(_worker("agg", None, CONFIGS / "agg_spark.yaml"),),
+    )
 
 
 def laptop() -> Facts:
@@ -113,11 +150,12 @@ def laptop() -> Facts:
         shm_bytes=64 << 20, ptrace_scope=1,
     )  # fmt: skip
     demo = Path("engine_configs/demo")
+    nvidia = Nvidia(problem="nvidia-smi is not installed")
     workers = (
-        Worker(role="prefill", yaml=read_engine_yaml(demo / "prefill.yaml")),
-        Worker(role="decode", yaml=read_engine_yaml(demo / "decode.yaml")),
+        _worker("prefill", None, demo / "prefill.yaml", "embedded"),
+        _worker("decode", None, demo / "decode.yaml", "embedded"),
     )
-    return Facts(host=host, nvidia=Nvidia(problem="nvidia-smi is not installed"), model=DEMO, workers=workers)
+    return Facts(host=host, nvidia=nvidia, model=DEMO, workers=workers, engine="embedded")
 
 
 def _host(facts: Facts, **changes: object) -> Facts:
@@ -133,23 +171,32 @@ def _gpu(facts: Facts, index: int, **changes: object) -> Facts:
     return replace(facts, nvidia=replace(facts.nvidia, gpus=gpus))
 
 
-def _set(facts: Facts, role: Role, **changes: object) -> Facts:
-    workers = tuple(replace(w, **changes) if w.role == role else w for w in facts.workers)
+def _set(facts: Facts, mode: Mode, **changes: object) -> Facts:
+    workers = tuple(replace(w, **changes) if w.mode == mode else w for w in facts.workers)
     return replace(facts, workers=workers)
 
 
-def _yaml(facts: Facts, role: Role, values: dict[str, object], *, without: str = "") -> Facts:
-    """The role's YAML with other leaves, or with all leaves of one section taken out."""
-    worker = facts.role(role)
-    assert worker is not None
-    assert worker.yaml is not None
-    kept = {k: v for k, v in worker.yaml.values.items() if not (without and k.startswith(without))}
-    return _set(facts, role, yaml=replace(worker.yaml, values=kept | values))
+def _reread(facts: Facts, mode: Mode, reread: Callable[[Worker], Worker]) -> Facts:
+    return replace(facts, workers=tuple(reread(w) if w.mode == mode else w for w in facts.workers))
 
 
-def _typed(facts: Facts, role: Role, line: str) -> Facts:
-    typed, problems = read_flags(line)
-    return _set(facts, role, typed=typed, flag_problems=problems)
+def _yaml(facts: Facts, mode: Mode, values: dict[str, object], *, without: str = "") -> Facts:
+    """The worker's YAML with other leaves, or with all leaves of one section taken out."""
+
+    def reread(worker: Worker) -> Worker:
+        kept = {k: v for k, v in _leaves(worker).items() if not (without and k.startswith(without))}
+        return _with_yaml(worker, _as_yaml(kept | values))
+
+    return _reread(facts, mode, reread)
+
+
+def _typed(facts: Facts, mode: Mode, line: str) -> Facts:
+    return _reread(facts, mode, lambda worker: _with_yaml(worker, _as_yaml(_leaves(worker)), line))
+
+
+def _nixl(facts: Facts, mode: Mode, runtime: str) -> Facts:
+    leaves = {"cache_transceiver_config": {"backend": "NIXL", "transceiver_runtime": runtime}}
+    return _reread(facts, mode, lambda worker: _with_yaml(worker, json.dumps(leaves)))
 
 
 def _env(facts: Facts, **variables: str) -> Facts:
@@ -161,14 +208,11 @@ def _health(facts: Facts, **changes: object) -> Facts:
 
 
 def _yaml_text(facts: Facts, text: str) -> Facts:
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(text)
-        file.flush()
-        return _set(facts, "decode", yaml=read_engine_yaml(Path(file.name)))
+    return _reread(facts, "decode", lambda worker: _with_yaml(worker, text))
 
 
-def _only(facts: Facts, role: Role) -> Facts:
-    return replace(facts, workers=tuple(w for w in facts.workers if w.role == role))
+def _only(facts: Facts, mode: Mode) -> Facts:
+    return replace(facts, workers=tuple(w for w in facts.workers if w.mode == mode))
 
 
 def _shard(facts: Facts, **changes: object) -> Facts:
@@ -195,6 +239,13 @@ def _rtx(facts: Facts) -> Facts:
             peers=parse_matrix(_smi("rtx5090x2_p2p.txt")),
         ),
     )
+
+
+def _demo_with(text: str) -> Facts:
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(text)
+        file.flush()
+        return replace(laptop(), workers=(_worker("agg", None, Path(file.name), "embedded"),))
 
 
 def _without_nvlink(facts: Facts) -> Facts:
@@ -289,9 +340,10 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("fraction near 1", "kv-greedy", W, lambda f: _yaml(f, "prefill", {FRACTION: 0.97})),
     ("flag against file", "flag-over-yaml", N,
      lambda f: _typed(f, "decode", "--free-gpu-memory-fraction 0.9 --max-num-tokens 16384")),
-    ("flag without number", "flag-value", E, lambda f: _typed(f, "prefill", "--max-batch-size many")),
-    ("flag without value", "flag-value", E, lambda f: _typed(f, "prefill", "--max-seq-len")),
-    ("unclosed quote", "flag-value", E, lambda f: _typed(f, "prefill", "--max-seq-len '5")),
+    ("flag without number", "settings-refused", E, lambda f: _typed(f, "prefill", "--max-batch-size many")),
+    ("flag without value", "settings-refused", E, lambda f: _typed(f, "prefill", "--max-seq-len")),
+    ("flag that there is not", "settings-refused", E, lambda f: _typed(f, "prefill", "--max-tokens 5")),
+    ("unclosed quote", "settings-refused", E, lambda f: _typed(f, "prefill", "--max-seq-len '5")),
     ("fraction typed in per cent", "kv-fraction", E,
      lambda f: _typed(f, "decode", "--free-gpu-memory-fraction 90")),
     ("TP typed above the GPUs", "gpu-too-few", E, lambda f: _typed(f, "decode", "--tensor-parallel-size 8")),
@@ -305,48 +357,39 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("batch above the step", "batch-tokens", W, lambda f: _yaml(f, "decode", {"max_num_tokens": 64})),
     ("length above the context", "beyond-context", W,
      lambda f: _yaml(f, "decode", {"max_seq_len": 262_144})),
-    ("tab in the YAML", "yaml-bad", E, lambda f: _yaml_text(f, "kv_cache_config:\n\tdtype: auto\n")),
-    ("list for a YAML", "yaml-bad", E, lambda f: _yaml_text(f, "- max_batch_size: 128\n")),
-    ("date for a number", "yaml-bad", E, lambda f: _yaml_text(f, "max_seq_len: 2024-99-99\n")),
-    ("alias in the YAML", "yaml-bad", E, lambda f: _yaml_text(f, "a: &a 1\nb: *a\n")),
-    ("mistyped key", "yaml-unknown-key", E, lambda f: _yaml(f, "decode", {"max_batchsize": 128})),
-    ("mistyped key below", "yaml-unknown-key", E, lambda f: _yaml(f, "decode", {f"{KV}.max_token": 9000})),
-    ("key of a newer build", "yaml-strange-key", W, lambda f: _yaml(f, "decode", {"warp_drive": True})),
-    ("no such YAML", "yaml-bad", E,
-     lambda f: _set(f, "decode", yaml=read_engine_yaml(Path("none.yaml")))),
-    ("key given twice", "yaml-twice", E,
-     lambda f: _set(f, "decode", yaml=EngineYaml(path="d.yaml", duplicates=("d.yaml:3: max_seq_len",)))),
-    ("key of an old release", "yaml-old-key", E,
+    ("tab in the YAML", "settings-refused", E, lambda f: _yaml_text(f, "kv_cache_config:\n\tdtype: auto\n")),
+    ("list for a YAML", "settings-refused", E, lambda f: _yaml_text(f, "- max_batch_size: 128\n")),
+    ("date for a number", "settings-refused", E, lambda f: _yaml_text(f, "max_seq_len: 2024-99-99\n")),
+    ("alias in the YAML", "settings-refused", E, lambda f: _yaml_text(f, "a: &a 1\nb: *a\n")),
+    ("no such YAML", "settings-refused", E,
+     lambda f: _reread(f, "decode", lambda w: _worker(w.mode, w.gpus, Path("none.yaml")))),
+    ("key given twice", "settings-refused", E, lambda f: _yaml_text(f, "max_seq_len: 1\nmax_seq_len: 2\n")),
+    ("key of an old release", "settings-refused", E,
      lambda f: _yaml(f, "decode", {"enable_mixed_sampler": True})),
-    ("old section", "yaml-old-key", E, lambda f: _yaml(f, "decode", {"pytorch_backend_config.x": 1})),
+    ("old section", "settings-refused", E, lambda f: _yaml(f, "decode", {"pytorch_backend_config.x": 1})),
     ("TP as a word", "yaml-value", E, lambda f: _yaml(f, "decode", {"tensor_parallel_size": "four"})),
     ("batch of 0", "yaml-value", E, lambda f: _yaml(f, "prefill", {"max_batch_size": 0})),
     ("fraction in per cent", "kv-fraction", E, lambda f: _yaml(f, "decode", {FRACTION: 90})),
     ("TP 3", "tp-heads", E,
      lambda f: _set(_yaml(f, "decode", {"tensor_parallel_size": 3}), "decode", gpus="4,5,6")),
     ("EP 3", "ep-experts", E, lambda f: _yaml(f, "decode", {"moe_expert_parallel_size": 3})),
-    ("MoE in lower case", "moe-case", E, lambda f: _yaml(f, "decode", {"moe_config.backend": "cutlass"})),
-    ("no transceiver", "transceiver-none", E, lambda f: _yaml(f, "decode", {}, without=CACHE)),
-    ("unknown transceiver", "transceiver-unknown", E,
-     lambda f: _yaml(f, "prefill", {f"{CACHE}.backend": "RDMA"})),
-    ("transceiver in lower case", "transceiver-case", W,
-     lambda f: _yaml(f, "prefill", {f"{CACHE}.backend": "ucx"})),
+    ("no transceiver", "settings-refused", E, lambda f: _yaml(f, "decode", {}, without=CACHE)),
     ("buffer below the prompt", "buffer-short", E,
      lambda f: _yaml(f, "prefill", {f"{CACHE}.max_tokens_in_buffer": 8192})),
     ("buffer below the context", "buffer-short", E, lambda f: _yaml(f, "prefill", {"max_seq_len": None})),
     ("no buffer", "buffer-unset", W, lambda f: _yaml(f, "prefill", {f"{CACHE}.max_tokens_in_buffer": None})),
     ("block reuse on prefill", "reuse-prefill", W,
      lambda f: _yaml(f, "prefill", {f"{KV}.enable_block_reuse": True})),
-    ("no KV timeout", "timeout-none", E,
+    ("no KV timeout", "settings-refused", E,
      lambda f: _yaml(f, "prefill", {f"{CACHE}.kv_transfer_timeout_ms": None})),
-    ("overlap on prefill", "overlap-prefill", E,
+    ("overlap on prefill", "settings-refused", E,
      lambda f: _yaml(f, "prefill", {"disable_overlap_scheduler": False})),
     ("dtypes differ", "pair-dtype", E, lambda f: _yaml(f, "decode", {f"{KV}.dtype": "fp8"})),
     ("block sizes differ", "pair-block", E, lambda f: _yaml(f, "decode", {f"{KV}.tokens_per_block": 64})),
     ("transceivers differ", "pair-backend", E, lambda f: _yaml(f, "decode", {f"{CACHE}.backend": "NIXL"})),
     ("runtimes differ", "pair-runtime", E,
-     lambda f: _yaml(f, "decode", {f"{CACHE}.transceiver_runtime": "PYTHON"})),
-    ("beam search", "pair-beam", E, lambda f: _yaml(f, "decode", {"max_beam_width": 4})),
+     lambda f: _nixl(_nixl(f, "prefill", "CPP"), "decode", "PYTHON")),
+    ("beam search", "settings-refused", E, lambda f: _yaml(f, "decode", {"max_beam_width": 4})),
     ("decode shorter", "pair-length", E, lambda f: _yaml(f, "decode", {"max_seq_len": 32_768})),
     ("prompts unchunked", "prompt-chunks", E,
      lambda f: _yaml(f, "prefill", {"enable_chunked_prefill": False})),
@@ -406,6 +449,8 @@ OTHERS: list[tuple[str, str, Severity, Callable[[], Facts]]] = [
     ("120b on a laptop", "gpu-none", E, lambda: replace(laptop(), model=MODEL_120B)),
     ("demo pair of two block sizes", "pair-block", E,
      lambda: _yaml(laptop(), "decode", {f"{KV}.tokens_per_block": 16})),
+    ("demo model with an unknown key", "settings-refused", E, lambda: _demo_with("max_batchsize: 8")),
+    ("demo model with a wrong value", "settings-refused", E, lambda: _demo_with("max_batch_size: 0")),
     ("laptop with its port taken", "port-taken", E,
      lambda: replace(laptop(), http_port_problem="Address already in use")),
 ]  # fmt: skip
@@ -475,10 +520,8 @@ GOOD_CHANGES: dict[str, Callable[[], Facts]] = {
 
 
 def _pair_of_decoders(facts: Facts) -> Facts:
-    decode = facts.role("decode")
-    assert decode is not None
-    halves = [replace(decode, gpus=gpus, typed={"tensor_parallel_size": 2}) for gpus in ("4,5", "6,7")]
-    halves = [replace(half, typed={**half.typed, "moe_expert_parallel_size": 2}) for half in halves]
+    line = "--tensor-parallel-size 2 --expert-parallel-size 2"
+    halves = planned("trtllm", "decode", ["4,5", "6,7"], CONFIGS / "decode.yaml", line)
     return replace(facts, workers=(facts.workers[0], *halves))
 
 
@@ -501,28 +544,23 @@ def test_a_laptop_is_told_one_thing() -> None:
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("agg_*.yaml")), ids=lambda path: path.stem)
 def test_the_shipped_configs_are_good_on_the_machine_they_are_for(path: Path) -> None:
-    worker = Worker(role="agg", yaml=read_engine_yaml(path))
+    worker = _worker("agg", None, path)
     facts = {"h200": h200_agg, "spark": spark}.get(path.stem.split("_")[1], b200_node)()
     gpus = ",".join(map(str, range(worker.tensor_parallel_size)))
     facts = replace(facts, workers=(replace(worker, gpus=gpus),), services=())
     assert text(examine(facts)).splitlines()[-1] == "result   nothing found"
 
 
-def test_a_number_with_an_exponent_is_the_number_that_the_worker_takes(tmp_path: Path) -> None:
-    (tmp_path / "engine.yaml").write_text("max_num_tokens: 1e4\n")
-
-    assert read_engine_yaml(tmp_path / "engine.yaml").values == {"max_num_tokens": 10_000}
-
-
 def test_the_table_reaches_every_code_that_the_checks_have() -> None:
-    source = "".join(path.read_text() for path in sorted(Path("baton/doctor").glob("check_*.py")))
+    source = "".join(path.read_text() for path in sorted(Path("operations/doctor").glob("check_*.py")))
     codes = set(re.findall(r'(?:error|warning|note)\)?\(\s*"([a-z-]+)"', source))
     assert len(codes) > 60
     assert codes - {code for _, code, *_ in BROKEN + OTHERS} == set()
 
 
 _KEYS = sorted(
-    {key for path in CONFIGS.glob("*.yaml") for key in read_engine_yaml(path).values}
+    {key for path in CONFIGS.glob("agg_*.yaml") for key in _leaves(_worker("agg", None, path))}
+    | set(_leaves(_worker("prefill", None, CONFIGS / "prefill.yaml")))
     | {"pipeline_parallel_size", "max_beam_width", f"{KV}.max_tokens", f"{KV}.tokens_per_block"}
 )
 _NUMBERS = st.integers() | st.just(10**400) | st.floats()
@@ -562,3 +600,54 @@ def test_the_sparks_kv_comes_near_what_the_guides_log_measured() -> None:
     held = budget(spark(), spark().workers[0])
     assert held is not None
     assert held.kv_tokens == pytest.approx(86_720, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "build_config:\n  max_batch_size: 3",
+        "disable_overlap_scheduler: false\ncache_transceiver_config: {backend: UCX}",
+        "cache_transceiver_config: {backend: UCX, kv_transfer_timeout_ms: null}",
+        "cache_transceiver_config: {backend: UCX}\nmax_beam_width: 2",
+        "cache_transceiver_config: {backend: UCX}\nkv_cache_config: {use_kv_cache_manager_v2: true}",
+        "max_batch_size: 4\nmax_batch_size: 5",
+        "stream_interval: 10",
+        "backend: tensorrt",
+        "kv_cache_config:\n\tdtype: auto",
+    ],
+)
+def test_what_the_worker_refuses_is_an_error_in_the_same_words(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "engine.yaml"
+    path.write_text(text)
+    facts = replace(b200_node(), workers=(_worker("prefill", "0,1,2,3", path),))
+
+    with pytest.raises(SettingsError) as refused:
+        load_trtllm_settings(TorchLlmArgs, "prefill", yaml_path=path)
+
+    assert _found(facts)["settings-refused"].fact == f"prefill: {refused.value}"
+
+
+def test_a_words_letter_case_is_no_error_where_the_worker_takes_it(tmp_path: Path) -> None:
+    given: dict[str, object] = {"cache_transceiver_config.backend": "ucx", "moe_config.backend": "cutlass"}
+
+    found = examine(_yaml(_yaml(b200_node(), "prefill", given), "decode", given)).findings
+
+    assert [finding.code for finding in found if finding.severity != Severity.NOTE] == []
+
+
+def test_the_installed_build_is_asked_once_for_each_command_line() -> None:
+    asked = []
+
+    def refuse(argv: Sequence[str]) -> str:
+        asked.append(list(argv))
+        return "prefill.yaml:3: warp_drive: unknown key"
+
+    prefill = planned("trtllm", "prefill", ["0,1", "2,3"], CONFIGS / "prefill.yaml", "--max-seq-len 9000")
+    unread = Worker(mode="decode", refusal="none.yaml: cannot be read")
+    workers = with_refusals([*prefill, unread], Path("/model"), refuse)
+
+    yaml = f"--extra-engine-args={CONFIGS}/prefill.yaml"
+    flags = ["--engine", "trtllm", "--disaggregation-mode", "prefill", yaml, "--max-seq-len", "9000"]
+    assert asked == [["--model-path=/model", *flags]]
+    assert [worker.refusal for worker in workers] == [*2 * [refuse([])], "none.yaml: cannot be read"]
+    assert workers[0].number("max_seq_len") == 9000

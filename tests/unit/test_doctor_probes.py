@@ -12,13 +12,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from baton.doctor.command import DoctorSettings, planned
-from baton.doctor.engine_flags import read_flags
-from baton.doctor.engine_yaml import read_engine_yaml
-from baton.doctor.facts import GIB
-from baton.doctor.probe_gpus import parse_gpus, parse_health, parse_matrix
-from baton.doctor.probe_host import bind_problem, probe_host
-from baton.doctor.probe_model import probe_model
+from operations.doctor.command import DoctorSettings, asked_for
+from operations.doctor.facts import GIB
+from operations.doctor.probe_gpus import parse_gpus, parse_health, parse_matrix
+from operations.doctor.probe_host import bind_problem, probe_host
+from operations.doctor.probe_model import probe_model
 from tests.recorded_smi import RECORDINGS as SMI
 from tests.recorded_smi import recorded_smi
 from tests.waiting import PATIENCE_S
@@ -106,12 +104,11 @@ def test_a_folder_that_is_not_there_yet_has_a_disk() -> None:
 def test_no_file_makes_the_probes_fail(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for file in ("config.json", "tokenizer.json", "model.safetensors.index.json", "engine.yaml"):
+        for file in ("config.json", "tokenizer.json", "model.safetensors.index.json"):
             (folder / file).write_bytes(content)
         (folder / "a.safetensors").write_bytes(len(content).to_bytes(8, "little") + content)
         model = probe_model(folder)
         assert model.config_problem
-        read_engine_yaml(folder / "engine.yaml")
 
 
 @pytest.mark.parametrize(
@@ -134,16 +131,13 @@ def test_a_header_of_odd_offsets_is_no_header(tmp_path: Path) -> None:
 
 
 def test_pipes_and_endless_files_are_not_waited_for(tmp_path: Path) -> None:
-    for name in ("config.json", "a.safetensors", "engine.yaml"):
+    for name in ("config.json", "a.safetensors"):
         os.mkfifo(tmp_path / name)
     assert probe_model(tmp_path).shape is None
-    assert read_engine_yaml(tmp_path / "engine.yaml").problem == "is no file"
-    assert read_engine_yaml(Path("/dev/zero")).problem == "is no file"
 
 
 def test_names_that_are_too_long_are_told(tmp_path: Path) -> None:
     assert probe_model(tmp_path / ("a" * 300)).folder_problem == "File name too long"
-    assert "File name too long" in (read_engine_yaml(tmp_path / ("a" * 300)).problem or "")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "a" * 300}}))
     assert [shard.size_bytes for shard in probe_model(tmp_path).shards] == [None]
 
@@ -153,32 +147,6 @@ def test_a_folder_of_the_hubs_cache_is_known_by_what_lies_in_it(tmp_path: Path) 
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
     assert probe_model(tmp_path).snapshot == str(snapshot)
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [("a: [1", "not valid YAML"), ("- a\n", "must be a mapping"),
-     ("a: !!python/object:os.x 1", "not valid YAML"), ("a: \x00", "not valid YAML"),
-     ("a:\n\tb: 1\n", "not valid YAML"), ("a: 2024-99-99", "x.yaml:1: a: month must be"),
-     ("<<: !!int ", "not valid YAML"), ("? [a]\n: 1", "a key must be a word"), ("a: &a [*a]", "has an alias"),
-     ("a: " + "{a: " * 3000, "not valid YAML"), ("a: " + "{a: " * 20 + "1" + "}" * 20, "lies too deep")],
-)  # fmt: skip
-def test_a_bad_yaml_is_a_problem_and_no_exception(tmp_path: Path, text: str, problem: str) -> None:
-    (tmp_path / "x.yaml").write_text(text)
-    assert problem in (read_engine_yaml(tmp_path / "x.yaml").problem or "")
-
-
-def test_duplicates_are_found_at_every_level(tmp_path: Path) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_text("a: 1\nkv_cache_config:\n  dtype: fp8\n  dtype: auto\na: 2\n")
-    found = read_engine_yaml(path)
-    assert found.duplicates == (f"{path}:4: kv_cache_config.dtype", f"{path}:5: a")
-    assert found.values == {"a": 2, "kv_cache_config.dtype": "auto"}
-
-
-def test_an_empty_yaml_is_fine(tmp_path: Path) -> None:
-    (tmp_path / "x.yaml").write_text("# nothing\n")
-    assert read_engine_yaml(tmp_path / "x.yaml").problem is None
 
 
 def test_this_machine_can_be_read() -> None:
@@ -194,7 +162,7 @@ def test_workers_come_from_the_flags() -> None:
     settings = DoctorSettings(
         prefill_gpus="0,1;2,3", decode_engine_args=Path("engine_configs/demo/decode.yaml")
     )
-    found = [(worker.role, worker.gpus) for worker in planned(settings, None)]
+    found = [(worker.mode, worker.gpus) for worker in asked_for(settings, None)]
     assert found == [("prefill", "0,1"), ("prefill", "2,3"), ("decode", None)]
 
 
@@ -202,23 +170,31 @@ def test_a_typed_flag_wins_over_the_yaml_and_the_last_one_counts() -> None:
     yaml = Path("engine_configs/gpt-oss-120b/prefill.yaml")
     line = "--log-level info --tensor-parallel-size 8 --tensor-parallel-size=2 --free-gpu-memory-fraction 0.7"
     settings = DoctorSettings(prefill_gpus="0,1;2,3", prefill_flags=line, prefill_engine_args=yaml)
-    found = list(planned(settings, None))
+    found = list(asked_for(settings, None))
     assert [(worker.gpus, worker.tensor_parallel_size) for worker in found] == [("0,1", 2), ("2,3", 2)]
     assert found[0].number("kv_cache_config.free_gpu_memory_fraction") == 0.7
     assert found[0].number("max_batch_size") == 32
-    assert read_flags("--max-seq-len 1e3 --max-num-tokens")[1] == ("--max-seq-len 1e3", "--max-num-tokens")
+    assert found[0].overruled["tensor_parallel_size"][0] == 4
 
 
 def test_with_no_flags_there_is_one_worker_on_the_visible_devices() -> None:
-    assert [(w.role, w.gpus) for w in planned(DoctorSettings(), "1,2")] == [("agg", "1,2")]
-    assert [(w.role, w.gpus) for w in planned(DoctorSettings(), "")] == [("agg", None)]
+    assert [(w.mode, w.gpus) for w in asked_for(DoctorSettings(), "1,2")] == [("agg", "1,2")]
+    assert [(w.mode, w.gpus) for w in asked_for(DoctorSettings(), "")] == [("agg", None)]
 
 
-def _doctor(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+def test_vllms_settings_have_the_names_of_the_flags() -> None:
+    yaml = Path("engine_configs/vllm/gpt-oss-120b/decode.yaml")
+    settings = DoctorSettings(engine="vllm", decode_engine_args=yaml, decode_flags="--max-batch-size 7")
+    (worker,) = asked_for(settings, None)
+    assert (worker.number("max_batch_size"), worker.number("max_seq_len")) == (7, 131_072)
+
+
+def _doctor(*arguments: str, path: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     names = ("ETCD_ENDPOINTS", "NATS_SERVER", "CUDA_VISIBLE_DEVICES", "DYN_HTTP_PORT", "HTTP_PORT")
     environ = {key: value for key, value in os.environ.items() if key not in names}
     if path:
         environ["PATH"] = f"{path}:{environ['PATH']}"
+    environ |= variables
     command = [sys.executable, "-m", "baton", "doctor", "--http-port", "18431", *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, env=environ, timeout=PATIENCE_S, check=False
@@ -252,8 +228,29 @@ def test_doctor_prints_names_that_are_no_text() -> None:
     assert (done.returncode, done.stderr) == (2, "")
     assert "model-absent" in done.stdout
     done = _doctor("--model-path", "\udcff\udcfe")
-    assert r"\udcff\udcfe is no folder" in done.stdout
+    assert r"\udcff\udcfe is not a folder" in done.stdout
 
 
 def test_an_unknown_flag_is_status_2() -> None:
     assert _doctor("--prefil-gpus", "0").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("engine", "text", "says"),
+    [
+        ("trtllm", "max_batchsize: 8", "max_batchsize: unknown key; did you mean max_batch_size?"),
+        ("trtllm", "max_batch_size: many", "max_batch_size: 'many': Expected `int | null`"),
+        ("vllm", "max_num_seq: 8", "max_num_seq: unknown key; did you mean max_num_seqs?"),
+    ],
+)
+def test_what_the_installed_build_refuses_is_an_error(
+    tmp_path: Path, engine: str, text: str, says: str
+) -> None:
+    yaml = tmp_path / "engine.yaml"
+    yaml.write_text(text)
+    doubles = str(Path("tests/doubles").absolute())
+
+    done = _doctor("--engine", engine, "--engine-args", str(yaml), "--json", PYTHONPATH=doubles)
+
+    found = {finding["code"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert found["settings-refused"]["fact"].startswith(f"agg: {yaml}:1: {says}")

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.errors import BatonError, DeadlineExceeded, EngineFailure, HandoffFailed
+from baton.errors import BatonError, DeadlineExceeded, HandoffFailed, WorkerLost
 from baton.messages import GenerateRequest, KvHandoff, Role, Sampling
 from tests.memory_wire import Wire
 from tests.tiny_gpt_oss import prompt, write_checkpoint
@@ -95,7 +95,7 @@ def test_the_deadline_ends_a_pull_that_hangs(checkpoint: Path) -> None:
         wire = Wire()
         async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
             wire.hold.clear()
-            with pytest.raises(DeadlineExceeded, match="pulling"):
+            with pytest.raises(DeadlineExceeded):
                 await answer(decode, ask(handoff, deadline_s=scaled(0.1)))
 
     asyncio.run(main())
@@ -264,11 +264,11 @@ def test_an_exception_in_a_step_fails_all_that_runs_and_the_engine(checkpoint: P
             await until(lambda: decode.stats().num_generated_tokens > 2)
             assert not failed.done()
             no_float = 10**400  # no transceiver could deliver it; torch cannot hold it
-            with pytest.raises(EngineFailure, match="Overflow"):
+            with pytest.raises(WorkerLost, match="Overflow"):
                 await answer(decode, ask(logit_bias={1: no_float}))
-            with pytest.raises(EngineFailure, match="Overflow"):
+            with pytest.raises(WorkerLost, match="Overflow"):
                 await running
-            with pytest.raises(EngineFailure, match="Overflow"):
+            with pytest.raises(WorkerLost, match="Overflow"):
                 await answer(decode, ask())
             async with asyncio.timeout(PATIENCE_S):
                 assert "Overflow" in await failed

@@ -1,11 +1,13 @@
 """Flags from dataclasses: precedence, sources, and one line for each error."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
+from baton import flags
 from baton.connect import Wires
 from baton.flags import flag, parse, without_secrets
 
@@ -129,3 +131,28 @@ def test_a_mistake_ends_with_status_2_and_says_what_is_wrong(
 
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--port many", "argument --port: invalid int value: 'many'"),
+        ("--port", "argument --port: expected one argument"),
+        ("--port -1", "--port: not below 0"),
+        ("--mode c", "argument --mode: invalid choice: 'c' (choose from 'a', 'b')"),
+        ("--por 5 -h --", "unrecognized arguments: --por 5 -h"),
+    ],
+)
+def test_anothers_command_line_is_refused_without_an_end(line: str, says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        flags.read(Settings, line.split())
+
+
+def test_anothers_command_line_is_read_without_our_environment() -> None:
+    assert flags.read(Settings, ["--port", "5", "--port=6"]).settings == Settings(port=6)
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::"])
+def test_a_worker_must_say_where_it_can_be_reached(host: str) -> None:
+    with pytest.raises(ValueError, match="peers cannot reach it"):
+        flags.read(Wires, [f"--host={host}"])

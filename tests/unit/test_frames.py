@@ -8,7 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton import frames
-from baton.frames import Beat, End, Envelope, Goodbye, Hello, Inbox, LinkBroken, Next, Outbox, Splitter
+from baton.frames import (
+    Beat,
+    End,
+    Envelope,
+    FrameReader,
+    FrameWriter,
+    Goodbye,
+    Hello,
+    LinkBroken,
+    Next,
+    Splitter,
+)
 from baton.messages import TokenChunk
 from tests.links import Sent, frame
 
@@ -36,7 +47,7 @@ def test_a_length_at_the_limit_is_waited_for() -> None:
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_frame_break_the_link_and_nothing_else(noise: bytes) -> None:
     with pytest.raises(LinkBroken):
-        Inbox(frames.FROM_CALLER, "w").open(noise)
+        FrameReader(frames.FROM_CALLER, "w").open(noise)
 
 
 @pytest.mark.parametrize(
@@ -52,15 +63,15 @@ def test_bytes_that_are_no_frame_break_the_link_and_nothing_else(noise: bytes) -
 )
 def test_a_link_starts_with_the_right_hello_or_not_at_all(first: bytes, reason: str) -> None:
     with pytest.raises(LinkBroken, match=reason):
-        Inbox(frames.FROM_WORKER, "w").open(first)
+        FrameReader(frames.FROM_WORKER, "w").open(first)
 
 
 @pytest.mark.parametrize("number", [0, 2])
 def test_a_frame_that_is_lost_or_comes_twice_breaks_the_link(number: int) -> None:
-    inbox = Inbox(frames.FROM_WORKER, "w")
-    inbox.open(frame(0, Hello(frames.VERSION, "w")))
+    reader = FrameReader(frames.FROM_WORKER, "w")
+    reader.open(frame(0, Hello(frames.VERSION, "w")))
     with pytest.raises(LinkBroken, match="frame 1 was lost"):
-        inbox.open(frame(number, Beat()))
+        reader.open(frame(number, Beat()))
 
 
 @given(st.lists(st.integers(0, 60), max_size=40), st.integers(60, 300))
@@ -69,9 +80,9 @@ def test_any_envelopes_leave_in_order_in_frames_below_the_limit(sizes: list[int]
     wire, refused = Sent(limit), list[Envelope]()
 
     async def scenario() -> None:
-        outbox = Outbox(wire, lambda envelope, _: refused.append(envelope))
+        writer = FrameWriter(wire, lambda envelope, _: refused.append(envelope))
         for reply in replies:
-            outbox.put(reply)
+            writer.put(reply)
         await asyncio.sleep(0)  # frames are sealed once a turn
 
     asyncio.run(scenario())
@@ -87,13 +98,13 @@ def test_any_envelopes_leave_in_order_in_frames_below_the_limit(sizes: list[int]
 def test_a_frame_of_the_limit_is_sent_and_nothing_after_the_goodbye() -> None:
     async def scenario() -> list[bytes]:
         wire = Sent(len(frame(0, End(1))))
-        outbox = Outbox(wire, lambda envelope, _: pytest.fail(str(envelope)))
-        outbox.put(End(1))
+        writer = FrameWriter(wire, lambda envelope, _: pytest.fail(str(envelope)))
+        writer.put(End(1))
         await asyncio.sleep(0)  # frames are sealed once a turn
         wire.max_frame_bytes = frames.MAX_FRAME_BYTES
-        outbox.put(End(2))
-        outbox.close(Goodbye("enough"))
-        outbox.put(End(3))
+        writer.put(End(2))
+        writer.close(Goodbye("enough"))
+        writer.put(End(3))
         await asyncio.sleep(0)
         return wire.frames
 

@@ -29,7 +29,9 @@ CALL = ToolCall(call_id="1", name="f", arguments="{}")
 
 
 def spelled(segments: list[Segment]) -> str:
-    return "".join(segment if isinstance(segment, str) else segment.value for segment in segments)
+    return "".join(
+        segment.value if isinstance(segment, SpecialToken) else str(segment) for segment in segments
+    )
 
 
 def history(*turns: Turn) -> str:

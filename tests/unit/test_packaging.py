@@ -8,13 +8,14 @@ import pytest
 
 import baton
 import frontend
+import operations
 import workers
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_packages_imported_are_this_repositorys() -> None:
-    for package in (baton, frontend, workers):
+    for package in (baton, frontend, workers, operations):
         assert Path(package.__file__ or "").is_relative_to(ROOT)
 
 
@@ -23,7 +24,12 @@ def test_the_packages_imported_are_this_repositorys() -> None:
     [
         ("frontend.__main__", {"torch", "transformers", "tensorrt_llm", "vllm", "workers", "grpc", "nats"}),
         ("workers.__main__", {"fastapi", "starlette", "uvicorn", "torch", "frontend", "grpc", "nats"}),
-        ("baton.__main__", {"fastapi", "torch", "grpc", "nats", "frontend", "workers"}),
+        ("baton.__main__", {"fastapi", "torch", "grpc", "nats", "frontend", "workers", "operations"}),
+        ("operations.status", {"fastapi", "torch", "grpc", "nats", "tokenizers", "workers"}),
+        (
+            "operations.doctor.command",
+            {"fastapi", "torch", "transformers", "tensorrt_llm", "vllm", "nixl_cu13"},
+        ),
     ],
 )
 def test_importing_a_process_loads_only_its_own_side(module: str, forbidden: set[str]) -> None:

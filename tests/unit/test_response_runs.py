@@ -6,8 +6,9 @@ import threading
 import pytest
 
 from baton.errors import NotReady
+from frontend.responses.object import RUNNING
 from frontend.responses.runs import MAX_RUNS, ResponseState
-from frontend.responses.store import RUNNING, ResponseStore
+from frontend.responses.store import ResponseStore
 from tests.clock import run_jumping
 from tests.generators import none_abandoned
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens, ended, frontend

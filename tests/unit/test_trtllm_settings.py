@@ -10,9 +10,9 @@ import pytest
 from tensorrt_llm.llmapi import TorchLlmArgs
 
 from baton.flags import parse
-from workers.config import WorkerSettings, typed_engine_flags
 from workers.engines.trtllm.settings import load_trtllm_settings
-from workers.settings import SettingsError
+from workers.flags import WorkerSettings, typed_engine_flags
+from workers.settings_text import SettingsError
 
 UCX = "cache_transceiver_config:\n  backend: UCX\n  max_tokens_in_buffer: 1024\n"
 
@@ -101,9 +101,7 @@ def test_the_wire_decides_its_runtime_and_the_kv_cache_manager(
     assert loaded.values["kv_cache_config.use_kv_cache_manager_v2"] == manager_v2
 
 
-def test_prefill_runs_without_the_overlap_scheduler_by_default(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_prefill_runs_without_the_overlap_scheduler(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path, UCX)
 
     chosen = load_trtllm_settings(TorchLlmArgs, "prefill", yaml_path=path)
@@ -113,8 +111,10 @@ def test_prefill_runs_without_the_overlap_scheduler_by_default(
         "disable_overlap_scheduler"
     ]
     override = '{"disable_overlap_scheduler": false}'
-    load_trtllm_settings(TorchLlmArgs, "prefill", yaml_path=path, override=override)
-    assert "disable_overlap_scheduler is false" in caplog.text
+    with pytest.raises(
+        SettingsError, match="disable_overlap_scheduler: false: TensorRT-LLM does not support"
+    ):
+        load_trtllm_settings(TorchLlmArgs, "prefill", yaml_path=path, override=override)
 
 
 class OldTransceiver(pydantic.BaseModel, extra="forbid"):
@@ -177,7 +177,7 @@ def test_null_turns_a_mapping_off_and_a_later_leaf_turns_it_on_again(tmp_path: P
             "it is kv_cache_config.free_gpu_memory_fraction now",
         ),
         ("cache_transceiver_config:\n  backend: FOO", ":2: cache_transceiver_config.backend: 'FOO'"),
-        ("cuda_graph_config:\n  max_batch_size: -1", ":2: cuda_graph_config.max_batch_size: -1"),
+        ("cuda_graph_config:\n  max_batch_size: -1\n" + UCX, ":2: cuda_graph_config.max_batch_size: -1"),
         ("max_batch_size: many", ":1: max_batch_size: 'many': Expected `int | null`, got `str`"),
         ("backend: tensorrt", ":1: backend: 'tensorrt': the engine runs with 'pytorch' only"),
         ("stream_interval: 10", "cache_transceiver_config.backend is not set"),
@@ -190,8 +190,11 @@ def test_null_turns_a_mapping_off_and_a_later_leaf_turns_it_on_again(tmp_path: P
             UCX + "  transceiver_runtime: PYTHON",
             ":4: cache_transceiver_config.transceiver_runtime: PYTHON moves",
         ),
-        ("kv_cache_config:\n  free_gpu_memory_fraction: null", "TensorRT-LLM refuses the settings: '<='"),
-        ("cuda_graph_config:\n  batch_sizes: [1, 4]\n  max_batch_size: 8", "must equal max(batch_sizes)"),
+        ("kv_cache_config:\n  free_gpu_memory_fraction: null\n" + UCX, "refuses the settings: '<='"),
+        (
+            "cuda_graph_config:\n  batch_sizes: [1]\n  max_batch_size: 8\n" + UCX,
+            "must equal max(batch_sizes)",
+        ),
         (UCX + "  kv_transfer_timeout_ms: null", ":4: cache_transceiver_config.kv_transfer_timeout_ms: null"),
     ],
 )

@@ -1,9 +1,8 @@
-"""Requests in vLLM's terms, handoffs, and the chunks made of vLLM's outputs."""
+"""Requests in vLLM's terms, and the chunks made of vLLM's outputs."""
 
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from vllm.outputs import CompletionOutput, Logprob, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -13,14 +12,13 @@ from baton.messages import GenerateRequest, Guided, KvHandoff, MessageForm, Samp
 from workers.engines.model_facts import read_model_facts
 from workers.engines.structural_tag import structural_tag
 from workers.engines.token_requests import seed_of_attempt
-from workers.engines.vllm.answers import Answer
-from workers.engines.vllm.handoff import KEEP, num_blocks, pack, unpack
+from workers.engines.vllm.chunker import Chunker
+from workers.engines.vllm.handoff import KEEP, num_blocks
 from workers.engines.vllm.library import load_library
 from workers.engines.vllm.sampling import sampling_params
 
 FACTS = read_model_facts(Path("models/demo"))
 STOPS = (3071, 3070)
-PARAMS = {"remote_request_id": "r-1-0a0b0c0d", "remote_block_ids": ((1, 2, 3),), "remote_port": 5600}
 
 
 def ask(num_generated: int = 0, **options: Any) -> GenerateRequest:
@@ -118,41 +116,6 @@ def handoff(state: bytes, num_tokens: int = 5) -> KvHandoff:
     )
 
 
-def test_a_handoff_gives_back_what_vllm_wrote() -> None:
-    state = unpack(handoff(pack(PARAMS, version="1", num_cached_tokens=2)), version="1", num_tokens=5)
-
-    assert state.num_cached_tokens == 2
-    assert state.params == PARAMS | {"remote_block_ids": [[1, 2, 3]]}
-
-
-@pytest.mark.parametrize(
-    ("state", "says"),
-    [
-        (b"", "is not vLLM's"),
-        (b"\x01not ours", "is not vLLM's"),
-        (pack(PARAMS, version="1", num_cached_tokens=2)[:-1], "is not vLLM's"),
-        (pack(PARAMS, version="1", num_cached_tokens=2).replace(b"vllm-1", b"vllm-2"), "is not vLLM's"),
-        (msgspec.msgpack.encode(["embedded-1", "1", 2, {}]), "is not vLLM's"),
-        (pack(PARAMS, version="2", num_cached_tokens=2), "prefill worker p is 2, of this worker 1"),
-    ],
-)
-def test_foreign_truncated_and_other_versions_bytes_are_refused(state: bytes, says: str) -> None:
-    with pytest.raises(HandoffFailed, match=says):
-        unpack(handoff(state), version="1", num_tokens=5)
-
-
-def test_the_handoff_of_another_prompt_is_refused_with_both_lengths() -> None:
-    state = pack(PARAMS, version="1", num_cached_tokens=0)
-
-    with pytest.raises(HandoffFailed, match="has 4 tokens, its request 5"):
-        unpack(handoff(state, 4), version="1", num_tokens=5)
-
-
-def test_parameters_that_cannot_travel_fail_the_handoff() -> None:
-    with pytest.raises(HandoffFailed, match="cannot travel"):
-        pack({"remote_port": object()}, version="1", num_cached_tokens=0)
-
-
 @pytest.mark.parametrize(
     ("groups", "count"), [([[1, 2], [3]], 3), (((1, 2),), 2), ([4, 5], 2), (None, 0), ([[]], 0)]
 )
@@ -166,44 +129,44 @@ def output(reason: str | None = None, **given: Any) -> RequestOutput:
 
 
 def test_the_last_output_tells_usage_over_all_attempts() -> None:
-    answer = Answer(ask(num_generated=2))
+    chunker = Chunker(ask(num_generated=2))
 
-    assert answer.chunk(output()).usage is None
-    assert answer.chunk(output("stop")).usage == Usage(3, 4, 6)
+    assert chunker.chunk(output()).usage is None
+    assert chunker.chunk(output("stop")).usage == Usage(3, 4, 6)
 
 
 def test_the_cached_tokens_of_a_handoff_are_those_of_prefill() -> None:
-    assert Answer(ask(), num_cached_tokens=1).chunk(output("length")).usage == Usage(5, 1, 2)
+    assert Chunker(ask(), num_cached_tokens=1).chunk(output("length")).usage == Usage(5, 1, 2)
 
 
 @pytest.mark.parametrize(("reason", "told"), [("error", "'error'"), ("repetition", "rep")])
 def test_other_finish_reasons_are_engine_failures(reason: str, told: str) -> None:
     with pytest.raises(EngineFailure, match=told):
-        Answer(ask()).chunk(output(reason))
+        Chunker(ask()).chunk(output(reason))
 
 
 def test_an_engine_that_was_told_to_end_lets_another_worker_serve() -> None:
     with pytest.raises(WorkerLost):
-        Answer(ask()).chunk(output("abort"))
+        Chunker(ask()).chunk(output("abort"))
 
 
 def test_an_error_with_a_handoff_is_the_handoffs() -> None:
     with pytest.raises(HandoffFailed):
-        Answer(ask(handoff=handoff(b""))).chunk(output("error"))
+        Chunker(ask(handoff=handoff(b""))).chunk(output("error"))
 
 
 def test_an_error_after_tokens_is_not_blamed_on_the_handoff() -> None:
-    answer = Answer(ask(handoff=handoff(b"")))
-    answer.chunk(output())
+    chunker = Chunker(ask(handoff=handoff(b"")))
+    chunker.chunk(output())
 
     with pytest.raises(EngineFailure):
-        answer.chunk(output("error"))
+        chunker.chunk(output("error"))
 
 
 def test_logprobs_are_the_chosen_tokens_and_the_likeliest() -> None:
     told: list[dict[int, Logprob]] = [{8: Logprob(-3.0, 3), 1: Logprob(-0.5, 1), 2: Logprob(-1.0, 2)}]
 
-    (first, second) = Answer(ask(logprobs=2)).chunk(output(logprobs=told)).logprobs or ()
+    (first, second) = Chunker(ask(logprobs=2)).chunk(output(logprobs=told)).logprobs or ()
 
     assert (first.token_id, first.logprob, first.top) == (8, -3.0, ((1, -0.5), (2, -1.0)))
     assert (second.token_id, second.top) == (9, ())  # not reported

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from workers.engines.vllm.settings import LEASE_S, load_vllm_settings
-from workers.settings import SettingsError
+from workers.flags import DisaggregationMode
+from workers.settings_text import SettingsError
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_" + 17 * "aB"
@@ -64,7 +66,7 @@ def test_flag_beats_override_beats_yaml_beats_baton_beats_default_leaf_by_leaf(t
 @pytest.mark.parametrize(
     ("mode", "role"), [("prefill", "kv_producer"), ("decode", "kv_consumer"), ("agg", None)]
 )
-def test_each_role_has_its_side_of_the_transfer(mode: str, role: str | None) -> None:
+def test_each_role_has_its_side_of_the_transfer(mode: DisaggregationMode, role: str | None) -> None:
     loaded = load_vllm_settings(AsyncEngineArgs, mode)
 
     assert loaded.values.get("kv_transfer_config.kv_role") == role
@@ -119,7 +121,7 @@ def test_what_cannot_work_is_refused_with_its_place(tmp_path: Path, text: str, s
 
 
 @pytest.mark.parametrize("mode", ["prefill", "decode", "agg"])
-def test_a_demanded_form_holds_from_the_first_token_on(mode: str) -> None:
+def test_a_demanded_form_holds_from_the_first_token_on(mode: DisaggregationMode) -> None:
     """By default vLLM skips gpt-oss's reasoning and would wait for `final`."""
     forms = load_vllm_settings(AsyncEngineArgs, mode).settings["structured_outputs_config"]
 
@@ -170,7 +172,8 @@ def test_the_common_flags_have_vllms_names() -> None:
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_shipped_config_is_taken_as_it_stands(path: Path) -> None:
-    loaded = load_vllm_settings(AsyncEngineArgs, path.stem, yaml_path=path)
+    mode: Any = path.stem
+    loaded = load_vllm_settings(AsyncEngineArgs, mode, yaml_path=path)
 
     assert AsyncEngineArgs(**loaded.settings).max_model_len == 131072
 

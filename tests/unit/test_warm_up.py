@@ -10,7 +10,7 @@ import pytest
 
 from baton.errors import HandoffFailed
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, Reply, Request, Role, TokenChunk, WorkerInfo
-from baton.transport import Answer
+from baton.transport import Respond
 from tests.clock import run_jumping
 from tests.generators import none_abandoned
 from workers.warm_up import warm_up_pairs
@@ -80,7 +80,7 @@ class House:
     def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
         return self._peers[address].answer(request)
 
-    def serve(self, worker_id: str, answer: Answer) -> AbstractAsyncContextManager[str]:
+    def serve(self, worker_id: str, respond: Respond) -> AbstractAsyncContextManager[str]:
         raise NotImplementedError
 
     def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:

@@ -27,8 +27,8 @@ from tests.clock import run_jumping
 from tests.generators import none_abandoned
 from tests.registry import Snapshot, worker
 from tests.waiting import PATIENCE_S
-from workers.config import WorkerSettings
 from workers.engine import EngineInfo
+from workers.flags import WorkerSettings
 from workers.worker import Worker, new_identity, run_worker
 
 REQUEST = GenerateRequest(

@@ -1,11 +1,17 @@
 """Engine settings: flag > YAML > default, and errors that name file, line and key path."""
 
+import contextlib
 import dataclasses
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from workers.settings import SettingsError, load_settings
+from workers.settings import load_settings, read
+from workers.settings_text import SettingsError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,6 +111,13 @@ def test_what_is_no_whole_number_is_refused(tmp_path: Path, text: str) -> None:
         ("\nmax_batch_size: 2024-99-99", ":2: not valid YAML: month must be"),
         ("cache:\n  fraction: !!int ''", ":2: not valid YAML: "),
         ("max_batch_size: !!timestamp x", ":1: not valid YAML: "),
+        ("a: !!python/object:os.x 1", ":1: not valid YAML: "),
+        ("a: \x00", "not valid YAML"),
+        ("a:\n\tb: 1\n", "not valid YAML"),
+        ("<<: !!int ", "not valid YAML"),
+        ("a: " + "{a: " * 3000, "not valid YAML"),
+        ("? [a]\n: 1", ":1: a key must be a word"),
+        ("a: &a [*a]", "has an alias (*name): write the values out"),
     ],
 )
 def test_a_wrong_yaml_is_one_line_with_its_place(tmp_path: Path, text: str, says: str) -> None:
@@ -115,6 +128,7 @@ def test_a_wrong_yaml_is_one_line_with_its_place(tmp_path: Path, text: str, says
 
     assert str(refused.value).startswith(str(path))
     assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_missing_yaml_and_a_flag_without_a_setting_are_refused(tmp_path: Path) -> None:
@@ -122,6 +136,38 @@ def test_a_missing_yaml_and_a_flag_without_a_setting_are_refused(tmp_path: Path)
         load_settings(Engine, tmp_path / "none.yaml", {})
     with pytest.raises(SettingsError, match="tensor_parallel_size: this engine has no such setting"):
         load_settings(Engine, None, {"tensor_parallel_size": 2})
+
+
+def test_pipes_endless_files_and_long_names_are_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "engine.yaml")
+    for path in (tmp_path / "engine.yaml", Path("/dev/zero")):
+        with pytest.raises(SettingsError, match="is not a file"):
+            load_settings(Engine, path, {})
+    with pytest.raises(SettingsError, match="File name too long"):
+        load_settings(Engine, tmp_path / ("a" * 300), {})
+
+
+@given(st.binary(max_size=200) | st.text().map(str.encode))
+@example(b"[" * 3000)
+def test_any_file_is_read_or_refused(content: bytes) -> None:
+    with tempfile.NamedTemporaryFile(suffix=".yaml") as file:
+        file.write(content)
+        file.flush()
+        with contextlib.suppress(SettingsError):
+            read(None, Path(file.name), {})
+
+
+def test_without_a_schema_every_key_is_taken_but_renamed_ones(tmp_path: Path) -> None:
+    path = write(tmp_path, "cache: {a: {b: 1}, c: null}\nold: {d: 2}\n")
+
+    assert read(None, path, {"flag": 3}) == {
+        "cache.a.b": (1, f"{path}:1"),
+        "cache.c": (None, f"{path}:1"),
+        "old.d": (2, f"{path}:2"),
+        "flag": (3, "flag"),
+    }
+    with pytest.raises(SettingsError, match=r":2: old: unknown key; it is new now"):
+        read(None, path, {}, renamed={"old": "it is new now"})
 
 
 def test_a_yaml_of_more_than_a_mebibyte_is_not_read(tmp_path: Path) -> None:

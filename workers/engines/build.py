@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from baton.flags import Parsed
-from workers.config import WorkerSettings, typed_engine_flags
 from workers.engine import Engine
-from workers.settings import Loaded, SettingsError, load_settings
+from workers.flags import WorkerSettings, typed_engine_flags
+from workers.settings import Loaded, load_settings
+from workers.settings_text import SettingsError
 
 T = TypeVar("T")
 

@@ -2,17 +2,24 @@
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 
-from baton.doctor.engine_yaml import read_engine_yaml
-from baton.doctor.trtllm_keys import KEYS, OLD_KEYS
 from baton.flags import Parsed
-from workers.config import EngineName, WorkerSettings
 from workers.engines.embedded.settings import EmbeddedSettings
-from workers.settings import SettingsError
+from workers.engines.trtllm.settings import RENAMED
+from workers.flags import EngineName, WorkerSettings
+from workers.settings import read
+from workers.settings_text import SettingsError
 
-# Enough of vLLM's 200 keys to tell its YAMLs from others.
+# Enough of the libraries' hundreds of keys to tell their YAMLs from others.
+_TRTLLM_KEYS = """
+attention_dp_config backend cache_transceiver_config cuda_graph_config disable_overlap_scheduler
+enable_attention_dp enable_autotuner enable_chunked_prefill enable_iter_perf_stats enable_min_latency
+guided_decoding_backend kv_cache_config max_batch_size max_beam_width max_num_tokens max_seq_len moe_config
+moe_expert_parallel_size num_postprocess_workers pipeline_parallel_size print_iter_log stream_interval
+tensor_parallel_size torch_compile_config trust_remote_code
+"""
 _VLLM_KEYS = """
 block_size compilation_config enable_expert_parallel enable_prefix_caching enforce_eager
 gpu_memory_utilization kv_transfer_config max_model_len max_num_batched_tokens max_num_seqs quantization
@@ -25,7 +32,7 @@ CHOSEN = "chosen"  # the source of an engine that was not given
 class _Candidate:
     label: str
     package: str
-    keys: frozenset[str]
+    keys: Set[str]
     remedy: str
 
 
@@ -34,19 +41,19 @@ _CANDIDATES: dict[EngineName, _Candidate] = {
     "trtllm": _Candidate(
         "TensorRT-LLM",
         "tensorrt_llm",
-        KEYS[""] | OLD_KEYS.keys(),
+        RENAMED.keys() | set(_TRTLLM_KEYS.split()),
         "run this in the worker image (deploy/README.md)",
     ),
     "vllm": _Candidate(
         "vLLM",
         "vllm",
-        frozenset(_VLLM_KEYS.split()),
+        set(_VLLM_KEYS.split()),
         "pip install '.[vllm]'",
     ),
     "embedded": _Candidate(
         "the embedded engine",
         "transformers",
-        frozenset(field.name for field in dataclasses.fields(EmbeddedSettings)),
+        {field.name for field in dataclasses.fields(EmbeddedSettings)},
         "pip install '.[embedded]'",
     ),
 }
@@ -79,8 +86,10 @@ def with_engine(
 
 def _fitting(path: Path | None) -> list[EngineName]:
     """In order of preference. An unreadable file fits all engines: the engine's loader reports it."""
-    leaves = read_engine_yaml(path).values if path is not None else {}
-    keys = {leaf.partition(".")[0] for leaf in leaves}
+    try:
+        keys = {leaf.partition(".")[0] for leaf in read(None, path, {})}
+    except SettingsError:
+        keys = set()
     num_known = {name: len(keys & candidate.keys) for name, candidate in _CANDIDATES.items()}
     return [name for name, known in num_known.items() if known == max(num_known.values())]
 

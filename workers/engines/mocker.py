@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from baton.errors import (
-    BatonError,
     DeadlineExceeded,
     HandoffFailed,
     InvalidRequest,
@@ -22,7 +21,7 @@ from baton.errors import (
 )
 from baton.messages import FinishReason, GenerateRequest, Guided, KvHandoff, TokenChunk, Usage, WorkerStats
 from workers.engine import EngineInfo
-from workers.engines.script import Answer, Script, read_vocabulary
+from workers.engines.script import PlannedAnswer, Script, read_vocabulary
 from workers.kv.memory import host_memory
 from workers.kv.transceiver import CacheTransceiver, Ticket
 
@@ -143,7 +142,7 @@ class MockerEngine:
                 if self._stopped.is_set():
                     raise WorkerLost("The worker is stopping.")
                 if asyncio.get_running_loop().time() > deadline:
-                    raise _overdue()
+                    raise DeadlineExceeded
                 yield self._chunk(request, answer, position)
 
     def stats(self) -> WorkerStats:
@@ -216,17 +215,17 @@ class MockerEngine:
         self._figures["num_handoffs"] += 1
         self._figures["kv_moved_bytes"] += ticket.num_bytes
 
-    def _answer(self, request: GenerateRequest) -> Answer:
+    def _answer(self, request: GenerateRequest) -> PlannedAnswer:
         num_prompt = _num_prompt_tokens(request)
         limit = min(request.sampling.max_tokens, self._settings.max_seq_len - num_prompt)
         scripted = () if self._script is None else self._script.answer(request.token_ids[:num_prompt])
         if scripted:
             finish_reason: FinishReason = "stop" if len(scripted) <= limit else "length"
-            return Answer(scripted[:limit], (), 0, min(limit, len(scripted)), finish_reason)
+            return PlannedAnswer(scripted[:limit], (), 0, min(limit, len(scripted)), finish_reason)
         start = int.from_bytes(_checksum(request), "big") + request.sampling.choice
-        return Answer(self._header, self._words, start, limit, "length")
+        return PlannedAnswer(self._header, self._words, start, limit, "length")
 
-    def _chunk(self, request: GenerateRequest, answer: Answer, position: int) -> TokenChunk:
+    def _chunk(self, request: GenerateRequest, answer: PlannedAnswer, position: int) -> TokenChunk:
         self._figures["num_generated_tokens"] += 1
         token_ids = (answer.token(position),)
         if position + 1 < answer.num_tokens:
@@ -248,11 +247,7 @@ async def _within(deadline: float, work: Coroutine[Any, Any, object]) -> None:
         async with asyncio.timeout_at(deadline):
             await work
     except TimeoutError:
-        raise _overdue() from None
-
-
-def _overdue() -> BatonError:
-    return DeadlineExceeded("The request's deadline was exceeded; request fewer tokens or allow more time.")
+        raise DeadlineExceeded from None
 
 
 def _check_form(form: Guided | None) -> None:

@@ -27,7 +27,7 @@ class Scene(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class PlannedAnswer:
     """Tokens by position: first `header`, then `words` from `start` on, cyclically."""
 
     header: tuple[int, ...]

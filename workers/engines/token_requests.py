@@ -34,9 +34,11 @@ def check_request(request: GenerateRequest, facts: ModelFacts, context_length: i
             "the worker was lost, and the engine cannot resume an answer with a demanded form; "
             "retry the request"
         )
-    if request.sampling.choice < 0 or (request.sampling.logprobs or 0) < 0:
-        raise InvalidRequest("choice and logprobs must not be negative")
     asked = request.sampling
+    if asked.choice < 0 or (asked.logprobs or 0) < 0:
+        raise InvalidRequest("choice and logprobs must not be negative")
+    if asked.prompt_logprobs is not None and asked.max_tokens > 1:
+        raise InvalidRequest("prompt_logprobs are given with an answer of one token", param="max_tokens")
     for token_id in (*request.token_ids, *asked.logit_bias, *asked.stop_token_ids):
         if not 0 <= token_id < facts.vocab_size:
             raise InvalidRequest(

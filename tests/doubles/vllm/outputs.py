@@ -33,11 +33,13 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     def add(self, later: "RequestOutput") -> None:
         """Merge the next step into this one."""
         self.finished |= later.finished
         self.kv_transfer_params = later.kv_transfer_params
+        self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
         (mine,), (new,) = self.outputs, later.outputs
         mine.token_ids += new.token_ids
         mine.finish_reason = new.finish_reason

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from baton.errors import BatonError, DeadlineExceeded, EngineFailure, Overloaded
+from baton.errors import BatonError, DeadlineExceeded, Overloaded, WorkerLost
 from baton.messages import FinishReason, GenerateRequest, TokenChunk, Usage
 from workers.engines.embedded.call import Call
 from workers.engines.embedded.masks import Masks
@@ -43,9 +43,9 @@ class StepLoop:
         self._masks = Masks(self._mask_came)
 
     def open(self, request: GenerateRequest, sequence: Sequence) -> Call:
-        """Queue a sequence. Raises Overloaded if the queue is full, EngineFailure if the engine failed."""
+        """Queue a sequence. Raises Overloaded if the queue is full, WorkerLost if the engine failed."""
         if self.broke.is_set():
-            raise EngineFailure(self.reason)
+            raise WorkerLost(self.reason)
         num_open = self.scheduler.num_running + self.scheduler.num_waiting
         if num_open >= self._max_calls:
             raise Overloaded(
@@ -91,13 +91,13 @@ class StepLoop:
         self._wake.set()
 
     async def on_thread(self, function: Callable[..., T], *args: object) -> T:
-        """Run something on the compute thread; an exception breaks the engine and becomes EngineFailure."""
+        """Run something on the compute thread; an exception breaks the engine and becomes WorkerLost."""
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._thread, function, *args)
         except Exception as error:  # any error here breaks the engine
             self._break(error)
-            raise EngineFailure(self.reason) from error
+            raise WorkerLost(self.reason) from error
 
     async def run(self) -> None:
         """Step until cancelled or failed. An exception here breaks the engine, so that it is reported."""
@@ -121,7 +121,7 @@ class StepLoop:
     async def _step(self, step: Step) -> None:
         try:
             sampled = await self.on_thread(self.runner.step, step.work)
-        except EngineFailure:
+        except WorkerLost:
             return  # every call has been told
         for work, token in zip(step.work, sampled, strict=True):
             sequence = work.sequence
@@ -154,18 +154,13 @@ class StepLoop:
 
     def _expire(self, sequence: Sequence) -> None:
         call = self._calls[sequence]
-        phase = sequence.phase
-        if phase is Phase.DONE:
-            return  # the outbox has what ended it
-        self.fail(
-            call,
-            DeadlineExceeded(
-                f"the request's deadline of {call.request.deadline_s:g} s was exceeded while {phase.value}"
-            ),
-        )
+        if sequence.phase is Phase.DONE:
+            return  # what ended it is in the outbox
+        _LOG.info("deadline over request_id=%s phase=%s", call.request.request_id, sequence.phase.value)
+        self.fail(call, DeadlineExceeded())
 
     def _break(self, error: Exception) -> None:
         _LOG.error("engine failed", exc_info=error)
         self.reason = f"{type(error).__name__}: {error}"
         self.broke.set()
-        self.fail_all(EngineFailure(self.reason))
+        self.fail_all(WorkerLost(self.reason))

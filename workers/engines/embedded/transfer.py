@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 
-from baton.errors import EngineFailure, HandoffFailed
+from baton.errors import HandoffFailed, WorkerLost
 from baton.messages import KvHandoff, TokenChunk
 from workers.engines.embedded.call import Call
 from workers.engines.embedded.handoff import HandoffState, check_fits, pack, unpack
@@ -61,7 +61,7 @@ class Transfers:
     async def _report(self, call: Call, transfer: Coroutine[None, None, None]) -> None:
         try:
             await transfer
-        except EngineFailure:
+        except WorkerLost:
             return  # the step loop has told every call
         except HandoffFailed as error:
             self._steps.fail(call, error)

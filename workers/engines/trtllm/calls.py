@@ -15,6 +15,7 @@ from baton.errors import (
     WorkerLost,
 )
 from baton.messages import FinishReason, GenerateRequest, TokenChunk, TokenLogprob, Usage
+from workers.engines.calls import Ending
 from workers.engines.logprobs import token_logprobs
 from workers.engines.trtllm.library import Completion, Result
 
@@ -35,10 +36,7 @@ class Abort(enum.Enum):
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """A request from its submission until the engine has let go of it.
-
-    `end` is what ends it from outside: the engine's death, or stop. `cursor` counts the tokens seen.
-    """
+    """A request from its submission until the engine has let go of it. `cursor` counts the tokens seen."""
 
     request: GenerateRequest
     result: Result
@@ -47,10 +45,9 @@ class Call:
     num_cached_tokens: int | None = None
     has_answered: bool = False
     is_over: bool = False
-    end: BatonError | None = None
     cursor: int = 0
     is_pinned: bool = False
-    _waiting: asyncio.Timeout | None = None
+    ending: Ending = dataclasses.field(default_factory=Ending)
 
     @property
     def num_tokens(self) -> int:
@@ -59,30 +56,19 @@ class Call:
 
     async def step(self) -> Completion:
         """The next response; TensorRT-LLM gives the same object every time. Raises what ended the call:
-        DeadlineExceeded, `end`, or whatever the engine raises.
+        DeadlineExceeded, what it was ended with, or whatever the engine raises.
         """
-        if self.end is not None:
-            raise self.end
-        waiting = self._waiting = asyncio.timeout_at(self.deadline)
+        return await self.ending.wait(self._next(), self.deadline, DeadlineExceeded())
+
+    async def _next(self) -> Completion:
         try:
-            async with waiting:
-                await self.result.__anext__()
-        except TimeoutError:
-            if not waiting.expired():
-                raise  # the engine's own
-            raise self._end_or(
-                DeadlineExceeded(
-                    f"the request's {self.request.deadline_s:g} s were over; ask for less, or allow more time"
-                )
-            ) from None
+            await self.result.__anext__()
         except AssertionError:  # of a response that TensorRT-LLM has got and does not like; it goes on
             self._note_response(is_last=False)
             raise
         except Exception:  # raised again; there is nothing left to abort
             self.is_over = True
             raise
-        finally:
-            self._waiting = None
         (output,) = self.result.outputs
         self._note_response(is_last=output.finish_reason is not None)
         return output
@@ -104,25 +90,12 @@ class Call:
         return True
 
     async def stay_pinned(self, ttl_s: float) -> None:
-        """Wait to be closed. Raises HandoffFailed when the time is over, or `end`."""
+        """Wait to be closed. Raises HandoffFailed when the time is over, or what it was ended with."""
         self.is_pinned = True
         try:
-            async with asyncio.timeout(ttl_s) as self._waiting:
-                await asyncio.Event().wait()
-        except TimeoutError:
-            raise self._end_or(HandoffFailed(f"no decode worker took the KV within {ttl_s:.3g} s")) from None
+            await self.ending.pinned(ttl_s)
         finally:
-            self._waiting = None
             self.is_pinned = False
-
-    def _end_or(self, error: BatonError) -> BatonError:
-        return self.end if self.end is not None else error
-
-    def end_with(self, error: BatonError) -> None:
-        """Make the pending step, or else the next one, raise `error`."""
-        self.end = error
-        if self._waiting is not None and not self._waiting.expired():
-            self._waiting.reschedule(asyncio.get_running_loop().time())
 
     def chunk(self, output: Completion) -> TokenChunk:
         """What came since the last step. Raises the error that a bad finish reason stands for."""
@@ -179,7 +152,7 @@ def finish_reason(output: Completion) -> FinishReason | None:
         case "length":
             return "length"
         case "timeout":
-            raise DeadlineExceeded("TensorRT-LLM gave the request up: its time was over")
+            raise DeadlineExceeded
         case other:
             raise WorkerLost(f"TensorRT-LLM ended the request: {other}")
 
@@ -204,7 +177,7 @@ async def let_go(call: Call, timeout_s: float, on_wedged: Callable[[str], None])
     has wedged the engine (upstream issues 12313, 13713), and `on_wedged` is told.
     """
     request_id = call.request.request_id
-    call.deadline, call.end = asyncio.get_running_loop().time() + timeout_s, None
+    call.deadline, call.ending = asyncio.get_running_loop().time() + timeout_s, Ending()
     try:
         await call.step()
     except DeadlineExceeded:

@@ -12,17 +12,18 @@ from typing import Any
 from baton.errors import HandoffFailed, InvalidRequest, Overloaded
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
+from workers.engines.handoff import Handoffs
 from workers.engines.model_facts import NO_TOKEN, read_model_facts
 from workers.engines.token_requests import check_request, num_left
 from workers.engines.trtllm.calls import Abort, Call, finish_reason
 from workers.engines.trtllm.figures import Figures
-from workers.engines.trtllm.handoff import generation_params, pack, unpack
+from workers.engines.trtllm.handoff import generation_params, travelling
 from workers.engines.trtllm.ids import HandoffIds
 from workers.engines.trtllm.library import Completion, Library, kv_capacity
 from workers.engines.trtllm.opening import open_llm, warm_up
 from workers.engines.trtllm.requests import Requests
 from workers.engines.trtllm.sampling import sampling_params
-from workers.engines.trtllm.settings import RUNTIME, TRANSCEIVER
+from workers.engines.trtllm.settings import BACKEND, BUFFER, RUNTIME, TIMEOUT
 from workers.engines.trtllm.watchdog import Leave, Patience, Watchdog, leaving_after
 from workers.settings import Loaded
 
@@ -65,31 +66,32 @@ class TrtllmEngine:
         values = loaded.values
         self._loaded = loaded
         self._lib = lib
-        self._worker_id = worker_id
-        self._incarnation = incarnation
         self._leave = leave
         self._patience = patience
         self._facts = read_model_facts(model_path)
         self._context_length = int(values["max_seq_len"] or self._facts.context_length)
-        self._max_handoff_tokens: int | None = values.get(f"{TRANSCEIVER}.max_tokens_in_buffer")
-        self._backend = values.get(f"{TRANSCEIVER}.backend")
-        self._kv_timeout_s = (values.get(f"{TRANSCEIVER}.kv_transfer_timeout_ms") or 0) / 1000
+        self._max_handoff_tokens: int | None = values.get(BUFFER)
+        self._backend = values.get(BACKEND)
+        self._kv_timeout_s = (values.get(TIMEOUT) or 0) / 1000
         self._ids = HandoffIds()
-        self._figures = Figures(loaded.values, max_queue_size)
         self._options = _options(loaded.values)
-        self._requests = Requests(lib, self._figures, self._kv_timeout_s, self._options)
+        self._requests = Requests(lib, self._kv_timeout_s, self._options)
+        self._figures = Figures(self._requests.open.calls, loaded.values, max_queue_size)
+        self._handoffs = Handoffs("TensorRT-LLM", lib.version, worker_id=worker_id, incarnation=incarnation)
         self._watchdog: Watchdog | None = None
 
     async def start(self) -> EngineInfo:
         """Load and warm up; blocks the loop while it loads, see `open_llm`. Raises ValueError, OSError."""
         llm = open_llm(self._lib, self._loaded, self._patience.load_s, self._leave)
-        self._watchdog = Watchdog(llm, self._requests.break_off, leave=self._leave, patience=self._patience)
+        self._watchdog = Watchdog(
+            llm, self._requests.open.break_off, leave=self._leave, patience=self._patience
+        )
         try:
             await warm_up(llm, self._lib, self._facts, self._options)
         except Exception as error:  # told in one line to whoever started the worker
-            self._requests.break_off(f"the first request failed: {error}")
+            self._requests.open.break_off(f"the first request failed: {error}")
             raise ValueError(f"TensorRT-LLM loaded, but does not run: {error}") from error
-        self._requests.llm = llm
+        self._requests.open.llm = llm
         self._figures.num_blocks, num_tokens = kv_capacity(llm)
         if 0 < num_tokens < self._context_length:
             # What TensorRT-LLM has done with its max_seq_len, too, in its log only.
@@ -144,8 +146,8 @@ class TrtllmEngine:
 
     async def failed(self) -> str:
         """Wait until TensorRT-LLM is broken: it records a fatal error, or raises one of no single request."""
-        await self._requests.broke.wait()
-        return self._requests.reason
+        await self._requests.open.broke.wait()
+        return self._requests.open.reason
 
     async def stop(self) -> None:
         """End every call with WorkerLost and shut TensorRT-LLM down. Idempotent."""
@@ -153,7 +155,7 @@ class TrtllmEngine:
         if self._watchdog is not None:
             await asyncio.to_thread(self._watchdog.stop)
             self._watchdog = None
-        if self._requests.broke.is_set():
+        if self._requests.open.broke.is_set():
             # Its own shutdown, also run at exit, may wait for a dead executor for ever.
             timer = threading.Timer(self._patience.shut_down_s, self._leave, (1,))
             timer.daemon = True
@@ -167,8 +169,8 @@ class TrtllmEngine:
     ) -> AsyncGenerator[TokenChunk, None]:
         params, num_cached, abort = None, None, Abort.ANY_TIME
         if handoff is not None:
-            state = unpack(handoff, version=self._lib.version, num_tokens=len(request.token_ids))
-            params, num_cached = generation_params(state, self._lib), state.num_cached_tokens
+            envelope = self._handoffs.open(handoff, len(request.token_ids))
+            params, num_cached = generation_params(envelope.params, self._lib), envelope.num_cached_tokens
             abort = Abort.ONCE_ANSWERED
         max_tokens = num_left(request, self._context_length)
         sampling = sampling_params(request, self._lib, self._facts, max_tokens=max_tokens)
@@ -192,7 +194,7 @@ class TrtllmEngine:
         return chunk
 
     def _check(self, request: GenerateRequest, *, hands_over: bool) -> None:
-        self._requests.check_running()
+        self._requests.open.check_running()
         check_request(request, self._facts, self._context_length)
         if hands_over or request.handoff is not None:
             self._check_handoff(request)
@@ -201,11 +203,11 @@ class TrtllmEngine:
 
     def _check_handoff(self, request: GenerateRequest) -> None:
         if self._backend is None:
-            raise HandoffFailed(f"this worker moves no KV: set {TRANSCEIVER}.backend")
+            raise HandoffFailed(f"this worker moves no KV: set {BACKEND}")
         longest, num_tokens = self._max_handoff_tokens, len(request.token_ids)
         if longest is not None and num_tokens > longest:  # it would stall both sides
             raise InvalidRequest(
-                f"the prompt has {num_tokens} tokens; {TRANSCEIVER}.max_tokens_in_buffer ({longest}) "
+                f"the prompt has {num_tokens} tokens; {BUFFER} ({longest}) "
                 "is the most that prefill can hand over"
             )
 
@@ -214,17 +216,12 @@ class TrtllmEngine:
             raise HandoffFailed("TensorRT-LLM gave no DisaggregatedParams for a prompt that goes on")
         self._figures.num_handoffs += 1
         left_s = call.deadline - asyncio.get_running_loop().time()
-        return KvHandoff(
-            worker_id=self._worker_id,
-            incarnation=self._incarnation,
+        return self._handoffs.write(
+            call.request,
+            travelling(output.disaggregated_params),
             first_token=output.token_ids[0] if output.token_ids else NO_TOKEN,  # decode gives it, too
-            num_prompt_tokens=len(call.request.token_ids),
+            num_cached_tokens=call.result.cached_tokens,
             ttl_s=min(self._kv_timeout_s, left_s),
-            engine_state=pack(
-                output.disaggregated_params,
-                version=self._lib.version,
-                num_cached_tokens=call.result.cached_tokens,
-            ),
         )
 
     def _kv_layout(self) -> KvLayout:
@@ -254,6 +251,6 @@ def _options(values: Mapping[str, Any]) -> dict[str, Any]:
     ranks with requests of ones (`[1, 1, ...]`). A prompt that shares blocks with these would crash its rank;
     Dynamo salts its canary for that. Both sides of a handoff need the same.
     """
-    is_paired = values.get(f"{TRANSCEIVER}.backend") is not None
+    is_paired = values.get(BACKEND) is not None
     needs_salt = values["kv_cache_config.enable_block_reuse"] and (values["enable_attention_dp"] or is_paired)
     return {"cache_salt": "baton"} if needs_salt else {}

@@ -1,6 +1,6 @@
 """The engine's open calls and what they add up to; TensorRT-LLM's own figures take up to 2 s to ask for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from baton.messages import WorkerStats
@@ -16,12 +16,12 @@ class Figures:
     TensorRT-LLM tells them.
     """
 
-    def __init__(self, values: Mapping[str, Any], max_queue_size: int) -> None:
+    def __init__(self, calls: Set[Call], values: Mapping[str, Any], max_queue_size: int) -> None:
         self._num_ranks = int(values["tensor_parallel_size"]) if values["enable_attention_dp"] else 1
         self._num_slots = int(values["max_batch_size"] or _DEFAULT_BATCH_SIZE) * self._num_ranks
         self._max_queue_size = max_queue_size
         self._tokens_per_block = int(values["kv_cache_config.tokens_per_block"])
-        self.calls: set[Call] = set()
+        self._calls = calls
         self.num_blocks = 0
         self.num_handoffs = 0
         self.num_handoffs_expired = 0
@@ -31,7 +31,7 @@ class Figures:
     @property
     def is_full(self) -> bool:
         """Whether batch and queue are taken."""
-        return len(self.calls) - self._num_pinned >= self._num_slots + self._max_queue_size
+        return len(self._calls) - self._num_pinned >= self._num_slots + self._max_queue_size
 
     def count_prompt(self, call: Call) -> None:
         """The prompt of this call was run here."""
@@ -39,13 +39,13 @@ class Figures:
 
     def stats(self) -> WorkerStats:
         """As the worker reports them."""
-        num_open = len(self.calls) - self._num_pinned
-        pinned = sum(self._num_blocks_of(call) for call in self.calls if call.is_pinned)
+        num_open = len(self._calls) - self._num_pinned
+        pinned = sum(self._num_blocks_of(call) for call in self._calls if call.is_pinned)
         return WorkerStats(
             num_running=min(num_open, self._num_slots),
             num_waiting=max(0, num_open - self._num_slots),
             kv_blocks=self.num_blocks * self._num_ranks,
-            kv_used_blocks=sum(map(self._num_blocks_of, self.calls)) - pinned,
+            kv_used_blocks=sum(map(self._num_blocks_of, self._calls)) - pinned,
             kv_pinned_blocks=pinned,
             num_prompt_tokens=self.num_prompt_tokens,
             num_generated_tokens=self.num_generated_tokens,
@@ -55,7 +55,7 @@ class Figures:
 
     @property
     def _num_pinned(self) -> int:
-        return sum(call.is_pinned for call in self.calls)
+        return sum(call.is_pinned for call in self._calls)
 
     def _num_blocks_of(self, call: Call) -> int:
         return -(-call.num_tokens // self._tokens_per_block)

@@ -6,7 +6,7 @@ import inspect
 import re
 from typing import Any, Protocol
 
-from workers.settings import SettingsError
+from workers.settings_text import SettingsError
 
 OLDEST = (1, 3)  # 1.2 ignores `ignore_eos`, loses logprobs of a handoff, and its context ranks may die
 

@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from baton.errors import BatonError, EngineFailure, HandoffFailed, InvalidRequest, NotReady, WorkerLost
+from baton.errors import BatonError, EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
 from baton.messages import GenerateRequest
+from workers.engines.calls import OpenCalls
 from workers.engines.trtllm.calls import Abort, Call, as_error, let_go
-from workers.engines.trtllm.figures import Figures
 from workers.engines.trtllm.library import Completion, Library, fatal_error
 
 log = logging.getLogger(__name__)
@@ -18,27 +18,15 @@ _WEDGED_AFTER_S = 600.0  # beyond the KV timeout: it may wait in TensorRT-LLM's 
 
 
 class Requests:
-    """The open requests of one LLM. `llm` is None before it is loaded and after `stop`."""
+    """Submits and steps the requests of one LLM; `open` are those inside."""
 
-    def __init__(
-        self, lib: Library, figures: Figures, kv_timeout_s: float, options: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, lib: Library, kv_timeout_s: float, options: Mapping[str, Any]) -> None:
         """`options` are the keywords of `generate_async` that every request has."""
-        self.llm: Any = None
-        self.broke = asyncio.Event()
-        self.reason = ""
+        self.open: OpenCalls[Call] = OpenCalls()
         self._lib = lib
-        self._figures = figures
         self._kv_timeout_s = kv_timeout_s
         self._options = options
         self._given_up: set[asyncio.Task[None]] = set()
-
-    def check_running(self) -> None:
-        """Raise NotReady or EngineFailure unless requests can be served."""
-        if self.llm is None:
-            raise NotReady("the engine is not running")
-        if self.broke.is_set():
-            raise EngineFailure(self.reason)
 
     @asynccontextmanager
     async def opened(
@@ -46,12 +34,12 @@ class Requests:
     ) -> AsyncGenerator[Call, None]:
         """The request inside TensorRT-LLM; at the end it is over there, or let go in the background."""
         call = self._submit(request, sampling, params, abort)
-        self._figures.calls.add(call)
+        self.open.calls.add(call)
         try:
             yield call
         finally:
-            if self.llm is None or self.broke.is_set() or call.abort_if_safe():
-                self._figures.calls.discard(call)
+            if self.open.llm is None or self.open.broke.is_set() or call.abort_if_safe():
+                self.open.calls.discard(call)
             else:
                 task = asyncio.create_task(self._let_go(call), name=f"let-go-{request.request_id}")
                 self._given_up.add(task)
@@ -61,7 +49,7 @@ class Requests:
         deadline = asyncio.get_running_loop().time() + request.deadline_s
         options = {**self._options, **self._priority(request)}
         try:
-            result = self.llm.generate_async(
+            result = self.open.llm.generate_async(
                 request.token_ids,
                 sampling,
                 streaming=abort is not Abort.UNTIL_ANSWERED,
@@ -74,8 +62,8 @@ class Requests:
         except AssertionError as error:
             raise EngineFailure(f"TensorRT-LLM failed on this request: {error!r}") from error
         except Exception as error:  # what it does not document, or a TypeError of another release's signature
-            self.break_off(f"{type(error).__name__}: {error}")
-            raise EngineFailure(self.reason) from error
+            self.open.break_off(f"{type(error).__name__}: {error}")
+            raise WorkerLost(self.open.reason) from error
         log.debug(
             "request_id=%s trtllm_id=%s disagg_id=%s",
             request.request_id,
@@ -93,34 +81,22 @@ class Requests:
         except BatonError:
             raise
         except (self._lib.request_error, AssertionError) as error:
-            if (fatal := fatal_error(self.llm)) is None:
+            if (fatal := fatal_error(self.open.llm)) is None:
                 raise as_error(error, call) from error
-            self.break_off(f"TensorRT-LLM recorded: {fatal}")
+            self.open.break_off(f"TensorRT-LLM recorded: {fatal}")
         except Exception as error:  # noqa: BLE001  what is no request's failure breaks the engine
-            self.break_off(f"{type(error).__name__}: {error}")
-        raise EngineFailure(self.reason)
+            self.open.break_off(f"{type(error).__name__}: {error}")
+        raise WorkerLost(self.open.reason)
 
     async def _let_go(self, call: Call) -> None:
         try:
-            await let_go(call, self._kv_timeout_s + _WEDGED_AFTER_S, self.break_off)
+            await let_go(call, self._kv_timeout_s + _WEDGED_AFTER_S, self.open.break_off)
         finally:
-            self._figures.calls.discard(call)
-
-    def break_off(self, reason: str) -> None:
-        """The engine is broken beyond repair: end every request with EngineFailure."""
-        if self.broke.is_set():
-            return
-        log.error("engine broke reason=%s", reason)
-        self.reason = reason
-        self.broke.set()
-        for call in self._figures.calls:
-            call.end_with(EngineFailure(reason))
+            self.open.calls.discard(call)
 
     async def stop(self) -> Any:
         """End every request with WorkerLost; gives the LLM, to be shut down."""
-        llm, self.llm = self.llm, None
-        for call in self._figures.calls:
-            call.end_with(WorkerLost("the worker stopped while it held the request"))
+        llm = self.open.stop()
         for task in self._given_up:
             task.cancel()
         await asyncio.gather(*self._given_up, return_exceptions=True)

@@ -3,17 +3,22 @@
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from workers.engines.trtllm.schema import ModelSchema
-from workers.settings import Given, Loaded, Schema, SettingsError, build, has, put, read
+from workers.flags import DisaggregationMode
+from workers.settings import Given, Loaded, Schema, build, has, put, read
+from workers.settings_text import SettingsError
 
 log = logging.getLogger(__name__)
 
-Mode = Literal["prefill", "decode", "agg"]
-
 TRANSCEIVER = "cache_transceiver_config"
+BACKEND = f"{TRANSCEIVER}.backend"
 RUNTIME = f"{TRANSCEIVER}.transceiver_runtime"
+TIMEOUT = f"{TRANSCEIVER}.kv_transfer_timeout_ms"
+BUFFER = f"{TRANSCEIVER}.max_tokens_in_buffer"
+BEAM_WIDTH = "max_beam_width"
+OVERLAP_OFF = "disable_overlap_scheduler"
 MANAGER_V2 = "kv_cache_config.use_kv_cache_manager_v2"
 KV_TIMEOUT_MS = 60_000
 # What `auto` comes to for gpt-oss, made explicit so that the two sides of a pair can be compared.
@@ -45,7 +50,7 @@ OPTIONAL = {
 
 def load_trtllm_settings(
     args: Any,
-    mode: Mode,
+    mode: DisaggregationMode,
     *,
     yaml_path: Path | None = None,
     override: str | None = None,
@@ -57,15 +62,39 @@ def load_trtllm_settings(
     chosen is in `settings`. Raises SettingsError, also for what cannot work in `mode`.
     """
     schema = ModelSchema(args, is_root=True)
+    given = give_trtllm_settings(schema, mode, yaml_path=yaml_path, override=override, typed=typed)
+    if mode != "agg" and _value(given, BUFFER) is None:
+        log.warning("%s is not set: give it the longest prompt's tokens", BUFFER)
+    loaded: Loaded[dict[str, Any]] = build(schema, given, str(yaml_path or "engine settings"))
+    return loaded
+
+
+def give_trtllm_settings(
+    schema: Schema | None,
+    mode: DisaggregationMode,
+    *,
+    yaml_path: Path | None = None,
+    override: str | None = None,
+    typed: Mapping[str, object] | None = None,
+) -> Given:
+    """What was given, and what Baton chooses, before a build looks at it; without a schema, where none is
+    installed, keys and types are not checked. Raises SettingsError for what no build can do in `mode`.
+    """
     given = read(schema, yaml_path, typed or {}, override, renamed=RENAMED, optional=OPTIONAL)
     _drop_backend(given)
     _choose(schema, given, mode)
-    loaded: Loaded[dict[str, Any]] = build(schema, given, str(yaml_path or "engine settings"))
     if mode != "agg":
-        _check_transfer(loaded)
-    if mode == "prefill" and not loaded.values["disable_overlap_scheduler"]:
-        log.warning("disable_overlap_scheduler is false: every published prefill set-up has it true")
-    return loaded
+        _check_transfer(given)
+    if mode == "prefill" and _value(given, OVERLAP_OFF) is False:
+        raise SettingsError(
+            f"{given[OVERLAP_OFF][1]}: {OVERLAP_OFF}: false: TensorRT-LLM does not support the overlap "
+            "scheduler on prefill workers; leave it out"
+        )
+    return given
+
+
+def _value(given: Given, path: str) -> object:
+    return given.get(path, (None, ""))[0]
 
 
 def _drop_backend(given: Given) -> None:
@@ -75,7 +104,7 @@ def _drop_backend(given: Given) -> None:
         raise SettingsError(f"{source}: backend: {value!r}: the engine runs with 'pytorch' only")
 
 
-def _choose(schema: Schema, given: Given, mode: Mode) -> None:
+def _choose(schema: Schema | None, given: Given, mode: DisaggregationMode) -> None:
     """What Baton needs where the user has said nothing."""
 
     def choose(path: str, value: object) -> None:
@@ -84,39 +113,31 @@ def _choose(schema: Schema, given: Given, mode: Mode) -> None:
 
     choose("guided_decoding_backend", "xgrammar")
     if mode == "prefill":
-        choose("disable_overlap_scheduler", True)
+        choose(OVERLAP_OFF, True)
     if not any(path.startswith(f"{TRANSCEIVER}.") for path in given):
         return
-    backend, _ = given.get(f"{TRANSCEIVER}.backend", (None, ""))
-    if backend in RUNTIMES:
-        choose(RUNTIME, RUNTIMES[str(backend)])
-        if given.get(RUNTIME, ("CPP", ""))[0] in ("CPP", None):
+    if (backend := str(_value(given, BACKEND))) in RUNTIMES:
+        choose(RUNTIME, RUNTIMES[backend])
+        if _value(given, RUNTIME) in ("CPP", None):
             choose(MANAGER_V2, False)
-    choose(f"{TRANSCEIVER}.kv_transfer_timeout_ms", KV_TIMEOUT_MS)
+    choose(TIMEOUT, KV_TIMEOUT_MS)
 
 
-def _check_transfer(loaded: Loaded[dict[str, Any]]) -> None:
-    values, sources = loaded.values, loaded.sources
-    if values.get(f"{TRANSCEIVER}.backend") is None:
+def _check_transfer(given: Given) -> None:
+    backend, runtime = _value(given, BACKEND), _value(given, RUNTIME)
+    if backend is None:
         raise SettingsError(
-            f"{TRANSCEIVER}.backend is not set: prefill and decode workers both need it, e.g. UCX, "
+            f"{BACKEND} is not set: prefill and decode workers both need it, e.g. UCX, "
             "or run one with --disaggregation-mode agg"
         )
-    timeout = f"{TRANSCEIVER}.kv_transfer_timeout_ms"
-    if values.get(timeout) is None and timeout in values:
-        raise SettingsError(
-            f"{sources[timeout]}: {timeout}: null would wait for a dead worker for ever; give milliseconds"
-        )
-    if values.get(RUNTIME) == "PYTHON" and values[f"{TRANSCEIVER}.backend"] not in ("NIXL", "DEFAULT"):
-        raise SettingsError(
-            f"{sources[RUNTIME]}: {RUNTIME}: PYTHON moves KV over NIXL only; give backend: NIXL, or CPP"
-        )
-    if values.get(RUNTIME) == "CPP" and values.get(MANAGER_V2) is True:
-        raise SettingsError(
-            f"{sources[MANAGER_V2]}: {MANAGER_V2}: true does not work with the C++ transceiver; "
-            "leave it out, or give backend: NIXL"
-        )
-    if values["max_beam_width"] not in (None, 1):
-        raise SettingsError(f"{sources['max_beam_width']}: max_beam_width: must be 1 to move KV")
-    if values.get(f"{TRANSCEIVER}.max_tokens_in_buffer") is None:
-        log.warning("%s.max_tokens_in_buffer is not set: give it the longest prompt's tokens", TRANSCEIVER)
+    for path, is_wrong, why in (
+        (TIMEOUT, TIMEOUT in given and _value(given, TIMEOUT) is None,
+         "null would wait for a dead worker for ever; give milliseconds"),
+        (RUNTIME, runtime == "PYTHON" and backend not in ("NIXL", "DEFAULT"),
+         "PYTHON moves KV over NIXL only; give backend: NIXL, or CPP"),
+        (MANAGER_V2, runtime == "CPP" and _value(given, MANAGER_V2) is True,
+         "true does not work with the C++ transceiver; leave it out, or give backend: NIXL"),
+        (BEAM_WIDTH, _value(given, BEAM_WIDTH) not in (None, 1), "must be 1 to move KV"),
+    ):  # fmt: skip
+        if is_wrong:
+            raise SettingsError(f"{given[path][1]}: {path}: {why}")

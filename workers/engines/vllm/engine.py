@@ -11,13 +11,14 @@ from urllib.parse import quote
 from baton.errors import HandoffFailed, Overloaded
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
+from workers.engines.handoff import Handoffs
 from workers.engines.loading import dying_at_once
 from workers.engines.model_facts import read_model_facts
 from workers.engines.token_requests import check_request, num_left
-from workers.engines.vllm.answers import Answer
 from workers.engines.vllm.calls import Call, Calls
+from workers.engines.vllm.chunker import Chunker
 from workers.engines.vllm.figures import Figures
-from workers.engines.vllm.handoff import KEEP, num_blocks, pack, unpack
+from workers.engines.vllm.handoff import KEEP, num_blocks
 from workers.engines.vllm.kernels import warm_up_lengths
 from workers.engines.vllm.library import Library, Result
 from workers.engines.vllm.pins import Releases
@@ -57,8 +58,6 @@ class VllmEngine:
         """Raises OSError, ValueError if the model folder does not say what the model is."""
         self._loaded = loaded
         self._lib = lib
-        self._worker_id = worker_id
-        self._incarnation = incarnation
         self._max_queue_size = max_queue_size
         self._facts = read_model_facts(model_path)
         self._transfers = loaded.values.get(f"{TRANSFER}.kv_connector") is not None
@@ -66,6 +65,7 @@ class VllmEngine:
         self._context_length = 0
         self._max_open = 0
         self._calls = Calls(lib)
+        self._handoffs = Handoffs("vLLM", lib.version, worker_id=worker_id, incarnation=incarnation)
         self._figures = Figures(self._calls.fail_pulls)
         self._releases = Releases()
         self._watching: asyncio.Task[None] | None = None
@@ -74,7 +74,7 @@ class VllmEngine:
         """Load and warm up; blocks the loop while it loads. Raises ValueError, OSError."""
         log.info("loading model=%s with vLLM %s", self._loaded.settings["model"], self._lib.version)
         llm = self._load()
-        self._calls.llm = llm
+        self._calls.open.llm = llm
         self._watching = asyncio.create_task(self._calls.watch(), name="vllm-health")
         config = llm.vllm_config
         self._context_length = config.model_config.max_model_len
@@ -105,7 +105,7 @@ class VllmEngine:
             try:
                 result = await self._calls.step(call)
                 self._figures.num_prompt_tokens += len(request.token_ids)
-                chunk = Answer(request).chunk(result)
+                chunk = Chunker(request).chunk(result)
                 self._figures.pinned[call.request_id] = num_blocks(result.kv_transfer_params or {})
                 if chunk.finish_reason == "stop":
                     self._figures.num_generated_tokens += 1
@@ -129,14 +129,14 @@ class VllmEngine:
 
     async def failed(self) -> str:
         """Wait until vLLM's engine core is dead."""
-        await self._calls.broke.wait()
-        return self._calls.reason
+        await self._calls.open.broke.wait()
+        return self._calls.open.reason
 
     async def stop(self) -> None:
         """End every call with WorkerLost and shut vLLM down. Idempotent."""
         if self._watching is not None:
             self._watching.cancel()
-        llm = self._calls.stop()
+        llm = self._calls.open.stop()
         if llm is not None:
             await self._releases.stop()
             llm.shutdown()
@@ -146,14 +146,13 @@ class VllmEngine:
         if request.handoff is not None:
             if not self._transfers:
                 raise HandoffFailed("this worker takes no KV over: it runs with --disaggregation-mode agg")
-            num_tokens = len(request.token_ids)
-            state = unpack(request.handoff, version=self._lib.version, num_tokens=num_tokens)
-            transfer, num_cached = state.params, state.num_cached_tokens
+            envelope = self._handoffs.open(request.handoff, len(request.token_ids))
+            transfer, num_cached = envelope.params, envelope.num_cached_tokens
         max_tokens = num_left(request, self._context_length)
         sampling = sampling_params(request, self._lib, self._facts, max_tokens=max_tokens, transfer=transfer)
-        answer = Answer(request, num_cached)
+        chunker = Chunker(request, num_cached)
         async with self._calls.opened(request, sampling) as call:
-            chunk = answer.chunk(await self._calls.step(call))
+            chunk = chunker.chunk(await self._calls.step(call))
             self._count_prompt(request)
             while True:
                 self._figures.num_generated_tokens += len(chunk.token_ids)
@@ -161,7 +160,7 @@ class VllmEngine:
                     yield chunk
                 if chunk.finish_reason:
                     return
-                chunk = answer.chunk(await self._calls.step(call))
+                chunk = chunker.chunk(await self._calls.step(call))
 
     def _count_prompt(self, request: GenerateRequest) -> None:
         if request.handoff is None:
@@ -170,34 +169,27 @@ class VllmEngine:
             self._figures.num_handoffs += 1
 
     def _check(self, request: GenerateRequest) -> None:
-        self._calls.check_running()
+        self._calls.open.check_running()
         check_request(request, self._facts, self._context_length)
-        if len(self._calls.open) - len(self._figures.pinned) >= self._max_open:
+        if len(self._calls.open.calls) - len(self._figures.pinned) >= self._max_open:
             raise Overloaded("the worker's queue is full; try again later", retry_after_s=_RETRY_AFTER_S)
 
     def _handoff(self, call: Call, result: Result) -> KvHandoff:
         if not result.kv_transfer_params:
             raise HandoffFailed("vLLM gave no kv_transfer_params for a prompt that goes on")
         self._figures.num_handoffs += 1
-        return KvHandoff(
-            worker_id=self._worker_id,
-            incarnation=self._incarnation,
+        return self._handoffs.write(
+            call.request,
+            result.kv_transfer_params,
             first_token=result.outputs[0].token_ids[0],
-            num_prompt_tokens=len(call.request.token_ids),
+            num_cached_tokens=result.num_cached_tokens or 0,
             ttl_s=self._ttl_s(call),
-            engine_state=pack(
-                result.kv_transfer_params,
-                version=self._lib.version,
-                num_cached_tokens=result.num_cached_tokens or 0,
-            ),
         )
 
     async def _stay_pinned(self, call: Call) -> None:
         """Wait to be closed. Raises HandoffFailed when the lease is over, or what ends the call."""
-        ttl_s = self._ttl_s(call)
-        over = HandoffFailed(f"no decode worker took the KV within {ttl_s:.3g} s")
         try:
-            await call.wait(asyncio.Event().wait(), asyncio.get_running_loop().time() + ttl_s, over)
+            await call.ending.pinned(self._ttl_s(call))
         except HandoffFailed:
             self._figures.num_handoffs_expired += 1
             raise
@@ -208,8 +200,8 @@ class VllmEngine:
     def _unpin(self, call: Call) -> None:
         """Give the KV back; vLLM may keep it even if its output never got here."""
         self._figures.pinned.pop(call.request_id, None)
-        if self._calls.llm is not None and not self._calls.broke.is_set():
-            self._releases.add(self._calls.llm, call.request_id)
+        if self._calls.open.llm is not None and not self._calls.open.broke.is_set():
+            self._releases.add(self._calls.open.llm, call.request_id)
 
     def _load(self) -> Any:
         """The AsyncLLM. Raises ValueError with one line for the user."""

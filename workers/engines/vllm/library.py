@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from workers.settings import SettingsError
+from workers.settings_text import SettingsError
 
 TRIED = "0.25."
 WORKER_PID = "BATON_WORKER_PID"
@@ -26,9 +26,11 @@ class Completion(Protocol):
 
 
 class Result(Protocol):
-    """vLLM's RequestOutput. `kv_transfer_params` stand in the last one of a prompt that is handed over."""
+    """vLLM's RequestOutput. `kv_transfer_params` stand in the last one of a prompt that is handed over;
+    `prompt_logprobs`, whose first entry is None, in the first one."""
 
     outputs: list[Completion]
+    prompt_logprobs: Sequence[dict[int, Any] | None] | None
     num_cached_tokens: int | None
     kv_transfer_params: dict[str, Any] | None
 

@@ -38,6 +38,7 @@ def sampling_params(
         "repetition_penalty": asked.repetition_penalty,
         "logit_bias": asked.logit_bias or None,
         "logprobs": asked.logprobs,
+        "prompt_logprobs": asked.prompt_logprobs,
         # The request alone says which tokens end it; vLLM's own end token is the model's.
         "ignore_eos": True,
         "stop_token_ids": [] if asked.ignore_eos else list(asked.stop_token_ids),

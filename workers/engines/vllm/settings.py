@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from workers.engines.vllm.schema import ArgsSchema
-from workers.settings import Given, Loaded, SettingsError, build, has, put, read
+from workers.flags import DisaggregationMode
+from workers.settings import Given, Loaded, Schema, build, has, put, read
+from workers.settings_text import SettingsError
 
 BATON = "baton"
 TRANSFER = "kv_transfer_config"
@@ -39,7 +41,7 @@ _OWN_OF_ROLE: dict[str, dict[str, tuple[object, str]]] = {
         ),
     },
 }
-_FLAGS = {
+NAMES = {
     "max_batch_size": "max_num_seqs",
     "max_num_tokens": "max_num_batched_tokens",
     "max_seq_len": "max_model_len",
@@ -62,18 +64,33 @@ _CHOSEN: dict[str, object] = {
 
 def load_vllm_settings(
     args: Any,
-    mode: str,
+    mode: DisaggregationMode,
     *,
     yaml_path: Path | None = None,
     override: str | None = None,
     typed: Mapping[str, object] | None = None,
 ) -> Loaded[dict[str, Any]]:
-    """The keywords for `args` (`AsyncEngineArgs`) of a worker whose role is `mode`: prefill, decode or agg.
+    """The keywords for `args` (`AsyncEngineArgs`) of a worker in this mode.
 
     Typed flag > override > YAML > Baton's choice > the build's default, leaf by leaf; only what was given or
     chosen is in `settings`. Raises SettingsError, also for what cannot work in `mode`.
     """
     schema = ArgsSchema(args, is_root=True)
+    given = give_vllm_settings(schema, mode, yaml_path=yaml_path, override=override, typed=typed)
+    return build(schema, given, str(yaml_path or "engine settings"))
+
+
+def give_vllm_settings(
+    schema: Schema | None,
+    mode: DisaggregationMode,
+    *,
+    yaml_path: Path | None = None,
+    override: str | None = None,
+    typed: Mapping[str, object] | None = None,
+) -> Given:
+    """What was given, and what Baton chooses, before a build looks at it; without a schema, where none is
+    installed, keys and types are not checked. Raises SettingsError for what no build can do in `mode`.
+    """
     given = read(schema, yaml_path, _flags(typed or {}), override)
     for path, value in _CHOSEN.items():
         if has(schema, path) and path not in given:
@@ -84,14 +101,14 @@ def load_vllm_settings(
             _put_own(given, path, value, why)
     if mode != "agg":
         _put_lease(given)
-    return build(schema, given, str(yaml_path or "engine settings"))
+    return given
 
 
 def _flags(typed: Mapping[str, object]) -> dict[str, object]:
     for path in typed:
         if path in _NO_FLAG:
             raise SettingsError(_NO_FLAG[path])
-    return {_FLAGS.get(path, path): value for path, value in typed.items()}
+    return {NAMES.get(path, path): value for path, value in typed.items()}
 
 
 def _check_transfer(given: Given, mode: str) -> None:

@@ -14,7 +14,7 @@ from vllm.v1.engine.core import Core, Job, Output
 from vllm.v1.engine.exceptions import EngineDeadError
 
 _FOREVER_S = 1e6
-_SAME = ("max_tokens", "min_tokens", "temperature", "top_p", "min_p", "logprobs")
+_SAME = ("max_tokens", "min_tokens", "temperature", "top_p", "min_p", "logprobs", "prompt_logprobs")
 _PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 
 
@@ -43,6 +43,8 @@ class Collector:
         completion = CompletionOutput(0, "", new_ids, logprobs, step.finish_reason)
         finished = step.finish_reason is not None
         output = RequestOutput(self.request_id, [completion], finished, step.num_cached_tokens, step.transfer)
+        if step.chunk.prompt_logprobs is not None:
+            output.prompt_logprobs = [None, *map(_entry, step.chunk.prompt_logprobs)]
         if self.output is not None and self.kind is RequestOutputKind.DELTA:
             self.output.add(output)
         else:

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterator
 
-from baton.doctor.facts import GIB, Facts, Shard
-from baton.doctor.findings import Finding, error, note, warning
+from operations.doctor.facts import GIB, Facts, Shard
+from operations.doctor.findings import Finding, error, note, warning
 
 # What the guide's download takes on disk, without original/* and metal/*.
 _INDEX = "model.safetensors.index.json"
@@ -12,7 +12,7 @@ _DOWNLOAD_BYTES = {"120b": 66 * GIB, "20b": 14 * GIB}
 
 
 def folder(facts: Facts) -> Iterator[Finding]:
-    """Is there a folder, and does it hold the files besides the weights?"""
+    """Is there a folder, and does it hold all files but the weights?"""
     model = facts.model
     if not model.is_folder:
         yield from _absent(facts)
@@ -25,7 +25,7 @@ def folder(facts: Facts) -> Iterator[Finding]:
     elif model.config_problem:
         yield error(
             "config-bad", f"{model.path}/config.json: {model.config_problem}",
-            breaks="the engine ends at start",
+            breaks="the engine exits at start",
             repair=_download(facts),
         )  # fmt: skip
     elif model.shape and model.shape.model_type != "gpt_oss":
@@ -52,8 +52,8 @@ def folder(facts: Facts) -> Iterator[Finding]:
 
 def _cache(facts: Facts, snapshot: str) -> Finding:
     return error(
-        "model-cache", f"{facts.model.path} is a folder of the Hugging Face cache, the model lies deeper",
-        breaks="workers end at start: no config.json",
+        "model-cache", f"{facts.model.path} is a folder of the Hugging Face cache; the model is further down",
+        breaks="workers exit at start: no config.json",
         repair=f"--model-path {snapshot}",
     )  # fmt: skip
 
@@ -63,21 +63,21 @@ def _absent(facts: Facts) -> Iterator[Finding]:
     if facts.model.folder_problem:
         yield error(
             "model-unreadable", f"{path}: {facts.model.folder_problem}",
-            breaks="workers end at start",
+            breaks="workers exit at start",
             repair=f"ls -ld {path}; chmod -R a+rX {path}, or run as its owner",
         )  # fmt: skip
         return
     yield error(
-        "model-absent", f"{path} is no folder",
-        breaks="workers end at start; nothing is downloaded by itself",
+        "model-absent", f"{path} is not a folder",
+        breaks="workers exit at start; nothing is downloaded automatically",
         repair=_download(facts),
     )  # fmt: skip
     needed = next((size for name, size in _DOWNLOAD_BYTES.items() if name in path.lower()), 0)
     yield from _disk(facts, needed)
     if not facts.host.hf_token:
         yield note(
-            "token-missing", "no HF_TOKEN, and the model is still to be downloaded",
-            breaks="nothing for openai/gpt-oss (public), but anonymous downloads are limited in rate",
+            "token-missing", "no HF_TOKEN, and the model is not downloaded yet",
+            breaks="nothing for openai/gpt-oss (public), but anonymous downloads are rate-limited",
             repair="export HF_TOKEN=... (huggingface.co/settings/tokens)",
         )  # fmt: skip
 
@@ -85,8 +85,8 @@ def _absent(facts: Facts) -> Iterator[Finding]:
 def _disk(facts: Facts, needed: int) -> Iterator[Finding]:
     if facts.model.disk_free_bytes < needed:
         yield error(
-            "disk-full", f"{facts.model.disk_free_bytes / GIB:.0f} GiB free where {facts.model.path} lies, "
-            f"{needed / GIB:.0f} GiB are still to come",
+            "disk-full", f"{facts.model.disk_free_bytes / GIB:.0f} GiB free on {facts.model.path}'s disk, "
+            f"{needed / GIB:.0f} GiB are still to download",
             breaks="the download stops in the middle",
             repair="df -h; choose another --local-dir",
         )  # fmt: skip
@@ -110,7 +110,7 @@ def weights(facts: Facts) -> Iterator[Finding]:
             repair=_download(facts),
         )  # fmt: skip
     elif not model.shards:
-        yield _missing(facts, "*.safetensors", "there are no weights to load")
+        yield _missing(facts, "*.safetensors", "no weights to load")
     elif len(model.shards) > 1 and _INDEX not in model.files:
         yield _missing(
             facts, _INDEX, "nothing tells whether all weight files are there, and which holds what"
@@ -125,7 +125,7 @@ def weights(facts: Facts) -> Iterator[Finding]:
     broken = [shard.name for shard in model.shards if shard.size_bytes is not None and not _whole(shard)]
     if broken:
         yield error(
-            "shard-broken", f"weight files cut short, or pointers of git-lfs: {_some(broken)}",
+            "shard-broken", f"weight files truncated, or git-lfs pointers: {_some(broken)}",
             breaks="loading ends with a header or deserialization error",
             repair=f"rm {model.path}/{broken[0]} && {_download(facts)}",
         )  # fmt: skip
@@ -133,8 +133,8 @@ def weights(facts: Facts) -> Iterator[Finding]:
         yield from _disk(facts, max(1, model.total_bytes - model.weight_bytes))
     if model.num_unfinished and (missing or broken):
         yield note(
-            "download-unfinished", f"{model.num_unfinished} downloads were broken off ({model.path}/.cache)",
-            breaks="nothing: the download goes on from there",
+            "download-unfinished", f"{model.num_unfinished} downloads were interrupted ({model.path}/.cache)",
+            breaks="nothing: the download resumes from there",
             repair=_download(facts),
         )  # fmt: skip
 

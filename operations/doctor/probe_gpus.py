@@ -5,7 +5,7 @@ import subprocess
 
 from msgspec.structs import replace
 
-from baton.doctor.facts import Gpu, GpuHealth, Nvidia
+from operations.doctor.facts import Gpu, GpuHealth, Nvidia
 
 _FIELDS = "index,uuid,name,memory.total,memory.free,driver_version,compute_cap,mig.mode.current"
 _HEALTH_FIELDS = (
@@ -24,8 +24,8 @@ def probe_gpus() -> Nvidia:
     listed = _nvidia_smi(f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
     if isinstance(listed, OSError | subprocess.SubprocessError):
         return Nvidia(problem=_reason(listed))
-    beside = _nvidia_smi(f"--query-gpu={_HEALTH_FIELDS}", "--format=csv,noheader,nounits")
-    health = parse_health(beside) if isinstance(beside, str) else {}
+    extras = _nvidia_smi(f"--query-gpu={_HEALTH_FIELDS}", "--format=csv,noheader,nounits")
+    health = parse_health(extras) if isinstance(extras, str) else {}
     gpus = tuple(replace(gpu, health=health.get(gpu.index)) for gpu in parse_gpus(listed))
     if len(gpus) < 2:
         return Nvidia(gpus=gpus)
@@ -56,7 +56,7 @@ def _reason(error: OSError | subprocess.SubprocessError) -> str:
     if isinstance(error, FileNotFoundError):
         return "nvidia-smi is not installed"
     if isinstance(error, subprocess.TimeoutExpired):
-        return f"nvidia-smi hangs for {_TIMEOUT_S} s (a GPU has fallen off the bus?)"
+        return f"nvidia-smi has hung for {_TIMEOUT_S} s (a GPU fell off the bus?)"
     if isinstance(error, subprocess.CalledProcessError):
         said = " ".join((error.stdout or error.stderr or "").split())
         return said[:200] or f"nvidia-smi ends with status {error.returncode}"

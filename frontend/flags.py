@@ -1,4 +1,4 @@
-"""The frontend's settings; each field is a flag."""
+"""The frontend's flags."""
 
 import dataclasses
 from pathlib import Path

@@ -1,5 +1,7 @@
 """A worker's flags: its role, its names, and which flags set engine settings."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -7,7 +9,8 @@ import pytest
 
 from baton.flags import parse
 from baton.messages import Role
-from workers.config import WorkerSettings, typed_engine_flags
+from tests.waiting import PATIENCE_S
+from workers.flags import WorkerSettings, typed_engine_flags
 
 
 @pytest.mark.parametrize(
@@ -53,3 +56,25 @@ def test_flags_that_were_typed_are_settings_of_the_engine_and_no_others() -> Non
     assert engine_flags(*argv) == typed
     assert engine_flags() == {}
     assert engine_flags("--max-seq-len=3") == {"max_seq_len": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "says"),
+    [
+        ("max_batch_size: 4", 0, "engine settings prefill_tokens_per_s="),
+        ("max_batchsize: 4", 2, "engine.yaml:1: max_batchsize: unknown key; did you mean max_batch_size?"),
+    ],
+)
+def test_a_check_says_what_is_wrong_and_starts_nothing(
+    tmp_path: Path, text: str, status: int, says: str
+) -> None:
+    (tmp_path / "engine.yaml").write_text(text)
+    command = [sys.executable, "-m", "workers", "--check", "--engine", "mocker"]
+    command += ["--extra-engine-args", str(tmp_path / "engine.yaml")]
+    command += ["--file-registry", str(tmp_path / "registry")]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+    assert done.returncode == status
+    assert says in done.stderr
+    assert "ready worker=" not in done.stderr

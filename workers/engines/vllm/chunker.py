@@ -6,20 +6,22 @@ from workers.engines.logprobs import token_logprobs
 from workers.engines.vllm.library import Completion, Result
 
 
-class Answer:
-    """One request's answer so far. `num_cached_tokens` is what prefill found; None: vLLM's own figure."""
+class Chunker:
+    """One answer so far, chunk by chunk. `num_cached_tokens` is what prefill found; None: vLLM's figure."""
 
     def __init__(self, request: GenerateRequest, num_cached_tokens: int | None = None) -> None:
         self._request = request
         self._num_cached_tokens = num_cached_tokens
         self._num_generated = request.num_generated
+        self._prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
     def chunk(self, result: Result) -> TokenChunk:
         """What came with this output. Raises the error that a bad finish reason stands for."""
         (output,) = result.outputs
         reason = self._finish_reason(output)
         self._num_generated += len(output.token_ids)
-        usage = None
+        self._note_prompt(result)
+        usage = scored = None
         if reason is not None:
             num_cached = self._num_cached_tokens
             usage = Usage(
@@ -27,7 +29,14 @@ class Answer:
                 num_cached if num_cached is not None else result.num_cached_tokens or 0,
                 self._num_generated,
             )
-        return TokenChunk(tuple(output.token_ids), reason, usage, self._logprobs(output))
+            scored = self._prompt_logprobs
+        return TokenChunk(tuple(output.token_ids), reason, usage, self._logprobs(output), scored)
+
+    def _note_prompt(self, result: Result) -> None:
+        num_top = self._request.sampling.prompt_logprobs
+        if num_top is not None and result.prompt_logprobs:
+            told = [entries or {} for entries in result.prompt_logprobs[1:]]
+            self._prompt_logprobs = token_logprobs(self._request.token_ids[1:], told, num_top)
 
     @property
     def _has_begun(self) -> bool:

@@ -6,12 +6,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from baton.connect import HTTP_HOST, HTTP_PORT, Wires
-from baton.doctor import (
+from baton.flags import flag, parse
+from baton.registry_folder import UnsafeFolder
+from operations.doctor import (
     check_environment,
     check_gpu_health,
     check_gpus,
@@ -21,23 +22,20 @@ from baton.doctor import (
     check_pair,
     check_services,
     check_settings,
-    check_yaml,
 )
-from baton.doctor.engine_flags import read_flags
-from baton.doctor.engine_yaml import read_engine_yaml
-from baton.doctor.facts import GIB, Facts, Role, Worker
-from baton.doctor.findings import Finding, Report, Severity, text
-from baton.doctor.probe_gpus import probe_gpus
-from baton.doctor.probe_host import bind_problem, probe_host
-from baton.doctor.probe_model import probe_model
-from baton.doctor.probe_services import Probe, probe_etcd, probe_nats, probe_services
-from baton.flags import flag, parse
-from baton.registry_folder import UnsafeFolder
+from operations.doctor.facts import GIB, Facts, Worker
+from operations.doctor.findings import Finding, Report, Severity, text
+from operations.doctor.plan import planned, with_refusals
+from operations.doctor.probe_gpus import probe_gpus
+from operations.doctor.probe_host import bind_problem, probe_host
+from operations.doctor.probe_model import probe_model
+from operations.doctor.probe_services import Probe, probe_etcd, probe_nats, probe_services
+from workers.flags import DisaggregationMode, EngineName
 
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     check_gpus.presence, check_gpus.lists, check_gpu_health.health, check_gpus.fabric,
     check_model.folder, check_model.weights, check_memory.memory,
-    check_yaml.alone, check_settings.alone, check_pair.pair,
+    check_settings.alone, check_pair.pair,
     check_services.services, check_services.clock, check_host.network, check_host.limits,
     check_host.namespaces, check_host.software, check_environment.environment,
 )  # fmt: skip
@@ -47,7 +45,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
 class DoctorSettings:
     """What `python -m baton doctor` takes. GPU lists are CUDA_VISIBLE_DEVICES; `;` parts workers."""
 
-    engine: Literal["trtllm", "vllm", "embedded", "mocker"] = flag("trtllm", "engine of the workers")
+    engine: EngineName = flag("trtllm", "engine of the workers")
     model_path: Path = flag(Path("models/demo"), "model folder", metavar="FOLDER")
     prefill_engine_args: Path | None = flag(None, "engine settings of prefill workers", metavar="YAML")
     decode_engine_args: Path | None = flag(None, "engine settings of decode workers", metavar="YAML")
@@ -83,13 +81,19 @@ def doctor(argv: list[str]) -> int:
 
 
 def gather(settings: DoctorSettings) -> Facts:
-    """Ask nvidia-smi, /proc, the files and the servers: a second or two."""
-    wires = settings.wires
+    """Ask nvidia-smi, /proc, the files and the servers: a second or two; an engine that is
+    installed may take half a minute.
+    """
+    wires, host, model = settings.wires, probe_host(), probe_model(settings.model_path)
+    workers = tuple(asked_for(settings, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    installed = {"trtllm": host.has_tensorrt_llm, "vllm": host.has_vllm}
+    if installed.get(settings.engine) and model.shape is not None:
+        workers = with_refusals(workers, settings.model_path)
     return Facts(
-        host=probe_host(),
+        host=host,
         nvidia=probe_gpus(),
-        model=probe_model(settings.model_path),
-        workers=tuple(planned(settings, os.environ.get("CUDA_VISIBLE_DEVICES"))),
+        model=model,
+        workers=workers,
         services=probe_services(list(_services(wires))),
         bind_host=wires.host,
         host_problem=bind_problem(wires.host, 0),
@@ -100,21 +104,18 @@ def gather(settings: DoctorSettings) -> Facts:
     )
 
 
-def planned(settings: DoctorSettings, visible_devices: str | None) -> Iterator[Worker]:
+def asked_for(settings: DoctorSettings, visible_devices: str | None) -> Iterator[Worker]:
     """The workers that the flags describe; with none, one aggregated worker on CUDA_VISIBLE_DEVICES."""
     s = settings
-    asked: tuple[tuple[Role, str | None, Path | None, str], ...] = (
+    asked: tuple[tuple[DisaggregationMode, str | None, Path | None, str], ...] = (
         ("prefill", s.prefill_gpus, s.prefill_engine_args, s.prefill_flags),
         ("decode", s.decode_gpus, s.decode_engine_args, s.decode_flags),
         ("agg", s.gpus, s.engine_args, s.flags),
     )
     wanted = [row for row in asked if row[1] is not None or row[2] is not None or row[3]]
-    for role, gpus, path, line in wanted or [("agg", None, None, "")]:
-        yaml = read_engine_yaml(path) if path else None
-        typed, problems = read_flags(line)
-        lists: list[str | None] = [*gpus.split(";")] if gpus is not None else [visible_devices or None]
-        for one in lists:
-            yield Worker(role=role, gpus=one, yaml=yaml, typed=typed, flag_problems=problems)
+    for mode, gpus, path, line in wanted or [("agg", None, None, "")]:
+        lists = gpus.split(";") if gpus is not None else [visible_devices or None]
+        yield from planned(s.engine, mode, lists, path, line)
 
 
 def _registry_problem(wires: Wires) -> str | None:

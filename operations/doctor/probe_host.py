@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from baton.doctor.facts import Host
+from operations.doctor.facts import Host
 
 _CAP_SYS_PTRACE = 19
 _FRONTEND_PACKAGES = ("fastapi", "httptools", "prometheus_client", "tokenizers", "uvicorn")

@@ -8,7 +8,7 @@ import msgspec
 
 
 class Severity(enum.StrEnum):
-    """How bad: an error will not run, a warning runs badly or not always, a note is only good to know."""
+    """An error will not run; a warning runs badly or not always; a note is information."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -16,7 +16,7 @@ class Severity(enum.StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong: the fact, what it will break, and the command (or edit) that repairs it."""
+    """One problem: the fact, what it will break, and the command (or edit) that repairs it."""
 
     severity: Severity
     code: str

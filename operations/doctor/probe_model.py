@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from baton.doctor.facts import Model, Shape, Shard
+from operations.doctor.facts import Model, Shape, Shard
 
 _MAX_JSON_BYTES = 64 << 20
 _MAX_HEADER_BYTES = 100 << 20
@@ -84,7 +84,7 @@ def _snapshot(path: Path) -> str | None:
 
 def _read(path: Path, kind: type[Any]) -> tuple[Any, str | None]:
     """The file's content, or None and why not; (None, None) if there is no such file."""
-    if not path.is_file():  # what is no file (a pipe) may never end
+    if not path.is_file():  # a pipe may never end
         return None, None
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
@@ -115,7 +115,7 @@ def _shard(folder: Path, name: str) -> Shard:
         if "/" in name or not path.is_file():
             return Shard(name=name, size_bytes=None, whole_bytes=None)
         return Shard(name=name, size_bytes=path.stat().st_size, whole_bytes=_promised_bytes(path))
-    except OSError:  # it may not be read, or its name is none
+    except OSError:  # not readable, or the name is invalid
         return Shard(name=name, size_bytes=None, whole_bytes=None)
 
 

@@ -1,9 +1,9 @@
-"""Checks of environment variables that others have set: proxies, UCX, NCCL, CUDA."""
+"""Checks of inherited environment variables: proxies, UCX, NCCL, CUDA."""
 
 from collections.abc import Iterator
 
-from baton.doctor.facts import Facts
-from baton.doctor.findings import Finding, error, warning
+from operations.doctor.facts import Facts
+from operations.doctor.findings import Finding, error, warning
 
 _PROXIES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 _SLOW = {
@@ -69,7 +69,7 @@ def _ucx(facts: Facts) -> Iterator[Finding]:
     if missing and known:
         yield error(
             "ucx-device", f"UCX_NET_DEVICES={devices}: this machine has no {missing[0]}",
-            breaks="UCX finds no usable transport between nodes: hand-offs fail",
+            breaks="UCX finds no usable transport between nodes: handoffs fail",
             repair="ucx_info -d | grep Device; unset UCX_NET_DEVICES on one node",
         )  # fmt: skip
 

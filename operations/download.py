@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 EXCLUDES = ("original/*", "metal/*")
-"""The same weights twice more, in formats that no engine here reads: 120b would take 183 GB instead of 65."""
+"""The same weights in two more formats, which no engine here reads: 120b would take 183 GB instead of 65."""
 
 _INSTALL = "pip install 'baton[download]'"
 
@@ -29,15 +29,15 @@ class DownloadSettings:
     local_dir: Path | None = flag(None, "folder for the model", env="MODEL_PATH", metavar="FOLDER")
     exclude: str | None = flag(None, f"leave out, besides {' and '.join(EXCLUDES)}", metavar="PATTERN")
     revision: str = flag("main", "branch, tag or commit")
-    skip_checksums: bool = flag(False, "do not read the files again to compare their sums")
+    skip_checksums: bool = flag(False, "do not compare the files' checksums")
 
 
 class DownloadError(Exception):
-    """It did not work. The message says why, and what to do."""
+    """The download failed. The message says why, and what to do."""
 
 
 def download(argv: list[str]) -> int:
-    """Fetch, or go on with, a download. Exit status: 0 complete, 1 it did not work, 2 wrong flags."""
+    """Fetch, or resume, a download. Exit status: 0 complete, 1 failed, 2 wrong flags."""
     repo, argv = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("", argv)
     settings = parse(
         DownloadSettings, argv, prog="python -m baton download REPO",
@@ -52,7 +52,7 @@ def download(argv: list[str]) -> int:
         sys.stderr.write(f"error: {failure}\n")
         return 1
     except KeyboardInterrupt:
-        sys.stderr.write("\nstopped; the same command goes on from here\n")
+        sys.stderr.write("\nstopped; the same command resumes from here\n")
         return 1
     return 0
 
@@ -74,7 +74,7 @@ def _fetch(repo: str, folder: Path, settings: DownloadSettings) -> None:
             _check_sums(api, repo, commit, folder, {file.path for file in files})
     except DownloadError:
         raise
-    except Exception as error:  # what the hub's HTTP client raises is no part of its interface
+    except Exception as error:  # what the hub's HTTP client raises is not part of its interface
         raise DownloadError(_explained(error, repo, folder)) from error
     sys.stdout.write(f"{folder}: {len(files)} files of {repo} at {commit}\n")
 
@@ -96,7 +96,7 @@ def _check_room(files: list["RepoFile"], folder: Path) -> None:
     free = shutil.disk_usage(disk).free
     if needed > free:
         raise DownloadError(
-            f"{needed / GIB:.1f} GiB are still to come and {disk} has {free / GIB:.1f} GiB free; "
+            f"{needed / GIB:.1f} GiB are still to download and {disk} has {free / GIB:.1f} GiB free; "
             "make room, or choose another --local-dir"
         )
     sys.stderr.write(f"{len(files)} files, {max(0, needed) / GIB:.1f} GiB to fetch into {folder}\n")
@@ -110,7 +110,7 @@ def _check_sums(api: "HfApi", repo: str, commit: str | None, folder: Path, names
     wrong += [path for path in verdict.missing_paths if path in names]
     if wrong:
         paths = " ".join(str(folder / path) for path in wrong)
-        raise DownloadError(f"these files are not what {repo} has: rm -f {paths}, then run this again")
+        raise DownloadError(f"these files differ from those of {repo}: rm -f {paths}, then run this again")
 
 
 def _explained(error: Exception, repo: str, folder: Path) -> str:
@@ -121,15 +121,15 @@ def _explained(error: Exception, repo: str, folder: Path) -> str:
     if isinstance(error, errors.HfHubHTTPError):
         fallback = f"{hub}: {_refused(error.response.status_code)}"
     elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        fallback = f"the disk of {folder} is full; make room, then the same command goes on from here"
+        fallback = f"the disk of {folder} is full; make room, then the same command resumes from here"
     else:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         fallback = f"{hub} cannot be reached ({reason}); check network and proxy (HTTPS_PROXY)"
     known: dict[type[Exception], str] = {
-        errors.GatedRepoError: f"{repo} asks for consent: agree at {hub}/{repo}, then export HF_TOKEN=...",
+        errors.GatedRepoError: f"{repo} requires consent: agree at {hub}/{repo}, then export HF_TOKEN=...",
         errors.RevisionNotFoundError: f"{repo} has no such revision: leave --revision out",
         errors.RepositoryNotFoundError: f"{repo} is not on {hub}, or private: check it, or export HF_TOKEN",
-        errors.HFValidationError: f"{repo} is no name of a repository: owner/name is",
+        errors.HFValidationError: f"{repo} is not a repository name; write owner/name",
         errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE is set: unset it to download",
         PermissionError: f"{folder} cannot be written",
     }
@@ -141,4 +141,4 @@ def _refused(status: int) -> str:
         return "too many requests (HTTP 429): wait, or export HF_TOKEN=..."
     if status in (401, 403):
         return f"the token is refused (HTTP {status}): check HF_TOKEN"
-    return f"answers HTTP {status}; the same command goes on from here"
+    return f"answers HTTP {status}; the same command resumes from here"

@@ -4,8 +4,8 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from baton.doctor.facts import GIB, Facts, Gpu, Worker
-from baton.doctor.findings import Finding, error, note, warning
+from operations.doctor.facts import GIB, Facts, Gpu, Worker
+from operations.doctor.findings import Finding, error, note, warning
 
 # TensorRT-LLM runs gpt-oss from Hopper on; CUDA 12.8 needs driver 570, its guide asks for 575 on Blackwell.
 # The images of 1.3 bring CUDA 13, whose own driver is 580; older ones work by compatibility libraries, which
@@ -42,14 +42,14 @@ def _driver(facts: Facts, driver: str) -> Iterator[Finding]:
         )  # fmt: skip
     elif number < _CUDA_13_DRIVER:
         yield warning(
-            "driver-cuda13", f"NVIDIA driver {driver}, CUDA 13 is made for {_CUDA_13_DRIVER}",
-            breaks="TensorRT-LLM 1.3's image starts by compatibility libraries on data centre GPUs, else not",
+            "driver-cuda13", f"NVIDIA driver {driver}; CUDA 13 expects {_CUDA_13_DRIVER}",
+            breaks="TensorRT-LLM 1.3's image starts on data centre GPUs only, by compatibility libraries",
             repair=f"apt-get install nvidia-driver-{_CUDA_13_DRIVER}-server-open && reboot, or newer",
         )  # fmt: skip
 
 
 def used_gpus(facts: Facts) -> list[Gpu]:
-    """The GPUs that the workers will see, each once; none where none is wanted."""
+    """The GPUs that the workers will see, each once; empty if no GPU is wanted."""
     used = {gpu.index: gpu for worker in facts.workers for gpu in facts.gpus_of(worker)}
     return list(used.values()) if facts.wants_gpus else []
 
@@ -59,7 +59,7 @@ def _no_gpu(facts: Facts) -> Finding:
     if facts.wants_gpus:
         return error(
             "gpu-none", f"no NVIDIA GPU: {why}",
-            breaks="the engine ends at start; on the CPU, only the demo model runs",
+            breaks="the engine exits at start; on the CPU, only the demo model runs",
             repair="nvidia-smi (in a container: docker run --gpus all ...; else install the driver)",
         )  # fmt: skip
     return note(
@@ -82,7 +82,7 @@ def _one_gpu(gpu: Gpu) -> Iterator[Finding]:
     taken = gpu.total_bytes - gpu.free_bytes
     if taken > _FOREIGN_BYTES:
         yield warning(
-            "gpu-busy", f"{taken / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB of GPU {gpu.index} are taken",
+            "gpu-busy", f"{taken / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB of GPU {gpu.index} are in use",
             breaks="less memory for the KV cache, and out of memory when the other process grows",
             repair=f"nvidia-smi --id={gpu.index} --query-compute-apps=pid,name,used_memory --format=csv",
         )  # fmt: skip
@@ -99,7 +99,7 @@ def lists(facts: Facts) -> Iterator[Finding]:
         if shared and facts.wants_gpus:
             names = ", ".join(map(str, sorted(shared)))
             yield error(
-                "gpu-shared", f"{one.role} ({one.gpus or 'all GPUs'}) and {other.role} "
+                "gpu-shared", f"{one.mode} ({one.gpus or 'all GPUs'}) and {other.mode} "
                 f"({other.gpus or 'all GPUs'}) both use GPU {names}",
                 breaks="the second to load finds no memory, or both run out of it later",
                 repair="give each its own: --prefill-gpus 0,1,2,3 --decode-gpus 4,5,6,7",
@@ -110,16 +110,16 @@ def _one_list(facts: Facts, worker: Worker) -> Iterator[Finding]:
     entries = worker.gpu_list
     bad = [entry for entry in entries if not _ENTRY.fullmatch(entry)]
     if bad:
-        meant = "a range" if re.fullmatch(r"\d+-\d+", bad[0]) else "no GPU index or UUID"
+        meant = "a range" if re.fullmatch(r"\d+-\d+", bad[0]) else "neither a GPU index nor a UUID"
         yield error(
-            "gpu-list", f"{worker.role}: CUDA_VISIBLE_DEVICES={worker.gpus}: {bad[0]!r} is {meant}",
+            "gpu-list", f"{worker.mode}: CUDA_VISIBLE_DEVICES={worker.gpus}: {bad[0]!r} is {meant}",
             breaks="CUDA reads lists only and stops at the first entry it does not know: GPUs are missing",
             repair=f"write each index, no spaces: {_spelt_out(worker.gpus or '')}",
         )  # fmt: skip
         return
     if len({_identity(facts, entry) for entry in entries}) < len(entries):
         yield error(
-            "gpu-twice", f"{worker.role}: CUDA_VISIBLE_DEVICES={worker.gpus} names a GPU twice",
+            "gpu-twice", f"{worker.mode}: CUDA_VISIBLE_DEVICES={worker.gpus} names a GPU twice",
             breaks="CUDA refuses the whole list: no GPU is visible",
             repair="name each once, by index or by UUID: nvidia-smi --list-gpus",
         )  # fmt: skip
@@ -128,7 +128,7 @@ def _one_list(facts: Facts, worker: Worker) -> Iterator[Finding]:
     if facts.nvidia.gpus and absent:
         have = ",".join(str(gpu.index) for gpu in facts.nvidia.gpus)
         yield error(
-            "gpu-absent", f"{worker.role}: no GPU {', '.join(absent)} (asked for {worker.gpus}, have {have})",
+            "gpu-absent", f"{worker.mode}: no GPU {', '.join(absent)} (asked for {worker.gpus}, have {have})",
             breaks="CUDA hides it and every GPU after it in the list",
             repair="nvidia-smi --list-gpus; in a container: docker run --gpus all",
         )  # fmt: skip
@@ -155,13 +155,13 @@ def _count(facts: Facts, worker: Worker) -> Iterator[Finding]:
     num_need = worker.tensor_parallel_size * worker.pipeline_parallel_size
     if num_have < num_need:
         yield error(
-            "gpu-too-few", f"{worker.role}: {num_have} GPUs for TP x PP = {num_need}",
-            breaks=f"TensorRT-LLM ends at start: only {num_have} GPUs are available",
+            "gpu-too-few", f"{worker.mode}: {num_have} GPUs for TP x PP = {num_need}",
+            breaks=f"TensorRT-LLM exits at start: only {num_have} GPUs are available",
             repair=f"list {num_need} GPUs, or set tensor_parallel_size: {num_have}",
         )  # fmt: skip
     elif worker.gpus is not None and num_have > num_need:
         yield warning(
-            "gpu-idle", f"{worker.role}: {num_have} GPUs are listed, TP x PP = {num_need} uses {num_need}",
+            "gpu-idle", f"{worker.mode}: {num_have} GPUs are listed, TP x PP = {num_need} uses {num_need}",
             breaks=f"{num_have - num_need} GPUs stay idle",
             repair=f"list {num_need} GPUs, or set tensor_parallel_size: {num_have}",
         )  # fmt: skip
@@ -174,14 +174,14 @@ def fabric(facts: Facts) -> Iterator[Finding]:
         kinds = sorted({gpu.name for gpu in gpus})
         if len(kinds) > 1:
             yield warning(
-                "gpu-mixed", f"{worker.role}: GPUs of different kinds: {', '.join(kinds)}",
+                "gpu-mixed", f"{worker.mode}: GPUs of different kinds: {', '.join(kinds)}",
                 breaks="the slowest and smallest GPU sets the pace and the KV cache of all",
                 repair="list GPUs of one kind: nvidia-smi --list-gpus",
             )  # fmt: skip
         yield from _mig(worker, gpus)
         if len(gpus) > 1:
-            yield from _pairs(facts, worker.role, list(itertools.combinations(gpus, 2)), tensor_parallel=True)
-    prefill, decode = facts.role("prefill"), facts.role("decode")
+            yield from _pairs(facts, worker.mode, list(itertools.combinations(gpus, 2)), tensor_parallel=True)
+    prefill, decode = facts.worker("prefill"), facts.worker("decode")
     if prefill and decode and facts.wants_gpus:
         pairs = [(a, b) for a in facts.gpus_of(prefill) for b in facts.gpus_of(decode) if a.index != b.index]
         yield from _pairs(facts, "prefill to decode", pairs, tensor_parallel=False)
@@ -192,13 +192,13 @@ def _mig(worker: Worker, gpus: list[Gpu]) -> Iterator[Finding]:
     split = [f"GPU {gpu.index}" for gpu in gpus if gpu.mig] + parts
     if split and worker.tensor_parallel_size > 1:
         yield error(
-            "gpu-mig", f"{worker.role}: {split[0]} is split by MIG",
+            "gpu-mig", f"{worker.mode}: {split[0]} is split by MIG",
             breaks="no peer access between GPUs in MIG mode: tensor parallelism does not start",
             repair="nvidia-smi --multi-instance-gpu=0 (as root, GPUs idle)",
         )  # fmt: skip
-    elif split and (worker.role != "agg" or not parts):
+    elif split and (worker.mode != "agg" or not parts):
         yield warning(
-            "gpu-mig-part", f"{worker.role}: {split[0]} is split by MIG",
+            "gpu-mig-part", f"{worker.mode}: {split[0]} is split by MIG",
             breaks="an index stands for its first part only, and KV cannot be handed over by CUDA IPC",
             repair="nvidia-smi --multi-instance-gpu=0 (as root, GPU idle); or name the part: MIG-...",
         )  # fmt: skip

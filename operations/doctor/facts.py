@@ -1,15 +1,15 @@
-"""Everything doctor knows about a set-up: gathered once by the probes, judged by pure checks."""
+"""All that doctor knows about a deployment: gathered once by the probes, judged by pure checks."""
 
 from typing import Literal
 
 import msgspec
 
-Role = Literal["prefill", "decode", "agg"]
+from workers.flags import DisaggregationMode, EngineName
 
 GIB = 1 << 30
 _ABSURD = 1e15
 BIG_MODEL_BYTES = 4 * GIB
-"""Weights above this are no demo: they need a GPU."""
+"""Weights above this need a GPU: it is not the demo model."""
 
 INITIAL_IPC_NAMESPACE = 0xEFFFFFFF
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
@@ -31,7 +31,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """What nvidia-smi says beside; numbers are None and words `N/A` where a GPU has no such thing."""
+    """More of nvidia-smi's report; numbers are None and words `N/A` where a GPU does not have it."""
 
     persistence_mode: str
     compute_mode: str
@@ -102,52 +102,51 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         return sum(shard.size_bytes or 0 for shard in self.shards)
 
 
-class EngineYaml(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine YAML: leaves by key path (`kv_cache_config.dtype`), keys given twice, or what is wrong."""
-
-    path: str
-    values: dict[str, object] = {}
-    duplicates: tuple[str, ...] = ()
-    problem: str | None = None
-
-
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """One worker that is to be started. `gpus` is the list as it was written, None if none was.
 
-    `typed` are its flags that stand for engine settings, by key path; as in the worker, they win.
+    `argv` is what it is started with, `given` are the engine settings that it would have of it: by key path,
+    (value, source); `overruled` what its YAML says otherwise than a typed flag. `refusal` is what it says
+    instead of starting.
     """
 
-    role: Role
+    mode: DisaggregationMode
     gpus: str | None = None
-    yaml: EngineYaml | None = None
-    typed: dict[str, object] = {}
-    flag_problems: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
+    given: dict[str, tuple[object, str]] = {}
+    overruled: dict[str, tuple[object, str]] = {}
+    refusal: str | None = None
 
     @property
     def gpu_list(self) -> list[str]:
         """The entries of `gpus`."""
         return [] if self.gpus is None else self.gpus.split(",")
 
-    @property
-    def settings(self) -> dict[str, object]:
-        """What is given, by key path."""
-        return {**(self.yaml.values if self.yaml else {}), **self.typed}
+    def value(self, path: str) -> object:
+        """A setting; None if it is not given."""
+        return self.given.get(path, (None, ""))[0]
+
+    def place(self, path: str) -> str:
+        """Where a setting was given, for the operator."""
+        return (
+            f"{self.mode}: {path} ({self.given[path][1]})" if path in self.given else f"{self.mode}: {path}"
+        )
 
     def text(self, path: str, default: str) -> str:
         """A setting as text."""
-        value = self.settings.get(path)
+        value = self.value(path)
         return default if value is None else str(value)
 
     def number(self, path: str) -> float | None:
         """A setting; None if it is not given, or no number that a setting can have."""
-        value = self.settings.get(path)
+        value = self.value(path)
         if not isinstance(value, int | float) or isinstance(value, bool):
             return None
         return value if abs(value) < _ABSURD else None
 
     def is_on(self, path: str) -> bool:
         """True if the setting is true."""
-        return self.settings.get(path) is True
+        return self.value(path) is True
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -177,7 +176,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """This machine, or this container. A limit of None is unlimited; a `ptrace_scope` of None is no Yama."""
+    """This machine, or this container. A limit of None is unlimited; `ptrace_scope` is None without Yama."""
 
     memory_bytes: int
     memory_free_bytes: int
@@ -216,11 +215,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     registry_problem: str | None = None
     http_port: int = 8000
     http_port_problem: str | None = None
-    engine: str = "trtllm"
+    engine: EngineName = "trtllm"
 
     @property
     def wants_gpus(self) -> bool:
-        """True if a GPU was named, or the model is no demo."""
+        """True if a GPU was named, or the model is too large for the demo model."""
         listed = any(worker.gpus is not None for worker in self.workers)
         return listed or self.model.weight_bytes > BIG_MODEL_BYTES
 
@@ -231,9 +230,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
             self.engine == "trtllm" and self.wants_gpus and not 0 < self.model.weight_bytes <= BIG_MODEL_BYTES
         )
 
-    def role(self, role: Role) -> Worker | None:
-        """The first worker of that role."""
-        return next((worker for worker in self.workers if worker.role == role), None)
+    def worker(self, mode: DisaggregationMode) -> Worker | None:
+        """The first worker of that mode."""
+        return next((worker for worker in self.workers if worker.mode == mode), None)
 
     def gpus_of(self, worker: Worker) -> list[Gpu]:
         """The GPUs this worker would see: the listed ones that exist, in order; all if none is listed."""

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 
-from baton.doctor.engine_flags import FLAG_OF
-from baton.doctor.facts import Facts, Worker
-from baton.doctor.findings import Finding, error, note, warning
+from operations.doctor.facts import Facts, Worker
+from operations.doctor.findings import Finding, error, note, warning
+from workers.engines.trtllm.settings import BUFFER, TIMEOUT
 
 _WHOLE = ("tensor_parallel_size", "pipeline_parallel_size", "moe_expert_parallel_size", "max_batch_size",
           "max_num_tokens", "max_seq_len", "stream_interval", "kv_cache_config.tokens_per_block",
-          "cache_transceiver_config.max_tokens_in_buffer",
-          "cache_transceiver_config.kv_transfer_timeout_ms")  # fmt: skip
+          BUFFER, TIMEOUT)  # fmt: skip
 _FRACTION = "kv_cache_config.free_gpu_memory_fraction"
 _GRAPHS = "cuda_graph_config.max_batch_size"
 _GREEDY = 0.95
@@ -25,26 +24,20 @@ def alone(facts: Facts) -> Iterator[Finding]:
         yield from _moe(facts, worker)
 
 
-def _place(worker: Worker, key: str) -> str:
-    """Where the value that counts was written."""
-    if key in worker.typed:
-        return f"{worker.role}: {FLAG_OF[key]}"
-    return f"{worker.yaml.path if worker.yaml else worker.role}: {key}:"
-
-
 def _flags(worker: Worker) -> Iterator[Finding]:
-    for problem in worker.flag_problems:
+    if worker.refusal is not None:
         yield error(
-            "flag-value", f"{worker.role}: {problem} has no value, or one that is no number",
-            breaks=f"the {worker.role} worker ends at start",
-            repair="give the flag a number",
+            "settings-refused", f"{worker.mode}: {worker.refusal}",
+            breaks=f"the {worker.mode} worker exits at start with these words",
+            repair="change or remove what is named; engine_configs/README.md has the keys",
         )  # fmt: skip
-    given = worker.yaml.values if worker.yaml else {}
-    differing = [key for key, value in worker.typed.items() if given.get(key, value) != value]
-    if differing:
-        pairs = ", ".join(f"{FLAG_OF[key]} {worker.typed[key]} (file: {given[key]})" for key in differing)
+    if worker.overruled:
+        pairs = (
+            f"{key} {worker.value(key)} (typed), {value} ({place})"
+            for key, (value, place) in worker.overruled.items()
+        )
         yield note(
-            "flag-over-yaml", f"{worker.role}: {pairs}",
+            "flag-over-yaml", f"{worker.mode}: {'; '.join(pairs)}",
             breaks="nothing: a typed flag counts; but Dynamo with the same two would take the file's value",
             repair="leave the flag out, or write its value in the file",
         )  # fmt: skip
@@ -52,25 +45,25 @@ def _flags(worker: Worker) -> Iterator[Finding]:
 
 def _values(worker: Worker) -> Iterator[Finding]:
     for key in _WHOLE:
-        value = worker.settings.get(key)
+        value = worker.value(key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             yield error(
-                "yaml-value", f"{_place(worker, key)} {value!r} is no whole number above 0",
-                breaks=f"the {worker.role} worker ends at start",
+                "yaml-value", f"{worker.place(key)} {value!r} is not a whole number above 0",
+                breaks=f"the {worker.mode} worker exits at start",
                 repair=f"give {key} a number",
             )  # fmt: skip
-    fraction = worker.settings.get(_FRACTION)
+    fraction = worker.value(_FRACTION)
     if fraction is None:
         return
     if not (isinstance(fraction, int | float) and 0 < fraction < 1):
         yield error(
-            "kv-fraction", f"{_place(worker, _FRACTION)} {fraction!r} is not between 0 and 1",
-            breaks="no memory is left to compute in, or the worker ends at start",
+            "kv-fraction", f"{worker.place(_FRACTION)} {fraction!r} is not between 0 and 1",
+            breaks="no memory is left to compute in, or the worker exits at start",
             repair=f"{_FRACTION}: 0.85",
         )  # fmt: skip
     elif fraction > _GREEDY:
         yield warning(
-            "kv-greedy", f"{_place(worker, _FRACTION)} {fraction!r}",
+            "kv-greedy", f"{worker.place(_FRACTION)} {fraction!r}",
             breaks="CUDA out of memory when a long prompt or a transfer needs room",
             repair=f"{_FRACTION}: 0.9, or 0.85 with a transceiver",
         )  # fmt: skip
@@ -80,29 +73,29 @@ def _sizes(facts: Facts, worker: Worker) -> Iterator[Finding]:
     batch, graphs = worker.number("max_batch_size"), worker.number(_GRAPHS)
     if batch is not None and graphs is not None and batch > graphs:
         yield warning(
-            "batch-graphs", f"{worker.role}: max_batch_size {int(batch)}, CUDA graphs up to {int(graphs)}",
+            "batch-graphs", f"{worker.mode}: max_batch_size {int(batch)}, CUDA graphs up to {int(graphs)}",
             breaks="larger batches run without graphs: each token takes longer just under full load",
             repair=f"{_GRAPHS}: {int(batch)}, or max_batch_size: {int(graphs)}",
         )  # fmt: skip
     room = worker.number("max_num_tokens")
     if batch is not None and room is not None and batch > room:
         yield warning(
-            "batch-tokens", f"{worker.role}: max_batch_size {int(batch)} is above max_num_tokens {int(room)}",
+            "batch-tokens", f"{worker.mode}: max_batch_size {int(batch)} is above max_num_tokens {int(room)}",
             breaks="a step has room for one token of each of fewer requests: the batch never fills",
             repair=f"max_num_tokens: {max(8192, int(batch))}",
         )  # fmt: skip
     longest, shape = worker.number("max_seq_len"), facts.model.shape
     if longest is not None and shape is not None and longest > shape.max_positions:
         yield warning(
-            "beyond-context", f"{worker.role}: max_seq_len {int(longest):,}, the model's context is "
+            "beyond-context", f"{worker.mode}: max_seq_len {int(longest):,}, the model's context is "
             f"{shape.max_positions:,}",
-            breaks="the engine ends at start, or answers turn to nonsense beyond the context",
+            breaks="the engine exits at start, or answers degenerate beyond the context",
             repair=f"max_seq_len: {shape.max_positions}",
         )  # fmt: skip
     unchunked = not worker.is_on("enable_chunked_prefill")
     if longest is not None and unchunked and (room or 8192) < longest and facts.wants_tensorrt_llm:
-        yield (error if worker.role == "prefill" else warning)(
-            "prompt-chunks", f"{worker.role}: max_num_tokens {int(room or 8192):,} is below max_seq_len "
+        yield (error if worker.mode == "prefill" else warning)(
+            "prompt-chunks", f"{worker.mode}: max_num_tokens {int(room or 8192):,} is below max_seq_len "
             f"{int(longest):,}, and enable_chunked_prefill is not true",
             breaks="prompts longer than max_num_tokens are refused",
             repair="enable_chunked_prefill: true",
@@ -116,40 +109,33 @@ def _parallelism(facts: Facts, worker: Worker) -> Iterator[Finding]:
     heads, kv_heads = shape.num_heads, shape.num_kv_heads
     if heads % size or (kv_heads % size and size % kv_heads):
         yield error(
-            "tp-heads", f"{worker.role}: tensor_parallel_size {size}, {heads} heads, {kv_heads} KV heads",
-            breaks="the engine ends at start",
+            "tp-heads", f"{worker.mode}: tensor_parallel_size {size}, {heads} heads, {kv_heads} KV heads",
+            breaks="the engine exits at start",
             repair="tensor_parallel_size: 1, 2, 4 or 8",
         )  # fmt: skip
     expert = max(1, int(worker.number("moe_expert_parallel_size") or 1))
     if size % expert or (shape.num_experts and shape.num_experts % expert):
         yield error(
-            "ep-experts", f"{worker.role}: moe_expert_parallel_size {expert} does not divide "
+            "ep-experts", f"{worker.mode}: moe_expert_parallel_size {expert} does not divide "
             f"tensor_parallel_size {size} and {shape.num_experts} experts",
-            breaks="the engine ends at start",
+            breaks="the engine exits at start",
             repair=f"moe_expert_parallel_size: {size}",
         )  # fmt: skip
 
 
 def _moe(facts: Facts, worker: Worker) -> Iterator[Finding]:
-    backend = worker.text("moe_config.backend", "AUTO")
-    if not backend.isupper():
-        yield error(
-            "moe-case", f"{worker.role}: moe_config.backend: {backend} is not upper case",
-            breaks="TensorRT-LLM refuses the value",
-            repair=f"moe_config.backend: {backend.upper()}",
-        )  # fmt: skip
-        return
+    backend = worker.text("moe_config.backend", "AUTO").upper()
     gpus = facts.gpus_of(worker)
     hopper = bool(gpus) and facts.wants_tensorrt_llm and gpus[0].compute[0] == 9
     if hopper and backend == "TRTLLM":
         yield error(
-            "moe-hopper", f"{worker.role}: moe_config.backend: TRTLLM on a {gpus[0].name}",
-            breaks="those kernels exist for Blackwell only: the engine ends at start",
+            "moe-hopper", f"{worker.mode}: moe_config.backend: TRTLLM on a {gpus[0].name}",
+            breaks="those kernels exist for Blackwell only: the engine exits at start",
             repair="moe_config.backend: TRITON",
         )  # fmt: skip
     elif hopper and backend == "CUTLASS":
         yield warning(
-            "moe-hopper", f"{worker.role}: moe_config.backend: CUTLASS on a {gpus[0].name}",
+            "moe-hopper", f"{worker.mode}: moe_config.backend: CUTLASS on a {gpus[0].name}",
             breaks="MXFP4 experts run slowly or not at all: the guide asks for Triton kernels on Hopper",
             repair="moe_config.backend: TRITON",
         )  # fmt: skip

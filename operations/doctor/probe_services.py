@@ -1,4 +1,4 @@
-"""Knocks at etcd and NATS: do they let us in, how fast, which version, and what time is it there?"""
+"""Asks etcd and NATS: do they accept this user, how fast, which version, and what time is it there?"""
 
 import base64
 import email.utils
@@ -19,8 +19,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from baton.doctor.facts import Service
 from baton.flags import without_secrets
+from operations.doctor.facts import Service
 
 _TIMEOUT_S = 3.0
 _WHOLE_TIMEOUT_S = 10.0
@@ -34,14 +34,13 @@ Probe = Callable[[str], Service]
 class _Info(msgspec.Struct):
     max_payload: int | None = None
     version: str = ""
-    auth_required: bool = False
     tls_required: bool = False
 
 
 def probe_services(
     asked: Sequence[tuple[Probe, str]], timeout_s: float = _WHOLE_TIMEOUT_S
 ) -> tuple[Service, ...]:
-    """All of them at once; who has not answered in time has a `problem`."""
+    """All of them at once; one that has not answered in time has a `problem`."""
     answers: dict[str, Service] = {}
 
     def ask(probe: Probe, url: str) -> None:

@@ -33,7 +33,10 @@ class WorkerSettings:
 
     engine: EngineName | None = flag(None, "inference engine [by the YAML and installed packages]")
     model_path: Path = flag(
-        Path("models/demo"), "folder with config.json, weights, tokenizer.json", alias="--model"
+        Path("models/demo"),
+        "folder with config.json, weights, tokenizer.json",
+        alias="--model",
+        metavar="DIR",
     )
     served_model_name: str | None = flag(None, "name in the API [the folder's name]", metavar="NAME")
     disaggregation_mode: DisaggregationMode = flag("agg", "role of this worker")
@@ -50,6 +53,7 @@ class WorkerSettings:
     endpoint: str | None = flag(None, "endpoint in discovery [by role]", metavar="DYN")
     drain_timeout_s: float = flag(30.0, "time for running requests to finish after SIGTERM", metavar="S")
     log_level: str = flag("info", "debug, info, warning or error")
+    check: bool = flag(False, "validate flags and engine settings without starting")
     wires: Wires = dataclasses.field(default_factory=Wires)
 
     def __post_init__(self) -> None:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from baton.doctor.facts import Facts, Service
-from baton.doctor.findings import Finding, error, warning
+from operations.doctor.facts import Facts, Service
+from operations.doctor.findings import Finding, error, warning
 
 _BYTES_PER_ID = 5
 """One token id of a prompt on the wire, at most (msgpack)."""
@@ -52,7 +52,7 @@ def _refused(service: Service) -> Iterator[Finding]:
         )
         yield error(
             "login", f"{service.name} at {service.url} refuses us: {service.refusal}",
-            breaks="frontend and workers end at start",
+            breaks="frontend and workers exit at start",
             repair=credentials,
         )  # fmt: skip
     oldest = _OLDEST[service.name]
@@ -91,6 +91,6 @@ def clock(facts: Facts) -> Iterator[Finding]:
         if service.clock_ahead_s is not None and abs(service.clock_ahead_s) > 5:
             yield warning(
                 "clock-skew", f"this machine's clock is {service.clock_ahead_s:+.0f} s off {service.url}'s",
-                breaks="logs and traces of one request do not line up; hand-off ids carry wrong times",
+                breaks="logs and traces of one request do not line up; handoff ids carry wrong times",
                 repair="timedatectl set-ntp true, on both",
             )  # fmt: skip

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from baton.doctor.facts import GIB, Facts, Gpu, Worker
-from baton.doctor.findings import Finding, error, warning
+from operations.doctor.facts import GIB, Facts, Gpu, Worker
+from operations.doctor.findings import Finding, error, warning
 
 _DEFAULT_FRACTION = 0.9
 _THIN_TOKENS = 512
@@ -19,7 +19,7 @@ _PAGE_CACHE_SHARE = 0.7
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """What one GPU of a worker holds. `kv_tokens` is for the whole worker, `request_tokens` for one request.
 
-    With attention data parallelism a request lies on one GPU with all its heads; without, heads are split.
+    With attention data parallelism a request is on one GPU with all its heads; without, heads are split.
     """
 
     gpu: Gpu
@@ -76,7 +76,7 @@ def memory(facts: Facts) -> Iterator[Finding]:
         yield from _kv(facts, worker, held)
         if held.buffer_bytes > held.headroom_bytes:
             yield error(
-                "buffer-memory", f"{worker.role}: max_tokens_in_buffer takes {_gib(held.buffer_bytes)}, "
+                "buffer-memory", f"{worker.mode}: max_tokens_in_buffer takes {_gib(held.buffer_bytes)}, "
                 f"the KV cache leaves {_gib(held.headroom_bytes)} on GPU {held.gpu.index}",
                 breaks="out of memory at the first transfers (TensorRT-LLM #13506)",
                 repair="kv_cache_config.free_gpu_memory_fraction: 0.8, or a smaller max_tokens_in_buffer",
@@ -85,7 +85,7 @@ def memory(facts: Facts) -> Iterator[Finding]:
 
 def _no_room(facts: Facts, worker: Worker, held: Budget) -> Finding:
     fits_when_free = held.weight_bytes + _RESERVE_BYTES <= facts.total_bytes(held.gpu)
-    need = f"{worker.role}: {_gib(held.weight_bytes)} of weights (and {_gib(_RESERVE_BYTES)} to work with)"
+    need = f"{worker.mode}: {_gib(held.weight_bytes)} of weights (and {_gib(_RESERVE_BYTES)} to work with)"
     if fits_when_free:
         return error(
             "memory-taken", f"{need}, {_gib(held.free_bytes)} free on GPU {held.gpu.index}",
@@ -105,14 +105,14 @@ def _kv(facts: Facts, worker: Worker, held: Budget) -> Iterator[Finding]:
     context = facts.model.shape.max_positions
     if longest is not None and held.request_tokens < longest:
         yield error(
-            "kv-one-request", f"{worker.role}: KV for {held.request_tokens:,} tokens of one request, "
+            "kv-one-request", f"{worker.mode}: KV for {held.request_tokens:,} tokens of one request, "
             f"max_seq_len is {int(longest):,}",
             breaks="TensorRT-LLM lowers max_seq_len by itself: longer requests are refused",
             repair=f"max_seq_len: {held.request_tokens // 32 * 32}, a larger fraction, or more GPUs",
         )  # fmt: skip
     elif longest is None and held.request_tokens < context:
         yield warning(
-            "kv-below-context", f"{worker.role}: KV for {held.request_tokens:,} tokens, the model's "
+            "kv-below-context", f"{worker.mode}: KV for {held.request_tokens:,} tokens, the model's "
             f"context is {context:,}, max_seq_len is not set",
             breaks="TensorRT-LLM lowers max_seq_len by itself, differently on prefill and decode",
             repair=f"max_seq_len: {held.request_tokens // 32 * 32} in the engine YAML of every worker",
@@ -122,7 +122,7 @@ def _kv(facts: Facts, worker: Worker, held: Budget) -> Iterator[Finding]:
         batch *= worker.tensor_parallel_size  # the setting counts per GPU
     if held.kv_tokens / batch < _THIN_TOKENS:
         yield warning(
-            "kv-thin", f"{worker.role}: {int(batch)} requests at once share {held.kv_tokens:,} tokens of KV: "
+            "kv-thin", f"{worker.mode}: {int(batch)} requests at once share {held.kv_tokens:,} tokens of KV: "
             f"{int(held.kv_tokens / batch)} each",
             breaks="most of the batch waits for KV blocks; CUDA graphs and buffers of that size are wasted",
             repair=f"max_batch_size: {max(1, int(held.kv_tokens / 2048 * _per_gpu(worker)))}",
@@ -141,7 +141,7 @@ def seen(facts: Facts, worker: Worker) -> str | None:
         return None
     per_token = facts.model.shape.kv_bytes_per_token(worker.text("kv_cache_config.dtype", "auto"))
     return (
-        f"{worker.role}: TP {worker.tensor_parallel_size}, on each GPU {_gib(held.weight_bytes)} weights, "
+        f"{worker.mode}: TP {worker.tensor_parallel_size}, on each GPU {_gib(held.weight_bytes)} weights, "
         f"about {_gib(held.kv_bytes)} KV; {held.kv_tokens:,} tokens of {per_token:,.0f} bytes in all"
     )
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from baton.doctor.facts import GIB, INITIAL_IPC_NAMESPACE, INITIAL_PID_NAMESPACE, Facts, Host
-from baton.doctor.findings import Finding, error, note, warning
+from operations.doctor.facts import GIB, INITIAL_IPC_NAMESPACE, INITIAL_PID_NAMESPACE, Facts, Host
+from operations.doctor.findings import Finding, error, note, warning
 
 # The guide's docker run: --shm-size=10G --ulimit memlock=-1 --ulimit nofile=65536.
 _SHM_BYTES = 10_000_000_000
@@ -50,9 +50,9 @@ def limits(facts: Facts) -> Iterator[Finding]:
 
 def namespaces(facts: Facts) -> Iterator[Finding]:
     """CUDA IPC between containers needs shared PID and IPC namespaces; inside one container all is well."""
-    host, roles = facts.host, {worker.role for worker in facts.workers}
-    half = len(roles & {"prefill", "decode"}) == 1
-    if not facts.wants_gpus or not roles & {"prefill", "decode"}:
+    host, modes = facts.host, {worker.mode for worker in facts.workers}
+    half = len(modes & {"prefill", "decode"}) == 1
+    if not facts.wants_gpus or not modes & {"prefill", "decode"}:
         return
     if half and host.in_container:
         if host.pid_namespace != INITIAL_PID_NAMESPACE:
@@ -88,13 +88,13 @@ def software(facts: Facts) -> Iterator[Finding]:
     if host.missing_packages:
         yield warning(
             "packages-missing", f"not installed: {', '.join(host.missing_packages)}",
-            breaks="python -m frontend ends at start (workers need none of them)",
+            breaks="python -m frontend exits at start (workers need none of them)",
             repair="pip install '.[frontend]'",
         )  # fmt: skip
     if facts.engine == "vllm" and not host.has_vllm:
         yield error(
             "vllm-missing", "vllm is not installed",
-            breaks="--engine vllm ends at start",
+            breaks="--engine vllm exits at start",
             repair="pip install '.[frontend,vllm]'",
         )  # fmt: skip
     if facts.wants_tensorrt_llm and not host.has_tensorrt_llm:
@@ -105,18 +105,18 @@ def _without_tensorrt_llm(host: Host) -> Iterator[Finding]:
     if host.in_container:
         yield warning(
             "trtllm-missing", "tensorrt_llm is not installed in this container",
-            breaks="--engine trtllm ends at start",
+            breaks="--engine trtllm exits at start",
             repair="use the worker image: docker build -f deploy/Dockerfile --target worker .",
         )  # fmt: skip
     elif not host.has_docker:
         yield warning(
             "trtllm-missing", "tensorrt_llm is not installed, and there is no docker to run its image",
-            breaks="--engine trtllm ends at start",
+            breaks="--engine trtllm exits at start",
             repair="install Docker and the NVIDIA Container Toolkit, then deploy/README.md",
         )  # fmt: skip
     elif host.container_toolkit is None:
         yield error(
-            "toolkit-missing", "docker is here, the NVIDIA Container Toolkit is not",
+            "toolkit-missing", "docker is installed, the NVIDIA Container Toolkit is not",
             breaks="docker run --gpus all: could not select device driver",
             repair="apt-get install nvidia-container-toolkit && nvidia-ctk runtime configure; restart docker",
         )  # fmt: skip
@@ -132,15 +132,15 @@ def network(facts: Facts) -> Iterator[Finding]:
     """Is the HTTP port free, is --host an address that peers can reach, can the file registry be trusted?"""
     if not 0 < facts.http_port < 65536:
         yield error(
-            "port-bad", f"--http-port {facts.http_port} is no port",
-            breaks="the frontend ends at start",
+            "port-bad", f"--http-port {facts.http_port} is not a port",
+            breaks="the frontend exits at start",
             repair="--http-port 8000",
         )  # fmt: skip
     elif facts.http_port_problem:
         yield error(
             "port-taken", f"port {facts.http_port}: {facts.http_port_problem}",
-            breaks="the frontend ends at start, or another program answers in its place",
-            repair=f"ss -ltnp 'sport = :{facts.http_port}'; end it, or --http-port {facts.http_port + 1}",
+            breaks="the frontend exits at start, or another program answers in its place",
+            repair=f"ss -ltnp 'sport = :{facts.http_port}'; stop it, or --http-port {facts.http_port + 1}",
         )  # fmt: skip
     if facts.host_problem:
         yield error(
@@ -151,7 +151,7 @@ def network(facts: Facts) -> Iterator[Finding]:
     if facts.registry_problem:
         yield error(
             "registry-unsafe", facts.registry_problem,
-            breaks="frontend and workers end at start",
+            breaks="frontend and workers exit at start",
             repair="--file-registry with a folder of your own, or BATON_FILE_REGISTRY",
         )  # fmt: skip
     remote = [s.url for s in facts.services if not _is_loopback(s.url)]

@@ -1,14 +1,14 @@
-"""Checks of what nvidia-smi says of a GPU beside its memory: errors, modes, NVSwitch, and who counts how."""
+"""Checks of what nvidia-smi reports about GPUs apart from memory: errors, modes, NVSwitch, index order."""
 
 from collections.abc import Iterator
 
-from baton.doctor.check_gpus import used_gpus
-from baton.doctor.facts import Facts, GpuHealth
-from baton.doctor.findings import Finding, error, note, warning
+from operations.doctor.check_gpus import used_gpus
+from operations.doctor.facts import Facts, GpuHealth
+from operations.doctor.findings import Finding, error, note, warning
 
 
 def health(facts: Facts) -> Iterator[Finding]:
-    """Is each GPU that will be used well, and are indices what they seem?"""
+    """Is each GPU in use healthy, and do indices mean what they seem to?"""
     for gpu in used_gpus(facts):
         if gpu.health is not None:
             yield from _memory_errors(gpu.index, gpu.health)
@@ -17,7 +17,7 @@ def health(facts: Facts) -> Iterator[Finding]:
     if off:
         yield note(
             "gpu-persistence", f"GPU {', '.join(map(str, off))}: persistence mode is off",
-            breaks="the driver starts the GPU anew for each first process: seconds, and limits are forgotten",
+            breaks="the driver reinitialises the GPU for each first process: seconds lost, limits reset",
             repair="systemctl enable --now nvidia-persistenced, or nvidia-smi --persistence-mode=1",
         )  # fmt: skip
     names = {gpu.name for gpu in facts.nvidia.gpus}
@@ -25,8 +25,8 @@ def health(facts: Facts) -> Iterator[Finding]:
     indexed = any(entry.isdecimal() for worker in facts.workers for entry in worker.gpu_list)
     if len(names) > 1 and indexed and order != "PCI_BUS_ID" and facts.wants_gpus:
         yield warning(
-            "gpu-order", f"GPUs of {len(names)} kinds, and CUDA_DEVICE_ORDER is {order}",
-            breaks="CUDA counts the fastest first, nvidia-smi by slot: an index may be another GPU",
+            "gpu-order", f"GPUs of {len(names)} models, and CUDA_DEVICE_ORDER is {order}",
+            breaks="CUDA numbers the fastest first, nvidia-smi by slot: an index may mean another GPU",
             repair="export CUDA_DEVICE_ORDER=PCI_BUS_ID, or list UUIDs (nvidia-smi --list-gpus)",
         )  # fmt: skip
 
@@ -36,7 +36,7 @@ def _memory_errors(index: int, state: GpuHealth) -> Iterator[Finding]:
         yield error(
             "gpu-broken", f"GPU {index}: a broken memory row could not be replaced",
             breaks="wrong results or a crash (Xid 64)",
-            repair="take this GPU out of the lists, and have it replaced",
+            repair="take this GPU out of the lists and have it replaced",
         )  # fmt: skip
     elif state.num_ecc_errors or state.remap_pending == "Yes":
         yield warning(
@@ -57,7 +57,7 @@ def _modes(index: int, state: GpuHealth) -> Iterator[Finding]:
     if state.compute_mode == "Prohibited":
         yield error(
             "gpu-prohibited", f"GPU {index}: compute mode Prohibited",
-            breaks="no process may use it: the engine ends at start",
+            breaks="no process may use it: the engine exits at start",
             repair=f"nvidia-smi --id={index} --compute-mode=DEFAULT",
         )  # fmt: skip
     elif state.compute_mode == "Exclusive_Process":

@@ -1,0 +1,127 @@
+"""An answer in the tokens that the model wrote, for the prompts that go on from it."""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from frontend.harmony.conversation import AssistantTurn, Kind, Turn, WrittenMessage
+from frontend.harmony.deltas import Delta, MessageEnd, ReasoningDelta, TextDelta, ToolCallStart
+from frontend.text.specials import SpecialToken
+from frontend.text.tokenizer import ModelTokenizer
+
+# Between two messages of one kind: a preamble and the answer, two thoughts.
+PARAGRAPH = "\n\n"
+_ENDS = (SpecialToken.END, SpecialToken.CALL, SpecialToken.RETURN)
+
+
+class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete answer: its messages, and the names of the tools that they call, in order."""
+
+    messages: tuple[WrittenMessage, ...]
+    call_names: tuple[str, ...] = ()
+
+    @property
+    def thought(self) -> str:
+        """The reasoning text."""
+        return "".join(message.text for message in self.messages if message.kind == "thought")
+
+    @property
+    def said(self) -> str:
+        """The visible text, as the chat API joins it."""
+        return PARAGRAPH.join(message.text for message in self.messages if message.kind == "text")
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of texts and tokens, with up to 4 bytes a character."""
+        return sum(4 * len(message.text) + 4 * len(message.token_ids) for message in self.messages)
+
+    def is_told_by(self, turn: AssistantTurn) -> bool:
+        """Whether a turn of the history says just this. One without reasoning leaves that open; that of a
+        final answer is not shown again."""
+        if turn.tool_calls and turn.reasoning and turn.reasoning != self.thought:
+            return False
+        if PARAGRAPH.join(text for text in (turn.preamble, turn.text) if text) != self.said:
+            return False
+        called = [message.text for message in self.messages if message.kind == "call"]
+        return len(called) == len(turn.tool_calls) and all(
+            call.called == name and _are_equal(call.arguments, arguments)
+            for call, name, arguments in zip(turn.tool_calls, self.call_names, called, strict=True)
+        )
+
+
+class Writing:
+    """An answer while it is written: its tokens, and the kinds of its messages as they were parsed."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.kind: Kind | None = None
+        self._kinds: list[Kind | None] = []
+        self._call_names: list[str] = []
+
+    def note(self, delta: Delta) -> None:
+        """What the tokens were parsed as."""
+        match delta:
+            case TextDelta():
+                self.kind = "text"
+            case ReasoningDelta():
+                self.kind = "thought"
+            case ToolCallStart():
+                self.kind = "call"
+                self._call_names.append(delta.name)
+            case MessageEnd():
+                self._kinds.append(self.kind)
+                self.kind = None
+
+    def turn(self, tokenizer: ModelTokenizer) -> WrittenTurn | None:
+        """The whole answer; None if the tokens do not match what was parsed, as where the last message is
+        cut."""
+        special = tokenizer.special_ids
+        parts = list(_split(self.token_ids, frozenset(special[end] for end in _ENDS)))
+        body = special[SpecialToken.MESSAGE]
+        if not parts or len(parts) != len(self._kinds) or not all(body in part for part in parts):
+            return None
+        if parts[-1][-1] == special[SpecialToken.RETURN]:
+            parts[-1][-1] = special[SpecialToken.END]  # as Harmony has it in a history
+        messages = []
+        for i, (kind, part) in enumerate(zip(self._kinds, parts, strict=True)):
+            if kind is None:
+                return None
+            text = tokenizer.decode(part[part.index(body) + 1 :])
+            messages.append(WrittenMessage(kind=kind, text=text, token_ids=part, is_first=i == 0))
+        return WrittenTurn(messages=tuple(messages), call_names=tuple(self._call_names))
+
+
+def num_history_tokens(turns: Iterable[Turn], tokenizer: ModelTokenizer) -> dict[str, int]:
+    """Tokens of the assistant's texts, by source: as the model `written` them, or `rendered` from text."""
+    nums = {"written": 0, "rendered": 0}
+    for turn in turns:
+        if not isinstance(turn, AssistantTurn):
+            continue
+        if turn.written:
+            nums["written"] += sum(len(message.token_ids) for message in turn.written)
+            continue
+        texts = (turn.reasoning, turn.preamble, turn.text, *(call.arguments for call in turn.tool_calls))
+        nums["rendered"] += len(tokenizer.encode_segments(text for text in texts if text))
+    return nums
+
+
+def _split(token_ids: Sequence[int], ends: frozenset[int]) -> Iterator["array[int]"]:
+    """The messages, each with its end. Tokens after the last end make a message that is cut."""
+    start = 0
+    for i, token_id in enumerate(token_ids):
+        if token_id in ends:
+            yield array("I", token_ids[start : i + 1])
+            start = i + 1
+    if start < len(token_ids):
+        yield array("I", token_ids[start:])
+
+
+def _are_equal(told: str, written: str) -> bool:
+    """Whether arguments are the same text, or the same JSON: clients write it anew."""
+    if told == written:
+        return True
+    try:
+        return bool(msgspec.json.decode(told) == msgspec.json.decode(written))
+    except (msgspec.DecodeError, RecursionError):
+        return False

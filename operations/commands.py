@@ -1,0 +1,20 @@
+"""From `python -m baton NAME` to the tool of that name; only that one is imported."""
+
+import importlib
+import sys
+
+_TOOLS = {
+    "status": "operations.status",
+    "doctor": "operations.doctor.command",
+    "download": "operations.download",
+}
+
+
+def main(argv: list[str]) -> int:
+    """Run a tool: its exit status, or 2 for an unknown name."""
+    if not argv or argv[0] not in _TOOLS:
+        sys.stderr.write(f"usage: python -m baton {{{','.join(_TOOLS)}}} [--help]\n")
+        return 2
+    tool = getattr(importlib.import_module(_TOOLS[argv[0]]), argv[0])
+    status: int = tool(argv[1:])
+    return status

@@ -1,0 +1,68 @@
+"""`python -m baton status`: who is live, as the frontend sees it."""
+
+import dataclasses
+import sys
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+
+from baton.flags import flag, parse
+from baton.messages import Role
+from frontend.routing.health import Health
+
+_MAX_HEALTH_BYTES = 1 << 20
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows our own frontend
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StatusSettings:
+    """What `python -m baton status` takes."""
+
+    url: str = flag("http://127.0.0.1:8000", "the frontend", metavar="URL")
+    brief: bool = flag(False, "one line: how many workers of each role")
+
+
+def status(argv: list[str]) -> int:
+    """Print the live workers. Exit status: 0 healthy, 1 not, 2 no frontend there."""
+    settings = parse(StatusSettings, argv, prog="python -m baton status", description="Who is live.").settings
+    try:
+        health = _health(settings.url)
+    except (OSError, ValueError, msgspec.DecodeError) as error:
+        sys.stderr.write(f"error: no frontend answers at {settings.url}: {error}\n")
+        return 2
+    lines = (
+        [_counts(health)] if settings.brief else [f"{health.status}: {_counts(health)}", *_details(health)]
+    )
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0 if health.status == "healthy" else 1
+
+
+def _counts(health: Health) -> str:
+    roles = Counter(instance.role for instance in health.instances)
+    counts = [f"{roles[Role.PREFILL]} prefill", f"{roles[Role.DECODE]} decode"]
+    others = {"warming": health.warming, "lost": health.lost}
+    return ", ".join([*counts, *(f"{len(ids)} {what}" for what, ids in others.items() if ids)])
+
+
+def _details(health: Health) -> Iterator[str]:
+    yield from (f"missing {name}" for name in health.missing)
+    for i in health.instances:
+        yield f"{i.worker_id}  {i.role.value}  {i.model}  {i.engine}  {i.kv_transfer}"
+    yield from (f"{worker_id}  warming" for worker_id in health.warming)
+    yield from (f"{worker_id}  lost" for worker_id in health.lost)
+    yield from (f"cold pair {pair}" for pair in health.cold_pairs)
+    yield from (f"refused pair {reason}" for reason in health.refused_pairs)
+
+
+def _health(url: str) -> Health:
+    try:
+        with _OPENER.open(f"{url}/health", timeout=2) as answer:
+            body = answer.read(_MAX_HEALTH_BYTES)
+    except urllib.error.HTTPError as error:
+        if error.code != 503:
+            raise
+        body = error.read(_MAX_HEALTH_BYTES)
+    return msgspec.json.decode(body, type=Health)

@@ -1,0 +1,66 @@
+"""What ends a call in a third-party engine from outside, at an awkward moment, and with the engine."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from baton.errors import DeadlineExceeded, HandoffFailed, NotReady, WorkerLost
+from workers.engines.calls import Ending, OpenCalls
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    ending: Ending = dataclasses.field(default_factory=Ending)
+
+
+def test_a_call_that_is_being_ended_may_be_ended_again() -> None:
+    """As by two steps that count failed pulls; vLLM dies of an error that a stat logger raises."""
+
+    async def main() -> None:
+        ending = Ending()
+        pinned = asyncio.create_task(ending.pinned(60))
+        await asyncio.sleep(0)  # it waits
+        ending.end_with(HandoffFailed("the first"))
+        await asyncio.sleep(0)  # its timeout has begun to expire
+        ending.end_with(WorkerLost("the second"))
+        with pytest.raises(WorkerLost):
+            await pinned
+
+    asyncio.run(main())
+
+
+def test_a_time_that_has_come_ends_the_wait_and_an_engines_own_timeout_is_its_own() -> None:
+    async def broken() -> None:
+        raise TimeoutError("the engine's")
+
+    async def main() -> None:
+        now = asyncio.get_running_loop().time()
+        with pytest.raises(DeadlineExceeded, match="The request's deadline is over"):
+            await Ending().wait(asyncio.Event().wait(), now, DeadlineExceeded())
+        with pytest.raises(TimeoutError, match="the engine's"):
+            await Ending().wait(broken(), now + 60, DeadlineExceeded())
+
+    asyncio.run(main())
+
+
+def test_a_dead_engine_is_a_lost_worker_to_every_call_and_to_the_next() -> None:
+    async def main() -> None:
+        calls: OpenCalls[Call] = OpenCalls()
+        with pytest.raises(NotReady):
+            calls.check_running()
+        calls.llm = object()
+        calls.calls = {Call(), Call()}
+        calls.check_running()
+
+        calls.break_off("its core died")
+        calls.break_off("and again")
+
+        for call in calls.calls:
+            with pytest.raises(WorkerLost, match="its core died"):
+                await call.ending.pinned(60)
+        with pytest.raises(WorkerLost, match="its core died"):
+            calls.check_running()
+        assert calls.broke.is_set()
+
+    asyncio.run(main())

@@ -1,0 +1,203 @@
+"""A conversation's prompt grows at its end only: earlier answers are in it as the model wrote them."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.messages import GenerateRequest, Sampling, TokenChunk
+from frontend.harmony.conversation import (
+    AssistantTurn,
+    Conversation,
+    Tool,
+    ToolCall,
+    ToolResult,
+    Turn,
+    UserTurn,
+)
+from frontend.harmony.deltas import Delta, TextDelta, ToolCallArguments
+from frontend.harmony.parse import HarmonyParser
+from frontend.harmony.render import render
+from frontend.turn.choice import Choice
+from frontend.turn.raw_text import text_of
+from frontend.turn.thoughts import Thoughts
+from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
+
+Json = dict[str, Any]
+
+HI = {"role": "user", "content": "Hi"}
+F: Json = {"type": "function", "function": {"name": "f"}}
+START = "<|start|>assistant"
+THINK = f"<|channel|>analysis<|message|>Think.<|end|>{START}"
+NOW = f"<|channel|>commentary<|message|>Now.<|end|>{START}"
+# As the model writes calls, none of them as a prompt would be rendered.
+CALLS = [
+    ' to=functions.f<|channel|>commentary json<|message|>{"a":  1}<|call|>',
+    '<|channel|>analysis to=functions.f code<|message|>{ "a": 1 }<|call|>',
+    NOW + " to=functions.f<|channel|>analysis<|message|>{}<|call|>",
+]
+
+
+def grown(client: Client) -> bool:
+    """Whether the second prompt begins with the first and its answer."""
+    first, second = (request.token_ids for request in client.tokens.requests)
+    answer = TOKENIZER.encode_text(client.tokens.texts[0], allow_special=True)
+    return second[: len(first) + len(answer)] == first + answer
+
+
+def post(client: Client, path: str, body: Json) -> Reply:
+    reply = asyncio.run(client.post(path, {"model": MODEL, **body}))
+    assert reply.status == 200, reply.body
+    return reply
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_chat_goes_on_from_the_very_tokens(call: str) -> None:
+    client = Client(ScriptedTokens(THINK + call))
+    message = post(client, "/v1/chat/completions", {"messages": [HI], "tools": [F]}).json["choices"][0][
+        "message"
+    ]
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok"}
+    told = {key: message[key] for key in ("role", "content", "tool_calls")}
+    post(client, "/v1/chat/completions", {"messages": [HI, told, result], "tools": [F]})
+    assert grown(client)
+    assert client.metric("baton_history_tokens_total", source="written") > 0
+    assert client.metric("baton_history_tokens_total", source="rendered") == 0
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_response_goes_on_from_the_very_tokens(call: str) -> None:
+    client = Client(ScriptedTokens(THINK + call))
+    tools = [{"type": "function", "name": "f"}]
+    output = post(client, "/v1/responses", {"input": [HI], "tools": tools}).json["output"]
+    result = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "ok"}
+    post(client, "/v1/responses", {"input": [HI, *output, result], "tools": tools})
+    assert grown(client)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_message_goes_on_from_the_very_tokens_though_its_json_is_written_anew(call: str) -> None:
+    client = Client(ScriptedTokens(THINK + call))
+    body = {"max_tokens": 100, "tools": [{"name": "f", "input_schema": {"type": "object"}}]}
+    content = post(client, "/v1/messages", {"messages": [HI], **body}).json["content"]
+    result = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "ok"}
+    said = [HI, {"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
+    post(client, "/v1/messages", {"messages": said, **body})
+    assert grown(client)
+
+
+def test_a_final_answer_goes_on_without_its_thoughts() -> None:
+    final = "<|channel|>final <|constrain|>json<|message|>{}"
+    client = Client(ScriptedTokens(f"{THINK}{final}<|return|>"))
+    post(client, "/v1/chat/completions", {"messages": [HI]})
+    said = [HI, {"role": "assistant", "content": "{}"}, HI]
+    post(client, "/v1/chat/completions", {"messages": said})
+    first, second = (text_of(request.token_ids, TOKENIZER) for request in client.tokens.requests)
+    assert second.startswith(f"{first}{final}<|end|><|start|>user")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda told: told["tool_calls"][0]["function"].update(arguments='{"a":2}'),
+        lambda told: told["tool_calls"][0]["function"].update(name="g"),
+        lambda told: told.update(content="Other words."),
+        lambda told: told.update(reasoning_content="Other thoughts."),
+    ],
+)
+def test_what_the_client_changed_is_rendered(change: Any) -> None:
+    client = Client(ScriptedTokens(THINK + CALLS[0]))
+    message = post(client, "/v1/chat/completions", {"messages": [HI], "tools": [F]}).json["choices"][0][
+        "message"
+    ]
+    change(message)
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok"}
+    post(client, "/v1/chat/completions", {"messages": [HI, message, result], "tools": [F]})
+    assert not grown(client)
+    assert client.metric("baton_history_tokens_total", source="written") == 0
+    call = message["tool_calls"][0]["function"]
+    said = text_of(client.tokens.requests[1].token_ids, TOKENIZER)
+    name, arguments = call["name"], call["arguments"]
+    assert f"to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>{arguments}<|call|>" in said
+
+
+@pytest.mark.parametrize("max_tokens", [20, 60])
+def test_an_answer_that_was_cut_is_rendered(max_tokens: int) -> None:
+    client = Client(ScriptedTokens(THINK + "<|channel|>final<|message|>" + "x" * 100 + "<|return|>"))
+    body = {"messages": [HI], "max_tokens": max_tokens}
+    content = post(client, "/v1/chat/completions", body).json["choices"][0]["message"]["content"]
+    post(client, "/v1/chat/completions", {"messages": [HI, {"role": "assistant", "content": content}, HI]})
+    assert client.metric("baton_history_tokens_total", source="written") == 0
+
+
+TEXTS = st.text(min_size=1, max_size=12).filter(lambda text: text.encode(errors="replace").decode() == text)
+HEADERS = st.sampled_from(
+    [
+        "<|channel|>commentary to=functions.f <|constrain|>json<|message|>",
+        "<|channel|>analysis to=functions.f code<|message|>",
+        " to=functions.f<|channel|>commentary json<|message|>",
+        " to=functions.f<|channel|>commentary<|message|>",
+    ]
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    thoughts=st.lists(TEXTS, max_size=2),
+    preamble=st.none() | TEXTS,
+    header=HEADERS,
+    arguments=st.dictionaries(TEXTS, st.integers() | TEXTS, max_size=2),
+    indent=st.none() | st.integers(0, 2),
+    size=st.integers(1, 7),
+)
+def test_any_answer_comes_back_in_its_own_tokens(  # noqa: PLR0917
+    thoughts: list[str],
+    preamble: str | None,
+    header: str,
+    arguments: dict[str, Any],
+    indent: int | None,
+    size: int,
+) -> None:
+    parts = [f"<|channel|>analysis<|message|>{text}<|end|>" for text in thoughts]
+    parts += [] if preamble is None else [f"<|channel|>commentary<|message|>{preamble}<|end|>"]
+    ids: list[int] = []
+    for i, part in enumerate([*parts, f"{header}{json.dumps(arguments, indent=indent)}<|call|>"]):
+        start = TOKENIZER.encode_text(START, allow_special=True) if i else []
+        head, control, body = part.partition("<|message|>")
+        text, end = body[: body.rindex("<|")], body[body.rindex("<|") :]
+        ids += start + TOKENIZER.encode_text(head + control, allow_special=True) + TOKENIZER.encode_text(text)
+        ids += TOKENIZER.encode_text(end, allow_special=True)
+    choice, turn = answered(ids, size)
+    written = choice.writing.turn(TOKENIZER)
+    assert written is not None
+    store = Thoughts()
+    store.keep_turn("", choice.call_ids, written)
+
+    tools = (Tool(name="f"),)
+    asked: tuple[Turn, ...] = (UserTurn("Hi"),)
+    before = TOKENIZER.encode_segments(render(Conversation(turns=asked, tools=tools)))
+    later = store.completed("", (*asked, turn, ToolResult(call_id=choice.call_ids[0], text="ok")))
+    after = TOKENIZER.encode_segments(render(Conversation(turns=later, tools=tools)))
+    assert after[: len(before) + len(ids)] == before + ids
+
+
+def answered(ids: list[int], size: int) -> tuple[Choice, AssistantTurn]:
+    """An answer that came in chunks of that size, and the turn that a client makes of it."""
+    sampling = Sampling(max_tokens=len(ids), seed=0, stop_token_ids=TOKENIZER.stop_token_ids)
+    request = GenerateRequest(request_id="r", model=MODEL, token_ids=[1], sampling=sampling, deadline_s=1.0)
+    choice = Choice(request, HarmonyParser(TOKENIZER.vocabulary, frozenset({"f"})))
+    deltas: list[Delta] = []
+    for start in range(0, len(ids), size):
+        last = start + size >= len(ids)
+        chunk = TokenChunk(tuple(ids[start : start + size]), "stop" if last else None)
+        deltas += choice.feed(chunk)
+    deltas += choice.finish()
+    arguments = "".join(delta.text for delta in deltas if isinstance(delta, ToolCallArguments))
+    turn = AssistantTurn(
+        text="".join(delta.text for delta in deltas if isinstance(delta, TextDelta)) or None,
+        tool_calls=(ToolCall(call_id=choice.call_ids[0], name="f", arguments=arguments),),
+    )
+    return choice, turn
