@@ -35,7 +35,7 @@ def read_yaml(path: Path) -> Node:
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
     if len(text) > MAX_YAML_BYTES:
-        raise SettingsError(f"{path}: {len(text)} bytes; an engine YAML has at most {MAX_YAML_BYTES}")
+        raise SettingsError(f"{path}: {len(text)} bytes; at most {MAX_YAML_BYTES} are allowed")
     try:
         if b"*" in text and any(
             isinstance(e, yaml.AliasEvent) for e in yaml.parse(text, Loader=Yaml12Loader)
@@ -56,7 +56,7 @@ def _from_yaml(node: yaml.Node, path: Path, key: yaml.Node) -> Node:
         entries = [(str(name.value), _from_yaml(value, path, name)) for name, value in node.value]
     try:
         value = Yaml12Loader("").construct_document(node)
-    except Exception as error:  # PyYAML lets whatever its constructors raise through
+    except Exception as error:  # PyYAML does not wrap its constructors' errors
         raise SettingsError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from error
     return Node(place, value, entries)
 
