@@ -1,4 +1,4 @@
-"""Engine settings as they are written, in YAML or JSON: a tree of values, each with its place."""
+"""Engine settings as written in YAML or JSON: a tree of values with their sources."""
 
 import dataclasses
 import json
@@ -14,12 +14,12 @@ OVERRIDE = "--override-engine-args"
 
 
 class SettingsError(Exception):
-    """A setting that cannot be used. The message names file, line and key path, and what would be right."""
+    """An invalid setting. The message names the file, line and key path, and what is allowed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A value and the place where it stands; a mapping has `entries`, in the order of the text."""
+    """A value and its source; a mapping has `entries`, in the order of the text."""
 
     place: str
     value: object
@@ -27,7 +27,7 @@ class Node:
 
 
 def read_yaml(path: Path) -> Node:
-    """The file's root. It never waits, and takes no longer than its size says. Raises SettingsError."""
+    """The file's root. Never blocks; takes time in proportion to its size. Raises SettingsError."""
     try:
         if path.exists() and not path.is_file():  # a pipe may never end
             raise SettingsError(f"{path}: is not a file")
