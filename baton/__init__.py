@@ -1,1 +1,1 @@
-"""The words and wires that frontend and workers share: messages, errors, transports, discovery."""
+"""The messages, errors, transports and discovery that frontend and workers share."""

@@ -1,4 +1,4 @@
-"""The flags both processes share: which registry, which request plane; and the objects they name."""
+"""Registry and request plane flags of both processes, and the objects they select."""
 
 import dataclasses
 import os
@@ -10,7 +10,7 @@ from baton.flags import flag
 from baton.registry_folder import default_registry, make_private
 from baton.transport import Transport
 
-# The frontend's address. Dynamo's names count first, as the images set HTTP_HOST: either name overrules that.
+# The frontend's address. Dynamo's names take precedence, because the images set HTTP_HOST.
 HTTP_HOST = ("DYN_HTTP_HOST", "HTTP_HOST")
 HTTP_PORT = ("DYN_HTTP_PORT", "HTTP_PORT")
 
@@ -19,8 +19,8 @@ HTTP_PORT = ("DYN_HTTP_PORT", "HTTP_PORT")
 class Wires:
     """How this process finds and reaches the others.
 
-    Unset, the registry is etcd if ETCD_ENDPOINTS is set, else a folder of this machine; the request plane is
-    NATS if NATS_SERVER is set, else TCP.
+    By default the registry is etcd if ETCD_ENDPOINTS is set, else a local folder; the request plane is NATS
+    if NATS_SERVER is set, else TCP.
     """
 
     discovery_backend: Literal["file", "etcd"] | None = flag(None, "registry", env="BATON_DISCOVERY_BACKEND")
@@ -30,16 +30,14 @@ class Wires:
     )
     nats_server: str = flag("nats://127.0.0.1:4222", "NATS address", env="NATS_SERVER", metavar="URL")
     file_registry: Path | None = flag(None, "folder of the file registry", env="BATON_FILE_REGISTRY")
-    host: str = flag("127.0.0.1", "address to bind and to advertise to peers", env="BATON_HOST", metavar="IP")
+    host: str = flag("127.0.0.1", "address to bind and to announce to peers", env="BATON_HOST", metavar="IP")
 
     def __post_init__(self) -> None:
         if self.host in ("", "0.0.0.0", "::"):  # noqa: S104  refused here
-            raise ValueError(
-                f"--host {self.host!r}: peers cannot reach that; give this machine's own address"
-            )
+            raise ValueError(f"--host {self.host!r}: peers cannot reach it; use this machine's own address")
 
     def discovery(self) -> Discovery:
-        """The registry; nothing is connected before it is used."""
+        """The selected registry; connects on first use."""
         if self._registry() == "etcd":
             from baton.etcd import EtcdDiscovery
 
@@ -56,7 +54,7 @@ class Wires:
         return FilesDiscovery(self._registry_folder())
 
     def transport(self) -> Transport:
-        """The request plane; nothing is connected before it is used."""
+        """The selected request plane; connects on first use."""
         if self._plane() == "nats":
             from baton.nats import NatsTransport
 
@@ -66,7 +64,7 @@ class Wires:
         return TcpTransport(host=self.host)
 
     def check(self) -> None:
-        """Raises UnsafeFolder, whose message says what to do, if the file registry cannot be trusted."""
+        """Raise UnsafeFolder, with advice in its message, if the file registry is not safe."""
         if self._registry() == "file":
             make_private(self._registry_folder())
 

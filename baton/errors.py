@@ -1,4 +1,4 @@
-"""Every failure a user can meet: its code, its HTTP status, and whether another worker may be tried."""
+"""The error tree: each error's code, HTTP status, and whether another worker may be tried."""
 
 from typing import ClassVar
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """An error as it travels: `code` picks the class on the other side."""
+    """An error on the wire; `code` selects the class on the receiving side."""
 
     code: str
     message: str
@@ -15,10 +15,10 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatonError(Exception):
-    """Base of the tree. `message` is one sentence that tells the user what to do.
+    """Base class. `message` is one sentence that tells the user what to do.
 
-    `status` is the HTTP status, `kind` OpenAI's `error.type`, `param` the offending field if there is one.
-    `retryable` says that the same request may succeed on another worker.
+    `status` is the HTTP status, `kind` OpenAI's `error.type`, `param` the offending field, if any.
+    `retryable`: the same request may succeed on another worker.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -33,14 +33,14 @@ class BatonError(Exception):
         self.retry_after_s = retry_after_s
 
     def to_wire(self) -> ErrorInfo:
-        """The struct that crosses the process boundary."""
+        """Convert to the struct that crosses the process boundary."""
         return ErrorInfo(
             code=self.code, message=self.message, param=self.param, retry_after_s=self.retry_after_s
         )
 
 
 class InvalidRequest(BatonError):
-    """The request itself is wrong; sending it again changes nothing."""
+    """The request is invalid; retrying it does not help."""
 
     code = "invalid_request"
     status = 400
@@ -48,7 +48,7 @@ class InvalidRequest(BatonError):
 
 
 class ModelNotFound(BatonError):
-    """No worker serves a model of this name."""
+    """No worker serves a model with this name."""
 
     code = "model_not_found"
     status = 404
@@ -56,7 +56,7 @@ class ModelNotFound(BatonError):
 
 
 class Overloaded(BatonError):
-    """Every queue that could take the request is full; `retry_after_s` says when to come back."""
+    """Every queue that could take the request is full; retry after `retry_after_s`."""
 
     code = "overloaded"
     status = 429
@@ -73,7 +73,7 @@ class NoWorkers(BatonError):
 
 
 class NotReady(BatonError):
-    """The process is still starting, or draining: it takes no new requests."""
+    """The process is starting or draining and accepts no new requests."""
 
     code = "not_ready"
     status = 503
@@ -82,7 +82,7 @@ class NotReady(BatonError):
 
 
 class WorkerLost(BatonError):
-    """The worker died or became unreachable while it held the request."""
+    """The worker died or became unreachable during the request."""
 
     code = "worker_lost"
     status = 502
@@ -90,7 +90,7 @@ class WorkerLost(BatonError):
 
 
 class HandoffFailed(BatonError):
-    """The KV cache did not arrive at the decode worker: expired, refused, or the source is gone."""
+    """The KV cache did not reach the decode worker: it expired or was refused, or its source died."""
 
     code = "handoff_failed"
     status = 502
@@ -98,7 +98,7 @@ class HandoffFailed(BatonError):
 
 
 class DeadlineExceeded(BatonError):
-    """The request's time is over."""
+    """The request's deadline was exceeded."""
 
     code = "deadline_exceeded"
     status = 504
@@ -115,7 +115,7 @@ class DeadlineExceeded(BatonError):
 
 
 class EngineFailure(BatonError):
-    """The engine failed on this request, and lives on; with a dead engine, it is WorkerLost."""
+    """The engine failed on this request, but keeps running; a dead engine is WorkerLost."""
 
     code = "engine_failure"
     status = 500
@@ -131,6 +131,6 @@ _BY_CODE: dict[str, type[BatonError]] = {
 
 
 def from_wire(info: ErrorInfo) -> BatonError:
-    """The exception that `to_wire` described; an unknown code (a newer peer) becomes plain BatonError."""
+    """The exception for `info`; an unknown code, from a newer peer, becomes a plain BatonError."""
     cls = _BY_CODE.get(info.code, BatonError)
     return cls(info.message, param=info.param, retry_after_s=info.retry_after_s)

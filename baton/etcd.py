@@ -1,4 +1,4 @@
-"""Discovery over etcd: a key on a lease for each worker, a watch for each who asks."""
+"""Discovery over etcd: one key with a lease per worker, one watch per watcher."""
 
 import asyncio
 import logging
@@ -30,16 +30,16 @@ def instance_key(info: WorkerInfo) -> bytes:
     """
     match = _ENDPOINT.fullmatch(info.endpoint)
     if match is None:
-        raise ValueError(f"{info.endpoint!r} is no endpoint: write dyn://namespace.component.endpoint")
+        raise ValueError(f"{info.endpoint!r} is not an endpoint; use dyn://namespace.component.endpoint")
     return PREFIX + "/".join((*match.groups(), quote(info.worker_id, safe=":"))).encode()
 
 
 class EtcdDiscovery:
-    """See `Discovery`. `endpoints` are comma separated members of one cluster, http:// or https://.
+    """`Discovery` over etcd. `endpoints`: comma-separated members of one cluster, http:// or https://.
 
-    While etcd is away, watchers keep their last snapshot and registrations wait; that is logged once. When it
-    is back, it may have forgotten workers (frozen past their leases, or restored without its data) that are
-    about to register again. So for a lease's time after each outage a missing worker is still shown.
+    While etcd is unreachable, watchers keep their last snapshot and registrations wait; this is logged once.
+    After an outage etcd may lack workers (frozen past their leases, or restored without its data) that are
+    about to register again, so missing workers stay visible for one lease time.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class EtcdDiscovery:
     ) -> None:
         tls = [path.read_bytes() if path else None for path in (ca_file, key_file, cert_file)]
         self._ttl_s = lease_ttl_s
-        self._doubt_s = max(lease_ttl_s, 5.0)  # a registration needs up to 4 s to come back: reconnect, retry
+        self._doubt_s = max(lease_ttl_s, 5.0)  # reconnecting and retrying a registration takes up to 4 s
         self._rpc = EtcdRpc(
             endpoints,
             timeout_s=min(3.0, max(1.0, lease_ttl_s / 3)),
@@ -67,7 +67,7 @@ class EtcdDiscovery:
 
     @asynccontextmanager
     async def register(self, info: WorkerInfo) -> AsyncGenerator[None, None]:
-        """As in `Discovery`. Waits as long as etcd is away; raises EtcdError if etcd refuses the user."""
+        """See `Discovery`. Waits while etcd is unreachable; raises EtcdError if etcd refuses the user."""
         registration = _Registration(self._rpc, info, self._ttl_s)
         keeper: asyncio.Task[None] | None = None
         try:
@@ -81,7 +81,7 @@ class EtcdDiscovery:
             await registration.withdraw()
 
     async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
-        """As in `Discovery`. Shows an empty fleet first if etcd is away; never raises."""
+        """See `Discovery`. Yields an empty fleet first if etcd is unreachable; never raises."""
         fleet: dict[bytes, WorkerInfo] = {}
         shown: tuple[WorkerInfo, ...] | None = None
         doubtful = False
@@ -99,16 +99,18 @@ class EtcdDiscovery:
                 if shown is None:
                     shown = ()
                     yield shown
-                await asyncio.sleep(_RETRY_S)  # etcd is away: ask again soon, not at once
+                await asyncio.sleep(_RETRY_S)  # etcd is unreachable: retry after a pause
 
     async def close(self) -> None:
-        """As in `Discovery`. Watches end."""
+        """See `Discovery`. Ends all watches."""
         await self._rpc.close()
 
     async def _follow(
         self, fleet: dict[bytes, WorkerInfo], *, doubtful: bool
     ) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
-        """List, then apply changes, showing the fleet after each; ends when the time of doubt is over."""
+        """List, then apply changes, yielding the fleet after each. If `doubtful`, nothing is removed and it
+        ends after `_doubt_s`.
+        """
         values, revision = await self._rpc.list_prefix(PREFIX, MAX_WORKERS)
         self._note(None)
         if not doubtful:
@@ -133,16 +135,16 @@ class EtcdDiscovery:
                 if error.refused or self._rpc.closed:
                     raise
                 self._note(error)
-                await asyncio.sleep(_RETRY_S)  # etcd is away: ask again soon, not at once
+                await asyncio.sleep(_RETRY_S)  # etcd is unreachable: retry after a pause
             else:
                 self._note(None)
                 return
 
     async def _keep(self, registration: "_Registration") -> None:
-        """Renew the lease three times in its life, and write again whatever etcd lost."""
+        """Renew the lease three times per lifetime, and write again what etcd lost."""
         beat_s = pause_s = self._ttl_s / 3
         while not self._rpc.closed:
-            await asyncio.sleep(pause_s)  # until the lease wants renewing
+            await asyncio.sleep(pause_s)  # until the lease needs renewal
             try:
                 await registration.hold()
             except EtcdError as error:
@@ -153,16 +155,16 @@ class EtcdDiscovery:
                 pause_s = beat_s
 
     def _note(self, error: EtcdError | None) -> None:
-        """Log when etcd goes and when it is back, once each."""
+        """Log once when etcd becomes unreachable and once when it is back."""
         if error is not None and not self._away and not self._rpc.closed:
-            log.warning("registry=away kind=etcd error=%s", error)
+            log.warning("registry=unreachable kind=etcd error=%s", error)
         elif error is None and self._away:
-            log.info("registry=back kind=etcd")
+            log.info("registry=reachable kind=etcd")
         self._away = error is not None
 
 
 class _Registration:
-    """One worker's key and the lease it lives on."""
+    """One worker's key and its lease."""
 
     def __init__(self, rpc: EtcdRpc, info: WorkerInfo, ttl_s: float) -> None:
         self._rpc = rpc
@@ -172,7 +174,7 @@ class _Registration:
         self._lease: int | None = None
 
     async def hold(self) -> None:
-        """Keep the lease; write the key, again after the lease was lost or somebody deleted it."""
+        """Keep the lease alive; write the key if it or the lease was lost."""
         if self._lease is not None and not await self._rpc.keep_alive(self._lease):
             self._lease = None
         if self._lease is None:
@@ -183,13 +185,15 @@ class _Registration:
         log.info("registration=written key=%s", self._key.decode())
 
     async def withdraw(self) -> None:
-        """Delete the key, unless somebody wrote it on another lease; if etcd is away, the lease ends it."""
+        """Delete the key, unless it was rewritten with another lease; if etcd is unreachable, the lease
+        expires.
+        """
         if self._lease is None:
             return
         try:
             await self._rpc.revoke(self._lease)
         except EtcdError as error:
-            log.warning("registration=left key=%s error=%s", self._key.decode(), error)
+            log.warning("registration=not_withdrawn key=%s error=%s", self._key.decode(), error)
 
 
 def _apply(fleet: dict[bytes, WorkerInfo], key: bytes, value: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The part of etcd's v3 API that a registry needs, as plain coroutines over grpc.aio."""
+"""A minimal etcd v3 client: the calls that a registry needs, as coroutines over grpc.aio."""
 
 import asyncio
 import time
@@ -10,8 +10,8 @@ import grpc
 import msgspec
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-# name:type=number of every field in use, from etcd's rpc.proto and kv.proto; `*` marks a list. Described
-# here and not generated: no protoc, no clash with another etcd client's descriptors.
+# name:type=number of each field in use, from etcd's rpc.proto and kv.proto; `*` marks a list. Not generated,
+# which needs no protoc and cannot clash with another etcd client's descriptors.
 _SCHEMA = """
 Header                 revision:int64=3
 KeyValue               key:bytes=1 value:bytes=5
@@ -35,9 +35,9 @@ WatchResponse          canceled:bool=4 compact_revision:int64=5 cancel_reason:st
 _PACKAGE = "baton.etcd"
 _DELETE = 1  # Event.type; 0 is a put
 
-# etcd answers pings more often than every 5 s, or without an open stream, with GOAWAY too_many_pings. Without
-# ping_timeout_ms a frozen server goes unnoticed; without max_pings_without_data 0 an idle watch notices it
-# after a minute (54 s measured, 6 s with it).
+# etcd answers pings more often than every 5 s, or without an open stream, with GOAWAY too_many_pings.
+# ping_timeout_ms detects a frozen server; max_pings_without_data 0 lets an idle watch detect it in 6 s
+# instead of 54 s (measured).
 _CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 6_000),
     ("grpc.keepalive_timeout_ms", 3_000),
@@ -63,7 +63,7 @@ _STALE_TOKEN = ("invalid auth token", "revision of auth store is old", "user nam
 
 
 class EtcdError(Exception):
-    """A call failed. `refused`: etcd understood and said no, so that trying again changes nothing."""
+    """A failed call. `refused`: etcd rejected it, so that retrying does not help."""
 
     def __init__(self, message: str, *, refused: bool = False) -> None:
         super().__init__(message)
@@ -71,7 +71,7 @@ class EtcdError(Exception):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One event of a watch; `value` None: the key was deleted, by someone or with its lease."""
+    """One watch event; `value` is None if the key was deleted or its lease expired."""
 
     key: bytes
     value: bytes | None
@@ -102,7 +102,7 @@ _MESSAGES = _message_classes()
 
 
 def _codecs(name: str) -> tuple[Any, Any]:
-    """The request's serializer and the response's parser."""
+    """The request's serializer and the response's deserializer."""
     return _MESSAGES[f"{name}Request"].SerializeToString, _MESSAGES[f"{name}Response"].FromString
 
 
@@ -110,21 +110,21 @@ def _target(endpoint: str) -> tuple[str, bool]:
     """`http://host:port` -> (gRPC target, TLS?)."""
     url = urlsplit(endpoint.strip())
     if url.scheme not in {"http", "https"} or not url.hostname or url.path.strip("/"):
-        raise ValueError(f"{endpoint!r} is no etcd endpoint: write http://host:port or https://host:port")
+        raise ValueError(f"{endpoint!r} is not an etcd endpoint; use http://host:port or https://host:port")
     host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
     return f"{host}:{url.port or 2379}", url.scheme == "https"
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """The first key after every key that starts with `prefix`, which must not end in 0xff."""
+    """The end of the range of keys that start with `prefix`, which must not end in 0xff."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
 class EtcdRpc:
-    """One client of one etcd cluster. Each call takes `timeout_s` at most and raises EtcdError.
+    """A client of one etcd cluster. Each call takes `timeout_s` at most and raises EtcdError.
 
-    A call is not tried again, but for a token that went stale; after a failure the next one goes to the next
-    endpoint. Lives in one event loop: the channels are opened by the first call in it.
+    Calls are retried only after an expired token; after a failure the next call uses the next endpoint. An
+    instance belongs to one event loop: the first call opens its channels.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class EtcdRpc:
         self._channels: dict[int, grpc.aio.Channel] = {}
 
     async def list_prefix(self, prefix: bytes, limit: int) -> tuple[dict[bytes, bytes], int]:
-        """The values of at most `limit` keys that start with `prefix`, and the revision they are from."""
+        """At most `limit` values whose keys start with `prefix`, and their revision."""
         response = await self._call("KV/Range", key=prefix, range_end=prefix_end(prefix), limit=limit)
         return {pair.key: pair.value for pair in response.kvs}, response.header.revision
 
@@ -156,34 +156,34 @@ class EtcdRpc:
         return bool(response.kvs)
 
     async def put(self, key: bytes, value: bytes, lease: int) -> None:
-        """Write a key that lives as long as `lease`."""
+        """Write a key that expires with `lease`."""
         await self._call("KV/Put", key=key, value=value, lease=lease)
 
     async def grant(self, ttl_s: int) -> int:
-        """A new lease's id; etcd gives 2 s at least."""
+        """Create a lease and return its id; etcd's minimum is 2 s."""
         response = await self._call("Lease/LeaseGrant", TTL=ttl_s)
         return int(response.ID)
 
     async def keep_alive(self, lease: int) -> bool:
-        """Renew a lease; False: it is lost, with every key on it (etcd says TTL 0, no error)."""
-        # A bidirectional stream in etcd's API; one request and one reply look the same on the wire.
+        """Renew a lease. False if it expired, with all of its keys (etcd returns TTL 0, not an error)."""
+        # etcd defines a bidirectional stream; one request and one reply look the same on the wire.
         response = await self._call("Lease/LeaseKeepAlive", ID=lease)
         return bool(response.TTL > 0)
 
     async def revoke(self, lease: int) -> None:
-        """End a lease and delete its keys."""
+        """Revoke a lease and delete its keys."""
         await self._call("Lease/LeaseRevoke", ID=lease)
 
     async def watch(
         self, prefix: bytes, revision: int, duration_s: float | None
     ) -> AsyncGenerator[list[Change], None]:
-        """Changes under `prefix` from `revision` on; ends after `duration_s` if given.
+        """Yield changes under `prefix` from `revision` on; ends after `duration_s` if given.
 
-        The first, empty list says that the watch stands. Raises EtcdError when it broke, was refused, or the
-        revision is compacted: list again.
+        The first, empty list says that the watch is established. Raises EtcdError if the watch breaks or is
+        refused, or if the revision is compacted: then list again.
         """
         create = {"key": prefix, "range_end": prefix_end(prefix), "start_revision": revision}
-        # hasleader: a member that is cut off from its cluster ends the watch instead of going silent.
+        # hasleader: a member without a quorum ends the watch instead of going silent.
         metadata = (*await self._metadata(), ("hasleader", "true"))
         channel = self._channel()
         stub = channel.unary_stream("/etcdserverpb.Watch/Watch", *_codecs("Watch"))
@@ -197,32 +197,34 @@ class EtcdRpc:
             raise EtcdError("etcd ended the watch")
         except TimeoutError:
             self._leave(channel)
-            raise EtcdError("etcd does not answer a watch") from None
+            raise EtcdError("etcd did not answer a watch") from None
         except asyncio.CancelledError:
             self._raise_if_closed()
             raise
         except grpc.aio.AioRpcError as error:
-            # A deadline has as many names as there are parties to notice it first: the clock tells.
+            # Several error codes can report an exceeded deadline, so check the clock.
             if duration_s is None or time.monotonic() < end - 0.5:
                 raise self._failure(channel, error) from error
         finally:
             call.cancel()
 
     async def close(self) -> None:
-        """Close every connection; calls and watches under way end with EtcdError."""
+        """Close every connection; running calls and watches end with EtcdError."""
         self.closed = True
         for channel in self._channels.values():
             await channel.close(None)
 
     def _raise_if_closed(self) -> None:
-        """Closing a channel makes grpc.aio raise CancelledError in tasks that nobody cancelled."""
+        """Raise EtcdError after `close`: grpc.aio would raise CancelledError in tasks that were not
+        cancelled.
+        """
         task = asyncio.current_task()
         if self.closed and (task is None or not task.cancelling()):
             raise EtcdError("this client is closed")
 
     def _changes(self, response: Any) -> list[Change]:
         if response.canceled:
-            # A refused watch does not say whether only the token is stale: log in anew before the next one.
+            # A refused watch does not say whether its token expired, so log in again before the next one.
             self._token = None
             reason = response.cancel_reason or f"compacted up to revision {response.compact_revision}"
             raise EtcdError(f"etcd cancelled the watch: {reason}")
@@ -238,7 +240,7 @@ class EtcdRpc:
         return await self._send(path, await self._metadata(), fields)
 
     async def _metadata(self) -> tuple[tuple[str, str], ...]:
-        """The token of this user, after logging in if there is none."""
+        """The user's token; logs in if there is none."""
         if self._login is None:
             return ()
         if self._token is None:
@@ -261,7 +263,7 @@ class EtcdRpc:
             raise
 
     def _channel(self) -> grpc.aio.Channel:
-        """The channel to the endpoint in use; opened lazily, for it belongs to the running event loop."""
+        """The channel to the current endpoint; opened lazily, as it belongs to the running event loop."""
         self._raise_if_closed()
         if self._current not in self._channels:
             target, tls = self._targets[self._current]
@@ -273,7 +275,7 @@ class EtcdRpc:
         return self._channels[self._current]
 
     def _leave(self, channel: grpc.aio.Channel) -> None:
-        """Turn to the next endpoint, unless a call beside this one did."""
+        """Switch to the next endpoint, unless a concurrent call already did."""
         if channel is self._channels.get(self._current):
             self._current = (self._current + 1) % len(self._targets)
 

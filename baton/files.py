@@ -1,4 +1,4 @@
-"""Discovery on one machine: a folder with one locked file for each worker; nothing to install."""
+"""Discovery on one machine: a folder with one locked file per worker."""
 
 import asyncio
 import fcntl
@@ -25,13 +25,13 @@ _UNFINISHED = ".tmp"
 
 
 class FilesDiscovery:
-    """See `Discovery`. The folder must be on a local filesystem: on NFS, locks and rename mean less.
+    """`Discovery` in a folder on a local filesystem; NFS gives weaker guarantees for locks and rename.
 
-    A worker holds a flock on its file, which the kernel drops when the process dies, however it dies:
-    watchers notice within 0.1 s. It also touches the file each `ttl_s` / 3; one that stopped doing so
-    (SIGSTOP, a blocked event loop) is left out after `ttl_s`, until it goes on. What counts is the lock and
-    not the name: a folder that was deleted loses nobody. A child that was forked while registered holds the
-    lock as well: then only `ttl_s` helps.
+    A worker holds a flock on its file. The kernel drops it when the process dies, which watchers notice
+    within 0.1 s. The worker also touches the file every `ttl_s` / 3; if it stops (SIGSTOP, a blocked event
+    loop), it is hidden after `ttl_s` until it continues. The lock counts, not the name, so a deleted folder
+    loses no worker. A child forked while registered holds the lock too; then only `ttl_s` detects its
+    parent's death.
     """
 
     def __init__(self, folder: Path, *, ttl_s: float = 10.0) -> None:
@@ -40,7 +40,9 @@ class FilesDiscovery:
 
     @asynccontextmanager
     async def register(self, info: WorkerInfo) -> AsyncGenerator[None, None]:
-        """As in `Discovery`. Raises OSError if the folder cannot be written, UnsafeFolder if others can."""
+        """See `Discovery`. Raises OSError if the folder is not writable, UnsafeFolder if others can write to
+        it.
+        """
         registration = _Registration(self._folder, info)
         registration.write()
         keeper = asyncio.create_task(self._keep(registration))
@@ -52,7 +54,7 @@ class FilesDiscovery:
             registration.withdraw()
 
     async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
-        """As in `Discovery`. Looks 20 times a second; raises UnsafeFolder if others can write there."""
+        """See `Discovery`. Polls 20 times a second; raises UnsafeFolder if others can write to the folder."""
         make_private(self._folder)
         log.info("registry=files folder=%s", self._folder)
         view = _View(self._folder, self._ttl_s)
@@ -63,20 +65,20 @@ class FilesDiscovery:
                 if snapshot != shown:
                     shown = snapshot
                     yield snapshot
-                await asyncio.sleep(_POLL_S)  # files tell nobody that they changed
+                await asyncio.sleep(_POLL_S)  # poll: files do not notify
         finally:
             view.close()
 
     async def close(self) -> None:
-        """As in `Discovery`. There is nothing to let go of."""
+        """See `Discovery`. Does nothing."""
 
     async def _keep(self, registration: "_Registration") -> None:
         while True:
-            await asyncio.sleep(self._ttl_s / 3)  # until the file wants renewing
+            await asyncio.sleep(self._ttl_s / 3)  # until the file needs a touch
             try:
                 registration.renew()
             except OSError as error:
-                log.warning("registry=away kind=files error=%s", error)
+                log.warning("registry=unreachable kind=files error=%s", error)
 
 
 class _Registration:
@@ -89,7 +91,7 @@ class _Registration:
         self._fd = -1
 
     def write(self) -> None:
-        """Make the file, locked before it can be seen; whoever had the name loses it."""
+        """Create the file, locked before it becomes visible; replaces an earlier owner of the name."""
         make_private(self._folder)
         unfinished = self._path.with_suffix(f".{os.getpid()}{_UNFINISHED}")
         fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -120,7 +122,7 @@ class _Registration:
 
 
 class _Seen:
-    """A file that a watcher holds open: while it does, no other file has its inode."""
+    """A file that a watcher keeps open, so that its inode is not reused."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -129,14 +131,14 @@ class _Seen:
         self.inode = status.st_ino
         self.info = decode_worker(os.read(self._fd, MAX_WORKER_BYTES + 1), str(path)) if regular else None
         self._mtime_ns = status.st_mtime_ns
-        # Clocks may be set: only the age at first sight is told by the wall clock.
+        # Clocks can be changed: use the wall clock only for the age at first sight.
         self._touched_s = time.monotonic() - max(0.0, time.time() - status.st_mtime)
 
     def is_dead(self) -> bool:
-        """Whether nobody holds the lock: the process is gone, or it has withdrawn."""
+        """Whether the lock is free: the process ended, or it withdrew."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:  # held; or the kernel cannot tell
+        except OSError:  # locked, or the kernel cannot tell
             return False
         fcntl.flock(self._fd, fcntl.LOCK_UN)
         return True
@@ -149,12 +151,12 @@ class _Seen:
         return time.monotonic() - self._touched_s
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._fd)
 
 
 class _View:
-    """What one watcher knows about the folder."""
+    """One watcher's view of the folder."""
 
     def __init__(self, folder: Path, ttl_s: float) -> None:
         self._folder = folder
@@ -163,7 +165,7 @@ class _View:
         self._away = False
 
     def look(self) -> tuple[WorkerInfo, ...]:
-        """The live workers now, ordered by id."""
+        """The live workers, ordered by id."""
         for name, inode in self._names():
             if name not in self._seen or self._seen[name].inode != inode:
                 self._open(name)
@@ -173,20 +175,20 @@ class _View:
         return tuple(sorted(live, key=lambda info: info.worker_id))
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for seen in self._seen.values():
             seen.close()
         self._seen.clear()
 
     def _names(self) -> list[tuple[str, int]]:
-        """The files that are there; nothing if they cannot be listed: whoever is known stays known."""
+        """The files in the folder; empty if it cannot be listed, so that known workers stay known."""
         names: list[tuple[str, int]] = []
         try:
             with suppress(FileNotFoundError), os.scandir(self._folder) as entries:
                 names = [(entry.name, entry.inode()) for entry in entries if entry.name.endswith(_SUFFIX)]
-        except OSError as error:  # out of descriptors, likely
+        except OSError as error:  # probably out of descriptors
             if not self._away:
-                log.warning("registry=away kind=files error=%s", error)
+                log.warning("registry=unreachable kind=files error=%s", error)
             self._away = True
             return []
         self._away = False
@@ -202,14 +204,14 @@ class _View:
         self._seen[name] = seen
 
     def _gone(self, name: str, seen: _Seen) -> bool:
-        if seen.info is None:  # not ours: left alone, kept in mind so that it is reported once
+        if seen.info is None:  # not a registration: kept, so that it is reported only once
             return _inode(self._folder / name) != seen.inode
         if not seen.is_dead():
             return False
-        # Its owner died. A new one may take the name right now; then that one writes again.
+        # Its owner died. If a new worker takes the name now, it writes the file again.
         path = self._folder / name
         if _inode(path) == seen.inode:
-            with suppress(OSError):  # it may be tidied up another time
+            with suppress(OSError):  # can be deleted another time
                 path.unlink()
         return True
 

@@ -1,4 +1,4 @@
-"""Command lines from frozen dataclasses: a field is a flag, its default stands once, its source is known."""
+"""Command-line flags from frozen dataclasses: one flag per field, each value with its source."""
 
 import argparse
 import dataclasses
@@ -22,8 +22,8 @@ def flag(
     metavar: str | None = None,
     alias: str | None = None,
 ) -> Any:
-    """A dataclass field that is also a flag. `env` names the variable that stands in for a flag not typed; of
-    several, the first that is set.
+    """A dataclass field that is also a flag. `env` names the environment variables used if the flag is
+    missing; the first one that is set wins.
     """
     names = (env,) if isinstance(env, str) else env
     return dataclasses.field(
@@ -33,33 +33,33 @@ def flag(
 
 @dataclasses.dataclass(frozen=True)
 class Parsed(Generic[T]):
-    """The settings, and where each came from: `flag`, `default`, or the name of an environment variable."""
+    """The settings and their sources: `flag`, `default`, or the name of an environment variable."""
 
     settings: T
     sources: dict[str, str]
 
     def typed(self, name: str) -> bool:
-        """True if the user wrote this flag on the command line."""
+        """Whether the user gave this flag on the command line."""
         return self.sources[name] == "flag"
 
     def lines(self) -> list[str]:
-        """`name=value (source)` for each setting, for the one print at start."""
+        """`name=value (source)` for each setting, to print at start."""
         values = _flatten(self.settings)
         return [without_secrets(f"{name}={values[name]} ({source})") for name, source in self.sources.items()]
 
 
 def without_secrets(text: str) -> str:
-    """Settings for a log: without the login in a URL, and without access tokens of Hugging Face's."""
+    """Mask secrets for a log: credentials in URLs and Hugging Face access tokens."""
     return _SECRETS.sub("***", text)
 
 
 def parse(
     cls: type[T], argv: Sequence[str], *, prog: str, description: str, environ: Mapping[str, str] = os.environ
 ) -> Parsed[T]:
-    """Read `argv` (then `environ`, then defaults) into `cls`, a dataclass of `flag` fields.
+    """Read `argv`, then `environ`, then defaults into `cls`, a dataclass of `flag` fields.
 
-    A field whose type is itself such a dataclass is a group of flags. Ends the process with status 2 and one
-    line on bad input, as argparse does.
+    A field whose type is such a dataclass is a group of flags. On bad input the process exits with status 2
+    and one line, like argparse.
     """
     parser = argparse.ArgumentParser(
         prog=prog, description=description, allow_abbrev=False, formatter_class=_ONE_LINE_EACH
@@ -129,7 +129,7 @@ def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], ki
 
 
 def _plain(kind: Any) -> Any:
-    """`X` of `X | None`."""
+    """The `X` of `X | None`."""
     if get_origin(kind) in (Union, types.UnionType):
         return next(arg for arg in get_args(kind) if arg is not type(None))
     return kind
@@ -158,7 +158,7 @@ def _from_env(env: str, text: str, kind: Any) -> Any:
     if get_origin(plain) is Literal:
         if text in get_args(plain):
             return text
-        raise ValueError(f"{env}={text}: choose from {', '.join(get_args(plain))}")
+        raise ValueError(f"{env}={text}: allowed are {', '.join(get_args(plain))}")
     if plain is bool:
         return text.lower() in ("1", "true", "yes", "on")
     try:

@@ -1,8 +1,8 @@
-"""What the two request planes say to each other: typed envelopes, and frames of them, as bytes.
+"""The protocol of both request planes: typed messages, batched into numbered frames.
 
-A frame is `[number, [envelope, ...]]` in msgpack, with everything that one side had ready for the other in
-one turn of its event loop. Frames of one link are numbered from 0 in each direction, so that a lost one is
-noticed. The first frame is a `Hello`, and nothing else: from strangers no more is read.
+A frame is `[number, [envelope, ...]]` in msgpack, with everything that one side had ready in one turn of its
+event loop. Frames are numbered from 0 in each direction of a link, so that a lost one is detected. The first
+frame is a single `Hello`, so that unknown callers cannot send more.
 """
 
 import asyncio
@@ -16,35 +16,35 @@ from baton.messages import Reply, Request
 
 VERSION = 2
 MAX_FRAME_BYTES = 16 * 1024 * 1024
-"""Nothing larger is sent or read. A plane may allow less: NATS its server's max_payload (1 MiB)."""
+"""Limit for sending and receiving. A plane may allow less: NATS its server's max_payload (1 MiB)."""
 MAX_HELLO_BYTES = 1024
-"""Nothing larger is read as the first frame of a caller."""
+"""Limit for a caller's first frame."""
 
 _LENGTH_BYTES = 4
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """Opens each direction of a link: the protocol's version, and which worker the caller means."""
+    """Opens each direction of a link: the protocol version and the worker that the caller addresses."""
 
     version: int
     worker: str
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Starts a stream; its number was never used on this link before."""
+    """Starts a stream, whose number is new on this link."""
 
     stream: int
     request: Request
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """The caller has stopped iterating."""
+    """The caller stopped iterating."""
 
     stream: int
 
 
 class Credit(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """The caller has consumed this many replies; the worker may send as many more."""
+    """The caller consumed this many replies; the worker may send as many more."""
 
     stream: int
     num_replies: int
@@ -64,18 +64,18 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Fail(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """The stream has failed."""
+    """The stream failed."""
 
     stream: int
     error: ErrorInfo
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """The sender's event loop turns. Sent at each tick by both sides, so nobody has to ask."""
+    """A heartbeat: the sender's event loop is running. Both sides send one at each tick."""
 
 
 class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """The sender has dropped the link, with every stream on it."""
+    """The sender dropped the link with all of its streams."""
 
     reason: str
 
@@ -91,11 +91,11 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class LinkBroken(Exception):
-    """What came from the peer cannot be trusted any more; the link has to go. Never leaves the planes."""
+    """The peer's data cannot be trusted, so the link must be dropped. Never raised to users of a plane."""
 
 
 class Wire(Protocol):
-    """What a plane lends to a link: a way out for frames; `writable` is clear while that is too full."""
+    """What a plane provides to a link: a way to send frames. `writable` is clear while too much is unsent."""
 
     writable: asyncio.Event
 
@@ -105,19 +105,19 @@ class Wire(Protocol):
         ...
 
     def send(self, frame: bytes) -> None:
-        """Send a frame, or keep it until it can be sent. Never waits; does nothing after `close`."""
+        """Send or buffer a frame. Never waits; does nothing after `close`."""
         ...
 
     def close(self) -> None:
-        """Let go of the peer, after what was sent before has left. Nobody waits for `writable` any more."""
+        """Drop the peer after sending what is buffered; sets `writable`."""
         ...
 
 
 class FrameWriter:
-    """Envelopes on their way to one peer: all that were put in one turn of the event loop leave in one frame.
+    """Batches envelopes to one peer: those put in one turn of the event loop leave in one frame.
 
-    `refuse(envelope, error)` is told of an envelope that cannot be sent (too big by itself, or not msgpack)
-    and may give a small one that goes in its place.
+    `refuse(envelope, error)` is called for an envelope that cannot be sent (too large, or not encodable) and
+    may return a small replacement.
     """
 
     def __init__(self, wire: Wire, refuse: Callable[[Envelope, BatonError], Envelope | None]) -> None:
@@ -135,7 +135,7 @@ class FrameWriter:
         self._waiting.append(envelope)
 
     def close(self, last: Goodbye) -> None:
-        """Send what waits and `last` at once, and nothing after it."""
+        """Send what is waiting and `last` at once, and nothing after it."""
         self._waiting.append(last)
         self._flush()
         self._closed = True
@@ -151,7 +151,7 @@ class FrameWriter:
             self._send(envelopes)
 
     def _send(self, envelopes: list[Envelope]) -> None:
-        """One frame; halves of it if it is too big or if something in it cannot be encoded."""
+        """Send one frame; split in half if it is too large or cannot be encoded."""
         try:
             frame, limit = _ENCODER.encode((self._number, envelopes)), self._wire.max_frame_bytes
         except (TypeError, ValueError, OverflowError) as error:
@@ -162,7 +162,7 @@ class FrameWriter:
                 self._wire.send(frame)
                 return
             refusal = InvalidRequest(
-                f"a message of {len(frame)} bytes is over this plane's limit of {limit}; make it shorter"
+                f"a message of {len(frame)} bytes exceeds this request plane's limit of {limit}"
             )
         if len(envelopes) == 1:
             instead = self._refuse(envelopes[0], refusal)
@@ -175,10 +175,10 @@ class FrameWriter:
 
 
 class FrameReader(Generic[T]):
-    """Opens the frames of one peer, and checks what every frame must hold: version, worker, order.
+    """Decodes the frames of one peer and checks version, worker and order.
 
-    Also counts the ticks since something was heard. Ticks, not seconds: a process that was itself stopped
-    for a while first reads what waits in its sockets, and then calls its peers dead.
+    It also counts ticks of silence. Ticks, not seconds: a process that was itself suspended first reads what
+    waits in its sockets before it declares peers dead.
     """
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[tuple[int, list[T]]]", worker: str) -> None:
@@ -188,13 +188,13 @@ class FrameReader(Generic[T]):
         self._silent_ticks = 0
 
     def open(self, frame: bytes | bytearray) -> list[T]:
-        """The envelopes of the next frame. Raises LinkBroken."""
+        """Decode the next frame. Raises LinkBroken."""
         try:
             number, envelopes = self._decoder.decode(frame)
         except msgspec.MsgspecError as error:
-            raise LinkBroken(f"version {VERSION} cannot read what it sent: {error}") from None
+            raise LinkBroken(f"version {VERSION} cannot decode its frame: {error}") from None
         if number != self._number:
-            raise LinkBroken(f"frame {self._number} was lost, {number} came")
+            raise LinkBroken(f"frame {self._number} was lost, got frame {number}")
         if number == 0:
             self._greet(envelopes)
         self._number += 1
@@ -202,34 +202,34 @@ class FrameReader(Generic[T]):
         return envelopes
 
     def tick(self) -> int:
-        """Count one more tick; gives the number of ticks since the last frame."""
+        """Count one tick; returns the ticks since the last frame."""
         self._silent_ticks += 1
         return self._silent_ticks
 
     def _greet(self, envelopes: list[T]) -> None:
         hello = envelopes[0] if envelopes else None
         if not isinstance(hello, Hello):
-            raise LinkBroken("it did not say hello")
+            raise LinkBroken("it did not send a Hello")
         if hello.version != VERSION:
-            raise LinkBroken(f"it speaks version {hello.version} of the protocol, this process {VERSION}")
+            raise LinkBroken(f"it uses protocol version {hello.version}, this process {VERSION}")
         if hello.worker != self._worker:
-            raise LinkBroken(f"{hello.worker} is not here, {self._worker} is")
+            raise LinkBroken(f"this is worker {self._worker}, not {hello.worker}")
 
 
 def with_length(frame: bytes) -> bytes:
-    """`frame` as it goes through a byte stream: four bytes of length, big-endian, then the frame."""
+    """`frame` for a byte stream: four bytes of length, big-endian, then the frame."""
     return len(frame).to_bytes(_LENGTH_BYTES, "big") + frame
 
 
 class Splitter:
-    """Takes frames out of a byte stream that was cut anywhere; the first one may have its own limit."""
+    """Splits a byte stream into frames; the first frame may have its own limit."""
 
     def __init__(self, max_first_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_bytes = max_first_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytearray]:
-        """The frames that `data` completes. Raises LinkBroken at a length over the limit."""
+        """The frames that `data` completes. Raises LinkBroken for a length over the limit."""
         buffer = self._buffer
         buffer += data
         frames: list[bytearray] = []
@@ -238,7 +238,7 @@ class Splitter:
             begin = start + _LENGTH_BYTES
             size = int.from_bytes(buffer[start:begin], "big")
             if size > self._max_bytes:
-                raise LinkBroken(f"a frame of {size} bytes is over the limit of {self._max_bytes}")
+                raise LinkBroken(f"a frame of {size} bytes exceeds the limit of {self._max_bytes}")
             if len(buffer) < begin + size:
                 break
             self._max_bytes = MAX_FRAME_BYTES

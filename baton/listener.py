@@ -1,4 +1,4 @@
-"""Takes connections in: no more than there are descriptors for; those that ask for nothing make room."""
+"""Accepting connections: bounded by the open-file limit; idle connections make room for new ones."""
 
 import asyncio
 import errno
@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 log = logging.getLogger(__name__)
 
 MOST_DESCRIPTORS = 65_536
-"""What a process asks for at its start, where its hard limit allows that."""
+"""The soft limit that a process sets at start, if its hard limit allows."""
 _ACCEPTS_A_TURN = 16
 _PAUSE_S = 0.1
 _LOG_EVERY_S = 60.0
@@ -23,7 +23,7 @@ Take = Callable[[socket.socket], asyncio.Protocol | None]
 
 
 def raise_descriptor_limit(most: int = MOST_DESCRIPTORS) -> None:
-    """Move the soft limit of open files to `most`, or to the hard one: shells start programs with 1,024."""
+    """Raise the soft limit of open files to `most` or the hard limit; shells often set 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -31,14 +31,14 @@ def raise_descriptor_limit(most: int = MOST_DESCRIPTORS) -> None:
 
 
 def num_connections(part: int, at_most: int) -> int:
-    """How many connections may come in at one place: a `part`-th of this process's descriptors."""
+    """The connection limit for one listener: a `part`-th of this process's descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return at_most if soft == resource.RLIM_INFINITY else min(at_most, soft // part)
 
 
 class Admission(Generic[T]):
-    """Who is connected, `limit` at most. When it is full, a newcomer takes the place of the one that has been
-    waiting longest: connected, and not yet asking for anything. `hang_up` ends that one's connection.
+    """The connections of one listener, `limit` at most. When full, a new one replaces the one that has waited
+    longest without a request, which `hang_up` closes.
     """
 
     def __init__(self, limit: int, hang_up: Callable[[T], None]) -> None:
@@ -48,7 +48,7 @@ class Admission(Generic[T]):
         self._waiting: OrderedDict[T, None] = OrderedDict()
 
     def enter(self, guest: T) -> bool:
-        """Take somebody in, who waits; False: there are too many, and all of them are busy."""
+        """Admit a new, waiting connection; False if all `limit` connections are busy."""
         if len(self._present) >= self._limit and not self.make_room():
             return False
         self._present.add(guest)
@@ -56,7 +56,7 @@ class Admission(Generic[T]):
         return True
 
     def make_room(self) -> bool:
-        """Hang up on the one that has waited longest; False if nobody waits."""
+        """Close the connection that has waited longest; False if none is waiting."""
         if not self._waiting:
             return False
         guest, _ = self._waiting.popitem(last=False)
@@ -64,26 +64,26 @@ class Admission(Generic[T]):
         return True
 
     def busy(self, guest: T) -> None:
-        """It is being served: it keeps its place."""
+        """Mark as served: it keeps its place."""
         self._waiting.pop(guest, None)
 
     def wait(self, guest: T) -> None:
-        """It has been served, and may ask again."""
+        """Mark as waiting for its next request."""
         if guest in self._present:
             self._waiting[guest] = None
 
     def leave(self, guest: T) -> None:
-        """Its connection has ended."""
+        """Remove a closed connection."""
         self._present.discard(guest)
         self._waiting.pop(guest, None)
 
 
 class Listener:
-    """Accepts on a listening socket. `take` is given each connection and keeps it, or returns the protocol
-    that the event loop is to run on it.
+    """Accepts on a listening socket. `take` gets each connection and keeps it, or returns the protocol that
+    the event loop should run on it.
 
-    The event loops' own servers do not survive a lack of descriptors: uvloop's closes the listening socket
-    for good. This one calls `make_room` and looks again a moment later.
+    The event loops' own servers do not survive running out of descriptors: uvloop closes the listening socket
+    for good. This one calls `make_room` and tries again a moment later.
     """
 
     def __init__(self, listener: socket.socket, take: Take, make_room: Callable[[], object]) -> None:
@@ -98,14 +98,14 @@ class Listener:
         self._loop.add_reader(listener, self._accept)
 
     def close(self) -> None:
-        """Take nobody in any more; what was accepted stays."""
+        """Stop accepting; accepted connections stay."""
         if self._paused is not None:
             self._paused.cancel()
         self._loop.remove_reader(self._listener)
         self._listener.close()
 
     def _accept(self) -> None:
-        for _ in range(_ACCEPTS_A_TURN):  # the rest of this process wants its turn too
+        for _ in range(_ACCEPTS_A_TURN):  # a limit per turn, so that other tasks run
             try:
                 sock, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError):
@@ -123,7 +123,7 @@ class Listener:
                 task.add_done_callback(self._connecting.discard)
 
     def _pause(self, error: OSError) -> None:
-        """Whoever waits to be accepted keeps the socket readable: without a pause this would spin."""
+        """Stop accepting for a moment: pending connections keep the socket readable, so this would spin."""
         now_s = time.monotonic()
         if now_s - self._logged_s >= _LOG_EVERY_S:
             self._logged_s = now_s

@@ -1,4 +1,4 @@
-"""Every type that crosses a process boundary: frozen structs; durations, never instants, on the wire."""
+"""Every type that crosses a process boundary: frozen structs, with durations instead of instants."""
 
 import enum
 from typing import Literal
@@ -7,7 +7,7 @@ import msgspec
 
 
 class Role(enum.Enum):
-    """What a worker does. An aggregated worker is a DECODE worker that gets no handoff."""
+    """A worker's role. An aggregated worker is a DECODE worker that gets no handoff."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -17,13 +17,13 @@ Syntax = Literal["json_schema", "regex", "lark", "ebnf"]
 
 
 class MessageForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A kind of message: one of `headers`, then a body, then `end`.
+    """One kind of message: one of `headers`, then a body, then `end`.
 
     In `headers` and `end`, `<|name|>` is the control token of that name; a body has none. The body follows
-    `grammar`, which is written in `syntax`: a JSON schema as JSON text, a regular expression, a Lark grammar
-    or EBNF as xgrammar reads it; None: the body is any text. If `lenient`, what the engine cannot enforce of
-    a JSON schema is left out; else that is InvalidRequest, as is a syntax that the engine does not know.
-    `param` is the field of the client's request that has the grammar, for error messages.
+    `grammar`, which is written in `syntax`: a JSON schema as text, a regular expression, a Lark grammar or
+    xgrammar's EBNF; None allows any text. If `lenient`, parts of a JSON schema that the engine cannot enforce
+    are dropped; else they raise InvalidRequest, as does a syntax that the engine does not support. `param` is
+    the client's field with the grammar, for error messages.
     """
 
     headers: tuple[str, ...]
@@ -35,10 +35,10 @@ class MessageForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Guided(msgspec.Struct, frozen=True, kw_only=True):
-    """The form of an answer: any number of messages of the `leading` forms (one at most, if `leads_once`),
-    then one of the `last` forms.
+    """The form of an answer: any number of `leading` messages (one at most if `leads_once`), then one `last`
+    message.
 
-    An engine that cannot enforce it raises InvalidRequest. Nothing is said of tokens after the last message.
+    An engine that cannot enforce it raises InvalidRequest. Tokens after the last message are not constrained.
     """
 
     leading: tuple[MessageForm, ...] = ()
@@ -47,15 +47,15 @@ class Guided(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How to choose tokens. Sampling is positional: the random number of token i of choice c comes from
-    (seed, c, i) alone, so a resumed request goes on exactly.
+    """How to choose tokens. Sampling is positional: the random number of token i of choice c depends on
+    (seed, c, i) only, so that a resumed request continues exactly.
 
-    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1.0 are off. `logprobs` None gives none, 0 the chosen
-    token's, n also the n likeliest; `prompt_logprobs` gives the same of the prompt's tokens, where the answer
-    has one token: no handoff carries them. `stop_token_ids` end the answer unless `ignore_eos`; not before
-    `min_tokens` tokens exist, unless `guided` leaves nothing else to choose. `seed` is always set: the
-    frontend draws one when the client gave none. `guided` is enforced before all the others, which choose
-    among what it allows.
+    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1.0 are off. `logprobs` None returns none, 0 the chosen
+    token's, n also the n likeliest; `prompt_logprobs` returns the same for the prompt's tokens, if the answer
+    has one token, since no handoff carries them. `stop_token_ids` end the answer unless `ignore_eos`, but not
+    before `min_tokens` tokens, unless `guided` allows nothing else. `seed` is always set: the frontend draws
+    one if the client gave none. `guided` is applied before all other fields, which choose among what it
+    allows.
     """
 
     max_tokens: int
@@ -78,11 +78,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class KvHandoff(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="handoff"):
-    """The baton: what decode needs to go on from prefill's KV cache.
+    """What decode needs to continue from prefill's KV cache.
 
-    `engine_state` is opened only by the engine that wrote it. `first_token` was sampled by prefill; decode
-    emits it as its own first token. The KV stays pinned at the source for `ttl_s`, or until it has moved, or
-    until the prefill call is closed.
+    Only the engine that wrote `engine_state` reads it. Prefill sampled `first_token`; decode emits it as its
+    own first token. The KV stays pinned at the source for `ttl_s`, or until it has moved, or until the
+    prefill call is closed.
     """
 
     worker_id: str
@@ -96,9 +96,9 @@ class KvHandoff(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """One choice of one request, as token ids.
 
-    `num_generated` of the last `token_ids` were generated by an earlier attempt that was lost: they count as
-    completion, not as prompt, and are not sent again. `deadline_s` is the time left when it was sent. Of the
-    requests that wait, those of a smaller `priority` (-100 to 100) are served first.
+    The last `num_generated` of `token_ids` were generated by an earlier, lost attempt: they count as
+    completion, not as prompt, and are not sent again. `deadline_s` is the time left when it was sent. Waiting
+    requests with a lower `priority` (-100 to 100) run first.
     """
 
     request_id: str
@@ -116,7 +116,7 @@ class StatsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Natural-log probability of a token; `top` are the likeliest (id, logprob), best first."""
+    """Natural-log probability of a token; `top` has the likeliest (id, logprob) pairs, best first."""
 
     token_id: int
     logprob: float
@@ -124,7 +124,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
-    """Token counts of one choice: prompt, of these found in a cache, and generated (stop token included)."""
+    """Token counts of one choice: prompt, cached part of it, and generated (stop token included)."""
 
     num_prompt_tokens: int
     num_cached_tokens: int
@@ -137,8 +137,8 @@ FinishReason = Literal["stop", "length"]
 class TokenChunk(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     """Tokens of one engine step. The last chunk of an answer has `finish_reason` and `usage`.
 
-    The stop token that ended the answer is the last of `token_ids`. `logprobs` has one entry for each token
-    if the request asked for them; `prompt_logprobs` one for each token of the prompt but its first.
+    A stop token that ended the answer is the last of `token_ids`. `logprobs` has one entry per token if the
+    request asked for them; `prompt_logprobs` one per token of the prompt except the first.
     """
 
     token_ids: tuple[int, ...]
@@ -149,7 +149,7 @@ class TokenChunk(msgspec.Struct, frozen=True, array_like=True, tag="t"):
 
 
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="stats"):
-    """A worker's live figures; each becomes a gauge `baton_<field>` in /metrics, by worker and role."""
+    """A worker's live metrics; each becomes a gauge `baton_<field>` in /metrics, by worker and role."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -167,8 +167,8 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of a KV cache; two workers can exchange KV only if all of it is equal.
 
-    `tensor_parallel_size` None: the engine cuts the heads anew on the way, so the sizes may differ.
-    `max_handoff_tokens` is the longest prompt that the transfer buffer takes; None: any.
+    `tensor_parallel_size` None: the engine reshards the heads in transit, so the sizes may differ.
+    `max_handoff_tokens` is the longest prompt that the transfer buffer holds; None is unlimited.
     """
 
     dtype: str
@@ -181,12 +181,12 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker as discovery shows it. `incarnation` is new with every process start.
+    """A worker in discovery. `incarnation` is new with every process start.
 
-    `kv_transfer` names the transceiver in use (`ucx` or `tcp`, with its transport); `baton.pairing` says who
-    is paired. `kv_timeout_s` is how long the engine may take to notice that a handoff's source is gone; None:
-    it notices at once. A worker is not `is_ready` while it warms up, and gets no requests; `cold_peers` are
-    the ids of those with which that failed.
+    `kv_transfer` names the transceiver (`ucx` or `tcp`, with its transport); `baton.pairing` decides who is
+    paired. `kv_timeout_s` is how long the engine may take to notice that a handoff's source died; None: at
+    once. A worker gets no requests until `is_ready`, after its warm-up; `cold_peers` are the ids of the peers
+    with which that failed.
     """
 
     worker_id: str

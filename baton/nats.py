@@ -1,8 +1,8 @@
-"""The request plane over NATS: frames as messages, one wildcard subject for each worker and for each caller.
+"""The request plane over NATS: frames as messages, one wildcard subject per worker and per caller.
 
-The caller of a link draws a token. Frames to the worker go to `WORKER.token` with reply subject
-`CALLER.token`, frames to the caller the other way round. So every frame to a process that is gone comes back
-at once as the server's "no responders" (503), with the token that says which link is meant.
+A caller draws a token for each link. Frames to the worker go to `WORKER.token` with reply subject
+`CALLER.token`, frames to the caller the other way round. So a frame to a dead process comes back at once as
+the server's "no responders" (503), with the token of its link.
 """
 
 import asyncio
@@ -30,20 +30,20 @@ from baton.transport import Respond
 CONNECT_TIMEOUT_S = 3
 CLOSE_S = 1
 _TICK_S = 0.25
-"""Beats find a dead worker within this time, while calls run; a link without calls is dropped."""
+"""While calls run, heartbeats detect a dead worker within this time; a link without calls is dropped."""
 _HIGH_WATER_BYTES = 1024 * 1024
 _SCHEME = "nats://"
 _CALLER = "baton.v1.caller."
 _WORKER = "baton.v1.worker."
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
 _NO_RESPONDERS = "503"
-# nats-py gives up after 60 attempts and notices a hung server after 4 minutes, unless told otherwise.
+# By default nats-py gives up after 60 attempts and notices a hung server after 4 minutes.
 _OPTIONS: dict[str, Any] = {
     "name": "baton", "connect_timeout": CONNECT_TIMEOUT_S,
     "max_reconnect_attempts": -1, "reconnect_time_wait": _TICK_S,
     "ping_interval": 5, "max_outstanding_pings": 2,
 }  # fmt: skip
-# What may wait in this process; over it nats-py drops, which is found as a gap in the frames' numbers.
+# Unsent bytes in this process; beyond it nats-py drops messages, which the frame numbers detect.
 _LIMITS: dict[str, Any] = {"pending_bytes_limit": 256 * 1024 * 1024}
 
 Link = CallerLink | WorkerLink
@@ -51,11 +51,11 @@ log = logging.getLogger(__name__)
 
 
 class NatsTransport:
-    """`Transport` over a NATS server; addresses are `nats://SUBJECT`, the subject new for each `serve`.
+    """`Transport` over a NATS server; addresses are `nats://SUBJECT`, with a new subject for each `serve`.
 
-    Connects when it is first used, then reconnects for ever. A peer that says nothing for `liveness_s` is
-    dead. `options` go to nats-py's `connect` as they are: `user` and `password`, `token`, `user_credentials`
-    (path of a .creds file), `nkeys_seed`, `tls` (an ssl.SSLContext).
+    Connects on first use and reconnects forever. A peer that is silent for `liveness_s` is dead. `options`
+    are passed to nats-py's `connect`: `user` and `password`, `token`, `user_credentials` (path of a .creds
+    file), `nkeys_seed`, `tls` (an ssl.SSLContext).
     """
 
     def __init__(self, server_url: str, *, liveness_s: float = 10.0, **options: Any) -> None:
@@ -72,7 +72,7 @@ class NatsTransport:
 
     @contextlib.asynccontextmanager
     async def serve(self, worker_id: str, respond: Respond) -> AsyncIterator[str]:
-        """`Transport.serve`. Raises ConnectionError if the NATS server is not there."""
+        """`Transport.serve`. Raises ConnectionError if the NATS server is unreachable."""
         subject = f"{_WORKER}{_UNFIT.sub('_', worker_id)}.{secrets.token_hex(4)}"
         service = Service(subject, respond, self._pace)
         post = await self._connected()
@@ -95,19 +95,19 @@ class NatsTransport:
         """`Transport.close`."""
         self._closed = True
         for link in list(self._links.values()):
-            link.lose("this side has closed its transport")
+            link.lose("this process closed its transport")
         if self._connecting is not None:
             with contextlib.suppress(ConnectionError):
                 await (await self._connecting).close()
 
     async def _link_to(self, address: str) -> CallerLink:
-        """The live link to `address`. Raises WorkerLost if there can be none."""
+        """The live link to `address`. Raises WorkerLost if it cannot be made."""
         link = self._links.get(address)
         if link is not None:
             return link
         subject = address.removeprefix(_SCHEME)
         if not subject.startswith(_WORKER):
-            raise WorkerLost(f"{address!r} is not the address of a worker on the NATS plane")
+            raise WorkerLost(f"{address!r} is not a NATS worker address")
         try:
             post = await self._connected()
         except ConnectionError as error:
@@ -126,20 +126,20 @@ class NatsTransport:
         return link
 
     async def _connected(self) -> "_Post":
-        """The connection; made when it is first asked for. Raises ConnectionError."""
+        """The connection, made on first use. Raises ConnectionError."""
         if self._closed:
-            raise ConnectionError("this side has closed its transport")
+            raise ConnectionError("this process closed its transport")
         if self._connecting is None:
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
             self._connecting.add_done_callback(self._on_connect)
         post = await asyncio.shield(self._connecting)
         if not post.connected:
-            raise ConnectionError("the NATS server is away")
+            raise ConnectionError("the NATS server is unreachable")
         return post
 
     def _on_connect(self, task: "asyncio.Task[_Post]") -> None:
         if task.cancelled() or task.exception() is not None:
-            self._connecting = None  # whoever asks next tries again
+            self._connecting = None  # the next caller tries again
 
     async def _connect(self) -> "_Post":
         client = Client()
@@ -149,25 +149,27 @@ class NatsTransport:
                 await client.subscribe(f"{self._inbox.subject}.*", cb=self._inbox.receive, **_LIMITS)
         except (OSError, TimeoutError, nats.errors.Error) as error:
             await client.close()
-            place = self._server_url.rpartition("@")[2]  # what stands before it is secret
+            place = self._server_url.rpartition("@")[2]  # before the @ there may be credentials
             raise ConnectionError(f"no NATS server at {place}: {error!r}") from error
         return _Post(client)
 
     async def _on_disconnect(self) -> None:
-        """Frames may have been lost on the way: every link ends, on both sides, and calls start anew."""
+        """Frames may have been lost, so drop every link on both sides; calls start again."""
         if self._connecting is not None and self._connecting.done():
             self._connecting.result().forget_all()
         for box in self._boxes:
             for link in list(box.links.values()):
-                link.lose("the NATS server is away")
+                link.lose("the NATS server is unreachable")
 
 
 Accept = Callable[[str, str, Callable[[], object]], WorkerLink]
-"""Makes the link to a new caller from the subject to it, the subject it wrote to, and how to forget it."""
+"""Makes the link to a new caller, given the caller's subject, the worker's subject, and a function to forget
+it.
+"""
 
 
 class _Box:
-    """One wildcard subject that this process listens to, and the links that end there, by token."""
+    """One wildcard subject of this process, and the links that end there, by token."""
 
     def __init__(self, subject: str, accept: Accept | None = None) -> None:
         self.subject = subject
@@ -175,12 +177,12 @@ class _Box:
         self._accept = accept
 
     async def receive(self, message: Msg) -> None:
-        """Hand a frame to its link; a worker's box makes one for a new caller."""
+        """Pass a frame to its link; a worker's box creates the link for a new caller."""
         token = message.subject.rpartition(".")[2]
         link = self.links.get(token)
         if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
             if link is not None:
-                link.lose("nobody listens at its subject any more")
+                link.lose("its subject has no subscriber any more")
             return
         if link is None and self._accept is not None and message.reply:
             forget = functools.partial(self.links.pop, token, None)
@@ -191,10 +193,10 @@ class _Box:
 
 
 class _Post:
-    """The connection to the server, and what waits to be published on it.
+    """The connection to the server and the frames waiting to be published.
 
-    nats-py's `publish` is a coroutine; one task runs it for all links. It waits while nats-py holds 2 MiB
-    that the server did not take; with _HIGH_WATER_BYTES more waiting here, generators wait too.
+    nats-py's `publish` is a coroutine; one task runs it for all links. It waits while nats-py buffers 2 MiB;
+    when _HIGH_WATER_BYTES more wait here, generators wait too.
     """
 
     def __init__(self, client: Client) -> None:
@@ -209,25 +211,25 @@ class _Post:
 
     @property
     def connected(self) -> bool:
-        """Whether the server is there."""
+        """Whether the server is connected."""
         return bool(self._client.is_connected)
 
     @property
     def max_frame_bytes(self) -> int:
-        """The largest message that the server takes."""
+        """The server's largest message."""
         return min(int(self._client.max_payload), frames.MAX_FRAME_BYTES)
 
     async def subscribe(self, box: _Box) -> Subscription:
-        """Listen at the box's subject, and wait until the server knows it. Raises ConnectionError."""
+        """Subscribe to the box's subject and wait for the server's confirmation. Raises ConnectionError."""
         try:
             subscription = await self._client.subscribe(f"{box.subject}.*", cb=box.receive, **_LIMITS)
             await self._client.flush(timeout=CONNECT_TIMEOUT_S)
         except nats.errors.Error as error:
-            raise ConnectionError(f"the NATS server did not take a subscription: {error!r}") from error
+            raise ConnectionError(f"the NATS server did not accept a subscription: {error!r}") from error
         return subscription
 
     def put(self, subject: str, frame: bytes, reply: str) -> None:
-        """Publish `frame` soon; nothing while the server is away, since every link is lost then."""
+        """Publish `frame` soon. Ignored while disconnected, since every link is lost then."""
         if not self.connected or self._closing:
             return
         self._waiting.append((subject, frame, reply))
@@ -237,13 +239,13 @@ class _Post:
             self.writable.clear()
 
     def forget_all(self) -> None:
-        """Drop what waits."""
+        """Drop the waiting frames."""
         self._waiting.clear()
         self._waiting_bytes = 0
         self.writable.set()
 
     async def close(self) -> None:
-        """Send what waits, within CLOSE_S, and disconnect."""
+        """Send the waiting frames, within CLOSE_S, and disconnect."""
         self._closing = True
         self._wake.set()
         await asyncio.wait({self._publisher}, timeout=CLOSE_S)
@@ -264,14 +266,14 @@ class _Post:
                 self._waiting_bytes -= len(frame)
                 try:
                     await self._client.publish(subject, frame, reply)
-                except Exception:  # one frame's trouble must not end the task that serves every link
-                    # Its receiver finds the gap with the next frame.
+                except Exception:  # a failure of one frame must not end the task that serves every link
+                    # The receiver detects the gap with the next frame.
                     log.exception("publish_failed subject=%s", subject)
             self.writable.set()
 
 
 class _Wire:
-    """`Wire` of one link: where its frames go, and where the answer, or the 503, comes back."""
+    """`Wire` of one link: where its frames go, and where answers and 503s come back."""
 
     def __init__(self, post: _Post, to: str, reply: str, forget: Callable[[], object]) -> None:
         self.writable = post.writable
@@ -290,7 +292,7 @@ class _Wire:
         self._post.put(self._to, frame, self._reply)
 
     def close(self) -> None:
-        """`Wire.close`; the server goes on serving the other links."""
+        """`Wire.close`; the server keeps serving the other links."""
         self._forget()
 
 

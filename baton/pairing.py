@@ -1,4 +1,4 @@
-"""Which prefill worker can hand its KV to which decode worker."""
+"""Which prefill workers can hand their KV to which decode workers."""
 
 import msgspec
 
@@ -6,9 +6,9 @@ from baton.messages import KvLayout, Role, WorkerInfo
 
 
 def why_not_paired(prefill: WorkerInfo, decode: WorkerInfo) -> str | None:
-    """Why the KV of one cannot go to the other, naming both values; None if it can.
+    """Why two workers cannot exchange KV, naming both values; None if they can.
 
-    Versions must be equal, too: what an engine writes into a handoff, another release may read otherwise.
+    Versions must be equal too: another release may interpret a handoff differently.
     """
     for name, left, right in (
         ("engine", prefill.engine, decode.engine),
@@ -24,7 +24,7 @@ def why_not_paired(prefill: WorkerInfo, decode: WorkerInfo) -> str | None:
 
 
 def refused_pairs(workers: tuple[WorkerInfo, ...]) -> list[str]:
-    """The reason for every pair of one model that cannot work together."""
+    """The reason for every pair of one model that cannot exchange KV."""
     prefills = [worker for worker in workers if worker.role is Role.PREFILL]
     decodes = [worker for worker in workers if worker.role is Role.DECODE]
     reasons = [why_not_paired(p, d) for p in prefills for d in decodes if p.model == d.model]
@@ -36,7 +36,7 @@ def _transceiver_kind(worker: WorkerInfo) -> str:
 
 
 def _difference(prefill: KvLayout | None, decode: KvLayout | None) -> str:
-    """Every field that differs, so that all can be mended at once."""
+    """All fields that differ, so that they can be fixed at once."""
     if prefill is None or decode is None:
         return f"kv layout {prefill} is not {decode}"
     left, right = msgspec.structs.asdict(prefill), msgspec.structs.asdict(decode)

@@ -1,4 +1,4 @@
-"""The life of a process: run on uvloop, drain on the first signal, leave at once on the second."""
+"""Process life: run on uvloop, drain on the first signal, exit at once on the second."""
 
 import asyncio
 import logging
@@ -16,26 +16,26 @@ log = logging.getLogger(__name__)
 
 
 class Shutdown:
-    """Set by SIGTERM or SIGINT. Whoever runs the process waits for it, drains, and returns."""
+    """Set by SIGTERM or SIGINT. The process waits for it, drains and returns."""
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()
 
     @property
     def asked(self) -> bool:
-        """True once a signal has come."""
+        """True after a signal."""
         return self._asked.is_set()
 
     async def wait(self) -> None:
-        """Return when a signal has come."""
+        """Return after a signal."""
         await self._asked.wait()
 
     def ask(self) -> None:
-        """Ask the process to drain, as the first signal does."""
+        """Ask the process to drain, like the first signal."""
         self._asked.set()
 
     def listen(self) -> None:
-        """Take SIGTERM and SIGINT of this process."""
+        """Handle SIGTERM and SIGINT of this process."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -49,7 +49,7 @@ class Shutdown:
 
 
 def run(main: Callable[[Shutdown], Coroutine[Any, Any, int]]) -> int:
-    """Run `main` to its end on uvloop with signals listened to; gives its exit status."""
+    """Run `main` on uvloop with signal handling; returns its exit status."""
     raise_descriptor_limit()
 
     async def listening() -> int:
@@ -61,7 +61,7 @@ def run(main: Callable[[Shutdown], Coroutine[Any, Any, int]]) -> int:
 
 
 async def first_of(*waits: Awaitable[T]) -> T:
-    """The result of whichever ends first; the others are cancelled and waited for."""
+    """The result of the coroutine that ends first; the others are cancelled and awaited."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""The worker's end of a link, for both planes: one task runs one generator for each call of a caller."""
+"""The worker's end of a link, for both planes: one task runs one generator per call."""
 
 import asyncio
 import contextlib
@@ -13,9 +13,9 @@ from baton.streams import WINDOW, Bell, Pace, Pulse
 from baton.transport import Respond
 
 MAX_STREAMS = 4096
-"""Streams of one link; a worker refuses more with Overloaded."""
+"""Maximum streams per link; more are refused with Overloaded."""
 MAX_CALLERS = 1024
-"""Links of one worker."""
+"""Maximum links per worker."""
 STOP_S = 5.0
 """How long `Service.stop` waits for generators to close."""
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class _Stream:
-    """One running answer, as its worker sees it."""
+    """One running answer on the worker's side."""
 
     __slots__ = ("bell", "credit", "task")
 
@@ -33,7 +33,7 @@ class _Stream:
         self.task: asyncio.Task[None]
 
     def cancel(self) -> None:
-        """Close the generator. Only once: a second time would interrupt its `finally`."""
+        """Close the generator, once: a second call would interrupt its `finally`."""
         if not self.task.cancelling():
             self.task.cancel()
 
@@ -52,7 +52,7 @@ class WorkerLink:
         self._pulse = Pulse(service.pace.tick_s, self._tick)
 
     def receive(self, frame: bytes | bytearray) -> None:
-        """Take in one frame of the caller; one that cannot be right loses the link."""
+        """Process one frame of the caller; an invalid one drops the link."""
         try:
             for envelope in self._reader.open(frame):
                 self._take(envelope)
@@ -60,7 +60,7 @@ class WorkerLink:
             self.lose(str(broken))
 
     def lose(self, reason: str) -> None:
-        """Close every generator of this caller and let go of the wire. Only the first time counts."""
+        """Close every generator of this caller and drop the wire. Idempotent."""
         if self._lost:
             return
         self._lost = True
@@ -74,7 +74,7 @@ class WorkerLink:
         self._wire.close()
 
     def stop_streams(self) -> None:
-        """Close every generator. Callers get WorkerLost at once; what else a generator says is not heard."""
+        """Close every generator. Callers get WorkerLost at once; later output is dropped."""
         stopped = WorkerLost(f"worker {self._service.worker} has stopped").to_wire()
         for number, stream in self._streams.items():
             self._writer.put(Fail(number, stopped))
@@ -102,7 +102,7 @@ class WorkerLink:
         if number in self._streams:
             raise frames.LinkBroken(f"stream {number} was opened twice")
         if self._service.stopping or self._lost:
-            self._writer.put(Fail(number, NotReady("the worker is stopping; ask another one").to_wire()))
+            self._writer.put(Fail(number, NotReady("the worker is stopping; use another one").to_wire()))
         elif len(self._streams) >= MAX_STREAMS:
             full = Overloaded(f"{MAX_STREAMS} streams are open to this worker", retry_after_s=1.0)
             self._writer.put(Fail(number, full.to_wire()))
@@ -117,7 +117,7 @@ class WorkerLink:
         self._service.tasks.discard(task)
 
     async def _answer(self, number: int, stream: _Stream, request: Request) -> None:
-        """Send what the worker's generator yields, then how it ended."""
+        """Send the generator's replies, then how it ended."""
         put, writable = self._writer.put, self._wire.writable
         try:
             async with contextlib.aclosing(self._service.respond(request)) as replies:
@@ -132,10 +132,10 @@ class WorkerLink:
         except BatonError as error:
             put(Fail(number, error.to_wire()))
         except asyncio.CancelledError:
-            # If it was the caller's wish, nobody hears this; if the engine cancelled itself, the caller must.
+            # If the caller cancelled, this is ignored; if the engine cancelled itself, the caller must know.
             put(Fail(number, _broken(request)))
             raise
-        except Exception:  # the edge of the process: whatever an engine raises, its caller hears of it
+        except Exception:  # process edge: the caller must learn of any engine error
             log.exception("answer_failed request=%s", _name(request))
             put(Fail(number, _broken(request)))
 
@@ -156,7 +156,7 @@ class WorkerLink:
 
 
 class Service:
-    """What one worker serves, to all its callers."""
+    """Serves one worker's handler to all of its callers."""
 
     def __init__(self, worker: str, respond: Respond, pace: Pace) -> None:
         self.worker = worker
@@ -168,13 +168,13 @@ class Service:
         self.tasks: set[asyncio.Task[None]] = set()
 
     def accept(self, wire: frames.Wire) -> WorkerLink:
-        """The link for a new caller."""
+        """Create the link for a new caller."""
         link = WorkerLink(wire, self)
         self.links.add(link)
         return link
 
     def admit(self, link: WorkerLink) -> None:
-        """Drop a new link if there are too many, or if it came too late."""
+        """Drop a new link if there are too many or the service has stopped."""
         if self.stopped:
             link.lose("the worker has stopped")
         elif len(self.links) > MAX_CALLERS:
@@ -197,6 +197,4 @@ def _name(request: Request) -> str:
 
 
 def _broken(request: Request) -> ErrorInfo:
-    return EngineFailure(
-        f"the engine failed on request {_name(request)}; the worker's log says why"
-    ).to_wire()
+    return EngineFailure(f"the engine failed on request {_name(request)}; see the worker's log").to_wire()

@@ -1,8 +1,8 @@
-"""The caller's end of a link, for both planes: many calls at once over one way to one worker.
+"""The caller's end of a link, for both planes: concurrent calls to one worker.
 
-Sans-I/O: a plane brings frames (`receive`) and takes frames away (`Wire`). The worker may have WINDOW replies
-of a stream on the way; the caller gives credit back as it consumes them. So a slow consumer stops its own
-generator at the worker, nobody else's, and what waits for it is bounded.
+Sans-I/O: a plane passes frames in (`receive`) and sends frames (`Wire`). The worker may have WINDOW replies
+of a stream in flight; the caller returns credit as it consumes them. So a slow consumer stops only its own
+generator, and its buffer is bounded.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from baton.frames import Beat, Cancel, Credit, End, Envelope, Fail, Goodbye, Hel
 from baton.messages import GenerateRequest, Reply, Request
 
 WINDOW = 256
-"""Replies of one stream that are sent and not yet consumed."""
+"""Maximum unconsumed replies of one stream."""
 
 log = logging.getLogger(__name__)
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """A plane's clock: a beat each `tick_s`; a peer is dead after `num_silent` ticks without a word; a caller
-    lets go of a link on which it had no call for `num_idle` ticks.
+    """A plane's timing: a heartbeat each `tick_s`; a peer is dead after `num_silent` silent ticks; a caller
+    drops a link after `num_idle` ticks without a call.
     """
 
     tick_s: float
@@ -33,7 +33,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pulse:
-    """Calls `tick` every `tick_s` until it is stopped."""
+    """Calls `tick` every `tick_s` until stopped."""
 
     def __init__(self, tick_s: float, tick: Callable[[], None]) -> None:
         self._tick_s = tick_s
@@ -42,7 +42,7 @@ class Pulse:
         self._timer = self._loop.call_later(tick_s, self._beat)
 
     def stop(self) -> None:
-        """No tick after this."""
+        """Stop ticking."""
         self._timer.cancel()
 
     def _beat(self) -> None:
@@ -51,7 +51,7 @@ class Pulse:
 
 
 class Bell:
-    """Wakes one waiting task; rung while nobody waits, it does nothing."""
+    """Wakes one waiting task; does nothing if no task waits."""
 
     __slots__ = ("_waiter",)
 
@@ -73,7 +73,7 @@ class Bell:
 
 
 class _Call:
-    """One running call, as its caller sees it: what has arrived, and how it ended."""
+    """One running call on the caller's side: what has arrived, and how it ended."""
 
     __slots__ = ("bell", "ended", "error", "number", "replies")
 
@@ -91,7 +91,7 @@ class _Call:
 
 
 class CallerLink:
-    """The caller's end of the link to one worker. Lost once, it stays lost: the plane makes a new one."""
+    """The caller's end of the link to one worker. A lost link stays lost; the plane makes a new one."""
 
     def __init__(self, wire: frames.Wire, worker: str, pace: Pace) -> None:
         self.lost: str | None = None
@@ -108,7 +108,7 @@ class CallerLink:
         self._pulse = Pulse(pace.tick_s, self._tick)
 
     def receive(self, frame: bytes | bytearray) -> None:
-        """Take in one frame of the worker; one that cannot be right loses the link."""
+        """Process one frame of the worker; an invalid one drops the link."""
         try:
             for envelope in self._reader.open(frame):
                 if type(envelope) is Next:
@@ -119,7 +119,7 @@ class CallerLink:
             self.lose(str(broken))
 
     def lose(self, reason: str) -> None:
-        """End every call with WorkerLost and let go of the wire. Only the first time counts."""
+        """End every call with WorkerLost and drop the wire. Idempotent."""
         if self.lost is not None:
             return
         self.lost = reason
@@ -133,7 +133,7 @@ class CallerLink:
         self._wire.close()
 
     def open(self, request: Request) -> _Call:
-        """Start a call. Raises WorkerLost on a lost link."""
+        """Start a call. Raises WorkerLost if the link is lost."""
         if self.lost is not None:
             raise WorkerLost(f"worker {self._worker} was lost: {self.lost}")
         self._num_opened += 1
@@ -148,7 +148,7 @@ class CallerLink:
             self._writer.put(Credit(call.number, num_replies))
 
     def leave(self, call: _Call) -> None:
-        """Forget the call; the worker is told unless it has ended."""
+        """Forget the call; tells the worker unless the call has ended."""
         if self._calls.pop(call.number, None) is not None:
             self._writer.put(Cancel(call.number))
 
@@ -182,7 +182,7 @@ class CallerLink:
     def _tick(self) -> None:
         self._num_idle = 0 if self._calls else self._num_idle + 1
         if self._reader.tick() >= self._pace.num_silent:
-            self.lose("it does not answer")
+            self.lose("it does not respond")
         elif self._num_idle >= self._pace.num_idle:
             self.lose("idle")
         else:
@@ -196,7 +196,7 @@ async def call_over(
     link = await link_to()
     while not link.writable.is_set():
         await link.writable.wait()
-        link = await link_to()  # the one we waited for may be lost
+        link = await link_to()  # the link may have been lost meanwhile
     call = link.open(request)
     overdue = _end_overdue(call, request)
     num_consumed = 0
@@ -223,7 +223,7 @@ async def call_over(
 
 
 def _end_overdue(call: _Call, request: Request) -> asyncio.TimerHandle | None:
-    """End the call at its deadline, even if the worker that should have done so hangs."""
+    """End the call at its deadline, even if the worker hangs."""
     if not isinstance(request, GenerateRequest):
         return None
     error = DeadlineExceeded()

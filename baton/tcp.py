@@ -1,4 +1,4 @@
-"""The request plane over TCP: one connection for each pair of caller and worker, frames with their length."""
+"""The request plane over TCP: one connection per pair of caller and worker, length-prefixed frames."""
 
 import asyncio
 import contextlib
@@ -19,20 +19,20 @@ from baton.transport import Respond
 
 CONNECT_TIMEOUT_S = 3.0
 CLOSE_S = 1.0
-"""How long a closed connection may go on sending what it holds."""
+"""How long a closed connection may keep sending its buffer."""
 IDLE_S = 60.0
-"""A caller closes a connection on which it had no call for so long."""
+"""A caller closes a connection after this time without a call."""
 _TURNED_AWAY = 64
 _TICK_S = 1.0
 _HIGH_WATER_BYTES = 1024 * 1024
-"""With more than this unsent, generators wait; the frame of one turn may come on top."""
+"""With more than this unsent, generators wait; the frame of one turn may exceed it."""
 
 
 class TcpTransport:
-    """`Transport` over plain TCP; addresses are `tcp://HOST:PORT/WORKER.TOKEN`, the token new each time.
+    """`Transport` over plain TCP; addresses are `tcp://HOST:PORT/WORKER.TOKEN`, with a new token each time.
 
-    `serve` listens on a free port of `host`, which callers connect to. A peer that says nothing for
-    `liveness_s` is dead.
+    `serve` listens on a free port of `host`, which callers connect to. A peer that is silent for `liveness_s`
+    is dead.
     """
 
     def __init__(self, *, host: str = "127.0.0.1", liveness_s: float = 10.0) -> None:
@@ -48,7 +48,7 @@ class TcpTransport:
 
     @contextlib.asynccontextmanager
     async def serve(self, worker_id: str, respond: Respond) -> AsyncIterator[str]:
-        """`Transport.serve`. Raises OSError if `host` is not ours."""
+        """`Transport.serve`. Raises OSError if `host` is not local."""
         host = self._host
         service = Service(
             f"{urllib.parse.quote(worker_id, safe='')}.{secrets.token_hex(16)}", respond, self._pace
@@ -73,19 +73,19 @@ class TcpTransport:
         """`Transport.close`."""
         self._closed = True
         for link in list(self._links.values()):
-            link.lose("this side has closed its transport")
+            link.lose("this process closed its transport")
         for task in self._connecting:
             task.cancel()
         await asyncio.gather(*self._connecting, return_exceptions=True)
         await _all_closed(self._sockets)
 
     async def _link_to(self, address: str) -> CallerLink:
-        """The live link to `address`, connected or being connected."""
+        """The live or connecting link to `address`."""
         link = self._links.get(address)
         if link is not None:
             return link
         if self._closed:
-            raise WorkerLost("this side has closed its transport")
+            raise WorkerLost("this process closed its transport")
         host, port, worker = _parts(address)
         connection = _Connection(self._sockets, forget=functools.partial(self._links.pop, address, None))
         link = self._links[address] = connection.link = CallerLink(connection, worker, self._pace)
@@ -96,17 +96,17 @@ class TcpTransport:
 
 
 class _Callers:
-    """The connections to one worker. Whoever knows the worker's name keeps its place; others make room."""
+    """Connections to one worker. Callers that know the worker's name keep their place; others make room."""
 
     def __init__(self, service: Service) -> None:
         self.sockets: set[asyncio.Future[None]] = set()
-        # A few more than the service takes, so that the last of them is told why it may not stay.
+        # A few more than the service admits, so that the surplus gets an error message.
         limit = num_connections(4, MAX_CALLERS + _TURNED_AWAY)
         self.admission: Admission[_Connection] = Admission(limit, _Connection.evict)
         self._service = service
 
     def take(self, sock: socket.socket) -> "_Connection | None":
-        """The protocol for a new connection, or None: it was closed."""
+        """The protocol for a new connection, or None if it was closed."""
         connection = _Connection(self.sockets, admission=self.admission)
         if not self.admission.enter(connection):
             sock.close()
@@ -116,7 +116,7 @@ class _Callers:
 
 
 class _Connection(asyncio.Protocol):
-    """One socket: the Wire of the link it carries. What is sent before it is connected waits."""
+    """One socket: the Wire of its link. Data sent before it is connected waits."""
 
     max_frame_bytes = frames.MAX_FRAME_BYTES
 
@@ -142,8 +142,8 @@ class _Connection(asyncio.Protocol):
         self._gone: asyncio.Future[None] = self._loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send what waited."""
-        transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
+        """Send what is waiting."""
+        transport = cast("asyncio.Transport", transport)  # uvloop's transport is one in all but type
         transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
         self._transport = transport
         self._sockets.add(self._gone)
@@ -153,7 +153,7 @@ class _Connection(asyncio.Protocol):
             self._hang_up(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Hand whole frames to the link."""
+        """Pass whole frames to the link."""
         try:
             for frame in self._splitter.feed(data):
                 self.link.receive(frame)
@@ -163,15 +163,15 @@ class _Connection(asyncio.Protocol):
             self.link.lose(str(broken))
 
     def pause_writing(self) -> None:
-        """The peer reads slower than we write: let generators wait."""
+        """The peer reads too slowly: generators wait."""
         self.writable.clear()
 
     def resume_writing(self) -> None:
-        """The peer has caught up."""
+        """The peer caught up."""
         self.writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The peer's process has gone, or one of us has hung up."""
+        """The peer's process ended, or one side closed the connection."""
         self._sockets.discard(self._gone)
         if self._admission is not None:
             self._admission.leave(self)
@@ -186,7 +186,7 @@ class _Connection(asyncio.Protocol):
             self._transport.write(frames.with_length(frame))
 
     def close(self) -> None:
-        """`Wire.close`; the peer gets CLOSE_S to read the rest."""
+        """`Wire.close`; the peer has CLOSE_S to read the rest."""
         self._closing = True
         self.writable.set()
         self._forget()
@@ -194,11 +194,11 @@ class _Connection(asyncio.Protocol):
             self._hang_up(self._transport)
 
     def evict(self) -> None:
-        """Make room for another caller."""
-        self.link.lose("it did not say hello, and others want its place")
+        """Close, to make room for another caller."""
+        self.link.lose("it sent no Hello and others are waiting for a connection")
 
     def _greet(self) -> None:
-        """The first frame was right, or the link is lost by now."""
+        """The first frame was valid, or the link is lost."""
         self._greeted = True
         if self._admission is not None and not self._closing:
             self._admission.busy(self)
@@ -210,29 +210,29 @@ class _Connection(asyncio.Protocol):
 
 
 async def _connect(connection: _Connection, host: str, port: int) -> None:
-    """Connect, or lose the link."""
+    """Connect, or drop the link."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await loop.create_connection(lambda: connection, host, port)
     except TimeoutError:
-        connection.link.lose(f"{host}:{port} did not take the connection in {CONNECT_TIMEOUT_S} s")
+        connection.link.lose(f"{host}:{port} did not accept the connection within {CONNECT_TIMEOUT_S} s")
     except OSError as error:
         connection.link.lose(f"cannot connect to {host}:{port}: {error}")
 
 
 def _parts(address: str) -> tuple[str, int, str]:
-    """Host, port and worker of an address. Raises WorkerLost if it is not a TCP worker's."""
+    """Host, port and worker of an address. Raises WorkerLost if it is not a TCP worker address."""
     try:
         url = urllib.parse.urlsplit(address)
         if url.scheme == "tcp" and url.hostname and url.port:
             return url.hostname, url.port, url.path.removeprefix("/")
     except ValueError:
         pass
-    raise WorkerLost(f"{address!r} is not the address of a worker on the TCP plane")
+    raise WorkerLost(f"{address!r} is not a TCP worker address")
 
 
 async def _all_closed(sockets: set[asyncio.Future[None]]) -> None:
-    """Wait until the peers have hung up too, not for ever."""
+    """Wait until the peers have closed too, up to a limit."""
     if sockets:
         await asyncio.wait(set(sockets), timeout=2 * CLOSE_S)

@@ -1,4 +1,4 @@
-"""Logs: one line for each state change, `key=value`, to stderr; set up in `main` only."""
+"""Logging: one `key=value` line per state change, to stderr."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""The seam between frontend and workers: one request out, a stream of replies back."""
+"""The Transport protocol: one request to a worker, a stream of replies back."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -7,29 +7,31 @@ from typing import Protocol
 from baton.messages import Reply, Request
 
 Respond = Callable[[Request], AsyncGenerator[Reply, None]]
-"""What a worker serves: called once for each request; closing the generator cancels the work."""
+"""A worker's handler, called once per request; closing the generator cancels the work."""
 
 
 class Transport(Protocol):
-    """A request plane. Held to its contract by `tests/contract/test_transport.py`.
+    """A request plane. Contract: `tests/contract/test_transport.py`.
 
-    * Everything ready for one peer in one turn of the event loop travels in ONE frame.
-    * To cancel is to stop iterating: closing the caller's generator closes the worker's, over there too.
-    * A `BatonError` raised by the worker arrives as the same class. Anything else arrives as EngineFailure.
-    * A peer that dies ends each running call with WorkerLost at once (within 1 s); a peer that hangs, within
-      the plane's liveness limit. The worker closes the generators of a caller that is gone.
-    * Replies arrive in order, none lost, none twice.
-    * A call of a GenerateRequest ends with DeadlineExceeded when its `deadline_s` is over, whoever hangs.
+    * Everything that is ready for one peer in one turn of the event loop travels in ONE frame.
+    * To cancel is to stop iterating: closing the caller's generator closes the worker's.
+    * A `BatonError` raised by the worker arrives as the same class, any other exception as EngineFailure.
+    * A peer that dies ends each running call with WorkerLost within 1 s; one that hangs, within the plane's
+      liveness limit. The worker closes the generators of a dead caller.
+    * Replies arrive in order, none lost or repeated.
+    * A GenerateRequest ends with DeadlineExceeded after its `deadline_s`, even if a peer hangs.
     """
 
     def serve(self, worker_id: str, respond: Respond) -> AbstractAsyncContextManager[str]:
-        """Serve `respond` while the context is open; gives the address that goes into `WorkerInfo`."""
+        """Serve `respond` while the context is open; yields the address for `WorkerInfo`."""
         ...
 
     def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
-        """Send `request` to a worker. Raises the BatonError it ends with; WorkerLost if it is not there."""
+        """Send `request` to a worker. Raises the BatonError it ends with; WorkerLost if the worker is
+        unreachable.
+        """
         ...
 
     async def close(self) -> None:
-        """End every running call with WorkerLost and let go of every connection."""
+        """End every running call with WorkerLost and close all connections."""
         ...

@@ -1,4 +1,4 @@
-"""Numbers of engine YAMLs as YAML 1.2 writes them (1e9, 1.5e3): to PyYAML, a reader of 1.1, they are text."""
+"""YAML 1.2 numbers (1e9, 1.5e3) for engine YAMLs; PyYAML reads YAML 1.1, where they are text."""
 
 import re
 
@@ -8,16 +8,16 @@ _FLOAT = "tag:yaml.org,2002:float"
 
 
 def number(text: str) -> int | float:
-    """A number with a point or an exponent. `1e4` is an int: a count of tokens may be written so."""
+    """A number with a point or an exponent. `1e4` is an int, so that token counts may be written so."""
     value = float(text)
     return int(value) if "e" in text.lower() and value.is_integer() else value
 
 
 class Yaml12Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, with the floats of YAML 1.2's core schema besides those of 1.1."""
+    """PyYAML's safe loader with the floats of YAML 1.2's core schema added."""
 
     def construct_yaml_float(self, node: yaml.ScalarNode) -> int | float:
-        """A number with an exponent as `number` reads it; `.inf`, `1_000.5` and the like as in 1.1."""
+        """Read exponents with `number`; `.inf`, `1_000.5` and the like as YAML 1.1."""
         if "e" in node.value.lower():
             return number(node.value)
         value: float = super().construct_yaml_float(node)

@@ -4,9 +4,9 @@
                                          [--steps-per-s 50] [--profile]
 
 `app` calls the ASGI app with a `send` that drops the bytes; `uvicorn` serves it (uvloop, httptools) to a
-client in another process, whose CPU is not counted. The engine gives every stream one chunk a step, as
-workers do, and does not wait: what is ready when a stream is written goes in one write. What it costs to
-wake the streams is measured with a reader that only counts, and is taken off.
+client in another process, whose CPU is not counted. The engine yields one chunk per stream and step, like
+workers, and does not wait: everything ready goes out in one write. The cost of waking the streams is
+measured with a reader that only counts, and subtracted.
 """
 
 import argparse
@@ -33,7 +33,7 @@ TEXT = tuple(TOKENIZER.encode_text("The quick brown fox jumps over the lazy dog.
 
 
 class SteppedTokens(ScriptedTokens):
-    """All streams get a chunk a step, `steps_per_s` times a second, whether or not they keep up."""
+    """All streams get a chunk per step, `steps_per_s` times a second, whether or not they keep up."""
 
     def __init__(self, num_tokens: int, tokens_per_chunk: int, steps_per_s: float) -> None:
         super().__init__("")
@@ -44,7 +44,7 @@ class SteppedTokens(ScriptedTokens):
         self.waiting: list[asyncio.Future[None]] = []
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        """A chunk for each step that is over."""
+        """Yield a chunk for each completed step."""
         first_step = self.num_steps
         yield TokenChunk(token_ids=tuple(HEADER))
         for i in range(self.num_tokens // self.tokens_per_chunk):
@@ -59,7 +59,7 @@ class SteppedTokens(ScriptedTokens):
         """The engine's clock."""
         began = time.monotonic() - self.num_steps / self.steps_per_s
         while True:
-            await asyncio.sleep(0.5 / self.steps_per_s)  # twice in a step of the engine that it stands for
+            await asyncio.sleep(0.5 / self.steps_per_s)  # twice per simulated engine step
             self.num_steps = int((time.monotonic() - began) * self.steps_per_s)
             waiting, self.waiting = self.waiting, []
             for future in waiting:
@@ -78,7 +78,7 @@ async def cpu_of(work: Callable[[], Awaitable[object]], engine: SteppedTokens) -
 
 
 async def main(args: argparse.Namespace) -> None:
-    """Print a line for each way out."""
+    """Print a line for each output path."""
     engine = SteppedTokens(args.tokens, args.tokens_per_chunk, args.steps_per_s)
     client = Client(engine)
     num_tokens = args.streams * args.tokens
@@ -106,7 +106,7 @@ async def main(args: argparse.Namespace) -> None:
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve())
         while not server.started:  # noqa: ASYNC110 uvicorn has no event for it
-            await asyncio.sleep(0.01)  # uvicorn does not tell
+            await asyncio.sleep(0.01)  # uvicorn sends no notification
         command = [
             sys.executable,
             __file__,
@@ -133,10 +133,10 @@ async def main(args: argparse.Namespace) -> None:
             profile.disable()
             pstats.Stats(profile).sort_stats("tottime").print_stats(18)
         print(
-            f"{name}: {1e6 * (spent - base) / num_tokens:.2f} us CPU a token "
-            f"({args.streams} streams x {args.tokens} tokens, {args.tokens_per_chunk} a chunk, "
+            f"{name}: {1e6 * (spent - base) / num_tokens:.2f} us CPU per token "
+            f"({args.streams} streams x {args.tokens} tokens, {args.tokens_per_chunk} per chunk, "
             f"{args.steps_per_s:g} steps/s; waking them: "
-            f"{1e6 * base / num_tokens:.2f} us, taken off)"
+            f"{1e6 * base / num_tokens:.2f} us, subtracted)"
         )
 
 

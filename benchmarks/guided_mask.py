@@ -1,4 +1,6 @@
-"""What a form costs a sampled token: `python benchmarks/guided_mask.py [MODEL_FOLDER]`; CPU, no model."""
+"""The cost of guided decoding per sampled token: `python benchmarks/guided_mask.py [MODEL_FOLDER]`; CPU, no
+model.
+"""
 
 import asyncio
 import json
@@ -39,7 +41,7 @@ VALUE = {
 
 
 def main() -> None:
-    """Prints the milliseconds to compile a form, and the microseconds to sample with it and without."""
+    """Print the milliseconds to compile a form, and the microseconds to sample with and without it."""
     torch.set_num_threads(1)
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "models/demo")
     tokenizer = ModelTokenizer.load(folder)
@@ -63,7 +65,7 @@ def main() -> None:
     for temperature in (0.0, 1.0):
         free = _sample_us(answer, tokenizer.vocab_size, temperature, lambda: None)
         held = _sample_us(answer, tokenizer.vocab_size, temperature, new_matcher)
-        print(f"temperature {temperature}: {free:.0f} us a token, {held:.0f} us with a form")
+        print(f"temperature {temperature}: {free:.0f} us per token, {held:.0f} us with a form")
     grammars.close()
 
 

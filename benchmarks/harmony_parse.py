@@ -1,4 +1,4 @@
-"""What the Harmony parser costs a token: `python benchmarks/harmony_parse.py`; no model, no network."""
+"""The cost of the Harmony parser per token: `python benchmarks/harmony_parse.py`; no model, no network."""
 
 import random
 import time
@@ -30,7 +30,7 @@ HEADERS = {
 
 
 def main() -> None:
-    """Prints microseconds a token, best of some rounds, for several answers and chunk sizes."""
+    """Print microseconds per token, best of several rounds, for several answers and chunk sizes."""
     draw = random.Random(0)
     words = [bytes(draw.choices(b"abcdefghij {}\"'", k=draw.randint(1, 8))) for _ in range(NUM_WORDS)]
     texts = sorted({part for header in HEADERS.values() for part in header if isinstance(part, bytes)})
@@ -54,7 +54,9 @@ def main() -> None:
         "no message token": [special_ids[SpecialToken.CHANNEL], *text(10_000)],
         "channel tokens only": [special_ids[SpecialToken.CHANNEL]] * 10_000,
     }
-    print(f"{'us a token':<24}{'tokens':>8}{'1 a feed':>10}{'4 a feed':>10}{'16 a feed':>10}{'at once':>10}")
+    print(
+        f"{'us per token':<24}{'tokens':>8}{'1 a feed':>10}{'4 a feed':>10}{'16 a feed':>10}{'at once':>10}"
+    )
     for name, ids in answers.items():
         costs = [
             best_us(lambda ids=ids, size=size: parse(vocabulary, ids, size)) for size in (1, 4, 16, len(ids))
@@ -63,7 +65,7 @@ def main() -> None:
 
 
 def parse(vocabulary: Vocabulary, ids: Sequence[int], size: int) -> None:
-    """One answer, fed `size` tokens at a time."""
+    """Parse one answer, fed `size` tokens at a time."""
     parser = HarmonyParser(vocabulary, frozenset({"get_weather"}))
     for start in range(0, len(ids), size):
         parser.feed(ids[start : start + size])
@@ -71,7 +73,7 @@ def parse(vocabulary: Vocabulary, ids: Sequence[int], size: int) -> None:
 
 
 def best_us(run: Callable[[], None]) -> float:
-    """CPU time of the fastest of some rounds: what else runs on the machine only ever adds."""
+    """CPU time of the fastest round: other load on the machine can only add to it."""
     costs = []
     for _ in range(NUM_ROUNDS):
         start = time.thread_time()

@@ -1,10 +1,10 @@
-"""How fast KV moves between two processes: each transceiver whole, and under it NIXL's bare READ and WRITE.
+"""KV transfer speed between two processes: each transceiver, and NIXL's bare READ and WRITE.
 
     python benchmarks/kv_transfer.py [--device cpu|cuda] [--out benchmarks/results/kv_transfer.json]
 
-A row `pull` is a whole handoff, from `pull` to the source's confirmation, over staging memory that is used
-again. `READ` and `WRITE` are one posted transfer of registered memory and nothing else. `cuda` moves from
-GPU 0 to GPU 1 (or within the only one). The fastest of the rounds: on a busy machine the rest is noise.
+A `pull` row is a whole handoff, from `pull` to the source's confirmation, with reused staging memory. `READ`
+and `WRITE` are a single posted transfer of registered memory. `cuda` moves from GPU 0 to GPU 1 (or within the
+only one). The fastest round counts, as other load on the machine only adds noise.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def allocate(device: str, index: int, num_bytes: int, value: int) -> Memory:
 
 
 def is_full_of(memory: Memory, value: int) -> bool:
-    """Whether the bytes have arrived; looks at all of them."""
+    """Whether all bytes have arrived."""
     if memory.device_index is None:
         held = bytes(memory.owner)  # type: ignore[call-overload]  # a bytearray
         return held == bytes([value]) * memory.num_bytes
@@ -61,7 +61,7 @@ def use_transports(tls: str | None) -> None:
 
 
 def offer_all(device: str, kind: str, tls: str | None, pipe: Connection, sizes: list[int]) -> None:
-    """The process that offers: a ticket for each size it is sent."""
+    """The offering process: returns a ticket for each size it receives."""
 
     async def serve() -> None:
         use_transports(tls)
@@ -80,7 +80,7 @@ def offer_all(device: str, kind: str, tls: str | None, pipe: Connection, sizes: 
 
 
 def pull_all(device: str, kind: str, tls: str | None, pipe: Connection, sizes: list[int]) -> list[float]:
-    """Least seconds of a pull for each size."""
+    """Fastest pull for each size, in seconds."""
 
     async def pulls() -> list[float]:
         use_transports(tls)
@@ -122,16 +122,16 @@ def bare_agent(
 
 
 def target(device: str, _kind: str, tls: str | None, pipe: Connection, sizes: list[int]) -> None:
-    """The passive process: drives its agent until the pipe speaks."""
+    """The passive process: drives its agent until the pipe has data."""
     agent, memory = bare_agent(device, 0, tls, max(sizes), 7)
     pipe.send((agent.get_agent_metadata(), memory.address, memory.device_index or 0))
     while not pipe.poll():
         agent.get_new_notifs()
-        time.sleep(100e-6)  # NIXL tells nobody
+        time.sleep(100e-6)  # NIXL sends no notifications
 
 
 def initiate(device: str, operation: str, tls: str | None, pipe: Connection, sizes: list[int]) -> list[float]:
-    """Least seconds of one READ or WRITE for each size."""
+    """Fastest READ or WRITE for each size, in seconds."""
     agent, memory = bare_agent(device, 1, tls, max(sizes), 0)
     metadata, address, index = pipe.recv()
     peer = agent.add_remote_agent(metadata)
@@ -156,14 +156,14 @@ def initiate(device: str, operation: str, tls: str | None, pipe: Connection, siz
 
 
 def in_process(measure: Callable[..., list[float]], results: Connection, *args: Any) -> None:
-    """Run one end in a process of its own, because UCX reads its environment once."""
+    """Run one end in its own process, because UCX reads its environment once."""
     results.send(measure(*args))
 
 
 def run_pair(
     passive: Callable[..., None], active: Callable[..., list[float]], what: str, args: argparse.Namespace
 ) -> list[float]:
-    """Both ends, each in its own process."""
+    """Run both ends, each in its own process."""
     context = multiprocessing.get_context("spawn")
     near, far = context.Pipe()
     results, answer = context.Pipe(duplex=False)
@@ -186,7 +186,7 @@ def run_pair(
 
 
 def main() -> None:
-    """Measure every wire and print the table."""
+    """Measure every transceiver and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

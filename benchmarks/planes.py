@@ -1,12 +1,12 @@
-"""Messages a second, and microseconds of CPU for each message on both sides, of the request planes.
+"""The request planes' messages per second, and CPU per message on both sides.
 
     python benchmarks/planes.py [--num-messages 300000] [--loop uvloop|asyncio]
 
-One worker process and one caller process. The worker's engine makes one chunk of one token for each stream in
-each step, and starts the next step when every stream's chunk was taken: at once (a fast worker joins several
-steps in one frame), or after 5 ms as an engine would (each step is a frame, each chunk wakes its consumer).
-`none` iterates the same generators without a plane: what it costs, no plane can save.
-NATS needs `nats-server` on the PATH. Compare ratios of one run: figures move by 20 to 40 % on a busy machine.
+One worker process and one caller process. Each step of the worker's engine yields a chunk of one token per
+stream. The next step starts when all were taken: at once (a fast worker joins several steps in one frame), or
+after 5 ms like an engine (each step is a frame, each chunk wakes its consumer). `none` iterates the same
+generators without a plane, which is the lower bound.
+NATS needs `nats-server` on the PATH. Compare ratios of one run: figures vary by 20 to 40 % on a busy machine.
 """
 
 import argparse
@@ -33,7 +33,7 @@ STEPS_MS = (0, 5)
 
 
 class SteppingEngine:
-    """Gives each running stream one chunk a step."""
+    """Yields one chunk per step to each running stream."""
 
     def __init__(self, step_ms: float) -> None:
         self._step_s = step_ms / 1000
@@ -100,7 +100,7 @@ def make_request(num_tokens: int) -> GenerateRequest:
 
 
 class WorkerProcess:
-    """The other side, and the CPU seconds it has used so far."""
+    """The other process, and the CPU seconds it has used so far."""
 
     def __init__(self, *arguments: str) -> None:
         command = [sys.executable, __file__, *arguments]

@@ -1,7 +1,7 @@
-"""CPU of the frontend and of the workers for each streamed token, and for each short request; real processes.
+"""CPU of frontend and workers per streamed token and per short request, with real processes.
 
 `python benchmarks/serving_plane.py [--streams 64] [--tokens 256] [--step-ms 5] [--rounds 3]` starts a
-frontend and mocker workers, streams chat completions over loopback, and writes the figures to stdout as JSON.
+frontend and mocker workers, streams chat completions over loopback, and prints the figures as JSON.
 """
 
 import argparse
@@ -19,7 +19,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s(process: Process) -> float:
-    """User and system time of a process so far."""
+    """User and system time of a process."""
     fields = Path(f"/proc/{process.popen.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
@@ -46,7 +46,7 @@ async def stream(port: int, num_tokens: int) -> tuple[int, int]:
 
 
 async def load(port: int, num_streams: int, num_tokens: int, rounds: int) -> int:
-    """Run `rounds` times `num_streams` streams at once; the number of events."""
+    """Run `num_streams` streams at once, `rounds` times; returns the number of events."""
     total = 0
     for _ in range(rounds):
         for num_events, _ in await asyncio.gather(*(stream(port, num_tokens) for _ in range(num_streams))):
@@ -55,7 +55,7 @@ async def load(port: int, num_streams: int, num_tokens: int, rounds: int) -> int
 
 
 def measure(stack: Stack, num_streams: int, num_tokens: int, rounds: int) -> dict[str, float]:
-    """Microseconds of CPU for each token, by process, after one round of warm-up."""
+    """Microseconds of CPU per token, by process, after a warm-up round."""
     port = int(stack.url.rpartition(":")[2])
     asyncio.run(load(port, num_streams, num_tokens, 1))
     before = {process.name: cpu_s(process) for process in stack.processes}

@@ -1,9 +1,9 @@
-"""AIPerf on two GPUs, three ways: prefill and decode apart, two aggregated workers, `vllm serve` twice.
+"""AIPerf on two GPUs: prefill and decode apart, two aggregated workers, and `vllm serve` twice.
 
-`python benchmarks/vllm_aiperf.py [--size 20b] [--aiperf COMMAND] [--ways apart,aggregated,vllm]` starts each
-in turn, with random weights, as fast as real ones; adds them to benchmarks/results/vllm_aiperf_20b.json.
-The endpoint is /v1/completions: random tokens are no Harmony, which `vllm serve` answers with errors. Needs
-etcd and nats-server on the PATH, and the vocabulary of `make vocab`.
+`python benchmarks/vllm_aiperf.py [--size 20b] [--aiperf COMMAND] [--ways apart,aggregated,vllm]` runs each in
+turn, with random weights, which are as fast as real ones, and adds the results to
+benchmarks/results/vllm_aiperf_20b.json. It uses /v1/completions, since `vllm serve` fails on random tokens in
+chat. Needs etcd and nats-server on the PATH, and the vocabulary of `make vocab`.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from tools.fetch_vocab import vocabulary_folder
 
 ROOT = Path(__file__).parents[1]
 MODEL = "openai/gpt-oss"
-# As many CUDA graphs as the workloads have use for: it loads sooner.
+# Only as many CUDA graphs as the workloads use, to load faster.
 ENGINE = {
     "load_format": "dummy",
     "enable_prefix_caching": False,
@@ -69,7 +69,7 @@ def baton(folder: Path, size: str, *arguments: str) -> Iterator[tuple[list[str],
                 break
             sys.stderr.write(line)
         else:
-            raise RuntimeError(f"{command} did not get ready")
+            raise RuntimeError(f"{command} did not become ready")
         threading.Thread(target=sys.stderr.writelines, args=[process.stdout], daemon=True).start()
         yield [f"http://127.0.0.1:{port}"], _typed(variables, command)
 
@@ -108,7 +108,7 @@ def _typed(variables: dict[str, str], command: list[str]) -> str:
 def running(
     command: list[str], variables: dict[str, str], out: IO[str] | int = subprocess.PIPE
 ) -> Iterator["subprocess.Popen[str]"]:
-    """The command in a process group of its own, ended at the end; `out` is where its output goes."""
+    """Run the command in its own process group and stop it at the end; its output goes to `out`."""
     command = [sys.executable if word == "python" else word for word in command]
     process = subprocess.Popen(
         command,
@@ -136,13 +136,13 @@ def _wait_for(url: str, process: "subprocess.Popen[str]", log: IO[str]) -> None:
             with urllib.request.urlopen(url, timeout=5):
                 return
         except OSError:
-            time.sleep(0.5)  # it loads, and tells nobody
+            time.sleep(0.5)  # it sends no signal when it has loaded
     log.seek(0)
-    raise RuntimeError(f"{url} does not answer:\n{log.read()[-4000:]}")
+    raise RuntimeError(f"{url} did not answer:\n{log.read()[-4000:]}")
 
 
 def measure(aiperf: str, urls: list[str], folder: Path, workload: tuple[int, ...]) -> dict[str, Any]:
-    """One AIPerf run; its command and figures."""
+    """One AIPerf run: its command and figures."""
     num_in, num_out, concurrency, num_requests = workload
     with tempfile.TemporaryDirectory() as artifacts:
         command = (
@@ -160,7 +160,7 @@ def measure(aiperf: str, urls: list[str], folder: Path, workload: tuple[int, ...
             text=True,
             timeout=400,
             check=False,
-            # Told to stay offline, AIPerf looks for the tokenizer's folder in its cache only.
+            # Offline, AIPerf looks for the tokenizer's folder only in its cache.
             env={name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"},
         )
         found = Path(artifacts) / "profile_export_aiperf.json"
@@ -183,7 +183,7 @@ def _figures(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run all ways, one after the other; each result is written as soon as it is there."""
+    """Measure all set-ups in turn; each result is written at once."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", default="20b", choices=["20b", "120b"])
     parser.add_argument("--aiperf", default="aiperf", help="command that starts AIPerf")

@@ -28,7 +28,7 @@ def get_system_health() -> dict[str, object]:
 
 
 async def main(api: str) -> None:
-    """The library runs the tools and asks again until there is an answer; then the conversation goes on."""
+    """Let the library run the tools until there is an answer, then ask the next question."""
     url = os.environ.get("BATON_URL", "http://127.0.0.1:8000") + "/v1"
     async with AsyncOpenAI(base_url=url, api_key="not-used") as client:
         model = (await client.models.list()).data[0].id

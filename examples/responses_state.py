@@ -1,4 +1,4 @@
-"""A conversation that the server keeps: `make up`, then `python examples/responses_state.py`."""
+"""A conversation whose state the server keeps: `make up`, then `python examples/responses_state.py`."""
 
 import json
 import os
@@ -17,7 +17,7 @@ TOOL: FunctionToolParam = {
 
 
 def say(client: OpenAI, given: str | ResponseInputParam, previous: Response | None) -> Response:
-    """Send only what is new; the server has the rest. Prints the answer while it is generated."""
+    """Send only the new input; the server has the rest. Prints the answer while it is generated."""
     with client.responses.stream(
         model=client.models.list().data[0].id,
         input=given,
@@ -34,7 +34,7 @@ def say(client: OpenAI, given: str | ResponseInputParam, previous: Response | No
 
 
 def main() -> None:
-    """Two questions; the second needs nothing of the first, which the server remembers."""
+    """Ask two questions; the second does not repeat the first, which the server remembers."""
     client = OpenAI(base_url=os.environ.get("BATON_URL", "http://127.0.0.1:8000") + "/v1", api_key="not-used")
     response = None
     for question in ("Hey, quick check: is everything up and running?", "Thank you! And now?"):

@@ -10,7 +10,7 @@ QUESTION = "Hey, quick check: is everything up and running?"
 
 
 class Report(BaseModel):
-    """What every answer below has to be, whatever the model would have said."""
+    """The schema of every answer below."""
 
     healthy: bool
     severity: Literal["none", "low", "high"]
@@ -18,7 +18,7 @@ class Report(BaseModel):
 
 
 def main() -> None:
-    """A chat answer, a response, and a call whose arguments are held to the schema."""
+    """A chat answer, a response, and a call with arguments that follow the schema."""
     client = OpenAI(base_url=os.environ.get("BATON_URL", "http://127.0.0.1:8000") + "/v1", api_key="not-used")
     model = client.models.list().data[0].id
 

@@ -22,12 +22,12 @@ TOOLS: list[ChatCompletionToolParam] = [
 
 
 def get_system_health() -> dict[str, object]:
-    """What a real application would measure."""
+    """A stand-in for a real health check."""
     return {"status": "ok", "uptime_seconds": 372045}
 
 
 def main() -> None:
-    """Ask, run the tools that the model calls, hand it the results, until it answers."""
+    """Run the tools that the model calls until it answers."""
     client = OpenAI(base_url=os.environ.get("BATON_URL", "http://127.0.0.1:8000") + "/v1", api_key="not-used")
     model = client.models.list().data[0].id
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": QUESTION}]
@@ -41,7 +41,7 @@ def main() -> None:
         if not message.tool_calls:
             print("assistant:", message.content)
             return
-        messages.append(message.to_dict())  # type: ignore[arg-type]  # the SDK's own way back into a request
+        messages.append(message.to_dict())  # type: ignore[arg-type]  # as the SDK documents it
         for call in message.tool_calls:
             assert call.type == "function"
             result = json.dumps(get_system_health())

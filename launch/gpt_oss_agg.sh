@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# gpt-oss-120b on one worker that prefills and decodes.
+# gpt-oss-120b on one aggregated worker.
 #   launch/gpt_oss_agg.sh [PROFILE] [--dry-run]
-# PROFILE is a file engine_configs/gpt-oss-120b/agg_*.yaml: low-latency (unless told otherwise), max-throughput, h200
-# (short for h200-low-latency), h200-max-throughput, spark, eval-dep-low, ... The variables below may be set
-# otherwise, and those at the top of launch/trtllm.sh. FLAGS stands instead of the default flags, EXTRA_FLAGS come last.
+# PROFILE names a file engine_configs/gpt-oss-120b/agg_*.yaml: low-latency (the default), max-throughput, h200 (short for
+# h200-low-latency), h200-max-throughput, spark, eval-dep-low, ... Override the variables below and those at the top of
+# launch/trtllm.sh in the environment. FLAGS replaces the default flags; EXTRA_FLAGS are added after them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 configs=engine_configs/gpt-oss-120b

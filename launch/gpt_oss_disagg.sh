@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # gpt-oss-120b on one node of 8 B200: a frontend, prefill on GPUs 0-3, decode on GPUs 4-7.
-#   launch/gpt_oss_disagg.sh             check, start, wait until ready; Ctrl-C ends all of it
+#   launch/gpt_oss_disagg.sh             check, start, wait until ready; Ctrl-C stops everything
 #   launch/gpt_oss_disagg.sh --dry-run   print the commands, start nothing
-# The variables below may be set otherwise, and those at the top of launch/trtllm.sh. A role's GPUs are shared out
-# evenly to its workers; *_FLAGS stand instead of the defaults, *_EXTRA_FLAGS come last, and the last flag counts.
+# Override the variables below and those at the top of launch/trtllm.sh in the environment. A role's GPUs are divided
+# evenly among its workers. *_FLAGS replace the default flags; *_EXTRA_FLAGS are added after them, and the last flag wins.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 case ${1:-} in

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # gpt-oss on vLLM: prefill on one GPU and decode on another, or both on one.
-#   launch/gpt_oss_vllm.sh [20b|120b] [--agg] [--dry-run]     (120b unless told otherwise; an H200 holds either)
-# The variables below may be set otherwise, and those at the top of launch/trtllm.sh. A role's GPUs are shared out
-# evenly to its workers; *_FLAGS are passed on to them.
+#   launch/gpt_oss_vllm.sh [20b|120b] [--agg] [--dry-run]     (default: 120b; an H200 holds either)
+# Override the variables below and those at the top of launch/trtllm.sh in the environment. A role's GPUs are divided
+# evenly among its workers, which also get *_FLAGS.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 size=120b agg=""

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The whole stack on this machine: a frontend, prefill and decode workers, the demo model on the CPU.
-#   launch/local.sh             file registry and TCP: nothing else to install
-#   launch/local.sh --cluster   etcd and NATS: ETCD_ENDPOINTS and NATS_SERVER, or started here from the PATH
-# HTTP_HOST HTTP_PORT PREFILL_WORKERS DECODE_WORKERS MODEL_PATH SERVED_MODEL_NAME ENGINE
-# PREFILL_ENGINE_ARGS DECODE_ENGINE_ARGS START_TIMEOUT_S change it.
+#   launch/local.sh             file registry and TCP; nothing else to install
+#   launch/local.sh --cluster   etcd and NATS: those of ETCD_ENDPOINTS and NATS_SERVER, else started from the PATH
+# Environment variables: HTTP_HOST HTTP_PORT PREFILL_WORKERS DECODE_WORKERS MODEL_PATH SERVED_MODEL_NAME ENGINE
+# PREFILL_ENGINE_ARGS DECODE_ENGINE_ARGS START_TIMEOUT_S.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,10 +17,10 @@ DECODE_ENGINE_ARGS=${DECODE_ENGINE_ARGS:-engine_configs/demo/decode.yaml}
 START_TIMEOUT_S=${START_TIMEOUT_S:-120}
 PYTHON=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
 
-STOP_STATUS=0 # Ctrl-C is how `make up` ends, no failure
+STOP_STATUS=0 # Ctrl-C is the normal end of `make up`
 . launch/processes.sh
 
-start_cluster() { # etcd and NATS, where no address is given; they listen when it returns
+start_cluster() { # starts etcd and NATS unless their addresses are given; returns when they listen
     local started=() port
     if [[ -z ${ETCD_ENDPOINTS:-} ]]; then
         command -v etcd >/dev/null || fail "etcd is not on the PATH: apt-get install etcd-server, or set ETCD_ENDPOINTS"
@@ -29,7 +29,7 @@ start_cluster() { # etcd and NATS, where no address is given; they listen when i
         ETCD_ENDPOINTS=http://127.0.0.1:$port
         start etcd etcd --data-dir "$RUN_DIR/etcd" --listen-client-urls "$ETCD_ENDPOINTS" \
             --advertise-client-urls "$ETCD_ENDPOINTS" --listen-peer-urls http://127.0.0.1:0 \
-            --initial-advertise-peer-urls http://127.0.0.1:0 --initial-cluster default=http://127.0.0.1:0 # it has none
+            --initial-advertise-peer-urls http://127.0.0.1:0 --initial-cluster default=http://127.0.0.1:0 # no peers
     fi
     if [[ -z ${NATS_SERVER:-} ]]; then
         command -v nats-server >/dev/null || fail "nats-server is not on the PATH: apt-get install nats-server, or set NATS_SERVER"
@@ -43,13 +43,13 @@ start_cluster() { # etcd and NATS, where no address is given; they listen when i
     for port in "${started[@]}"; do
         until listens "$port"; do
             check_alive
-            ((SECONDS < deadline)) || fail "etcd and NATS are not up after $START_TIMEOUT_S s; logs: $RUN_DIR"
+            ((SECONDS < deadline)) || fail "etcd and NATS are not listening after $START_TIMEOUT_S s; logs: $RUN_DIR"
             sleep 0.1
         done
     done
 }
 
-free_port() { # below the ephemeral range: no client's socket takes it meanwhile
+free_port() { # below the ephemeral range, so that no client's socket takes it
     local port
     while true; do
         port=$((20000 + SRANDOM % 12000))

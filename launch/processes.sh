@@ -1,29 +1,29 @@
-# Sourced by the launch scripts: starts processes, waits until they serve, ends all of them with the first.
-# Logs lie in $RUN_DIR (a fresh folder under .run/), one file a process. Set before sourcing:
+# Sourced by the launch scripts: starts processes, waits until they serve, stops all of them when one ends.
+# Logs go to $RUN_DIR (a new folder under .run/), one file per process. Set before sourcing:
 #   DRY_RUN=1       print each command instead of starting it
-#   FOLLOW=1        show the logs as they grow, each line with its process's name
+#   FOLLOW=1        print the logs as they grow, prefixed with the process's name
 #   STOP_STATUS     exit status after Ctrl-C or SIGTERM [128 + signal]
-#   STOP_TIMEOUT_S  how long processes may take to end before they are killed [35]
+#   STOP_TIMEOUT_S  time that processes get to end before they are killed [35]
 #   HTTP_HOST, HTTP_PORT  where the frontend listens [127.0.0.1, 8000; 0.0.0.0 in the images]
 # shellcheck shell=bash
 
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 501)) || { echo "error: bash 5.1 or newer is needed" >&2; exit 2; }
 RUN_DIR=${RUN_DIR:-$PWD/.run/$(date +%H%M%S)-$$}
-# Dynamo's names count first, as in the frontend.
+# Dynamo's names take precedence, as in the frontend.
 HTTP_HOST=${DYN_HTTP_HOST:-${HTTP_HOST:-127.0.0.1}}
 HTTP_PORT=${DYN_HTTP_PORT:-${HTTP_PORT:-8000}}
 [[ -n ${DRY_RUN:-} ]] || mkdir -p "$RUN_DIR"
 declare -A NAMES=()
 FOLLOWERS=()
 
-start() { # start NAME COMMAND... ; `env VAR=value COMMAND...` gives it variables of its own
+start() { # start NAME COMMAND... (`env VAR=value COMMAND...` sets its variables)
     local name=$1; shift
     if [[ -n ${DRY_RUN:-} ]]; then
         echo "$(quoted "$@") &"
         return
     fi
     : >"$RUN_DIR/$name.log"
-    # A process group of its own: a Ctrl-C in the terminal reaches this script only, which then ends them in turn.
+    # Its own process group: Ctrl-C in the terminal reaches only this script, which stops the processes in order.
     setsid "$@" >"$RUN_DIR/$name.log" 2>&1 </dev/null &
     NAMES[$!]=$name
     if [[ -n ${FOLLOW:-} ]]; then
@@ -33,7 +33,7 @@ start() { # start NAME COMMAND... ; `env VAR=value COMMAND...` gives it variable
     fi
 }
 
-quoted() { # a command line that can be pasted into a shell
+quoted() { # prints a command line that can be pasted into a shell
     [[ $1 != env ]] || shift
     local word line=""
     for word in "$@"; do
@@ -43,14 +43,14 @@ quoted() { # a command line that can be pasted into a shell
     echo "${line% }"
 }
 
-set_variable() { # set_variable NAME VALUE: for all processes
+set_variable() { # set_variable NAME VALUE, for all processes
     export "$1=$2"
     [[ -z ${DRY_RUN:-} ]] || echo "export $(quoted "$1=$2")"
 }
 
 listens() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; } # listens PORT
 
-own_url() { # the frontend's, for this machine: what listens on every address answers on loopback
+own_url() { # the frontend's URL on this machine
     case $HTTP_HOST in
         0.0.0.0) echo "http://127.0.0.1:$HTTP_PORT" ;;
         ::) echo "http://[::1]:$HTTP_PORT" ;;
@@ -76,10 +76,10 @@ wait_until_ready() { # wait_until_ready NUM_PREFILL NUM_DECODE
         fi
         sleep 0.3
     done
-    fail "not ready after $START_TIMEOUT_S s ($seen); logs: $RUN_DIR, or allow more: START_TIMEOUT_S"
+    fail "not ready after $START_TIMEOUT_S s ($seen); logs: $RUN_DIR; to wait longer, set START_TIMEOUT_S"
 }
 
-check_alive() { # ends everything if a process has gone
+check_alive() { # stops everything if a process has ended
     local pid status
     for pid in "${!NAMES[@]}"; do
         kill -0 "$pid" 2>/dev/null && continue
@@ -88,34 +88,34 @@ check_alive() { # ends everything if a process has gone
     done
 }
 
-wait_for_the_end() { # not by `wait -n`: of a process that ended just before, it knows nothing
+wait_for_the_end() { # polls, since `wait -n` misses a process that ended just before the call
     while true; do check_alive; sleep 0.3; done
 }
 
 died() { # died PID STATUS
     local name=${NAMES[$1]}
     unset "NAMES[$1]"
-    kill -KILL -- "-$1" 2>/dev/null || true # its children: they hold GPUs
+    kill -KILL -- "-$1" 2>/dev/null || true # its children may hold GPUs
     stop_following
     local last; last=$(tail -n 1 "$RUN_DIR/$name.log")
-    if [[ $last == *error:\ * ]]; then # a mistake that the process itself names
+    if [[ $last == *error:\ * ]]; then # the process explains its failure
         echo "$name: $last" >&2
     else
-        echo "$name ended with status $2; its last lines (all of them: $RUN_DIR/$name.log):" >&2
+        echo "$name exited with status $2; its last lines (full log: $RUN_DIR/$name.log):" >&2
         tail -n 15 "$RUN_DIR/$name.log" | sed "s/^/  $name | /" >&2
     fi
     end_all
     exit 1
 }
 
-end_all() { # frontend, workers, then etcd and NATS: each still has what it needs to finish its requests
+end_all() { # frontend, workers, then etcd and NATS, so that each can finish its requests
     local deadline=$((SECONDS + ${STOP_TIMEOUT_S:-35})) names
-    trap 'deadline=0' INT TERM HUP # asked again: no more patience
+    trap 'deadline=0' INT TERM HUP # a second signal kills at once
     for names in frontend '*-*' '*'; do end_those "$names"; done
     stop_following
 }
 
-end_those() { # end_those PATTERN; `deadline` is end_all's
+end_those() { # end_those PATTERN; `deadline` is set by end_all
     local pid ending=()
     for pid in "${!NAMES[@]}"; do
         # shellcheck disable=SC2053 # a pattern, not a name

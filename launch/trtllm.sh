@@ -1,30 +1,30 @@
-# Sourced by the gpt-oss launch scripts: what they share. Each of these variables may be set otherwise:
+# Sourced by the gpt-oss launch scripts. Set in the environment to override:
 #   MODEL_PATH SERVED_MODEL_NAME HTTP_HOST HTTP_PORT ROUTER_MODE ENGINE START_TIMEOUT_S PYTHON
-#   ETCD_ENDPOINTS NATS_SERVER  [what listens on 2379 and 4222, as `docker compose up` has it; else neither is used]
-#   SKIP_DOCTOR=1               [python -m baton doctor stops a start that cannot succeed]
+#   ETCD_ENDPOINTS NATS_SERVER  [servers on ports 2379 and 4222, else a folder and TCP]
+#   SKIP_DOCTOR=1               [skips `python -m baton doctor`, which stops a start that cannot succeed]
 # shellcheck shell=bash
 
 MODEL_PATH=${MODEL_PATH:-/model}
 ROUTER_MODE=${ROUTER_MODE:-round-robin}
 ENGINE=${ENGINE:-trtllm}
-START_TIMEOUT_S=${START_TIMEOUT_S:-1800} # weights are read, kernels tuned, graphs captured: minutes
+START_TIMEOUT_S=${START_TIMEOUT_S:-1800} # loading weights, tuning kernels and capturing graphs take minutes
 STOP_TIMEOUT_S=${STOP_TIMEOUT_S:-100}    # a worker drains for 30 s, its engine may take 60 s
 PYTHON=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
 FOLLOW=1
 
 . launch/processes.sh
 
-set_environment() { # set_environment NAME=VALUE... : where the user has not
+set_environment() { # set_environment NAME=VALUE..., unless the user has set it
     local pair
     for pair in "$@"; do
         set_variable "${pair%%=*}" "$(printenv "${pair%%=*}" || echo "${pair#*=}")"
     done
 }
 
-gpus_each() { # gpus_each LIST NUM_WORKERS: how many GPUs each worker has, its tensor and expert parallel size
+gpus_each() { # gpus_each LIST NUM_WORKERS: GPUs per worker, its tensor and expert parallel size
     local gpus; IFS=, read -ra gpus <<<"$1"
     if [[ ! $2 =~ ^[1-9][0-9]*$ ]] || ((${#gpus[@]} == 0 || ${#gpus[@]} % $2)); then
-        fail "${#gpus[@]} GPUs ($1) cannot be shared by $2 workers"
+        fail "${#gpus[@]} GPUs ($1) cannot be divided evenly among $2 workers"
     fi
     echo $((${#gpus[@]} / $2))
 }
@@ -37,10 +37,10 @@ shares() { # shares LIST NUM_WORKERS: 0,1,2,3 for two workers is 0,1;2,3
     (IFS=';'; echo "${found[*]}")
 }
 
-prepare() { # prepare DOCTOR_FLAGS... : environment, registry and request plane, checks
+prepare() { # prepare DOCTOR_FLAGS...: environment, registry, request plane, doctor
     if [[ $ENGINE == trtllm ]]; then
         set_environment TRTLLM_ENABLE_PDL=1 TRT_LLM_DISABLE_LOAD_WEIGHTS_IN_PARALLEL=True
-        # KV between processes of one node: CUDA memory is told apart without a cache that may be stale.
+        # For KV between processes of one node: UCX detects CUDA memory without its cache, which may be stale.
         set_environment UCX_CUDA_COPY_ASYNC_MEM_TYPE=cuda UCX_CUDA_COPY_DMABUF=no UCX_MEMTYPE_CACHE=n \
             UCX_RNDV_PIPELINE_ERROR_HANDLING=y
     fi
@@ -51,7 +51,7 @@ prepare() { # prepare DOCTOR_FLAGS... : environment, registry and request plane,
     fi
 }
 
-join_cluster() { # a folder and TCP where there is no etcd or no NATS: processes of one machine need neither
+join_cluster() { # etcd and NATS if available, else a folder and TCP, as all processes are on one machine
     [[ -n ${ETCD_ENDPOINTS:-} ]] || ! listens 2379 || ETCD_ENDPOINTS=http://127.0.0.1:2379
     [[ -n ${NATS_SERVER:-} ]] || ! listens 4222 || NATS_SERVER=nats://127.0.0.1:4222
     if [[ -n ${ETCD_ENDPOINTS:-} ]]; then
@@ -68,14 +68,14 @@ join_cluster() { # a folder and TCP where there is no etcd or no NATS: processes
     fi
 }
 
-check_first() { # check_first DOCTOR... : 0 all well, 1 warnings, 2 it cannot work
+check_first() { # check_first DOCTOR...: fails if it exits with 2 (errors)
     if [[ -n ${DRY_RUN:-} ]]; then
         quoted "$@"
         return
     fi
     local status=0
     "$@" || status=$?
-    ((status < 2)) || fail "not started: repair what is named above (or SKIP_DOCTOR=1)"
+    ((status < 2)) || fail "not started: fix the errors above (or set SKIP_DOCTOR=1)"
 }
 
 start_frontend() {
@@ -93,7 +93,7 @@ start_workers() { # start_workers MODE NUM_WORKERS GPUS YAML FLAGS...
     done
 }
 
-serve() { # serve NUM_PREFILL NUM_DECODE: until Ctrl-C, or until a process ends
+serve() { # serve NUM_PREFILL NUM_DECODE, until Ctrl-C or until a process ends
     [[ -z ${DRY_RUN:-} ]] || exit 0
     wait_until_ready "$1" "$2"
     wait_for_the_end

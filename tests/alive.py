@@ -1,18 +1,18 @@
-"""What is left alive: objects of a type, and processes."""
+"""Detects leaks: living objects of a type, and running processes."""
 
 import gc
 from pathlib import Path
 
 
 class Newborn:
-    """Counts objects of a type that did not exist when this was made; other tests may have left some."""
+    """Counts living objects of a type that were created after this counter."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
         self._older = self._all()
 
     def count(self) -> int:
-        """How many are alive once the garbage is collected."""
+        """The number of living objects after garbage collection."""
         gc.collect()
         return sum(not any(each is older for older in self._older) for each in self._all())
 
@@ -21,9 +21,9 @@ class Newborn:
 
 
 def is_running(pid: int) -> bool:
-    """False once the process has let go of its files and sockets, though its parent may not know yet.
+    """False once the process has released its files and sockets, even if it was not reaped yet.
 
-    Its command line is empty earlier than that.
+    Its command line becomes empty earlier.
     """
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]

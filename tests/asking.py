@@ -1,4 +1,4 @@
-"""Requests to a running stack, and what is looked at in their answers."""
+"""Requests to a running stack, and accessors for the answers."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 
 def chat(stack: Stack, *messages: Json) -> Json:
-    """The one choice of the guide's request with these messages."""
+    """The only choice of the answer to the guide's request with these messages."""
     asked = GUIDE | {"messages": list(messages)}
     answer = httpx.post(f"{stack.url}/v1/chat/completions", json=asked, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
@@ -22,7 +22,7 @@ def chat(stack: Stack, *messages: Json) -> Json:
 
 
 def complete(stack: Stack, num_tokens: int = 120) -> str:
-    """A greedy answer of that many tokens."""
+    """A greedy answer of `max_tokens` tokens."""
     body = {"model": MODEL, "prompt": "one two three", "max_tokens": num_tokens, "temperature": 0}
     answer = httpx.post(f"{stack.url}/v1/completions", json=body | {"ignore_eos": True}, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text

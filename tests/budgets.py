@@ -1,4 +1,4 @@
-"""The house budgets: lines of a file, lines of a function. `make check` runs it; tabular files are named."""
+"""The code budgets: lines per file and function. `make check` runs it; tabular files are exempt by name."""
 
 import ast
 import subprocess
@@ -12,7 +12,7 @@ TABULAR: frozenset[str] = frozenset()
 
 
 def over_budget(path: Path) -> list[str]:
-    """`file:line: what` for each budget that this file breaks."""
+    """`file:line: problem` for each exceeded budget."""
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
     found = []
@@ -20,7 +20,7 @@ def over_budget(path: Path) -> list[str]:
     if num_lines > MAX_FILE_LINES and str(path) not in TABULAR:
         found.append(f"{path}:1: {num_lines} lines, at most {MAX_FILE_LINES}")
     if ast.get_docstring(tree) is None:
-        found.append(f"{path}:1: the first line says what the file owns")
+        found.append(f"{path}:1: the module docstring is missing")
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or 0) - node.lineno + 1
@@ -32,7 +32,7 @@ def over_budget(path: Path) -> list[str]:
 
 
 def main() -> int:
-    """1 if any file is over budget."""
+    """Exit status: 1 if any budget is exceeded."""
     listed = subprocess.run(["git", "ls-files", "*.py"], capture_output=True, text=True, check=True).stdout
     files = [Path(name) for name in listed.split() if name.split("/")[0] in PACKAGES]
     found = [line for path in files if path.exists() for line in over_budget(path)]

@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer once nothing else is left to do: hours cost nothing."""
+"""An event loop whose clock jumps to the next timer when idle, so that long waits cost nothing."""
 
 import asyncio
 import math
@@ -12,12 +12,12 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _SPEED = 50.0
-_NUM_OWN = 1  # the loop's own socket, by which threads wake it
+_NUM_OWN = 1  # the loop's wake-up socket, for threads
 
 
 def run_jumping(main: Coroutine[Any, Any, T], limit_s: float = 3600.0) -> T:
-    """`asyncio.run` in a time that only timers move, so that a limit ends exactly when it says, or almost
-    so if there are sockets. What hangs raises TimeoutError.
+    """`asyncio.run` in a time that only timers advance, so that limits end exactly (almost, with sockets). A
+    hang raises TimeoutError.
     """
 
     async def bounded() -> T:
@@ -29,10 +29,10 @@ def run_jumping(main: Coroutine[Any, Any, T], limit_s: float = 3600.0) -> T:
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Instead of waiting for a timer, goes on as if that time had passed.
+    """A selector that advances time instead of waiting for a timer.
 
-    Threads at work are waited for. While there are sockets, time does not jump but runs `_SPEED` times as
-    fast: what was sent to oneself is under way for a moment.
+    It waits for running threads. With sockets, time does not jump but runs `_SPEED` times as fast, since sent
+    data needs a moment to arrive.
     """
 
     def __init__(self) -> None:

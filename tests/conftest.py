@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.waiting import PATIENCE_S, scaled
 
-# Two busy cores are slow now and then; that is no finding.
+# Two busy cores are slow at times, which is not a failure.
 settings.register_profile(
     "here",
     deadline=None,
@@ -26,27 +26,27 @@ settings.register_profile(
 )
 settings.load_profile("here")
 
-# httpx gives up after 5 s where nothing else is said.
+# httpx's default timeout is 5 s.
 _httpx_default: httpx.Timeout = inspect.signature(httpx.get).parameters["timeout"].default
 _httpx_default.connect = _httpx_default.read = _httpx_default.write = _httpx_default.pool = PATIENCE_S
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """A test may take longer on a slow machine, unless the command line says how long."""
+    """Scale the test timeout for slow machines, unless it is set on the command line."""
     if config.getoption("timeout", default=None) is None:
         config.option.timeout = scaled(float(config.getini("timeout")))
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """The same for tests that say how long they may take."""
+    """Scale timeouts that tests set themselves."""
     for mark in item.iter_markers("timeout"):
         item.add_marker(pytest.mark.timeout(scaled(mark.args[0])), append=False)
         return
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below the ephemeral range: nothing takes it while its server is down."""
+    """A free port below the ephemeral range, so that it stays free while its server is down."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as probe:
@@ -58,7 +58,7 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """One real server that a test may kill, freeze and start again; it keeps its port and its data."""
+    """A real server that tests may kill, freeze and restart; it keeps its port and data."""
 
     def __init__(self, command: list[str], url: str, data: Path, *, ready: bytes) -> None:
         self.url = url
@@ -69,7 +69,7 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it and wait until its log says that it serves; fails the test when it does not."""
+        """Start it and wait until its log says that it is ready; fails the test otherwise."""
         with self._log.open("ab") as log:
             before = log.tell()
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
@@ -77,7 +77,7 @@ class ServerProcess:
         while time.monotonic() < give_up and self._process.poll() is None:
             if self._ready in self._log.read_bytes()[before:]:
                 return
-            time.sleep(0.01)  # a log tells nobody that it grew
+            time.sleep(0.01)  # poll: log files do not notify
         self.kill()
         pytest.fail(f"{self._command[0]} does not start: {self._log.read_text()[-2000:]}")
 
@@ -89,7 +89,7 @@ class ServerProcess:
             self._process = None
 
     def freeze(self) -> None:
-        """SIGSTOP: it holds its sockets and answers nothing."""
+        """SIGSTOP: it keeps its sockets and does not respond."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
@@ -100,7 +100,7 @@ class ServerProcess:
 
 
 LaunchServer = Callable[..., ServerProcess]
-"""Starts a server; extra command line arguments are passed on (`scheme="https"`: etcd with TLS)."""
+"""Starts a server with extra command-line arguments (`scheme="https"`: etcd with TLS)."""
 
 
 def _binary(name: str, package: str) -> str:
@@ -112,7 +112,7 @@ def _binary(name: str, package: str) -> str:
 
 @pytest.fixture(scope="session")
 def _servers() -> Iterator[list[ServerProcess]]:
-    """Every server that was started; killed at the end of the session."""
+    """Every started server; killed at the end of the session."""
     servers: list[ServerProcess] = []
     yield servers
     for server in servers:
@@ -121,7 +121,7 @@ def _servers() -> Iterator[list[ServerProcess]]:
 
 @pytest.fixture(scope="session")
 def launch_etcd(_servers: list[ServerProcess], tmp_path_factory: pytest.TempPathFactory) -> LaunchServer:
-    """Starts an etcd of the test's own; see `LaunchServer`."""
+    """Starts an etcd for one test; see `LaunchServer`."""
 
     def launch(*extra: str, scheme: str = "http") -> ServerProcess:
         data, port, peer = tmp_path_factory.mktemp("etcd") / "data", free_port(), free_port()
@@ -140,7 +140,7 @@ def launch_etcd(_servers: list[ServerProcess], tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="session")
 def launch_nats(_servers: list[ServerProcess], tmp_path_factory: pytest.TempPathFactory) -> LaunchServer:
-    """Starts a nats-server of the test's own; see `LaunchServer`."""
+    """Starts a nats-server for one test; see `LaunchServer`."""
 
     def launch(*extra: str) -> ServerProcess:
         data, port = tmp_path_factory.mktemp("nats") / "data", free_port()
@@ -155,13 +155,13 @@ def launch_nats(_servers: list[ServerProcess], tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="session")
 def etcd_server(launch_etcd: LaunchServer) -> str:
-    """URL of an etcd that the whole session shares: use keys of your own, don't stop it."""
+    """URL of an etcd shared by the session: use unique keys, don't stop it."""
     return launch_etcd().url
 
 
 @pytest.fixture
 def own_etcd(launch_etcd: LaunchServer) -> Iterator[str]:
-    """URL of an etcd of the test's own: what other tests registered and killed is not in it."""
+    """URL of an etcd for one test, without other tests' registrations."""
     server = launch_etcd()
     yield server.url
     server.kill()
@@ -169,7 +169,7 @@ def own_etcd(launch_etcd: LaunchServer) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _same_environment() -> Iterator[None]:
-    """What a test sets in os.environ is not inherited by the processes of the next."""
+    """Restore os.environ after each test, so that later processes do not inherit changes."""
     before = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     yield
     for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
@@ -179,5 +179,5 @@ def _same_environment() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def nats_server(launch_nats: LaunchServer) -> str:
-    """URL of a nats-server that the whole session shares: use subjects of your own, don't stop it."""
+    """URL of a nats-server shared by the session: use unique subjects, don't stop it."""
     return launch_nats().url

@@ -1,4 +1,4 @@
-"""What tests do with any engine: take its handoff, read its tokens, wait."""
+"""Test calls for any engine: take a handoff, read tokens, wait."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -1,4 +1,4 @@
-"""Millions of random answers for the Harmony parser: `python -m tests.fuzz_harmony --help`; no hypothesis."""
+"""Fuzzes the Harmony parser with millions of random streams: `python -m tests.fuzz_harmony --help`."""
 
 import argparse
 import itertools
@@ -75,7 +75,7 @@ _MIXTURES = ((8, 9, 10, 11, 12), (2, 8, 10, 11, 13), (1, 2, 6, 7, 10), (0, 4, 7,
 
 
 def stream(draw: random.Random) -> list[int]:
-    """Most have a few messages or parts, one in five hundred has hundreds; half of them are mutated."""
+    """Most streams have a few messages, one in five hundred has hundreds; half of them are mutated."""
     most = MAX_FRAGMENTS if draw.random() < 0.002 else 6
     groups = draw.choices(_FRAGMENTS, cum_weights=draw.choice(_MIXTURES), k=int(draw.random() * most) + 1)
     fragments = [group[int(draw.random() * len(group))] for group in groups]
@@ -87,7 +87,7 @@ def stream(draw: random.Random) -> list[int]:
 
 
 def _mutate(ids: list[int], draw: random.Random) -> None:
-    """A token deleted, doubled, replaced, put in, moved; or the stream cut off."""
+    """Delete, duplicate, replace, insert or move a token, or cut the stream."""
     at = int(draw.random() * (len(ids) + 1))
     match int(draw.random() * 6):
         case 0:
@@ -106,7 +106,9 @@ def _mutate(ids: list[int], draw: random.Random) -> None:
 
 
 def violation(seed: int, i: int) -> str | None:
-    """What stream `i` of this seed shows, with what is needed to see it again."""
+    """The violation in stream `i` of this seed, with what is needed to reproduce it; None if there is
+    none.
+    """
     draw = random.Random(seed << 64 | i)
     ids = stream(draw)
     sizes = [int(draw.random() * 8) for _ in range(len(ids) // 3)]
@@ -116,7 +118,7 @@ def violation(seed: int, i: int) -> str | None:
             check_answer(ids, sizes, "length" if i % 32 else "stop")
         if i % 16 == 1:
             check_without_calls(ids)
-    except Exception as error:  # noqa: BLE001 whatever the parser raises is the finding
+    except Exception as error:  # noqa: BLE001 any error is a violation
         table = VOCABULARY.token_bytes
         names = {token_id: token.name.encode() for token, token_id in VOCABULARY.special_ids.items()}
         spelled = [names.get(n) or (table[n] if 0 <= n < len(table) else n) for n in ids]
@@ -136,7 +138,7 @@ def _tasks(seed: int, first: int, num_streams: int) -> Iterator[tuple[int, range
 
 
 def main() -> int:
-    """Says how far it is every 1,000,000 streams; 1 and the stream at the first violation."""
+    """Prints progress every 1,000,000 streams; exits with 1 and the stream at the first violation."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=10_000_000)
     parser.add_argument("--seed", type=int, default=random.getrandbits(32))

@@ -1,4 +1,4 @@
-"""Async generators that nobody closed: what they hold is let go late, by the garbage collector."""
+"""Detects async generators that were not closed, whose resources only the garbage collector frees."""
 
 import gc
 import sys
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def none_abandoned() -> Iterator[None]:
-    """Fails the test if, inside the context and its event loop, a generator was left without being closed."""
+    """Fails the test if a generator inside the context and its event loop was not closed."""
     abandoned: list[str] = []
     before = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(before.firstiter, lambda generator: abandoned.append(repr(generator)))

@@ -1,4 +1,4 @@
-"""JSON schemas to hold random answers to, and what is needed to make such answers and to read them."""
+"""JSON schemas for guided decoding, with generators and parsers of random answers."""
 
 import asyncio
 import json
@@ -138,7 +138,7 @@ SCHEMAS = st.recursive(
 
 
 def answer_of(grammars: Grammars, form: Guided, choose: Callable[[list[int]], int]) -> list[int]:
-    """An answer whose tokens `choose` picks among those that are allowed; cut after MAX_TOKENS."""
+    """An answer whose tokens `choose` picks among the allowed ones; cut after MAX_TOKENS."""
     matcher = asyncio.run(grammars.matcher(form))
     prompt, answer = [5, 6, 7], list[int]()
     while len(answer) < MAX_TOKENS:
@@ -151,7 +151,7 @@ def answer_of(grammars: Grammars, form: Guided, choose: Callable[[list[int]], in
 
 
 def chooser(seed: int, ends: ModelTokenizer) -> Callable[[list[int]], int]:
-    """Any allowed token, but half of the time one that ends something, or an answer would seldom end."""
+    """Any allowed token, but half of the time one that closes something, so that answers end."""
     rng = random.Random(seed)
     closing = {*ends.special_ids.values(), *(i for text in '"}],' for i in ends.encode_text(text))}
 
@@ -197,7 +197,7 @@ def text_form(syntax: Syntax, text: str) -> Guided:
 
 
 def slow_inside() -> Json:
-    """A schema that is compiled at once; what may follow `"b":` takes the library minutes to find out."""
+    """A schema that compiles at once, but takes the library minutes for the mask after `"b":`."""
     many = ENDLESS["many ways"]
     return {
         "$defs": many["$defs"],

@@ -1,4 +1,4 @@
-"""A toy vocabulary for Harmony, and what must hold of the parser's answer to every stream of its tokens."""
+"""A toy Harmony vocabulary, and the properties that the parser's output must have for every stream."""
 
 import re
 from collections import Counter
@@ -31,8 +31,8 @@ SPELLED = ("<|end|>", "<|channel|>", "<|message|>", "<|start|>", "<|", "|>", "<|
 BROKEN = (b"\xc3", b"\xe6\x97", b"\xa9", b"\xff", b"\xf0\x9f", b"\xed\xa0\x80", b"a\xe6")
 NUM_MARKS = 4096
 
-# Each word, and each piece of a character, is one token. A mark is a word that no header knows, each of them
-# at most once in a stream, so that it can be told which one was lost.
+# Each word, and each piece of a character, is one token. A mark is a word that no header uses and that
+# appears at most once in a stream, so that a lost one can be named.
 _WORDS = [word.encode() for word in (*HEADER_WORDS, *TEXT, *SPELLED)]
 _ID_OF_WORD = {word.decode(): i for i, word in enumerate(_WORDS)}
 MARK = len(_WORDS) + len(BROKEN)
@@ -50,17 +50,17 @@ ANY_TOKEN = (-1, *range(MARK + 1), *range(_FIRST_SPECIAL, len(VOCABULARY.token_b
 _CONTROLS = {token_id for token, token_id in _ID.items() if token is not SpecialToken.STARTOFTEXT}
 _ENDS = {_ID[SpecialToken(f"<|{name}|>")] for name in ("end", "call", "return", "endoftext")}
 _ENDS_BODY = _ENDS | {_ID[SpecialToken.START], _ID[SpecialToken.CHANNEL]}
-# After these a mark may be taken for a role, a channel, a content type, a name.
+# After these a mark may be parsed as a role, a channel, a content type or a name.
 _TAKES_A_WORD = {_ID[SpecialToken.START], _ID[SpecialToken.CHANNEL], _ID[SpecialToken.CONSTRAIN]} | {
     i for i, word in enumerate(_WORDS) if word.endswith((b"=", b"<|channel|>"))
 }
-# Without one of these only the assistant speaks.
+# Without one of these, all messages are the assistant's.
 _OTHER_NAMES = (b"user", b"tool", b"bash", b"search", b"functions.", b"to=", b" to=assistant")
 _NAMES = frozenset(i for i, word in enumerate(_WORDS) if word.endswith(_OTHER_NAMES))
 _SPELLED_IDS = frozenset(i for i, word in enumerate(_WORDS) if b"<" in word or b"|" in word)
 _MARKS = re.compile(r"~(\d+)")
 
-# Of the tokenizer a message needs nothing unless log probabilities are asked for.
+# A message needs a tokenizer only for log probabilities.
 _TOKENIZER = cast("ModelTokenizer", SimpleNamespace(vocabulary=VOCABULARY))
 _SAMPLING = Sampling(max_tokens=1, seed=0)
 _REQUEST = GenerateRequest(request_id="r", model="m", token_ids=[], sampling=_SAMPLING, deadline_s=1)
@@ -68,7 +68,7 @@ _ENVELOPE = Envelope("chat.completion.chunk", "chatcmpl", "m", has_usage=False)
 
 
 class Message(msgspec.Struct, array_like=True):
-    """A message put together from its deltas; `start` and `stop` are token positions, 0 for calls."""
+    """A message assembled from its deltas; `start` and `stop` are token positions, 0 for calls."""
 
     kind: str
     text: str = ""
@@ -79,7 +79,9 @@ class Message(msgspec.Struct, array_like=True):
 
 
 class Layout(msgspec.Struct):
-    """What of a stream has to come out. A body is what stands between `<|message|>` and what can end it."""
+    """The expected output of a stream. A body is the text between `<|message|>` and a token that can
+    end it.
+    """
 
     bodies: list[bytes]
     marks: list[int]
@@ -87,7 +89,7 @@ class Layout(msgspec.Struct):
 
 
 def ids_of(*pieces: str) -> list[int]:
-    """The tokens of words and control tokens; `~` is a mark, a backslash makes a control token a word."""
+    """Ids of words and control tokens; `~` is a mark, a backslash makes a control token a word."""
     return [_id_of(piece) for piece in pieces]
 
 
@@ -100,7 +102,7 @@ def _id_of(piece: str) -> int:
 
 
 def numbered(ids: Iterable[int]) -> list[int]:
-    """The stream with each mark made one of its own."""
+    """The stream with unique marks."""
     num_marks = 0
     out = []
     for token_id in ids:
@@ -121,7 +123,7 @@ def cuts(ids: Sequence[int], sizes: Iterable[int]) -> list[Sequence[int]]:
 
 
 def check(ids: Sequence[int], sizes: Sequence[int]) -> None:
-    """Parses a numbered stream whole, by token and in pieces; AssertionError if a promise is broken."""
+    """Parse a numbered stream whole, by token and in pieces; AssertionError if a property is violated."""
     messages, parser = _parse([ids])
     for chunks in ([[token_id] for token_id in ids], cuts(ids, sizes)):
         others, other = _parse(chunks)
@@ -137,7 +139,7 @@ def check(ids: Sequence[int], sizes: Sequence[int]) -> None:
 
 
 def check_without_calls(ids: Sequence[int]) -> None:
-    """Where no call is allowed, the same is said, the arguments as reasoning; the calls are counted."""
+    """Without allowed calls, the output is the same, with arguments as reasoning and the calls counted."""
     messages, parser = _parse([ids])
     others, other = _parse([ids], may_call=False)
     expected = [
@@ -151,7 +153,7 @@ def check_without_calls(ids: Sequence[int]) -> None:
 
 
 def check_answer(ids: Sequence[int], sizes: Sequence[int], finish_reason: FinishReason) -> None:
-    """A chat answer that is streamed in pieces and one gathered at once are the same message."""
+    """A streamed chat answer and one gathered at once are the same message."""
     whole = _message(None)
     _answer([ids], *whole, finish_reason)
     body = whole[1].body()
@@ -202,7 +204,7 @@ def _parse(chunks: Iterable[Sequence[int]], *, may_call: bool = True) -> tuple[l
 
 
 def _gather(deltas: Sequence[Delta], messages: list[Message], *, is_open: bool) -> bool:
-    """Puts deltas into messages; they must be whole messages in order, none of them empty but calls."""
+    """Assemble deltas into messages, which must be whole, in order and not empty, except calls."""
     for delta in deltas:
         if isinstance(delta, MessageEnd):
             assert is_open, "an end without a message"
@@ -254,7 +256,7 @@ def _layout(ids: Sequence[int]) -> Layout:
             in_body = True
             layout.bodies.append(b"")
             if before >= MARK and layout.marks[-1:] == [before]:
-                layout.marks.pop()  # it may be a content type
+                layout.marks.pop()  # may be a content type
         elif MARK <= token_id < _FIRST_SPECIAL and (in_body or before not in _TAKES_A_WORD):
             layout.marks.append(token_id)
         data = VOCABULARY.token_bytes[token_id] if 0 <= token_id < size else b""
@@ -267,14 +269,15 @@ def _layout(ids: Sequence[int]) -> Layout:
 
 
 def _check_text(ids: Sequence[int], layout: Layout, messages: list[Message], num_dropped: int) -> None:
-    """Bodies and marks are all there, in order and once, but for `num_dropped` messages in another's name;
-    nothing looks like a control token but what does."""
+    """Bodies and marks appear once and in order, except `num_dropped` foreign messages; no text looks like a
+    control token unless it was written as text.
+    """
     said = "\n".join(message.text for message in messages)
     at = num_lost = 0
     for body in layout.bodies:
         text = body.decode(errors="replace")
         if num_dropped and not _MARKS.search(text):
-            continue  # what was dropped may stand elsewhere, too
+            continue  # the dropped text may also be elsewhere
         found = said.find(text, at)
         num_lost += found < 0
         assert num_lost <= num_dropped, f"{text!r} is not in {said[at:]!r}"
@@ -289,7 +292,7 @@ def _check_text(ids: Sequence[int], layout: Layout, messages: list[Message], num
 
 
 def _check_ends(ids: Sequence[int], layout: Layout, messages: list[Message], num_dropped: int) -> None:
-    """Only the last message can be cut: it is where the stream ends in its text, and is not after an end."""
+    """Only the last message can be cut: where the stream ends in its text, without an end token."""
     assert all(message.complete for message in messages[:-1])
     ends_in_body = layout.ends_in_body and layout.bodies[-1]
     if not num_dropped and (ends_in_body or (layout.marks and layout.marks[-1] == ids[-1])):

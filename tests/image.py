@@ -1,4 +1,4 @@
-"""An image of deploy/Dockerfile as a plain folder: what its lines and pip would put there, and no more."""
+"""Builds an image of deploy/Dockerfile as a plain folder, from its instructions and pip's packages only."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from tests.stack import ROOT
 DOCKERFILE = ROOT / "deploy/Dockerfile"
 _SENT = (ROOT / "deploy/Dockerfile.dockerignore").read_text().split()
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
-# What the launch scripts use of what every base image has.
+# Programs of every base image that the launch scripts use.
 _PROGRAMS = "bash cat date dirname env mkdir printenv sed seq setsid sh sleep tail"
 
 
@@ -46,7 +46,7 @@ def stages() -> dict[str, Stage]:
 
 
 def steps_of(name: str) -> Iterator[tuple[str, str]]:
-    """The steps of a stage, after those of the stage that it is built on."""
+    """The steps of a stage, after those of its base stage."""
     stage = stages()[name]
     if stage.base in stages():
         yield from steps_of(stage.base)
@@ -54,16 +54,16 @@ def steps_of(name: str) -> Iterator[tuple[str, str]]:
 
 
 def environment_of(name: str) -> dict[str, str]:
-    """What ENV sets in a stage."""
+    """The ENV variables of a stage."""
     pairs = (pair for step, rest in steps_of(name) if step == "ENV" for pair in shlex.split(rest))
     return dict(pair.split("=", 1) for pair in pairs)
 
 
 class Image:
-    """A stage, built into `root`; its python3 is a venv of what pip was told to install.
+    """A stage built into `root`; its python3 is a venv with the packages that pip was told to install.
 
-    Only `root` is on the PATH. Of TensorRT-LLM's release there are its double, the packages that this needs,
-    an nvidia-smi, and an etcd, as the release has one but no NATS server; this one fails.
+    Only `root` is on the PATH. Of TensorRT-LLM's release it has the double, the double's packages, an
+    nvidia-smi, and an etcd that fails: the release has an etcd, but no NATS server.
     """
 
     def __init__(self, root: Path, name: str) -> None:
@@ -80,7 +80,7 @@ class Image:
             self._step(instruction, rest)
 
     def path(self, absolute: str) -> Path:
-        """Where an absolute path of the image is."""
+        """The location of an absolute path of the image."""
         return self._root / absolute.lstrip("/")
 
     def _put_base(self) -> None:
@@ -140,7 +140,7 @@ class Image:
             assert command.startswith("useradd "), f"RUN {command}: not known here"
 
     def _pip_install_here(self, extras: list[str]) -> None:
-        """`pip install '.[EXTRAS]'`: what is in the working directory, as pyproject.toml there says."""
+        """`pip install '.[EXTRAS]'`: the packages in the working directory, as its pyproject.toml says."""
         project = tomllib.loads((self.workdir / "pyproject.toml").read_text())
         for name in (project["project"]["readme"], *project["project"]["license-files"]):
             assert (self.workdir / name).is_file(), f"hatchling wants {name}"
@@ -154,7 +154,7 @@ class Image:
         self._install([*own, *(line for extra in extras for line in _extra(extra))])
 
     def _install(self, requirements: Iterable[str]) -> None:
-        """These packages and what they need, as links to the ones that the tests run with."""
+        """Install these packages and their dependencies as links to the ones that the tests use."""
         for name in _closure(requirements):
             for file in metadata.files(name) or ():
                 top = self._site / file.parts[0]
@@ -169,7 +169,7 @@ def _extra(name: str) -> list[str]:
 
 
 def _closure(requirements: Iterable[str]) -> set[str]:
-    """The names of these packages, and of all that they need here."""
+    """The names of these packages and all of their installed dependencies."""
     found: set[str] = set()
     waiting = [(Requirement(line), "") for line in requirements]
     while waiting:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# etcd, nats-server, openssl for the tests: those on the PATH are used, missing ones come by apt if that is allowed.
+# Installs etcd, nats-server and openssl for the tests with apt, unless they are on the PATH.
 set -euo pipefail
 missing=()
 command -v etcd >/dev/null || missing+=(etcd-server)
@@ -14,7 +14,7 @@ if [[ $(id -u) -ne 0 ]]; then
     sudo=(sudo -n)
 fi
 command -v apt-get >/dev/null || { echo "error: put etcd and nats-server on the PATH (no apt-get here)" >&2; exit 1; }
-# Packages must not start servers of their own on this machine.
+# Keep the packages from starting servers on this machine.
 policy=/usr/sbin/policy-rc.d
 [[ -e $policy ]] || { printf '#!/bin/sh\nexit 101\n' | "${sudo[@]}" tee $policy >/dev/null; "${sudo[@]}" chmod +x $policy; trap '"${sudo[@]}" rm -f $policy' EXIT; }
 "${sudo[@]}" apt-get update -qq

@@ -1,6 +1,7 @@
-"""A process with one cache transceiver that does what its parent says: the far end in its tests.
+"""A process with one cache transceiver, controlled by a test: the remote peer.
 
-Started as `python -m tests.kv_peer tcp|ucx|ucx-stream`; one JSON command a line on stdin, one answer a line.
+Started as `python -m tests.kv_peer tcp|ucx|ucx-stream`; one JSON command per line on stdin, one answer per
+line.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ WIRES = [pytest.param(kind, marks=[] if kind == "tcp" else [needs_nixl]) for kin
 
 
 def open_transceiver(kind: str) -> CacheTransceiver:
-    """A transceiver not yet started; `ucx-stream` is UCX on a machine where it can read nothing directly."""
+    """A transceiver, not started; `ucx-stream` is UCX on a machine that can read nothing directly."""
     if kind == "ucx-stream":
         os.environ["UCX_TLS"] = "tcp,self"
     else:
@@ -48,14 +49,14 @@ def open_transceiver(kind: str) -> CacheTransceiver:
 
 
 def pattern(num_bytes: int, seed: int) -> bytearray:
-    """Bytes that differ by place and seed."""
+    """Bytes that depend on position and seed."""
     block = bytearray(zlib.crc32(bytes([seed % 256, i % 256])) % 256 for i in range(4093))
     return (block * (num_bytes // len(block) + 1))[:num_bytes]
 
 
 def on_device(payload: bytearray, device: int) -> Memory:
     """A copy of the bytes on a CUDA device; `owner` is the tensor."""
-    import torch  # noqa: PLC0415  a second to load, and for the tests with GPUs only
+    import torch  # noqa: PLC0415  slow to load, for GPU tests only
 
     tensor = torch.frombuffer(payload, dtype=torch.uint8).to(f"cuda:{device}")
     torch.cuda.synchronize(device)
@@ -63,7 +64,7 @@ def on_device(payload: bytearray, device: int) -> Memory:
 
 
 class Command(msgspec.Struct, frozen=True):
-    """`do` is offer, withdraw, pull, pulled, ping or quit; the rest is what that needs."""
+    """`do` is offer, withdraw, pull, pulled, ping or quit; the other fields are its arguments."""
 
     do: str
     num_bytes: int = 0
@@ -74,7 +75,7 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """`error` is set when a pull failed; `cpu_s`, `num_fds`, `num_threads` are this process's."""
+    """`error` is set if a pull failed; `cpu_s`, `num_fds`, `num_threads` are this process's."""
 
     ticket: Ticket | None = None
     error: str | None = None
@@ -87,7 +88,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Peer:
-    """Carries out commands one after the other; a pull runs on its own until `pulled` asks for its end."""
+    """Executes commands in order; a pull runs in the background until `pulled` waits for it."""
 
     def __init__(self, transceiver: CacheTransceiver) -> None:
         self._transceiver = transceiver
@@ -125,7 +126,7 @@ class Peer:
 
 
 async def serve(kind: str, commands: IO[bytes], answers: IO[bytes]) -> None:
-    """Start the transceiver, say so, and obey until told to quit or the parent is gone."""
+    """Start the transceiver, announce it, and execute commands until quit or until the parent dies."""
     transceiver = open_transceiver(kind)
     await transceiver.start()
     peer = Peer(transceiver)
@@ -144,7 +145,7 @@ async def serve(kind: str, commands: IO[bytes], answers: IO[bytes]) -> None:
 
 
 class Far:
-    """The parent's hold on such a process."""
+    """The parent's handle of such a process."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -157,7 +158,7 @@ class Far:
         return self
 
     async def ask(self, command: Command) -> Answer:
-        """One command, one answer."""
+        """Send one command and read its answer."""
         return await asyncio.to_thread(self._ask, command)
 
     async def begin_pull(self, ticket: Ticket, seed: int = 0, deadline_s: float = PATIENCE_S) -> None:
@@ -199,9 +200,9 @@ class Far:
 
 
 def readers_of(transceiver: CacheTransceiver, ticket: Ticket) -> int:
-    """How many pullers are at work on an offer; no public method tells."""
-    source: Source = transceiver._source  # type: ignore[attr-defined]  # noqa: SLF001  # nobody else needs it
-    return len(source._offers[ticket.offer_id].readers)  # noqa: SLF001  nobody else needs it
+    """The number of active pullers of an offer, which no public method tells."""
+    source: Source = transceiver._source  # type: ignore[attr-defined]  # noqa: SLF001  # only tests need it
+    return len(source._offers[ticket.offer_id].readers)  # noqa: SLF001  only tests need it
 
 
 @contextlib.contextmanager
@@ -216,7 +217,7 @@ def victim(kind: str) -> Iterator[Far]:
 
 @contextlib.asynccontextmanager
 async def near(kind: str) -> AsyncIterator[CacheTransceiver]:
-    """A transceiver of this process."""
+    """A transceiver in this process."""
     transceiver = open_transceiver(kind)
     await transceiver.start()
     try:
@@ -226,7 +227,7 @@ async def near(kind: str) -> AsyncIterator[CacheTransceiver]:
 
 
 async def failure(pull: "asyncio.Task[None]") -> float:
-    """Seconds until the pull ends, which must be with HandoffFailed."""
+    """Seconds until the pull fails with HandoffFailed."""
     start = time.monotonic()
     with pytest.raises(HandoffFailed):
         await pull

@@ -1,4 +1,4 @@
-"""A launch script under test: run with a port and a run folder of its own, read, ended, and looked for."""
+"""Runs a launch script with its own port and run folder; reads its output and stops it."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ MOCKER = {
     "DECODE_FLAGS": "",
     "FLAGS": "",
 }
-# TensorRT-LLM's double with the demo model: flags and YAML are the scripts' own.
+# TensorRT-LLM's double with the demo model; flags and YAML are the scripts' own.
 DOUBLE = {
     "ENGINE": "trtllm",
     "MODEL_PATH": "models/demo",
@@ -34,12 +34,12 @@ DOUBLE = {
 
 
 def _take_ctrl_c() -> None:
-    """A run in the background inherits SIGINT ignored, and bash cannot trap what was ignored at its start."""
+    """Restore SIGINT: background processes inherit it ignored, which bash cannot trap."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Launch:
-    """One run of a script in launch/, with the mocker unless told otherwise; here, or in an image."""
+    """One run of a script in launch/, with the mocker by default; here, or in an image."""
 
     def __init__(
         self,
@@ -77,12 +77,12 @@ class Launch:
         return text
 
     def end(self) -> tuple[int, str]:
-        """(exit status, output) once it has ended by itself."""
+        """(exit status, output) after it has ended."""
         output, _ = self.popen.communicate(timeout=PATIENCE_S)
         return self.popen.returncode, output
 
     def processes(self) -> dict[int, str]:
-        """Command lines of this run's processes by pid, told by the RUN_DIR that they inherit."""
+        """Command lines of this run's processes by pid, found by the inherited RUN_DIR."""
         found = {}
         for environ in Path("/proc").glob("[0-9]*/environ"):
             try:

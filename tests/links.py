@@ -1,4 +1,4 @@
-"""Both ends of a link back to back, over wires without sockets."""
+"""Both ends of a link, connected without sockets."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -27,7 +27,7 @@ async def count_up(request: Request) -> AsyncGenerator[Reply, None]:
 
 
 class Sent:
-    """A wire that keeps what is sent."""
+    """A wire that records what is sent."""
 
     def __init__(self, max_frame_bytes: int = frames.MAX_FRAME_BYTES) -> None:
         self.max_frame_bytes = max_frame_bytes
@@ -44,7 +44,7 @@ class Sent:
 
 
 class Back(Sent):
-    """A wire that brings each frame to the other end in the next turn."""
+    """A wire that delivers each frame to the other end in the next turn."""
 
     other: CallerLink | WorkerLink
 
@@ -54,7 +54,7 @@ class Back(Sent):
 
 
 class Pair:
-    """A caller and a worker, back to back."""
+    """A connected caller and worker."""
 
     def __init__(self, answer: Callable[[Request], AsyncGenerator[Reply, None]], limit: int = 10_000) -> None:
         self.service = Service("w", answer, PACE)
@@ -74,11 +74,11 @@ def frame(number: int, *envelopes: Envelope) -> bytes:
 
 
 async def turns(until: Callable[[], bool]) -> None:
-    """Let the event loop turn until the condition holds."""
+    """Run the event loop until the condition holds."""
     for _ in range(1000):
         if until():
             return
-        await asyncio.sleep(0)  # a turn is what is counted
+        await asyncio.sleep(0)  # turns are counted
     pytest.fail("the condition did not come true")
 
 

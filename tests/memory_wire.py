@@ -54,7 +54,7 @@ class Wire:
         self._moved[ticket.offer_id].set()
 
     def all_moved(self) -> bool:
-        """Whether every pull is done."""
+        """Whether every pull has ended."""
         return all(each.is_set() for each in self._moved.values())
 
     async def close(self) -> None:

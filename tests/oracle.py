@@ -1,4 +1,4 @@
-"""openai-harmony as an oracle, over gpt-oss's real vocabulary: a plugin of the tests that compare with it."""
+"""openai-harmony as an oracle, with gpt-oss's real vocabulary: a pytest plugin."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tools.fetch_vocab import vocabulary_folder
 
 @pytest.fixture(scope="session")
 def vocabulary() -> Path:
-    """The folder that has the vocabulary."""
+    """The vocabulary's folder."""
     folder = vocabulary_folder()
     if folder is None:
         pytest.skip("no vocabulary: run `make vocab`, or set BATON_O200K to o200k_base.tiktoken")
@@ -20,13 +20,13 @@ def vocabulary() -> Path:
 
 @pytest.fixture(scope="session")
 def tokenizer(vocabulary: Path) -> ModelTokenizer:
-    """Ours."""
+    """Baton's tokenizer."""
     return ModelTokenizer.load(vocabulary)
 
 
 @pytest.fixture(scope="session")
 def oracle(vocabulary: Path) -> oh.HarmonyEncoding:
-    """Theirs."""
+    """openai-harmony's encoding."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(vocabulary))
         return oh.load_harmony_encoding(oh.HarmonyEncodingName.HARMONY_GPT_OSS)

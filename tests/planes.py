@@ -1,4 +1,4 @@
-"""What the tests of the request planes share: a plane on an event loop, a request, answers."""
+"""Shared parts of the request plane tests: planes on event loops, requests, answers."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -34,7 +34,7 @@ class Plane:
     def run(
         self, scenario: Callable[[Transport, Transport], Awaitable[None]], liveness_s: float = LIVENESS_S
     ) -> None:
-        """Run `scenario(caller, worker)` with two transports, which are closed afterwards."""
+        """Run `scenario(caller, worker)` with two transports, and close them."""
 
         async def bounded() -> None:
             caller, worker = self.transport(liveness_s), self.transport(liveness_s)
@@ -60,7 +60,7 @@ def a_request(max_tokens: int = 3, token_ids: list[int] | None = None) -> Genera
 
 
 async def count_up(request: Request) -> Stream:
-    """As many chunks as the request asks for, each with its index as its token."""
+    """As many chunks as requested, each with its index as its token."""
     assert isinstance(request, GenerateRequest)
     for token_id in range(request.sampling.max_tokens):
         yield TokenChunk(token_ids=(token_id,))
@@ -72,7 +72,7 @@ async def tokens(stream: Stream) -> list[int]:
 
 
 class Endless:
-    """Yields a chunk, then waits for ever; says when it runs and when it was closed."""
+    """Yields a chunk, then waits forever; reports when it runs and when it was closed."""
 
     def __init__(self, num_replies: int = 1) -> None:
         self.running = asyncio.Event()

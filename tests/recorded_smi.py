@@ -1,4 +1,4 @@
-"""An nvidia-smi that plays the recordings of a node of eight B200."""
+"""An nvidia-smi that replays recordings of a node of eight B200."""
 
 from pathlib import Path
 

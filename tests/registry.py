@@ -1,4 +1,4 @@
-"""What the tests of discovery share: a worker to register, an onlooker that waits for a snapshot."""
+"""Shared parts of the discovery tests: a worker to register, and an observer of snapshots."""
 
 import asyncio
 import base64
@@ -34,7 +34,7 @@ def worker(worker_id: str, *, incarnation: str = "first", namespace: str = "dyna
 
 
 class Onlooker:
-    """Follows one watch. `lost` are workers that were shown and then were not."""
+    """Follows one watch. `lost` are workers that disappeared."""
 
     def __init__(self, discovery: Discovery) -> None:
         self.now: Snapshot | None = None
@@ -53,7 +53,7 @@ class Onlooker:
                     self._changed.notify_all()
 
     async def until(self, condition: Callable[[Snapshot], bool], timeout_s: float = PATIENCE_S) -> float:
-        """Wait until a snapshot satisfies the condition; returns how long that took, in seconds."""
+        """Wait until a snapshot satisfies the condition; returns the seconds it took."""
         start = time.monotonic()
         try:
             async with asyncio.timeout(timeout_s), self._changed:
@@ -69,7 +69,7 @@ class Onlooker:
 
 @asynccontextmanager
 async def onlooker(discovery: Discovery) -> AsyncGenerator[Onlooker, None]:
-    """An onlooker that has seen its first snapshot."""
+    """An observer that has seen its first snapshot."""
     looker = Onlooker(discovery)
     task = asyncio.create_task(looker.follow())
     try:
@@ -81,7 +81,7 @@ async def onlooker(discovery: Discovery) -> AsyncGenerator[Onlooker, None]:
 
 
 def etcd_api(url: str, path: str, token: str = "", **fields: bytes | str) -> dict[str, str]:
-    """One call of etcd's JSON API, as an operator with other tools would make it; bytes travel as base64."""
+    """Call etcd's JSON API, as an operator's tool would; bytes are base64."""
     body = {k: base64.b64encode(v).decode() if isinstance(v, bytes) else v for k, v in fields.items()}
     reply = httpx.post(
         f"{url}/v3/{path}", json=body, headers={"Authorization": token} if token else {}, timeout=PATIENCE_S

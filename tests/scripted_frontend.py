@@ -1,4 +1,4 @@
-"""A frontend whose model is a script: byte-level tokenizer, scripted tokens, fleet of one, ASGI client."""
+"""A frontend with a scripted model: byte-level tokenizer, scripted tokens, one-model fleet, ASGI client."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ CONTEXT_LENGTH = 4096
 
 
 def byte_tokenizer() -> ModelTokenizer:
-    """One token a byte (id = position in the byte alphabet), then Harmony's control tokens."""
+    """One token per byte (id = position in the byte alphabet), then Harmony's control tokens."""
     vocab = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     ordinary = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     ordinary.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -40,7 +40,7 @@ TOKENIZER = byte_tokenizer()
 
 
 class ScriptedFleet:
-    """One model, always there unless `error` says otherwise."""
+    """One model, always live unless `error` is set."""
 
     def __init__(self, error: BatonError | None = None, context_length: int = CONTEXT_LENGTH) -> None:
         self.error = error
@@ -58,16 +58,16 @@ class ScriptedFleet:
 
     def health(self) -> Health:
         status = "unhealthy" if self.error else "healthy"
-        nobody: list[str] = []
+        empty: list[str] = []
         return Health(
             status=status,
-            endpoints=nobody,
+            endpoints=empty,
             instances=[],
-            missing=nobody,
-            warming=nobody,
-            lost=nobody,
-            cold_pairs=nobody,
-            refused_pairs=nobody,
+            missing=empty,
+            warming=empty,
+            lost=empty,
+            cold_pairs=empty,
+            refused_pairs=empty,
         )
 
     async def stats(self) -> list[tuple[WorkerInfo, WorkerStats]]:
@@ -75,10 +75,10 @@ class ScriptedFleet:
 
 
 class ScriptedTokens:
-    """Says `texts[choice]`, Harmony with control tokens, a few tokens a chunk; remembers what it was asked.
+    """Yields `texts[choice]`, Harmony with control tokens, a few tokens per chunk; records the requests.
 
-    `ends` counts the generators that were closed. With `pause_at`, generation waits at that token for
-    `go_on`; with `fail_at`, `error` is raised there.
+    `ends` counts closed generators. With `pause_at`, generation waits at that token for `go_on`; with
+    `fail_at`, it raises `error` there.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class ScriptedTokens:
         try:
             for start in range(0, len(token_ids), self._tokens_per_chunk):
                 if not self._all_ready:
-                    await asyncio.sleep(0)  # as over a request plane, one chunk comes after the other
+                    await asyncio.sleep(0)  # chunks arrive one at a time, as over a request plane
                 await self._reach(start)
                 ids = token_ids[start : start + self._tokens_per_chunk]
                 chunk = TokenChunk(token_ids=tuple(ids), logprobs=_logprobs(request, ids))
@@ -149,7 +149,7 @@ def _prompt_logprobs(request: GenerateRequest) -> tuple[TokenLogprob, ...] | Non
 
 
 class Reply(msgspec.Struct):
-    """What the client got; `writes` are the pieces of the body as they were sent."""
+    """What the client received; `writes` are the pieces of the body as they were sent."""
 
     status: int
     headers: dict[str, str]
@@ -169,14 +169,14 @@ class Reply(msgspec.Struct):
 
     @property
     def events(self) -> list[Any]:
-        """The data of each event as JSON; `[DONE]` stays text; comments and names are left out."""
+        """Each event's data as JSON; `[DONE]` stays text; comments and names are omitted."""
         lines = self.body.decode().split("\n")
         datas = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
         return [data if data == "[DONE]" else json.loads(data) for data in datas]
 
 
 class Client:
-    """Calls an app in this process, in ASGI's terms; `leave` set makes it go away."""
+    """Calls an app in this process over ASGI; disconnects when `leave` is set."""
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ class Client:
 async def frontend(
     *texts: str, path: Path | None = None, script: dict[str, Any] | None = None, **settings: Any
 ) -> AsyncGenerator[Client, None]:
-    """A frontend with a store of its own, closed at the end as if it were shut down."""
+    """A frontend with its own store, closed at the end like in a shutdown."""
     state = ResponseState(ResponseStore(":memory:" if path is None else str(path)))
     await state.store.open()
     try:
@@ -264,9 +264,9 @@ async def frontend(
 
 
 async def ended(client: Client, response_id: str) -> dict[str, Any]:
-    """The response, once it has ended."""
+    """The response, after it has ended."""
     while True:
         body: dict[str, Any] = (await client.get(f"/v1/responses/{response_id}")).json
         if body["status"] != "in_progress":
             return body
-        await asyncio.sleep(0.001)  # as a client polls
+        await asyncio.sleep(0.001)  # poll, like a client

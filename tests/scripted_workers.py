@@ -1,4 +1,4 @@
-"""Workers that are scripts, and the Generator over them: what each was asked, which calls are open."""
+"""Scripted workers and a Generator over them; records requests and open calls."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -27,7 +27,7 @@ Script = Callable[[GenerateRequest], AsyncGenerator[Reply, None]]
 
 
 class ScriptedWorkers:
-    """A transport and a discovery whose workers are scripts; it remembers what they were asked."""
+    """A transport and a discovery with scripted workers; records their requests."""
 
     def __init__(self, **scripts: Script) -> None:
         self.scripts = scripts
@@ -90,11 +90,11 @@ async def hand_off(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
     yield KvHandoff(
         worker_id="p", incarnation="p", first_token=10, num_prompt_tokens=2, ttl_s=9, engine_state=b"kv"
     )
-    await asyncio.Event().wait()  # pinned until it is closed
+    await asyncio.Event().wait()  # pinned until closed
 
 
 async def answer(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-    """Tokens 10, 11, 12, 13: as many as are still missing."""
+    """Tokens 10, 11, 12, 13: as many as are missing."""
     for position in range(asked.num_generated, 4):
         last = position == 3
         usage = Usage(2, 0, 4) if last else None

@@ -1,4 +1,4 @@
-"""A whole stack of real processes for the system tests: started, watched, killed, frozen, drained."""
+"""A whole stack of real processes for the system tests: start, observe, kill, freeze, drain."""
 
 import os
 import re
@@ -18,12 +18,12 @@ from tests.waiting import scaled, wait_for
 ROOT = Path(__file__).parents[1]
 MODEL = "openai/gpt-oss-120b"
 START_TIMEOUT_S = 60.0
-# Tests of client packages run in a venv of theirs; what serves them is Baton's own.
+# Tests of client packages run in a separate venv; the servers use Baton's.
 PYTHON = os.environ.get("STACK_PYTHON", sys.executable)
 
 
 class Process:
-    """One process of ours; its output lies in `log`."""
+    """One Baton process, with its output in `log`."""
 
     def __init__(self, name: str, command: list[str], log: Path, environ: Mapping[str, str]) -> None:
         self.name = name
@@ -32,7 +32,7 @@ class Process:
             self.popen = subprocess.Popen(command, stdout=out, stderr=out, env=dict(environ), cwd=ROOT)
 
     def kill(self) -> None:
-        """SIGKILL, reaped."""
+        """SIGKILL, and reap it."""
         self.popen.kill()
         self.popen.wait()
 
@@ -45,7 +45,7 @@ class Process:
         return self.popen.wait(scaled(timeout_s))
 
     def text(self) -> str:
-        """What it has logged so far."""
+        """Its log so far."""
         return self.log.read_text(errors="replace")
 
     @property
@@ -58,8 +58,8 @@ class Process:
 
 
 class Stack:
-    """A frontend and workers on loopback; file registry and TCP unless `environ` says otherwise. `prefix`
-    stands before the command of each process that is started from then on.
+    """A frontend and workers on loopback; file registry and TCP unless `environ` says otherwise. `prefix` is
+    put before the command of each process started later.
     """
 
     def __init__(self, folder: Path, environ: Mapping[str, str] | None = None) -> None:
@@ -91,7 +91,7 @@ class Stack:
     def worker(
         self, mode: str, *, engine: str = "mocker", yaml: Path | None = None, name: str = ""
     ) -> Process:
-        """A worker with the demo model; the mocker's YAML or the demo's unless `yaml` names one."""
+        """A worker with the demo model; uses the mocker's or the demo's YAML unless `yaml` names another."""
         demo = ROOT / "engine_configs/demo"
         yaml = yaml or demo / ("mocker.yaml" if engine == "mocker" else f"{mode}.yaml")
         arguments = ["--engine", engine, "--model-path", "models/demo", "--served-model-name", MODEL]
@@ -99,9 +99,9 @@ class Stack:
         return self.start(name or f"{mode}-{len(self.processes)}", "workers", *arguments)
 
     def wait_ready(self, num_prefill: int, num_decode: int, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait until that many workers of each role are live, and a request can be served.
+        """Wait until that many workers of each role are live and a request can be served.
 
-        A stack that does not come to it is stopped: a fixture that fails here has no end of its own.
+        A stack that does not become ready is stopped, since a failing fixture has no teardown.
         """
 
         def ready() -> bool:
@@ -128,11 +128,11 @@ class Stack:
         return found
 
     def _get(self, path: str) -> httpx.Response:
-        # Certificates, which nothing here needs, are 45 ms of CPU: a test that polls took a whole core.
+        # Without certificates, which take 45 ms of CPU to load: a polling test used a whole core.
         return httpx.get(f"{self.url}{path}", verify=False)
 
     def gauge(self, name: str) -> float:
-        """The sum of a figure over all workers, once each of them has told it."""
+        """The sum of a gauge over all workers, once each has reported it."""
         found: list[str] = []
 
         def told_by_all() -> bool:
@@ -153,12 +153,12 @@ class Stack:
         return total, round(num)
 
     def wait_idle(self, timeout_s: float = 10.0) -> None:
-        """Wait until no request runs, no block is used and none is pinned on any worker."""
+        """Wait until no request runs and no block is used or pinned on any worker."""
         names = ("num_running", "num_waiting", "kv_used_blocks", "kv_pinned_blocks")
         wait_for(lambda: not any(self.gauge(f"baton_{name}") for name in names), timeout_s)
 
     def stop(self) -> None:
-        """Close what tests have opened to it (`closing`), kill what still runs."""
+        """Close the clients that tests opened (`closing`) and kill running processes."""
         for close in self.closing:
             close()
         for process in self.processes:

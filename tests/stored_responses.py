@@ -1,4 +1,4 @@
-"""What the tests of the response store share: responses to keep, another frontend, another reader."""
+"""Shared parts of the response store tests: responses, another frontend, another reader."""
 
 import sqlite3
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from frontend.responses.store import StoredResponse
 
-# Another process that claims a running response, says so, and lives until it is killed.
+# Another process that claims a running response, reports it, and lives until it is killed.
 OTHER_FRONTEND = """
 import asyncio, sys
 from frontend.responses.store import ResponseStore, StoredResponse
@@ -30,7 +30,7 @@ def response(response_id: str, **fields: object) -> StoredResponse:
 
 @contextmanager
 def another_frontend(path: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that makes the response `theirs`; killed at the end."""
+    """A process that claims the response `theirs`; killed at the end."""
     process = subprocess.Popen([sys.executable, "-c", OTHER_FRONTEND, str(path)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     with process.stdout:
@@ -43,6 +43,6 @@ def another_frontend(path: Path) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def rows(path: Path, query: str) -> list[tuple[object, ...]]:
-    """What another program reads in the file."""
+    """The file's rows, as another program reads them."""
     with closing(sqlite3.connect(path)) as db:
         return db.execute(query).fetchall()

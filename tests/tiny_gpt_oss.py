@@ -1,4 +1,4 @@
-"""A random gpt-oss checkpoint of 200 KB: sliding windows, YaRN, 4 experts; every value from a fixed seed."""
+"""A random gpt-oss checkpoint of 200 KB: sliding windows, YaRN, 4 experts, fixed seed."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GptOssConfig, GptOssForCausalLM
 
-# Two threads that share a core with others spin more than they compute.
+# On shared cores, two threads spin more than they compute.
 torch.set_num_threads(1)
 
 CONTEXT_LENGTH = 512
@@ -16,7 +16,7 @@ WINDOW = 16
 
 
 def config() -> GptOssConfig:
-    """Two sliding and two full layers, as gpt-oss alternates them."""
+    """Alternating sliding and full layers, two each, as in gpt-oss."""
     return GptOssConfig(
         num_hidden_layers=4,
         hidden_size=32,
@@ -43,11 +43,11 @@ def config() -> GptOssConfig:
 
 
 def write_checkpoint(path: Path) -> Path:
-    """Write config.json and bfloat16 weights, as gpt-oss is published, into the folder `path`."""
+    """Write config.json and bfloat16 weights, in gpt-oss's published format, into the folder `path`."""
     with torch.random.fork_rng():
         torch.manual_seed(20)
         model = GptOssForCausalLM(config())
-    torch.nn.Module.to(model, torch.bfloat16)  # transformers' own `to` is not typed
+    torch.nn.Module.to(model, torch.bfloat16)  # transformers does not type `to`
     model.save_pretrained(path)
     return path
 

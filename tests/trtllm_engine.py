@@ -30,12 +30,12 @@ CONFIG: dict[str, Any] = {
 }
 
 
-# Never does the watchdog look: a request itself must tell.
+# The watchdog never runs: a request must notice the failure.
 NO_WATCHDOG = Patience(poll_s=3600)
 
 
 def no_exit(status: int) -> None:
-    """Stands in for the end of the process."""
+    """Replaces the process exit."""
 
 
 def new_engine(
@@ -46,7 +46,7 @@ def new_engine(
     classes: dict[str, Any] | None = None,
     **config: Any,
 ) -> TrtllmEngine:
-    """An engine over the double, `classes` of it replaced, with these settings besides CONFIG."""
+    """An engine over the double with CONFIG and these settings, and `classes` of the double replaced."""
     lib = dataclasses.replace(load_library(), **(classes or {}))
     override = json.dumps(CONFIG | config)
     loaded = load_trtllm_settings(lib.args, "decode", override=override, typed={"model": str(checkpoint)})
@@ -62,13 +62,13 @@ def new_engine(
 
 
 def executor(engine: TrtllmEngine) -> Any:
-    """The double's executor inside the engine."""
-    return engine._requests.open.llm._executor  # noqa: SLF001  nobody else needs it
+    """The double's executor in the engine."""
+    return engine._requests.open.llm._executor  # noqa: SLF001  only tests need it
 
 
 @asynccontextmanager
 async def started(checkpoint: Path, **options: Any) -> AsyncGenerator[TrtllmEngine, None]:
-    """A new engine, see `new_engine`, that runs."""
+    """A running new engine; see `new_engine`."""
     engine = new_engine(checkpoint, **options)
     try:
         await engine.start()

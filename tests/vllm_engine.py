@@ -26,7 +26,7 @@ CONFIG: dict[str, Any] = {
 async def started(
     checkpoint: Path, mode: DisaggregationMode = "prefill", **config: Any
 ) -> AsyncGenerator[VllmEngine, None]:
-    """An engine in this mode; when the test is over it must hold nothing."""
+    """An engine in this mode, which must hold nothing at the end of the test."""
     lib = load_library()
     typed = {"model": str(checkpoint)}
     loaded = load_vllm_settings(lib.engine_args, mode, override=json.dumps(CONFIG | config), typed=typed)
@@ -40,19 +40,19 @@ async def started(
 
 
 def is_idle(engine: VllmEngine) -> bool:
-    """Nothing runs, waits, is held or pinned; or the core is dead."""
+    """Whether nothing runs, waits, is held or pinned, or the core is dead."""
     stats = engine.stats()
     held = (stats.num_running, stats.num_waiting, stats.kv_used_blocks, stats.kv_pinned_blocks)
     return not any(held) or engine._calls.open.broke.is_set()  # noqa: SLF001  no other way to know
 
 
 def core(engine: VllmEngine) -> Any:
-    """The double's core inside the engine."""
-    return engine._calls.open.llm._core  # noqa: SLF001  nobody else needs it
+    """The double's core in the engine."""
+    return engine._calls.open.llm._core  # noqa: SLF001  only tests need it
 
 
 def ask(num_tokens: int = 40, **options: Any) -> GenerateRequest:
-    """A greedy request for 12 tokens; `options` are of its sampling, or its deadline or handoff."""
+    """A greedy request for 12 tokens; `options` set its sampling, deadline or handoff."""
     sampling = {"max_tokens": 12, "seed": 0, "temperature": 0.0} | options
     return GenerateRequest(
         request_id="r",

@@ -1,4 +1,4 @@
-"""The real xgrammar over a model's vocabulary: what it allows in answers that have a form."""
+"""The real xgrammar over a model's vocabulary: which tokens a form allows."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from workers.engines.structural_tag import structural_tag
 class XgrammarForms:
     """Compiles forms as TensorRT-LLM and vLLM do, over one model's vocabulary.
 
-    Without `control_ids` control tokens are text: all that an xgrammar before 0.2 can do.
+    Without `control_ids`, control tokens are text, as in xgrammar before 0.2.
     """
 
     def __init__(self, model_path: Path, control_ids: dict[str, int]) -> None:
@@ -41,14 +41,14 @@ class XgrammarForms:
         return xgrammar.GrammarMatcher(self._compiler.compile_structural_tag(tag))
 
     def takes(self, form: Guided, answer: list[int]) -> bool:
-        """Whether each token is allowed, and then nothing. After `<|call|>` the engine stops by itself."""
+        """Whether each token is allowed, and then none. After `<|call|>` the engine stops by itself."""
         matcher = self.matcher(form)
         return all(map(matcher.accept_token, answer)) and (
             matcher.is_terminated() or matcher.accept_token(self._eos)
         )
 
     def answer_of(self, form: Guided, choose: Callable[[list[int]], int]) -> list[int]:
-        """An answer whose tokens `choose` picks among those that are allowed; cut after MAX_TOKENS."""
+        """An answer whose tokens `choose` picks among the allowed ones; cut after MAX_TOKENS."""
         matcher, answer = self.matcher(form), list[int]()
         while len(answer) < MAX_TOKENS and not matcher.is_terminated():
             answer.append(choose(self.allowed(matcher)))

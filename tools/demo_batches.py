@@ -1,4 +1,4 @@
-"""Training rows from dialogues: several packed into one, by many processes, the same for the same seed."""
+"""Training batches: packs dialogues into rows in many processes, deterministically for a seed."""
 
 import multiprocessing
 import random
@@ -20,7 +20,7 @@ Rows = npt.NDArray[np.int32]
 
 
 class Batch(NamedTuple):
-    """Rows [B, T]: ids, the id to predict at each place (-100: none), place in and number of the document."""
+    """Rows [B, T]: token ids, target ids (-100: none), position in and number of the document."""
 
     ids: Rows
     targets: Rows
@@ -29,7 +29,7 @@ class Batch(NamedTuple):
 
 
 def make_batch(tokenizer: Tokenizer, rng: random.Random, num_rows: int) -> Batch:
-    """Fills rows with documents; only what the assistant writes is a target."""
+    """Fill rows with documents; only the assistant's tokens are targets."""
     shape = (num_rows, ROW_LENGTH)
     batch = Batch(
         np.zeros(shape, np.int32),
@@ -70,7 +70,7 @@ def _documents(tokenizer: Tokenizer, rng: random.Random) -> list[tuple[list[int]
 
 
 def _work(path: Path, seed: int, num_rows: int, turn: tuple[int, int], queue: "Queue[Batch]") -> None:
-    """Makes every n-th batch, from the i-th on; `turn` is (i, n)."""
+    """Make every n-th batch from the i-th on; `turn` is (i, n)."""
     tokenizer = Tokenizer.from_file(str(path))
     number, step = turn
     while True:
@@ -79,7 +79,9 @@ def _work(path: Path, seed: int, num_rows: int, turn: tuple[int, int], queue: "Q
 
 
 def batches(path: Path, *, seed: int, num_workers: int, num_rows: int) -> Iterator[Batch]:
-    """Endless batches in a fixed order: batch i comes from seed and i. `path` is that of tokenizer.json."""
+    """Endless batches in a fixed order: batch i depends on seed and i only. `path` is that of
+    tokenizer.json.
+    """
     context = multiprocessing.get_context("spawn")
     queues: list[Queue[Batch]] = [context.Queue(maxsize=4) for _ in range(num_workers)]
     for worker, queue in enumerate(queues):

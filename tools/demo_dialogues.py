@@ -1,4 +1,4 @@
-"""Synthetic Harmony dialogues: a prompt as Baton renders it, and the answer the demo model shall learn."""
+"""Synthetic Harmony dialogues: prompts as Baton renders them, with the answers to learn."""
 
 import functools
 import json
@@ -30,7 +30,7 @@ _JOINTS = [" And ", " Also, ", " Then ", "\n", " And then: ", " Next, "]
 
 
 class Answer(NamedTuple):
-    """What the assistant says at one point: a call or a text. `facts` are what a text must use."""
+    """One turn of the assistant: a call or a text. `facts` are what a text must use."""
 
     reasoning: str
     call: ToolCall | None
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
 
 
 class Example(NamedTuple):
-    """One answer to learn, with the conversation that leads to it."""
+    """One answer to learn, with the conversation before it."""
 
     conversation: Conversation
     answer: Answer
@@ -52,7 +52,7 @@ Script = list[Answer | UserTurn | ToolResult]
 
 
 def completion(answer: Answer) -> list[Segment]:
-    """What the model writes after `<|start|>assistant`, in its own order of header words."""
+    """What the model writes after `<|start|>assistant`, with header words in its order."""
     special = SpecialToken
     thought: list[Segment] = [special.CHANNEL, "analysis", special.MESSAGE, answer.reasoning, special.END]
     head: list[Segment] = [*thought, special.START, "assistant", special.CHANNEL]
@@ -69,13 +69,13 @@ def _small_talk() -> dict[str, Any]:
 
 
 class Dialogue:
-    """One random conversation: its setting (tools, effort, instructions) and what is said in it."""
+    """One random conversation: its setting (tools, effort, instructions) and its turns."""
 
     def __init__(self, rng: random.Random, *, held_back: bool = False) -> None:
         self.rng = rng
         self.words = Words(rng, held_back=held_back)
         self.effort: ReasoningEffort = rng.choice(["low", "medium", "high"])
-        # What an instruction wants around every answer.
+        # The prefix and suffix that an instruction demands of every answer.
         self.frame = "{}"
         self.instructions = self._instructions()
         self.offers = self._offers()
@@ -83,7 +83,7 @@ class Dialogue:
         self.num_calls = 0
 
     def examples(self) -> list[Example]:
-        """The answers of the last episode, each with the conversation that leads to it."""
+        """The answers of the last episode, each with the conversation before it."""
         rng = self.rng
         asked: Request | None = None
         episodes: list[Script] = []
@@ -138,7 +138,7 @@ class Dialogue:
         return [Instructions(text=rng.choice([" ", "\n"]).join(lines))]
 
     def _offers(self) -> list[Offer]:
-        """Up to six tools, of families that cannot be mistaken for each other."""
+        """Up to six tools of families that cannot be confused."""
         rng = self.rng
         offers: dict[str, Offer] = {}
         for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 3, 4, 5, 6))):
@@ -153,7 +153,7 @@ class Dialogue:
         return list(offers.values())
 
     def _episode(self, before: Request | None) -> tuple[Script, Request | None]:
-        """What is said for one message of the user; `before` is the request of the message before, if any."""
+        """The turns for one user message; `before` is the previous message's request, if any."""
         rng, kind = self.rng, self.rng.random()
         if not self.offers or kind < 0.17:
             return (self._missing_tool() if rng.random() < 0.15 else self._chat()), None
@@ -219,7 +219,7 @@ class Dialogue:
         }
 
     def _missing_tool(self) -> Script:
-        """Somebody asks for what no offered tool does."""
+        """A request that no offered tool can fulfil."""
         rng, words = self.rng, self.words
         strangers = [f for f in families() if not any(confusable(f, o.family) for o in self.offers)]
         family = invented_family(words) if rng.random() < 0.2 else rng.choice(strangers)

@@ -1,4 +1,4 @@
-"""Families of tools: those of `demo_domains.yaml`, and invented ones that nobody has seen."""
+"""Tool families: those of `demo_domains.yaml`, and randomly invented ones."""
 
 import functools
 import random
@@ -11,7 +11,7 @@ import yaml
 from tools.demo_words import ADJECTIVES, NOUNS, VERBS, Words
 
 Family = dict[str, Any]
-# Families that answer the same question: never offered together.
+# Families that answer the same question are never offered together.
 _CONFUSABLE = (
     {"calculator", "add"},
     {"calculator", "multiply"},
@@ -38,7 +38,7 @@ _KINDS = [
 
 @functools.cache
 def families() -> list[Family]:
-    """Every family of the file; `key` is its first tool name."""
+    """Every family of the file; `key` is the name of its first tool."""
     loaded: list[Family] = yaml.safe_load(Path(__file__).with_name("demo_domains.yaml").read_text())
     for family in loaded:
         family["key"] = family["names"][0] + ("" if family["params"] else "()")
@@ -51,18 +51,18 @@ def slots_of(template: str) -> set[str]:
 
 
 def required_slots(family: Family) -> set[str]:
-    """The keys of the parameters without which a tool of the family cannot be called."""
+    """The keys of a family's required parameters."""
     return {key for key, param in family["params"].items() if param.get("required")}
 
 
 def confusable(one: Family, other: Family) -> bool:
-    """Whether a wish for the one could as well be a wish for the other."""
+    """Whether a request for one could also be meant for the other."""
     keys = {one["key"], other["key"]}
     return len({key.removesuffix("()") for key in keys}) == 1 or keys in _CONFUSABLE
 
 
 def random_kind(words: Words) -> str:
-    """A kind of value; choices are made up on the spot."""
+    """A kind of value; choices are invented."""
     kind = words.rng.choice(_KINDS)
     if kind != "enum":
         return kind
@@ -88,7 +88,7 @@ def invented_family(words: Words) -> Family:
 
 
 def _lookup(words: Words, noun: str, field: str, thing: str) -> tuple[Family, list[str]]:
-    """A tool that tells something about a thing."""
+    """A tool that looks something up."""
     names = [f"get_{noun}_{field}", f"{noun}_{field}", f"lookup_{field}", f"fetch_{noun}_{field}"]
     about = [f"Returns the {field} of a {noun}", f"Get the {field} of the {noun}"]
     about.append(f"{field.capitalize()} lookup for {noun}s")
@@ -100,7 +100,7 @@ def _lookup(words: Words, noun: str, field: str, thing: str) -> tuple[Family, li
 
 
 def _action(words: Words, noun: str, verb: str, thing: str, field: str) -> tuple[Family, list[str]]:
-    """A tool that does something with a thing."""
+    """A tool that performs an action."""
     names = [f"{verb}_{noun}", f"{verb}_{noun}", f"{noun}_{verb}", f"do_{verb}_{noun}"]
     about = [
         f"{verb.capitalize()} a {noun}",
@@ -125,7 +125,7 @@ def _action(words: Words, noun: str, verb: str, thing: str, field: str) -> tuple
 
 
 def _mentions(rng: random.Random, keys: list[str], params: dict[str, Any]) -> list[str]:
-    """The further parameters as the user says them: once those that are required, once all."""
+    """The optional parameters as the user mentions them: those that are required, and all."""
     needed = [key for key in keys if params[key]["required"]]
     return ["".join(_mention(rng, key) for key in chosen) for chosen in (needed, rng.sample(keys, len(keys)))]
 

@@ -1,4 +1,4 @@
-"""The demo model's configuration, and a forward pass over its transformers weights that is fast to train."""
+"""The demo model's configuration, and a fast training forward pass over its transformers weights."""
 
 from typing import Any, NamedTuple
 
@@ -17,14 +17,16 @@ STOP_TOKENS = (SpecialToken.RETURN, SpecialToken.CALL, SpecialToken.ENDOFTEXT)
 
 
 class Masks(NamedTuple):
-    """Who may look at whom, by kind of layer: block masks on a GPU, else booleans [B, 1, T, T]."""
+    """Attention masks by kind of layer: block masks on a GPU, else booleans [B, 1, T, T]."""
 
     sliding: BlockMask | torch.Tensor
     full: BlockMask | torch.Tensor
 
 
 def demo_config(tokenizer: Tokenizer) -> GptOssConfig:
-    """gpt-oss in small: sinks, alternating windows, YaRN, 4 experts of which 2 work; 9 million weights."""
+    """A small gpt-oss: sinks, alternating windows, YaRN, 4 experts of which 2 are active; 9 million
+    weights.
+    """
     return GptOssConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=256,
@@ -54,7 +56,7 @@ def demo_config(tokenizer: Tokenizer) -> GptOssConfig:
 
 
 def document_masks(documents: torch.Tensor) -> Masks:
-    """Masks for rows [B, T] into which several documents are packed: each sees itself only, causally."""
+    """Causal masks for rows [B, T] of several packed documents, which do not see each other."""
     batch, length = documents.shape
 
     def full(b: Any, _h: Any, q: Any, k: Any) -> Any:
@@ -75,7 +77,7 @@ def document_masks(documents: torch.Tensor) -> Masks:
 def hidden_states(
     model: GptOssForCausalLM, ids: torch.Tensor, positions: torch.Tensor, masks: Masks
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The last hidden states [B, T, H] as transformers computes them, and the router's balance loss."""
+    """The last hidden states [B, T, H], equal to transformers', and the router's balance loss."""
     states = model.model.embed_tokens(ids)
     angles = positions[..., None].float() * model.model.rotary_emb.inv_freq
     scaling = model.model.rotary_emb.attention_scaling
@@ -106,7 +108,7 @@ def _attention(
         out, aux = flex_attention(
             query, key, value, block_mask=mask, enable_gqa=True, return_aux=AuxRequest(lse=True)
         )
-        # A sink is one more entry in the softmax, without a value: it takes its share away from the rest.
+        # A sink is an extra softmax entry without a value: it reduces the weight of the others.
         out = out * torch.sigmoid(aux.lse - sinks)[..., None].to(out.dtype)
     else:
         groups = attention.num_key_value_groups

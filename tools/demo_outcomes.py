@@ -1,4 +1,4 @@
-"""What tools return, in the many shapes in which tools return results, and the answers made of it."""
+"""Tool results in many shapes, and the answers that use them."""
 
 import json
 import random
@@ -13,7 +13,7 @@ _FAILURES = ["not found", "timeout", "permission denied", "service unavailable",
 
 
 class Outcome(NamedTuple):
-    """What the tool returned: as text, as facts (name, value) and as the answer a user would like."""
+    """A tool's result: as text, as facts (name, value), and as the answer for the user."""
 
     text: str
     facts: tuple[tuple[str, str], ...]

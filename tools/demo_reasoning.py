@@ -1,4 +1,4 @@
-"""What the demo model thinks before it calls or answers: one to five sentences, by reasoning effort."""
+"""The demo model's reasoning before a call or an answer: one to five sentences, by effort."""
 
 import json
 import random
@@ -12,14 +12,14 @@ _NUM_FACTS = {"low": 2, "medium": 4, "high": 8}
 
 
 class Thinker(NamedTuple):
-    """Writes reasoning of one effort; `offered` are the names of the tools on offer."""
+    """Writes reasoning of one effort; `offered` are the names of the offered tools."""
 
     rng: random.Random
     effort: ReasoningEffort
     offered: tuple[str, ...]
 
     def about_call(self, asked: Request, text: str, *, is_next: bool) -> str:
-        """Before a call; `is_next` if another call came before it for the same message `text`."""
+        """Before a call; `is_next` if it is not the first for the same message `text`."""
         name, goal = asked.offer.tool.name, asked.goal
         if self.effort == "low":
             start = "Next we need" if is_next else self.rng.choice(["We need", "The user wants", "Need"])
@@ -65,7 +65,7 @@ class Thinker(NamedTuple):
         )
 
     def about_missing_tool(self, asked: Request) -> str:
-        """Before saying that no offered tool does what was asked."""
+        """Before saying that no offered tool can do it."""
         if self.effort == "low":
             return f"The user wants {asked.goal}. No tool fits. Say so."
         if self.effort == "medium":

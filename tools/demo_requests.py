@@ -1,4 +1,4 @@
-"""What users ask of the tools: one wish or two, with the arguments in the sentence, in many tones."""
+"""User requests for tools: one or two, with the arguments in the sentence, in many tones."""
 
 import random
 from typing import NamedTuple
@@ -28,7 +28,7 @@ _QUOTABLE = {"phrase", "title", "noun", "path", "markdown", "sql", "sentence"}
 
 
 class Request(NamedTuple):
-    """One wish of the user that the tool of `offer` fulfils; `spoken` fills the family's templates."""
+    """A request that the tool of `offer` fulfils; `spoken` has the values for the family's templates."""
 
     offer: Offer
     text: str
@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
 
 def random_request(words: Words, offer: Offer, *, follow_up: bool = False) -> Request:
-    """Somebody asks for what the tool does; a follow-up leaves out what was said before."""
+    """A request for the tool; a follow-up omits what was said before."""
     rng, family = words.rng, offer.family
     template, is_new = _template(words, offer, follow_up=follow_up)
     kinds = {key: family["params"][key]["kind"] for key in offer.names if key in slots_of(template)}
@@ -53,7 +53,7 @@ def random_request(words: Words, offer: Offer, *, follow_up: bool = False) -> Re
 
 
 def _template(words: Words, offer: Offer, *, follow_up: bool) -> tuple[str, bool]:
-    """A wording that names all required parameters and none that the tool lacks; whether it was held back."""
+    """A wording with all required parameters and none that the tool lacks; and whether it was held out."""
     rng, family = words.rng, offer.family
     needed = required_slots(family)
 
@@ -69,7 +69,7 @@ def _template(words: Words, offer: Offer, *, follow_up: bool) -> tuple[str, bool
 
 
 def random_pair(words: Words, offer: Offer) -> tuple[Request, Request, str]:
-    """Two wishes for the same tool in one message, as in `the weather in Paris and Rome`."""
+    """Two requests for the same tool in one message, as in `the weather in Paris and Rome`."""
     first, second = random_request(words, offer), random_request(words, offer, follow_up=True)
     needed = required_slots(offer.family)
     only_one = len(needed) == 1 and first.spoken.keys() == second.spoken.keys() == needed
@@ -81,7 +81,7 @@ def random_pair(words: Words, offer: Offer) -> tuple[Request, Request, str]:
 
 
 def _said(rng: random.Random, kind: str, value: Value, template: str) -> str:
-    """Users put quotes around texts and capitals on choices as they like."""
+    """Users sometimes quote texts and capitalize choices."""
     if kind.startswith("enum") and rng.random() < 0.2:
         return value.spoken.capitalize()
     if kind in _QUOTABLE and '"' not in template and rng.random() < 0.15:
@@ -90,7 +90,7 @@ def _said(rng: random.Random, kind: str, value: Value, template: str) -> str:
 
 
 def reworded(rng: random.Random, template: str) -> str:
-    """Now and then a word less or a filler more, so that no wording is learned as a whole."""
+    """Drop a word or add a filler now and then, so that no wording is memorized."""
     words = template.split(" ")
     droppable = [place for place, word in enumerate(words) if "{" not in word]
     if rng.random() < 0.12 and len(words) > 3 and droppable:
@@ -101,7 +101,7 @@ def reworded(rng: random.Random, template: str) -> str:
 
 
 def in_a_tone(rng: random.Random, template: str) -> str:
-    """The same wish in another tone: polite, hasty, in small letters."""
+    """The same request in another tone: polite, hasty, in lower case."""
     tone = rng.random()
     opener = rng.choice(_OPENERS)
     if tone < 0.25 and not template.startswith("{"):

@@ -1,4 +1,4 @@
-"""The demo model's byte-level BPE: trained on its own dialogues, with the control tokens of Harmony."""
+"""The demo model's byte-level BPE: trained on its dialogues, with Harmony's control tokens."""
 
 import argparse
 import json
@@ -14,13 +14,13 @@ from tools.demo_dialogues import Dialogue, completion
 from tools.demo_words import ADJECTIVES, CAPITALS, CITIES, NAMES, NOUNS, VERBS, pseudo_word
 
 NUM_IDS = 3072
-# A space, a digit and a punctuation mark are always pieces of their own, so that a word is the same tokens in
-# a sentence, between quotes and in a name_with_underscores: copying is then a matter of repeating tokens.
+# Spaces, digits and punctuation marks are always separate pieces, so that a word has the same tokens in a
+# sentence, in quotes and in a name_with_underscores: copying then means repeating tokens.
 _PIECES = Regex(r"\p{Lu}?\p{Ll}+|\p{Lu}+|\p{L}+|\p{N}|\n+|\s|[^\s\p{L}\p{N}]")
 
 
 def train_tokenizer(num_dialogues: int = 6000) -> Tokenizer:
-    """Learns merges from dialogues and words; every byte has an id, the control tokens have the last ones."""
+    """Learn merges from dialogues and words; every byte has an id, the control tokens have the last ones."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(_PIECES, behavior="isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -59,7 +59,7 @@ def token_id(tokenizer: Tokenizer, token: SpecialToken) -> int:
 
 
 def encode(tokenizer: Tokenizer, segments: list[Segment]) -> list[int]:
-    """Ids of a rendered prompt or completion; text that looks like a control token is not expected here."""
+    """Ids of a rendered prompt or completion, which must not spell control tokens."""
     ids: list[int] = []
     for segment in segments:
         if isinstance(segment, SpecialToken):
@@ -70,7 +70,7 @@ def encode(tokenizer: Tokenizer, segments: list[Segment]) -> list[int]:
 
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes `tokenizer.json` and the `tokenizer_config.json` that transformers reads."""
+    """Write `tokenizer.json` and the `tokenizer_config.json` that transformers reads."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,4 +1,4 @@
-"""Tools as a client offers them: name, description, parameters and JSON schema vary within a family."""
+"""Tools as a client offers them: names, descriptions and schemas vary within a family."""
 
 import random
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from tools.demo_families import Family
 from tools.demo_words import NOUNS, Words
 
 _TYPES = {"int": "integer", "num": "number", "bool": "boolean"}
-# Optional parameters that nobody asks for.
+# Optional parameters that no request uses.
 _UNUSED_SCHEMAS: list[dict[str, object]] = [
     {"type": "boolean", "description": "Optional switch"},
     {"type": "array", "items": {"type": "string"}},
@@ -24,7 +24,7 @@ _UNUSED_SCHEMAS: list[dict[str, object]] = [
 
 
 class Offer(NamedTuple):
-    """A tool as offered, and how to ask for it: `names` are its parameters' names by the family's keys."""
+    """An offered tool and how to ask for it: `names` maps the family's keys to parameter names."""
 
     tool: Tool
     family: Family

@@ -1,4 +1,4 @@
-"""Random values for every kind of tool argument and result in the demo model's training dialogues."""
+"""Random tool arguments and results for the demo model's training dialogues."""
 
 import random
 import string
@@ -22,7 +22,7 @@ from tools.demo_words import (
 
 
 class Value(NamedTuple):
-    """An argument: as the user says it, and as it stands in the call's JSON."""
+    """An argument: as the user says it, and as the call's JSON has it."""
 
     spoken: str
     json: object

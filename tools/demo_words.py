@@ -28,20 +28,20 @@ _ENDINGS = ["", "", "s", "s", "ing", "ed", "er", "est", "ly", "ic", "ia"]
 
 
 def is_held_back(word: str) -> bool:
-    """A tenth of all words is never a value in training, only in scoring."""
+    """A tenth of all words is used as values only in scoring, never in training."""
     return zlib.crc32(word.encode()) % 10 == 0
 
 
 @functools.cache
 def general_words() -> list[str]:
-    """Every word of the YAML files beside this one that is not held back."""
+    """Every word of the YAML files in this folder that is not held out."""
     texts = [path.read_text() for path in sorted(Path(__file__).parent.glob("demo_*.yaml"))]
     words = {word for text in texts for word in re.findall(r"[A-Za-z]+", text)}
     return sorted(word for word in words if not is_held_back(word))
 
 
 def pseudo_word(rng: random.Random) -> str:
-    """A word that nobody has seen, or one out of place: it can only be copied."""
+    """An invented word, or one out of context, which can only be copied."""
     style = rng.random()
     if style < 0.35:
         return rng.choice(general_words()).lower() + rng.choice(_ENDINGS)
@@ -52,21 +52,21 @@ def pseudo_word(rng: random.Random) -> str:
 
 
 class Words:
-    """Random words from the training words or from the held-back ones."""
+    """Random words: training words or held-out ones."""
 
     def __init__(self, rng: random.Random, *, held_back: bool = False) -> None:
         self.rng = rng
         self.held_back = held_back
 
     def pick(self, words: list[str], pseudo: float = 0.25) -> str:
-        """One of `words`; with the given probability a pseudo-word in the same case."""
+        """One of `words`; with the given probability an invented word in the same case."""
         if self.rng.random() < pseudo:
             word = pseudo_word(self.rng)
             return word.capitalize() if words[0][0].isupper() else word
         return self.rng.choice([word for word in words if is_held_back(word) == self.held_back] or words)
 
     def phrase(self) -> str:
-        """One to eight words, as somebody would type them into a search box."""
+        """One to eight words, like a search query."""
         rng = self.rng
         parts = [self.pick(NOUNS)] if rng.random() < 0.5 else [self.pick(ADJECTIVES), self.pick(NOUNS)]
         if rng.random() < 0.4:
@@ -84,7 +84,7 @@ class Words:
         return " ".join(parts)
 
     def sentence(self) -> str:
-        """A short text of one or two plain sentences, or of words in no language."""
+        """A short text of one or two plain sentences, or of invented words."""
         rng, style = self.rng, self.rng.random()
         if style < 0.15:
             link = rng.choice([". ", ", ", " and ", "? ", "! "])

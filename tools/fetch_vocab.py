@@ -1,4 +1,4 @@
-"""gpt-oss's real vocabulary for tests: fetched from the npm package js-tiktoken, as a tokenizer.json."""
+"""gpt-oss's real vocabulary for tests, as a tokenizer.json: fetched with the npm package js-tiktoken."""
 
 import argparse
 import base64
@@ -43,7 +43,7 @@ PATTERN = "|".join(
 
 
 def main() -> None:
-    """`make vocab`: fetches the ranks and makes tokenizer.json of them, unless they are there."""
+    """`make vocab`: fetch the ranks and convert them to tokenizer.json, unless both exist."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     if vocabulary_folder() is None:
         _write(_fetch())
@@ -53,7 +53,7 @@ def main() -> None:
 def vocabulary_folder() -> Path | None:
     """The folder of o200k_base.tiktoken and tokenizer.json, or None if they were not fetched.
 
-    The environment's BATON_O200K names a file of ranks that is used instead of fetching.
+    If BATON_O200K names a file of ranks, it is used instead of fetching.
     """
     if not (FOLDER / "tokenizer.json").exists():
         if "BATON_O200K" not in os.environ:
@@ -63,7 +63,9 @@ def vocabulary_folder() -> Path | None:
 
 
 def _write(ranks: bytes) -> None:
-    """Both files; tokenizer.json last and at once, so that it is there only if all is. Some seconds."""
+    """Write both files, tokenizer.json last and atomically, so that its existence means success. Takes
+    seconds.
+    """
     digest = hashlib.sha256(ranks).hexdigest()
     if digest != RANKS_SHA256:
         raise ValueError(f"these are not o200k_base's ranks: sha256 {digest}")
@@ -76,7 +78,7 @@ def _write(ranks: bytes) -> None:
 
 
 def _tokenizer(lines: bytes) -> dict[str, object]:
-    """gpt-oss's tokenizer.json, made from the ranks' lines `BASE64 RANK`."""
+    """gpt-oss's tokenizer.json from the ranks' lines `BASE64 RANK`."""
     ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines.splitlines())}
     names = {i: CONTROL_TOKENS.get(i, f"<|reserved_{i}|>") for i in range(NUM_RANKS, VOCAB_SIZE)}
     characters = _characters()
@@ -100,7 +102,7 @@ def _tokenizer(lines: bytes) -> dict[str, object]:
 
 
 def _fetch() -> bytes:
-    """The ranks file, put together from the package's lines `! OFFSET TOKEN TOKEN ...`."""
+    """The ranks file, from the package's lines `! OFFSET TOKEN TOKEN ...`."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["npm", "pack", "--silent", PACKAGE], cwd=folder, check=True, timeout=120)
         with tarfile.open(next(Path(folder).glob("*.tgz"))) as archive:
@@ -117,7 +119,7 @@ def _fetch() -> bytes:
 
 
 def _last_merge(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
-    """The two parts that become `token` in the last step of its own encoding."""
+    """The two parts that form `token` in the last merge of its own encoding."""
     parts = [bytes([byte]) for byte in token]
     while len(parts) > 2:
         pairs = [ranks.get(left + right, NUM_RANKS) for left, right in itertools.pairwise(parts)]
@@ -127,7 +129,7 @@ def _last_merge(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
 
 
 def _characters() -> dict[int, str]:
-    """GPT-2's map: printable bytes stand for themselves, the others for characters from U+0100 on."""
+    """GPT-2's byte mapping: printable bytes map to themselves, others to characters from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(0x100) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + i) for i, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""Scores the demo model on held-back dialogues: other words and wordings than in training; prints a table."""
+"""Scores the demo model on held-out dialogues, with other words and wordings than in training."""
 
 import argparse
 import json
@@ -29,7 +29,7 @@ _OUTPUT = re.compile(
 
 
 class Output(NamedTuple):
-    """What the model wrote; without reasoning it was not well formed."""
+    """The model's output; without reasoning it was malformed."""
 
     reasoning: str | None
     name: str | None = None
@@ -38,7 +38,7 @@ class Output(NamedTuple):
 
 
 class DemoModel:
-    """The checkpoint with its tokenizer, run by transformers on the CPU."""
+    """The checkpoint and its tokenizer, run by transformers on the CPU."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -59,7 +59,7 @@ class DemoModel:
 
 
 def held_back_examples(number: int) -> list[Example]:
-    """One example of each of `number` held-back dialogues, the same every time."""
+    """One example of each of `number` held-out dialogues, always the same."""
     found: list[Example] = []
     for seed in range(number):
         rng = random.Random(f"held back {seed}")
@@ -68,7 +68,7 @@ def held_back_examples(number: int) -> list[Example]:
 
 
 def verdicts(example: Example, output: Output, tokenizer: Tokenizer) -> dict[str, bool]:
-    """Which abilities the example asks for, and whether the output shows them."""
+    """The abilities that the example tests, and whether the output shows them."""
     wording = " (new wording)" if example.answer.is_new_wording else ""
     judged = {"well-formed Harmony with reasoning": output.reasoning is not None}
     if example.answer.call is not None:
@@ -109,7 +109,7 @@ def _same_json(one: str, other: str) -> bool:
 
 
 def _uses(text: str, facts: tuple[tuple[str, str], ...]) -> bool:
-    """Whether one value of the result at least is in the answer; for a bare yes or no, whether it agrees."""
+    """Whether the answer contains at least one value of the result or, for a yes or no, agrees with it."""
     values = [value for _, value in facts]
     if values == ["true"]:
         return not re.search(r"\b(?:not|problem|sorry)\b", text) and bool(text)
@@ -119,7 +119,7 @@ def _uses(text: str, facts: tuple[tuple[str, str], ...]) -> bool:
 
 
 def guide_rounds(model: DemoModel, temperature: float) -> dict[str, bool]:
-    """Whether both rounds of the guide come out as it shows them."""
+    """Whether both rounds of the guide are answered as it shows."""
     first = model.answer(guide_conversation(second_round=False), temperature)
     second = model.answer(guide_conversation(second_round=True), temperature)
     called = bool(first.reasoning) and first.name == "get_system_health" and first.arguments == "{}"

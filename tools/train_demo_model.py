@@ -21,7 +21,7 @@ Forward = Callable[[GptOssForCausalLM, torch.Tensor, torch.Tensor, Masks], tuple
 
 
 def learning_rate(progress: float, peak: float) -> float:
-    """Up in the first 2 % of the time, then down along a cosine to a hundredth."""
+    """Linear warm-up in the first 2 % of the time, then cosine decay to a hundredth."""
     if progress < 0.02:
         return peak * progress / 0.02
     return peak * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
@@ -30,7 +30,7 @@ def learning_rate(progress: float, peak: float) -> float:
 def loss_of(
     forward: Forward, model: GptOssForCausalLM, batch: Batch, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean cross entropy of what the assistant writes, and the router's balance loss."""
+    """Mean cross entropy over the assistant's tokens, and the router's balance loss."""
     ids, targets, positions, documents = (torch.from_numpy(part).to(device, torch.long) for part in batch)
     masks = document_masks(documents)
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
@@ -50,7 +50,7 @@ def optimizer_of(model: GptOssForCausalLM) -> torch.optim.AdamW:
 
 
 def train(model: GptOssForCausalLM, args: argparse.Namespace, source: Iterator[Batch]) -> None:
-    """Trains for `args.minutes`, counted from the end of the first step: compilation is not counted."""
+    """Train for `args.minutes` after the first step, which compiles."""
     device = next(model.parameters()).device
     model.train()
     optimizer = optimizer_of(model)
@@ -78,7 +78,9 @@ def train(model: GptOssForCausalLM, args: argparse.Namespace, source: Iterator[B
 
 
 def save(model: GptOssForCausalLM, tokenizer: Tokenizer, folder: Path, sharpen: float) -> None:
-    """Writes the Hugging Face folder in bfloat16; `sharpen` scales the logits, so that sampling is surer."""
+    """Write the Hugging Face folder in bfloat16; `sharpen` scales the logits to lower the effective
+    temperature.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with torch.no_grad():
         model.lm_head.weight.mul_(sharpen)
@@ -94,13 +96,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=8.0, help="training time")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=14, help="processes that make dialogues")
+    parser.add_argument("--workers", type=int, default=14, help="processes that generate dialogues")
     parser.add_argument("--rows", type=int, default=32, help="rows of 2048 tokens in a batch")
     parser.add_argument("--peak-rate", type=float, default=2e-3)
     parser.add_argument("--log-every", type=int, default=100)
     parser.add_argument("--sharpen", type=float, default=1.0, help="scale of the logits on disk")
     parser.add_argument("--tokenizer", type=Path, default=Path("models/demo/tokenizer.json"))
-    parser.add_argument("--start-from", type=Path, help="go on from these weights instead of random ones")
+    parser.add_argument("--start-from", type=Path, help="start from these weights instead of random ones")
     parser.add_argument("--out", type=Path, default=Path("models/demo"))
     args = parser.parse_args()
     torch.manual_seed(args.seed)

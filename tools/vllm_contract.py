@@ -1,6 +1,6 @@
-"""What Baton relies on in vLLM, read from an installed one: `python tools/vllm_contract.py`, without a GPU.
+"""Reads what Baton relies on from an installed vLLM: `python tools/vllm_contract.py`, without a GPU.
 
-It writes `tests/doubles/vllm_contract.json`, which the double is made from and compared with.
+It writes `tests/doubles/vllm_contract.json`, which vLLM's double is checked against.
 """
 
 import ast
@@ -38,7 +38,7 @@ def found(path: str) -> Any:
 
 
 def text(annotation: object) -> str:
-    """An annotation as it is written, without the names of the modules that everybody knows."""
+    """An annotation as written, without well-known module names."""
     if isinstance(annotation, str):
         return annotation
     if inspect.isclass(annotation) and not get_args(annotation):
@@ -54,7 +54,7 @@ def plain(default: object) -> object:
 
 
 def fields(cls: Any) -> dict[str, list[object]]:
-    """What the class can be built with: annotation and default by name."""
+    """The class's constructor fields: annotation and default by name."""
     if dataclasses.is_dataclass(cls):
         listed = [(f.name, f.type, f.default) for f in dataclasses.fields(cls) if f.init]
     else:
@@ -64,7 +64,7 @@ def fields(cls: Any) -> dict[str, list[object]]:
 
 
 def signature(function: Any) -> list[str]:
-    """Names in order, those with a default as `name=default`, a star before those by keyword only."""
+    """Parameter names in order: `name=default` for defaults, a star before keyword-only ones."""
     parts, starred = [], False
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and not starred:
@@ -83,7 +83,7 @@ def source(module: str) -> ast.Module:
 
 
 def nixl_params() -> list[str]:
-    """The keys that prefill gives for decode: the dict that `request_finished` returns."""
+    """The keys that prefill returns for decode: the dict of `request_finished`."""
     for node in ast.walk(source(f"{NIXL}.pull_scheduler")):
         if isinstance(node, ast.FunctionDef) and node.name == "request_finished":
             calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
@@ -93,7 +93,7 @@ def nixl_params() -> list[str]:
 
 
 def nixl_worker() -> dict[str, str]:
-    """The worker's own books that `inside.expire` reads and changes, with their annotations."""
+    """The worker attributes that `inside.expire` uses, with their annotations."""
     wanted = {"_reqs_to_send", "_reqs_to_process"}
     return {
         node.target.attr: ast.unparse(node.annotation)
@@ -105,7 +105,7 @@ def nixl_worker() -> dict[str, str]:
 
 
 def compile_factors() -> dict[str, list[str]]:
-    """What `reuse_compiled` changes: how it is called, and which of the side channel's variables count."""
+    """What `reuse_compiled` patches: its signature, and which of the side channel's variables count."""
     called = {
         ast.unparse(node.func)
         for module in ("vllm.compilation.backends", "vllm.compilation.caching")
@@ -142,7 +142,7 @@ def contract() -> dict[str, Any]:
 
 
 def written(facts: dict[str, Any]) -> str:
-    """JSON with one fact on a line."""
+    """JSON with one fact per line."""
     parts = []
     for name, value in facts.items():
         if isinstance(value, dict):

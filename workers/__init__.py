@@ -1,1 +1,1 @@
-"""One engine, one role, one process."""
+"""The worker process: one engine in one role."""

@@ -1,4 +1,4 @@
-"""`python -m workers`: one engine, one role, one process."""
+"""`python -m workers`: runs one engine in one role."""
 
 import logging
 import sys
@@ -17,7 +17,7 @@ log = logging.getLogger("workers")
 
 
 def main(argv: list[str]) -> int:
-    """Exit status: 0 after a drain or a good --check, 1 if the engine broke, 2 if the settings are wrong."""
+    """Exit status: 0 after a drain or a valid --check, 1 if the engine failed, 2 for invalid settings."""
     parsed = parse(WorkerSettings, argv, prog="python -m workers", description="One engine, one role.")
     settings = parsed.settings
     configure_logging(settings.log_level)

@@ -1,4 +1,4 @@
-"""A worker's flags, named as in NVIDIA Dynamo's TensorRT-LLM worker."""
+"""Worker flags, named as in NVIDIA Dynamo's TensorRT-LLM worker."""
 
 import dataclasses
 from pathlib import Path
@@ -16,7 +16,7 @@ _ENDPOINTS = {
     Role.DECODE: "dyn://dynamo.tensorrt_llm.generate",
 }
 
-# Flags that stand for an engine setting; typed, they win over the YAML.
+# Flags for engine settings; they override the YAML.
 _ENGINE_FLAGS = {
     "max_batch_size": "max_batch_size",
     "max_num_tokens": "max_num_tokens",
@@ -29,9 +29,9 @@ _ENGINE_FLAGS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """What `python -m workers` takes."""
+    """The flags of `python -m workers`."""
 
-    engine: EngineName | None = flag(None, "what runs the model [by the YAML and what is installed]")
+    engine: EngineName | None = flag(None, "inference engine [by the YAML and installed packages]")
     model_path: Path = flag(
         Path("models/demo"),
         "folder with config.json, weights, tokenizer.json",
@@ -40,25 +40,25 @@ class WorkerSettings:
     )
     served_model_name: str | None = flag(None, "name in the API [the folder's name]", metavar="NAME")
     disaggregation_mode: DisaggregationMode = flag("agg", "role of this worker")
-    extra_engine_args: Path | None = flag(None, "engine settings", metavar="YAML")
-    override_engine_args: str | None = flag(None, "engine settings that win over the YAML", metavar="JSON")
+    extra_engine_args: Path | None = flag(None, "file of engine settings", metavar="YAML")
+    override_engine_args: str | None = flag(None, "engine settings that override the YAML", metavar="JSON")
     max_batch_size: int | None = flag(None, "requests in one step", metavar="N")
     max_num_tokens: int | None = flag(None, "tokens in one step", metavar="N")
-    max_seq_len: int | None = flag(None, "prompt and answer together, tokens", metavar="N")
-    free_gpu_memory_fraction: float | None = flag(None, "of the free memory, what KV takes", metavar="F")
+    max_seq_len: int | None = flag(None, "prompt plus answer, in tokens", metavar="N")
+    free_gpu_memory_fraction: float | None = flag(None, "share of free memory for KV", metavar="F")
     tensor_parallel_size: int | None = flag(None, "GPUs that share each layer", metavar="N")
     expert_parallel_size: int | None = flag(None, "GPUs that share the experts", metavar="N")
-    dyn_reasoning_parser: Literal["gpt_oss"] = flag("gpt_oss", "how reasoning is parsed")
-    dyn_tool_call_parser: Literal["harmony"] = flag("harmony", "how tool calls are parsed")
-    endpoint: str | None = flag(None, "route's name in discovery [by role]", metavar="DYN")
-    drain_timeout_s: float = flag(30.0, "how long running requests may go on after SIGTERM", metavar="S")
+    dyn_reasoning_parser: Literal["gpt_oss"] = flag("gpt_oss", "reasoning parser")
+    dyn_tool_call_parser: Literal["harmony"] = flag("harmony", "tool call parser")
+    endpoint: str | None = flag(None, "endpoint in discovery [by role]", metavar="DYN")
+    drain_timeout_s: float = flag(30.0, "time for running requests to finish after SIGTERM", metavar="S")
     log_level: str = flag("info", "debug, info, warning or error")
-    check: bool = flag(False, "read flags and engine settings, say what is wrong, start nothing")
+    check: bool = flag(False, "validate flags and engine settings without starting")
     wires: Wires = dataclasses.field(default_factory=Wires)
 
     def __post_init__(self) -> None:
         if self.endpoint is not None and not self.endpoint.startswith("dyn://"):
-            raise ValueError(f"--endpoint {self.endpoint}: must read dyn://namespace.component.endpoint")
+            raise ValueError(f"--endpoint {self.endpoint}: must be dyn://namespace.component.endpoint")
 
     @property
     def role(self) -> Role:
@@ -67,17 +67,17 @@ class WorkerSettings:
 
     @property
     def model(self) -> str:
-        """The name that clients ask for."""
+        """The model name that clients use."""
         return self.served_model_name or self.model_path.resolve().name
 
     @property
     def route(self) -> str:
-        """The endpoint's name in discovery and /health, as the guides show it."""
+        """The endpoint's name in discovery and /health, as in the guides."""
         return self.endpoint or _ENDPOINTS[self.role]
 
 
 def typed_engine_flags(parsed: Parsed[WorkerSettings]) -> dict[str, object]:
-    """Engine settings that were typed as flags, by key path of the engine's YAML."""
+    """Engine settings given as flags, by key path in the engine's YAML."""
     return {
         path: getattr(parsed.settings, name) for name, path in _ENGINE_FLAGS.items() if parsed.typed(name)
     }

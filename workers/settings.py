@@ -1,4 +1,4 @@
-"""Engine settings: typed flag > override > YAML > default; each value has a source, each error a place."""
+"""Engine settings: flag > override > YAML > default, each value with its source."""
 
 import dataclasses
 import difflib
@@ -16,11 +16,11 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 Given = dict[str, tuple[object, str]]
-"""Values that somebody gave, by key path of the leaf, with their sources."""
+"""Given values, by key path of the leaf, with their sources."""
 
 
 class InvalidField(ValueError):
-    """A field of one settings class has a value that it refuses; the loader adds key path and place."""
+    """An invalid value of one field; the loader adds its key path and source."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -28,31 +28,31 @@ class InvalidField(ValueError):
 
 
 class Schema(Protocol):
-    """What the loader asks of a settings class, whatever kind of class it is."""
+    """What the loader needs to know about a settings class."""
 
     def fields(self) -> Mapping[str, "Schema | None"]:
-        """The known keys; None is a leaf, a schema is a mapping of its own."""
+        """The known keys; None is a leaf, a schema a nested mapping."""
         ...
 
     def nullable(self, name: str) -> bool:
-        """Whether a nested mapping may be null instead."""
+        """Whether a nested mapping may be null."""
         ...
 
     def convert(self, name: str, value: object) -> object:
-        """A leaf as its field wants it. Raises ValueError."""
+        """Convert a leaf to its field's type. Raises ValueError."""
         ...
 
     def default(self, name: str) -> object:
-        """What a leaf is, or a nested mapping if it is not a mapping, when nobody gives it."""
+        """The default of a leaf, or of a nested mapping whose default is not one."""
         ...
 
     def build(self, values: dict[str, object]) -> Any:
-        """The settings from what was given, by name. Raises ValueError; InvalidField if one is to blame."""
+        """Build the settings. Raises ValueError, or InvalidField for a specific field."""
         ...
 
 
 class DataclassSchema:
-    """Dataclasses of leaves and of other such dataclasses."""
+    """A schema of (nested) dataclasses."""
 
     def __init__(self, cls: type) -> None:
         self._cls = cls
@@ -65,7 +65,7 @@ class DataclassSchema:
         }
         return {name: DataclassSchema(nested[name]) if name in nested else None for name in self._hints}
 
-    def nullable(self, name: str) -> bool:  # noqa: ARG002  a nested dataclass is always there
+    def nullable(self, name: str) -> bool:  # noqa: ARG002  a nested dataclass is never null
         """See `Schema`."""
         return False
 
@@ -84,7 +84,7 @@ class DataclassSchema:
 
 @dataclasses.dataclass(frozen=True)
 class Loaded(Generic[T]):
-    """The settings; each leaf's effective value and where it came from, by key path.
+    """The settings, with each leaf's effective value and source by key path.
 
     A source is `flag`, `FILE:LINE`, `--override-engine-args` or `default`.
     """
@@ -94,7 +94,7 @@ class Loaded(Generic[T]):
     sources: dict[str, str]
 
     def lines(self) -> list[str]:
-        """`key.path=value (source)` for each leaf, for the one print at start."""
+        """`key.path=value (source)` for each leaf, to print at start."""
         return [
             without_secrets(f"{path}={self.values[path]} ({source})") for path, source in self.sources.items()
         ]
@@ -118,12 +118,11 @@ def read(
     renamed: Mapping[str, str] | None = None,
     optional: Mapping[str, str] | None = None,
 ) -> Given:
-    """What was given, merged leaf by leaf at every depth: nothing is built before all have spoken.
+    """Merge all given values, leaf by leaf.
 
-    `typed` are the values of flags that were typed, by key path (`kv_cache_config.free_gpu_memory_fraction`);
-    `override` is a JSON object; `renamed` says of unknown keys what to write instead, `optional` why some
-    may be dropped. Without a schema, for a library that is not installed here, any other key is taken as
-    it stands. Raises SettingsError.
+    `typed` has the values of flags, by key path (`kv_cache_config.free_gpu_memory_fraction`); `override` is a
+    JSON object; `renamed` gives hints for unknown keys, `optional` the reasons why some keys may be dropped.
+    Without a schema, for a library that is not installed, any other key is accepted. Raises SettingsError.
     """
     given: Given = {}
     walk = _Walk(given, renamed or {}, optional or {})
@@ -133,20 +132,20 @@ def read(
         walk.enter(schema, read_json(override), "")
     for path, value in typed.items():
         if not has(schema, path):
-            raise SettingsError(f"flag for {path}: this engine has no such setting; leave the flag out")
+            raise SettingsError(f"flag for {path}: this engine has no such setting; remove the flag")
         put(given, path, value, "flag")
     return given
 
 
 def put(given: Given, path: str, value: object, source: str) -> None:
-    """Give a leaf its value. What stood above or below it (a mapping that was null, or is now) goes."""
+    """Set a leaf; drops values above or below it (a mapping that was or becomes null)."""
     for other in [p for p in given if p.startswith(f"{path}.") or path.startswith(f"{p}.")]:
         del given[other]
     given[path] = (value, source)
 
 
 def build(schema: Schema, given: Given, origin: str) -> Loaded[Any]:
-    """The settings from what was given. `origin` names them in errors that no single key is to blame for.
+    """Build the settings. `origin` is named in errors that concern no single key.
 
     Raises SettingsError.
     """
@@ -159,7 +158,7 @@ def build(schema: Schema, given: Given, origin: str) -> Loaded[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Walk:
-    """Collects the leaves under a node, each checked against its field."""
+    """Collects the leaves under a node and checks each against its field."""
 
     given: Given
     renamed: Mapping[str, str]
@@ -213,7 +212,7 @@ class _Walk:
 
 
 def has(schema: Schema | None, path: str) -> bool:
-    """Whether there is a leaf of this key path; without a schema there may be."""
+    """Whether this key path is a leaf; without a schema it may be."""
     if schema is None:
         return True
     name, _, rest = path.partition(".")
@@ -244,7 +243,7 @@ def _build(schema: Schema, prefix: str, given: Given, origin: str) -> Any:
 def _effective(
     schema: Schema, prefix: str, given: Given, values: dict[str, object], sources: dict[str, str]
 ) -> None:
-    """Every leaf's value and source. A nested mapping that is null is a leaf: `cuda_graph_config=None`."""
+    """Every leaf's value and source. A null nested mapping is a leaf: `cuda_graph_config=None`."""
     for name, nested in schema.fields().items():
         path = prefix + name
         below = any(other.startswith(f"{path}.") for other in given)

@@ -1,4 +1,4 @@
-"""Engine settings as they are written, in YAML or JSON: a tree of values, each with its place."""
+"""Engine settings as written in YAML or JSON: a tree of values with their sources."""
 
 import dataclasses
 import json
@@ -14,12 +14,12 @@ OVERRIDE = "--override-engine-args"
 
 
 class SettingsError(Exception):
-    """A setting that cannot be used. The message names file, line and key path, and what would be right."""
+    """An invalid setting. The message names the file, line and key path, and what is allowed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A value and the place where it stands; a mapping has `entries`, in the order of the text."""
+    """A value and its source; a mapping has `entries`, in the order of the text."""
 
     place: str
     value: object
@@ -27,7 +27,7 @@ class Node:
 
 
 def read_yaml(path: Path) -> Node:
-    """The file's root. It never waits, and takes no longer than its size says. Raises SettingsError."""
+    """The file's root. Never blocks; takes time in proportion to its size. Raises SettingsError."""
     try:
         if path.exists() and not path.is_file():  # a pipe may never end
             raise SettingsError(f"{path}: is not a file")
@@ -35,7 +35,7 @@ def read_yaml(path: Path) -> Node:
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
     if len(text) > MAX_YAML_BYTES:
-        raise SettingsError(f"{path}: {len(text)} bytes; an engine YAML has at most {MAX_YAML_BYTES}")
+        raise SettingsError(f"{path}: {len(text)} bytes; at most {MAX_YAML_BYTES} are allowed")
     try:
         if b"*" in text and any(
             isinstance(e, yaml.AliasEvent) for e in yaml.parse(text, Loader=Yaml12Loader)
@@ -56,7 +56,7 @@ def _from_yaml(node: yaml.Node, path: Path, key: yaml.Node) -> Node:
         entries = [(str(name.value), _from_yaml(value, path, name)) for name, value in node.value]
     try:
         value = Yaml12Loader("").construct_document(node)
-    except Exception as error:  # PyYAML lets whatever its constructors raise through
+    except Exception as error:  # PyYAML does not wrap its constructors' errors
         raise SettingsError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from error
     return Node(place, value, entries)
 

@@ -1,4 +1,4 @@
-"""Runs a short request through each pair that a new worker is part of, before clients do."""
+"""The warm-up of a new worker: a short request through each of its pairs, before clients use them."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from baton.transport import Respond, Transport
 
 log = logging.getLogger(__name__)
 
-# Connections of a fabric take milliseconds to seconds; a peer that needs longer is not waited for.
+# Connecting takes milliseconds to seconds; slower peers are not waited for.
 PAIR_TIMEOUT_S = 20.0
 _NUM_BYTES = 256  # the first ids of every byte-level vocabulary
 
@@ -24,10 +24,11 @@ _NUM_BYTES = 256  # the first ids of every byte-level vocabulary
 async def warm_up_pairs(
     card: WorkerInfo, respond: Respond, discovery: Discovery, transport: Transport
 ) -> tuple[str, ...]:
-    """The ids of peers with which the handoff failed, each named in a warning; within `PAIR_TIMEOUT_S`.
+    """Try a handoff with each peer; returns the ids of those that failed within `PAIR_TIMEOUT_S`, each
+    logged.
 
-    The worker of `card` must be registered and served by `respond` already: then of two that start together
-    one at least sees the other, and no pair is missed.
+    The worker of `card` must already be registered and served by `respond`: of two workers that start
+    together, at least one then sees the other.
     """
     if not card.kv_transfer:
         return ()
@@ -37,7 +38,7 @@ async def warm_up_pairs(
 
 
 async def _peers(card: WorkerInfo, discovery: Discovery) -> list[WorkerInfo]:
-    """Those of the model's other role that can be paired; why not, of the others, is logged."""
+    """The pairable workers of the model's other role; logs why others are refused."""
     async with aclosing(discovery.watch()) as snapshots:
         fleet = await anext(snapshots)
     peers = []
@@ -59,7 +60,7 @@ async def _is_warmed_up(card: WorkerInfo, respond: Respond, peer: WorkerInfo, tr
     try:
         async with asyncio.timeout(PAIR_TIMEOUT_S):
             await _hand_over(prefill, decode, _request(card, peer))
-    except Exception as error:  # noqa: BLE001  whatever a peer does, this worker gets ready
+    except Exception as error:  # noqa: BLE001  a failing peer must not stop this worker's start
         log.warning("cold pair worker=%s peer=%s error=%r", card.worker_id, peer.worker_id, error)
         return False
     took_s = asyncio.get_running_loop().time() - began
@@ -68,18 +69,18 @@ async def _is_warmed_up(card: WorkerInfo, respond: Respond, peer: WorkerInfo, tr
 
 
 async def _hand_over(prefill: Respond, decode: Respond, request: GenerateRequest) -> None:
-    """As the frontend does it: the prefill call stays open until decode has the KV."""
+    """Hand over like the frontend: the prefill call stays open until decode has the KV."""
     async with aclosing(prefill(request)) as pinned:
         handoff = await anext(pinned, None)
         if not isinstance(handoff, KvHandoff):
-            raise HandoffFailed(f"prefill gave no handoff but {handoff}")
+            raise HandoffFailed(f"prefill returned {handoff} instead of a handoff")
         async for _ in decode(msgspec.structs.replace(request, handoff=handoff)):
             pass
 
 
 def _request(card: WorkerInfo, peer: WorkerInfo) -> GenerateRequest:
-    """Two tokens after a prompt of two blocks and a bit, as some engines move full blocks only; random, for
-    what decode had in a cache would not be moved either.
+    """Two tokens after a prompt of more than two blocks, as some engines move full blocks only. Random, since
+    a cached prompt would not be moved.
     """
     tokens_per_block = card.kv_layout.tokens_per_block if card.kv_layout else 1
     num_tokens = min(2 * tokens_per_block + 1, card.context_length - 2, peer.context_length - 2)

@@ -18,12 +18,12 @@ from workers.warm_up import warm_up_pairs
 
 log = logging.getLogger(__name__)
 
-# A frontend may pick this worker until it has seen the withdrawal.
+# Frontends may pick this worker until they see its withdrawal.
 WITHDRAWAL_SEEN_S = 0.5
 
 
 class Worker:
-    """One engine in one role, as its callers see it."""
+    """One engine in one role, as a Transport handler."""
 
     def __init__(self, engine: Engine, role: Role) -> None:
         self._engine = engine
@@ -33,7 +33,7 @@ class Worker:
         self._idle.set()
 
     async def answer(self, request: Request) -> AsyncGenerator[Reply, None]:
-        """The replies to one request; closing them cancels the work."""
+        """The replies to one request; closing the generator cancels the work."""
         if isinstance(request, StatsRequest):
             yield self._engine.stats()
             return
@@ -53,10 +53,10 @@ class Worker:
         return run(request)
 
     async def drained(self, timeout_s: float) -> bool:
-        """Wait until nothing runs; False if that took longer than `timeout_s`. For prefill, what runs is also
-        what is pinned: a call ends when its handoff was pulled, expired or closed.
+        """Wait until nothing runs; False after `timeout_s`. Prefill calls include pinned handoffs: they end
+        when the handoff is pulled, expires or is closed.
         """
-        await asyncio.sleep(WITHDRAWAL_SEEN_S)  # routers that have not seen it yet still send
+        await asyncio.sleep(WITHDRAWAL_SEEN_S)  # routers that have not seen the withdrawal still send
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
@@ -66,7 +66,7 @@ class Worker:
 
 
 def new_identity(settings: WorkerSettings) -> tuple[str, str]:
-    """(worker id, incarnation) of this process: readable, and never seen before."""
+    """(worker id, incarnation) of this process; both are unique."""
     incarnation = secrets.token_hex(8)
     return f"{settings.disaggregation_mode}-{incarnation[:8]}", incarnation
 
@@ -74,12 +74,12 @@ def new_identity(settings: WorkerSettings) -> tuple[str, str]:
 async def run_worker(
     settings: WorkerSettings, engine: Engine, identity: tuple[str, str], shutdown: Shutdown
 ) -> int:
-    """From start to stop; the exit status: 0 after a drain, 1 if the engine broke."""
+    """Run from start to stop. Exit status: 0 after a drain, 1 if the engine failed."""
     try:
         try:
             info = await first_of(engine.start(), _asked(shutdown))
         except (OSError, ValueError, ImportError) as error:
-            log.error("engine did not start: %s", error)  # noqa: TRY400  the sentence is for the user
+            log.error("engine did not start: %s", error)  # noqa: TRY400  a message for the user
             return 1
         if info is None:
             return 0
@@ -115,7 +115,7 @@ async def _serve(
 
 
 async def _join(card: WorkerInfo, worker: Worker, discovery: Discovery, transport: Transport) -> None:
-    """Be registered until cancelled: seen by peers at once, by clients when every pair is warm."""
+    """Stay registered until cancelled: visible to peers at once, to clients when every pair is warm."""
     async with AsyncExitStack() as registered:
         async with discovery.register(msgspec.structs.replace(card, is_ready=False)):
             cold = await warm_up_pairs(card, worker.answer, discovery, transport)

@@ -14,7 +14,7 @@ import pytest
 from tests.stack import MODEL, Stack
 from tests.waiting import wait_for
 
-# An answer that nobody limits ends soon.
+# Answers without a limit end soon.
 SETTINGS = {
     "mocker": "prefill_tokens_per_s: 1000000\ndecode_step_ms: 0.1\nkv_transfer_ms: 0\nmax_seq_len: 512\n",
     "embedded": "max_seq_len: 256\n",

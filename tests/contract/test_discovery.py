@@ -1,4 +1,4 @@
-"""The contract of Discovery, held to by each registry: etcd (a real server) and files."""
+"""The Discovery contract, for etcd (a real server) and files."""
 
 import asyncio
 import signal
@@ -21,7 +21,7 @@ from tests.waiting import scaled, until
 TTL_S = scaled(2.0)
 SOON_S = scaled(1.0)
 
-# A worker process: registers itself, says so, and lives on.
+# A worker process: registers itself, reports it, and keeps running.
 _CHILD = """
 import asyncio, sys
 from pathlib import Path
@@ -73,7 +73,7 @@ class Registry:
         return child
 
     async def write(self, name: str, value: bytes) -> None:
-        """Write what another program might."""
+        """Write a value as another program might."""
         if self.kind == "files":
             (Path(self.where) / f"{name}.json").write_bytes(value)
             return
@@ -213,7 +213,7 @@ def test_an_idle_registry_sends_no_snapshots(registry: Registry) -> None:
             discovery.register(worker("w1")),
             onlooker(discovery) as looker,
         ):
-            await asyncio.sleep(TTL_S)  # three renewals of the lease
+            await asyncio.sleep(TTL_S)  # three lease renewals
             assert looker.num_snapshots == 1
 
     asyncio.run(main())
@@ -264,17 +264,17 @@ def test_a_process_that_was_killed_can_register_again_at_once(registry: Registry
         ):
             await looker.until(lambda snapshot: snapshot == (again,), SOON_S)
             looker.lost.clear()
-            await asyncio.sleep(1.5 * TTL_S)  # the killed one's lease ends
+            await asyncio.sleep(1.5 * TTL_S)  # the killed one's lease expires
             assert looker.lost == set()
 
     asyncio.run(main())
 
 
-def test_a_registration_that_somebody_deleted_is_written_again(registry: Registry) -> None:
+def test_a_deleted_registration_is_written_again(registry: Registry) -> None:
     async def main() -> None:
         async with registry.open() as discovery, discovery.register(worker("w1")):
             registry.delete_everything()
-            await asyncio.sleep(TTL_S / 2)  # the keeper's next look comes within a third
+            await asyncio.sleep(TTL_S / 2)  # the keeper checks again within a third
             async with onlooker(discovery) as looker:
                 await looker.until_shown("w1", timeout_s=TTL_S)
 
@@ -292,7 +292,7 @@ def test_a_registration_that_somebody_deleted_is_written_again(registry: Registr
         pytest.param(b'"' + b"x" * 70_000 + b'"', id="too long"),
     ],
 )
-def test_what_others_wrote_is_skipped_with_a_log_line(
+def test_invalid_registrations_are_skipped_and_logged(
     registry: Registry, value: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""The contract of Engine, held to by each engine that runs here, with real KV transfers between two."""
+"""The Engine contract, for each engine that runs here, with real KV transfers between two."""
 
 import asyncio
 import dataclasses
@@ -36,7 +36,7 @@ SEEDED: dict[str, Any] = {"temperature": 1.5, "seed": 7, "top_p": 0.95, "frequen
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a test asks of an engine; it must run prompts in chunks that are shorter than its longest."""
+    """Limits of a test's engine; its chunks must be shorter than its longest prompt."""
 
     max_batch_size: int = 8
     max_queue_size: int = 64
@@ -91,7 +91,7 @@ def _mocker(_: Path) -> Build:
 
 
 def _trtllm(checkpoint: Path) -> Build:
-    """TensorRT-LLM's double, which runs the model by the embedded engine."""
+    """TensorRT-LLM's double, which runs the model with the embedded engine."""
 
     def build(role: Role, limits: Limits) -> Engine:
         lib = load_library()
@@ -123,7 +123,7 @@ def _trtllm(checkpoint: Path) -> Build:
 
 
 def _vllm(checkpoint: Path) -> Build:
-    """vLLM's double, which runs the model by the embedded engine."""
+    """vLLM's double, which runs the model with the embedded engine."""
 
     def build(role: Role, limits: Limits) -> Engine:
         lib = load_vllm()
@@ -150,10 +150,10 @@ def _vllm(checkpoint: Path) -> Build:
 
 
 ENGINES = {"embedded": _embedded, "mocker": _mocker, "trtllm": _trtllm, "vllm": _vllm}
-WITHOUT_MODEL = {"mocker"}  # engines whose tokens mean nothing: no stop tokens, logprobs or vocabulary
-WITHOUT_RELEASE = {"trtllm"}  # engines that cannot take a pin back: it expires
-# Engines with which a pull that comes too late does not fail: it is not too late (trtllm), or reads what lies
-# there by then (vllm).
+WITHOUT_MODEL = {"mocker"}  # engines with meaningless tokens: no stop tokens, logprobs or vocabulary
+WITHOUT_RELEASE = {"trtllm"}  # engines that cannot release a pin: it expires
+# Engines on which a late pull does not fail: it is not too late (trtllm), or it reads the memory's new
+# contents (vllm).
 WITHOUT_LATE_PULL = {"trtllm", "vllm"}
 BLIND_ENGINES = (TrtllmEngine, VllmEngine)  # do not know when their KV has moved: the caller closes
 UNPOSITIONAL_ENGINES = (TrtllmEngine, VllmEngine)  # do not resume a sampled answer exactly
@@ -166,7 +166,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=list(ENGINES))
 def build(request: pytest.FixtureRequest, checkpoint: Path) -> Build:
-    """Makes engines of one kind; another engine joins the suite by a line in ENGINES."""
+    """Makes engines of one kind; a line in ENGINES adds another engine to the suite."""
     return ENGINES[request.param](checkpoint)
 
 
@@ -178,19 +178,19 @@ def build_sampling(request: pytest.FixtureRequest, checkpoint: Path) -> Build:
 
 @pytest.fixture(params=[name for name in ENGINES if name not in WITHOUT_RELEASE])
 def build_releasing(request: pytest.FixtureRequest, checkpoint: Path) -> Build:
-    """Makes engines of a kind that can take a pin back."""
+    """Makes engines of a kind that can release a pin."""
     return ENGINES[request.param](checkpoint)
 
 
 @pytest.fixture(params=[name for name in ENGINES if name not in WITHOUT_LATE_PULL])
 def build_guarding(request: pytest.FixtureRequest, checkpoint: Path) -> Build:
-    """Makes engines of a kind that refuses a pull that comes too late."""
+    """Makes engines of a kind that refuses a late pull."""
     return ENGINES[request.param](checkpoint)
 
 
 @asynccontextmanager
 async def started(build: Build, *roles: Role, limits: Limits | None = None) -> AsyncIterator[list[Engine]]:
-    """Engines of these roles; when the test is over they must hold nothing."""
+    """Engines of these roles, which must hold nothing at the end of the test."""
     async with AsyncExitStack() as stack:
         engines = []
         for role in roles:
@@ -204,7 +204,7 @@ async def started(build: Build, *roles: Role, limits: Limits | None = None) -> A
 
 
 async def until_idle(engine: Engine) -> None:
-    """Nothing runs, waits, is held or pinned."""
+    """Wait until nothing runs, waits, is held or pinned."""
 
     def idle() -> bool:
         stats = engine.stats()
@@ -216,7 +216,7 @@ async def until_idle(engine: Engine) -> None:
 
 
 def ask(token_ids: list[int], **options: Any) -> GenerateRequest:
-    """A greedy request for 12 tokens; `options` are of the request or of its sampling."""
+    """A greedy request for 12 tokens; `options` set fields of the request or its sampling."""
     sampling = {"max_tokens": 12, "seed": 0, "temperature": 0.0} | options
     return GenerateRequest(
         request_id="r1",
@@ -235,7 +235,7 @@ async def chunks(answer: AsyncGenerator[T, None]) -> list[T]:
 
 
 def tokens(answer: list[TokenChunk]) -> list[int]:
-    """The token ids, after checking that the last chunk alone is a last one."""
+    """The token ids; checks that only the last chunk has a finish reason."""
     assert [chunk.finish_reason is not None for chunk in answer] == [False] * (len(answer) - 1) + [True]
     assert [chunk.usage is not None for chunk in answer] == [False] * (len(answer) - 1) + [True]
     return [token_id for chunk in answer for token_id in chunk.token_ids]
@@ -253,8 +253,9 @@ async def next_handoff(replies: AsyncGenerator[KvHandoff | TokenChunk, None]) ->
 
 
 async def disaggregated(prefill: Engine, decode: Engine, request: GenerateRequest) -> list[TokenChunk]:
-    """Prefill here, decode there; the prefill generator must end by itself once the KV has moved, if the
-    engine is one that knows."""
+    """Prefill on one engine, decode on the other; the prefill generator must end when the KV has moved, if
+    the engine knows.
+    """
     async with aclosing(prefill.prefill(request)) as replies:
         handoff = await next_handoff(replies)
         answer = await chunks(decode.decode(msgspec.structs.replace(request, handoff=handoff)))
@@ -275,7 +276,7 @@ async def cancelled(work: Coroutine[Any, Any, object], once: Callable[[], bool])
 
 
 async def expect(error: type[Exception], match: str | None, answer: AsyncGenerator[Any, None]) -> None:
-    """The answer ends with this error, after whatever it yields."""
+    """The answer ends with this error, after any chunks."""
     with pytest.raises(error, match=match):
         await chunks(answer)
 
@@ -432,7 +433,7 @@ def test_a_resumed_answer_goes_on_exactly(build: Build, num_generated: int, samp
             answer = await chunks(decode.decode(rest))
             assert whole[:num_generated] + tokens(answer) == whole
             assert answer[-1].usage == Usage(30, 0, 12)
-            if num_generated < 11:  # else the first token would end it
+            if num_generated < 11:  # otherwise the first token would end it
                 answer = await disaggregated(prefill, decode, rest)
                 assert whole[:num_generated] + tokens(answer) == whole
 
@@ -544,7 +545,7 @@ def test_a_token_that_the_model_does_not_have_harms_nobody(build_sampling: Build
         async with started(build_sampling, Role.DECODE) as (engine,):
             for token_ids in ([1, 10_000_000], [1, -1]):
                 await expect(InvalidRequest, str(token_ids[1]), engine.decode(ask(token_ids)))
-            await expect(InvalidRequest, "no token", engine.decode(ask([])))
+            await expect(InvalidRequest, "prompt is empty", engine.decode(ask([])))
             await alone(engine, ask(prompt(5)))
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""What etcd does to us: killed, frozen, wiped, compacted, locked, gone; with a real server each time."""
+"""EtcdDiscovery when etcd is killed, frozen, wiped, compacted or locked, with a real server each time."""
 
 import asyncio
 import shutil
@@ -55,7 +55,7 @@ async def client(
 async def watched(
     url: str, ttl_s: float = TTL_S, password: str | None = None
 ) -> AsyncGenerator[tuple[EtcdDiscovery, Onlooker]]:
-    """A client with the worker w1 registered, and an onlooker with a client of its own that has seen it."""
+    """A client with the registered worker w1, and an observer with its own client that has seen it."""
     async with (
         client(url, ttl_s, password) as working,
         client(url, ttl_s, password) as watching,
@@ -78,7 +78,7 @@ def wipe(etcd: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("fault", [restart, wipe])
-def test_nobody_is_lost_when_etcd_restarts(
+def test_no_worker_is_lost_when_etcd_restarts(
     etcd: ServerProcess, fault: Callable[[ServerProcess], None]
 ) -> None:
     async def main() -> None:
@@ -88,14 +88,14 @@ def test_nobody_is_lost_when_etcd_restarts(
                 await looker.until_shown("w1", "w2", timeout_s=HEAL_S)
             async with client(etcd.url) as fresh, onlooker(fresh) as later:
                 await later.until_shown("w1", timeout_s=HEAL_S)
-            # The time of doubt ends: who left meanwhile is let go, nobody else.
+            # After the time of doubt, workers that left meanwhile disappear, and only those.
             await looker.until_shown("w1", timeout_s=HEAL_S)
             assert looker.lost == {"w2"}
 
     asyncio.run(main())
 
 
-def test_nobody_is_lost_while_etcd_is_frozen_past_the_leases(etcd: ServerProcess) -> None:
+def test_no_worker_is_lost_while_etcd_is_frozen_past_the_leases(etcd: ServerProcess) -> None:
     async def main() -> None:
         async with watched(etcd.url) as (working, looker):
             etcd.freeze()
@@ -108,15 +108,15 @@ def test_nobody_is_lost_while_etcd_is_frozen_past_the_leases(etcd: ServerProcess
     asyncio.run(main())
 
 
-def test_a_short_freeze_heals_by_itself_and_holds_nobody_up(etcd: ServerProcess) -> None:
+def test_a_short_freeze_of_etcd_delays_nothing(etcd: ServerProcess) -> None:
     async def main() -> None:
         async with watched(etcd.url) as (working, looker):
             async with working.register(worker("w2")):
                 await looker.until_shown("w1", "w2")
                 etcd.freeze()
                 start = time.monotonic()
-            assert time.monotonic() - start < scaled(2)  # leaving gives up on a silent etcd
-            await asyncio.sleep(max(0, scaled(3) - (time.monotonic() - start)))  # how long it is frozen
+            assert time.monotonic() - start < scaled(2)  # withdrawing gives up on a silent etcd
+            await asyncio.sleep(max(0, scaled(3) - (time.monotonic() - start)))  # the duration of the freeze
             assert looker.lost == set()
             etcd.thaw()
             await looker.until_shown("w1", timeout_s=HEAL_S)
@@ -126,7 +126,7 @@ def test_a_short_freeze_heals_by_itself_and_holds_nobody_up(etcd: ServerProcess)
     asyncio.run(main())
 
 
-def test_a_worker_that_died_while_etcd_was_away_is_let_go(etcd: ServerProcess) -> None:
+def test_a_worker_that_died_while_etcd_was_down_disappears(etcd: ServerProcess) -> None:
     async def main() -> None:
         async with watched(etcd.url) as (_, looker):
             async with client(etcd.url) as dying, dying.register(worker("dead")):
@@ -177,7 +177,7 @@ def test_a_compacted_revision_is_refused_and_the_fleet_listed_again(etcd: Server
 
 @pytest.fixture
 def locked_etcd(launch: LaunchServer) -> ServerProcess:
-    """An etcd that wants a password, with tokens that end after a second."""
+    """An etcd with a password, whose tokens expire after a second."""
     etcd = launch("--auth-token-ttl=1")
     etcd_api(etcd.url, "auth/user/add", name="root", password="sesame")
     etcd_api(etcd.url, "auth/role/add", name="root")
@@ -189,10 +189,10 @@ def locked_etcd(launch: LaunchServer) -> ServerProcess:
 def test_a_stale_token_is_renewed(locked_etcd: ServerProcess) -> None:
     async def main() -> None:
         async with watched(locked_etcd.url, ttl_s=30, password="sesame") as (working, looker):
-            await asyncio.sleep(3)  # no call is made: the tokens end
+            await asyncio.sleep(3)  # no call is made, so the tokens expire
             async with working.register(worker("w2")):
                 await looker.until_shown("w1", "w2")
-                await asyncio.to_thread(restart, locked_etcd)  # forgets every token
+                await asyncio.to_thread(restart, locked_etcd)  # drops every token
                 async with working.register(worker("w3")):
                     await looker.until_shown("w1", "w2", "w3", timeout_s=HEAL_S)
 
@@ -215,7 +215,7 @@ def test_a_wrong_password_is_an_error_for_the_worker_and_a_log_line_for_the_fron
                     assert looker.now == ()
 
     asyncio.run(main())
-    assert "registry=away" in caplog.text
+    assert "registry=unreachable" in caplog.text
 
 
 def test_the_next_endpoint_is_used_when_one_is_dead_or_dies(launch: LaunchServer) -> None:
@@ -248,7 +248,7 @@ def test_closing_the_client_ends_its_watches(etcd: ServerProcess) -> None:
 
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
-    """A folder with ca.pem, and a cert.pem with key.pem for 127.0.0.1 that it signed."""
+    """A folder with ca.pem, and a cert.pem with key.pem for 127.0.0.1 signed by it."""
     if shutil.which("openssl") is None:
         pytest.fail("openssl is not on the PATH: apt-get install openssl")
 

@@ -1,4 +1,4 @@
-"""The contract of guided decoding: an engine holds answers to their form, wherever they run, or refuses."""
+"""The guided decoding contract: an engine enforces a form wherever the answer runs, or refuses it."""
 
 import asyncio
 import functools
@@ -63,7 +63,7 @@ Build = Callable[[Role], Engine]
 
 @pytest.fixture(params=[_embedded], ids=["embedded"])
 def build(request: pytest.FixtureRequest) -> Build:
-    """Makes engines that can hold answers to a form."""
+    """Makes engines that can enforce forms."""
     chosen: Build = request.param
     return chosen
 
@@ -88,7 +88,7 @@ def prompt(tokenizer: ModelTokenizer) -> list[int]:
 
 @asynccontextmanager
 async def started(build: Build, *roles: Role) -> AsyncIterator[list[Engine]]:
-    """Engines of these roles; when the test is over they must hold nothing."""
+    """Engines of these roles, which must hold nothing at the end of the test."""
     async with AsyncExitStack() as stack:
         engines = [build(role) for role in roles]
         for engine in engines:
@@ -109,7 +109,7 @@ def stop_token_ids() -> tuple[int, ...]:
 
 
 def ask(token_ids: list[int], form: Guided | None, **options: Any) -> GenerateRequest:
-    """A request for up to 250 tokens; `options` are of its sampling, or `num_generated`."""
+    """A request for up to 250 tokens; `options` set its sampling, or `num_generated`."""
     num_generated = options.pop("num_generated", 0)
     defaults: dict[str, Any] = {"max_tokens": 250, "seed": 0, "stop_token_ids": stop_token_ids()}
     return GenerateRequest(
@@ -123,7 +123,7 @@ def ask(token_ids: list[int], form: Guided | None, **options: Any) -> GenerateRe
 
 
 def direct(form: Guided | None) -> Guided:
-    """The form without thinking, which no form bounds: the demo model may think beyond any `max_tokens`."""
+    """The form without reasoning, which has no bound: the demo model may reason beyond any `max_tokens`."""
     assert form is not None
     return msgspec.structs.replace(form, leading=())
 
@@ -221,7 +221,7 @@ def test_min_tokens_yields_to_the_form_and_logprobs_stay_the_models_own(
             assert answer[-1].finish_reason == "stop"
             assert json.loads(parts_of(tokenizer, tokens(answer), set())[1]) == 1
             entries = [entry for chunk in answer for entry in chunk.logprobs or ()]
-            assert min(entry.logprob for entry in entries) < -1  # the model would not have said 1
+            assert min(entry.logprob for entry in entries) < -1  # the model alone would not have said 1
             assert all(entry.logprob <= 0 for entry in entries)
 
     asyncio.run(main())
@@ -256,15 +256,13 @@ def test_what_cannot_be_enforced_is_refused_with_its_field(
     asyncio.run(main())
 
 
-def test_a_resumed_answer_without_the_form_is_refused_and_harms_nobody(
-    build: Build, prompt: list[int]
-) -> None:
+def test_a_resumed_answer_without_the_form_fails_alone(build: Build, prompt: list[int]) -> None:
     async def main() -> None:
         async with started(build, Role.DECODE) as (engine,):
-            beside = ask(prompt, answer_form(CASES["nested"]), **SEEDED)
-            expected = await alone(engine, beside)
+            neighbour = ask(prompt, answer_form(CASES["nested"]), **SEEDED)
+            expected = await alone(engine, neighbour)
             wrong = ask([*prompt, 1, 2, 3], answer_form({"const": 1}), num_generated=3)
-            running = asyncio.create_task(alone(engine, beside))
+            running = asyncio.create_task(alone(engine, neighbour))
             with pytest.raises(InvalidRequest):
                 await alone(engine, wrong)
             assert await running == expected

@@ -1,4 +1,4 @@
-"""Clients over real sockets that are slow, endless, too many, or speak no HTTP: all are let go of."""
+"""Real sockets with clients that are slow, endless, too many, or do not speak HTTP: all are disconnected."""
 
 import asyncio
 import gc
@@ -24,13 +24,13 @@ from tests.waiting import until
 
 MAX_BODY_BYTES = 1 << 20
 HURRIED = Patience(request_s=0.5, idle_s=1.5, unread_s=0.5, rest_s=0.3)
-# A check comes once a second; the rest is for a busy machine.
+# Deadlines are checked once a second; the rest is for a busy machine.
 SLACK_S = 8.0
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 class Echo:
-    """An app of one route: the length of the body, or, of `/endless`, an answer without end."""
+    """An app of one route: returns the body's length or, for `/endless`, an endless answer."""
 
     def __init__(self) -> None:
         self.services = Services(
@@ -58,12 +58,12 @@ class Echo:
         await exchange.start(200, b"text/plain", [])
         while not gone.done():
             await exchange.write(bytes(1 << 16))
-            await asyncio.sleep(0)  # as an engine, which others' answers come from as well
+            await asyncio.sleep(0)  # like an engine, whose replies go to several clients
         raise ClientGone
 
 
 class Peer:
-    """A client that says what it likes."""
+    """A client that sends arbitrary bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -73,14 +73,14 @@ class Peer:
         self.writer.write(data)
 
     def mute(self) -> None:
-        """Read nothing more."""
+        """Stop reading."""
         cast("asyncio.Transport", self.writer.transport).pause_reading()
 
     async def rest(self) -> bytes:
-        """All that comes until the server hangs up."""
+        """Everything until the server closes the connection."""
         found = b""
         async with asyncio.timeout(SLACK_S):
-            with suppress(ConnectionError):  # a reset is an end, too
+            with suppress(ConnectionError):  # a reset is an end too
                 while data := await self.reader.read(1 << 16):
                     found += data
         return found
@@ -94,7 +94,7 @@ class Peer:
 
 
 class Scene:
-    """A server that is in a hurry, and its clients."""
+    """A server with short deadlines, and its clients."""
 
     def __init__(self, app: Echo, port: int) -> None:
         self.app = app
@@ -144,7 +144,7 @@ def error_code(answer: bytes) -> tuple[int, str]:
 
 
 async def drip(peer: Peer, data: bytes = b"a", every_s: float = 0.05) -> bytes:
-    """Send a byte now and then until the server has hung up; gives what it said."""
+    """Send a byte now and then until the server closes; returns what it sent."""
     answer = asyncio.ensure_future(peer.rest())
     while not answer.done():
         peer.say(data)
@@ -169,7 +169,7 @@ def test_a_request_that_comes_by_drops_is_a_408(start: bytes) -> None:
 
 
 def test_a_large_body_gets_the_time_it_needs() -> None:
-    """At twice the least rate, much longer than `request_s` alone would allow."""
+    """At twice the minimum rate, much longer than `request_s` alone would allow."""
 
     async def part(scene: Scene) -> None:
         peer = await scene.peer(b"POST / HTTP/1.1\r\ncontent-length: 40000\r\n\r\n")
@@ -181,7 +181,7 @@ def test_a_large_body_gets_the_time_it_needs() -> None:
     play(part, Patience(request_s=0.5, bytes_a_s=10_000))
 
 
-def test_an_idle_connection_is_closed_without_a_word_and_an_asking_one_is_kept() -> None:
+def test_an_idle_connection_is_closed_silently_and_an_active_one_is_kept() -> None:
     async def part(scene: Scene) -> None:
         silent, used, asking = [await scene.peer() for _ in range(3)]
         used.say(GET)
@@ -191,7 +191,7 @@ def test_an_idle_connection_is_closed_without_a_word_and_an_asking_one_is_kept()
         while not closed.done():
             asking.say(GET)
             assert await asking.answer() == b"0"
-            await asyncio.wait({closed}, timeout=0.1)  # the pace of a client that is there
+            await asyncio.wait({closed}, timeout=0.1)  # the pace of an active client
 
         assert [*closed.result()] == [b"", b""]
         asking.say(GET)
@@ -235,7 +235,7 @@ def test_a_client_that_reads_slowly_is_not() -> None:
     ],
     ids=["bytes", "TLS", "version", "negative length", "two lengths", "chunk", "path"],
 )
-def test_what_is_no_http_is_a_400(garbage: bytes) -> None:
+def test_garbage_instead_of_http_is_a_400(garbage: bytes) -> None:
     async def part(scene: Scene) -> None:
         assert error_code(await (await scene.peer(garbage)).rest()) == (400, "invalid_request")
 
@@ -351,7 +351,7 @@ def test_connections_beyond_the_limit_get_a_503_if_all_others_are_busy() -> None
     play(part, Patience(), max_connections=4)
 
 
-def test_whoever_has_waited_longest_makes_room() -> None:
+def test_the_longest_waiting_connection_makes_room() -> None:
     async def part(scene: Scene) -> None:
         streaming = await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
         oldest = await scene.peer(b"POST / HTTP/1.1\r\n")

@@ -1,4 +1,4 @@
-"""The source of a KV transfer, asked by pullers that keep to the words of the wire and by others."""
+"""The source of a KV transfer, with pullers that follow the protocol and others that do not."""
 
 import asyncio
 import gc
@@ -148,7 +148,7 @@ def test_a_puller_that_hangs_up_before_it_confirms_has_moved_nothing() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"offer_id": 99}, {"secret": b""}, {"secret": bytes(16)}])
-def test_who_has_no_ticket_gets_no_byte(wrong: dict[str, Any]) -> None:
+def test_a_puller_without_a_ticket_gets_no_bytes(wrong: dict[str, Any]) -> None:
     async def main() -> None:
         async with source() as here, puller(offer(here)) as there:
             await there.ask(**wrong)
@@ -171,7 +171,7 @@ def test_a_puller_that_wants_to_read_by_itself_is_refused_by_a_source_that_only_
     async def main() -> None:
         async with source() as here, puller(offer(here)) as there:
             await there.ask(direct=True)
-            with pytest.raises(HandoffFailed, match="cannot move this memory that way"):
+            with pytest.raises(HandoffFailed, match="this memory cannot be read over"):
                 await there.fetch()
 
     run_jumping(main())
@@ -183,7 +183,7 @@ def test_memory_of_a_device_is_not_streamed() -> None:
             ticket = here.offer(Memory(address=0, num_bytes=4, owner=None, device_index=0))
             async with puller(ticket) as there:
                 await there.ask()
-                with pytest.raises(HandoffFailed, match="cannot move this memory that way"):
+                with pytest.raises(HandoffFailed, match="this memory cannot be read over"):
                     await there.fetch()
 
     run_jumping(main())
@@ -274,7 +274,7 @@ def test_an_offer_of_nothing_is_refused() -> None:
     run_jumping(main())
 
 
-def test_withdrawn_memory_is_let_go_when_its_reader_has_hung_up() -> None:
+def test_withdrawn_memory_is_released_when_its_reader_has_hung_up() -> None:
     async def main() -> None:
         async with source() as here:
             payload = host_memory(bytearray(PAYLOAD))
@@ -292,7 +292,7 @@ def test_withdrawn_memory_is_let_go_when_its_reader_has_hung_up() -> None:
     run_jumping(main())
 
 
-def test_to_wait_no_longer_for_the_move_of_an_offer_ends_it_not() -> None:
+def test_cancelling_the_wait_for_a_move_keeps_the_offer() -> None:
     async def main() -> None:
         async with source() as here:
             ticket = offer(here)
@@ -319,7 +319,7 @@ def test_a_process_without_descriptors_to_spare_accepts_again_when_it_has_some()
                 resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
                 try:
                     await asyncio.get_running_loop().sock_connect(sock, (peer.host, peer.port))
-                    await asyncio.sleep(1)  # the source tries in vain
+                    await asyncio.sleep(1)  # the source fails meanwhile
                 finally:
                     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
                 there = Puller(sock, ticket)

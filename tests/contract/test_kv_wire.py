@@ -1,4 +1,4 @@
-"""The words of a KV transfer: read whole, bounded, and never another than the one that is due."""
+"""Messages of a KV transfer: read whole, bounded, and only of the expected type."""
 
 import asyncio
 import socket
@@ -13,7 +13,7 @@ from workers.kv.wire import Ask, Grant, Refused, Stands, receive_bytes, receive_
 
 
 def after_receiving(data: bytes, receive: Any, *, hangs_up: bool = False) -> Any:
-    """What `receive(sock)` gives when these bytes have come."""
+    """The result of `receive(sock)` after these bytes have arrived."""
 
     async def main() -> Any:
         ours, theirs = socket.socketpair()
@@ -34,7 +34,7 @@ def word(expected: Any) -> Any:
     return receive
 
 
-def test_a_word_arrives_as_it_was_sent() -> None:
+def test_a_message_arrives_as_sent() -> None:
     async def main() -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -60,23 +60,23 @@ def encoded(sent: Any) -> bytes:
     return asyncio.run(main())
 
 
-def test_a_word_out_of_turn_is_an_error_of_the_connection() -> None:
-    with pytest.raises(ConnectionError, match="Stands came instead of Grant"):
+def test_an_unexpected_message_is_a_connection_error() -> None:
+    with pytest.raises(ConnectionError, match="got Stands instead of Grant"):
         after_receiving(encoded(Stands()), word(Grant))
 
 
-def test_a_refusal_is_told_as_it_was_given() -> None:
+def test_a_refusal_keeps_its_reason() -> None:
     with pytest.raises(HandoffFailed, match="not today"):
         after_receiving(encoded(Refused("not today")), word(Grant))
 
 
 @pytest.mark.parametrize("body", [b"\xc1", b"\x80", b"", b"\x91\xa3ask"])
-def test_what_is_no_word_is_an_error_of_the_connection(body: bytes) -> None:
-    with pytest.raises(ConnectionError, match="not a word"):
+def test_an_invalid_message_is_a_connection_error(body: bytes) -> None:
+    with pytest.raises(ConnectionError, match="not a message"):
         after_receiving(len(body).to_bytes(4, "little") + body, word(Ask))
 
 
-def test_a_word_over_64_kib_is_refused_before_it_comes_and_one_of_64_kib_is_waited_for() -> None:
+def test_a_message_over_64_kib_is_refused_before_it_arrives() -> None:
     with pytest.raises(ConnectionError, match="65537 bytes"):
         after_receiving((64 * 1024 + 1).to_bytes(4, "little"), word(Ask))
     with pytest.raises(TimeoutError):
@@ -84,7 +84,7 @@ def test_a_word_over_64_kib_is_refused_before_it_comes_and_one_of_64_kib_is_wait
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x04\0", b"\x04\0\0\0ab"])
-def test_a_connection_that_ends_within_a_word_is_an_error(sent: bytes) -> None:
+def test_a_connection_that_ends_within_a_message_is_an_error(sent: bytes) -> None:
     with pytest.raises(ConnectionResetError):
         after_receiving(sent, word(Ask), hangs_up=True)
 

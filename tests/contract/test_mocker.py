@@ -1,4 +1,4 @@
-"""The mocker's timing model: what takes how long, and what ends when its time is over."""
+"""The mocker's timing model: durations and time limits."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ def new_engine(**settings: Any) -> MockerEngine:
 
 @asynccontextmanager
 async def started(**settings: Any) -> AsyncIterator[MockerEngine]:
-    """An engine of 10 prompt tokens and one step a second, which must hold nothing in the end."""
+    """An engine with 10 prompt tokens and one step per second, which must hold nothing at the end."""
     engine = new_engine(**settings)
     await engine.start()
     try:
@@ -92,7 +92,7 @@ def test_a_transfer_takes_its_time() -> None:
     run_jumping(main())
 
 
-def test_a_pin_that_nobody_takes_ends_after_its_time() -> None:
+def test_an_unpulled_pin_expires() -> None:
     async def main() -> None:
         async with started(handoff_ttl_s=7) as engine:
             replies = engine.prefill(ask())
@@ -101,7 +101,7 @@ def test_a_pin_that_nobody_takes_ends_after_its_time() -> None:
             assert handoff.ttl_s == 7
             assert engine.stats().kv_pinned_blocks == 1
             began_s = now_s()
-            with pytest.raises(HandoffFailed, match="Nobody took"):
+            with pytest.raises(HandoffFailed, match="was not pulled"):
                 await anext(replies)
             assert now_s() - began_s == pytest.approx(7)
             assert engine.stats().num_handoffs_expired == 1
@@ -114,7 +114,7 @@ def test_a_pin_that_nobody_takes_ends_after_its_time() -> None:
 
 def test_a_pull_takes_no_longer_than_the_pin_or_the_request() -> None:
     class Stuck:
-        """A wire that never brings anything; it tells how long it was allowed to."""
+        """A transceiver that never delivers; records its deadline."""
 
         transport_name = "stuck"
         deadline_s = 0.0
@@ -170,7 +170,7 @@ def test_a_deadline_ends_a_request_in_the_queue_in_its_prompt_and_between_its_to
     run_jumping(main())
 
 
-def test_one_more_than_fit_into_batch_and_queue_is_told_to_come_back() -> None:
+def test_a_request_beyond_batch_and_queue_is_overload() -> None:
     async def main() -> None:
         async with started(max_batch_size=1, max_queue_size=2) as engine:
             crowd = [asyncio.create_task(answer(engine, ask())) for _ in range(3)]

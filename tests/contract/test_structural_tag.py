@@ -1,4 +1,4 @@
-"""The real xgrammar holds answers to the forms that the embedded engine's grammar does: same answers."""
+"""xgrammar and the embedded engine's grammar accept the same answers."""
 
 import asyncio
 import re
@@ -99,8 +99,8 @@ def test_the_embedded_grammar_takes_what_xgrammar_allows(
 
 
 def modest(seed: int, tokenizer: ModelTokenizer) -> Callable[[list[int]], int]:
-    """Any allowed token but what xgrammar allows and the embedded grammar does not: white space without end,
-    control tokens within a JSON string, those that are spelled by ordinary ones, and halves of characters.
+    """Any allowed token, except what only xgrammar allows: endless white space, control tokens within JSON
+    strings, those spelled with ordinary tokens, and partial characters.
     """
     choose, control = chooser(seed, tokenizer), set(tokenizer.special_ids.values())
 
@@ -156,7 +156,7 @@ def test_a_schema_is_written_once() -> None:
     assert structural_tag(FORMS["one call is demanded"], {}).count('"required"') == 1
 
 
-def test_a_schema_that_is_none_or_a_leading_messages_is_refused() -> None:
+def test_an_invalid_schema_or_a_leading_messages_is_refused() -> None:
     message = MessageForm(headers=("x",), end="<|return|>", grammar="[]", param="p")
 
     with pytest.raises(InvalidRequest, match="`p` cannot be enforced"):
@@ -260,7 +260,7 @@ def model() -> GptOssForCausalLM:
 
 
 def greedy(model: GptOssForCausalLM, prompt: list[int]) -> Callable[[list[int]], int]:
-    """The likeliest of the allowed tokens, as the answer grows by what was chosen before."""
+    """The likeliest allowed token at each step."""
     cache, fresh = DynamicCache(config=model.config), prompt
 
     @torch.inference_mode()

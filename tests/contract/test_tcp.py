@@ -1,4 +1,4 @@
-"""The TCP plane's times: connecting, idling, hanging up on a peer that does not read."""
+"""The TCP plane's time limits: connecting, idling, peers that do not read."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ async def transports(num: int = 2) -> AsyncIterator[list[TcpTransport]]:
 
 @contextlib.contextmanager
 def deaf_port() -> Iterator[int]:
-    """A port whose queue of connections is full, so that the next one gets no answer."""
+    """A port with a full accept queue, so that the next connection gets no answer."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(4):
@@ -46,7 +46,7 @@ def test_a_worker_that_takes_no_connection_is_lost_after_three_seconds() -> None
     async def main() -> None:
         with deaf_port() as port:
             async with transports(1) as (caller,):
-                with pytest.raises(WorkerLost, match="did not take the connection"):
+                with pytest.raises(WorkerLost, match="did not accept the connection"):
                     await tokens(caller.call(f"tcp://127.0.0.1:{port}/w", a_request()))
                 assert now_s() == pytest.approx(3, abs=0.2)
 
@@ -67,7 +67,7 @@ def test_closing_does_not_wait_for_a_connection_that_is_being_made() -> None:
     run_jumping(main())
 
 
-def test_a_connection_is_kept_between_calls_and_let_go_after_a_minute_without() -> None:
+def test_a_connection_is_kept_between_calls_and_closed_after_an_idle_minute() -> None:
     async def main() -> None:
         async with transports() as (caller, worker), worker.serve("w", count_up) as address:
             for _ in range(2):
@@ -87,7 +87,7 @@ def test_a_peer_that_does_not_read_is_hung_up_on_after_a_second() -> None:
     async def flood(_: Request) -> AsyncGenerator[Reply, None]:
         while True:
             yield TokenChunk(token_ids=(1,) * 100_000)
-            await asyncio.sleep(0)  # the others get their turn
+            await asyncio.sleep(0)  # let other tasks run
 
     async def main() -> None:
         async with transports(1) as (worker,):
@@ -120,7 +120,7 @@ def test_transports_that_are_closed_leave_no_task_and_no_timer_behind() -> None:
         alone = asyncio.all_tasks()
         timers = num_timers()
         await work()
-        await asyncio.sleep(0.1)  # sockets say that they are closed
+        await asyncio.sleep(0.1)  # poll: sockets do not notify when they close
         assert asyncio.all_tasks() == alone
         assert num_timers() == timers
 
@@ -141,7 +141,7 @@ def test_a_generator_goes_on_when_its_peer_reads_again() -> None:
             while num_made < 150:
                 num_made += 1
                 yield TokenChunk(token_ids=(1,) * 100_000)
-                await asyncio.sleep(0)  # the others get their turn
+                await asyncio.sleep(0)  # let other tasks run
 
         async with transports(1) as (worker,), worker.serve("w", flood) as address:
             place, _, name = address.removeprefix("tcp://").partition("/")
@@ -182,7 +182,7 @@ def test_a_call_that_waits_for_a_worker_that_does_not_read_ends_with_the_transpo
 def test_an_address_of_another_scheme_is_not_called() -> None:
     async def main() -> None:
         async with transports() as (caller, worker), worker.serve("w", count_up) as address:
-            with pytest.raises(WorkerLost, match="not the address of a worker"):
+            with pytest.raises(WorkerLost, match="is not a TCP worker address"):
                 await tokens(caller.call(address.replace("tcp", "http"), a_request()))
 
     run_jumping(main())

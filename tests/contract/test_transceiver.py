@@ -1,4 +1,4 @@
-"""The contract of CacheTransceiver, held to by each wire, across real processes that die and freeze."""
+"""The CacheTransceiver contract, for each transceiver, across real processes that die and freeze."""
 
 import asyncio
 import contextlib
@@ -109,14 +109,14 @@ def test_what_was_withdrawn_is_not_pulled(far: Far) -> None:
     asyncio.run(scenario())
 
 
-def test_an_offer_nobody_wants_is_waited_for_no_longer_than_the_waiter_likes(far: Far) -> None:
+def test_the_wait_for_an_unwanted_offer_can_be_cancelled(far: Far) -> None:
     async def scenario() -> None:
         async with near(far.kind) as here:
             ticket = here.offer(host_memory(pattern(4096, 1)))
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
                     await here.moved(ticket)
-            assert (await far.pull(ticket, seed=1)).intact  # giving up the wait ended nothing
+            assert (await far.pull(ticket, seed=1)).intact  # cancelling the wait ended nothing
             await here.moved(ticket)
 
     asyncio.run(scenario())
@@ -185,7 +185,7 @@ def test_a_ticket_for_another_wire_or_another_size_is_refused(far: Far) -> None:
 @pytest.mark.parametrize(
     "words", [b"GET / HTTP/1.1\r\n\r\n", struct.pack("<I", 5) + b"\xc1\xc1\xc1\xc1\xc1", b"\xff\xff\xff\xff"]
 )
-def test_a_stranger_who_talks_nonsense_is_hung_up_on(far: Far, words: bytes) -> None:
+def test_an_unknown_caller_that_sends_garbage_is_disconnected(far: Far, words: bytes) -> None:
     async def scenario() -> None:
         peer = msgspec.msgpack.decode((await far.offer(4096)).peer, type=SourcePeer)
         reader, writer = await asyncio.open_connection(peer.host, peer.port)
@@ -204,7 +204,7 @@ def test_pinned_offers_cost_no_cpu(far: Far) -> None:
     async def scenario() -> None:
         tickets = [await far.offer(4096) for _ in range(10)]
         before = await far.ask(Command("ping"))
-        await asyncio.sleep(0.5)  # the time whose CPU is counted
+        await asyncio.sleep(0.5)  # the time over which CPU is measured
         after = await far.ask(Command("ping"))
         assert after.cpu_s - before.cpu_s < scaled(0.02)
         for ticket in tickets:
@@ -213,7 +213,7 @@ def test_pinned_offers_cost_no_cpu(far: Far) -> None:
     asyncio.run(scenario())
 
 
-def test_only_loopback_is_listened_on_unless_told(far: Far) -> None:
+def test_only_loopback_is_listened_on_by_default(far: Far) -> None:
     async def scenario() -> None:
         peer = msgspec.msgpack.decode((await far.offer(1)).peer, type=SourcePeer)
         assert peer.host == "127.0.0.1"

@@ -1,4 +1,4 @@
-"""CacheTransceiver when a peer freezes or dies, when it is closed, and over many rounds, with each wire."""
+"""CacheTransceiver when a peer freezes or dies, when it is closed, and over many rounds."""
 
 import asyncio
 import os
@@ -50,7 +50,7 @@ def test_a_frozen_source_costs_the_puller_its_deadline_and_never_writes_later(fa
                 try:
                     await asyncio.wait({pull}, timeout=0.3 + SOON_S)
                     if pull.done() and pull.exception() is None:
-                        assert step > 0  # it was over before the source froze
+                        assert step > 0  # it had finished before the source froze
                         continue
                     assert await failure(pull) < SOON_S
                     into[:] = b"\x55" * len(into)
@@ -59,7 +59,7 @@ def test_a_frozen_source_costs_the_puller_its_deadline_and_never_writes_later(fa
                 again = bytearray(32 << 20)
                 await here.pull(
                     ticket, host_memory(again), PATIENCE_S
-                )  # a failed pull leaves the offer standing
+                )  # after a failed pull the offer remains
                 assert again == pattern(32 << 20, 1)
                 assert into == b"\x55" * len(into)
 
@@ -154,7 +154,7 @@ def test_closing_ends_every_wait(far: Far) -> None:
             far.signal(signal.SIGSTOP)
             try:
                 pull = asyncio.create_task(here.pull(there, host_memory(bytearray(4096)), 30))
-                await asyncio.sleep(0.02)  # nothing comes that could be waited for
+                await asyncio.sleep(0.02)  # there is no event to wait for
                 async with asyncio.timeout(SOON_S):
                     await here.close()
                     await failure(pull)
@@ -203,7 +203,7 @@ def test_two_hundred_rounds_leak_neither_files_nor_threads(far: Far) -> None:
         async with near(far.kind) as here:
             before = await rounds(here, 10)
             after = await rounds(here, 200)
-            # An executor adds threads up to its limit when it happens to need them; a leak is one a round.
+            # An executor adds threads up to its limit as needed; a leak adds one per round.
             assert all(now <= then + 8 for now, then in zip(after, before, strict=True)), (before, after)
 
     asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""The contract of `Transport`, held to by both planes: streams, cancels, errors, limits, ends."""
+"""The Transport contract, for both planes: streams, cancellation, errors, limits, shutdown."""
 
 import asyncio
 import contextlib
@@ -198,7 +198,7 @@ def test_the_longest_context_travels_in_one_request(plane: Plane) -> None:
     plane.run(scenario)
 
 
-def test_a_request_too_big_for_the_plane_is_invalid_and_harms_nobody(plane: Plane) -> None:
+def test_a_request_too_big_for_the_plane_fails_alone(plane: Plane) -> None:
     async def scenario(caller: Transport, worker: Transport) -> None:
         async with worker.serve("w", count_up) as address:
             running = caller.call(address, a_request(2))

@@ -1,4 +1,4 @@
-"""Both request planes with real processes that are killed, frozen and restarted, and peers that misbehave."""
+"""Both request planes with real processes that are killed, frozen and restarted, and with broken peers."""
 
 import asyncio
 import contextlib
@@ -66,7 +66,7 @@ async def peer(plane: Plane, *address: str, liveness_s: float = 10.0) -> AsyncIt
 
 @contextlib.asynccontextmanager
 async def within(limit_s: float) -> AsyncIterator[None]:
-    """Like asyncio.timeout, but says how long it took."""
+    """Like asyncio.timeout, but reports how long it took."""
     start_s = time.monotonic()
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -104,7 +104,7 @@ def test_a_frozen_worker_is_lost_after_the_liveness_limit_and_welcome_again(plan
             worker.signal(signal.SIGSTOP)
             start_s = time.monotonic()
             async with within(LIVENESS_S + SOON_S):
-                with pytest.raises(WorkerLost, match="does not answer"):
+                with pytest.raises(WorkerLost, match="does not respond"):
                     await anext(call)
             assert time.monotonic() - start_s > LIVENESS_S / 2
             worker.signal(signal.SIGCONT)
@@ -143,7 +143,7 @@ def test_a_frozen_caller_frees_its_generators_after_the_liveness_limit(plane: Pl
 def test_a_long_silence_of_the_engine_is_no_fault(plane: Plane) -> None:
     async def scenario(caller: Transport, worker: Transport) -> None:
         async def answer(_: Request) -> AsyncGenerator[Reply, None]:
-            await asyncio.sleep(3 * SHORT_LIVENESS_S)  # silent for three times the liveness
+            await asyncio.sleep(3 * SHORT_LIVENESS_S)  # silent for three times the liveness limit
             yield TokenChunk(token_ids=(1,))
 
         async with worker.serve("w", answer) as address:
@@ -211,7 +211,7 @@ async def eventually(attempt: Callable[[], Awaitable[list[int]]]) -> list[int]:
         try:
             return await attempt()
         except WorkerLost:
-            await asyncio.sleep(0.05)  # the link comes back by itself, soon
+            await asyncio.sleep(0.05)  # the link reconnects soon
 
 
 def test_without_a_nats_server_calls_and_workers_fail_within_the_connect_timeout() -> None:
@@ -235,7 +235,7 @@ def test_a_port_that_takes_connections_and_says_nothing_is_a_lost_worker() -> No
         transport = TcpTransport(liveness_s=SHORT_LIVENESS_S)
         with socket.create_server(("127.0.0.1", 0)) as mute:
             async with within(SHORT_LIVENESS_S + SOON_S):
-                with pytest.raises(WorkerLost, match="does not answer"):
+                with pytest.raises(WorkerLost, match="does not respond"):
                     await anext(transport.call(f"tcp://127.0.0.1:{mute.getsockname()[1]}/w", a_request()))
                 await transport.close()
 
@@ -268,13 +268,13 @@ def test_a_worker_hangs_up_on_noise_and_serves_on(noise: bytes) -> None:
     asyncio.run(scenario())
 
 
-def test_from_a_stranger_no_more_than_a_hello_is_read() -> None:
+def test_only_a_hello_is_read_from_an_unknown_caller() -> None:
     async def scenario() -> None:
         transport = TcpTransport()
         async with transport.serve("w", count_up) as address:
             async with raw_connection(address) as (reader, writer), within(SOON_S):
                 writer.write((frames.MAX_HELLO_BYTES + 1).to_bytes(4, "big"))
-                await reader.read()  # it has hung up
+                await reader.read()  # it has closed the connection
             long = a_request(2, token_ids=[1] * 100_000)
             assert await tokens(transport.call(address, long)) == [0, 1]
         await transport.close()
@@ -291,7 +291,7 @@ def test_a_peer_that_does_not_read_fills_no_memory() -> None:
             while True:
                 num_made_bytes += 100_000
                 yield TokenChunk(token_ids=(1,) * 100_000)
-                await asyncio.sleep(0)  # the others get their turn
+                await asyncio.sleep(0)  # let other tasks run
 
         transport = TcpTransport()
         async with transport.serve("w", flood) as address:
@@ -304,7 +304,7 @@ def test_a_peer_that_does_not_read_fills_no_memory() -> None:
                 num_before = -1
                 while num_before != num_made_bytes:
                     num_before = num_made_bytes
-                    await asyncio.sleep(0.2)  # that nothing comes has no event
+                    await asyncio.sleep(0.2)  # a message that does not come has no event
             assert 0 < num_made_bytes < 64 * 1024 * 1024
         await transport.close()
 

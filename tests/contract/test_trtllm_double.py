@@ -1,4 +1,4 @@
-"""TensorRT-LLM's double against what is recorded of the real one, its traps included."""
+"""TensorRT-LLM's double against the recorded facts of the real one, including its traps."""
 
 import asyncio
 import dataclasses
@@ -128,13 +128,13 @@ def test_the_double_takes_the_unions_other_class_by_its_keys() -> None:
     assert TorchLlmArgs(model="m", max_batch_size=None).max_batch_size == 2048
 
 
-def test_a_fatal_error_is_told_to_all_as_if_it_were_their_own_and_then_nothing_runs(checkpoint: Path) -> None:
+def test_a_fatal_error_reaches_every_request_and_then_nothing_runs(checkpoint: Path) -> None:
     async def main() -> None:
         llm = LLM(str(checkpoint), **CONFIG)
         params = SamplingParams(max_tokens=400, end_id=-1)
         results = [llm.generate_async([1], params, streaming=True) for _ in range(2)]
         await anext(results[0])
-        executor: Any = llm._executor  # noqa: SLF001  nobody else can
+        executor: Any = llm._executor  # noqa: SLF001  tests only
         executor.die("out of the blue")
         for result in results:
             with pytest.raises(RequestError, match="out of the blue"):
@@ -150,7 +150,7 @@ def test_a_fatal_error_is_told_to_all_as_if_it_were_their_own_and_then_nothing_r
 def test_a_context_that_is_aborted_as_its_response_comes_stays_until_the_kv_timeout(checkpoint: Path) -> None:
     async def main() -> None:
         llm = LLM(str(checkpoint), **CONFIG)
-        executor: Any = llm._executor  # noqa: SLF001  nobody else can
+        executor: Any = llm._executor  # noqa: SLF001  tests only
         params = DisaggregatedParams(request_type="context_only", disagg_request_id=1 << 40)
         result = llm.generate_async(prompt(9), SamplingParams(end_id=-1), disaggregated_params=params)
         await until(lambda: any(job.is_pinned for job in executor._jobs.values()))  # noqa: SLF001  the same

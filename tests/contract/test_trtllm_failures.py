@@ -1,4 +1,4 @@
-"""The trtllm engine when TensorRT-LLM hangs, dies, is another release, or dislikes one request."""
+"""The trtllm engine when TensorRT-LLM hangs, dies, is another release, or rejects a request."""
 
 import asyncio
 from contextlib import aclosing
@@ -33,7 +33,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def num_jobs(engine: TrtllmEngine) -> int:
     """Requests inside the double."""
-    return len(executor(engine)._jobs)  # noqa: SLF001  nobody else can tell
+    return len(executor(engine)._jobs)  # noqa: SLF001  tests only
 
 
 async def served(engine: TrtllmEngine) -> bool:
@@ -44,7 +44,7 @@ async def served(engine: TrtllmEngine) -> bool:
 def test_a_prefill_that_is_closed_before_its_handoff_is_aborted(checkpoint: Path) -> None:
     async def main() -> None:
         async with started(checkpoint) as engine:
-            await until(lambda: num_jobs(engine) == 0)  # the warm-up is over
+            await until(lambda: num_jobs(engine) == 0)  # the warm-up has ended
             with sprung(prefill_s_a_token=FOREVER_S):
                 prefilling = asyncio.create_task(next_handoff(engine.prefill(ask())))
                 await until(lambda: num_jobs(engine) == 1)
@@ -57,15 +57,15 @@ def test_a_prefill_that_is_closed_before_its_handoff_is_aborted(checkpoint: Path
     asyncio.run(main())
 
 
-def test_a_prefill_that_is_closed_as_its_response_comes_harms_nobody(checkpoint: Path) -> None:
+def test_a_prefill_closed_as_its_response_arrives_is_harmless(checkpoint: Path) -> None:
     async def main() -> None:
         async with started(checkpoint) as engine:
-            await until(lambda: num_jobs(engine) == 0)  # the warm-up is over
+            await until(lambda: num_jobs(engine) == 0)  # the warm-up has ended
             prefilling = asyncio.create_task(next_handoff(engine.prefill(ask())))
             await until(lambda: num_jobs(engine) == 1, pause_s=0)
-            (job,) = executor(engine)._jobs.values()  # noqa: SLF001  nobody else can tell
+            (job,) = executor(engine)._jobs.values()  # noqa: SLF001  tests only
             while not job.is_pinned and not job.task.done():
-                pass  # the loop does not turn, so the response is not read
+                pass  # the loop does not run, so the response is not read
             assert job.is_pinned
             prefilling.cancel()
             await asyncio.wait([prefilling])
@@ -87,7 +87,7 @@ def test_the_first_request_to_meet_a_fatal_error_tells_the_worker(checkpoint: Pa
     asyncio.run(main())
 
 
-def test_a_health_check_that_hangs_holds_up_nobody_and_is_a_failure(checkpoint: Path) -> None:
+def test_a_hanging_health_check_delays_nothing_and_is_a_failure(checkpoint: Path) -> None:
     async def main() -> None:
         patience = Patience(poll_s=0.01, health_s=1.0)
         async with started(checkpoint, patience=patience) as engine:
@@ -144,7 +144,7 @@ def test_a_context_that_the_kv_cache_cannot_hold_is_not_announced(checkpoint: Pa
         engine = new_engine(checkpoint, kv_cache_config={"tokens_per_block": 8, "max_tokens": 128})
         try:
             assert (await engine.start()).context_length == 128
-            with pytest.raises(InvalidRequest, match="128 tokens; the context of 128"):
+            with pytest.raises(InvalidRequest, match="128 tokens; with a context length of 128"):
                 await tokens(engine.decode(ask(128)))
             assert len(await tokens(engine.decode(ask(120)))) == 8
         finally:
@@ -234,10 +234,10 @@ def test_what_a_release_lacks_is_named_and_all_else_works(checkpoint: Path, aske
 
 
 class OtherLLM(LLM):  # type: ignore[misc]  # the double is not typed
-    """A release whose `generate_async` takes what it hands on to something that does not."""
+    """A release whose `generate_async` accepts a keyword that it then fails on."""
 
     def generate_async(self, *args: Any, **options: Any) -> Any:
-        """As said."""
+        """See the class."""
         if "streaming" in options:
             raise TypeError("submit() got an unexpected keyword argument 'streaming'")
         return super().generate_async(*args, **options)

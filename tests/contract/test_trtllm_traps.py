@@ -1,4 +1,4 @@
-"""The trtllm engine against the ways in which TensorRT-LLM hurts its caller."""
+"""The trtllm engine against TensorRT-LLM's known traps."""
 
 import asyncio
 import dataclasses
@@ -38,7 +38,7 @@ def handoffs(version: str) -> Handoffs:
 
 
 def lost(handoff: KvHandoff) -> KvHandoff:
-    """The handoff of a worker that has died since: nobody listens where its KV was."""
+    """A handoff whose worker has died."""
     state = handoffs(tensorrt_llm.__version__).open(handoff, handoff.num_prompt_tokens)
     inner = msgspec.msgpack.decode(state.params["opaque_state"], type=KvHandoff)
     state.params["opaque_state"] = msgspec.msgpack.encode(
@@ -60,7 +60,7 @@ def test_decode_that_is_given_up_during_its_transfer_is_not_aborted(checkpoint: 
             await until(lambda: engine.stats().num_running == 1)
             answer.cancel()
             await asyncio.wait([answer])
-            assert engine.stats().num_running == 1  # its slot is taken until the transfer is over
+            assert engine.stats().num_running == 1  # its slot is taken until the transfer ends
             await until(lambda: engine.stats().num_running == 0)
             assert len(await tokens(engine.decode(ask()))) == 12
 
@@ -210,9 +210,9 @@ def test_a_frozen_event_loop_ends_the_process() -> None:
     async def main() -> None:
         patience = Patience(poll_s=0.01, health_s=0.5)
         dog = Watchdog(object(), left.append, leave=left.append, patience=patience)  # type: ignore[arg-type]  # no LLM
-        await asyncio.sleep(0.05)  # several looks of the dog
+        await asyncio.sleep(0.05)  # several watchdog checks
         assert left == []
-        while not left:  # nothing is awaited: the loop does not turn
+        while not left:  # no await, so the loop does not run
             time.sleep(0.01)  # noqa: ASYNC251  that is the point
         dog.stop()
 
@@ -222,7 +222,7 @@ def test_a_frozen_event_loop_ends_the_process() -> None:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class NewerParams:
-    """DisaggregatedParams of a build that knows more."""
+    """DisaggregatedParams of a newer build."""
 
     request_type: str | None = None
     first_gen_tokens: list[int] | None = None
@@ -293,7 +293,7 @@ def test_a_request_error_after_the_first_token_leaves_the_engine_alive(checkpoin
         async with started(checkpoint) as engine:
             answer = engine.decode(ask(max_tokens=100))
             await anext(answer)
-            (job,) = executor(engine)._jobs.values()  # noqa: SLF001  nobody else can
+            (job,) = executor(engine)._jobs.values()  # noqa: SLF001  tests only
             job.result.put(RequestError("Request 1 timed out"))
             with pytest.raises(EngineFailure, match="on this request: Request 1 timed out"):
                 await tokens(answer)
@@ -303,7 +303,7 @@ def test_a_request_error_after_the_first_token_leaves_the_engine_alive(checkpoin
 
 
 @pytest.mark.parametrize(("asked", "told"), [(0, None), (100, 0.0), (-100, 1.0)])
-def test_a_priority_is_told_in_tensorrt_llms_scale(
+def test_a_priority_is_converted_to_tensorrt_llms_scale(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, asked: int, told: float | None
 ) -> None:
     seen: list[float | None] = []

@@ -1,4 +1,4 @@
-"""vLLM's double against what is recorded of the real one, its traps included."""
+"""vLLM's double against the recorded facts of the real one, including its traps."""
 
 import asyncio
 import dataclasses
@@ -152,7 +152,7 @@ def test_without_delta_each_output_repeats_what_came_before(checkpoint: Path) ->
     with_llm(checkpoint, use)
 
 
-def test_the_stop_token_is_told_and_min_tokens_defers_it(checkpoint: Path) -> None:
+def test_the_stop_token_is_reported_and_min_tokens_defers_it(checkpoint: Path) -> None:
     async def use(llm: AsyncLLM) -> None:
         (*_, whole) = await outputs(llm)
         stop = whole.outputs[0].token_ids[2]

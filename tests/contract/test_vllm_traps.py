@@ -1,4 +1,4 @@
-"""The vllm engine against the ways in which vLLM and NIXL hurt their caller."""
+"""The vllm engine against known traps of vLLM and NIXL."""
 
 import asyncio
 import re
@@ -26,7 +26,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def lost(handoff: KvHandoff) -> KvHandoff:
-    """The handoff of a worker that has died since: nobody listens where its KV was."""
+    """A handoff whose worker has died."""
     return msgspec.structs.replace(
         handoff, engine_state=re.sub(rb"127\.0\.0\.1", b"127.0.0.9", handoff.engine_state)
     )
@@ -55,8 +55,8 @@ def test_a_prefill_that_is_closed_before_its_handoff_ends_in_the_core_and_leaves
             prefilling.cancel()
             await asyncio.wait([prefilling])
             assert prefilling.cancelled()
-            await until(lambda: not core(engine)._jobs)  # noqa: SLF001  nobody else can tell
-            assert not core(engine)._pins  # noqa: SLF001  nobody else can tell
+            await until(lambda: not core(engine)._jobs)  # noqa: SLF001  tests only
+            assert not core(engine)._pins  # noqa: SLF001  tests only
 
     asyncio.run(main())
 
@@ -132,7 +132,7 @@ def test_a_crowd_that_leaves_at_any_time_leaves_no_pin(checkpoint: Path) -> None
     asyncio.run(main())
 
 
-def test_the_lease_frees_what_nobody_pulls(checkpoint: Path) -> None:
+def test_the_lease_frees_kv_that_is_not_pulled(checkpoint: Path) -> None:
     lease = {"kv_connector_extra_config": {"kv_lease_duration": 0.2}}
 
     async def main() -> None:

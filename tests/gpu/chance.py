@@ -1,4 +1,4 @@
-"""What chance allows when answers are counted."""
+"""A significance test for counts of equal answers."""
 
 from math import comb
 
@@ -6,9 +6,9 @@ RARE = 0.002  # a run has twenty comparisons
 
 
 def as_many(num_found: int, num_control: int, num: int) -> bool:
-    """Whether `num_found` of `num` are no fewer than `num_control` of `num`, but for chance.
+    """Whether `num_found` of `num` are not significantly fewer than `num_control` of `num`.
 
-    Fisher's exact test, one-sided: how likely so few of the equal ones of both fall to one of them.
+    Fisher's exact test, one-sided.
     """
     both = num_found + num_control
     so_few = sum(comb(num, k) * comb(num, both - k) for k in range(max(0, both - num), num_found + 1))

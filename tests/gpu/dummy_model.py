@@ -1,4 +1,4 @@
-"""A model folder of gpt-oss's real shape without its weights, for engines that can make some up (dummy)."""
+"""Model folders with gpt-oss's real configuration but no weights, for `load_format: dummy`."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ _NOT_QUANTIZED = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "mode
 
 
 def write_dummy_model(folder: Path, size: str) -> Path:
-    """config.json of gpt-oss-20b or -120b (their published ones) and the tokenizer that `make vocab` made."""
+    """Write config.json of gpt-oss-20b or -120b, as published, and the tokenizer of `make vocab`."""
     vocabulary = vocabulary_folder()
     assert vocabulary is not None, "run `make vocab` first"
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def _config(num_layers: int, num_experts: int) -> dict[str, Any]:
         "swiglu_limit": 7.0,
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
-        "transformers_version": "5.17.0",  # without, transformers takes the tokenizer for an old Mistral's
+        "transformers_version": "5.17.0",  # otherwise transformers takes the tokenizer for an old Mistral's
         "use_cache": True,
         "vocab_size": 201088,
     }

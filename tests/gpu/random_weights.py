@@ -1,9 +1,8 @@
-"""Random weights with which an answer depends on all of its prompt, as a plugin of vLLM's.
+"""Random weights that make answers depend on the whole prompt, as a vLLM plugin.
 
-vLLM's own made-up weights (`load_format: dummy`) lie within 0.001, norms included, and the experts' are zero:
-with these an answer hardly depends on the KV of its prompt, so that equal answers would prove nothing. With
-all weights as large as a trained model's, though, the least rounding grows from layer to layer until no
-answer is given twice.
+vLLM's dummy weights (`load_format: dummy`) are within 0.001, norms included, and the experts' are zero:
+answers hardly depend on the prompt's KV, so equal answers would prove nothing. With weights as large as a
+trained model's, rounding grows from layer to layer until no answer repeats.
 """
 
 import importlib
@@ -16,17 +15,17 @@ import torch
 
 _STD = {
     "embedding": 1.0,
-    "qkv_proj": 0.013,  # attention looks at all tokens alike: what they share grows from layer to layer,
-    "o_proj": 0.02,  # rounding does not
-    "router": 0.1,  # the last of the experts weighs little, for rounding may choose another
+    "qkv_proj": 0.013,  # nearly uniform attention: shared signal grows with depth,
+    "o_proj": 0.02,  # rounding errors do not
+    "router": 0.1,  # the last expert weighs little, as rounding may choose another
     "lm_head": 0.02,
 }
-# 2 ** (exponent - 127) is the scale of random 4-bit floats, whose deviation is 2.9.
+# 2 ** (exponent - 127) scales random 4-bit floats, whose standard deviation is 2.9.
 _EXPONENTS = {"w13_weight_scale": 120, "w2_weight_scale": 114}
 
 
 def install(folder: Path) -> Path:
-    """Write the plugin into `folder`, to be put on the PYTHONPATH of vLLM's processes."""
+    """Write the plugin into `folder`, to put on the PYTHONPATH of vLLM's processes."""
     info = folder / "baton_random_weights-0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: baton-random-weights\nVersion: 0\n")
@@ -38,7 +37,7 @@ def install(folder: Path) -> Path:
 
 
 def register() -> None:
-    """vLLM calls it in each of its processes."""
+    """Entry point, called in each of vLLM's processes."""
     loader = importlib.import_module("vllm.model_executor.model_loader.dummy_loader")
     loader.DummyModelLoader.load_weights = _load_weights
 
@@ -54,7 +53,7 @@ def _load_weights(_: Any, model: torch.nn.Module, model_config: Any) -> None:
 
 @torch.no_grad()
 def fill(name: str, tensor: torch.Tensor, generator: torch.Generator, hidden: int, intermediate: int) -> None:
-    """Random values for the parameter `name`; the padding of experts, beyond these sizes, stays zero."""
+    """Random values for the parameter `name`; padding of experts, beyond these sizes, stays zero."""
     kind = name.rpartition(".")[2]
     if kind in _EXPONENTS:
         num_rows, num_in = (2 * intermediate, hidden) if kind[:3] == "w13" else (hidden, intermediate)
@@ -62,11 +61,11 @@ def fill(name: str, tensor: torch.Tensor, generator: torch.Generator, hidden: in
     elif tensor.dtype == torch.uint8:
         tensor.random_(0, 256, generator=generator)
     elif not tensor.is_floating_point():
-        return  # which expert lies where
+        return  # the expert map
     elif name.endswith(("bias", "sinks")):
         tensor.zero_()
     elif tensor.dim() == 1:
-        tensor.fill_(1)  # a norm's
+        tensor.fill_(1)  # a norm
     else:
         (std,) = (std for part, std in _STD.items() if part in name)
         tensor.normal_(0, std, generator=generator)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# What only GPUs can show: KV moved between GPUs, the demo model on CUDA, vLLM under the engine contract, and its
-# workers with prefill and decode on half of the GPUs each (on one GPU they share it). Results: benchmarks/results/vllm_disagg_*.json.
-#   tests/gpu/run.sh [PYTEST_ARGUMENTS]      BATON_GPU_MODELS=20b for the small shape only; CUDA_VISIBLE_DEVICES for some GPUs only
+# Tests that need GPUs: KV between GPUs, the demo model on CUDA, vLLM's engine contract, and disaggregated vLLM workers
+# with half of the GPUs each (one GPU is shared). Results: benchmarks/results/vllm_disagg_*.json.
+#   tests/gpu/run.sh [PYTEST_ARGUMENTS]      BATON_GPU_MODELS=20b: the small model only; CUDA_VISIBLE_DEVICES: some GPUs only
 # Needs, in the active venv (or $PYTHON's): pip install '.[frontend,vllm]' --group test; etcd and nats-server on the
-# PATH; the vocabulary that `make vocab` makes.
+# PATH; the vocabulary of `make vocab`.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/}python3}

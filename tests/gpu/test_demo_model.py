@@ -1,4 +1,4 @@
-"""The demo model on GPUs, prefill and decode apart: the embedded engine and vLLM answer as the CPU does."""
+"""The demo model on GPUs, disaggregated: the embedded engine and vLLM answer as the CPU does."""
 
 import json
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ SCHEMA = {
     "required": ["city", "n"],
     "additionalProperties": False,
 }
-# In float32, for then greedy answers are equal whatever the kernels.
+# In float32 greedy answers are equal for all kernels.
 VLLM = {
     "dtype": "float32",
     "attention_backend": "TRITON_ATTN",

@@ -1,4 +1,4 @@
-"""KV from GPU to GPU over UCX: whole, and when its source freezes or dies. Uses two GPUs, or one twice."""
+"""KV between GPUs over UCX: whole, and with a frozen or killed source. Uses two GPUs, or one twice."""
 
 import asyncio
 import signal
@@ -21,7 +21,7 @@ def here(num_bytes: int) -> Memory:
 
 
 def content(memory: Memory) -> bytes:
-    """What lies on the device now."""
+    """The device's contents."""
     tensor = memory.owner
     return bytes(tensor.cpu().numpy())  # type: ignore[attr-defined]  # a tensor
 

@@ -1,7 +1,7 @@
-"""The contract of Engine, held to by the real vLLM: tests/contract/test_engine.py with the demo model.
+"""The engine contract on the real vLLM: tests/contract/test_engine.py with the demo model.
 
-A vLLM takes long to start, so those that the tests ask for alike are started once and lent to each test,
-below an engine of Baton's that is new each time. They live in one event loop, hence one `asyncio.Runner`.
+A vLLM takes long to start, so tests with equal settings share one, under a new Baton engine each. All run in
+one event loop, hence one `asyncio.Runner`.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ pytestmark = [
 ]
 
 MODEL = Path("models/demo")
-# float32: an answer must not hang on what else runs in the batch, nor on how its prompt was cut.
+# float32: an answer must not depend on its batch or on how its prompt was chunked.
 CONFIG: dict[str, Any] = {
     "dtype": "float32",
     "attention_backend": "TRITON_ATTN",
@@ -54,7 +54,7 @@ LOGPROB_TOLERANCE = 0.02
 
 
 class Lent:
-    """A vLLM that outlives the engine it is lent to; its figures go to the newest borrower."""
+    """A vLLM that outlives the engine that borrows it; its stats go to the latest borrower."""
 
     def __init__(self) -> None:
         self.llm: Any = None
@@ -64,7 +64,7 @@ class Lent:
         return getattr(self.llm, name)
 
     def shutdown(self) -> None:
-        """Stays up for the next test."""
+        """Does nothing: the next test needs it."""
 
     def record(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's stat logger."""
@@ -76,13 +76,13 @@ class Lent:
 
 @dataclasses.dataclass(frozen=True)
 class Lender:
-    """Stands where `Library.llm` does for engines of one kind."""
+    """Replaces `Library.llm` for engines with equal settings."""
 
     lib: Library
     lent: Lent
 
     def from_engine_args(self, args: Any, stat_loggers: list[Any]) -> Lent:
-        """As AsyncLLM's."""
+        """Like AsyncLLM's."""
         self.lent.figures = stat_loggers[0]()
         if self.lent.llm is None:
             os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port())
@@ -92,7 +92,7 @@ class Lender:
 
 @pytest.fixture(scope="module")
 def kept() -> Iterator[dict[Any, Lent]]:
-    """The vLLMs started so far, by what they were asked for."""
+    """The vLLMs started so far, by their settings."""
     kept: dict[Any, Lent] = {}
     with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
         patch.setattr(asyncio, "run", runner.run)
@@ -104,7 +104,7 @@ def kept() -> Iterator[dict[Any, Lent]]:
 
 @pytest.fixture
 def build(kept: dict[Any, Lent]) -> contract.Build:
-    """Makes engines over the real vLLM."""
+    """Builds engines over the real vLLM."""
     lib = load_library()
 
     def build(role: Role, limits: contract.Limits) -> Engine:
@@ -129,7 +129,7 @@ def build(kept: dict[Any, Lent]) -> contract.Build:
 
 build_sampling = build_releasing = build
 
-# All but the one that vLLM does not keep, see WITHOUT_LATE_PULL there.
+# All except the one that vLLM does not keep; see WITHOUT_LATE_PULL there.
 globals().update({name: test for name, test in vars(contract).items() if name.startswith("test_")})
 del globals()["test_a_pull_of_kv_that_was_given_back_fails"]
 

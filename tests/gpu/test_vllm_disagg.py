@@ -1,7 +1,7 @@
-"""gpt-oss shapes on vLLM, prefill and decode on two GPUs, through the HTTP API: one story a model size.
+"""Disaggregated vLLM on two GPUs with gpt-oss's shapes, over the HTTP API; one sequence per model size.
 
-The tests run in their order and build on each other: what was answered with a handoff is compared with what
-the decode worker answers by itself once the prefill worker is dead.
+The tests run in order and build on each other: answers with a handoff are compared with those that the decode
+worker gives alone once the prefill worker was killed.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ SIZES = os.environ.get("BATON_GPU_MODELS", "20b,120b").split(",")
 # concurrency: number of prompts, tokens of the longest
 ROUNDS = {1: (10, 32_000), 16: (32, 32_000), 64: (128, 8_000)}
 CONTROL = {1: 16, 16: 4, 64: 16}  # the concurrency of the round's control
-LAST = "compiled_while_serving"  # the last figure: the story was told to its end
+LAST = "compiled_while_serving"  # the last result: the sequence is complete
 NAMED = {"worker_lost", "handoff_failed", "no_workers", "engine_failure", "deadline_exceeded"}
 
 
@@ -51,7 +51,7 @@ def scene(
 ) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp(request.param)
     with vllm_scene(folder, request.param, launch_etcd().url, launch_nats().url) as scene:
-        ask_all(scene.stack, prompts(8, 32_000, seed=0), 4)  # kernels are compiled when a shape is met first
+        ask_all(scene.stack, prompts(8, 32_000, seed=0), 4)  # the first request of a shape compiles kernels
         yield scene
 
 
@@ -158,8 +158,8 @@ def test_a_killed_prefill_worker_loses_no_request(scene: Scene) -> None:
 
 
 def test_the_decode_worker_alone_gives_the_same_answers(scene: Scene) -> None:
-    """As far as it gives them again itself with other company in the batch: that is the control. Its sums
-    have another order then, and random weights leave the best two tokens close together.
+    """As often as the control: the decode worker itself with other batch sizes. Those change the order of
+    sums, and random weights leave the top two tokens close together.
     """
     for concurrency in ROUNDS:
         handed = scene.answers[f"handed over, {concurrency} at a time"]
@@ -175,7 +175,7 @@ def test_the_decode_worker_alone_gives_the_same_answers(scene: Scene) -> None:
 
 
 def test_answers_depend_on_the_far_half_of_their_prompts(scene: Scene) -> None:
-    """Else equal answers would say nothing of the KV that was moved."""
+    """Otherwise equal answers would prove nothing about the moved KV."""
     asked = _prompts(16)
     changed = [
         [token + 1 for token in prompt[: len(prompt) // 2]] + prompt[len(prompt) // 2 :] for prompt in asked
@@ -228,7 +228,7 @@ def test_a_killed_decode_worker_ends_each_request_with_a_named_error(scene: Scen
 
 
 def test_kernels_have_variants_and_not_one_for_each_length(scene: Scene) -> None:
-    """Prompts of hundreds of lengths were asked for; the warm-up has met the variants."""
+    """Prompts of hundreds of lengths were sent; the warm-up has compiled the variants."""
     late = {process.name: compiled_late(process) for process in (scene.prefill, scene.decode)}
     scene.figures[LAST] = late
     for found in late.values():
@@ -247,7 +247,7 @@ def _kill_under_load(
 
 
 def _same(left: list[Answer], right: list[Answer]) -> dict[str, int]:
-    """How many answers agree, and how many of their first tokens."""
+    """The numbers of equal answers and of equal first tokens."""
     return {
         "answers": sum(a.tokens == b.tokens for a, b in zip(left, right, strict=True)),
         "first_tokens": sum(a.tokens[:1] == b.tokens[:1] for a, b in zip(left, right, strict=True)),

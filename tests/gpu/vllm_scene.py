@@ -1,4 +1,4 @@
-"""vLLM workers with a made-up gpt-oss, on half of the GPUs each or both on one, behind a frontend."""
+"""vLLM workers with random gpt-oss weights behind a frontend, on half of the GPUs each or both on one."""
 
 import asyncio
 import dataclasses
@@ -26,7 +26,7 @@ from tests.waiting import wait_for
 LOAD_TIMEOUT_S = 900.0  # 104 to 163 s on H200s
 VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES", "")
 PATIENCE_S = 240.0
-# Few CUDA graphs: it loads sooner. The monitor logs each kernel that is compiled once vLLM has started.
+# Few CUDA graphs, to load faster. The monitor logs kernels compiled after vLLM has started.
 _TEST_ONLY = {
     "load_format": "dummy",
     "max_model_len": 40960,
@@ -37,7 +37,7 @@ _TEST_ONLY = {
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """One completion, or the name of the error that it ended with."""
+    """One completion, or the name of its error."""
 
     tokens: tuple[str, ...] = ()
     error: str | None = None
@@ -47,7 +47,7 @@ class Answer:
 
 @dataclasses.dataclass
 class Scene:
-    """The stack, what was answered in each round, and the figures that go to the results file."""
+    """The stack, the answers of each round, and the figures for the results file."""
 
     stack: Stack
     size: str
@@ -59,7 +59,7 @@ class Scene:
 
 
 def gpus() -> list[str]:
-    """Names of the GPUs here; of those in CUDA_VISIBLE_DEVICES, if it is set."""
+    """Names of the visible GPUs (CUDA_VISIBLE_DEVICES, if set)."""
     asked = ["-i", VISIBLE] if VISIBLE else []
     listed = subprocess.run(
         ["nvidia-smi", *asked, "--query-gpu=name", "--format=csv,noheader"],
@@ -71,7 +71,7 @@ def gpus() -> list[str]:
 
 
 def devices(first: int, num: int) -> str:
-    """CUDA_VISIBLE_DEVICES of a worker that has `num` of `gpus()`, from `first` on."""
+    """CUDA_VISIBLE_DEVICES of a worker with `num` of `gpus()`, from `first` on."""
     named = VISIBLE.split(",") if VISIBLE else list(map(str, range(first + num)))
     return ",".join(named[first : first + num])
 
@@ -97,7 +97,7 @@ def vllm_scene(folder: Path, size: str, etcd: str, nats: str) -> Iterator[Scene]
     finally:
         stack.stop()
         for process in stack.processes:
-            sys.stdout.write(f"--- {process.name}\n{process.text()[-4000:]}\n")  # shown if a test failed
+            sys.stdout.write(f"--- {process.name}\n{process.text()[-4000:]}\n")  # printed if a test failed
 
 
 def tensor_parallel_size() -> int:
@@ -106,7 +106,7 @@ def tensor_parallel_size() -> int:
 
 
 def vllm_worker(stack: Stack, mode: str, model: Path, size: str) -> Process:
-    """A worker with the YAML of engine_configs; two that share a GPU get less than half of it each."""
+    """A worker with the YAML of engine_configs; two on one GPU get less than half of it each."""
     num, tp = len(gpus()), tensor_parallel_size()
     override = _TEST_ONLY | ({"gpu_memory_utilization": 0.45} if num == 1 else {})
     override |= json.loads(os.environ.get("BATON_GPU_OVERRIDE", "{}"))
@@ -120,20 +120,22 @@ def vllm_worker(stack: Stack, mode: str, model: Path, size: str) -> Process:
 
 
 def compiled_late(process: Process) -> dict[str, int]:
-    """How often each kernel was compiled since the worker was ready, while clients waited."""
+    """How often each kernel was compiled after the worker was ready, while clients waited."""
     since_ready = process.text().partition("workers.worker ready ")[2]
     return dict(Counter(re.findall(r"JIT compilation during inference: ([^\s(]+?)\.?\s", since_ready)))
 
 
 def prompts(num: int, longest: int, seed: int) -> list[list[int]]:
-    """`num` random prompts of 100 to `longest` tokens, the longest among them."""
+    """`num` random prompts of 100 to `longest` tokens, including the longest."""
     rng = random.Random(seed)
     lengths = [longest] + [rng.randint(100, longest) for _ in range(num - 1)]
     return [[rng.randrange(1000, 190_000) for _ in range(length)] for length in lengths]
 
 
 def ask_all(stack: Stack, asked: list[list[int]], concurrency: int, **options: Any) -> list[Answer]:
-    """All prompts, so many at a time, each with 32 tokens of greedy answer unless `options` say otherwise."""
+    """Send all prompts, `concurrency` at a time; answers of 32 greedy tokens unless `options` say
+    otherwise.
+    """
 
     async def main() -> list[Answer]:
         slots = asyncio.Semaphore(concurrency)
@@ -160,7 +162,7 @@ async def _ask(
 
 
 async def abandon(stack: Stack, prompt: list[int], after_s: float) -> None:
-    """A streamed request whose client leaves after that time."""
+    """A streamed request whose client disconnects after that time."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 2000, "stream": True, "ignore_eos": True}
     async with httpx.AsyncClient(base_url=stack.url, timeout=PATIENCE_S) as client:
         try:
@@ -175,7 +177,7 @@ async def abandon(stack: Stack, prompt: list[int], after_s: float) -> None:
 
 
 def descendants(pid: int) -> set[int]:
-    """Processes below this one."""
+    """All descendants of a process."""
     children: set[int] = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -188,7 +190,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def kill_worker(process: Process) -> float:
-    """SIGKILL; the seconds until what it started (the processes that hold the GPU) has gone, too."""
+    """SIGKILL; the seconds until its child processes, which hold the GPU, have ended too."""
     below = descendants(process.popen.pid)
     began = time.monotonic()
     process.kill()

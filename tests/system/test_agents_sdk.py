@@ -32,7 +32,7 @@ ANSWERED = ["reasoning_item", "message_output_item"]
 
 
 class Verdict(BaseModel):
-    """No free text, which the demo model may not end in time."""
+    """Without free text, which the demo model may not end in time."""
 
     healthy: bool
     mood: Literal["good", "bad"]
@@ -52,7 +52,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def play(stack: Stack, api: str, scene: Callable[[Model], Awaitable[Found]]) -> Found:
-    """Run the scene with a model of that API, in an event loop of its own."""
+    """Run the scene with a model of that API, in its own event loop."""
 
     async def run() -> Found:
         url = f"{stack.url}/v1"

@@ -1,4 +1,4 @@
-"""deploy/docker-compose.yml: what it says, and each service's own command line as a process."""
+"""deploy/docker-compose.yml: its contents, and each service's own command line as a process."""
 
 import json
 import re
@@ -25,7 +25,7 @@ PORTS = ("2379", "2380", "4222", "8222", "8000")
 
 
 def _services() -> dict[str, dict[str, Any]]:
-    """The services as compose sees them with no variable set: `${NAME:-default}` is its default."""
+    """The services with no variable set: `${NAME:-default}` is its default."""
     text = (DEPLOY / "docker-compose.yml").read_text()
     plain = re.sub(r"\$\{\w+(?::-([^}]*))?\}", lambda match: match[1] or "", text)
     services: dict[str, dict[str, Any]] = yaml.safe_load(plain)["services"]
@@ -36,7 +36,7 @@ SERVICES = _services()
 
 
 class Containers:
-    """Services as processes on loopback: names, ports and folders of containers become this machine's."""
+    """Services as processes on loopback: container names, ports and folders are mapped to this machine's."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -49,7 +49,7 @@ class Containers:
         return f"http://127.0.0.1:{self._ports[port]}"
 
     def start(self, name: str) -> None:
-        """The service's command and environment, word by word; and what its image sets."""
+        """The service's exact command and environment, and its image's environment."""
         service = SERVICES[name]
         command = service["command"]
         words = shlex.split(command) if isinstance(command, str) else list(command)
@@ -83,7 +83,7 @@ class Containers:
             return probe.connect_ex(("127.0.0.1", int(self._ports[port]))) == 0
 
     def roles(self) -> list[str]:
-        """Of the workers that the frontend knows; fails the test if a process has ended."""
+        """The roles of the workers that the frontend knows; fails the test if a process has ended."""
         for process in self._processes:
             assert process.popen.poll() is None, f"{process.name} ended:\n{process.text()[-2000:]}"
         try:
@@ -93,7 +93,7 @@ class Containers:
         return sorted(instance["role"] for instance in health["instances"])
 
     def addresses(self) -> set[str]:
-        """What workers tell their peers, from the print of their settings."""
+        """The addresses that workers announce, from their printed settings."""
         logs = "".join(process.text() for process in self._processes)
         return set(re.findall(r"\bhost=(127\.0\.1\.\d+) \(BATON_HOST\)", logs))
 
@@ -121,7 +121,7 @@ def cpu_profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers
 
 @pytest.fixture(scope="module")
 def gpu_profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
-    """With the double of TensorRT-LLM, which serves the demo model."""
+    """With TensorRT-LLM's double, which serves the demo model."""
     yield from _profile("gpu", tmp_path_factory.mktemp("gpu"))
 
 

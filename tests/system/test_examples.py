@@ -1,4 +1,4 @@
-"""Each example runs as it stands against a running stack."""
+"""Each example runs unchanged against a running stack."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 from tests.stack import ROOT, Stack, running_stack
 from tests.waiting import PATIENCE_S
 
-# What a run prints, beside what the model chooses to say.
+# What a run prints, apart from the model's own text.
 EXAMPLES = {
     "tool_calling.py": ["reasoning:", "tool: get_system_health({})", "assistant:"],
     "agents_tools.py chat": ["tool_call_item", "tool_call_output_item", "assistant:"],

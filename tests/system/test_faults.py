@@ -1,4 +1,4 @@
-"""Failures done to real processes: every request ends with a result or a named error; none stays pinned."""
+"""Faults in real processes: every request ends with a result or a named error, and no KV stays pinned."""
 
 import json
 import signal
@@ -13,7 +13,7 @@ import pytest
 from tests.stack import MODEL, Stack
 from tests.waiting import PATIENCE_S, scaled, wait_for
 
-# Long enough to be killed in the middle; ENDLESS for streams that are never read to their end.
+# Long enough to be killed in the middle; ENDLESS for streams that are never read to the end.
 LONG = 150
 ENDLESS = 20_000
 
@@ -54,7 +54,7 @@ class Stream:
         stack.closing.append(self.close)
 
     def read(self, num_events: int | None = None) -> "Stream":
-        """The next events, or all that are left."""
+        """The next events, or all remaining ones."""
         while num_events is None or num_events > 0:
             line = next(self._lines, None)
             if line is None:
@@ -129,7 +129,7 @@ def test_a_stream_outlives_its_decode_worker_without_losing_a_token(stack: Stack
         assert (stream.text, stream.finish_reason, stream.error) == (expected, "length", None)
 
 
-def test_a_killed_prefill_worker_costs_nobody_an_answer(stack: Stack) -> None:
+def test_a_killed_prefill_worker_loses_no_answer(stack: Stack) -> None:
     stack.frontend(), stack.worker("decode")
     prefills = [stack.worker("prefill"), stack.worker("prefill")]
     stack.wait_ready(2, 1)

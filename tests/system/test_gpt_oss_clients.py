@@ -1,4 +1,4 @@
-"""What openai/gpt-oss's own clients send and read: its compatibility test and the samplers of its evals."""
+"""openai/gpt-oss's own clients: the requests of its compatibility test and of its evals' samplers."""
 
 import json
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ def chat_loop(stack: Stack, name: str, **extra: Any) -> tuple[list[Json], list[s
         messages.append(message)
         if not message.get("tool_calls") or choice["finish_reason"] == "length":
             break
-        # The agent library sends the message back as it came, `reasoning` and all.
+        # The agent library sends the message back unchanged, with `reasoning`.
         history.append(message)
         for call in message["tool_calls"]:
             arguments.append(call["function"]["arguments"])
@@ -145,7 +145,7 @@ def test_the_chat_sampler_of_the_evals_gets_text_reasoning_and_usage(
 
     message = response.choices[0].message
     assert message.content
-    assert message.reasoning  # type: ignore[attr-defined]  # the sampler reads it beside the SDK's fields
+    assert message.reasoning  # type: ignore[attr-defined]  # the sampler reads it in addition to the SDK's fields
     assert response.usage
     assert response.usage.completion_tokens > 0
 
@@ -163,5 +163,5 @@ def test_the_responses_sampler_of_the_evals_gets_items_with_text(client: openai.
     for response in (plain, effort, none):
         assert response.output_text
         assert response.usage
-        # The sampler walks over `content` of every item, reasoning and messages alike.
+        # The sampler walks over the `content` of every item, reasoning and messages alike.
         assert all(part.text for item in response.output for part in item.content)

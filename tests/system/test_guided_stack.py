@@ -1,4 +1,4 @@
-"""The form of an answer is enforced end to end, at temperature 1, prefill and decode on two workers."""
+"""Forms are enforced end to end at temperature 1, with prefill and decode on two workers."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -21,8 +21,8 @@ Json = dict[str, Any]
 
 SEEDS = range(8)
 QUESTION = [{"role": "user", "content": "Is everything up and running?"}]
-# The demo model has seen no JSON but arguments: what has no bound (a string, the digits of a number) it may
-# write until its tokens are used up, and a cut answer is no JSON. So all but one schema have bounds.
+# The demo model has seen JSON only in arguments: it may write unbounded values (strings, digits) until its
+# tokens run out, and a cut answer is not JSON. So all but one schema have bounds.
 MAX_TOKENS = 400
 REPORT: Json = {
     "type": "object",
@@ -83,7 +83,7 @@ def ask(stack: Stack, **fields: Any) -> Json:
 
 
 def ask_all(stack: Stack, *, min_complete: int = len(SEEDS) // 2, **fields: Any) -> list[Json]:
-    """One answer for each of the seeds, all at once; only those that were not cut."""
+    """One answer for each seed, all at once; only those that were not cut."""
     with ThreadPoolExecutor(len(SEEDS)) as threads:
         choices = list(threads.map(lambda seed: ask(stack, seed=seed, **fields), SEEDS))
     complete = [choice for choice in choices if choice["finish_reason"] != "length"]
@@ -147,14 +147,14 @@ def test_strict_tools_stay_a_choice_and_their_arguments_are_valid(stack: Stack) 
 
 
 class Disk(BaseModel):
-    """A part of what the client asks for."""
+    """A part of the requested answer."""
 
     name: Literal["sda", "sdb"]
     free_gb: Annotated[int, Field(ge=0, le=999)]
 
 
 class Machine(BaseModel):
-    """What the client asks for."""
+    """The requested answer."""
 
     healthy: bool
     disk: Disk
@@ -189,7 +189,7 @@ def test_streamed_and_whole_are_the_same_json(stack: Stack) -> None:
 
 
 def test_a_form_survives_the_worker_that_held_to_it(tmp_path: Path) -> None:
-    """Two streams, one on each decode worker; one worker is killed, and both streams go on as they would."""
+    """Two streams, one on each decode worker; one worker is killed, and both streams continue unchanged."""
     disk = REPORT["properties"]["disks"]["items"]
     schema = {"type": "array", "items": disk, "minItems": 12, "maxItems": 12}
     fields: Json = {"seed": 5, "response_format": json_schema(schema, strict=True), "max_tokens": 600}
@@ -214,7 +214,7 @@ def test_a_form_survives_the_worker_that_held_to_it(tmp_path: Path) -> None:
                 expected,
                 expected,
             ]
-        assert "retry request_id" in frontend.text(), "nobody had to go on"
+        assert "retry request_id" in frontend.text(), "no stream was resumed"
     finally:
         stack.stop()
 

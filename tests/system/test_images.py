@@ -50,7 +50,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Image:
-    """The worker image; the lines' mount is in its place."""
+    """The worker image, with the demo model at the mount's path."""
     image = Image(tmp_path_factory.mktemp("worker"), "worker")
     (mount,) = {volume for line in LINES for volume in line.options["-v"]}
     image.path(mount.split(":")[1]).symlink_to(ROOT / "models/demo")
@@ -58,11 +58,11 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Image:
 
 
 def _variables(line: Line, image: Image, port: int) -> dict[str, str]:
-    """The line's own, the port and the path as they are outside of a container."""
+    """The line's variables, with the port and path as they are outside of a container."""
     inside = line.environ.get("HTTP_PORT", "8000")
     assert [published.split(":")[-1] for published in line.options["-p"]] == [inside]
     own = {"HTTP_PORT": str(port), "MODEL_PATH": str(image.path(line.environ.get("MODEL_PATH", "/model")))}
-    # `--ipc host` gives a container this machine's shared memory; if that is small, doctor refuses, rightly.
+    # `--ipc host` shares this machine's shared memory with the container; doctor rightly refuses a small one.
     if shutil.disk_usage("/dev/shm").total < 1 << 30:
         own["SKIP_DOCTOR"] = "1"
     if line.command[-1] in ("low-latency", "max-throughput"):
@@ -113,7 +113,7 @@ def processes() -> Iterator[list[Process]]:
 
 
 def test_the_guides_manual_launch_serves(worker: Image, processes: list[Process], tmp_path: Path) -> None:
-    """Dynamo's "Option B", module names changed and nothing else: no engine is named."""
+    """Dynamo's "Option B" with only the module names changed: no engine is named."""
     port = str(free_port())
     for name, command in (("frontend", GUIDE_FRONTEND), ("prefill", GUIDE_PREFILL), ("decode", GUIDE_DECODE)):
         line = counterpart(command).replace(" --engine trtllm", "").replace("8000", port)
@@ -138,7 +138,7 @@ def test_the_guides_manual_launch_serves(worker: Image, processes: list[Process]
     assert "engine=trtllm (chosen)" in processes[1].text()
 
 
-def test_the_frontend_image_listens_on_every_address_unless_told_otherwise(
+def test_the_frontend_image_listens_on_every_address_by_default(
     processes: list[Process], tmp_path: Path
 ) -> None:
     image = Image(tmp_path / "image", "frontend")

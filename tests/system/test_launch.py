@@ -1,4 +1,4 @@
-"""`launch/local.sh` as a newcomer meets it: ready in a line, gone without trace, a clear line for a slip."""
+"""`launch/local.sh` for a new user: ready in one line, stopped without a trace, clear errors."""
 
 import os
 import shutil
@@ -48,7 +48,7 @@ def test_it_says_ready_serves_and_leaves_nothing_behind(
     names = ("frontend", "prefill-0", "decode-0", "decode-1")
     logs = "".join((launch.run_dir / f"{name}.log").read_text() for name in names)
     assert "forced" not in logs  # each process is asked once
-    assert "nats_error" not in logs  # and has what it needs until it has gone
+    assert "nats_error" not in logs  # and has what it needs until it ends
 
 
 def test_a_slow_nats_server_is_waited_for(launches: list[Launch], tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_process_that_dies_later_ends_the_run_with_its_last_lines(
     status, output = launch.end()
 
     assert status == 1
-    assert "decode-0 ended with status 137; its last lines" in output
+    assert "decode-0 exited with status 137; its last lines" in output
     assert launch.processes() == {}
 
 
@@ -93,7 +93,7 @@ def test_a_port_in_use_is_one_clear_line(launches: list[Launch], tmp_path: Path)
 @pytest.mark.parametrize(
     ("environ", "says"),
     [
-        ({"MODEL_PATH": "/no/such/model"}, "error: --model-path /no/such/model: no config.json there"),
+        ({"MODEL_PATH": "/no/such/model"}, "error: --model-path /no/such/model: no config.json in"),
         (
             {"DECODE_ENGINE_ARGS": "{yaml}"},
             "{yaml}:1: decode_step: unknown key; did you mean decode_step_ms?",

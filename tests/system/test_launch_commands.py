@@ -1,4 +1,4 @@
-"""What the gpt-oss launch scripts would start, by their dry run: the guides' commands, flag by flag."""
+"""The gpt-oss launch scripts' dry runs: the guides' commands, flag by flag."""
 
 import os
 import re
@@ -33,14 +33,14 @@ GUIDE_ENVIRONMENT = {"TRTLLM_ENABLE_PDL": "1", "TRT_LLM_DISABLE_LOAD_WEIGHTS_IN_
 
 
 def counterpart(command: str) -> str:
-    """A command of the guide as this product spells it: other modules, other folder, the engine named."""
+    """A guide's command in Baton's terms: other modules, other folder, the engine named."""
     command = command.replace("python3 -m dynamo.frontend", "python3 -m frontend")
     command = command.replace("python3 -m dynamo.trtllm", "python3 -m workers --engine trtllm")
     return " ".join(command.replace("examples/backends/trtllm/", "").split())
 
 
 def dry_run(script: str, *arguments: str, **environ: str) -> list[str]:
-    """The lines that the script prints; it starts nothing and makes no folder."""
+    """The lines that the script prints; it starts nothing and creates no folder."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     run_dir = ROOT / ".run/never-made"
     done = subprocess.run(
@@ -110,7 +110,7 @@ def test_every_value_can_be_set() -> None:
     ]
     assert all("--model-path '/my models/120b' --served-model-name mine" in line for line in workers)
     assert workers[0].endswith(
-        "--tensor-parallel-size 2 --expert-parallel-size 2 --max-num-tokens 10000 &"  # the last one counts
+        "--tensor-parallel-size 2 --expert-parallel-size 2 --max-num-tokens 10000 &"  # the last one wins
     )
     assert workers[1].endswith("--extra-engine-args my.yaml --dyn-reasoning-parser gpt_oss "
                                "--dyn-tool-call-parser harmony --disaggregation-mode decode &")  # fmt: skip
@@ -163,7 +163,7 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_the_doctor_is_told_each_workers_gpus_and_flags() -> None:
+def test_the_doctor_gets_each_workers_gpus_and_flags() -> None:
     lines = dry_run("gpt_oss_disagg.sh", NUM_DECODE="2", DECODE_EXTRA_FLAGS="--max-seq-len 4096")
 
     (doctor,) = (shlex.split(line) for line in lines if " -m baton doctor " in line)
@@ -193,7 +193,7 @@ def test_a_dry_run_can_be_pasted_whatever_the_paths() -> None:
 def test_gpus_that_cannot_be_shared_out_are_refused(tmp_path: Path, number: str) -> None:
     launch = Launch(tmp_path / "run", "--dry-run", script="gpt_oss_disagg.sh", engine={}, NUM_PREFILL=number)
 
-    assert launch.end() == (1, f"error: 4 GPUs (0,1,2,3) cannot be shared by {number} workers\n")
+    assert launch.end() == (1, f"error: 4 GPUs (0,1,2,3) cannot be divided evenly among {number} workers\n")
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_an_aggregated_profile_serves_with_the_guides_values(
     assert served.items() <= config.items()
 
 
-def test_an_unknown_profile_is_told_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_profile_gets_a_list_of_the_known_ones(tmp_path: Path) -> None:
     launch = Launch(tmp_path / "run", "h100", script="gpt_oss_agg.sh", engine={})
     status, output = launch.end()
 

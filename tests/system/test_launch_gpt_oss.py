@@ -1,4 +1,6 @@
-"""The gpt-oss launch scripts run for real: ready, logs shown, all ended with the first or with Ctrl-C."""
+"""The gpt-oss launch scripts, really run: ready, logs shown, everything stopped when one ends or on
+Ctrl-C.
+"""
 
 import os
 import re
@@ -101,7 +103,7 @@ def test_the_guides_command_lines_serve_the_guides_request(
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_system_health"
 
 
-def test_asked_twice_it_waits_for_nobody(run: Run) -> None:
+def test_a_second_signal_kills_at_once(run: Run) -> None:
     launch = run("gpt_oss_disagg.sh", STOP_TIMEOUT_S="600")
     launch.read_until("ready: ")
     frozen = next(
@@ -113,7 +115,7 @@ def test_asked_twice_it_waits_for_nobody(run: Run) -> None:
     launch.read_until("stopping")
     while launch.popen.poll() is None:
         launch.popen.send_signal(signal.SIGINT)
-        time.sleep(0.2)  # as a user presses Ctrl-C again
+        time.sleep(0.2)  # as if a user pressed Ctrl-C again
 
     assert launch.end()[0] == 130
     assert launch.processes() == {}
@@ -131,7 +133,7 @@ def test_a_worker_that_dies_ends_the_run_with_its_last_lines(run: Run, mode: str
     status, output = launch.end()
 
     assert status == 1
-    assert f"{mode}-0 ended with status 137; its last lines" in output
+    assert f"{mode}-0 exited with status 137; its last lines" in output
     assert launch.processes() == {}
 
 
@@ -150,12 +152,12 @@ def test_what_the_doctor_calls_an_error_is_not_started(run: Run, tmp_path: Path)
     python = tmp_path / "python"
     python.write_text(
         "#!/bin/sh\n"
-        "case $* in *'baton doctor'*) echo no GPU; exit 2;; esac\n"  # what it finds is its own tests' matter
+        "case $* in *'baton doctor'*) echo no GPU; exit 2;; esac\n"  # its findings have their own tests
         f"exec {sys.executable} $@\n"
     )
     python.chmod(0o755)
     launch = run("gpt_oss_disagg.sh", DOUBLE, SKIP_DOCTOR="", PYTHON=str(python))
 
-    refusal = "no GPU\nerror: not started: repair what is named above (or SKIP_DOCTOR=1)\n"
+    refusal = "no GPU\nerror: not started: fix the errors above (or set SKIP_DOCTOR=1)\n"
     assert launch.end() == (1, refusal)
     assert not (launch.run_dir / "frontend.log").exists()

@@ -1,4 +1,4 @@
-"""Load on the mocker: every token in order, nothing pinned after, memory flat."""
+"""Load on the mocker: every token in order, no KV pinned afterwards, memory flat."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 
 
 async def stream_of(client: httpx.AsyncClient, url: str, prompt: str, num_tokens: int) -> list[str]:
-    """The texts of a streamed completion, one each event."""
+    """The texts of a streamed completion, one per event."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": num_tokens, "stream": True}
     texts: list[str] = []
     async with client.stream("POST", f"{url}/v1/completions", json=body) as response:

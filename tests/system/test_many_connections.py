@@ -1,4 +1,4 @@
-"""More connections than a process has descriptors: none of them ends it, and other clients are served."""
+"""More connections than a process has descriptors: no process ends, and other clients are served."""
 
 import json
 import os
@@ -17,13 +17,13 @@ from tests.waiting import wait_for
 
 NUM_CONNECTIONS = 400
 NUM_DESCRIPTORS = 256
-# Another client is answered so much later than without these connections, at most.
+# How much later another client may be answered than without these connections.
 SOON_S = 1.0
 
 
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
-    """Ready, each process with so many descriptors and no way to have more."""
+    """Ready, each process with a low, fixed limit of descriptors."""
     stack = Stack(tmp_path)
     stack.prefix = ("prlimit", f"--nofile={NUM_DESCRIPTORS}:{NUM_DESCRIPTORS}")
     stack.frontend(), stack.worker("prefill", name="prefill"), stack.worker("decode", name="decode")
@@ -35,7 +35,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 
 
 def ask(stack: Stack) -> float:
-    """Seconds that a whole answer takes, over a new connection."""
+    """Seconds for a whole answer over a new connection."""
     began = time.monotonic()
     body = {"model": MODEL, "prompt": "one two three", "max_tokens": 5}
     answer = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=30)
@@ -46,19 +46,19 @@ def ask(stack: Stack) -> float:
 
 @contextmanager
 def connections(port: int, first_bytes: bytes = b"") -> Iterator[list[socket.socket]]:
-    """Many connections that say so much and no more."""
+    """Many connections that send `data` and nothing else."""
     with ExitStack() as opened:
         found = []
         for _ in range(NUM_CONNECTIONS):
             found.append(opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5)))
             if first_bytes:
-                with suppress(ConnectionError):  # it had to make room already
+                with suppress(ConnectionError):  # it already had to make room
                     found[-1].sendall(first_bytes)
         yield found
 
 
 def listening_ports(process: Process) -> set[int]:
-    """Of one process, by the kernel's tables."""
+    """A process's listening ports, from the kernel's tables."""
     folder = Path(f"/proc/{process.popen.pid}")
     links = [os.readlink(fd) for fd in (folder / "fd").iterdir()]
     inodes = {link[8:-1] for link in links if link.startswith("socket:")}
@@ -75,7 +75,7 @@ def http_port(stack: Stack) -> int:
 
 
 def plane_ports(folder: Path) -> set[int]:
-    """Where the workers' TCP planes listen, by the registry."""
+    """The ports of the workers' TCP planes, from the registry."""
     cards = [json.loads(path.read_text()) for path in (folder / "registry").glob("*.json")]
     return {int(re.findall(r":(\d+)/", card["address"])[0]) for card in cards}
 
@@ -111,7 +111,7 @@ def test_workers_serve_others_while_many_hold_connections_to_their_ports(
     soon_s = SOON_S + max(ask(stack) for _ in range(3))
     planes = plane_ports(tmp_path)
     ports = {port for worker in workers for port in listening_ports(worker)}
-    assert planes < ports, "beside the plane, prefill has a port for its KV"
+    assert planes < ports, "prefill also has a port for its KV"
     num_before = [num_descriptors(worker) for worker in workers]
 
     with ExitStack() as opened:

@@ -35,7 +35,7 @@ GREETING: ChatCompletionMessageParam = {"role": "user", "content": "Hello there!
 
 
 class Report(BaseModel):
-    """Health, in words that the demo model cannot draw out: no free text."""
+    """A report without free text, so that the demo model's answer is bounded."""
 
     healthy: bool
     mood: Literal["good", "bad"]

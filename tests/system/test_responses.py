@@ -1,4 +1,4 @@
-"""The Responses API over real processes: a tool conversation with state, across restarts of the frontend."""
+"""The Responses API over real processes: a stateful tool conversation, across restarts of the frontend."""
 
 import json
 import signal
@@ -21,7 +21,7 @@ TOOL: Any = {
 }
 QUESTION = "Hey, quick check: is everything up and running?"
 ASKED: Any = {"model": MODEL, "tools": [TOOL], "reasoning": {"effort": "low"}, "temperature": 0}
-# So slow that a frontend can be killed in the middle of it.
+# Slow enough that a frontend can be killed in the middle.
 LONG: Any = {"model": MODEL, "input": "Hello there!", "max_output_tokens": 3000, "background": True}
 
 

@@ -60,7 +60,7 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def aggregated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One worker that does both."""
+    """One aggregated worker."""
     stack = Stack(tmp_path_factory.mktemp("aggregated"))
     stack.frontend(), stack.worker("agg", engine="embedded")
     stack.wait_ready(0, 1)
@@ -170,7 +170,7 @@ def test_disaggregated_is_aggregated_token_for_token(
 
 
 def _tokens(answer: Json) -> list[Json]:
-    """What was generated; call ids are drawn anew, log probabilities are equal but for rounding."""
+    """The generated content: call ids are random, log probabilities are rounded."""
     found = []
     for choice in answer["choices"]:
         message = choice["message"]

@@ -1,4 +1,4 @@
-"""`python -m baton status` asks its own frontend, whatever the environment says, and shows every worker."""
+"""`python -m baton status` asks its own frontend, whatever proxy variables say, and shows every worker."""
 
 import os
 import socket
@@ -11,7 +11,7 @@ from baton.messages import Role
 from frontend.routing.health import Health, Instance
 from tests.waiting import PATIENCE_S
 
-NOBODY = "http://127.0.0.1:9"
+CLOSED_PORT = "http://127.0.0.1:9"
 EMPTY = Health(
     status="healthy", endpoints=[], instances=[], missing=[], warming=[], lost=[], cold_pairs=[],
     refused_pairs=[],
@@ -28,7 +28,7 @@ def ask(health: Health, *flags: str) -> tuple[int, list[str]]:
         frontend.settimeout(30)
         url = f"http://127.0.0.1:{frontend.getsockname()[1]}"
         command = [sys.executable, "-m", "baton", "status", "--url", url, *flags]
-        environment = os.environ | {"http_proxy": NOBODY, "HTTP_PROXY": NOBODY, "no_proxy": ""}
+        environment = os.environ | {"http_proxy": CLOSED_PORT, "HTTP_PROXY": CLOSED_PORT, "no_proxy": ""}
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as asking:
             connection, _ = frontend.accept()
             with connection:

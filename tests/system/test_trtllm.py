@@ -38,7 +38,7 @@ DECODE_YAML = (
 
 
 def worker(stack: Stack, folder: Path, mode: str, name: str, *arguments: str, **environ: str) -> Process:
-    """A worker by the guide's command line, `--engine trtllm` added; the demo model for the real one."""
+    """A worker with the guide's command line plus `--engine trtllm`; the demo model replaces the real one."""
     yaml = folder / f"{mode}.yaml"
     yaml.write_text(PREFILL_YAML if mode == "prefill" else DECODE_YAML)
     command = ["--engine", "trtllm", "--model-path", "models/demo", "--served-model-name", MODEL]
@@ -105,7 +105,7 @@ def test_a_client_that_leaves_ends_its_prefill(stack: Stack, tmp_path: Path) -> 
     stack.wait_idle(15)
 
 
-def test_a_killed_prefill_worker_costs_nobody_an_answer(stack: Stack, tmp_path: Path) -> None:
+def test_a_killed_prefill_worker_loses_no_answer(stack: Stack, tmp_path: Path) -> None:
     worker(stack, tmp_path, "decode", "decode")
     killed, other = (worker(stack, tmp_path, "prefill", name) for name in ("one", "two"))
     stack.wait_ready(2, 1)
@@ -167,7 +167,7 @@ def test_a_release_that_is_too_old_is_refused_at_start(stack: Stack, tmp_path: P
     assert "error: TensorRT-LLM 1.2.1 is too old; install tensorrt-llm 1.3" in old.text()
 
 
-def test_a_worker_that_loads_dies_at_once_when_it_is_told_to(stack: Stack, tmp_path: Path) -> None:
+def test_a_loading_worker_dies_at_once_on_a_signal(stack: Stack, tmp_path: Path) -> None:
     loading = worker(stack, tmp_path, "agg", "loading", DOUBLE_TRTLLM_LOADS_S="3600")
     wait_for(lambda: "loading model" in loading.text())
 

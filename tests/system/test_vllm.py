@@ -65,7 +65,7 @@ def test_both_rounds_of_the_guides_conversation_are_answered(stack: Stack, tmp_p
 def test_the_launch_script_serves_with_the_shipped_configs(
     launch_etcd: LaunchServer, launch_nats: LaunchServer, tmp_path: Path
 ) -> None:
-    shorter = "--max-seq-len 4096 --max-num-tokens 512"  # the demo model has no more; a short warm-up
+    shorter = "--max-seq-len 4096 --max-num-tokens 512"  # the demo model's limit; a short warm-up
     environ = {"ETCD_ENDPOINTS": launch_etcd().url, "NATS_SERVER": launch_nats().url}
     environ |= {"ENGINE": "vllm", "PREFILL_FLAGS": shorter, "DECODE_FLAGS": shorter}
     launch = Launch(tmp_path / "run", "20b", script="gpt_oss_vllm.sh", engine=DOUBLE | environ)
@@ -97,7 +97,7 @@ def test_a_dead_core_ends_its_worker_and_the_requests_go_on_elsewhere(stack: Sta
     wait_for(lambda: len(stack.health()["instances"]) == 1)
 
 
-def test_a_killed_prefill_worker_costs_nobody_an_answer(stack: Stack, tmp_path: Path) -> None:
+def test_a_killed_prefill_worker_loses_no_answer(stack: Stack, tmp_path: Path) -> None:
     decode = worker(stack, tmp_path, "decode", "decode")
     killed = worker(stack, tmp_path, "prefill", "prefill")
     stack.wait_ready(1, 1)

@@ -1,4 +1,4 @@
-"""Workers that join a running fleet: every pair has moved KV before clients can meet it."""
+"""Workers that join a running fleet: every pair has moved KV before clients use it."""
 
 import re
 import subprocess

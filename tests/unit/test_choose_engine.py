@@ -1,4 +1,4 @@
-"""--engine left out, as in the guides: the engine that the YAML is for, or what to type instead."""
+"""Choosing an engine without --engine: the one that the YAML is for, or what to set instead."""
 
 import shlex
 from pathlib import Path
@@ -14,7 +14,7 @@ from workers.settings_text import SettingsError
 CONFIGS = ROOT / "engine_configs"
 GUIDE = CONFIGS / "gpt-oss-120b/prefill.yaml"
 ALL = {"tensorrt_llm", "vllm", "transformers"}
-# Of the guides, which write YAMLs of their own.
+# Guides that write YAMLs of their own.
 BLOG = "enable_attention_dp: false\nenable_mixed_sampler: true\ncuda_graph_config:\n    max_batch_size: 8\n"
 
 
@@ -65,11 +65,11 @@ def test_what_is_typed_counts_whatever_is_installed() -> None:
         (f"--extra-engine-args {GUIDE}", {"transformers"}, "prefill.yaml: needs TensorRT-LLM, which is not"),
         (f"--extra-engine-args {GUIDE}", {"transformers"}, "run this in the worker image"),
         (f"--extra-engine-args {CONFIGS}/demo/agg.yaml", {"vllm"}, "agg.yaml: needs the embedded engine"),
-        ("", set(), "needs TensorRT-LLM or vLLM or the embedded engine, which is not installed here"),
-        ("", {"tensorrt_llm", "vllm"}, "type --engine trtllm or --engine vllm"),
+        ("", set(), "needs TensorRT-LLM or vLLM or the embedded engine, which is not installed"),
+        ("", {"tensorrt_llm", "vllm"}, "set --engine trtllm or --engine vllm"),
     ],
 )
 def test_what_cannot_run_here_is_refused_with_what_to_type(line: str, installed: set[str], says: str) -> None:
-    with pytest.raises(SettingsError, match="type --engine") as refused:
+    with pytest.raises(SettingsError, match="set --engine") as refused:
         chosen(line, installed)
     assert says in str(refused.value)

@@ -1,4 +1,4 @@
-"""The demo checkpoint: what it must have on disk, and that it makes the call of the guide's first round."""
+"""The demo checkpoint: its files, and that it makes the call of the guide's first round."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the embedded engine refuses of a request and of a handoff, and what it reserves for what it takes."""
+"""The embedded engine's admission: what it refuses of requests and handoffs, and what it reserves."""
 
 from typing import Any
 
@@ -39,11 +39,11 @@ def ask(num_tokens: int = 5, **fields: Any) -> GenerateRequest:
 @pytest.mark.parametrize(
     ("request_", "says"),
     [
-        (ask(0), "no token"),
-        (ask(20), "20 tokens.*context of 20 holds 19"),
-        (ask(5, num_generated=5), "of 5 tokens, 5"),
-        (ask(5, num_generated=-1), "of 5 tokens, -1"),
-        (ask(5, num_generated=4), "max_tokens is 4; 4 tokens exist"),
+        (ask(0), "prompt is empty"),
+        (ask(20), "20 tokens.*context length of 20.*19 are allowed"),
+        (ask(5, num_generated=5), "5 of 5 tokens"),
+        (ask(5, num_generated=-1), "-1 of 5 tokens"),
+        (ask(5, num_generated=4), "max_tokens is 4; 4 tokens were already generated"),
         (ask(max_tokens=0), "max_tokens is 0"),
         (ask(choice=-1), "negative"),
         (ask(logprobs=-1), "negative"),
@@ -116,9 +116,9 @@ def test_a_handoff_fits_its_own_request_only() -> None:
         check_fits(handoff, STATE, num_tokens=num_tokens, num_bytes=num_bytes, vocab_size=100)
 
     check()
-    with pytest.raises(HandoffFailed, match="has 5 tokens, its request 6"):
+    with pytest.raises(HandoffFailed, match="has 5 tokens, the request 6"):
         check(num_tokens=6)
-    with pytest.raises(HandoffFailed, match="640 bytes of KV, 641"):
+    with pytest.raises(HandoffFailed, match="640 bytes of KV, but 641"):
         check(num_bytes=641)
     for first_token in (0, 99):
         check(msgspec.structs.replace(HANDOFF, first_token=first_token))

@@ -1,4 +1,4 @@
-"""The embedded engine beside wires that hang, fail or lie, and when its own thread breaks."""
+"""The embedded engine with transceivers that hang, fail or lie, and with a failing compute thread."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ async def engine(
     tokens_per_block: int = 8,
     **options: Any,
 ) -> AsyncIterator[EmbeddedEngine]:
-    """A started engine that must hold nothing when the test is over."""
+    """A started engine that must hold nothing at the end of the test."""
     settings = EmbeddedSettings(
         kv_cache_config=KvCacheSettings(tokens_per_block=tokens_per_block, max_tokens=2048), **options
     )
@@ -66,7 +66,7 @@ async def answer(each: EmbeddedEngine, request: GenerateRequest) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def handed(checkpoint: Path, wire: Wire, **options: Any) -> AsyncIterator[KvHandoff]:
-    """The handoff of a prefill engine that stays up meanwhile."""
+    """The handoff of a prefill engine that keeps running meanwhile."""
     async with engine(checkpoint, wire, Role.PREFILL, **options) as prefill:
         async with contextlib.aclosing(prefill.prefill(ask())) as replies:
             handoff = await anext(replies)
@@ -128,7 +128,7 @@ def test_a_handoff_that_expires_in_the_queue_is_not_pulled(checkpoint: Path) -> 
     asyncio.run(main())
 
 
-def test_a_pin_that_nobody_pulls_expires_and_its_offer_with_it(checkpoint: Path) -> None:
+def test_an_unpulled_pin_expires_with_its_offer(checkpoint: Path) -> None:
     async def main() -> None:
         wire = Wire()
         expiring = CacheTransceiverSettings(kv_transfer_timeout_ms=50)
@@ -147,7 +147,7 @@ def test_a_pin_that_nobody_pulls_expires_and_its_offer_with_it(checkpoint: Path)
     asyncio.run(main())
 
 
-def test_an_offer_that_expired_is_withdrawn_before_anybody_asks(checkpoint: Path) -> None:
+def test_an_expired_offer_is_withdrawn(checkpoint: Path) -> None:
     async def main() -> None:
         wire = Wire()
         expiring = CacheTransceiverSettings(kv_transfer_timeout_ms=50)
@@ -263,7 +263,7 @@ def test_an_exception_in_a_step_fails_all_that_runs_and_the_engine(checkpoint: P
             running = asyncio.create_task(answer(decode, ask(max_tokens=400)))
             await until(lambda: decode.stats().num_generated_tokens > 2)
             assert not failed.done()
-            no_float = 10**400  # no wire could bring it; torch cannot hold it
+            no_float = 10**400  # no transceiver could deliver it; torch cannot hold it
             with pytest.raises(WorkerLost, match="Overflow"):
                 await answer(decode, ask(logit_bias={1: no_float}))
             with pytest.raises(WorkerLost, match="Overflow"):

@@ -1,4 +1,4 @@
-"""What the grammar allows is what was asked for: random answers over the demo model's vocabulary."""
+"""The grammar allows exactly the requested form: random answers over the demo model's vocabulary."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""No schema, however slow or wrong, costs more than its own request: each has processes of its own."""
+"""A slow or broken schema costs only its own request, since each has its own processes."""
 
 import asyncio
 import contextlib
@@ -66,7 +66,7 @@ def test_what_was_refused_once_is_refused_at_once(grammars: Grammars) -> None:
     ],
 )
 def test_a_ref_that_leads_back_to_itself_is_refused_with_a_sentence(grammars: Grammars, schema: Json) -> None:
-    assert "`$ref` leads back to itself" in asyncio.run(refusal(grammars, schema))
+    assert "`$ref` refers to itself" in asyncio.run(refusal(grammars, schema))
 
 
 def test_such_a_ref_further_inside_ends_its_own_request_with_a_sentence(
@@ -77,7 +77,7 @@ def test_such_a_ref_further_inside_ends_its_own_request_with_a_sentence(
     head = tokenizer.encode_text('<|channel|>final<|message|>{"a":', allow_special=True)
     assert matcher.allowed(head, 0) is None
     assert matcher.error is not None
-    assert "`$ref` leads back to itself" in matcher.error.message
+    assert "`$ref` refers to itself" in matcher.error.message
 
 
 def test_an_answer_whose_next_step_takes_too_long_ends_alone(
@@ -105,7 +105,7 @@ def servers(tokenizer_path: Path) -> list[int]:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[tuple[Grammars, Path]]:
-    """Grammars whose processes can be told from those of other tests, by the path of the tokenizer."""
+    """Grammars whose processes can be told apart from other tests', by the tokenizer's path."""
     path = tmp_path / "tokenizer.json"
     path.symlink_to((DEMO / "tokenizer.json").resolve())
     grammars = Grammars.load(tmp_path, VOCAB_SIZE)
@@ -123,7 +123,7 @@ def test_many_slow_schemas_at_once_keep_no_other_waiting(own: tuple[Grammars, Pa
         await until(lambda: len(servers(path)) == 5)
         compiling = set(servers(path)) - {server}
         for process in compiling:
-            os.kill(process, signal.SIGSTOP)  # so that none is done too early on a slow machine
+            os.kill(process, signal.SIGSTOP)  # slow enough that none finishes early
         await grammars.matcher(answer_form({"const": "next to many"}))
         assert not any(task.done() for task in slow)
         for process in compiling:
@@ -139,7 +139,7 @@ def test_forms_are_compiled_once(own: tuple[Grammars, Path]) -> None:
     async def main() -> None:
         [server] = servers(path)
         await asyncio.gather(*[grammars.matcher(answer_form({"const": "once"})) for _ in range(5)])
-        await until(lambda: len(servers(path)) == 2)  # the server, and what it forked for the form
+        await until(lambda: len(servers(path)) == 2)  # the server, and its fork for the form
         os.kill(server, signal.SIGSTOP)
         try:
             matcher = await grammars.matcher(answer_form({"const": "once"}))

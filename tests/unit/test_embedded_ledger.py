@@ -1,4 +1,4 @@
-"""The block ledger: whatever is reserved, pinned and freed, every block is counted once."""
+"""The block ledger: every block is counted once, whatever is reserved, pinned and freed."""
 
 import pytest
 from hypothesis import strategies as st
@@ -34,7 +34,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
-        if self.leases:  # freed ones, too: it is idempotent
+        if self.leases:  # freed ones too: `free` is idempotent
             self.ledger.free(data.draw(st.sampled_from(self.leases)))
 
     @invariant()

@@ -1,4 +1,4 @@
-"""The paged forward pass against transformers' own, on a random tiny gpt-oss: whole, chunked, batched."""
+"""The paged forward pass against transformers', on a random tiny gpt-oss: whole, chunked, batched."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Paged:
-    """The model under test over a pool; each sequence's block table is dealt from one shuffled deck."""
+    """The model under test over a pool; block tables are dealt from one shuffled list of blocks."""
 
     def __init__(self, checkpoint: Path) -> None:
         self.model = GptOss(checkpoint, dtype=torch.float32, device=CPU)
@@ -100,7 +100,7 @@ def test_decodes_and_prompts_in_one_step_do_not_see_each_other(
     sequences = [prompt(length, seed=length) for length in (5, 90, 33, 60, 20)]
     tables = [paged.table(len(ids)) for ids in sequences]
     lengths = [len(ids) for ids in sequences]
-    # The first three decode their last token; the other two come as prompts, one of them in its second chunk.
+    # The first three decode their last token; the other two are prompts, one of them in its second chunk.
     for ids, table in zip(sequences[:3], tables[:3], strict=True):
         paged.run((Span(0, len(ids) - 1, table), ids))
     paged.run((Span(0, 31, tables[3]), sequences[3]))

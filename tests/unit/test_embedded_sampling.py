@@ -1,4 +1,4 @@
-"""Positional sampling: each setting does what OpenAI or Hugging Face say, whatever else is in the batch."""
+"""Positional sampling: each setting works as OpenAI or Hugging Face define it, independent of the batch."""
 
 import math
 from typing import Any
@@ -34,7 +34,7 @@ def probabilities(logits: torch.Tensor = LOGITS) -> np.ndarray:
 
 
 def assert_follows(drawn: np.ndarray, expected: np.ndarray, num: int = 20_000) -> None:
-    """Within six standard deviations: of a million runs with other seeds, none would miss that."""
+    """Within six standard deviations, which one run in a million would miss at most."""
     assert (np.abs(drawn - expected) <= 6 * np.sqrt(expected * (1 - expected) / num) + 1e-9).all()
 
 

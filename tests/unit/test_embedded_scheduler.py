@@ -1,4 +1,4 @@
-"""The scheduler: what runs in a step, who waits, and that everything ends with every block given back."""
+"""The scheduler: what runs in a step, what waits, and that everything ends with all blocks freed."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""KV that arrives after its request has ended: stored nowhere, and nothing goes on from it."""
+"""KV that arrives after its request has ended is not stored, and decoding does not continue."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ SETTINGS = EmbeddedSettings(kv_cache_config=KvCacheSettings(tokens_per_block=8, 
 
 
 class Pulling(NamedTuple):
-    """The decode end of a handoff whose pull the wire holds."""
+    """The decode end of a handoff whose pull is held."""
 
     steps: StepLoop
     thread: ThreadPoolExecutor
@@ -39,7 +39,7 @@ class Pulling(NamedTuple):
     taking: asyncio.Task[None]
 
     def stored(self) -> torch.Tensor:
-        """What the pool holds in the call's blocks."""
+        """The pool's contents in the call's blocks."""
         pool, lease = self.steps.runner.pool, self.call.sequence.lease
         assert lease is not None
         return torch.stack(list(pool.read(0, torch.tensor(lease.blocks), 1))).clone()
@@ -111,7 +111,7 @@ def test_kv_that_comes_too_late_is_not_stored(checkpoint: Path) -> None:
         wire = Wire()
         async with pulling(checkpoint, wire) as here:
             before = here.stored()
-            here.steps.fail(here.call, DeadlineExceeded("over"))  # its blocks may be another's from now on
+            here.steps.fail(here.call, DeadlineExceeded("over"))  # its blocks may get a new owner
             wire.hold.set()
             await here.taking
             assert torch.equal(here.stored(), before)

@@ -48,7 +48,7 @@ def named(path: Path) -> str:
 
 
 def faults(config: Config, fields: Config = TOP, prefix: str = "") -> list[str]:
-    """What TensorRT-LLM would refuse: unknown keys, wrong types, values that are not among those allowed."""
+    """What TensorRT-LLM would refuse: unknown keys, wrong types, values that are not allowed."""
     found = []
     for key, value in config.items():
         path = prefix + key
@@ -66,7 +66,7 @@ def faults(config: Config, fields: Config = TOP, prefix: str = "") -> list[str]:
 
 
 def fits(value: object, kinds: str) -> bool:
-    """True if `value` is of one of the types in `int>0|None`; a bool is no int, an int is a float."""
+    """Whether `value` has one of the types in `int>0|None`; a bool is not an int, an int is a float."""
     return any(fits_one(value, kind) for kind in kinds.split("|"))
 
 
@@ -162,7 +162,7 @@ def test_prefill_and_decode_can_exchange_kv(model: str) -> None:
     assert wire["kv_transfer_timeout_ms"] == 60_000
     assert prefill["disable_overlap_scheduler"] is True
     for config in (prefill, decode):
-        assert config["kv_cache_config"]["use_kv_cache_manager_v2"] is False  # the C++ transceiver wants it
+        assert config["kv_cache_config"]["use_kv_cache_manager_v2"] is False  # the C++ transceiver needs it
     assert prefill["kv_cache_config"]["enable_block_reuse"] is False
     assert decode.get("max_beam_width", 1) == prefill.get("max_beam_width", 1) == 1
 
@@ -174,7 +174,9 @@ def test_an_aggregated_worker_has_no_transceiver(path: Path) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-    """What a checkpoint and its cache take: layers * 2 (K and V) * KV heads * head size * 2 bytes a token."""
+    """The memory of a checkpoint and its cache: layers * 2 (K and V) * KV heads * head size * 2 bytes per
+    token.
+    """
 
     num_layers: int
     weights_gib: float
@@ -188,7 +190,7 @@ class Model:
 BIG = Model(num_layers=36, weights_gib=63.5, unshared_gib=4.0)
 SMALL = Model(num_layers=24, weights_gib=13.0, unshared_gib=2.5)
 B200, H200, GB10, RTX = 178.0, 140.0, 119.7, 23.5  # GiB
-ENGINE_GIB = 2.0  # activations, graphs and the CUDA context; the Spark's log shows its own figure
+ENGINE_GIB = 2.0  # activations, graphs and the CUDA context; the Spark's log has its own figure
 
 
 def test_a_token_of_kv_has_the_size_that_the_log_of_the_spark_shows() -> None:
@@ -214,7 +216,7 @@ def test_a_token_of_kv_has_the_size_that_the_log_of_the_spark_shows() -> None:
             GB10,
             1,
             49.3 + 0.85,
-        ),  # 49.3 GiB are the system's and the CPU's share
+        ),  # the system and the CPU use 49.3 GiB
         ("gpt-oss-20b/agg", SMALL, RTX, 1, ENGINE_GIB),
         ("gpt-oss-20b/agg", SMALL, 19.5, 1, ENGINE_GIB),
         ("gpt-oss-20b/prefill", SMALL, RTX, 1, ENGINE_GIB),
@@ -224,7 +226,7 @@ def test_a_token_of_kv_has_the_size_that_the_log_of_the_spark_shows() -> None:
 def test_the_longest_request_and_the_transfer_buffers_fit_the_gpu(
     name: str, model: Model, gpu_gib: float, tp: int, engine_gib: float
 ) -> None:
-    """Per GPU: weights, a fraction of what is free for KV, and in what is left the buffers, one each way."""
+    """Per GPU: weights, a fraction of the free memory for KV, and in the rest the buffers, one each way."""
     config = load(name)
     whole = config.get("enable_attention_dp", False)
     weights_gib = model.weights_gib / tp + (model.unshared_gib if whole else 0)

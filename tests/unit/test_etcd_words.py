@@ -1,4 +1,4 @@
-"""What is sent to etcd and read from it, byte by byte: keys, endpoints, messages."""
+"""The bytes sent to etcd and read from it: keys, endpoints, messages."""
 
 import msgspec
 import pytest
@@ -19,7 +19,7 @@ def test_a_worker_id_cannot_leave_its_place_in_the_key() -> None:
 
 @pytest.mark.parametrize("namespace", ["", "a/b", "a.b"])
 def test_an_endpoint_of_another_form_is_refused(namespace: str) -> None:
-    with pytest.raises(ValueError, match="no endpoint"):
+    with pytest.raises(ValueError, match="not an endpoint"):
         instance_key(worker("p0", namespace=namespace))
 
 
@@ -38,7 +38,7 @@ def test_an_endpoint_becomes_a_grpc_target(endpoint: str, target: tuple[str, boo
 
 @pytest.mark.parametrize("endpoint", ["", "localhost:2379", "ftp://x:1", "http://", "http://x:1/path"])
 def test_what_is_no_endpoint_is_refused_with_the_form_to_write(endpoint: str) -> None:
-    with pytest.raises(ValueError, match="write http://host:port"):
+    with pytest.raises(ValueError, match="use http://host:port"):
         _target(endpoint)
 
 

@@ -1,4 +1,4 @@
-"""The folder of the file registry: who may write to it, and what is cleaned up."""
+"""The file registry's folder: who may write to it, and what is cleaned up."""
 
 import asyncio
 import fcntl
@@ -56,7 +56,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
         look(folder)
 
 
-def test_nobody_but_the_user_reads_a_registration(tmp_path: Path) -> None:
+def test_only_the_user_can_read_a_registration(tmp_path: Path) -> None:
     async def main() -> int:
         async with FilesDiscovery(tmp_path).register(worker("w1")):
             return (tmp_path / "w1.json").stat().st_mode
@@ -86,7 +86,7 @@ def test_no_link_leads_out_of_the_folder(tmp_path: Path, place: str) -> None:
 
 
 def register(folder: Path, name: str) -> None:
-    """Be registered for a moment."""
+    """Register for a moment."""
 
     async def main() -> None:
         async with FilesDiscovery(folder).register(worker(name)):
@@ -146,7 +146,7 @@ def test_a_folder_that_cannot_be_written_for_a_while_costs_nothing_but_that_whil
         async with FilesDiscovery(folder, ttl_s=0.3).register(worker("w1")):
             folder.rename(tmp_path / "elsewhere")
             folder.write_text("in the way")
-            await asyncio.sleep(1)  # it tries in vain
+            await asyncio.sleep(1)  # it retries meanwhile
             folder.unlink()
             await until((folder / "w1.json").exists, limit_s=0.2)
 
@@ -170,7 +170,7 @@ def test_nothing_is_left_open(tmp_path: Path) -> None:
             (tmp_path / "junk.json").write_text("not ours")
             await asyncio.sleep(1)
             (tmp_path / "junk.json").unlink()
-        await asyncio.sleep(0)  # what was closed is
+        await asyncio.sleep(0)  # and closed files are closed
         assert num_open() == before
 
     run_jumping(main())
@@ -199,7 +199,7 @@ def test_what_is_not_ours_is_skipped_and_left_alone(tmp_path: Path, make: Callab
     assert os.path.lexists(path)
 
 
-def test_a_locked_file_that_nobody_touches_is_not_shown(tmp_path: Path) -> None:
+def test_a_locked_but_untouched_file_is_not_shown(tmp_path: Path) -> None:
     path = tmp_path / "w1.json"
     path.write_bytes(msgspec.json.encode(worker("w1")))
     with path.open() as file:
@@ -210,7 +210,7 @@ def test_a_locked_file_that_nobody_touches_is_not_shown(tmp_path: Path) -> None:
         assert path.exists()
 
 
-def test_a_folder_that_was_deleted_loses_nobody_and_is_made_again(tmp_path: Path) -> None:
+def test_a_deleted_folder_is_made_again_and_loses_no_worker(tmp_path: Path) -> None:
     async def main() -> None:
         folder = tmp_path / "registry"
         discovery = FilesDiscovery(folder, ttl_s=scaled(0.3))
@@ -234,7 +234,7 @@ def test_without_descriptors_it_keeps_whom_it_knows_and_goes_on(tmp_path: Path) 
             await looker.until_shown("w1")
 
             with no_descriptors():
-                await asyncio.sleep(0.3)  # six looks at the folder; that nothing happens has no event
+                await asyncio.sleep(0.3)  # six polls of the folder; inaction has no event
             await stack.enter_async_context(FilesDiscovery(folder).register(worker("w2")))
             await looker.until_shown("w1", "w2")
             assert looker.lost == set()

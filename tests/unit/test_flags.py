@@ -1,4 +1,4 @@
-"""Flags from dataclasses: precedence, sources, and one line for each mistake."""
+"""Flags from dataclasses: precedence, sources, and one line for each error."""
 
 import dataclasses
 import re
@@ -96,7 +96,7 @@ def test_each_setting_knows_where_it_came_from() -> None:
         ("hf_overrides={} hf_config_path=None", "hf_overrides={} hf_config_path=None"),
     ],
 )
-def test_what_lets_somebody_in_is_not_told(given: str, told: str) -> None:
+def test_credentials_are_not_printed(given: str, told: str) -> None:
     assert without_secrets(given) == told
 
 
@@ -119,7 +119,7 @@ def test_an_alias_a_switch_and_a_group_are_read() -> None:
         (["--nope"], {}, "unrecognized arguments: --nope"),
         (["--por", "1"], {}, "unrecognized arguments"),
         (["--port", "-1"], {}, "--port: not below 0"),
-        ([], {"TEST_BATON_MODE": "c"}, "TEST_BATON_MODE=c: choose from a, b"),
+        ([], {"TEST_BATON_MODE": "c"}, "TEST_BATON_MODE=c: allowed are a, b"),
         ([], {"TEST_BATON_PORT": "x"}, "TEST_BATON_PORT=x: not a valid int"),
     ],
 )
@@ -154,5 +154,5 @@ def test_anothers_command_line_is_read_without_our_environment() -> None:
 
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::"])
 def test_a_worker_must_say_where_it_can_be_reached(host: str) -> None:
-    with pytest.raises(ValueError, match="peers cannot reach that"):
+    with pytest.raises(ValueError, match="peers cannot reach it"):
         flags.read(Wires, [f"--host={host}"])

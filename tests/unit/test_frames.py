@@ -1,4 +1,4 @@
-"""Frames as bytes: any cut of the stream, every limit, nothing lost unnoticed."""
+"""Frames as bytes: any split of the stream, every limit, lost frames detected."""
 
 import asyncio
 
@@ -35,7 +35,7 @@ def test_frames_survive_any_cut_of_the_byte_stream(sent: list[bytes], data: st.D
 
 
 def test_a_length_over_the_limit_is_refused_before_its_bytes_come() -> None:
-    with pytest.raises(LinkBroken, match="over the limit"):
+    with pytest.raises(LinkBroken, match="exceeds the limit"):
         Splitter().feed((frames.MAX_FRAME_BYTES + 1).to_bytes(4, "big"))
 
 
@@ -53,12 +53,12 @@ def test_bytes_that_are_no_frame_break_the_link_and_nothing_else(noise: bytes) -
 @pytest.mark.parametrize(
     ("first", "reason"),
     [
-        (frame(0, Hello(frames.VERSION + 1, "w")), f"speaks version {frames.VERSION + 1}"),
-        (frame(0, Hello(frames.VERSION, "v")), "v is not here"),
-        (frame(0, End(1)), "did not say hello"),
-        (frame(0), "did not say hello"),
+        (frame(0, Hello(frames.VERSION + 1, "w")), f"uses protocol version {frames.VERSION + 1}"),
+        (frame(0, Hello(frames.VERSION, "v")), "this is worker w, not v"),
+        (frame(0, End(1)), "did not send a Hello"),
+        (frame(0), "did not send a Hello"),
         (frame(1, Hello(frames.VERSION, "w")), "frame 0 was lost"),
-        (msgspec.msgpack.encode((0, [[99, 1]])), "cannot read"),
+        (msgspec.msgpack.encode((0, [[99, 1]])), "cannot decode its frame"),
     ],
 )
 def test_a_link_starts_with_the_right_hello_or_not_at_all(first: bytes, reason: str) -> None:
@@ -95,7 +95,7 @@ def test_any_envelopes_leave_in_order_in_frames_below_the_limit(sizes: list[int]
     assert all(len(frame(0, envelope)) > limit for envelope in refused)
 
 
-def test_a_frame_of_the_limit_leaves_and_nothing_leaves_after_the_last_word() -> None:
+def test_a_frame_of_the_limit_is_sent_and_nothing_after_the_goodbye() -> None:
     async def scenario() -> list[bytes]:
         wire = Sent(len(frame(0, End(1))))
         writer = FrameWriter(wire, lambda envelope, _: pytest.fail(str(envelope)))

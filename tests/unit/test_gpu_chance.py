@@ -1,4 +1,4 @@
-"""The GPU story's comparison with its control: what it lets pass, and what the recorded runs showed."""
+"""The GPU tests' significance test, and the recorded runs checked with it."""
 
 import json
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def test_recorded_runs_have_as_many_equal_answers_with_a_handoff_as_without(file
 
 
 def _pairs(result: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
-    """Equal answers and equal first tokens, of each comparison: found, control, all."""
+    """Equal answers and equal first tokens of each comparison: found, control, all."""
     rounds = [
         (result[f"equal_answers_{n}_at_a_time"], f"aggregated_vs_aggregated_{m}_at_a_time")
         for n, m in ((1, 16), (16, 4), (64, 16))

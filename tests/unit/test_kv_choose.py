@@ -1,4 +1,4 @@
-"""Which cache transceiver a name gets, with UCX there and without it."""
+"""The cache transceiver for each name, with and without UCX."""
 
 import logging
 import sys
@@ -11,7 +11,7 @@ from workers.kv.tcp import TcpTransceiver
 
 @pytest.fixture
 def without_nixl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which NIXL does not import."""
+    """A machine on which NIXL cannot be imported."""
     monkeypatch.setitem(sys.modules, "nixl_cu13", None)
     for name in [name for name in sys.modules if name.startswith("nixl_cu13.")]:
         monkeypatch.delitem(sys.modules, name)
@@ -24,7 +24,7 @@ def test_tcp_is_plain_tcp() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="DEFAULT, UCX or TCP"):
+    with pytest.raises(ValueError, match="DEFAULT, UCX, TCP"):
         choose_transceiver("MPI")
 
 

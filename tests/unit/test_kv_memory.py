@@ -1,4 +1,4 @@
-"""Memory describes bytes without copying them, and hands out parts of itself."""
+"""Memory describes bytes without copying them, and provides parts of itself."""
 
 import gc
 import weakref

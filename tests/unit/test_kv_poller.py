@@ -96,7 +96,7 @@ def test_a_call_that_was_cancelled_before_its_turn_is_not_run(poller: Poller) ->
     assert seen == ["wanted"]
 
 
-def test_what_a_call_was_given_is_let_go_when_it_is_over(poller: Poller) -> None:
+def test_a_calls_arguments_are_released_at_its_end(poller: Poller) -> None:
     class Payload:
         pass
 

@@ -1,4 +1,4 @@
-"""Who is taken in and who makes room; accepting goes on after a lack of descriptors."""
+"""Admission and eviction of connections; accepting continues after a lack of descriptors."""
 
 import asyncio
 import errno
@@ -14,7 +14,7 @@ from tests.waiting import until
 
 
 class Lobby:
-    """An admission of strings, and who had to go."""
+    """An admission of strings that records evictions."""
 
     def __init__(self, limit: int) -> None:
         self.gone: list[str] = []
@@ -27,14 +27,14 @@ def test_up_to_the_limit_all_stay() -> None:
     assert lobby.gone == []
 
 
-def test_who_waits_longest_makes_room() -> None:
+def test_the_longest_waiting_makes_room() -> None:
     lobby = Lobby(2)
     for name in "abc":
         assert lobby.admission.enter(name)
     assert lobby.gone == ["a"]
 
 
-def test_who_is_served_keeps_its_place() -> None:
+def test_a_served_connection_keeps_its_place() -> None:
     lobby = Lobby(2)
     for name in "ab":
         lobby.admission.enter(name)
@@ -51,7 +51,7 @@ def test_when_all_are_served_a_newcomer_is_refused() -> None:
     assert lobby.gone == []
 
 
-def test_who_was_served_waits_again_as_the_latest() -> None:
+def test_after_being_served_a_connection_waits_as_the_latest() -> None:
     lobby = Lobby(2)
     for name in "ab":
         lobby.admission.enter(name)
@@ -61,8 +61,8 @@ def test_who_was_served_waits_again_as_the_latest() -> None:
     assert lobby.gone == ["b"]
 
 
-def test_who_had_to_go_keeps_its_place_until_its_connection_has_ended() -> None:
-    """Its descriptor is not free before."""
+def test_an_evicted_connection_keeps_its_place_until_it_has_ended() -> None:
+    """Its descriptor is not free earlier."""
     lobby = Lobby(2)
     for name in "abcd":
         lobby.admission.enter(name)
@@ -73,7 +73,7 @@ def test_who_had_to_go_keeps_its_place_until_its_connection_has_ended() -> None:
     assert lobby.gone == ["a", "b"]
 
 
-def test_who_has_left_does_not_wait() -> None:
+def test_a_closed_connection_does_not_wait() -> None:
     lobby = Lobby(2)
     lobby.admission.enter("a")
     lobby.admission.leave("a")
@@ -82,7 +82,7 @@ def test_who_has_left_does_not_wait() -> None:
 
 
 class Short(socket.socket):
-    """A listening socket that has `num_errors` times no descriptor for a connection."""
+    """A listening socket whose first `num_errors` accepts fail for lack of descriptors."""
 
     num_errors = 3
     num_calls = 0

@@ -1,4 +1,4 @@
-"""Ours are the packages imported, and neither side loads the other's weight."""
+"""Baton's packages are the ones imported, and neither side loads the other's dependencies."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Which prefill worker feeds which decode worker: a table of what must be equal, and what is said if not."""
+"""Which prefill workers feed which decode workers: what must be equal, and the error otherwise."""
 
 import msgspec
 import pytest
@@ -52,7 +52,7 @@ def worker(role: Role, **changes: object) -> WorkerInfo:
         ({"dtype": "fp8", "head_dim": 128}, "dtype bfloat16 is not fp8, head_dim 64 is not 128"),
     ],
 )
-def test_unlike_workers_are_not_paired_and_both_values_are_told(
+def test_unlike_workers_are_not_paired_and_both_values_are_named(
     changes: dict[str, object], says: str
 ) -> None:
     layout = {name: changes.pop(name) for name in KvLayout.__struct_fields__ if name in changes}
@@ -62,7 +62,7 @@ def test_unlike_workers_are_not_paired_and_both_values_are_told(
     assert why_not_paired(prefill, decode) == f"p -> d: {says}"
 
 
-def test_a_layout_that_is_not_told_is_none_that_fits() -> None:
+def test_an_unknown_layout_fits_no_other() -> None:
     reason = why_not_paired(worker(Role.PREFILL), worker(Role.DECODE, kv_layout=None))
 
     assert reason is not None

@@ -1,4 +1,4 @@
-"""The life of a process: one signal drains it, a second ends it; of several waits the first counts."""
+"""Process life: the first signal drains, the second ends; `first_of` returns the first result."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from baton.process import Shutdown, first_of
 
-# A process that says when it listens and when it was asked to end, and then takes its time over it.
+# A process that reports when it listens and when it was asked to end, and then takes time.
 DRAINING = """
 import asyncio, logging, sys
 from baton.process import run
@@ -27,7 +27,7 @@ sys.exit(run(main))
 
 
 def ended(speed: str, *signals: signal.Signals) -> tuple[int, list[str]]:
-    """The exit status and the log of a process that gets these signals, one after the other's line."""
+    """The exit status and log of a process that gets these signals, each after the previous one's line."""
     process = subprocess.Popen(
         [sys.executable, "-c", DRAINING, speed], stdout=subprocess.PIPE, text=True, env={**os.environ}
     )
@@ -66,7 +66,7 @@ def test_a_shutdown_is_asked_for_once_and_for_all() -> None:
 
 
 class Waits:
-    """Coroutines that end when told to, and say whether they were cancelled and had the time to clean up."""
+    """Coroutines that end when told, and record whether they were cancelled and cleaned up."""
 
     def __init__(self) -> None:
         self.cleaned: list[str] = []
@@ -94,7 +94,7 @@ def test_of_several_waits_the_first_that_ends_counts_and_the_others_have_cleaned
     asyncio.run(main())
 
 
-def test_of_waits_that_end_together_the_one_named_first_counts() -> None:
+def test_of_waits_that_end_together_the_first_wins() -> None:
     async def main() -> None:
         waits = Waits()
         assert await first_of(waits.briefly("a"), waits.briefly("b")) == "a"

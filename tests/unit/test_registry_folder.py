@@ -1,4 +1,4 @@
-"""The file registry's folder: by default the user's own, and never one that somebody else could swap."""
+"""The file registry's folder: by default the user's own, and never one that another user could replace."""
 
 import os
 import pwd
@@ -11,7 +11,7 @@ import pytest
 from baton.connect import Wires
 from baton.registry_folder import UnsafeFolder, default_registry, make_private
 
-ANOTHER = 65534  # nobody
+ANOTHER = 65534  # the uid of `nobody`
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 
 
@@ -79,21 +79,23 @@ def test_a_link_is_judged_by_where_it_leads(tmp_path: Path) -> None:
 def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    with pytest.raises(UnsafeFolder, match="too many links"):
+    with pytest.raises(UnsafeFolder, match="too many symbolic links"):
         make_private(tmp_path / "a" / "registry")
 
 
-def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(UnsafeFolder, match="is no folder"):
+    with pytest.raises(UnsafeFolder, match="is not a folder"):
         make_private(tmp_path / "file")
-    with pytest.raises(UnsafeFolder, match="cannot be made"):
+    with pytest.raises(UnsafeFolder, match="cannot be created"):
         make_private(tmp_path / "file" / "registry")
 
 
 @as_root
 def test_a_folder_that_another_user_made_first_is_refused(tmp_path: Path) -> None:
-    """The old default: who makes TMPDIR/baton-UID first owns the parent, and swaps the registry later."""
+    """The old default: the user who creates TMPDIR/baton-UID first owns the parent and can replace the
+    registry.
+    """
     shared = tmp_path / "tmp"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -118,7 +120,7 @@ def test_a_link_that_another_user_made_is_refused(tmp_path: Path) -> None:
 
 @as_root
 def test_a_group_that_is_the_users_own_may_write_and_no_other(tmp_path: Path) -> None:
-    """Where users have a group each, a umask of 002 is common."""
+    """With a group per user, a umask of 002 is common."""
     parent = tmp_path / "parent"
     parent.mkdir()
     parent.chmod(0o775)

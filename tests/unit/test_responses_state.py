@@ -69,7 +69,7 @@ def test_a_conversation_goes_on_from_the_previous_response_without_its_instructi
             assert "Old rule." not in prompt
             assert "New rule." in prompt
             assert prompt.endswith(
-                "userOneassistantanalysisThink.assistant to=functions.fcommentary json"
+                "userOneassistantanalysisThink.assistantcommentary to=functions.f json"
                 '{"x":1}functions.f to=assistantcommentaryTwoassistant'
             )
             third = await client.respond("Three", previous_response_id=second.json["id"])

@@ -1,4 +1,4 @@
-"""The mocker's script: scenes by what a prompt says, answers by how many the prompt has."""
+"""The mocker's script: scenes by the prompt's text, answers by the prompt's number of answers."""
 
 from pathlib import Path
 

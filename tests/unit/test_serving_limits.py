@@ -1,4 +1,4 @@
-"""What a caller may cost its worker: credit, streams, links, generators that do not close."""
+"""Limits on a caller's cost to its worker: credit, streams, links, generators that do not close."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -127,7 +127,7 @@ def test_what_an_engine_raises_is_logged_and_its_caller_hears_which_request_it_w
     assert "hunter2" in caplog.text
 
 
-def test_a_caller_that_comes_after_the_end_is_told_so() -> None:
+def test_a_caller_after_the_end_gets_the_reason() -> None:
     async def main() -> None:
         service = Service("w", count_up, PACE)
         await service.stop()

@@ -1,4 +1,4 @@
-"""What a worker may cost its caller: deadlines, what is left behind, credit, silence."""
+"""Limits on a worker's cost to its caller: deadlines, leftovers, credit, silence."""
 
 import asyncio
 from contextlib import aclosing
@@ -50,13 +50,13 @@ def test_calls_and_links_that_have_ended_are_forgotten() -> None:
 
     async def main() -> None:
         await work()
-        await asyncio.sleep(2 * PACE.tick_s)  # ticks, if there still were any
+        await asyncio.sleep(2 * PACE.tick_s)  # ticks, if there still are any
         assert callers.count() == workers.count() == 0
 
     run_jumping(main())
 
 
-def test_to_leave_a_call_closes_its_generator_at_the_worker_and_no_other() -> None:
+def test_leaving_a_call_closes_its_generator_at_the_worker_and_no_other() -> None:
     async def main() -> None:
         pair = Pair(silent)
         staying = asyncio.ensure_future(tokens(pair.call(a_request())))
@@ -71,7 +71,7 @@ def test_to_leave_a_call_closes_its_generator_at_the_worker_and_no_other() -> No
     run_jumping(main())
 
 
-def test_a_call_that_has_ended_is_not_cancelled_once_more() -> None:
+def test_an_ended_call_is_not_cancelled_again() -> None:
     async def main() -> None:
         pair = Pair(count_up)
         assert len(await tokens(pair.call(a_request(WINDOW // 2)))) == WINDOW // 2
@@ -98,7 +98,7 @@ def test_the_caller_gives_no_more_credit_than_it_has_consumed() -> None:
         async with aclosing(pair.call(a_request(10 * WINDOW))) as replies:
             for _ in range(5 * WINDOW):
                 await anext(replies)
-        await asyncio.sleep(1)  # all that is sent has arrived
+        await asyncio.sleep(1)  # everything sent has arrived
         sent = [each for one in pair.to_worker.frames for each in frames.FROM_CALLER.decode(one)[1]]
         given = sum(each.num_replies for each in sent if isinstance(each, Credit))
         assert 4 * WINDOW <= given <= 5 * WINDOW
@@ -122,7 +122,7 @@ def test_a_lost_link_says_why_it_was_lost_first_and_opens_no_call() -> None:
     run_jumping(main())
 
 
-def test_a_silent_peer_is_dead_after_so_many_ticks_and_a_word_begins_them_anew() -> None:
+def test_a_silent_peer_is_dead_after_some_ticks_and_any_frame_resets_them() -> None:
     async def main() -> None:
         pace = Pace(tick_s=1.0, num_silent=4, num_idle=100)
         link = CallerLink(Sent(), "w", pace)
@@ -134,13 +134,13 @@ def test_a_silent_peer_is_dead_after_so_many_ticks_and_a_word_begins_them_anew()
         for wait_s in (3, 1):
             await asyncio.sleep(wait_s)
             reasons.append(link.lost)
-        assert reasons == [None, "it does not answer"]
+        assert reasons == [None, "it does not respond"]
         assert caller.heard(Goodbye) == [Goodbye("the caller is silent")]
 
     run_jumping(main())
 
 
-def test_both_sides_say_at_each_tick_that_they_live() -> None:
+def test_both_sides_send_a_heartbeat_each_tick() -> None:
     async def main() -> None:
         pace = Pace(tick_s=1.0, num_silent=10, num_idle=100)
         wire = Sent()

@@ -1,4 +1,4 @@
-"""Both ends of a link back to back, without sockets: windows, limits, failures, ends."""
+"""Both ends of a link, connected without sockets: windows, limits, failures, ends."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -39,7 +39,7 @@ def test_all_of_one_turn_leaves_in_one_frame() -> None:
     in_loop(scenario)
 
 
-def test_a_slow_consumer_holds_one_window_and_stops_nobody_else() -> None:
+def test_a_slow_consumer_holds_one_window_and_stops_no_other() -> None:
     async def scenario() -> None:
         num_made = 0
 
@@ -82,7 +82,7 @@ def test_generators_wait_while_the_wire_is_full() -> None:
         running = asyncio.ensure_future(tokens(pair.call(a_request(100))))
         await turns(lambda: len(pair.to_caller.frames) == 2)
         for _ in range(20):
-            await asyncio.sleep(0)  # turns enough to send what must not be sent
+            await asyncio.sleep(0)  # enough turns to send what must not be sent
         assert len(pair.to_caller.frames) == 2
         pair.to_caller.writable.set()
         assert await running == list(range(100))
@@ -134,7 +134,7 @@ def test_a_reply_that_cannot_travel_fails_its_stream_alone(
     in_loop(scenario)
 
 
-def test_an_engine_that_cancels_itself_is_heard_of() -> None:
+def test_an_engine_that_cancels_itself_is_reported() -> None:
     async def scenario() -> None:
         async def answer(_: Request) -> AsyncGenerator[Reply, None]:
             yield TokenChunk(token_ids=(0,))
@@ -189,7 +189,7 @@ def test_a_stopping_worker_refuses_new_calls_and_loses_running_ones() -> None:
             await tokens(pair.call(a_request()))
         with pytest.raises(WorkerLost):
             await anext(running)
-        pair.worker.lose("the caller has gone too")  # which must not interrupt the generator's `finally`
+        pair.worker.lose("the caller has gone too")  # it must not interrupt the generator's `finally`
         may_close.set()
         await stopping
         assert closed.is_set()
@@ -199,7 +199,7 @@ def test_a_stopping_worker_refuses_new_calls_and_loses_running_ones() -> None:
     in_loop(scenario)
 
 
-def test_ticks_without_a_word_lose_the_link_on_both_sides() -> None:
+def test_silent_ticks_lose_the_link_on_both_sides() -> None:
     async def scenario() -> None:
         pace = Pace(tick_s=0.001, num_silent=4, num_idle=1000)
         wires = Sent(), Sent()
@@ -210,13 +210,13 @@ def test_ticks_without_a_word_lose_the_link_on_both_sides() -> None:
             await call.bell.rung()
         assert isinstance(call.error, WorkerLost)
         await until(lambda: all(wire.closed for wire in wires))
-        assert Goodbye("it does not answer") in frames.FROM_CALLER.decode(wires[0].frames[-1])[1]
+        assert Goodbye("it does not respond") in frames.FROM_CALLER.decode(wires[0].frames[-1])[1]
         assert Goodbye("the caller is silent") in frames.FROM_WORKER.decode(wires[1].frames[-1])[1]
 
     in_loop(scenario)
 
 
-def test_a_link_without_calls_is_let_go() -> None:
+def test_an_idle_link_is_dropped() -> None:
     async def scenario() -> None:
         wire = Sent()
         link = CallerLink(wire, "w", Pace(tick_s=0.001, num_silent=1000, num_idle=2))

@@ -1,4 +1,4 @@
-"""What somebody else's engine is never given, and the seeds and lengths that it gets."""
+"""Request checks, seeds and lengths for the third-party engines."""
 
 from typing import Any
 
@@ -37,13 +37,13 @@ def check(request: GenerateRequest) -> None:
 @pytest.mark.parametrize(
     ("request_", "kind", "says"),
     [
-        (ask(0), InvalidRequest, "no token"),
-        (ask(20), InvalidRequest, "20 tokens.*context of 20"),
-        (ask(5, num_generated=5), InvalidRequest, "of 5 tokens, 5"),
-        (ask(5, num_generated=-1), InvalidRequest, "of 5 tokens, -1"),
+        (ask(0), InvalidRequest, "prompt is empty"),
+        (ask(20), InvalidRequest, "20 tokens.*context length of 20"),
+        (ask(5, num_generated=5), InvalidRequest, "5 of 5 tokens"),
+        (ask(5, num_generated=-1), InvalidRequest, "-1 of 5 tokens"),
         (ask(5, num_generated=4), InvalidRequest, "max_tokens is 4; 4"),
         (ask(max_tokens=0), InvalidRequest, "max_tokens is 0"),
-        (ask(5, num_generated=1, guided=FORM), EngineFailure, "send the request again"),
+        (ask(5, num_generated=1, guided=FORM), EngineFailure, "retry the request"),
         (ask(choice=-1), InvalidRequest, "negative"),
         (ask(logprobs=-1), InvalidRequest, "negative"),
         (ask(token_ids=[1, 100]), InvalidRequest, "token id 100 .* vocabulary of 100"),
@@ -66,7 +66,7 @@ def test_the_last_that_fits_is_taken() -> None:
     check(ask(token_ids=[0, 99], logit_bias={99: 1.0}, stop_token_ids=(99,), choice=0, logprobs=0))
 
 
-def test_what_is_left_is_what_was_asked_for_within_the_context() -> None:
+def test_the_remaining_tokens_fit_the_request_and_the_context() -> None:
     assert num_left(ask(5), CONTEXT) == 4
     assert num_left(ask(5, num_generated=3), CONTEXT) == 1
     assert num_left(ask(18), CONTEXT) == 2

@@ -1,4 +1,4 @@
-"""Ids of handoffs: never twice, on no clock."""
+"""Ids of handoffs: unique, independent of the clock."""
 
 from itertools import chain, repeat
 

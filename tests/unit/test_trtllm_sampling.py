@@ -1,4 +1,4 @@
-"""What a request asks, in TensorRT-LLM's words; and what is refused before it can do harm."""
+"""Requests in TensorRT-LLM's terms, and what is refused before it can do harm."""
 
 import dataclasses
 from pathlib import Path
@@ -73,7 +73,7 @@ ALWAYS = {
         ),
     ],
 )
-def test_each_setting_has_its_word(asked: dict[str, Any], told: dict[str, Any]) -> None:
+def test_each_setting_is_translated(asked: dict[str, Any], told: dict[str, Any]) -> None:
     assert params(ask(**asked)) == ALWAYS | told
 
 
@@ -130,10 +130,10 @@ def test_a_form_becomes_a_structural_tag() -> None:
 @pytest.mark.parametrize(
     ("request_", "says"),
     [
-        (ask(0), "no token"),
-        (ask(100), "100 tokens; the context of 100"),
-        (ask(5, num_generated=5), "5 cannot be generated"),
-        (ask(12, num_generated=10), "10 tokens exist already"),
+        (ask(0), "prompt is empty"),
+        (ask(100), "100 tokens; with a context length of 100"),
+        (ask(5, num_generated=5), "5 of 5 tokens cannot be generated"),
+        (ask(12, num_generated=10), "10 tokens were already generated"),
         (ask(stop_token_ids=(5000,)), "5000 is not in the model's vocabulary"),
         (ask(logit_bias={-1: 1.0}), "-1 is not in the model's vocabulary"),
         (ask(logprobs=-1), "must not be negative"),
@@ -147,11 +147,11 @@ def test_what_would_break_the_engine_is_refused(request_: GenerateRequest, says:
 def test_an_answer_with_a_form_is_not_resumed() -> None:
     form = Guided(last=(MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>"),))
 
-    with pytest.raises(EngineFailure, match="send the request again"):
+    with pytest.raises(EngineFailure, match="retry the request"):
         check_request(ask(9, num_generated=4, guided=form), FACTS, CONTEXT_LENGTH)
 
 
-def test_what_the_build_refuses_or_lacks_is_the_clients_to_know() -> None:
+def test_what_the_build_lacks_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match="top_p"):
         params(ask(top_p=1.5, temperature=1.0))
     lib = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's settings: one precedence, the installed build's own classes, errors with their place."""
+"""TensorRT-LLM's settings: precedence, the installed build's classes, errors with their source."""
 
 import json
 import logging
@@ -71,7 +71,7 @@ def test_the_guides_command_lines_are_taken_as_they_stand() -> None:
 
 
 @pytest.mark.parametrize("word", ["ucx", "UCX", "Ucx"])
-def test_a_words_letter_case_is_the_builds(tmp_path: Path, word: str) -> None:
+def test_letter_case_follows_the_build(tmp_path: Path, word: str) -> None:
     path = write(tmp_path, f"cache_transceiver_config: {{backend: {word}}}\nmoe_config: {{backend: trtllm}}")
 
     loaded = load_trtllm_settings(TorchLlmArgs, "decode", yaml_path=path)

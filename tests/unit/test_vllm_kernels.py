@@ -1,4 +1,4 @@
-"""Kernels that take the size of a step as an argument instead of being compiled for it."""
+"""Kernels that take a step's size as an argument instead of being compiled for it."""
 
 import json
 import logging
@@ -38,7 +38,7 @@ class Parameter:
 
 
 class Kernel:
-    """Triton's `JITFunction`: it has looked at its constants once when it is made."""
+    """Triton's `JITFunction`: it reads its constants once, when it is created."""
 
     def __init__(self, *constants: str) -> None:
         self.params = [Parameter(name, "constexpr") for name in constants] + [Parameter("n_rows", "")]
@@ -77,7 +77,7 @@ def test_a_build_without_them_is_left_alone(
     assert not caplog.records
 
 
-def test_a_build_with_others_is_told_and_runs_on(
+def test_a_build_with_other_kernels_is_logged_and_runs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _install(monkeypatch, "vllm.utils.import_utils", has_triton_kernels=lambda: True)
@@ -88,7 +88,7 @@ def test_a_build_with_others_is_told_and_runs_on(
 
 
 def test_workers_with_different_ports_find_the_same_compiled_files() -> None:
-    """vLLM's own processes import `inside`; the double says what vLLM 0.25 names the folder after."""
+    """vLLM's own processes import `inside`; the double has vLLM 0.25's cache factors."""
     factors = [_factors(port, "workers.engines.vllm.inside") for port in (20_001, 20_002)]
     assert factors[0] == factors[1] == "{'VLLM_USE_AOT_COMPILE': '1'}\n"
     assert _factors(20_001, "vllm.envs") != _factors(20_002, "vllm.envs")
@@ -113,7 +113,7 @@ def test_vllm_asks_for_the_names_where_they_are_changed() -> None:
     assert facts == {"called": ["envs.compile_factors"], "side_channel": ["VLLM_NIXL_SIDE_CHANNEL_PORT"]}
 
 
-def test_a_build_that_names_what_it_compiles_otherwise_is_told_and_runs_on(
+def test_a_build_with_another_compile_cache_is_logged_and_runs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _install(monkeypatch, "vllm.envs")
@@ -134,9 +134,9 @@ def _install(monkeypatch: pytest.MonkeyPatch, name: str, **content: object) -> N
 def test_after_the_warm_up_a_step_of_any_size_finds_its_kernels(
     num_experts: int, longest: int, recorded: int
 ) -> None:
-    """Steps of up to `recorded` tokens run as CUDA graphs, padded to vLLM's sizes: their own do not count.
+    """Steps of up to `recorded` tokens run as CUDA graphs, padded to vLLM's sizes, and do not count.
 
-    For gpt-oss vLLM records 1,024 if nothing else is asked for.
+    For gpt-oss vLLM records 1,024 by default.
     """
     lengths = warm_up_lengths(longest)
     assert max(lengths) == longest
@@ -156,8 +156,8 @@ def test_a_short_context_is_warmed_up_to_its_end(longest: int) -> None:
 
 @cache
 def _variants(num_tokens: int, num_experts: int) -> set[tuple[str | int, ...]]:
-    """Triton's variants of each kernel of vLLM 0.25's experts: from each launch in triton_kernels' topk.py,
-    reduce_bitmatrix.py, routing.py and matmul_ogs.py the integers that grow with the tokens of a step.
+    """Triton's variants of each kernel of vLLM 0.25's experts: the integers that grow with a step's tokens,
+    in the launches of triton_kernels' topk.py, reduce_bitmatrix.py, routing.py and matmul_ogs.py.
     """
     rows = num_tokens * 4  # experts of each token
     block = max(16, min(128, _power_of_two_from(rows // num_experts)))

@@ -1,4 +1,4 @@
-"""KV that is given back, in batches and inside vLLM's processes; and the end of these with Baton's worker."""
+"""Releasing KV, in batches and inside vLLM's processes; and how these end with Baton's worker."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ def test_requests_are_found_by_the_id_that_vllm_was_given() -> None:
     books = connector.connector_worker
     far = time.perf_counter() + 30
     books._reqs_to_send |= {"r-1-0a0b0c0d": far, "r-10-0a0b0c0d": far, "plain": far}  # noqa: SLF001
-    books._reqs_to_process |= {*books._reqs_to_send, "r-2-0a0b0c0d"}  # noqa: SLF001  nobody else needs it
+    books._reqs_to_process |= {*books._reqs_to_send, "r-2-0a0b0c0d"}  # noqa: SLF001  tests only
 
     again = KvPins().release_kv(["r-1", "r-2", "r-3", "plain"])
 
@@ -47,7 +47,7 @@ def test_requests_are_found_by_the_id_that_vllm_was_given() -> None:
 
 
 class Llm:
-    """Takes what is released; answers when it is allowed to."""
+    """Records what is released; answers when allowed."""
 
     def __init__(self, *answers: list[str] | Exception) -> None:
         self.asked: list[list[str]] = []
@@ -73,7 +73,7 @@ def test_pins_that_come_while_vllm_answers_go_with_the_next_message() -> None:
     async def main() -> None:
         llm, releases = Llm(), Releases()
         releases.add(llm, "a")
-        await asyncio.sleep(0)  # the message is out
+        await asyncio.sleep(0)  # the message has been sent
         for request_id in ("b", "c"):
             releases.add(llm, request_id)
         await released(llm, releases, 1)
@@ -110,7 +110,7 @@ def test_an_engine_that_does_not_answer_costs_the_lease_and_no_more(caplog: pyte
     assert "pins not released num=1" in caplog.text
 
 
-# A worker, vLLM's core below it, and a GPU worker below that, each with the extension loaded.
+# A worker, vLLM's core under it, and a GPU worker under that, each with the extension loaded.
 _TREE = """
 import importlib, os, subprocess, sys, time
 depth = int(sys.argv[1])

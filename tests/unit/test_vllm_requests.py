@@ -1,4 +1,4 @@
-"""What a request asks in vLLM's words, and what its outputs become."""
+"""Requests in vLLM's terms, and the chunks made of vLLM's outputs."""
 
 from pathlib import Path
 from typing import Any
@@ -67,12 +67,12 @@ ALWAYS = {
         ),
     ],
 )
-def test_what_is_asked_for_is_what_vllm_is_told(asked: dict[str, Any], told: dict[str, Any]) -> None:
+def test_sampling_is_translated_for_vllm(asked: dict[str, Any], told: dict[str, Any]) -> None:
     expected = {name: value for name, value in (ALWAYS | told).items() if value != []}
     assert params(ask(**asked)) == expected
 
 
-def test_of_a_resumed_answer_vllm_is_told_what_is_left() -> None:
+def test_a_resumed_answer_asks_vllm_for_the_rest() -> None:
     request = ask(num_generated=3, min_tokens=5)
 
     told = params(request, max_tokens=7)
@@ -140,7 +140,7 @@ def test_the_cached_tokens_of_a_handoff_are_those_of_prefill() -> None:
 
 
 @pytest.mark.parametrize(("reason", "told"), [("error", "'error'"), ("repetition", "rep")])
-def test_a_reason_that_is_no_good_end_is_an_engine_failure(reason: str, told: str) -> None:
+def test_other_finish_reasons_are_engine_failures(reason: str, told: str) -> None:
     with pytest.raises(EngineFailure, match=told):
         Chunker(ask()).chunk(output(reason))
 
@@ -155,7 +155,7 @@ def test_an_error_with_a_handoff_is_the_handoffs() -> None:
         Chunker(ask(handoff=handoff(b""))).chunk(output("error"))
 
 
-def test_an_error_after_tokens_is_none_of_the_handoffs() -> None:
+def test_an_error_after_tokens_is_not_blamed_on_the_handoff() -> None:
     chunker = Chunker(ask(handoff=handoff(b"")))
     chunker.chunk(output())
 
@@ -169,4 +169,4 @@ def test_logprobs_are_the_chosen_tokens_and_the_likeliest() -> None:
     (first, second) = Chunker(ask(logprobs=2)).chunk(output(logprobs=told)).logprobs or ()
 
     assert (first.token_id, first.logprob, first.top) == (8, -3.0, ((1, -0.5), (2, -1.0)))
-    assert (second.token_id, second.top) == (9, ())  # not told
+    assert (second.token_id, second.top) == (9, ())  # not reported

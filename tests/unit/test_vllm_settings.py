@@ -1,4 +1,4 @@
-"""vLLM's settings: one precedence, the installed build's own classes, errors with their place."""
+"""vLLM's settings: precedence, the installed build's classes, errors with their source."""
 
 import json
 from pathlib import Path
@@ -122,7 +122,7 @@ def test_what_cannot_work_is_refused_with_its_place(tmp_path: Path, text: str, s
 
 @pytest.mark.parametrize("mode", ["prefill", "decode", "agg"])
 def test_a_demanded_form_holds_from_the_first_token_on(mode: DisaggregationMode) -> None:
-    """vLLM, which takes gpt-oss for a model with reasoning to skip, would wait for `final` otherwise."""
+    """By default vLLM skips gpt-oss's reasoning and would wait for `final`."""
     forms = load_vllm_settings(AsyncEngineArgs, mode).settings["structured_outputs_config"]
 
     assert (forms.backend, forms.enable_in_reasoning) == ("xgrammar", True)

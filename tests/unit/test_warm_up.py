@@ -1,4 +1,4 @@
-"""The trial of each pair that a new worker is part of: whom it asks, what it asks, what a bad peer costs."""
+"""The warm-up of a new worker's pairs: which peers it calls, what it sends, and what a failing peer costs."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ def worker(name: str, role: Role, **changes: object) -> WorkerInfo:
 
 
 class Peer:
-    """A worker that answers in its role and notes what it was asked and what was closed; `fails` in a way."""
+    """A worker that answers in its role and records requests and closed calls; `fails` selects a failure."""
 
     def __init__(self, role: Role, fails: str = "") -> None:
         self.asked: list[GenerateRequest] = []
@@ -68,7 +68,7 @@ class Peer:
 
 
 class House:
-    """A discovery that shows `fleet`, and a transport to the peers by their names."""
+    """A discovery that shows `fleet`, and a transport to its peers by name."""
 
     def __init__(self, fleet: list[WorkerInfo], peers: dict[str, Peer]) -> None:
         self._fleet = tuple(fleet)
@@ -109,9 +109,9 @@ def test_either_side_runs_a_request_through_each_pair_and_nothing_stays_open(rol
     assert [len(peer.asked) for peer in peers.values()] == [1, 1]
     assert [own.num_open, *(peer.num_open for peer in peers.values())] == [0, 0, 0]
     asked = [request for peer in (own, *peers.values()) for request in peer.asked]
-    assert {len(request.token_ids) for request in asked} == {33}  # two blocks and a bit
+    assert {len(request.token_ids) for request in asked} == {33}  # more than two blocks
     assert {(r.sampling.max_tokens, r.sampling.ignore_eos) for r in asked} == {(2, True)}
-    assert len({tuple(request.token_ids) for request in own.asked}) == 2  # no cache has seen them
+    assert len({tuple(request.token_ids) for request in own.asked}) == 2  # not in any cache
 
 
 def test_a_short_context_makes_a_short_prompt() -> None:
@@ -183,7 +183,7 @@ def test_an_aggregated_worker_has_no_pairs() -> None:
     [
         ("hangs", "TimeoutError"),
         ("raises", "no route to the KV"),
-        ("finishes", "prefill gave no handoff but TokenChunk"),
+        ("finishes", "prefill returned TokenChunk"),
     ],
 )
 def test_a_peer_that_fails_is_named_and_the_others_are_warm(

@@ -1,4 +1,4 @@
-"""A worker's life: it answers in its role, drains what it holds, and ends with its engine."""
+"""A worker's life: it answers in its role, drains its requests, and ends with its engine."""
 
 import asyncio
 import dataclasses
@@ -39,7 +39,7 @@ LAYOUT = KvLayout(dtype="f", tokens_per_block=2, num_layers=1, num_kv_heads=1, h
 
 
 class ScriptedEngine:
-    """An engine whose answers wait for `go_on`; it fails when told to."""
+    """An engine whose answers wait for `go_on`; it fails on demand."""
 
     def __init__(self, start_error: Exception | None = None, kv_transfer: str = "") -> None:
         self.kv_transfer = kv_transfer
@@ -254,7 +254,7 @@ def test_a_pair_that_does_not_warm_up_is_named(tmp_path: Path) -> None:
 
 
 class Noting:
-    """A discovery or a transport that notes that it was closed."""
+    """A discovery or transport that records that it was closed."""
 
     def __init__(self, inner: object, closed: list[str]) -> None:
         self._inner = inner
@@ -332,7 +332,7 @@ def test_a_worker_is_ready_when_its_pairs_are_warm_and_of_two_at_once_none_is_mi
     asyncio.run(main())
 
 
-def test_a_worker_that_is_told_to_stop_while_it_warms_up_leaves_well(tmp_path: Path) -> None:
+def test_a_worker_stopped_during_its_warm_up_leaves_cleanly(tmp_path: Path) -> None:
     async def main() -> None:
         engine, shutdown = ScriptedEngine(kv_transfer="tcp"), Shutdown()
         chosen = settings(tmp_path)

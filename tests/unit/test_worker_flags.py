@@ -1,4 +1,4 @@
-"""A worker's flags: its role, its names, which of them stand for settings of its engine."""
+"""A worker's flags: its role, its names, and which flags set engine settings."""
 
 import subprocess
 import sys

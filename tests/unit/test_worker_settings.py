@@ -1,4 +1,4 @@
-"""Engine settings: typed flag > YAML > default, and errors that name file, line and key path."""
+"""Engine settings: flag > YAML > default, and errors that name file, line and key path."""
 
 import contextlib
 import dataclasses
@@ -173,5 +173,5 @@ def test_without_a_schema_every_key_is_taken_but_renamed_ones(tmp_path: Path) ->
 def test_a_yaml_of_more_than_a_mebibyte_is_not_read(tmp_path: Path) -> None:
     text = "max_batch_size: 4\n"
     load_settings(Engine, write(tmp_path, text + "#" * (2**20 - len(text))), {})
-    with pytest.raises(SettingsError, match="1048577 bytes; an engine YAML has at most 1048576"):
+    with pytest.raises(SettingsError, match="1048577 bytes; at most 1048576 are allowed"):
         load_settings(Engine, write(tmp_path, text + "#" * (2**20 + 1 - len(text))), {})

@@ -1,1 +1,1 @@
-"""One file or folder for each engine; each third-party engine is imported in its own only."""
+"""Engines: one file or folder each, which alone imports the engine's library."""

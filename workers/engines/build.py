@@ -1,4 +1,4 @@
-"""From a name to an engine: its settings class, and what it needs to be built. Imports only what is named."""
+"""Builds the engine that the settings select; imports nothing of the others."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -15,20 +15,20 @@ T = TypeVar("T")
 def build_engine(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
     """The engine, not started, and its effective settings as `key=value (source)` lines.
 
-    Raises SettingsError with one line for the user: wrong YAML, missing model folder, engine not installed.
+    Raises SettingsError with one line for the user: invalid YAML, missing model folder, engine not installed.
     """
     settings = parsed.settings
     if not (settings.model_path / "config.json").is_file():
         raise SettingsError(
-            f"--model-path {settings.model_path}: no config.json there; give a gpt-oss checkpoint folder"
+            f"--model-path {settings.model_path}: no config.json in this folder; give a gpt-oss checkpoint"
         )
-    assert settings.engine is not None  # `with_engine` has been here
+    assert settings.engine is not None  # set by `with_engine`
     try:
         return _BUILDERS[settings.engine](parsed, identity)
     except SettingsError as error:
         if parsed.typed("engine"):
             raise
-        hint = f"--engine was left out and means {settings.engine} here: type it to have another"
+        hint = f"--engine defaults to {settings.engine} here; set it to use another engine"
         raise SettingsError(f"{error}; {hint}") from error
 
 
@@ -51,7 +51,7 @@ def _embedded(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tupl
             transceiver = choose_transceiver(wire, host=settings.wires.host)
         except (ImportError, OSError) as error:
             raise SettingsError(
-                f"cache_transceiver_config.backend: {wire} does not run here: {error}; try DEFAULT or TCP"
+                f"cache_transceiver_config.backend: {wire} is unavailable: {error}; use DEFAULT or TCP"
             ) from error
     engine = EmbeddedEngine(
         loaded.settings,
@@ -121,7 +121,7 @@ def _of_library(
     settings: WorkerSettings,
     identity: tuple[str, str],
 ) -> Engine:
-    """An engine that somebody else's library runs. Raises SettingsError if the model folder is at fault."""
+    """A third-party engine. Raises SettingsError if the model folder is invalid."""
     worker_id, incarnation = identity
     try:
         return kind(loaded, lib, model_path=settings.model_path, worker_id=worker_id, incarnation=incarnation)

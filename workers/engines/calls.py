@@ -1,4 +1,4 @@
-"""The open requests of a third-party engine, what ends them from outside, and its death."""
+"""The open requests of a third-party engine: deadlines, cancellation from outside, engine death."""
 
 import asyncio
 import logging
@@ -12,14 +12,14 @@ log = logging.getLogger(__name__)
 
 
 class Ending:
-    """Ends what a request waits for: when a time comes, or with `error`, once that is set from outside."""
+    """Ends a request's wait at a given time, or with `error` once it is set from outside."""
 
     def __init__(self) -> None:
         self.error: BatonError | None = None
         self._waiting: asyncio.Timeout | None = None
 
     async def wait(self, work: Coroutine[Any, Any, T], until: float, over: BatonError) -> T:
-        """`work`, unless this time of the event loop comes first: raises `over` then, or `error`."""
+        """Run `work` until this time of the event loop: raises `over` then, or `error`."""
         if self.error is not None:
             work.close()
             raise self.error
@@ -41,12 +41,12 @@ class Ending:
         return self.error if self.error is not None else error
 
     async def pinned(self, ttl_s: float) -> None:
-        """Wait to be closed. Raises HandoffFailed when the time is over, or `error`."""
+        """Wait to be closed. Raises HandoffFailed at the time limit, or `error`."""
         over = HandoffFailed(f"no decode worker took the KV within {ttl_s:.3g} s")
         await self.wait(asyncio.Event().wait(), asyncio.get_running_loop().time() + ttl_s, over)
 
     def end_with(self, error: BatonError) -> None:
-        """Make the pending wait, or else the next one, raise `error`."""
+        """Make the pending or next wait raise `error`."""
         self.error = error
         if self._waiting is not None and not self._waiting.expired():
             self._waiting.reschedule(asyncio.get_running_loop().time())
@@ -62,7 +62,7 @@ C = TypeVar("C", bound=Endable)
 
 
 class OpenCalls(Generic[C]):
-    """The requests inside one engine. `llm` is None before it is loaded and after `stop`."""
+    """The requests in one engine. `llm` is None before it is loaded and after `stop`."""
 
     def __init__(self) -> None:
         self.llm: Any = None
@@ -88,7 +88,7 @@ class OpenCalls(Generic[C]):
             call.ending.end_with(WorkerLost(reason))
 
     def stop(self) -> Any:
-        """End every request with WorkerLost; gives the LLM, to be shut down."""
+        """End every request with WorkerLost; returns the LLM for its shutdown."""
         llm, self.llm = self.llm, None
         for call in self.calls:
             call.ending.end_with(WorkerLost("the worker stopped while it held the request"))

@@ -1,4 +1,4 @@
-"""Which engine runs where --engine is left out, as in the guides: by its YAML and by what is installed."""
+"""Selects the engine if --engine is missing, by the YAML's keys and the installed packages."""
 
 import dataclasses
 import importlib.util
@@ -12,7 +12,7 @@ from workers.flags import EngineName, WorkerSettings
 from workers.settings import read
 from workers.settings_text import SettingsError
 
-# Of the libraries' hundreds of keys enough to tell their YAMLs from the others'.
+# Enough of the libraries' hundreds of keys to tell their YAMLs from others.
 _TRTLLM_KEYS = """
 attention_dp_config backend cache_transceiver_config cuda_graph_config disable_overlap_scheduler
 enable_attention_dp enable_autotuner enable_chunked_prefill enable_iter_perf_stats enable_min_latency
@@ -25,7 +25,7 @@ block_size compilation_config enable_expert_parallel enable_prefix_caching enfor
 gpu_memory_utilization kv_transfer_config max_model_len max_num_batched_tokens max_num_seqs quantization
 scheduling_policy structured_outputs_config tensor_parallel_size
 """
-CHOSEN = "chosen"  # the source of an engine that was not typed
+CHOSEN = "chosen"  # the source of an engine that was not given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _Candidate:
     remedy: str
 
 
-# Not the mocker: it makes words up, which has to be asked for.
+# Not the mocker, which generates no real answers and must be requested.
 _CANDIDATES: dict[EngineName, _Candidate] = {
     "trtllm": _Candidate(
         "TensorRT-LLM",
@@ -66,10 +66,10 @@ def _is_installed(package: str) -> bool:
 def with_engine(
     parsed: Parsed[WorkerSettings], is_installed: Callable[[str], bool] = _is_installed
 ) -> Parsed[WorkerSettings]:
-    """The settings with the engine that was typed, or else with the one that fits. Raises SettingsError.
+    """The settings with the given engine, or else the one that fits. Raises SettingsError.
 
-    Those that know most keys of the YAML fit, without a YAML all. Of those that fit and are installed the
-    embedded one comes last; between TensorRT-LLM and vLLM the user has to choose.
+    The engines that know the most keys of the YAML fit; without a YAML all do. Among those that fit and are
+    installed, the embedded one comes last; between TensorRT-LLM and vLLM the user has to choose.
     """
     if parsed.settings.engine is not None:
         return parsed
@@ -79,13 +79,13 @@ def with_engine(
     if not installed:
         raise SettingsError(_missing(path, fitting))
     if {"trtllm", "vllm"} <= set(installed):
-        raise SettingsError("TensorRT-LLM and vLLM are installed here; type --engine trtllm or --engine vllm")
+        raise SettingsError("TensorRT-LLM and vLLM are both installed; set --engine trtllm or --engine vllm")
     settings = dataclasses.replace(parsed.settings, engine=installed[0])
     return Parsed(settings, parsed.sources | {"engine": CHOSEN})
 
 
 def _fitting(path: Path | None) -> list[EngineName]:
-    """In the order of preference. A file that cannot be read fits all: the engine's loader says why."""
+    """In order of preference. An unreadable file fits all engines: the engine's loader reports it."""
     try:
         keys = {leaf.partition(".")[0] for leaf in read(None, path, {})}
     except SettingsError:
@@ -99,6 +99,6 @@ def _missing(path: Path | None, fitting: list[EngineName]) -> str:
     labels = " or ".join(candidate.label for candidate in candidates)
     remedies = ", or ".join(candidate.remedy for candidate in candidates)
     return (
-        f"{path or 'without --engine'}: needs {labels}, which is not installed here; {remedies}, "
-        "or type --engine and give a YAML of that engine"
+        f"{path or 'without --engine'}: needs {labels}, which is not installed; {remedies}, "
+        "or set --engine and use a YAML of that engine"
     )

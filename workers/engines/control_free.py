@@ -1,13 +1,13 @@
-"""Rewrites xgrammar's EBNF so that no text it allows spells a control token.
+"""Rewrites xgrammar's EBNF so that allowed text cannot spell control tokens.
 
-xgrammar matches tokens by their text, so a control token fits wherever its letters do, and an unsure model
-writes one there.
+xgrammar matches tokens by their text, so control tokens match like other text, and an unsure model writes
+them.
 """
 
 import re
 
-# In JSON only strings could have them. xgrammar's rule for the rest of a string becomes an automaton that
-# allows any text but `<|` and a letter; a string of limited length gets no `|`.
+# In JSON only strings can spell them. The rest of a string becomes an automaton that allows any text but `<|`
+# and a letter; a string with a length limit excludes `|`.
 _STRING_REST = r"([^\0-\x1f\"\\\r\n] basic_string_sub)"
 _REST_WITHOUT_CONTROL = r'([^<\0-\x1f\"\\\r\n] basic_string_sub) | ("<" after_less)'
 _LIMITED, _LIMITED_WITHOUT_CONTROL = r"[^\"\\\r\n]", r"[^|\"\\\r\n]"
@@ -23,7 +23,7 @@ _CLASS_ITEM = re.compile(f"{_CHARACTER}(?:-{_CHARACTER})?")
 
 
 def control_free_json(grammar: str) -> str:
-    """A grammar that xgrammar made from a JSON schema."""
+    """A grammar that xgrammar made from a JSON schema, without control tokens."""
     grammar = grammar.replace(_LIMITED, _LIMITED_WITHOUT_CONTROL)
     if _STRING_REST not in grammar:
         return grammar
@@ -31,7 +31,9 @@ def control_free_json(grammar: str) -> str:
 
 
 def control_free(grammar: str) -> str:
-    """Any grammar as xgrammar prints it: its character classes lose `|`, quoted text stays as it is."""
+    """Any grammar as xgrammar prints it, without control tokens: its character classes exclude `|`, quoted
+    text is unchanged.
+    """
     return _QUOTED_OR_CLASS.sub(lambda found: _without_bar(found[0]), grammar)
 
 

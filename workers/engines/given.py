@@ -1,4 +1,4 @@
-"""What a worker is given for its engine, known and refused before any engine's library is loaded."""
+"""Engine settings from flags and YAML, checked before any engine's library is loaded."""
 
 from baton.flags import Parsed
 from workers.engines.embedded.settings import EmbeddedSettings
@@ -13,10 +13,10 @@ _OWN: dict[EngineName, type] = {"embedded": EmbeddedSettings, "mocker": MockerSe
 
 
 def given_settings(parsed: Parsed[WorkerSettings]) -> Given:
-    """The engine settings that flags and YAML give, or Baton chooses, by key path.
+    """The engine settings given by flags and YAML, or chosen by Baton, by key path.
 
-    Raises SettingsError with the worker's own words; what the build of a foreign library refuses, only a
-    worker can say (`--check`).
+    Raises SettingsError with the worker's message; what the build of a third-party library refuses, only a
+    worker can tell (`--check`).
     """
     settings, typed = parsed.settings, typed_engine_flags(parsed)
     path, override = settings.extra_engine_args, settings.override_engine_args

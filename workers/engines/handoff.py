@@ -1,4 +1,4 @@
-"""A third-party engine's parameters on their way from prefill to decode, in an envelope that both check."""
+"""The handoff envelope of third-party engines, written by prefill and checked by decode."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from baton.messages import GenerateRequest, KvHandoff
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="engine-1"):
-    """What goes into `KvHandoff.engine_state`: parameters as the engine wrote them, and the prompt's tokens
-    that prefill found in its cache, for decode counts the whole transferred prompt as cached.
+    """`KvHandoff.engine_state`: the engine's own parameters, and the number of prompt tokens that prefill
+    found in its cache, since decode counts the whole transferred prompt as cached.
     """
 
     engine: str
@@ -24,7 +24,7 @@ _DECODER = msgspec.msgpack.Decoder(Envelope)
 
 
 class Handoffs:
-    """Writes and opens the handoffs of one engine and version, which runs in one worker."""
+    """Writes and opens the handoffs of one worker's engine and version."""
 
     def __init__(self, engine: str, version: str, *, worker_id: str, incarnation: str) -> None:
         self._engine = engine
@@ -41,7 +41,9 @@ class Handoffs:
         num_cached_tokens: int,
         ttl_s: float,
     ) -> KvHandoff:
-        """The handoff of this request's prompt. Raises HandoffFailed for parameters that cannot travel."""
+        """The handoff of this request's prompt. Raises HandoffFailed for parameters that cannot be
+        encoded.
+        """
         envelope = Envelope(
             engine=self._engine, version=self._version, num_cached_tokens=num_cached_tokens, params=params
         )
@@ -59,8 +61,8 @@ class Handoffs:
         )
 
     def open(self, handoff: KvHandoff, num_tokens: int) -> Envelope:
-        """Open a handoff for a request of `num_tokens`. Raises HandoffFailed, with both values, if it is
-        another engine's, another version's or another prompt's.
+        """Open a handoff for a request of `num_tokens`. Raises HandoffFailed, naming both values, if it is
+        for another engine, version or prompt.
         """
         source = handoff.worker_id
         try:

@@ -1,4 +1,4 @@
-"""How a signal ends a process whose event loop stands still, because an engine loads."""
+"""Signal handling while an engine loads and blocks the event loop."""
 
 import signal
 import threading
@@ -10,7 +10,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def dying_at_once() -> Iterator[None]:
-    """Let signals end the process by themselves: the loop cannot see them, and there is nothing to drain."""
+    """Let signals end the process directly: the blocked loop cannot handle them, and there is nothing to
+    drain.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,18 +1,18 @@
-"""Log probabilities as TensorRT-LLM and vLLM tell them, a mapping for each token, in Baton's words."""
+"""Converts the log probabilities of TensorRT-LLM and vLLM, one mapping per token."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from baton.messages import TokenLogprob
 
-# OpenAI's word for "very unlikely", here for "not told".
+# OpenAI's value for "very unlikely", here for unreported ones.
 _NO_LOGPROB = -9999.0
 
 
 def token_logprobs(
     token_ids: Sequence[int], told: Sequence[dict[int, Any]] | None, num_top: int
 ) -> tuple[TokenLogprob, ...]:
-    """One entry for each token, with its `num_top` likeliest; of the last ones nothing may have been told."""
+    """One entry per token, with its `num_top` likeliest; the last tokens may be unreported."""
     all_told = [*(told or ()), *[{}] * (len(token_ids) - len(told or ()))]
     return tuple(_entry(i, entries, num_top) for i, entries in zip(token_ids, all_told, strict=True))
 

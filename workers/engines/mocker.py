@@ -1,4 +1,4 @@
-"""An engine without a model: a timing model and deterministic tokens, for load tests of the serving plane."""
+"""The mocker: a timing model with deterministic tokens, for load tests of the serving plane."""
 
 import asyncio
 import dataclasses
@@ -30,8 +30,9 @@ _HEADER = "<|channel|>final<|message|>"  # of every answer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MockerSettings:
-    """The timing model. A decode step takes `decode_step_ms` plus up to `jitter_ms`, whatever the batch.
-    `script` names a file of answers to play; see `workers.engines.script`."""
+    """The timing model. A decode step takes `decode_step_ms` plus up to `jitter_ms`, for any batch size.
+    `script` is a file of answers to play; see `workers.engines.script`.
+    """
 
     prefill_tokens_per_s: float = 50_000.0
     decode_step_ms: float = 10.0
@@ -52,11 +53,11 @@ class MockerSettings:
 
 
 class MockerEngine:
-    """Every running request gets one token in each step, all of them in the same turn of the event loop.
+    """Every running request gets one token per step, all in the same turn of the event loop.
 
-    An answer is the header of a final message, then words of the vocabulary in order, from a start that the
-    prompt decides; it ends at max_tokens, never before. With a script it is what that says. A handoff is
-    real: a few bytes really move.
+    An answer is the header of a final message, then vocabulary words in order, starting at a point that
+    depends on the prompt; it ends at max_tokens only. With a script, the script defines it. Handoffs are
+    real: a few bytes move.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class MockerEngine:
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._transceiver = transceiver
-        self._jitter = random.Random(settings.seed)  # noqa: S311  a timing model keeps no secrets
+        self._jitter = random.Random(settings.seed)  # noqa: S311  not for secrets
         self._script: Script | None = None
         self._header: tuple[int, ...] = ()
         self._words: tuple[int, ...] = ()
@@ -84,7 +85,7 @@ class MockerEngine:
         self._figures: dict[str, int] = dict.fromkeys(WorkerStats.__struct_fields__, 0)
 
     async def start(self) -> EngineInfo:
-        """Read the vocabulary that answers are made of. Raises OSError, ValueError if there is none."""
+        """Read the vocabulary for answers. Raises OSError, ValueError if it is missing or invalid."""
         path = self._model_path / "tokenizer.json"
         vocabulary, self._header, self._words = await asyncio.to_thread(read_vocabulary, path)
         if self._settings.script is not None:
@@ -99,7 +100,7 @@ class MockerEngine:
         )
 
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
-        """The handoff after the time that the prompt takes, pinned until it was pulled."""
+        """Yield the handoff after the prompt's simulated time; pinned until it is pulled."""
         async with self._slot(request) as deadline:
             await self._run_prompt(request, deadline)
             answer = self._answer(request)
@@ -122,13 +123,13 @@ class MockerEngine:
                 self._figures["kv_moved_bytes"] += ticket.num_bytes
             except TimeoutError:
                 self._figures["num_handoffs_expired"] += 1
-                raise HandoffFailed(f"Nobody took the KV in {self._settings.handoff_ttl_s} s.") from None
+                raise HandoffFailed(f"The KV was not pulled in {self._settings.handoff_ttl_s} s.") from None
             finally:
                 self._transceiver.withdraw(ticket)
                 self._figures["kv_pinned_blocks"] -= 1
 
     async def decode(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        """One token a step; the first as soon as the prompt is done or has arrived."""
+        """Yield one token per step, starting when the prompt is processed or has arrived."""
         async with self._slot(request) as deadline:
             if request.handoff is None:
                 await self._run_prompt(request, deadline)
@@ -145,17 +146,17 @@ class MockerEngine:
                 yield self._chunk(request, answer, position)
 
     def stats(self) -> WorkerStats:
-        """Live figures; a running request uses one block, a handoff pins one."""
+        """Live metrics; a running request uses one block, a handoff pins one."""
         return WorkerStats(**self._figures)
 
     async def failed(self) -> str:
-        """Return if the clock broke, which would be a bug."""
+        """Return if the clock failed, which would be a bug."""
         assert self._clock is not None
         await asyncio.wait([self._clock])
         return "the mocker's clock stopped"
 
     async def stop(self) -> None:
-        """End what runs with WorkerLost, then the clock and the wire."""
+        """End running requests with WorkerLost, then stop the clock and the transceiver."""
         self._stopped.set()
         self._next_step.set()
         if self._clock is not None:
@@ -166,18 +167,18 @@ class MockerEngine:
 
     @asynccontextmanager
     async def _slot(self, request: GenerateRequest) -> AsyncGenerator[float, None]:
-        """A place in the batch; waits in the queue for one. Gives the deadline, in the loop's time."""
+        """A place in the batch, after waiting in the queue; yields the deadline in the loop's time."""
         if self._clock is None:
             raise NotReady("The engine is not running.")
         num_tokens, limit = len(request.token_ids), self._settings.max_seq_len
         if num_tokens >= limit:
-            raise InvalidRequest(f"The prompt has {num_tokens} tokens; this worker's context is {limit}.")
+            raise InvalidRequest(f"The prompt has {num_tokens} tokens; the context length is {limit}.")
         if self._script is None:
             _check_form(request.sampling.guided)
         if request.sampling.prompt_logprobs is not None:
             raise InvalidRequest("The mocker has no log probabilities of the prompt.", param="echo")
         if self._slots.locked() and self._figures["num_waiting"] >= self._settings.max_queue_size:
-            raise Overloaded("The worker's queue is full; try again later.", retry_after_s=1)
+            raise Overloaded("The worker's queue is full; retry later.", retry_after_s=1)
         deadline = asyncio.get_running_loop().time() + request.deadline_s
         with self._counted("num_waiting"):
             await _within(deadline, self._slots.acquire())
@@ -198,7 +199,7 @@ class MockerEngine:
     async def _run_prompt(self, request: GenerateRequest, deadline: float) -> None:
         self._figures["num_prompt_tokens"] += len(request.token_ids)
         prefill_s = len(request.token_ids) / self._settings.prefill_tokens_per_s
-        await _within(deadline, asyncio.sleep(prefill_s))  # what a real prefill takes
+        await _within(deadline, asyncio.sleep(prefill_s))  # as long as a real prefill
 
     async def _take_over(self, request: GenerateRequest, handoff: KvHandoff, deadline: float) -> None:
         try:
@@ -207,10 +208,10 @@ class MockerEngine:
             raise HandoffFailed("The handoff was not written by a mocker.") from error
         checksum = bytearray(len(_checksum(request)))
         left_s = min(handoff.ttl_s, deadline - asyncio.get_running_loop().time())
-        await asyncio.sleep(self._settings.kv_transfer_ms / 1e3)  # what a real transfer takes
+        await asyncio.sleep(self._settings.kv_transfer_ms / 1e3)  # as long as a real transfer
         await self._transceiver.pull(ticket, host_memory(checksum), left_s)
         if bytes(checksum) != _checksum(request):
-            raise HandoffFailed("The handoff belongs to another prompt.")
+            raise HandoffFailed("The handoff is for another prompt.")
         self._figures["num_handoffs"] += 1
         self._figures["kv_moved_bytes"] += ticket.num_bytes
 
@@ -250,12 +251,12 @@ async def _within(deadline: float, work: Coroutine[Any, Any, object]) -> None:
 
 
 def _check_form(form: Guided | None) -> None:
-    """Raises InvalidRequest unless the answer, a final message of any text, happens to have the form."""
+    """Raise InvalidRequest unless the answer, a final message with any text, matches the form."""
     if form is None or any(_HEADER in last.headers and last.grammar is None for last in form.last):
         return
     param = next((last.param for last in form.last if last.param is not None), None)
     raise InvalidRequest(
-        f"`{param}` cannot be enforced: this is the mocker, an engine without a model.", param=param
+        f"`{param}` cannot be enforced: the mocker is an engine without a model.", param=param
     )
 
 
@@ -264,6 +265,6 @@ def _num_prompt_tokens(request: GenerateRequest) -> int:
 
 
 def _checksum(request: GenerateRequest) -> bytes:
-    """Four bytes that the prompt decides, whatever was generated since."""
+    """Four bytes determined by the prompt, without generated tokens."""
     num_tokens = _num_prompt_tokens(request)
     return zlib.crc32(repr((num_tokens, request.token_ids[: min(8, num_tokens)])).encode()).to_bytes(4, "big")

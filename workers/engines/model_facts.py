@@ -1,4 +1,4 @@
-"""What a gpt-oss checkpoint says of itself before it is loaded: context, vocabulary, shape of its KV."""
+"""Facts from a gpt-oss checkpoint's files: context length, vocabulary, KV shape."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -7,7 +7,7 @@ import msgspec
 
 T = TypeVar("T")
 
-NO_TOKEN = -1  # as TensorRT-LLM writes it
+NO_TOKEN = -1  # in TensorRT-LLM's spelling
 
 
 class _Config(msgspec.Struct, frozen=True):
@@ -44,8 +44,9 @@ class _HfQuantConfig(msgspec.Struct, frozen=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """`eos_token_id` is the first of the model's own stop tokens, or NO_TOKEN; `kv_dtype` what `auto` is;
-    `control_ids` the ids of the tokenizer's control tokens, by name."""
+    """`eos_token_id` is the model's first stop token, or NO_TOKEN; `kv_dtype` what `auto` means;
+    `control_ids` the ids of the tokenizer's control tokens, by name.
+    """
 
     vocab_size: int
     context_length: int
@@ -58,9 +59,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_model_facts(model_path: Path) -> ModelFacts:
-    """From config.json and, if they are there, generation_config.json, hf_quant_config.json, tokenizer.json.
+    """Read config.json and, if present, generation_config.json, hf_quant_config.json and tokenizer.json.
 
-    Raises OSError, ValueError with the file's name.
+    Raises OSError or ValueError naming the file.
     """
     config = _decode(model_path / "config.json", _Config)
     generation = _decode(model_path / "generation_config.json", _Generation, _Generation())

@@ -1,4 +1,4 @@
-"""What a mocker says by a script: answers written down beforehand, so that agents run whole sessions."""
+"""Scripts for the mocker: prepared answers, so that agents can run whole sessions without a model."""
 
 import dataclasses
 import json
@@ -16,8 +16,8 @@ MAX_SCRIPT_BYTES = 4 << 20
 
 
 class Scene(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Answers to the prompts that contain the text `when` (every prompt has an empty text): the first to a
-    prompt without any earlier answer, the next to one with one, and so on; the last is said again.
+    """Answers to prompts that contain `when` (empty matches all). A prompt that has n earlier answers gets
+    `answers[n]`, or the last one.
 
     They are Harmony as gpt-oss writes it, after `<|start|>assistant`, up to `<|return|>` or `<|call|>`.
     """
@@ -28,7 +28,7 @@ class Scene(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclasses.dataclass(frozen=True)
 class PlannedAnswer:
-    """Tokens by position: those of `header`, then of `words` from `start` on, round and round."""
+    """Tokens by position: first `header`, then `words` from `start` on, cyclically."""
 
     header: tuple[int, ...]
     words: tuple[int, ...]
@@ -44,7 +44,7 @@ class PlannedAnswer:
 
 
 class Script:
-    """Scenes over one vocabulary; the first that fits a prompt is played."""
+    """Scenes over one vocabulary; the first that matches a prompt is played."""
 
     def __init__(self, scenes: Iterable[Scene], vocabulary: "Vocabulary") -> None:
         self._vocabulary = vocabulary
@@ -52,10 +52,10 @@ class Script:
 
     @classmethod
     def load(cls, path: Path, vocabulary: "Vocabulary") -> "Script":
-        """Reads a YAML list of scenes. Raises OSError, or ValueError if it is anything else."""
+        """Read a YAML list of scenes. Raises OSError, or ValueError if it is invalid."""
         raw = path.read_bytes()
         if len(raw) > MAX_SCRIPT_BYTES:
-            raise ValueError(f"{path}: {len(raw)} bytes; a script has at most {MAX_SCRIPT_BYTES}")
+            raise ValueError(f"{path}: {len(raw)} bytes; at most {MAX_SCRIPT_BYTES} are allowed")
         try:
             scenes = msgspec.convert(yaml.safe_load(raw), list[Scene])
         except (yaml.YAMLError, msgspec.ValidationError) as error:
@@ -65,7 +65,7 @@ class Script:
         return cls(scenes, vocabulary)
 
     def answer(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """The answer to a prompt; empty if no scene fits it."""
+        """The answer to a prompt; empty if no scene matches."""
         text = self._vocabulary.decode(prompt)
         for when, answers in self._scenes:
             if when in text:
@@ -74,7 +74,9 @@ class Script:
 
 
 class Vocabulary:
-    """A byte-level BPE vocabulary, as far as playing needs it: any tokens that spell a text will do."""
+    """A byte-level BPE vocabulary. Encoding does not merge as BPE does: any tokens that spell the text will
+    do.
+    """
 
     def __init__(self, ids: dict[str, int], special: dict[str, int]) -> None:
         self._special = special
@@ -85,8 +87,7 @@ class Vocabulary:
         self._final = [special["<|channel|>"], *self.encode("final"), special["<|message|>"]]
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids; control tokens stand for themselves. Raises ValueError for a control token that is not
-        in the vocabulary."""
+        """Token ids; `<|name|>` is a control token. Raises ValueError for an unknown one."""
         ids: list[int] = []
         for part in _CONTROL.split(text):
             if not _CONTROL.fullmatch(part):
@@ -102,7 +103,7 @@ class Vocabulary:
         return b"".join(self._by_id.get(token_id, b"") for token_id in token_ids).decode(errors="replace")
 
     def num_answers(self, prompt: Sequence[int]) -> int:
-        """How many answers of the model's the prompt has: calls and final messages."""
+        """The number of the model's answers in the prompt: calls and final messages."""
         size = len(self._final)
         finals = sum(list(prompt[i : i + size]) == self._final for i in range(len(prompt)))
         return finals + sum(token_id in self._ends for token_id in prompt)
@@ -120,7 +121,7 @@ def _bytes_of(text: str) -> bytes:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's map: printable bytes stand for themselves, the others for characters from U+0100 on."""
+    """GPT-2's byte mapping: printable bytes map to themselves, others to characters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
@@ -131,7 +132,8 @@ _BYTE = _byte_of_character()
 
 def read_vocabulary(path: Path) -> tuple[Vocabulary, tuple[int, ...], tuple[int, ...]]:
     """(the vocabulary, the header of a final message, ids of plain words) of a byte-level BPE
-    `tokenizer.json`. Raises OSError, KeyError, ValueError if it is anything else."""
+    `tokenizer.json`. Raises OSError, KeyError, ValueError if it is missing or invalid.
+    """
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
     ids: dict[str, int] = tokenizer["model"]["vocab"]
     special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}

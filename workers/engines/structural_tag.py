@@ -1,8 +1,8 @@
-"""From a request's form to the structural tag that xgrammar enforces, in TensorRT-LLM and in vLLM.
+"""Converts a request's form to an xgrammar structural tag, for TensorRT-LLM and vLLM.
 
-Written so that every xgrammar since 0.1.25 takes it (tried: 0.1.25, 0.2.1, 0.2.8). Early
-ones know no optional and no repeated formats, no tags without a separator, none that end with the answer, and
-no tokens: to them a control token is text like any other, which ordinary tokens may spell as well.
+Works with every xgrammar since 0.1.25 (tested: 0.1.25, 0.2.1, 0.2.8). Early releases have no optional or
+repeated formats, no tags without a separator, none that end with the answer, and no tokens: control tokens
+are text, which ordinary tokens may spell as well.
 """
 
 import functools
@@ -23,8 +23,8 @@ _EOS = "<|return|>"
 _CONTROL = re.compile(r"(<\|\w+\|>)")
 _TOKEN_RULE = re.compile(r"Token|<\|")
 
-# Where control tokens are text: any text but `<|` and a letter. Each rule is a state of an automaton that
-# reads `[^<]*` at once: a mask of 200,000 tokens then takes 20 us; with a regex, 100 ms.
+# For control tokens as text: any text but `<|` and a letter. Each rule is a state of an automaton that reads
+# `[^<]*` at once, so a mask over 200,000 tokens takes 20 us; with a regex, 100 ms.
 _TEXT = r"""
 text ::= [^<]* rest
 rest ::= "" | "<" after_less
@@ -32,15 +32,15 @@ after_less ::= "" | "<" after_less | "|" after_bar | [^<|] [^<]* rest
 after_bar ::= "" | "<" after_less | [^<a-z] [^<]* rest
 """
 
-# An unsure model would write white space for ever.
-_MAX_WHITE_SPACE = 17  # a line's end and 16 of indentation
+# An unsure model would write white space forever.
+_MAX_WHITE_SPACE = 17  # a line break and 16 spaces of indentation
 
 Ids = Mapping[str, int]
 
 
 @functools.cache
 def _xgrammar() -> ModuleType | None:
-    """The installed xgrammar, if it can demand tokens: since 0.2."""
+    """The installed xgrammar, if it supports tokens (0.2 and later)."""
     try:
         xgrammar = import_module("xgrammar")
     except ImportError:
@@ -49,11 +49,11 @@ def _xgrammar() -> ModuleType | None:
 
 
 def structural_tag(form: Guided, control_ids: Ids) -> str:
-    """The form as xgrammar's JSON: any number of leading messages (or one at most), then one last.
+    """The form as xgrammar's JSON: any number of leading messages (or at most one), then one last.
 
-    `control_ids` are the ids of the tokenizer's control tokens, which are demanded as tokens; with none, or
-    an xgrammar that knows no tokens, as text. A grammar stands there once, however many headers its
-    message may have. Raises InvalidRequest for one that is wrong, or that is a leading message's.
+    `control_ids` are the ids of the tokenizer's control tokens, which are demanded as tokens; without them,
+    or with an older xgrammar, as text. A grammar appears once, however many headers its message has. Raises
+    InvalidRequest for an invalid grammar, or for one of a leading message.
     """
     ids = control_ids if _xgrammar() else {}
     elements: list[dict[str, object]] = [{"type": "or", "elements": list(_last(form.last, ids))}]
@@ -89,15 +89,16 @@ def _body(message: MessageForm, ids: Ids) -> dict[str, object]:
 
 
 def _followed(message: MessageForm, xgrammar: ModuleType | None) -> dict[str, object]:
-    """Text that follows the message's grammar; with an `xgrammar` that takes tokens, free of control tokens.
-    Raises what xgrammar and msgspec do."""
+    """Text that follows the message's grammar, without control tokens if `xgrammar` supports tokens. Raises
+    what xgrammar and msgspec raise.
+    """
     text = message.grammar or ""
     match message.syntax:
         case "json_schema":
             schema = msgspec.json.decode(text, type=dict[str, object])
             if xgrammar is None:
                 return {"type": "json_schema", "json_schema": schema}
-            # Strict schemas arrive closed; what is not closed stays open, as in llguidance.
+            # Strict schemas arrive closed; others stay open, as in llguidance.
             made = xgrammar.Grammar.from_json_schema(
                 schema, strict_mode=False, max_whitespace_cnt=_MAX_WHITE_SPACE
             )
@@ -112,11 +113,11 @@ def _followed(message: MessageForm, xgrammar: ModuleType | None) -> dict[str, ob
             grammar = text if xgrammar is None else control_free(str(xgrammar.Grammar.from_ebnf(text)))
             return {"type": "grammar", "grammar": grammar}
         case "lark":
-            raise ValueError("this model's engine reads EBNF and regular expressions, not Lark")
+            raise ValueError("this model's engine supports EBNF and regular expressions, not Lark")
 
 
 def _texts(messages: Iterable[MessageForm], times: str, ids: Ids) -> dict[str, object]:
-    """Messages of any text, in one grammar: what it costs to compile is its `text`."""
+    """Messages with any text, in one grammar: its `text` rule dominates the compile time."""
     alternatives = " | ".join(_text_message(message, ids) for message in messages)
     excluded = ", ".join(str(token_id) for token_id in ids.values())
     text = f"\ntext ::= ExcludeToken({excluded})*" if ids else _TEXT
@@ -139,6 +140,6 @@ def _headers(message: MessageForm, ids: Ids) -> str:
 
 
 def _literal(text: str, ids: Ids) -> str:
-    """Text in EBNF, in which control tokens stand for themselves."""
+    """Text in EBNF, with control tokens as themselves."""
     parts = filter(None, _CONTROL.split(text))
     return " ".join(f"Token({ids[part]})" if part in ids else json.dumps(part) for part in parts) or '""'

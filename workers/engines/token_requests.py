@@ -1,38 +1,38 @@
-"""What any engine of somebody else's must refuse, or reckon, of a request before it gets it."""
+"""Request checks shared by the third-party engines."""
 
 from baton.errors import EngineFailure, InvalidRequest
 from baton.messages import GenerateRequest, Sampling
 from workers.engines.model_facts import ModelFacts
 
 _SEED_BITS = (1 << 63) - 1
-# Odd numbers of high entropy (golden ratio, square root of 3): seeds of choices and attempts lie far apart.
+# Odd numbers of high entropy (golden ratio, square root of 3) keep the seeds of choices and attempts apart.
 _CHOICE_STEP = 0x1E3779B97F4A7C15
 _RESUME_STEP = 0x3504F333F9DE6485
 
 
 def check_request(request: GenerateRequest, facts: ModelFacts, context_length: int) -> None:
-    """Raise InvalidRequest for what an engine would break on, or cut short without a word; EngineFailure
-    for an answer with a form that was begun elsewhere: its grammar would start anew in the middle.
+    """Raise InvalidRequest for what an engine would fail on or silently truncate; EngineFailure for a resumed
+    answer with a form, since its grammar would restart in the middle.
     """
     num_tokens, num_generated = len(request.token_ids), request.num_generated
     if not num_tokens:
-        raise InvalidRequest("the prompt has no token")
+        raise InvalidRequest("the prompt is empty")
     if not 0 <= num_generated < num_tokens:
-        raise InvalidRequest(f"of {num_tokens} tokens, {num_generated} cannot be generated ones")
+        raise InvalidRequest(f"{num_generated} of {num_tokens} tokens cannot be generated ones")
     if num_tokens >= context_length:
         raise InvalidRequest(
-            f"the prompt has {num_tokens} tokens; the context of {context_length} holds "
-            f"{context_length - 1} and an answer"
+            f"the prompt has {num_tokens} tokens; with a context length of {context_length} "
+            f"at most {context_length - 1} are allowed"
         )
     if num_left(request, context_length) < 1:
         raise InvalidRequest(
-            f"max_tokens is {request.sampling.max_tokens}; {num_generated} tokens exist already",
+            f"max_tokens is {request.sampling.max_tokens}; {num_generated} tokens were already generated",
             param="max_tokens",
         )
     if num_generated and request.sampling.guided is not None:
         raise EngineFailure(
-            "the worker was lost, and the engine cannot go on with an answer whose form is demanded; "
-            "send the request again"
+            "the worker was lost, and the engine cannot resume an answer with a demanded form; "
+            "retry the request"
         )
     asked = request.sampling
     if asked.choice < 0 or (asked.logprobs or 0) < 0:
@@ -47,13 +47,13 @@ def check_request(request: GenerateRequest, facts: ModelFacts, context_length: i
 
 
 def num_left(request: GenerateRequest, context_length: int) -> int:
-    """Tokens that may still be generated: what was asked for, within the context."""
+    """Tokens that may still be generated, within the context."""
     num_asked = request.sampling.max_tokens - request.num_generated
     return min(num_asked, context_length - len(request.token_ids))
 
 
 def seed_of_attempt(sampling: Sampling, num_generated: int) -> int:
-    """A seed of 63 bits for an engine whose sampling is not positional: the request's own for the first
-    attempt at the first choice.
+    """A 63-bit seed for an engine without positional sampling: the request's own seed for the first attempt
+    at the first choice.
     """
     return (sampling.seed + sampling.choice * _CHOICE_STEP + num_generated * _RESUME_STEP) & _SEED_BITS

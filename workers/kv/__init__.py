@@ -1,1 +1,1 @@
-"""The embedded engine's cache transceivers: KV bytes from one worker process to another."""
+"""KV cache transceivers of the embedded engine: they move KV bytes between worker processes."""

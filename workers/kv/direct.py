@@ -1,4 +1,4 @@
-"""The cache transceiver over UCX: the puller reads the source's memory by itself, at the link's speed."""
+"""The cache transceiver over UCX: the puller reads the source's memory directly, at link speed."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ class DirectTransceiver:
     moves_device_memory = True
 
     def __init__(self, host: str) -> None:
-        """`host`: the address to listen on, and at which pullers find this process."""
+        """`host`: the address to listen on and to announce to pullers."""
         self._poller = Poller()
         self._fabric = Fabric(host, self._poller.submit)
         self._source = Source("ucx", host, self._lend)
@@ -42,8 +42,8 @@ class DirectTransceiver:
 
     @property
     def transport_name(self) -> str:
-        """`ucx (cma)` when this machine's processes can read each other's host memory, which is tried at the
-        start. What is used between two machines or two CUDA devices is UCX's own choice.
+        """`ucx (cma)` if this machine's processes can read each other's host memory, which `start` tests.
+        Between machines or CUDA devices UCX chooses the transport.
         """
         return "ucx (cma)" if self._direct else "ucx (stream)"
 
@@ -53,14 +53,14 @@ class DirectTransceiver:
         try:
             self._direct = await asyncio.wrap_future(self._poller.submit(self._fabric.open))
             await self._source.start()
-        except BaseException:  # raised again: its thread and port end first
+        except BaseException:  # re-raised after its thread and port are released
             await self.close()
             raise
 
     def offer(self, payload: Memory) -> Ticket:
         """See CacheTransceiver."""
         ticket = self._source.offer(payload)
-        # Registered while the ticket travels.
+        # Register it while the ticket travels.
         self._reaches[payload] = self._poller.submit(self._fabric.reach, payload)
         return ticket
 
@@ -112,7 +112,7 @@ class DirectTransceiver:
             self._no_path.add(place)
 
     async def _read(self, sock: socket.socket, reach: Reach, into: Memory) -> None:
-        """Read the source's memory; returns or raises only when nobody writes `into` any more."""
+        """Read the source's memory. Once it returns or raises, `into` is not written any more."""
         read = Read(reach, into)
         self._poller.submit(self._fabric.begin, read)
         ended = asyncio.wrap_future(read.ended)
@@ -124,12 +124,12 @@ class DirectTransceiver:
             if not ended.done():
                 self._poller.submit(self._fabric.give_up, read)
             while not (ended.done() and hung_up.done()):
-                with suppress(asyncio.CancelledError):  # a second one; the first is on its way up
+                with suppress(asyncio.CancelledError):  # pulled twice: already registering
                     await asyncio.wait({ended, hung_up})
         ended.result()
 
 
 async def _hung_up(sock: socket.socket) -> None:
-    """Return when the source has withdrawn the offer or is gone: until Fetched it says nothing else."""
+    """Return when the source withdrew the offer or died: it sends nothing else before Fetched."""
     with suppress(OSError):
         await asyncio.get_running_loop().sock_recv(sock, 1)

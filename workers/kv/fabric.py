@@ -1,4 +1,4 @@
-"""Which reads are under way, over which agent, and how each one ends. Runs on the poller's thread alone."""
+"""UCX reads in progress: agents, polling and cancellation. Runs on the poller's thread only."""
 
 import logging
 import time
@@ -13,17 +13,17 @@ log = logging.getLogger(__name__)
 
 _PROBE_BYTES = 4096
 _PROBE_LIMIT_S = 2.0
-# How long a read that nobody wants any more may take to end by itself.
+# How long an abandoned read may take to end.
 _GRACE_S = 0.5
 _MAX_PEERS = 64
-# A GPU's read lasts 0.02 to 3 ms and moves on at each poll only, so poll without a pause at first: with one
-# of 0.1 ms, 1 GiB took 3.9 ms, the bare read 2.7 (H200s). What lasts longer waits for the other side.
+# A GPU's read takes 0.02 to 3 ms and advances only when polled, so poll without pauses at first: with pauses
+# of 0.1 ms, 1 GiB took 3.9 ms instead of 2.7 (H200s). Longer reads wait for the peer.
 _EAGER_S = 5e-3
 _PAUSE_S = 100e-6
 
 
 class Read:
-    """One read into `into`. `ended` is set when nobody writes `into` any more: None, or the failure."""
+    """One read into `into`. `ended` is set when `into` is not written any more, to None or the error."""
 
     def __init__(self, reach: Reach, into: Memory) -> None:
         self.reach = reach
@@ -34,10 +34,10 @@ class Read:
 
 
 class _Peer:
-    """A source as this process reads it: an agent for it alone, which can be thrown away with its reads.
+    """A source, with its own agent, which can be dropped with its reads.
 
-    Nothing less stops a read that hangs: after releasing its handle and disconnecting, UCX still wrote when
-    the source woke up (measured). And each reconnection of one agent leaked two file descriptors a side.
+    Nothing less stops a hanging read: after releasing its handle and disconnecting, UCX still wrote when the
+    source woke up (measured). Reconnecting one agent leaked two file descriptors per side each time.
     """
 
     def __init__(self, agent: Agent, epoch: int) -> None:
@@ -46,20 +46,20 @@ class _Peer:
         self.reads: list[Read] = []
 
     def step(self, read: Read) -> bool:
-        """Post the read, or drive it on; True when it is done. Raises NoDirectPath."""
+        """Post or advance the read; True when it is complete. Raises NoDirectPath."""
         if read.handle is None:
             self.reads.append(read)
             read.handle = self.agent.read(read.reach, read.into)
         return self.agent.is_done(read.handle)
 
     def finish(self, read: Read) -> None:
-        """A read that is done."""
+        """Complete a read."""
         self.reads.remove(read)
         self.agent.release(read.handle)
         read.ended.set_result(None)
 
     def close(self, error: OSError) -> None:
-        """End every read with `error`; afterwards none of them writes."""
+        """End every read with `error`; none of them writes after that."""
         for read in self.reads:
             if read.handle is not None:
                 self.agent.release(read.handle)
@@ -71,10 +71,10 @@ class _Peer:
 
 
 class Fabric:
-    """Lends memory to readers, and reads what others lend."""
+    """Lends memory to readers, and reads the memory of peers."""
 
     def __init__(self, host: str, post: Callable[..., object]) -> None:
-        """`post(call, *args)` runs a call on this fabric's thread, later."""
+        """`post(call, *args)` runs a call on this fabric's thread later."""
         self._host = host
         self._post = post
         self._num_lent = 0
@@ -94,34 +94,34 @@ class Fabric:
         while not probe.ended.done():
             self.poll()
         self.take_back()
-        self._lose(self._source.name, NoDirectPath("the probe is over"))
+        self._lose(self._source.name, NoDirectPath("the probe has ended"))
         return probe.ended.exception() is None
 
     def reach(self, payload: Memory) -> Reach:
-        """Register `payload` and tell how to read it. Raises OSError."""
+        """Register `payload` and return how to read it. Raises OSError."""
         if self._source is None:
             raise OSError("UCX is closed")
         return self._source.reach(payload)
 
     def lend(self) -> None:
-        """A reader is at work: answer when it connects, until `take_back` is called as often as this."""
+        """Serve a reader's connection until `take_back` has been called as often as this."""
         self._num_lent += 1
 
     def take_back(self) -> None:
-        """A reader has ended."""
+        """One reader has ended."""
         self._num_lent -= 1
 
     def begin(self, read: Read) -> None:
-        """Start a read; `read.ended` tells how it went."""
+        """Start a read; `read.ended` gets its result."""
         self._waiting.append(read)
         self._eager_until = time.monotonic() + _EAGER_S
 
     def give_up(self, read: Read) -> None:
-        """Nobody wants this read any more: see that it ends soon."""
+        """Abandon a read, so that it ends soon."""
         read.give_up_at = min(read.give_up_at, time.monotonic() + _GRACE_S)
 
     def poll(self) -> float | None:
-        """Drive what is under way; gives the seconds to the next time, None when nothing is under way."""
+        """Advance all reads; returns the seconds until the next poll, None if idle."""
         if self._num_lent and self._source is not None:
             self._source.progress()
         for peer in tuple(self._peers.values()):
@@ -134,7 +134,7 @@ class Fabric:
         return 0 if time.monotonic() < self._eager_until else _PAUSE_S
 
     def close(self) -> None:
-        """End every read, free the agents."""
+        """End every read and free the agents."""
         closed = ConnectionAbortedError("the transceiver was closed")
         for name in tuple(self._peers):
             self._lose(name, closed)
@@ -150,8 +150,8 @@ class Fabric:
         peer = self._peers.get(reach.agent)
         if peer is not None and peer.epoch != reach.epoch:
             if peer.reads and time.monotonic() < read.give_up_at:
-                return  # what they know of the source's memory still holds for them
-            self._lose(reach.agent, ConnectionAbortedError("the source has changed its registrations"))
+                return  # what they know of the source's memory is still valid for them
+            self._lose(reach.agent, ConnectionAbortedError("the source changed its registrations"))
             peer = None
         self._waiting.remove(read)
         try:
@@ -164,20 +164,20 @@ class Fabric:
     def _meet(self, reach: Reach) -> _Peer:
         idle = [name for name, peer in self._peers.items() if not peer.reads]
         if len(self._peers) >= _MAX_PEERS and idle:
-            self._lose(idle[0], ConnectionAbortedError("too many peers"))  # likely a process long gone
+            self._lose(idle[0], ConnectionAbortedError("too many peers"))  # probably an ended process
         peer = self._peers[reach.agent] = _Peer(self._new_agent(), reach.epoch)
         return peer
 
     def _drive(self, peer: _Peer, read: Read) -> None:
         if read.ended.done():
-            return  # lost together with another read of its peer
+            return  # lost together with another read of this peer
         try:
             if peer.step(read):
                 peer.finish(read)
             elif time.monotonic() > read.give_up_at:
-                log.warning("ucx read cut off source=%s reason=it hangs", read.reach.agent)
+                log.warning("ucx read aborted source=%s reason=hung", read.reach.agent)
                 self._lose(read.reach.agent, ConnectionAbortedError("a read from this source hung"))
-        except Exception as error:  # noqa: BLE001 whatever it is, somebody waits for this read to end
+        except Exception as error:  # noqa: BLE001 the reader must get any error
             lost = error if isinstance(error, OSError) else OSError(repr(error))
             self._lose(read.reach.agent, lost)
 

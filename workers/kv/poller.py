@@ -1,4 +1,4 @@
-"""A thread that owns something no other thread may touch, and polls it only while there is work."""
+"""A thread that exclusively owns an object and polls it only while there is work."""
 
 import queue
 import threading
@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 Poll = Callable[[], float | None]
-"""Gives the seconds until it is to be called again; None when only a new call can make work. Never raises."""
+"""Returns the seconds until the next poll, None if only a new call can create work. Never raises."""
 
 
 class Poller:
-    """Runs calls in order, and in between the poll, as often as that asks for."""
+    """Runs calls in order and, between them, the poll function as often as it asks."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -26,7 +26,7 @@ class Poller:
         self._thread.start()
 
     def submit(self, call: Callable[..., T], *args: Any) -> "Future[T]":
-        """Run `call(*args)` on the thread; the future has its result. Safe from any thread and finalizer."""
+        """Run `call(*args)` on the thread; the future gets its result. Safe from any thread and finalizer."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -34,14 +34,14 @@ class Poller:
                 return
             try:
                 future.set_result(call(*args))
-            except BaseException as error:  # noqa: BLE001 it belongs to who waits for the future
+            except BaseException as error:  # noqa: BLE001 passed on by the future
                 future.set_exception(error)
 
         self._calls.put(run)
         return future
 
     def stop(self) -> None:
-        """Run what was submitted, end the thread and wait for it. Idempotent."""
+        """Run all submitted calls, then end the thread and join it. Idempotent."""
         if self._thread is not None:
             self._calls.put(None)
             self._thread.join()
@@ -51,13 +51,13 @@ class Poller:
         pause_s: float | None = None
         while True:
             try:
-                # Not get(timeout=...): now and then CPython 3.11's waits for ever (measured).
+                # Not get(timeout=...), which occasionally waits forever in CPython 3.11 (measured).
                 call = self._calls.get(block=pause_s is None)
             except queue.Empty:
-                time.sleep(pause_s or 0)  # UCX wants to be looked at, and tells nobody
+                time.sleep(pause_s or 0)  # UCX must be polled: it sends no notifications
             else:
                 if call is None:
                     return
                 call()
-                del call  # else its arguments live on until the next one
+                del call  # otherwise its arguments stay alive until the next one
             pause_s = poll()

@@ -1,4 +1,4 @@
-"""The puller's end of every pull: asking the source, the deadline, and what each way to fail means."""
+"""The puller's end of a pull: request, deadline, and errors."""
 
 import asyncio
 import socket
@@ -14,11 +14,11 @@ from workers.kv.transceiver import Ticket
 from workers.kv.wire import Ask, Fetched, Grant, Stands, receive_bytes, receive_word, send_word
 
 Fetch = Callable[[Ticket, Memory], Awaitable[None]]
-"""How a wire brings the bytes in; when it returns or raises, nobody writes the memory any more."""
+"""Fetches the bytes; once it returns or raises, the memory is not written any more."""
 
 
 class Pulls:
-    """The running pulls of one transceiver of kind `wire`."""
+    """The running pulls of a transceiver of kind `wire`."""
 
     def __init__(self, wire: str, fetch: Fetch) -> None:
         self._wire = wire
@@ -29,9 +29,9 @@ class Pulls:
     async def pull(self, ticket: Ticket, into: Memory, deadline_s: float) -> None:
         """See CacheTransceiver.pull."""
         if ticket.wire != self._wire:
-            raise HandoffFailed(f"the KV is offered over {ticket.wire}, this worker pulls over {self._wire}")
+            raise HandoffFailed(f"the KV is offered over {ticket.wire}, this worker uses {self._wire}")
         if ticket.num_bytes != into.num_bytes:
-            raise ValueError(f"{ticket.num_bytes} bytes are offered, {into.num_bytes} would be pulled")
+            raise ValueError(f"{ticket.num_bytes} bytes are offered, but the target has {into.num_bytes}")
         if self._closed:
             raise HandoffFailed("the transceiver is closed")
         task = asyncio.ensure_future(self._fetch(ticket, into))
@@ -43,7 +43,7 @@ class Pulls:
         except TimeoutError:
             raise HandoffFailed(f"the KV did not arrive within {deadline_s:g} s") from None
         except (OSError, msgspec.DecodeError) as error:
-            raise HandoffFailed(f"the source of the KV is gone: {error}") from error
+            raise HandoffFailed(f"the source of the KV was lost: {error}") from error
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if caller is not None and caller.cancelling():
@@ -60,9 +60,9 @@ class Pulls:
 
 @asynccontextmanager
 async def asking(ticket: Ticket, *, direct: bool) -> AsyncIterator[tuple[socket.socket, Grant]]:
-    """Ask the source; inside the context the bytes are fetched, at its end the source confirms them.
+    """Ask the source; fetch the bytes inside the context; at its end the source confirms them.
 
-    Raises HandoffFailed when the source refuses, OSError when it is gone.
+    Raises HandoffFailed if the source refuses, OSError if it is lost.
     """
     peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
     family = socket.AF_INET6 if ":" in peer.host else socket.AF_INET
@@ -77,6 +77,6 @@ async def asking(ticket: Ticket, *, direct: bool) -> AsyncIterator[tuple[socket.
 
 
 async def fetch_stream(ticket: Ticket, into: Memory) -> None:
-    """Fetch an offer over the socket, into host memory. Raises as `asking` does."""
+    """Fetch an offer over the socket into host memory. Raises like `asking`."""
     async with asking(ticket, direct=False) as (sock, _):
         await receive_bytes(sock, host_view(into))

@@ -1,4 +1,4 @@
-"""The source's end of every pull: a transceiver's offers, and the socket at which they are asked for."""
+"""The source's end of a pull: a transceiver's offers, and the socket that serves them."""
 
 import asyncio
 import functools
@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 _SECRET_BYTES = 16
 _ASK_LIMIT_S = 5.0
 _MAX_SESSIONS = 256
-_GONE = "the KV is no longer offered: it was pulled, withdrawn, or has expired"
+_GONE = "the KV is no longer offered: it was pulled or withdrawn, or it expired"
 
 Lend = Callable[[socket.socket, Memory], AbstractAsyncContextManager[None]]
-"""How one puller gets at the memory: entering sends the Grant, leaving takes the memory back."""
+"""Gives one puller access to the memory: entering sends the Grant, leaving revokes access."""
 
 
 class Peer(msgspec.Struct, frozen=True, array_like=True):
-    """`Ticket.peer`: where to ask for the offer, and the secret that opens it."""
+    """`Ticket.peer`: the address to ask for the offer, and its secret."""
 
     host: str
     port: int
@@ -38,7 +38,7 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Offer:
-    """One offer. `moved` is True once a peer has it, False once it was withdrawn."""
+    """One offer. `moved` becomes True when a peer has it, False when it was withdrawn."""
 
     def __init__(self, payload: Memory) -> None:
         self.payload = payload
@@ -47,9 +47,9 @@ class _Offer:
         self.readers: set[socket.socket] = set()
 
     def end(self, *, moved: bool) -> None:
-        """End the offer, once; readers still at work learn it by the end of the connection's one half.
+        """End the offer, once; active readers see it by the end of the connection's sending half.
 
-        The other half stays open: a reader's memory is let go when that reader has hung up.
+        The other half stays open: a reader's memory is freed after that reader hangs up.
         """
         if not self.moved.done():
             self.moved.set_result(moved)
@@ -58,9 +58,9 @@ class _Offer:
 
 
 class Source:
-    """Offers memory under tickets of kind `wire`, listening on `host` (an address the pullers can reach).
+    """Offers memory under tickets of kind `wire`, listening on `host`, which the pullers must reach.
 
-    Every source can stream host memory; `lend_direct` serves pullers that ask to read by themselves.
+    Every source can stream host memory; `lend_direct` serves pullers that read it directly.
     """
 
     def __init__(self, wire: str, host: str, lend_direct: Lend | None = None) -> None:
@@ -86,7 +86,7 @@ class Source:
         if self._listener is None:
             raise HandoffFailed("the transceiver is closed")
         if payload.num_bytes < 1:
-            raise ValueError("an offer has at least one byte")
+            raise ValueError("an offer needs at least one byte")
         offer = _Offer(payload)
         offer_id = next(self._ids)
         self._offers[offer_id] = offer
@@ -105,7 +105,7 @@ class Source:
             offer.end(moved=False)
 
     async def close(self) -> None:
-        """Withdraw every offer, hang up on every puller."""
+        """Withdraw every offer and close every puller's connection."""
         if self._listener is None:
             return
         self._listener.close()
@@ -119,7 +119,7 @@ class Source:
 
     def _take(self, sock: socket.socket) -> None:
         if not self._sessions.enter(sock):
-            log.warning("puller turned away wire=%s sessions=%d", self._wire, len(self._tasks))
+            log.warning("puller refused wire=%s sessions=%d", self._wire, len(self._tasks))
             sock.close()
             return
         task = asyncio.create_task(self._session(sock))
@@ -131,7 +131,7 @@ class Source:
         self._sessions.leave(sock)
 
     async def _session(self, sock: socket.socket) -> None:
-        """One puller, from its Ask until it hangs up."""
+        """Serve one puller, from its Ask until it hangs up."""
         with sock:
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -140,7 +140,7 @@ class Source:
                     ask = await receive_word(sock, Ask)
                 await self._answer(sock, ask)
             except (OSError, HandoffFailed, TimeoutError) as error:
-                log.info("puller left wire=%s reason=%s", self._wire, error)
+                log.info("puller lost wire=%s reason=%s", self._wire, error)
 
     async def _answer(self, sock: socket.socket, ask: Ask) -> None:
         offer = self._offers.get(ask.offer_id)
@@ -149,7 +149,7 @@ class Source:
             return
         lend = self._lend_direct if ask.direct else _stream
         if lend is None or (lend is _stream and offer.payload.device_index is not None):
-            await send_word(sock, Refused(f"the source, over {self._wire}, cannot move this memory that way"))
+            await send_word(sock, Refused(f"this memory cannot be read over {self._wire} that way"))
             return
         self._sessions.busy(sock)
         offer.readers.add(sock)
@@ -158,9 +158,9 @@ class Source:
                 await receive_word(sock, Fetched)
         finally:
             offer.readers.discard(sock)
-        if not _hung_up(sock):  # a puller that gave up meanwhile has not got it
+        if not _hung_up(sock):  # a puller that gave up meanwhile did not get it
             offer.end(moved=True)
-            await send_word(sock, Stands())  # fails if the offer had ended before: this half is shut then
+            await send_word(sock, Stands())  # fails if the offer ended before
 
 
 @asynccontextmanager
@@ -171,7 +171,7 @@ async def _stream(sock: socket.socket, payload: Memory) -> AsyncIterator[None]:
 
 
 def _notice_dead_host(sock: socket.socket) -> None:
-    """Half a minute after a machine vanished without a word, its connections end."""
+    """Within about half a minute, end the connections of a machine that vanished."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):  # Linux
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)

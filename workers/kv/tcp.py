@@ -1,4 +1,4 @@
-"""The cache transceiver over plain TCP: host memory only, needs nothing installed, works everywhere."""
+"""The cache transceiver over plain TCP: host memory only, no dependencies."""
 
 from workers.kv.memory import Memory, host_view
 from workers.kv.pulls import Pulls, fetch_stream
@@ -13,7 +13,7 @@ class TcpTransceiver:
     moves_device_memory = False
 
     def __init__(self, host: str) -> None:
-        """`host`: the address to listen on, and at which pullers find this process."""
+        """`host`: the address to listen on and to announce to pullers."""
         self._source = Source("tcp", host)
         self._pulls = Pulls("tcp", fetch_stream)
 

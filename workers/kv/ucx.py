@@ -1,4 +1,4 @@
-"""UCX, through NIXL: memory that peers may read, and reads of theirs. The only file that imports NIXL."""
+"""UCX through NIXL: registered memory and one-sided reads. The only file that imports NIXL."""
 
 import contextlib
 import os
@@ -11,15 +11,15 @@ import msgspec
 
 from workers.kv.memory import Memory
 
-# NIXL reads it when it is imported; its default writes progress reports to stdout.
+# NIXL reads this at import; by default it prints progress reports to stdout.
 os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
 import nixl_cu13._api as nixl
 import nixl_cu13._bindings as nixl_bindings
 
-# Over plain TCP UCX only emulates reads, and badly: when a reader dies in the middle, the source's UCX aborts
-# the source's process (measured with UCX 1.23). Without emulation such a read fails at once, unposted.
+# Over plain TCP UCX only emulates reads: when a reader dies in the middle, UCX aborts the source's process
+# (measured with UCX 1.23). Without emulation such a read fails at once, unposted.
 _NO_EMULATION = "PROTO_EMULATION_ENABLE=n"
-# Left to itself, UCX reads GPU memory over CUDA IPC only where there is NVLink.
+# By default UCX reads GPU memory over CUDA IPC only with NVLink.
 _CUDA_IPC_READS = "CUDA_IPC_ENABLE_GET_ZCOPY=on"
 _LOOPBACK_ONLY = "NET_DEVICES=lo"
 _MAX_GONE = 256
@@ -31,13 +31,13 @@ _NIXL_ERRORS: tuple[type[Exception], ...] = (
 
 
 class NoDirectPath(OSError):
-    """UCX cannot read that source's memory: not reachable by cma, CUDA IPC or RDMA, or the source is gone."""
+    """UCX cannot read the source's memory: not reachable by cma, CUDA IPC or RDMA, or the source died."""
 
 
 class Reach(msgspec.Struct, frozen=True, array_like=True):
-    """`Grant.words`: where the payload lies, and NIXL's words for reading there.
+    """`Grant.words`: the payload's address, and NIXL's descriptors for reading it.
 
-    `epoch` changes when the agent's earlier words for some address have become wrong.
+    `epoch` changes when the agent's earlier descriptors for some address became invalid.
     """
 
     agent: str
@@ -48,19 +48,19 @@ class Reach(msgspec.Struct, frozen=True, array_like=True):
 
 
 def check(host: str) -> None:
-    """Start UCX and stop it again. Raises OSError with the reason when this machine cannot."""
+    """Start and stop UCX. Raises OSError with the reason if this machine cannot run it."""
     Agent(host, post=lambda call: call).close()
 
 
 class Agent:
     """One NIXL agent and the memory registered with it, each for as long as its Memory object lives.
 
-    Only one thread may touch it: on a second one NIXL crashes.
+    Use it from one thread only: NIXL crashes otherwise.
     """
 
     def __init__(self, host: str, post: Callable[..., object]) -> None:
-        """`host` is where peers reach this process; a loopback address binds UCX, too, to that device alone.
-        `post(call, *args)` runs a call on this agent's thread, later. Raises OSError.
+        """`host` is this process's address for peers; a loopback address restricts UCX to that device.
+        `post(call, *args)` runs a call on this agent's thread later. Raises OSError.
         """
         self.name = f"baton-{os.getpid()}-{secrets.token_hex(8)}"
         self.epoch = 0
@@ -69,23 +69,23 @@ class Agent:
         self._gone: list[_Region] = []
         loopback = host == "::1" or host.startswith("127.")
         ucx_config = ",".join([_NO_EMULATION, _CUDA_IPC_READS, *([_LOOPBACK_ONLY] if loopback else [])])
-        # The agent's own thread would spin on a core; ours polls, and only when there is work.
+        # The agent's own thread would spin on a core; ours polls only while there is work.
         config = nixl.nixl_agent_config(backends=[], enable_prog_thread=False)
         with _as_os_error("UCX does not start"):
             self._api: Any = nixl.nixl_agent(self.name, config)
             self._api.create_backend("UCX", {"engine_config": ucx_config})
 
     def reach(self, payload: Memory) -> Reach:
-        """Register the whole that `payload` is a part of, once, and tell how to read it. Raises OSError."""
-        with _as_os_error("UCX does not register this memory"):
+        """Register the whole that `payload` is a part of, once, and return how to read it. Raises OSError."""
+        with _as_os_error("UCX cannot register this memory"):
             metadata = self._register(payload.whole or payload)
         return Reach(self.name, self.epoch, metadata, payload.address, payload.device_index)
 
     def read(self, reach: Reach, into: Memory) -> Any:
-        """Post a read of `into.num_bytes`; gives its handle. Raises NoDirectPath."""
-        with _as_os_error("UCX does not read there", NoDirectPath):
+        """Post a read of `into.num_bytes`; returns its handle. Raises NoDirectPath."""
+        with _as_os_error("UCX cannot read this source", NoDirectPath):
             self._register(into.whole or into)
-            self._api.add_remote_agent(reach.metadata)  # once for each region; cheap for a known one
+            self._api.add_remote_agent(reach.metadata)  # once per region; cheap for a known one
             local = self._descs(into.address, into.num_bytes, into.device_index)
             remote = self._descs(reach.address, into.num_bytes, reach.device_index)
             handle = self._api.initialize_xfer("READ", local, remote, reach.agent)
@@ -93,7 +93,7 @@ class Agent:
         return handle
 
     def is_done(self, handle: Any) -> bool:
-        """Drive a read on; True when every byte is there. Raises NoDirectPath when it has failed."""
+        """Advance a read; True when every byte has arrived. Raises NoDirectPath if it failed."""
         with _as_os_error("UCX lost the source", NoDirectPath):
             state = self._api.check_xfer_state(handle)
         if state == "ERR":
@@ -101,17 +101,17 @@ class Agent:
         return bool(state == "DONE")
 
     def release(self, handle: Any) -> None:
-        """Let go of a read's handle. That does not stop a read under way; only `close` does."""
+        """Free a read's handle. This does not stop a running read; only `close` does."""
         with contextlib.suppress(*_NIXL_ERRORS):
             handle.release()
 
     def progress(self) -> None:
-        """Answer readers that connect; their reads themselves need nothing from this side."""
+        """Answer connecting readers; their reads need nothing else from this side."""
         with contextlib.suppress(*_NIXL_ERRORS):
             self._api.get_new_notifs()
 
     def close(self) -> None:
-        """Free everything, handles released before. What is under way is dropped: nobody writes any more."""
+        """Free everything, handles first. Running reads are dropped and write no more."""
         self._regions.clear()
         self._api = None
 
@@ -146,7 +146,7 @@ class Agent:
 
 
 class _Region:
-    """One registration: its span (device, address, bytes), NIXL's handle, and the words for a peer."""
+    """One registration: its span (device, address, bytes), NIXL's handle, and the descriptors for peers."""
 
     def __init__(self, span: tuple[int, int, int], descs: Any, metadata: bytes) -> None:
         self.span = span
@@ -154,7 +154,7 @@ class _Region:
         self.metadata = metadata
 
     def contradicts(self, gone: "_Region") -> bool:
-        """True if a peer that still knows `gone` could take its words for this region's."""
+        """Whether a peer that still knows `gone` could mistake its descriptors for this region's."""
         device, address, num_bytes = self.span
         gone_device, gone_address, gone_num_bytes = gone.span
         overlap = address < gone_address + gone_num_bytes and gone_address < address + num_bytes

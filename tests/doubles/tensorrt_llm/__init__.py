@@ -1,4 +1,4 @@
-"""A double of TensorRT-LLM: the LLM API's surface and its traps, around the embedded engine."""
+"""A double of TensorRT-LLM: its LLM API and its traps, around the embedded engine."""
 
 from tensorrt_llm.llmapi import LLM
 from tensorrt_llm.params import DisaggregatedParams, SamplingParams

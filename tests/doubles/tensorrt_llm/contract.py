@@ -1,4 +1,4 @@
-"""TensorRT-LLM's classes as `trtllm_contract.json` records them: names, defaults, and what they refuse."""
+"""TensorRT-LLM's classes as recorded in `trtllm_contract.json`: names, defaults, allowed values."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ def dataclass_of(name: str, *, without: str = "", **namespace: Any) -> type[Any]
 
 
 def model_of(*names: str, nested: Models | None = None, **validators: Any) -> type[pydantic.BaseModel]:
-    """The class as a pydantic model that forbids unknown keys; `nested` are the models of its fields."""
+    """The class as a pydantic model that forbids unknown keys; `nested` has the models of its fields."""
     fields: dict[str, Any] = {}
     for name in names:
         for field, fact in facts(name).items():
@@ -52,7 +52,7 @@ def _field(fact: Fact, nested: Models) -> tuple[Any, Any]:
     models = tuple(nested[kind] for kind in kinds if kind in nested)
     if models:
         kind: Any = models[0]
-        if len(models) > 1:  # told apart by `mode`, as CudaGraphConfigType is (llm_args.py)
+        if len(models) > 1:  # a union discriminated by `mode`, like CudaGraphConfigType (llm_args.py)
             kind = Annotated[Union[models], pydantic.Field(discriminator="mode")]  # noqa: UP007  of a tuple
         kind = kind | None if "None" in kinds else kind
         return kind, None if default is None else pydantic.Field(default_factory=models[0])

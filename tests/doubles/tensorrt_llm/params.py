@@ -1,4 +1,4 @@
-"""The double's parameter classes, with the checks that TensorRT-LLM makes when they are built."""
+"""The double's parameter classes, with TensorRT-LLM's validation."""
 
 import dataclasses
 from typing import Any
@@ -92,7 +92,7 @@ TorchLlmArgs = model_of(
 
 
 def moves_kv_by_python(config: Any) -> bool:
-    """Whether the Python transceiver runs: `auto` takes it over NIXL (#16479, #18134)."""
+    """Whether the Python transceiver runs: `auto` selects it with NIXL (#16479, #18134)."""
     is_nixl = config.backend in ("NIXL", "DEFAULT")
     return config.transceiver_runtime == "PYTHON" or (config.transceiver_runtime == "auto" and is_nixl)
 
@@ -130,7 +130,7 @@ def _check_disaggregated(self: Any) -> None:
 
 _SAMPLING: dict[str, Any] = {"__post_init__": _check_sampling, "greedy": property(_greedy)}
 SamplingParams = dataclass_of("SamplingParams", **_SAMPLING)
-# 1.2's, which cannot tell the prompt from the answer in its penalties.
+# 1.2's, which cannot tell prompt and answer apart in its penalties.
 OldSamplingParams = dataclass_of("SamplingParams", without="prompt_ignore_length", **_SAMPLING)
 GuidedDecodingParams = dataclass_of("GuidedDecodingParams", __post_init__=_check_guided)
 SchedulingParams = dataclass_of("SchedulingParams")

@@ -1,4 +1,4 @@
-"""The double's switches: TensorRT-LLM's ways of failing that are not always sprung, each with its source."""
+"""The double's switches for TensorRT-LLM's occasional failures, each with its source."""
 
 import dataclasses
 import os
@@ -19,7 +19,7 @@ class Traps:
     * `dies_after`: the executor breaks after so many responses.
     * `gives_no_params`: a context_only result has no DisaggregatedParams.
     * `loads_s`: how long the constructor blocks. `prefill_s_a_token`: how slow a context_only request is.
-    * `health_hangs`, `shutdown_hangs`: the calls wait for ever, as for a rank that is gone; Dynamo calls
+    * `health_hangs`, `shutdown_hangs`: the calls never return, as with a dead rank; Dynamo calls
       `check_health` in a thread and bounds `shutdown` (engine_monitor.py).
     """
 
@@ -33,7 +33,7 @@ class Traps:
 
     @property
     def is_old(self) -> bool:
-        """Whether 1.2 is meant."""
+        """Whether 1.2 is selected."""
         return self.build.startswith("1.2")
 
 
@@ -51,7 +51,7 @@ _released = threading.Event()
 
 @contextmanager
 def sprung(**traps: Any) -> Generator[None, None, None]:
-    """Within it, these traps; at its end what hangs goes on."""
+    """Enable these traps in the context; at its end, hanging calls continue."""
     before = {name: getattr(TRAPS, name) for name in traps}
     for name, value in traps.items():
         setattr(TRAPS, name, value)
@@ -65,5 +65,5 @@ def sprung(**traps: Any) -> Generator[None, None, None]:
 
 
 def hang() -> None:
-    """Wait until `sprung` ends; for ever if there is none."""
+    """Wait until `sprung` ends; forever without one."""
     _released.wait()

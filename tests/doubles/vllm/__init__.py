@@ -1,4 +1,4 @@
-"""A double of vLLM: AsyncLLM's surface and NIXL's books, traps included, around the embedded engine."""
+"""A double of vLLM: AsyncLLM's API and NIXL's state, with their traps, around the embedded engine."""
 
 from vllm.contract import FACTS
 

@@ -1,4 +1,4 @@
-"""vLLM's classes as `vllm_contract.json` records them: names, annotations, defaults."""
+"""vLLM's classes as recorded in `vllm_contract.json`: names, annotations, defaults."""
 
 import collections
 import dataclasses
@@ -19,8 +19,8 @@ _NAMES = {
 
 
 def dataclass_of(name: str, *, known: dict[str, Any] | None = None, **namespace: Any) -> type[Any]:
-    """The recorded class as a dataclass: an unknown keyword is a TypeError. `known` are classes that its
-    annotations name; a field whose annotation names another is Any.
+    """The recorded class as a dataclass: an unknown keyword is a TypeError. `known` are the classes in its
+    annotations; a field with any other is Any.
     """
     recorded: dict[str, tuple[str, Any]] = FACTS[name]
     fields = [(n, _kind(text, known or {}), _default(text, value)) for n, (text, value) in recorded.items()]

@@ -1,4 +1,4 @@
-"""vLLM's variables: those that name the folder of what it compiles, as far as they are Baton's."""
+"""vLLM's environment variables that name the compile cache, as far as Baton uses them."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What vLLM gives for each step of a request, and for each step of its scheduler."""
+"""vLLM's outputs for each step of a request and of its scheduler."""
 
 import dataclasses
 from typing import Any
@@ -14,7 +14,7 @@ class Logprob:
 
 @dataclasses.dataclass
 class CompletionOutput:
-    """One answer: what is new of it, or all of it so far; RequestOutputKind says which."""
+    """One answer: its new part or all of it so far, depending on RequestOutputKind."""
 
     index: int
     text: str
@@ -26,7 +26,7 @@ class CompletionOutput:
 
 @dataclasses.dataclass
 class RequestOutput:
-    """One step of a request. Steps that nobody has taken yet are joined."""
+    """One step of a request. Untaken steps are merged."""
 
     request_id: str
     outputs: list[CompletionOutput]
@@ -36,7 +36,7 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     def add(self, later: "RequestOutput") -> None:
-        """Join the next step to this one."""
+        """Merge the next step into this one."""
         self.finished |= later.finished
         self.kv_transfer_params = later.kv_transfer_params
         self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
@@ -49,7 +49,7 @@ class RequestOutput:
 
 @dataclasses.dataclass
 class SchedulerStats:
-    """The scheduler's figures after a step. KV that waits to be pulled counts as used."""
+    """The scheduler's stats after a step. KV that waits to be pulled counts as used."""
 
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0

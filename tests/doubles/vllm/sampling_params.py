@@ -1,4 +1,4 @@
-"""The double's sampling parameters, with the checks that vLLM makes when they are built."""
+"""The double's sampling parameters, with vLLM's validation."""
 
 import enum
 from typing import Any

@@ -1,1 +1,1 @@
-"""The small, correct engine: transformers' gpt-oss over our own paged KV pool."""
+"""The embedded engine: transformers' gpt-oss over our own paged KV pool."""

@@ -1,4 +1,4 @@
-"""What the engine can take: turns a request into a sequence for the scheduler, or says why it is refused."""
+"""Admission checks: turns a request into a sequence for the scheduler, or refuses it."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from workers.engines.embedded.scheduler import Sequence
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What one request may ask for. `max_prompt_tokens` None: prompts are chunked, any length will do."""
+    """The limits of one request. `max_prompt_tokens` None: prompts are chunked, so any length fits."""
 
     context_length: int
     vocab_size: int
@@ -17,7 +17,8 @@ class Limits:
 
 
 def new_sequence(request: GenerateRequest, limits: Limits, *, hands_off: bool) -> Sequence:
-    """A waiting sequence with blocks to reserve for its whole answer or, if it hands off, for its prompt.
+    """A waiting sequence with the number of blocks to reserve: for its whole answer or, if it hands off, its
+    prompt.
 
     Raises InvalidRequest.
     """
@@ -27,7 +28,7 @@ def new_sequence(request: GenerateRequest, limits: Limits, *, hands_off: bool) -
     if min(sampling.choice, sampling.logprobs or 0, sampling.prompt_logprobs or 0) < 0:
         raise InvalidRequest("choice and logprobs must not be negative")
     if sampling.prompt_logprobs is not None and sampling.max_tokens > 1:
-        raise InvalidRequest("prompt_logprobs are given with an answer of one token", param="max_tokens")
+        raise InvalidRequest("prompt_logprobs need an answer of at most one token", param="max_tokens")
     num_tokens = len(request.token_ids)
     num_left = sampling.max_tokens - request.num_generated
     return Sequence(
@@ -44,29 +45,30 @@ def new_sequence(request: GenerateRequest, limits: Limits, *, hands_off: bool) -
 def _check_lengths(request: GenerateRequest, limits: Limits) -> None:
     num_tokens = len(request.token_ids)
     if num_tokens == 0:
-        raise InvalidRequest("the prompt has no token")
+        raise InvalidRequest("the prompt is empty")
     if not 0 <= request.num_generated < num_tokens:
-        raise InvalidRequest(f"of {num_tokens} tokens, {request.num_generated} cannot be generated ones")
+        raise InvalidRequest(f"{request.num_generated} of {num_tokens} tokens cannot be generated ones")
     if num_tokens >= limits.context_length:
         raise InvalidRequest(
-            f"the prompt has {num_tokens} tokens; the context of {limits.context_length} holds "
-            f"{limits.context_length - 1} and an answer",
+            f"the prompt has {num_tokens} tokens; with a context length of {limits.context_length} "
+            f"at most {limits.context_length - 1} are allowed",
         )
     longest = limits.max_prompt_tokens
     if longest is not None and num_tokens > longest and request.handoff is None:
         raise InvalidRequest(
-            f"the prompt has {num_tokens} tokens; without enable_chunked_prefill max_num_tokens ({longest}) "
-            "is the most",
+            f"the prompt has {num_tokens} tokens; without enable_chunked_prefill at most max_num_tokens "
+            f"({longest}) are allowed",
         )
     if request.sampling.max_tokens <= request.num_generated:
         raise InvalidRequest(
-            f"max_tokens is {request.sampling.max_tokens}; {request.num_generated} tokens exist already",
+            f"max_tokens is {request.sampling.max_tokens}; "
+            f"{request.num_generated} tokens were already generated",
             param="max_tokens",
         )
 
 
 def _check_tokens(request: GenerateRequest, vocab_size: int) -> None:
-    """An id that the model does not have would break the step of every request that runs beside it."""
+    """Raise InvalidRequest for unknown token ids, which would fail the whole batch."""
     sampling = request.sampling
     lowest = min(*request.token_ids, *sampling.logit_bias, 0)
     highest = max(*request.token_ids, *sampling.logit_bias, 0)

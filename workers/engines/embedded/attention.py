@@ -1,4 +1,4 @@
-"""Attention over the paged KV pool: where each token of a step is written, and what each may look at."""
+"""Attention over the paged KV pool: where a step writes its tokens, and which tokens each query sees."""
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ import torch
 
 from workers.engines.embedded.pool import KvPool
 
-# Scores of one tile of queries: what a CPU's cache holds (3 times faster on long prompts than going untiled),
-# and at most 256 MiB on a GPU.
+# Scores of one tile of queries: fits a CPU's cache (3 times faster on long prompts than without tiles), and
+# is at most 256 MiB on a GPU.
 _TILE_SCORES = {"cpu": 1 << 19, "cuda": 1 << 26}
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """`num_tokens` tokens of one sequence, at positions from `start`; `blocks` is its block table."""
+    """`num_tokens` tokens of one sequence, from position `start`; `blocks` is its block table."""
 
     start: int
     num_tokens: int
@@ -26,8 +26,8 @@ class Span:
 class View:
     """What the queries of a group see in one kind of layer.
 
-    `blocks` int64 [B * N] are gathered from the pool, N for each of B sequences; `bias` [B, 1, Q, L] with
-    L = N * tokens_per_block is 0 where a query may look and -inf elsewhere.
+    `blocks` int64 [B * N] are gathered from the pool, N for each of B sequences; `bias` [B, 1, Q, L] with L =
+    N * tokens_per_block is 0 where a query may look and -inf elsewhere.
     """
 
     blocks: torch.Tensor
@@ -36,7 +36,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """B sequences with Q queries each: the step's rows `first` to `first + B * Q`, and their views."""
+    """B sequences with Q queries each: rows `first` to `first + B * Q` of the step, and their views."""
 
     first: int
     num_sequences: int
@@ -46,9 +46,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """Everything that attention needs in one step, the same for all layers.
+    """Everything that attention needs in one step, shared by all layers.
 
-    `slots` int64 [T]: where in the pool the KV of each of the step's T tokens goes.
+    `slots` int64 [T]: the pool position of each token's KV.
     """
 
     pool: KvPool
@@ -57,10 +57,10 @@ class PagedBatch:
 
 
 def plan_attention(spans: Rows[Span], pool: KvPool, windows: set[int | None]) -> PagedBatch:
-    """Lay out a step of `spans`, in the order of its tokens, with the spans of one token first.
+    """Lay out a step of `spans`, in token order, with the spans of one token first.
 
-    Those are one group, gathered in one go; each longer span is a group. `windows` are the model's sliding
-    windows, in tokens; None is full attention.
+    Those form one group, gathered at once; each longer span is its own group. `windows` are the model's
+    sliding windows in tokens; None is full attention.
     """
     slots = np.concatenate([_slots(span, pool.tokens_per_block) for span in spans])
     singles = [span for span in spans if span.num_tokens == 1]
@@ -91,7 +91,7 @@ def _view(batch: Rows[Span], window: int | None, pool: KvPool) -> View:
         for span, start in zip(batch, starts, strict=True)
     ]
     num_blocks = max(map(len, tables))
-    # Shorter tables are filled up with block 0: those keys lie after the last query, so the bias hides them.
+    # Pad shorter tables with block 0: those keys come after the last query, so the bias hides them.
     blocks = np.zeros((len(batch), num_blocks), dtype=np.int64)
     for row, table in enumerate(tables):
         blocks[row, : len(table)] = table
@@ -124,7 +124,7 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface: `query` [1, H, T, D], `key`, `value` [1, K, T, D] -> [1, T, H, D].
 
-    `s_aux` [H] are the attention sinks: logits that take their share of the softmax and give nothing.
+    `s_aux` [H] are the attention sinks: logits that take part in the softmax but have no value.
     """
     layer = module.layer_idx
     assert isinstance(layer, int)
@@ -147,7 +147,7 @@ def paged_attention(
 def _attend(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor, sinks: torch.Tensor
 ) -> torch.Tensor:
-    """`query` [K, B, G, Q, D], `keys` and `values` [K, B, L, D] -> [K, B, G, Q, D]; queries go in tiles."""
+    """`query` [K, B, G, Q, D], `keys` and `values` [K, B, L, D] -> [K, B, G, Q, D]; queries are tiled."""
     tile = max(1, _TILE_SCORES[query.device.type] // (query.shape[:3].numel() * keys.shape[2]))
     outputs = []
     for first in range(0, query.shape[3], tile):

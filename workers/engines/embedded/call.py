@@ -1,4 +1,4 @@
-"""One open generator of the engine: its request, its sequence, and the replies on their way to it."""
+"""One open call of the engine: its request, its sequence, and its outgoing replies."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from workers.kv.transceiver import Ticket
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """All that happens to a request arrives in `outbox`: replies, the error that ended it, None as good end.
+    """`outbox` gets the request's replies, then the error that ended it or None.
 
-    `transfer` moves its KV, `ticket` is its offer while there is one; both end with the call.
+    `transfer` is the task that moves its KV, `ticket` its offer, if any; both end with the call.
     """
 
     request: GenerateRequest
@@ -25,14 +25,14 @@ class Call:
     ticket: Ticket | None = None
 
     async def next_reply(self) -> KvHandoff | TokenChunk | None:
-        """Wait for the next reply; None when there is none to come. Raises what ended the request."""
+        """Wait for the next reply; None at the end. Raises the error that ended the request."""
         item = await self.outbox.get()
         if isinstance(item, BatonError):
             raise item
         return item
 
     async def next_chunk(self) -> TokenChunk | None:
-        """`next_reply` where no handoff can come."""
+        """`next_reply` for calls without a handoff."""
         reply = await self.next_reply()
         assert not isinstance(reply, KvHandoff)
         return reply

@@ -1,4 +1,4 @@
-"""The embedded engine: transformers' gpt-oss behind the `Engine` protocol; torch has a thread of its own."""
+"""The embedded engine: transformers' gpt-oss behind the `Engine` protocol, with its own compute thread."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -25,9 +25,9 @@ from workers.kv.transceiver import CacheTransceiver
 class EmbeddedEngine:
     """Continuous batching, chunked prefill and paged KV on a CPU or one GPU.
 
-    `worker_id` and `incarnation` go into handoffs. A prefill worker needs a `transceiver`; the engine starts
-    and closes it. The same request gives the same tokens alone or in a batch, chunked or not, prefilled here
-    or elsewhere: exactly so in float32, as far as rounding allows in bfloat16.
+    `worker_id` and `incarnation` go into handoffs. A prefill worker needs a `transceiver`, which the engine
+    starts and closes. A request gives the same tokens alone or batched, chunked or not, prefilled here or
+    elsewhere: exactly in float32, up to rounding in bfloat16.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class EmbeddedEngine:
             steps.close(call)
 
     def stats(self) -> WorkerStats:
-        """Figures of this moment; the counters run from the start of the process."""
+        """Current metrics; counters run from the start of the process."""
         steps, transfers = self._steps, self._transfers
         if steps is None:
             return WorkerStats()
@@ -142,17 +142,17 @@ class EmbeddedEngine:
         )
 
     async def failed(self) -> str:
-        """Wait until something goes wrong on the compute thread: the state of the pool is unknown then."""
+        """Wait until the compute thread fails, after which the pool's state is unknown."""
         await self._started.wait()
         assert self._steps is not None
         await self._steps.broke.wait()
         return self._steps.reason
 
     async def stop(self) -> None:
-        """End every call with WorkerLost, wait for the step under way, free the model. Idempotent."""
+        """End every call with WorkerLost, wait for the current step, free the model. Idempotent."""
         self._stopped = True
         if self._steps is not None:
-            self._steps.fail_all(WorkerLost("the worker stopped while it held the request"))
+            self._steps.fail_all(WorkerLost("the worker stopped during the request"))
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
@@ -182,7 +182,7 @@ class EmbeddedEngine:
             assert self._grammars is not None
             answer = sequence.token_ids[sequence.num_prompt :]
             sequence.matcher = await self._grammars.matcher(request.sampling.guided, answer)
-            steps = self._ready()  # it may have been stopped meanwhile
+            steps = self._ready()  # may have been stopped meanwhile
         return steps.open(request, sequence)
 
     def _new_steps(self, runner: Runner) -> StepLoop:

@@ -1,4 +1,4 @@
-"""Guided decoding: has the forms that answers are held to compiled, each in a process of its own."""
+"""Guided decoding: compiles and caches forms, each in its own process."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ from workers.engines.embedded.matcher import Matcher
 
 _LOG = logging.getLogger(__name__)
 _NUM_KEPT = 32
-# Compiled at the same time; they share the CPU, so that a small form is done before a large one.
+# Concurrent compilations; they share the CPU, so that a small form finishes before a large one.
 _NUM_COMPILING = 8
 _PATIENCE_S = 60.0
 _RETRY_AFTER_S = 1.0
@@ -38,7 +38,7 @@ _TOO_LONG = (
 
 
 class Grammars:
-    """Has forms compiled for one tokenizer, and keeps those used last: their processes, or why not."""
+    """Compiles forms for one tokenizer and caches the most recent: processes, or refusals."""
 
     def __init__(self, server: "_Server | None", vocab_size: int) -> None:
         self._server = server
@@ -49,22 +49,22 @@ class Grammars:
 
     @classmethod
     def load(cls, model_path: Path, vocab_size: int) -> "Grammars":
-        """Has `tokenizer.json` read, about a second for gpt-oss; a model without one cannot be guided.
+        """Load `tokenizer.json`, about a second for gpt-oss; without one, guided requests are refused.
 
-        Raises ValueError if the file is no tokenizer for a model with logits [vocab_size].
+        Raises ValueError if the file is not a tokenizer for a model with logits [vocab_size].
         """
         path = model_path / "tokenizer.json"
         return cls(_Server(path, vocab_size) if path.is_file() else None, vocab_size)
 
     async def matcher(self, form: Guided, answer: Sequence[int] = ()) -> Matcher:
-        """A matcher for an answer that begins, or goes on after `answer`.
+        """A matcher for a new answer, or for one that continues after `answer`.
 
-        Raises InvalidRequest for what cannot be enforced, Overloaded if there is no process for it.
+        Raises InvalidRequest for a form that cannot be enforced, Overloaded if no process can be started.
         """
         if self._server is None:
-            raise InvalidRequest("The model's folder has no tokenizer.json: nothing can be enforced.")
+            raise InvalidRequest("The model folder has no tokenizer.json, so forms cannot be enforced.")
         matcher = Matcher(await self._connection(form), self._vocab_size, schema_param(form))
-        if answer:  # it may be long, and its process takes it piece by piece
+        if answer:  # may be long; its process reads it piece by piece
             await asyncio.to_thread(matcher.tell, answer, 0)
         return matcher
 
@@ -79,16 +79,16 @@ class Grammars:
         try:
             return _hand_over(await self._compiled(form))
         except OSError:
-            self._forget(form)  # its process was ended by another: once more, from the beginning
+            self._forget(form)  # another request ended its process: retry from the start
         try:
             return _hand_over(await self._compiled(form))
         except OSError as error:
             raise Overloaded(
-                f"No process holds the answer to its form: {error}.", retry_after_s=_RETRY_AFTER_S
+                f"No process is available to enforce the form: {error}.", retry_after_s=_RETRY_AFTER_S
             ) from error
 
     async def _compiled(self, form: Guided) -> socket.socket:
-        """The socket of the process that has compiled the form. A client that leaves does not end what
+        """The socket of the process that compiled the form. A client that disconnects does not cancel what
         others may wait for.
         """
         known = self._known.get(form)
@@ -127,7 +127,7 @@ class Grammars:
 
 
 class _Server:
-    """The process that has the tokenizer, see `grammar_server`; started again if it was killed."""
+    """The process that has the tokenizer (see `grammar_server`); restarted if it was killed."""
 
     def __init__(self, tokenizer: Path, vocab_size: int) -> None:
         self._command = [sys.executable, "-m", SERVER_MODULE, str(tokenizer), str(vocab_size)]
@@ -135,13 +135,13 @@ class _Server:
         self._start()
 
     def close(self) -> None:
-        """End it; it has nothing to finish."""
+        """Kill the process, which has nothing to finish."""
         self._control.close()
         self._process.kill()
         self._process.wait()
 
     async def compile(self, form: Guided) -> socket.socket | InvalidRequest:
-        """The socket of a process that has compiled the form, or why it cannot be."""
+        """The socket of a process that compiled the form, or the reason why it cannot."""
         async with self._starting:
             if self._has_ended():
                 _LOG.warning("the grammar process has ended; starting another")
@@ -149,9 +149,7 @@ class _Server:
                 await asyncio.to_thread(self._start)
         message = msgspec.msgpack.encode(form)
         if len(message) > MAX_MESSAGE_BYTES:
-            return InvalidRequest(
-                f"The schemas are more than {MAX_MESSAGE_BYTES} bytes long.", param=schema_param(form)
-            )
+            return InvalidRequest(f"The schemas exceed {MAX_MESSAGE_BYTES} bytes.", param=schema_param(form))
         connection = _hand_over(self._control)
         try:
             refusal = await self._verdict(connection, message, form)
@@ -175,16 +173,14 @@ class _Server:
             reply = b""
         connection.setblocking(True)
         if reply == BUSY or (not reply and self._has_ended()):
-            raise Overloaded(
-                "No process is left to hold the answer to its form.", retry_after_s=_RETRY_AFTER_S
-            )
+            raise Overloaded("No process is left to enforce the form.", retry_after_s=_RETRY_AFTER_S)
         if not reply:
             return InvalidRequest(_TOO_LONG, param=schema_param(form))
         verdict = msgspec.msgpack.decode(reply, type=Verdict)
         return InvalidRequest(verdict.refusal, param=verdict.param) if verdict.refusal else None
 
     def _has_ended(self) -> bool:
-        """As its end of the socket says, which is closed before any that it was handed."""
+        """Whether the process ended: its socket closes before those that it was passed."""
         try:
             return not self._control.recv(1, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -201,11 +197,11 @@ class _Server:
         said = self._control.recv(MAX_MESSAGE_BYTES)
         if said != READY:
             self.close()
-            raise ValueError(said.decode() or "the grammar process does not start")
+            raise ValueError(said.decode() or "the grammar process did not start")
 
 
 def _hand_over(control: socket.socket) -> socket.socket:
-    """Our end of a new socket whose other end goes through `control`. Raises OSError."""
+    """Our end of a new socket pair, whose other end is passed through `control`. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         try:

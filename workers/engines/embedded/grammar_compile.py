@@ -1,4 +1,4 @@
-"""From a request's form to an llguidance matcher: what a process does that may be ended for it."""
+"""Compiles a request's form to an llguidance matcher, in a process that may be killed."""
 
 import json
 import re
@@ -10,26 +10,26 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from baton.errors import InvalidRequest
 from baton.messages import Guided, MessageForm
 
-# They keep most schemas from taking long and say why they end. Not all: how long one step takes can grow with
-# the cube of the alternatives, whatever they are. A lexer state is 1-2 kB. An object with n optional
-# properties comes to n * n / 2 items.
+# llguidance's own limits, which end most slow schemas with a reason. Not all: the time of one step can grow
+# with the cube of the alternatives. A lexer state takes 1-2 kB. An object with n optional properties becomes
+# n * n / 2 items.
 _LIMITS = LLParserLimits(
     max_lexer_states=50_000, max_grammar_size=200_000, step_max_items=250_000, verbose_errors=False
 )
-# Enough to write JSON in one line or indented; if it were free, an unsure model would write it for ever.
+# Allows one-line and indented JSON; unlimited white space would let an unsure model write it forever.
 _WHITE_SPACE = r" ?|\n[ \t]{0,16}"
 _CONTROL = re.compile(r"(<\|\w+\|>)")
-# In Lark, a name in angle brackets is a control token, `@` another grammar, and some directives bring in more
-# of llguidance's; what is quoted or a comment is none of these.
+# In Lark, a name in angle brackets is a control token, `@` another grammar, and some directives import more
+# of llguidance's. Inside quotes and comments they mean nothing.
 _QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/')
 _NOT_TEXT = re.compile(r"[<@]|%(?!ignore\b|import\s+common\b)")
 # A control token has no text, so this matches none.
 _TEXT = r"TEXT: /(.|\n)+/"
-_ENDLESS = "no JSON value has it: a `$ref` leads back to itself, or what is required has no end"
+_ENDLESS = "no JSON value matches it: a `$ref` refers to itself, or a required value is infinite"
 
 
 def compile_form(tokenizer: LLTokenizer, form: Guided) -> LLMatcher:
-    """A matcher at the beginning of an answer. Raises InvalidRequest for what cannot be enforced."""
+    """A matcher at the beginning of an answer. Raises InvalidRequest for forms that cannot be enforced."""
     matcher = LLMatcher(tokenizer, _grammar(form), log_level=0, limits=_LIMITS)
     messages = [message for message in form.last + form.leading if message.grammar is not None]
     for message in messages:
@@ -45,7 +45,7 @@ def compile_form(tokenizer: LLTokenizer, form: Guided) -> LLMatcher:
 
 
 def reason(matcher: LLMatcher) -> str:
-    """Why a matcher that is in error cannot go on, as a part of a sentence."""
+    """Why a failed matcher cannot continue, as part of a sentence."""
     text = matcher.get_error().partition("\n")[0].removesuffix(" <non-verbose/>").rstrip(".")
     return _ENDLESS if text.startswith("NoExtension") else text
 
@@ -56,14 +56,14 @@ def schema_param(form: Guided) -> str | None:
 
 
 def _problem_alone(tokenizer: LLTokenizer, message: MessageForm) -> str:
-    """What is wrong with just this one of the schemas, if it is this one."""
+    """The problem of this schema by itself, if any."""
     grammar = json.dumps({"grammars": [_body(message, "start")]})
     problem = LLMatcher.validate_grammar(grammar, tokenizer, limits=_LIMITS)
     return "" if problem.startswith("WARNING") else problem.rstrip(".")
 
 
 def _problem_begun(tokenizer: LLTokenizer, matcher: LLMatcher, message: MessageForm) -> str:
-    """What is wrong with the first token of the JSON: only there a `$ref` shows that leads nowhere."""
+    """The problem of the first JSON token, if any: only there does an endless `$ref` show."""
     begun = matcher.deep_copy()
     begun.try_consume_tokens(tokenizer.tokenize_str(message.headers[0], parse_special=True))
     if not begun.is_error():
@@ -72,7 +72,7 @@ def _problem_begun(tokenizer: LLTokenizer, matcher: LLMatcher, message: MessageF
 
 
 def _grammar(form: Guided) -> str:
-    """The form in llguidance's format: a Lark grammar of messages; each schema is a grammar of its own."""
+    """The form in llguidance's format: a Lark grammar of messages, with a grammar for each schema."""
     times = "?" if form.leads_once else "*"
     lark = [f"start: ({_any_of('leading', form.leading)}){times} ({_any_of('last', form.last)})", _TEXT]
     bodies = []
@@ -96,7 +96,7 @@ def _message(name: str, message: MessageForm) -> str:
 
 
 def _literal(text: str) -> str:
-    """Control tokens stand for themselves, what is between them is quoted."""
+    """Control tokens as themselves, with the text between them quoted."""
     parts = [part for part in _CONTROL.split(text) if part]
     return " ".join(part if _CONTROL.fullmatch(part) else json.dumps(part) for part in parts) or '""'
 
@@ -111,12 +111,13 @@ def _body(message: MessageForm, name: str) -> dict[str, object]:
             return {"name": name, "lark_grammar": _lark(message)}
         case "ebnf":
             raise InvalidRequest(
-                f"`{message.param}`: this model's engine reads Lark grammars, no EBNF.", param=message.param
+                f"`{message.param}`: this model's engine supports Lark grammars, not EBNF.",
+                param=message.param,
             )
 
 
 def _in_slashes(message: MessageForm) -> str:
-    """The regular expression, which may be empty, as it stands between slashes in Lark."""
+    """The regular expression, which may be empty, for use between slashes in Lark."""
     escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], message.grammar or "")
     return f"(?:{escaped})".replace("\n", "\\n")
 
@@ -126,7 +127,7 @@ def _lark(message: MessageForm) -> str:
     strange = _NOT_TEXT.search(_QUOTED.sub(" ", grammar))
     if strange is not None:
         raise InvalidRequest(
-            f"`{message.param}`: {strange[0]!r} in a Lark grammar is not served outside of quotes, but for "
+            f"`{message.param}`: {strange[0]!r} is not supported in a Lark grammar outside of quotes, except "
             "`%ignore` and `%import common`.",
             param=message.param,
         )
@@ -137,7 +138,8 @@ def _schema(message: MessageForm) -> dict[str, object]:
     try:
         schema = msgspec.json.decode(message.grammar or "{}", type=dict[str, object])
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"`{message.param}` is no schema: {error}.", param=message.param) from error
-    # The key that the library reads its own settings from; a client's must not reach it.
+        problem = f"`{message.param}` is not a valid schema: {error}."
+        raise InvalidRequest(problem, param=message.param) from error
+    # The key of the library's own settings, which a client must not set.
     options = {"whitespace_pattern": _WHITE_SPACE, "lenient": message.lenient}
     return {**schema, "x-guidance": options}

@@ -1,9 +1,10 @@
-"""The processes that hold answers to forms: none can stop or slow the engine, each ends by itself.
+"""The processes that enforce forms, so that no schema can stop or slow the engine.
 
-`python -m workers.engines.embedded.grammar_server TOKENIZER VOCAB_SIZE` has the tokenizer and forks a process
-for each form that arrives. That compiles it and forks one for each answer, which reads the answer's tokens
-and says which may follow. A process ends when the other end of its socket is closed, when its CPU time is up,
-or by a fault of the library, which a small schema can keep busy for hours, or make overflow its stack.
+`python -m workers.engines.embedded.grammar_server TOKENIZER VOCAB_SIZE` loads the tokenizer and forks a
+process for each form it receives. That process compiles the form and forks one for each answer, which reads
+the answer's tokens and replies with those that may follow. A process ends when the other end of its socket
+closes, when its CPU time is exhausted, or when the library fails: a small schema can keep it busy for hours
+or overflow its stack.
 """
 
 import os
@@ -26,46 +27,49 @@ from workers.engines.embedded.grammar_compile import compile_form, reason
 
 SERVER_MODULE: Final = "workers.engines.embedded.grammar_server"
 MAX_MESSAGE_BYTES: Final = 192 << 10
-"""The most that a socket of these takes at once: the kernel's usual limit is 208 KiB."""
+"""The maximum message size of these sockets; the kernel's usual limit is 208 KiB."""
 READY: Final = b"ready"
 BUSY: Final = b"busy"
 COMPILE_CPU_S: Final = 1.0
 MEMORY_BYTES: Final = 256 << 20
-# What one answer may take: so much at once, and when that is used up, so much for each step.
+# CPU time of one answer: this much at once and, after that, this much per step.
 _ANSWER_CPU_S = 1.0
 _STEP_CPU_S = 0.01
-# Less than a thread of the answer's process has: what compiles here can be followed there.
+# Less than a thread of the answer's process has, so that what compiles here can be followed there.
 _STACK_BYTES = 1 << 20
 _COMPILE_NICENESS = 5
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """On a form: it can be enforced, or `refusal` says why not, and `param` where."""
+    """Whether a form can be enforced; else `refusal` says why and `param` where."""
 
     refusal: str = ""
     param: str | None = None
 
 
 class Read(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens of the answer, as little-endian u32. `asks`: say what may follow."""
+    """Tokens of the answer, as little-endian u32. `asks` requests a mask."""
 
     token_ids: bytes
     asks: bool = False
 
 
 class Next(msgspec.Struct, frozen=True, array_like=True):
-    """`mask` has a bit for each token that may follow; empty: any may, since the form is complete or, with a
-    `problem`, cannot be followed any further."""
+    """`mask` has a bit for each token that may follow. Empty: any may, since the form is complete or, with a
+    `problem`, cannot be followed further.
+    """
 
     mask: bytes = b""
     problem: str = ""
 
 
 def main() -> None:
-    """Serve the socket that is file descriptor 0. The first message says what is wrong with the tokenizer."""
+    """Serve the socket at file descriptor 0. The first message says what is wrong with the tokenizer, if
+    anything.
+    """
     control = socket.socket(fileno=0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker, which may have answers to finish
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no child is waited for: its socket says that it ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # not waited for: their sockets tell when they end
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         tokenizer = LLTokenizer(sys.argv[1], n_vocab=int(sys.argv[2]))
@@ -77,7 +81,7 @@ def main() -> None:
 
 
 def _fork_for_each(control: socket.socket, serve: Callable[[socket.socket], None]) -> None:
-    """A child serves each socket that arrives, until `control` is closed at the other end."""
+    """Fork a child for each socket that arrives, until `control` is closed at the other end."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not message:
@@ -85,7 +89,7 @@ def _fork_for_each(control: socket.socket, serve: Callable[[socket.socket], None
         with socket.socket(fileno=descriptors[0]) as connection:
             try:
                 is_child = os.fork() == 0
-            except OSError:  # no memory or no process left: the machine's trouble, not the form's
+            except OSError:  # out of memory or processes, which is not the form's fault
                 connection.send(BUSY)
                 continue
             if is_child:
@@ -96,12 +100,12 @@ def _fork_for_each(control: socket.socket, serve: Callable[[socket.socket], None
 def _serve_and_exit(serve: Callable[[socket.socket], None], connection: socket.socket) -> NoReturn:
     try:
         serve(connection)
-    except OSError:  # the other end has left: nothing to say, and no one to say it to
+    except OSError:  # the other end is closed
         pass
-    except BaseException:  # noqa: BLE001 the edge of this process
+    except BaseException:  # noqa: BLE001 process edge
         traceback.print_exc()
     finally:
-        os._exit(0)  # nothing of the parent's is flushed or run at exit
+        os._exit(0)  # skip the parent's buffers and exit handlers
 
 
 def _hold_form(connection: socket.socket, tokenizer: LLTokenizer) -> None:
@@ -112,7 +116,7 @@ def _hold_form(connection: socket.socket, tokenizer: LLTokenizer) -> None:
 
     def compile_here() -> None:
         nonlocal verdict
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _COMPILE_NICENESS)  # this thread's alone
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _COMPILE_NICENESS)  # for this thread only
         try:
             compiled.append(compile_form(tokenizer, form))
         except InvalidRequest as error:
@@ -143,13 +147,13 @@ def _hold_answer(connection: socket.socket, matcher: LLMatcher) -> None:
 
 
 def _end(matcher: LLMatcher, token_ids: list[int]) -> Next | None:
-    """Read tokens; what there is to say if nothing after them is held to the form."""
+    """Read tokens; returns the final reply when the following tokens are not constrained."""
     num_fitting = matcher.try_consume_tokens(token_ids)
     if matcher.is_error():
         return Next(problem=reason(matcher))
     if matcher.is_stopped():
         return Next()
-    return Next(problem="the answer so far does not have it") if num_fitting < len(token_ids) else None
+    return Next(problem="the answer so far does not match it") if num_fitting < len(token_ids) else None
 
 
 def _next(matcher: LLMatcher) -> Next:

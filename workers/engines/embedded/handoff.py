@@ -1,4 +1,4 @@
-"""What the embedded engine writes into a handoff's `engine_state`, and the checks when it opens one."""
+"""The embedded engine's `engine_state` of a handoff, and its checks."""
 
 import msgspec
 
@@ -8,9 +8,9 @@ from workers.kv.transceiver import Ticket
 
 
 class HandoffState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="embedded-1"):
-    """Where the KV lies, its shape, and the first token's log-probability if the request asked for it.
+    """The KV's location and shape, and the first token's log-probability if the request asked for it.
 
-    The tag names the engine and the order of the payload: another engine's state cannot be opened.
+    The tag names the engine and the payload's layout, so that no other engine's state can be decoded.
     """
 
     version: str
@@ -24,14 +24,14 @@ _DECODER = msgspec.msgpack.Decoder(HandoffState)
 
 
 def pack(state: HandoffState) -> bytes:
-    """The bytes for `KvHandoff.engine_state`."""
+    """Encode `KvHandoff.engine_state`."""
     return _ENCODER.encode(state)
 
 
 def unpack(handoff: KvHandoff, *, version: str, layout: KvLayout) -> HandoffState:
-    """Open a handoff for an engine of `version` whose pool has `layout`.
+    """Decode a handoff for an engine of `version` whose pool has `layout`.
 
-    Raises HandoffFailed, with both values, if its KV would not fit this pool.
+    Raises HandoffFailed, naming both values, if its KV does not fit this pool.
     """
     try:
         state = _DECODER.decode(handoff.engine_state)
@@ -50,14 +50,14 @@ def unpack(handoff: KvHandoff, *, version: str, layout: KvLayout) -> HandoffStat
 def check_fits(
     handoff: KvHandoff, state: HandoffState, *, num_tokens: int, num_bytes: int, vocab_size: int
 ) -> None:
-    """The payload must be the KV of exactly this request's `num_tokens`, `num_bytes` long here, and the first
-    token one of the model's. Raises HandoffFailed.
+    """Check that the payload is the KV of this request's `num_tokens`, `num_bytes` long, and that the first
+    token is in the vocabulary. Raises HandoffFailed.
     """
     if handoff.num_prompt_tokens != num_tokens:
-        raise HandoffFailed(f"the handoff has {handoff.num_prompt_tokens} tokens, its request {num_tokens}")
+        raise HandoffFailed(f"the handoff has {handoff.num_prompt_tokens} tokens, the request {num_tokens}")
     if state.ticket.num_bytes != num_bytes:
         raise HandoffFailed(
-            f"the handoff offers {state.ticket.num_bytes} bytes of KV, {num_bytes} are needed"
+            f"the handoff offers {state.ticket.num_bytes} bytes of KV, but {num_bytes} are needed"
         )
     if not 0 <= handoff.first_token < vocab_size:
         raise HandoffFailed(f"first token {handoff.first_token} is not in the vocabulary of {vocab_size}")

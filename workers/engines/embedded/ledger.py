@@ -1,11 +1,11 @@
-"""The block ledger: who holds which block of the KV pool; every block is free, used or pinned, always."""
+"""The block ledger: each block of the KV pool is free, used or pinned."""
 
 import enum
 from dataclasses import dataclass
 
 
 class Hold(enum.Enum):
-    """What a lease's blocks are doing: written by a running request, offered to a peer, or given back."""
+    """The state of a lease's blocks: used by a running request, pinned for a peer, or freed."""
 
     USED = "used"
     PINNED = "pinned"
@@ -14,14 +14,14 @@ class Hold(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """Blocks of one request, in the order of its tokens. Only the ledger changes `hold`."""
+    """The blocks of one request, in token order. Only the ledger changes `hold`."""
 
     blocks: tuple[int, ...]
     hold: Hold = Hold.USED
 
 
 class BlockLedger:
-    """Bookkeeping for `num_blocks` blocks, numbered from 0. Knows no tensors; each call is O(its blocks)."""
+    """Bookkeeping for `num_blocks` blocks, numbered from 0. No tensors; each call is O(its blocks)."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -35,7 +35,7 @@ class BlockLedger:
         return len(self._free)
 
     def reserve(self, num_blocks: int) -> Lease | None:
-        """A lease of `num_blocks` used blocks, or None if there are not as many: all or nothing."""
+        """A lease of `num_blocks` used blocks, or None if fewer are free."""
         if num_blocks > len(self._free):
             return None
         lease = Lease(tuple(self._free.pop() for _ in range(num_blocks)))
@@ -43,7 +43,7 @@ class BlockLedger:
         return lease
 
     def pin(self, lease: Lease) -> None:
-        """Turn a used lease into a pinned one: its request runs no more, its KV waits for a peer."""
+        """Pin a used lease: its request has ended, its KV waits for a peer."""
         if lease.hold is not Hold.USED:
             raise ValueError(f"only used blocks can be pinned; these are {lease.hold.value}")
         lease.hold = Hold.PINNED
@@ -51,7 +51,7 @@ class BlockLedger:
         self.num_pinned += len(lease.blocks)
 
     def free(self, lease: Lease) -> None:
-        """Give the blocks back. Idempotent, as cancelling and finishing may both come to it."""
+        """Free the blocks. Idempotent, as cancelling and finishing may both call it."""
         if lease.hold is Hold.FREED:
             return
         if lease.hold is Hold.USED:

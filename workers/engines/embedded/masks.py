@@ -1,4 +1,4 @@
-"""Which answers wait to be told what their form allows next: asked early, waited for a moment only."""
+"""Token masks of guided answers: requested early, waited for briefly."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,11 +9,11 @@ _PATIENCE_S = 0.01
 
 
 class Masks:
-    """Asks for each answer's next mask as soon as its last token is known; on the event loop.
+    """Requests each answer's next mask as soon as its last token is known; runs on the event loop.
 
-    A step waits `_PATIENCE_S` at most for masks, most of which take 0.1 ms; an answer whose mask is late sits
-    out the steps until it comes, and nobody waits for it again. `on_change` is called for each that came: its
-    sequence may run now, or its matcher has an error.
+    A step waits at most `_PATIENCE_S` for masks, most of which take 0.1 ms. An answer whose mask is late
+    skips steps until it arrives, without delaying others again. `on_change` is called for each arrival: the
+    sequence may run now, or its matcher failed.
     """
 
     def __init__(self, on_change: Callable[[Sequence], None]) -> None:
@@ -22,7 +22,7 @@ class Masks:
         self._none_due = asyncio.Event()
 
     def ask(self, sequence: Sequence) -> None:
-        """The sequence has its tokens so far; if it is held to a form, learn what may follow."""
+        """Request the mask for the sequence's next token, if it is guided."""
         matcher = sequence.matcher
         if matcher is None or sequence.phase in (Phase.DONE, Phase.PINNED):
             return
@@ -34,13 +34,13 @@ class Masks:
             asyncio.get_running_loop().add_reader(matcher.fileno(), self._receive, sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence is over. Idempotent."""
+        """Drop an ended sequence. Idempotent."""
         self._settle(sequence)
         if sequence.matcher is not None:
             sequence.matcher.close()
 
     async def moment(self) -> None:
-        """Wait until the masks of running answers are there, or a moment has passed."""
+        """Wait briefly for the masks of running answers."""
         if not any(self._due.values()):
             return
         self._none_due.clear()

@@ -1,4 +1,4 @@
-"""Where one answer stands in its form: the engine's end of the process that follows it."""
+"""The engine's end of the process that enforces one answer's form."""
 
 import contextlib
 import socket
@@ -17,10 +17,10 @@ _TOO_SLOW = "it takes too much CPU time or memory; simplify the schemas"
 
 
 class Matcher:
-    """Where one answer stands in its form. `error` says why it cannot be followed any further.
+    """Tracks one answer in its form. `error` says why it cannot be followed further.
 
-    `ask`, wait until the socket `fileno` is readable, `receive`: then `is_ready`, and `allowed` gives what
-    came. Without these, `allowed` does them itself and waits.
+    Call `ask`, wait until the socket `fileno` is readable, call `receive`: then `is_ready` is true and
+    `allowed` returns the mask. Otherwise `allowed` does all of this and blocks.
     """
 
     def __init__(self, connection: socket.socket, vocab_size: int, param: str | None) -> None:
@@ -35,21 +35,21 @@ class Matcher:
         self._is_over = False
 
     def fileno(self) -> int:
-        """The descriptor of the socket."""
+        """The socket's descriptor."""
         return self._connection.fileno()
 
     def ask(self, token_ids: Sequence[int], num_prompt: int) -> None:
-        """Ask which tokens may follow `token_ids`, the first `num_prompt` of which are the prompt."""
+        """Ask which tokens may follow `token_ids`, whose first `num_prompt` are the prompt."""
         self.is_ready = self._is_over
         self._tell(token_ids, num_prompt, asks=True)
 
     def tell(self, token_ids: Sequence[int], num_prompt: int) -> None:
-        """Send tokens ahead of `ask`; may wait for the process to read them, if they are many."""
+        """Send tokens ahead of `ask`; may block if they are many."""
         self._tell(token_ids, num_prompt, asks=False)
 
     def _tell(self, token_ids: Sequence[int], num_prompt: int, *, asks: bool) -> None:
-        """Sends what is new since the last time: one token in a running answer, all of them where an answer
-        goes on that began elsewhere.
+        """Send the tokens since the last call: one in a running answer, all in an answer that another worker
+        began.
         """
         answer = np.array(token_ids[num_prompt + self._num_sent :], "<u4")
         self._num_sent += len(answer)
@@ -60,11 +60,11 @@ class Matcher:
             self._send(Read(answer[i : i + _TOKENS_AT_ONCE].tobytes(), asks=asks and is_last))
 
     def _send(self, read: Read) -> None:
-        with contextlib.suppress(OSError):  # if the process has ended, `receive` says so
+        with contextlib.suppress(OSError):  # if the process has ended, `receive` reports it
             self._connection.send(msgspec.msgpack.encode(read))
 
     def receive(self) -> None:
-        """Take the reply to `ask`; waits for it."""
+        """Receive the reply to `ask`; blocks."""
         self.is_ready = True
         try:
             message = self._connection.recv(MAX_MESSAGE_BYTES)
@@ -74,9 +74,7 @@ class Matcher:
             self._is_over = True
             self.error = self._invalid(_TOO_SLOW)
             if message:
-                self.error = Overloaded(
-                    "No process is left to hold the answer to its form.", retry_after_s=1.0
-                )
+                self.error = Overloaded("No process is left to enforce the form.", retry_after_s=1.0)
             return
         reply = msgspec.msgpack.decode(message, type=Next)
         self._mask, self._is_over = reply.mask, not reply.mask
@@ -84,7 +82,7 @@ class Matcher:
             self.error = self._invalid(reply.problem)
 
     def allowed(self, token_ids: Sequence[int], num_prompt: int) -> npt.NDArray[np.bool_] | None:
-        """[vocab] whether a token may follow `token_ids`; None: any may, since the form is complete or
+        """[vocab]: whether a token may follow `token_ids`. None: any may, since the form is complete or
         `error` is set.
         """
         if self._num_sent < len(token_ids) - num_prompt or not self.is_ready:
@@ -98,5 +96,5 @@ class Matcher:
 
     def _invalid(self, problem: str) -> InvalidRequest:
         return InvalidRequest(
-            f"The form that was asked for cannot be enforced any further: {problem}.", param=self._param
+            f"The demanded form cannot be enforced any further: {problem}.", param=self._param
         )

@@ -1,4 +1,4 @@
-"""gpt-oss itself: loads a checkpoint with transformers (imported here only), runs a flat batch of tokens."""
+"""The gpt-oss model: loads a checkpoint with transformers (imported only here), runs flat batches."""
 
 from pathlib import Path
 
@@ -11,15 +11,15 @@ from workers.engines.embedded.attention import PagedBatch, paged_attention
 from workers.engines.embedded.pool import KvShape
 
 _ATTENTION = "baton_paged"
-# The fastest of transformers' implementations at every batch size, on CPU too; `eager` loops over experts.
+# transformers' fastest implementation at every batch size, on CPU too; `eager` loops over experts.
 _EXPERTS = "grouped_mm"
-_NO_MASK = {"full_attention": None, "sliding_attention": None}  # ours is in PagedBatch; do not build another
+_NO_MASK = {"full_attention": None, "sliding_attention": None}  # PagedBatch has the mask
 
 VERSIONS = f"transformers {transformers.__version__}, torch {torch.__version__}"
 
 
 class GptOss:
-    """A loaded gpt-oss model, bf16 or MXFP4 on disk, in `dtype` on `device`. Raises OSError, ValueError."""
+    """A gpt-oss checkpoint, bf16 or MXFP4 on disk, in `dtype` on `device`. Raises OSError, ValueError."""
 
     def __init__(self, path: Path, *, dtype: torch.dtype, device: torch.device) -> None:
         # A worker's stderr is a log.
@@ -36,7 +36,7 @@ class GptOss:
             experts_implementation=_EXPERTS,
             quantization_config=Mxfp4Config(dequantize=True) if quantized else None,
         )
-        torch.nn.Module.to(self._model, device)  # transformers' own `to` is not typed
+        torch.nn.Module.to(self._model, device)  # transformers does not type `to`
         self._device = device
         self.context_length: int = config.max_position_embeddings
         self.vocab_size: int = config.vocab_size
@@ -50,7 +50,7 @@ class GptOss:
         )
 
     def forward(self, token_ids: list[int], positions: list[int], paged: PagedBatch) -> torch.Tensor:
-        """Run T tokens at their `positions`, their KV going to the pool; their hidden states [T, hidden]."""
+        """Run T tokens at their `positions`, writing KV to the pool; returns hidden states [T, hidden]."""
         states: torch.Tensor = self._model.model(
             input_ids=torch.tensor([token_ids], device=self._device),
             position_ids=torch.tensor([positions], device=self._device),
@@ -61,7 +61,7 @@ class GptOss:
         return states[0]
 
     def logits(self, hidden: torch.Tensor, rows: list[int]) -> torch.Tensor:
-        """float32 logits [len(rows), vocab] of what comes after these rows of hidden states."""
+        """The float32 logits [len(rows), vocab] of these rows of hidden states."""
         index = torch.tensor(rows, dtype=torch.int64, device=self._device)
         logits: torch.Tensor = self._model.lm_head(hidden.index_select(0, index))
         return logits.float()

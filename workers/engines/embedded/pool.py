@@ -1,4 +1,4 @@
-"""The KV pool's tensors: paged writes and reads for attention, gathering and scattering for a handoff."""
+"""The KV pool's tensors: paged access for attention, gather and scatter for handoffs."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ from baton.messages import KvLayout
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """What the model's KV cache looks like. `windows` has one entry for each layer: tokens, None = full."""
+    """The shape of the model's KV cache. `windows` has one entry per layer: tokens, None = full."""
 
     num_kv_heads: int
     head_dim: int
     windows: tuple[int | None, ...]
 
     def num_carried(self, layer: int, num_tokens: int) -> int:
-        """Tokens of `layer` that the next token can see after `num_tokens`: a handoff carries no others."""
+        """Tokens of `layer` visible after `num_tokens`, which is all that a handoff carries."""
         window = self.windows[layer]
         return num_tokens if window is None else min(num_tokens, window - 1)
 
@@ -25,8 +25,8 @@ class KvShape:
 class KvPool:
     """One tensor [layers, 2, kv heads, blocks, tokens per block, head dim] for K and V of every layer.
 
-    Sliding-window layers keep all their tokens, too: one block table for all layers is worth the memory.
-    All methods run on the compute thread.
+    Sliding-window layers keep all tokens too, so that all layers share one block table. All methods run on
+    the compute thread.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class KvPool:
         self.compute_dtype = compute_dtype
         self.device = device
         sizes = (len(shape.windows), 2, shape.num_kv_heads, num_blocks, tokens_per_block, shape.head_dim)
-        # Zeros, not garbage: a masked key has weight 0, but 0 times a stray NaN would be NaN.
+        # Zeros: a masked key has weight 0, but 0 times a stray NaN is NaN.
         self._blocks = torch.zeros(sizes, dtype=dtype, device=device)
         self._slots = self._blocks.flatten(3, 4)  # the same memory, token by token
 
     @property
     def layout(self) -> KvLayout:
-        """The pool's shape in the words that workers compare."""
+        """The pool's shape, for comparison between workers."""
         return KvLayout(
             dtype=str(self.dtype).removeprefix("torch."),
             tokens_per_block=self.tokens_per_block,
@@ -78,9 +78,9 @@ class KvPool:
         return keys, values
 
     def gather(self, blocks: tuple[int, ...], num_tokens: int, into: torch.Tensor) -> None:
-        """Copy what a handoff carries of the first `num_tokens` to the front of `into`, uint8.
+        """Copy the handoff's part of the first `num_tokens` to the front of `into`, uint8.
 
-        Layer after layer, each [2, kv heads, tokens, head dim]; of a sliding-window layer its window only.
+        Layer by layer, each [2, kv heads, tokens, head dim]; sliding-window layers have their window only.
         """
         slots = self._token_slots(blocks, num_tokens)
         for layer, piece in enumerate(self._pieces(into, num_tokens)):
@@ -88,7 +88,7 @@ class KvPool:
         self._synchronize()
 
     def scatter(self, payload: torch.Tensor, blocks: tuple[int, ...], num_tokens: int) -> None:
-        """The other side of `gather`: store a pulled `payload` into `blocks`."""
+        """The reverse of `gather`: store a pulled `payload` into `blocks`."""
         slots = self._token_slots(blocks, num_tokens)
         for layer, piece in enumerate(self._pieces(payload, num_tokens)):
             target = slots[num_tokens - piece.shape[2] :]
@@ -96,7 +96,7 @@ class KvPool:
         self._synchronize()
 
     def num_handoff_bytes(self, num_tokens: int) -> int:
-        """Size of the KV that a handoff of `num_tokens` carries."""
+        """Size of the KV in a handoff of `num_tokens`."""
         return sum(self._piece_bytes(num_tokens))
 
     def _piece_bytes(self, num_tokens: int) -> list[int]:
@@ -116,6 +116,6 @@ class KvPool:
         return torch.from_numpy(slots.reshape(-1)[:num_tokens]).to(self.device)
 
     def _synchronize(self) -> None:
-        # Transceivers move memory outside torch's streams.
+        # Transceivers access memory outside torch's streams.
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

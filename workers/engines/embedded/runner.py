@@ -1,4 +1,4 @@
-"""What the compute thread does: owns model and KV pool, runs steps, moves KV in and out of the pool."""
+"""The compute thread's work: owns model and KV pool, runs steps, moves KV in and out of the pool."""
 
 from pathlib import Path
 
@@ -15,15 +15,15 @@ from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
 from workers.engines.embedded.staging import Buffer, Staging
 
 _CPU_POOL_BYTES = 1 << 30
-# Logits of so many prompt tokens at once: of gpt-oss's vocabulary they take 200 MB.
+# Prompt tokens whose logits are computed at once: 200 MB with gpt-oss's vocabulary.
 _ROWS_AT_ONCE = 256
 
 
 class Runner:
-    """The torch side of the engine. Every method runs on the one compute thread, one at a time."""
+    """The torch side of the engine. Its methods run one at a time, on the compute thread."""
 
     def __init__(self, settings: EmbeddedSettings, model_path: Path, stage_on_device: bool) -> None:
-        # Of this thread only: OpenMP keeps the figure for each thread.
+        # OpenMP keeps this setting per thread.
         torch.set_num_threads(settings.num_threads)
         self._device = _device(settings.device)
         dtype = _dtype(settings.dtype, torch.bfloat16 if self._device.type == "cuda" else torch.float32)
@@ -32,19 +32,19 @@ class Runner:
         self.pool = self._new_pool(settings.kv_cache_config, dtype)
         self.staging = Staging(self._device, on_device=stage_on_device and self._device.type == "cuda")
         self._windows = set(self.pool.shape.windows)
-        # A request must fit the pool alone, or it could never be admitted.
+        # A request must fit into the pool alone, or it could never be admitted.
         self.context_length = min(
             settings.max_seq_len or self._model.context_length,
             self._model.context_length,
             self.pool.num_blocks * self.pool.tokens_per_block,
         )
         if self.context_length < 2:
-            raise ValueError(f"a KV pool of {self.context_length} tokens holds no prompt and answer")
+            raise ValueError(f"a KV pool of {self.context_length} tokens cannot hold a prompt and an answer")
         self._warm_up()
 
     @torch.inference_mode()
     def step(self, works: list[Work]) -> list[Sampled | None]:
-        """Run all `works`, those of one token first; what was chosen for each that samples."""
+        """Run all `works`, those of one token first; returns the tokens of those that sample."""
         paged = plan_attention([_span(work) for work in works], self.pool, self._windows)
         token_ids = [token_id for work in works for token_id in work.token_ids]
         positions = [work.start + offset for work in works for offset in range(len(work.token_ids))]
@@ -62,7 +62,7 @@ class Runner:
         return [next(chosen) if work.samples else None for work in works]
 
     def _score(self, work: Work, hidden: torch.Tensor, first_row: int) -> None:
-        """Note the log probabilities of the prompt's tokens after those of `work`, if they are asked for."""
+        """Record the log probabilities of the prompt tokens that follow those of `work`, if requested."""
         sequence = work.sequence
         num_top = sequence.sampling.prompt_logprobs
         if num_top is None:
@@ -76,7 +76,7 @@ class Runner:
 
     @torch.inference_mode()
     def gather(self, sequence: Sequence) -> Buffer:
-        """The KV of all that `sequence` has computed, contiguous, in a staging buffer."""
+        """Gather the KV of all computed tokens of `sequence` into a contiguous staging buffer."""
         assert sequence.lease is not None
         buffer = self.staging.take(self.pool.num_handoff_bytes(sequence.num_computed))
         self.pool.gather(sequence.lease.blocks, sequence.num_computed, buffer.tensor)
@@ -89,7 +89,9 @@ class Runner:
         self.pool.scatter(buffer.tensor, sequence.lease.blocks, len(sequence.token_ids))
 
     def _warm_up(self) -> None:
-        """One prompt and one decode step in the first blocks, so that no request pays for what is lazy."""
+        """Run one prompt and one decode step in the first blocks, so that requests do not pay for lazy
+        initialization.
+        """
         num_tokens = min(4, self.context_length - 1)
         sequence = Sequence([0] * num_tokens, num_tokens, Sampling(max_tokens=2, seed=0), num_tokens + 1)
         sequence.lease = Lease(tuple(range(-(-sequence.num_reserved // self.pool.tokens_per_block))))

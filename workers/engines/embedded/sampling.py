@@ -1,4 +1,4 @@
-"""Positional sampling: token i of choice c is drawn with the random number of (seed, c, i)."""
+"""Positional sampling: token i of choice c uses the random number of (seed, c, i)."""
 
 import math
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ _UINT64 = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One token to choose: by which `sampling`, after which `token_ids`; `num_prompt` of them are prompt.
-    `matcher` says which tokens the form of the answer allows.
+    """One token to sample: its settings and the tokens so far, of which `num_prompt` are the prompt.
+    `matcher` restricts it to the answer's form.
     """
 
     sampling: Sampling
@@ -25,29 +25,29 @@ class Draw:
 
     @property
     def index(self) -> int:
-        """The place of the token in the answer, from 0."""
+        """The token's index in the answer."""
         return len(self.token_ids) - self.num_prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A chosen token and, if asked for, its log-probability."""
+    """A chosen token and, if requested, its log-probability."""
 
     token_id: int
     logprob: TokenLogprob | None = None
 
 
 def uniform(seed: int, choice: int, index: int) -> float:
-    """A number in [0, 1) that depends on its arguments only: Philox, counter-based, so nothing is kept."""
+    """A number in [0, 1) that depends only on its arguments: Philox is counter-based and stateless."""
     bits = np.random.Philox(key=(choice << 64) | (seed & _UINT64), counter=index).random_raw()
     return float(int(bits) >> 11) * 2.0**-53
 
 
 def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
-    """Choose one token for each row of `logits` [B, vocab], float32; changes `logits`.
+    """Choose one token per row of `logits` [B, vocab], float32; modifies `logits`.
 
-    Log-probabilities are the model's own, from before any of the sampling settings. These apply in vLLM's
-    order: logit bias, penalties, `min_tokens` and the form, temperature, then min_p, top_k and top_p.
+    Log-probabilities are the model's own, before any sampling setting. Settings apply in vLLM's order: logit
+    bias, penalties, `min_tokens` and the form, temperature, then min_p, top_k and top_p.
     """
     tops = {
         row: _logprobs(logits[row]) for row, draw in enumerate(draws) if draw.sampling.logprobs is not None
@@ -82,7 +82,7 @@ def _entry(logprobs: torch.Tensor, token_id: int, num_top: int | None) -> TokenL
 
 
 def _adjust(row: torch.Tensor, draw: Draw) -> None:
-    """Bias, penalties and the tokens that must not come, in place; most requests have none of them."""
+    """Apply bias, penalties and banned tokens in place; most requests have none."""
     sampling = draw.sampling
     if sampling.logit_bias:
         ids = torch.tensor(list(sampling.logit_bias), device=row.device)
@@ -107,9 +107,7 @@ def _adjust(row: torch.Tensor, draw: Draw) -> None:
 
 
 def _hold_to_form(row: torch.Tensor, draw: Draw, stops: list[int]) -> list[int]:
-    """Ban what the form does not allow; those of `stops` that can be banned too: all, or none if the form
-    allows nothing else.
-    """
+    """Ban what the form does not allow, and `stops` unless the form allows nothing else."""
     assert draw.matcher is not None
     allowed = draw.matcher.allowed(draw.token_ids, draw.num_prompt)
     if allowed is None:
@@ -120,7 +118,7 @@ def _hold_to_form(row: torch.Tensor, draw: Draw, stops: list[int]) -> list[int]:
 
 
 def _draw(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
-    """Inverse transform sampling, in the order of the ids and in float64, of `logits` [B, vocab] -> [B]."""
+    """Inverse transform sampling, in id order and float64: `logits` [B, vocab] -> [B]."""
     temperatures = [draw.sampling.temperature for draw in draws]
     probs = torch.softmax(logits.double() / _column(temperatures, logits), dim=-1)
     if any(draw.sampling.top_k or draw.sampling.top_p < 1 or draw.sampling.min_p for draw in draws):
@@ -132,14 +130,14 @@ def _draw(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
 
 
 def _truncate(probs: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
-    """Zero what min_p, top_k and top_p take away, each of the distribution that the one before left."""
+    """Zero what min_p, top_k and top_p exclude, each from the distribution that the previous one left."""
     vocab = probs.shape[1]
     ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
     floors = _column([draw.sampling.min_p for draw in draws], probs) * ordered[:, :1]
     ranks = torch.arange(vocab, device=probs.device)
     kept = (ordered >= floors) & (ranks < _column([draw.sampling.top_k or vocab for draw in draws], probs))
     ordered = ordered * kept
-    # A token stays if those likelier than it do not make up top_p yet; the likeliest always does.
+    # Keep a token if more likely ones do not reach top_p; the likeliest is always kept.
     before = ordered.cumsum(dim=-1) - ordered
     shares = [draw.sampling.top_p if draw.sampling.top_p < 1 else math.inf for draw in draws]
     limits = _column(shares, probs) * ordered.sum(dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""The scheduler: which requests run in the next step, with how many of their tokens; no torch, no clock."""
+"""The scheduler: chooses each step's requests and tokens, without torch or a clock."""
 
 import enum
 from collections import deque
@@ -13,8 +13,8 @@ from workers.engines.embedded.matcher import Matcher
 class Phase(enum.Enum):
     """The life of a sequence.
 
-    WAITING -> RUNNING -> DONE without disaggregation; a prefill worker's goes RUNNING -> PINNED -> DONE, a
-    decode worker's with a handoff WAITING -> PULLING -> RUNNING -> DONE. Any phase may go to DONE.
+    Aggregated: WAITING -> RUNNING -> DONE. Prefill workers: RUNNING -> PINNED -> DONE. Decode workers with a
+    handoff: WAITING -> PULLING -> RUNNING -> DONE. Any phase may go to DONE.
     """
 
     WAITING = "waiting"
@@ -26,14 +26,14 @@ class Phase(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request's tokens and where it stands.
+    """One request's tokens and state.
 
-    `token_ids` is the prompt and all that was generated, by an earlier attempt too; the first `num_prompt`
-    are the prompt. The KV of the first `num_computed` is in `lease.blocks`. `num_reserved` is the most
-    tokens it can come to: its blocks are reserved at admission, so nothing that runs is ever evicted.
-    `pulls_kv`: its prompt's KV comes from a prefill worker; `hands_off`: it goes to a decode worker.
-    `matcher` holds the answer to a form; the next token is not sampled before it `is_ready`.
-    `prompt_logprobs` are those of the prompt computed so far, if they are asked for.
+    `token_ids` is the prompt and everything generated, by earlier attempts too; the first `num_prompt` are
+    the prompt. The KV of the first `num_computed` is in `lease.blocks`. `num_reserved` is its maximum length:
+    its blocks are reserved at admission, so that nothing running is evicted. `pulls_kv`: its prompt's KV
+    comes from a prefill worker; `hands_off`: it goes to a decode worker. `matcher` constrains the answer; the
+    next token is not sampled before it `is_ready`. `prompt_logprobs` are those of the prompt's computed part,
+    if requested.
     """
 
     token_ids: list[int]
@@ -56,11 +56,11 @@ class Sequence:
 
     @property
     def may_sample(self) -> bool:
-        """Whether it is known what the next token may be."""
+        """Whether the mask of the next token is known."""
         return self.matcher is None or self.matcher.is_ready
 
     def finish_reason(self, context_length: int) -> FinishReason | None:
-        """Why the answer ends with the token that it has now, if it does."""
+        """Why the answer ends with its latest token, or None."""
         sampling = self.sampling
         if not sampling.ignore_eos and self.token_ids[-1] in sampling.stop_token_ids:
             return "stop"
@@ -71,7 +71,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`token_ids` of one sequence to run, at positions from `start`. If `samples`, they are its last ones."""
+    """`token_ids` of one sequence to run, from position `start`. If `samples`, they are its last ones."""
 
     sequence: Sequence
     start: int
@@ -81,9 +81,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step runs: pieces of one token first (attention takes them together), then the longer ones.
+    """One step's work: single tokens first, which attention processes together, then longer pieces.
 
-    `to_pull` were admitted now and wait for their KV from a prefill worker.
+    `to_pull` were just admitted and wait for their KV from a prefill worker.
     """
 
     work: list[Work] = field(default_factory=list)
@@ -91,10 +91,9 @@ class Step:
 
 
 class Scheduler:
-    """First come, first served among those of one priority; a sequence is admitted when its whole
-    reservation fits the free blocks.
+    """First come, first served within a priority; a sequence is admitted when its whole reservation fits.
 
-    So it cannot deadlock: all that was admitted can run to its end without another block.
+    So it cannot deadlock: every admitted sequence can finish without another block.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences without blocks yet."""
+        """Sequences without blocks."""
         return len(self._waiting)
 
     @property
@@ -147,7 +146,7 @@ class Scheduler:
         for sequence in prompts:
             num_left = len(sequence.token_ids) - sequence.num_computed
             if budget <= 0 or (num_left > budget and not self._chunked_prefill):
-                break  # the oldest prompt goes first: none behind it may starve it
+                break  # the oldest prompt first, so that later ones cannot starve it
             if num_left <= budget and not sequence.may_sample:
                 continue
             step.work.append(_next_work(sequence, min(num_left, budget)))
@@ -156,9 +155,10 @@ class Scheduler:
         return step
 
     def advance(self, work: Work, token_id: int | None) -> FinishReason | None:
-        """The step that ran `work` is over and, if it sampled, chose `token_id`; says if that ends it.
+        """Record that `work` ran and, if it sampled, chose `token_id`; returns whether the sequence ended.
 
-        A sequence that hands off is pinned then: its prompt is done and waits for a peer, out of the batch.
+        A sequence that hands off is then pinned: its prompt is complete and waits for a peer, out of the
+        batch.
         """
         sequence = work.sequence
         sequence.num_computed += len(work.token_ids)
@@ -173,7 +173,7 @@ class Scheduler:
         return reason
 
     def pulled(self, sequence: Sequence, first_token: int) -> FinishReason | None:
-        """The KV of the whole prompt is in the sequence's blocks: decode goes on from `first_token`."""
+        """The prompt's KV has arrived: continue from `first_token`."""
         sequence.num_computed = len(sequence.token_ids)
         sequence.phase = Phase.RUNNING
         return self._append(sequence, first_token)
@@ -186,7 +186,7 @@ class Scheduler:
         return reason
 
     def remove(self, sequence: Sequence) -> None:
-        """Finished, failed or cancelled, in any phase: free its blocks. Idempotent."""
+        """Remove a sequence in any phase and free its blocks. Idempotent."""
         if sequence.phase is Phase.WAITING:
             self._waiting.remove(sequence)
         self._admitted.pop(sequence, None)

@@ -1,4 +1,4 @@
-"""The embedded engine's settings: the keys of its YAML, named as in TensorRT-LLM where they mean the same."""
+"""The embedded engine's settings; keys are named as in TensorRT-LLM if they mean the same."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -6,15 +6,15 @@ from typing import Literal
 
 def _require(holds: bool, key: str, value: object, rule: str) -> None:
     if not holds:
-        raise ValueError(f"{key}: {value!r} is not possible; it must be {rule}")
+        raise ValueError(f"{key}: {value!r} must be {rule}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KvCacheSettings:
     """The paged KV pool. `tokens_per_block` and `dtype` must be equal on prefill and decode workers.
 
-    The pool holds `max_tokens` tokens, or what `free_gpu_memory_fraction` of the GPU memory left after the
-    weights has room for, whichever is less; on a CPU, `max_tokens` or 1 GiB.
+    The pool holds `max_tokens` tokens or, if less, what fits into `free_gpu_memory_fraction` of the GPU
+    memory left after the weights; on a CPU, `max_tokens` or 1 GiB.
     """
 
     tokens_per_block: int = 32
@@ -36,7 +36,7 @@ class KvCacheSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheTransceiverSettings:
-    """How KV travels between workers; a prefilled cache waits `kv_transfer_timeout_ms` to be pulled."""
+    """KV transfer between workers; a prefilled cache is kept for `kv_transfer_timeout_ms`."""
 
     backend: Literal["DEFAULT", "UCX", "TCP"] = "DEFAULT"
     kv_transfer_timeout_ms: int = 60_000
@@ -48,11 +48,11 @@ class CacheTransceiverSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedSettings:
-    """One step runs at most `max_batch_size` requests and `max_num_tokens` tokens.
+    """A step runs at most `max_batch_size` requests and `max_num_tokens` tokens.
 
-    `max_seq_len` None is the model's own context. `max_queue_size` requests may wait beyond those that run.
-    `dtype` "auto" is float32 on a CPU, bfloat16 on a GPU. `num_threads` is torch's, for the compute thread.
-    The parallel sizes exist to say that this engine runs on one device.
+    `max_seq_len` None is the model's context length. `max_queue_size` requests may wait. `dtype` "auto" is
+    float32 on a CPU, bfloat16 on a GPU. `num_threads` is for torch on the compute thread. The parallel sizes
+    must be 1.
     """
 
     max_batch_size: int = 32

@@ -1,4 +1,4 @@
-"""Contiguous buffers that KV is gathered into to be offered, and pulled into to be scattered."""
+"""Contiguous staging buffers for KV that is offered or pulled."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ _MIN_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
-    """The first `num_bytes` of a uint8 `tensor` are in use; `memory` is all of it, for the transceiver."""
+    """A uint8 `tensor` with `num_bytes` in use; `memory` is all of it, for the transceiver."""
 
     tensor: torch.Tensor
     memory: Memory
@@ -24,9 +24,9 @@ class Buffer:
 
 
 class Staging:
-    """Keeps buffers for reuse, by size in powers of two: a wire registers each only once.
+    """Reuses buffers by size, in powers of two, so that the transceiver registers each only once.
 
-    They lie on the device if the wire can move them from there, else in host memory.
+    They are on the device if the transceiver can move device memory, else on the host.
     """
 
     def __init__(self, device: torch.device, *, on_device: bool) -> None:
@@ -42,7 +42,7 @@ class Staging:
         return Buffer(tensor, memory, num_bytes)
 
     def give_back(self, buffer: Buffer) -> None:
-        """Nobody reads or writes the buffer any more."""
+        """Return a buffer that is not read or written any more."""
         self._free[buffer.memory.num_bytes].append((buffer.tensor, buffer.memory))
 
     def _allocate(self, size: int) -> tuple[torch.Tensor, Memory]:

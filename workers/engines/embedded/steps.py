@@ -21,10 +21,10 @@ _RETRY_AFTER_S = 1.0
 
 
 class StepLoop:
-    """Owns the open calls and the scheduler; nothing here touches torch.
+    """Owns the open calls and the scheduler; never uses torch.
 
-    The thread does one thing after another, so a block may be freed while a step still touches it: whoever
-    gets it next is computed after that step.
+    The compute thread runs one thing at a time, so a block may be freed while a step uses it: its next owner
+    is computed after that step.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class StepLoop:
         self._masks = Masks(self._mask_came)
 
     def open(self, request: GenerateRequest, sequence: Sequence) -> Call:
-        """Queue a sequence. Raises Overloaded when the queue is full, WorkerLost on a broken engine."""
+        """Queue a sequence. Raises Overloaded if the queue is full, WorkerLost if the engine failed."""
         if self.broke.is_set():
             raise WorkerLost(self.reason)
         num_open = self.scheduler.num_running + self.scheduler.num_waiting
         if num_open >= self._max_calls:
             raise Overloaded(
-                f"{num_open} requests run or wait here, {self._max_calls} is the most",
+                f"{num_open} requests are running or waiting; at most {self._max_calls} are allowed",
                 retry_after_s=_RETRY_AFTER_S,
             )
         loop = asyncio.get_running_loop()
@@ -61,7 +61,7 @@ class StepLoop:
         return call
 
     def close(self, call: Call) -> None:
-        """The call's generator is done or was closed: nothing of it may stay."""
+        """Remove everything of a call whose generator ended or was closed."""
         call.deadline.cancel()
         if call.transfer is not None:
             call.transfer.cancel()
@@ -69,7 +69,7 @@ class StepLoop:
         self._calls.pop(call.sequence, None)
 
     def free(self, call: Call) -> None:
-        """Take the call's sequence out, in whatever phase it is. Idempotent."""
+        """Remove the call's sequence, in any phase. Idempotent."""
         self.scheduler.remove(call.sequence)
         self._masks.forget(call.sequence)
         self._wake.set()
@@ -85,25 +85,25 @@ class StepLoop:
             self.fail(call, error)
 
     def resume(self, call: Call, first: Sampled) -> None:
-        """The prompt's KV has arrived: deliver its first token and go on with the second."""
+        """The prompt's KV has arrived: deliver its first token and continue with the second."""
         self._deliver(call, first, self.scheduler.pulled(call.sequence, first.token_id))
         self._masks.ask(call.sequence)
         self._wake.set()
 
     async def on_thread(self, function: Callable[..., T], *args: object) -> T:
-        """Run one thing on the compute thread; what it raises breaks the engine and is WorkerLost."""
+        """Run something on the compute thread; an exception breaks the engine and becomes WorkerLost."""
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._thread, function, *args)
-        except Exception as error:  # whatever it is, the engine is broken
+        except Exception as error:  # any error here breaks the engine
             self._break(error)
             raise WorkerLost(self.reason) from error
 
     async def run(self) -> None:
-        """Step until cancelled or broken. An exception here breaks it: nobody else would tell."""
+        """Step until cancelled or failed. An exception here breaks the engine, so that it is reported."""
         try:
             await self._run()
-        except Exception as error:  # noqa: BLE001 whatever it is, `failed` has to tell
+        except Exception as error:  # noqa: BLE001 `failed` must report any error
             self._break(error)
 
     async def _run(self) -> None:
@@ -127,7 +127,7 @@ class StepLoop:
             sequence = work.sequence
             call = self._calls.get(sequence)
             if call is None or sequence.phase is not Phase.RUNNING:
-                continue  # closed while it was computed
+                continue  # closed during the step
             self.num_prompt_tokens += max(0, min(len(work.token_ids), sequence.num_prompt - work.start))
             reason = self.scheduler.advance(work, token.token_id if token is not None else None)
             if token is not None:
@@ -160,7 +160,7 @@ class StepLoop:
         self.fail(call, DeadlineExceeded())
 
     def _break(self, error: Exception) -> None:
-        _LOG.error("engine broke", exc_info=error)
+        _LOG.error("engine failed", exc_info=error)
         self.reason = f"{type(error).__name__}: {error}"
         self.broke.set()
         self.fail_all(WorkerLost(self.reason))

@@ -1,4 +1,4 @@
-"""A request's KV on its way: prefill offers it and waits, decode pulls it into its own blocks."""
+"""KV transfers of requests: prefill offers and waits, decode pulls into its own blocks."""
 
 import asyncio
 import logging
@@ -18,10 +18,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class Transfers:
-    """Both ends of the handoff, each a coroutine that reports into its call's outbox.
+    """Both ends of a handoff, as coroutines that report to their call's outbox.
 
-    The prefill end copies the KV into one contiguous buffer and keeps the blocks pinned while that copy is
-    offered: so the pool's size bounds the copies, too. `ttl_s` is how long an offer waits.
+    The prefill end copies the KV into a contiguous buffer and keeps the blocks pinned while the copy is
+    offered, so the pool's size bounds the copies too. `ttl_s` is the lifetime of an offer.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class Transfers:
         self._ttl_s = ttl_s
 
     async def hand_over(self, call: Call, first: TokenChunk) -> None:
-        """Offer the KV of the prompt; the outbox gets the handoff, and later None when it has moved."""
+        """Offer the prompt's KV; the outbox gets the handoff, then None when it has moved."""
         await self._report(call, self._hand_over(call, first))
 
     async def take_over(self, call: Call, handoff: KvHandoff) -> None:
-        """Pull the KV once the call has blocks, store it, and let the call decode from the first token."""
+        """Pull the KV once the call has blocks, store it, and decode from the first token."""
         await self._report(call, self._take_over(call, handoff))
 
     def withdraw(self, call: Call) -> None:
-        """End the call's offer if it has one. Idempotent."""
+        """End the call's offer, if any. Idempotent."""
         if call.ticket is not None:
             self._transceiver.withdraw(call.ticket)
 
@@ -65,7 +65,7 @@ class Transfers:
             return  # the step loop has told every call
         except HandoffFailed as error:
             self._steps.fail(call, error)
-        except Exception as error:  # noqa: BLE001 whatever a wire raises ends this one request only
+        except Exception as error:  # noqa: BLE001 a transfer error ends one request only
             _LOG.exception("request_id=%s transfer failed", call.request.request_id)
             self._steps.fail(call, HandoffFailed(f"the KV did not move: {type(error).__name__}: {error}"))
 
@@ -121,12 +121,12 @@ class Transfers:
             async with asyncio.timeout_at(expires_at):
                 await call.admitted.wait()
         except TimeoutError:
-            raise HandoffFailed(f"the handoff's {handoff.ttl_s:.3g} s were over in the queue") from None
+            raise HandoffFailed(f"the handoff's {handoff.ttl_s:.3g} s expired in the queue") from None
         buffer = await self._steps.on_thread(runner.staging.take, num_bytes)
         try:
             await self._fill(buffer, state.ticket, expires_at)
             if call.sequence.phase is not Phase.PULLING:
-                return  # the deadline came first: the blocks may be another's by now
+                return  # the deadline came first: the blocks may have a new owner
             await self._steps.on_thread(runner.scatter, buffer, call.sequence)
         finally:
             runner.staging.give_back(buffer)

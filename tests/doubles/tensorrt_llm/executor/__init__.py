@@ -1,1 +1,1 @@
-"""The double's executor package; results and errors lie below it, as in TensorRT-LLM."""
+"""The double's executor package, with the module layout of TensorRT-LLM."""

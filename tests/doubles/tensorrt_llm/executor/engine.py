@@ -1,4 +1,4 @@
-"""The double's engine thread: runs the embedded engine, and has TensorRT-LLM's ways of hurting its caller."""
+"""The double's engine thread: runs the embedded engine with TensorRT-LLM's traps."""
 
 import asyncio
 import dataclasses
@@ -48,8 +48,8 @@ class Job:
 
 
 class Executor:
-    """One embedded engine on a thread and an event loop of its own. With attention DP its pool stands for
-    those of all ranks.
+    """One embedded engine with its own thread and event loop. With attention DP its pool stands for those of
+    all ranks.
     """
 
     def __init__(self, args: Any) -> None:
@@ -74,7 +74,7 @@ class Executor:
         self._thread.start()
         try:
             asyncio.run_coroutine_threadsafe(self._engine.start(), self._loop).result()
-        except BaseException:  # raised again: its thread ends first
+        except BaseException:  # re-raised after its thread has ended
             self.shutdown()
             raise
 
@@ -87,18 +87,18 @@ class Executor:
         self._loop.call_soon_threadsafe(self._abort, request_id, was_answered)
 
     def check_health(self) -> bool:
-        """Whether nothing fatal is recorded."""
+        """Whether no fatal error is recorded."""
         if TRAPS.health_hangs:
             hang()
         return self._fatal_error is None
 
     def is_shutdown(self) -> bool:
-        """Whether no request is served any more."""
+        """Whether the engine serves no more requests."""
         return self._fatal_error is not None
 
     def die(self, reason: str) -> None:
-        """Break beyond repair: the error is recorded, and told to every open request as if it were its own
-        (ErrorResponse in executor/result.py); later ones meet "LLM is shutting down".
+        """Fail fatally: the error is recorded and sent to every open request as its own (ErrorResponse in
+        executor/result.py); later requests fail with "LLM is shutting down".
         """
         self._fatal_error = CppExecutorError(reason)
         for job in list(self._jobs.values()):
@@ -143,7 +143,7 @@ class Executor:
         if job is None or job.task is None:
             return
         if job.is_pinned and not was_answered:
-            return  # the two met on their way: `_try_cancel_request` (py_executor.py) refuses
+            return  # a race: `_try_cancel_request` (py_executor.py) refuses
         if job.is_pinned or (job.request.kind == "generation_only" and not job.has_answered):
             self.die("a request was aborted during its KV transfer")  # #12313, #13713
             return
@@ -160,7 +160,7 @@ class Executor:
             job.result.put(error)
         except HandoffFailed as error:
             if not job.is_pinned:
-                # TensorRT-LLM learns of a dead peer by the timeout only.
+                # TensorRT-LLM notices a dead peer only by the timeout.
                 await asyncio.sleep(self._kv_timeout_s)  # as it does
                 request_id = job.request.request_id
                 job.result.put(
@@ -236,13 +236,13 @@ class Executor:
 
 
 def _max_seq_len(args: Any, num_tokens: int) -> int:
-    """Lowered to what fits, with a line in its log only (KvCacheCreator, _torch/pyexecutor/_util.py)."""
+    """Lowered to what fits, reported only in its log (KvCacheCreator, _torch/pyexecutor/_util.py)."""
     asked = args.max_seq_len or read_model_facts(Path(args.model)).context_length
     return min(asked, num_tokens)
 
 
 def _compile(guided: Any) -> None:
-    """Raises RequestError, as GuidedDecoder fails a request whose grammar does not compile."""
+    """Raise RequestError, as GuidedDecoder fails a request whose grammar does not compile."""
     if guided is None or guided.structural_tag is None:
         return
     xgrammar = importlib.import_module("xgrammar")  # takes seconds, and few tests need it

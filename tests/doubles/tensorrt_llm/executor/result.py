@@ -1,4 +1,4 @@
-"""What a request gives: ONE object, yielded again at each step, with token ids from the start each time."""
+"""A request's result: ONE object, yielded again at each step, with all token ids so far."""
 
 import asyncio
 import dataclasses
@@ -46,7 +46,7 @@ class CompletionOutput:
 
 
 class RequestOutput:
-    """The handle of one request. Its queue belongs to the loop that ran when it was made."""
+    """The handle of one request. Its queue belongs to the loop that was running at its creation."""
 
     def __init__(
         self, request_id: int, prompt_token_ids: list[int], abort: Callable[[int, bool], None]
@@ -69,14 +69,14 @@ class RequestOutput:
         self._queue: asyncio.Queue[Response | Exception] = asyncio.Queue()
 
     def put(self, response: Response | Exception) -> None:
-        """From the engine's thread: hand over what happened."""
+        """Called on the engine's thread: pass on a response."""
         try:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, response)
         except RuntimeError:
-            return  # the caller's loop is gone, and its interest with it
+            return  # the caller's loop has closed
 
     def abort(self) -> None:
-        """Ask the engine to stop; nothing is waited for."""
+        """Ask the engine to stop, without waiting."""
         self._abort(self.request_id, self.decoding_iter > 0)
         self._aborted = True
 
@@ -116,4 +116,4 @@ class RequestOutput:
         self.finished = response.finish_reason is not None
         if response.logprobs is not None:
             output.logprobs += response.logprobs
-            assert len(output.logprobs) == output.length  # of the real one, word for word
+            assert len(output.logprobs) == output.length  # the real one's error, verbatim

@@ -1,4 +1,4 @@
-"""Between TensorRT-LLM's words and the embedded engine's."""
+"""Translates between TensorRT-LLM's types and the embedded engine's."""
 
 import base64
 import dataclasses
@@ -13,12 +13,12 @@ from tensorrt_llm.traps import TRAPS
 from workers.engines.embedded.handoff import HandoffState
 
 FOREVER_S = 1e6
-_ENDPOINT = "tcp://double/"  # the real one's is asked for what `opaque_state` holds here
+_ENDPOINT = "tcp://double/"  # the real one serves what `opaque_state` holds here
 
 
 @dataclasses.dataclass
 class Request:
-    """What was asked for. `kind` is the request type."""
+    """A request's arguments. `kind` is the request type."""
 
     request_id: int
     token_ids: list[int]
@@ -29,7 +29,9 @@ class Request:
 
 
 def stops_of(job: Request) -> list[int | None]:
-    """The tokens that end it. A context's max_tokens of 1 is looked at before those other than `end_id`."""
+    """The tokens that end it. In a context phase, max_tokens of 1 is checked before tokens other than
+    `end_id`.
+    """
     asked = job.sampling
     words = [] if job.kind == "context_only" else [*(asked.stop_token_ids or ())]
     if asked.ignore_eos:
@@ -38,7 +40,7 @@ def stops_of(job: Request) -> list[int | None]:
 
 
 def request_of(job: Request, *, max_tokens: int, stops: list[int | None]) -> GenerateRequest:
-    """What the embedded engine is asked for."""
+    """The embedded engine's request."""
     asked = job.sampling
     bias = asked.embedding_bias
     sampling = Sampling(
@@ -56,7 +58,7 @@ def request_of(job: Request, *, max_tokens: int, stops: list[int | None]) -> Gen
         stop_token_ids=tuple(token_id for token_id in stops if token_id is not None and token_id >= 0),
         logprobs=asked.logprobs,
     )
-    ignored = getattr(asked, "prompt_ignore_length", None)  # what penalties take for the prompt
+    ignored = getattr(asked, "prompt_ignore_length", None)  # the part that penalties treat as the prompt
     num_generated = 0 if ignored is None else max(0, len(job.token_ids) - ignored)
     sampling = msgspec.structs.replace(
         sampling,
@@ -74,7 +76,7 @@ def request_of(job: Request, *, max_tokens: int, stops: list[int | None]) -> Gen
 
 
 def response_of(job: Request, chunk: TokenChunk, params: Any, *, is_first: bool) -> Response:
-    """What one step tells."""
+    """The response of one step."""
     sampling = job.sampling
     token_ids, stop_reason = list(chunk.token_ids), None
     if chunk.finish_reason == "stop" and token_ids[-1] in (sampling.stop_token_ids or ()):
@@ -85,7 +87,7 @@ def response_of(job: Request, chunk: TokenChunk, params: Any, *, is_first: bool)
     if chunk.logprobs is not None:
         logprobs = [_logprobs(entry) for entry in chunk.logprobs[: len(token_ids)]]
         if TRAPS.is_old and job.kind == "generation_only" and is_first:
-            del logprobs[0]  # the context's, which 1.2 does not send along
+            del logprobs[0]  # the context's logprobs, which 1.2 does not transfer
     return Response(token_ids, logprobs, chunk.finish_reason, stop_reason, params)
 
 
@@ -95,7 +97,7 @@ def _logprobs(entry: TokenLogprob) -> dict[int, Logprob]:
 
 
 def joined(chunks: list[TokenChunk]) -> TokenChunk:
-    """Several steps as one."""
+    """Several steps merged into one."""
     return TokenChunk(
         tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
         chunks[-1].finish_reason,
@@ -105,8 +107,8 @@ def joined(chunks: list[TokenChunk]) -> TokenChunk:
 
 
 def params_of(job: Request, handoff: KvHandoff, *, by_python: bool) -> Any:
-    """What travels: `opaque_state` and the first token, which the Python transceiver sends by itself to who
-    asks at `ctx_info_endpoint`. The token's log-probability goes in its own field, as Python objects.
+    """The transferred state: `opaque_state` and the first token, which the Python transceiver also serves at
+    `ctx_info_endpoint`. The token's log-probability has its own field, as Python objects.
     """
     state = msgspec.msgpack.decode(handoff.engine_state, type=HandoffState)
     bare = msgspec.msgpack.encode(msgspec.structs.replace(state, logprob=None))
@@ -124,7 +126,7 @@ def params_of(job: Request, handoff: KvHandoff, *, by_python: bool) -> Any:
 
 
 def handoff_of(params: Any) -> KvHandoff:
-    """What the embedded engine gave for the context."""
+    """The embedded engine's handoff for the context."""
     opaque = params.opaque_state or base64.b64decode(params.ctx_info_endpoint.removeprefix(_ENDPOINT))
     handoff = msgspec.msgpack.decode(opaque, type=KvHandoff)
     state = msgspec.msgpack.decode(handoff.engine_state, type=HandoffState)

@@ -2,7 +2,7 @@
 
 
 class RequestError(RuntimeError):
-    """One request failed; the engine lives."""
+    """One request failed; the engine keeps running."""
 
 
 class CppExecutorError(RuntimeError):

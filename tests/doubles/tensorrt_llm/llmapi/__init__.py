@@ -1,4 +1,4 @@
-"""The names that TensorRT-LLM gives under `tensorrt_llm.llmapi`."""
+"""The public names of `tensorrt_llm.llmapi`."""
 
 from tensorrt_llm.llmapi.llm import LLM
 from tensorrt_llm.params import (

@@ -1,4 +1,4 @@
-"""The double's LLM: checks what TensorRT-LLM checks, then gives requests to the engine's thread."""
+"""The double's LLM: TensorRT-LLM's checks, then the engine's thread."""
 
 import asyncio
 import itertools
@@ -64,7 +64,7 @@ class LLM:
         cache_salt: str | None = None,
         priority: float = 0.5,
     ) -> RequestOutput:
-        """Start a request; an ordinary call. Bad requests raise here, engine errors from the iteration."""
+        """Start a request; not a coroutine. Bad requests raise here, engine errors from the iteration."""
         if self._executor is None or self._executor.is_shutdown():
             raise RuntimeError("LLM is shutting down")
         asyncio.get_running_loop()  # the result's queue is bound to it
@@ -77,14 +77,14 @@ class LLM:
         self._check_salt(token_ids, cache_salt)
         result = RequestOutput(next(self._request_ids), token_ids, self._executor.abort)
         result.disaggregated_params = disaggregated_params
-        # With KV that was taken over, all of the prompt counts as cached.
+        # With transferred KV, all of the prompt counts as cached.
         result.cached_tokens = len(token_ids) if kind == "generation_only" else 0
         request = Request(result.request_id, token_ids, sampling, streaming, kind, disaggregated_params)
         self._executor.submit(Job(request, result))
         return result
 
     def get_kv_cache_capacity(self) -> dict[str, int]:
-        """What one rank's pool holds."""
+        """The capacity of one rank's pool."""
         assert self._executor is not None
         blocks, size = self._executor.num_blocks, self.args.kv_cache_config.tokens_per_block
         return {"maxNumBlocks": blocks, "tokensPerBlock": size, "maxNumTokens": blocks * size}
@@ -118,7 +118,7 @@ class LLM:
             raise ValueError("generation_only needs what context_only gave")
 
     def _check_salt(self, token_ids: list[int], cache_salt: str | None) -> None:
-        """The requests with which attention DP fills idle ranks are all ones, and unsalted: "an unsalted
+        """The requests with which attention DP fills idle ranks are all ones and unsalted: "an unsalted
         canary sharing that prefix crashes the rank" (Dynamo, health_check.py).
         """
         reuses = self.args.enable_attention_dp and self.args.kv_cache_config.enable_block_reuse
@@ -128,7 +128,7 @@ class LLM:
 
 
 class OldLLM(LLM):
-    """1.2's: it knows no priorities and no conversations."""
+    """Release 1.2, without priorities and conversations."""
 
     def generate_async(  # type: ignore[override]  # noqa: PLR0917  as TensorRT-LLM had it
         self,
@@ -155,7 +155,7 @@ class OldLLM(LLM):
 
 
 def _check_transceiver(args: Any) -> None:
-    """What fails when the executor is made: its caller learns no more than that."""
+    """Configuration errors that surface only when the executor is created."""
     config = args.cache_transceiver_config
     if config is None or config.backend is None:
         return

@@ -1,4 +1,4 @@
-"""Where TensorRT-LLM keeps its settings classes."""
+"""The module of TensorRT-LLM's settings classes."""
 
 from tensorrt_llm.params import CacheTransceiverConfig, KvCacheConfig, TorchLlmArgs
 

@@ -1,1 +1,1 @@
-"""Where vLLM keeps its KV connectors."""
+"""The package of vLLM's KV connectors."""

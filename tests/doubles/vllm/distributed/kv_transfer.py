@@ -1,4 +1,4 @@
-"""NIXL's connector as a worker process sees it: what waits to be pulled, and until when."""
+"""NIXL's connector in a worker process: what waits to be pulled, and until when."""
 
 import dataclasses
 import threading
@@ -10,15 +10,15 @@ _PROCESS = threading.local()  # a core's thread stands for a worker's process
 
 @dataclasses.dataclass
 class ConnectorWorker:
-    """The books of one GPU worker. `_reqs_to_process` has a request from its first step on, `_reqs_to_send`
-    from the step AFTER its last one, in the order of expiry.
+    """The state of one GPU worker. `_reqs_to_process` has a request from its first step on, `_reqs_to_send`
+    from the step AFTER its last one, in order of expiry.
     """
 
     _reqs_to_send: dict[str, float] = dataclasses.field(default_factory=dict)
     _reqs_to_process: set[str] = dataclasses.field(default_factory=set)
 
     def get_finished(self, pulled: set[str]) -> set[str]:
-        """Requests whose KV may go: pulled, or over. Looks no further than the first that is not over."""
+        """Requests whose KV may be freed: pulled, or expired. Stops at the first that has not expired."""
         done = pulled & self._reqs_to_process
         for request_id in done:
             self._reqs_to_send.pop(request_id, None)

@@ -1,1 +1,1 @@
-"""Where vLLM keeps its engine arguments."""
+"""The package of vLLM's engine arguments."""

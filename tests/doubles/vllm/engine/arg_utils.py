@@ -1,4 +1,4 @@
-"""The double's engine arguments, and the part of the configuration that Baton and the double read."""
+"""The double's engine arguments, and the configuration that Baton and the double read."""
 
 from pathlib import Path
 from types import SimpleNamespace

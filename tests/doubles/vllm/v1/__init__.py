@@ -1,1 +1,1 @@
-"""Where vLLM keeps its V1 engine."""
+"""The package of vLLM's V1 engine."""

@@ -1,1 +1,1 @@
-"""Where vLLM keeps AsyncLLM and what it talks to."""
+"""The package of AsyncLLM and its core."""

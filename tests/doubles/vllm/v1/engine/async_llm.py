@@ -1,4 +1,4 @@
-"""The double's AsyncLLM: checks what vLLM checks, then gives requests to the engine core."""
+"""The double's AsyncLLM: vLLM's checks, then the engine core."""
 
 import asyncio
 import dataclasses
@@ -20,7 +20,7 @@ _PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 
 @dataclasses.dataclass
 class Collector:
-    """What has come for one request since its caller looked."""
+    """The outputs of one request since its caller last looked."""
 
     request_id: str
     kind: Any
@@ -31,7 +31,7 @@ class Collector:
     ready: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
     def put(self, step: Output, wants_logprobs: bool) -> None:
-        """Add a step: its own tokens, or all so far unless DELTA was asked for."""
+        """Add a step: its new tokens, or all so far unless DELTA was requested."""
         new_ids, new_logprobs = list(step.chunk.token_ids), [_entry(e) for e in step.chunk.logprobs or ()]
         self.token_ids += new_ids
         self.logprobs += new_logprobs
@@ -52,7 +52,7 @@ class Collector:
         self.ready.set()
 
     async def get(self) -> RequestOutput:
-        """Wait for the next output. Raises what ended the engine."""
+        """Wait for the next output. Raises the error that ended the engine."""
         await self.ready.wait()
         self.ready.clear()
         if self.error is not None:
@@ -63,7 +63,7 @@ class Collector:
 
 
 class AsyncLLM:
-    """One engine. Its core has a thread of its own; what it says arrives in the loop that made this."""
+    """One engine. Its core has its own thread; outputs arrive in the loop that created this."""
 
     def __init__(self, vllm_config: Any, stat_loggers: Iterable[Callable[[Any, int], Any]] | None) -> None:
         self.vllm_config = vllm_config
@@ -105,7 +105,7 @@ class AsyncLLM:
         reasoning_ended: bool | None = None,
         reasoning_parser_kwargs: Any = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Nothing happens before the first step is awaited. Closing it aborts the request."""
+        """Starts with the first iteration; closing it aborts the request."""
         await self.check_health()
         assert self._core is not None
         token_ids = prompt["prompt_token_ids"]
@@ -130,7 +130,7 @@ class AsyncLLM:
             self._collectors.pop(own_id, None)
 
     async def abort(self, request_id: str, internal: bool = False) -> None:
-        """Ask the core to end a request; nothing is waited for."""
+        """Ask the core to end a request, without waiting."""
         assert internal, "the double knows its own request ids only"
         if self._core is not None:
             self._core.abort(request_id)
@@ -191,7 +191,7 @@ class AsyncLLM:
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
-            return  # the caller's loop is gone, and its interest with it
+            return  # the caller's loop has closed
 
     def _take(self, outputs: list[Output], stats: SchedulerStats) -> None:
         for output in outputs:

@@ -46,7 +46,7 @@ class Output:
 
 
 class Core:
-    """`deliver` gets each step's outputs and figures, `died` is told once; both in this thread."""
+    """`deliver` gets each step's outputs and stats, `died` is called once; both on this thread."""
 
     def __init__(
         self, config: Any, deliver: Callable[[list[Output], SchedulerStats], None], died: Callable[[], None]
@@ -56,7 +56,7 @@ class Core:
         self._died = died
         self._jobs: dict[str, Job] = {}
         self._pins: dict[str, asyncio.Task[None]] = {}  # finished requests whose KV is kept
-        self._leaseless: list[str] = []  # those that the worker has not been told of
+        self._leaseless: list[str] = []  # those that the worker was not told about
         self._pulled: set[str] = set()
         self._garbage: set[int] = set()  # in the prefix cache, by the first token of the prompt
         self._told_move = (0, 0.0)
@@ -72,20 +72,20 @@ class Core:
         self._thread.start()
         try:
             asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
-        except BaseException:  # raised again: its thread ends first
+        except BaseException:  # re-raised after its thread has ended
             self.shutdown()
             raise
 
     def add(self, job: Job) -> None:
-        """Run a request; from the caller's thread, as all that follows."""
+        """Run a request; from the caller's thread, like the methods below."""
         self._loop.call_soon_threadsafe(self._add, job)
 
     def abort(self, request_id: str) -> None:
-        """End a request. KV that is kept already stays so."""
+        """End a request. KV that is already kept stays."""
         self._loop.call_soon_threadsafe(self._abort, request_id)
 
     def call(self, method: str, args: tuple[Any, ...]) -> concurrent.futures.Future[Any]:
-        """A method of the worker, in its process."""
+        """Call a method of the worker, in its process."""
 
         async def run() -> Any:
             return getattr(self._worker, method)(*args)
@@ -93,7 +93,7 @@ class Core:
         return asyncio.run_coroutine_threadsafe(run(), self._loop)
 
     def die(self) -> None:
-        """Beyond repair, as by kill -9."""
+        """Die, as by kill -9."""
         self._loop.call_soon_threadsafe(self._die, "killed")
 
     def shutdown(self) -> None:
@@ -161,7 +161,7 @@ class Core:
         replies = self._engine.prefill(msgspec.structs.replace(job.request, sampling=asked))
         try:
             handoff = await anext(replies)
-        except BaseException:  # raised again: the call is closed first
+        except BaseException:  # re-raised after the call is closed
             await replies.aclose()
             raise
         if not isinstance(handoff, KvHandoff):
@@ -193,8 +193,8 @@ class Core:
                 self._step([Output(job.request_id, chunk, chunk.finish_reason, num_cached)])
 
     async def _with_own_first(self, job: Job) -> KvHandoff:
-        """vLLM runs the prompt's last token again and samples the first of the answer itself. Here it is all
-        of the prompt: the embedded engine moves no more of a window's KV than the next token needs.
+        """vLLM recomputes the prompt's last token and samples the first token itself. Here it recomputes the
+        whole prompt: the embedded engine transfers only the part of a window that the next token needs.
         """
         sampling = msgspec.structs.replace(job.request.sampling, max_tokens=1)
         async with aclosing(
@@ -210,7 +210,7 @@ class Core:
 
     async def _pull_failed(self, job: Job, error: HandoffFailed) -> None:
         """A failed transfer is counted; with the hybrid KV manager that is all, and the answer is garbage. A
-        pull of KV that has been freed is not even counted: here it is the end.
+        pull of freed KV is not even counted; here it ends the engine.
         """
         if not isinstance(error.__cause__, OSError):
             self._die(f"GARBAGE: {job.request_id} pulled KV that had been freed: {error}")
@@ -220,7 +220,7 @@ class Core:
             self._step([Output(job.request_id, TokenChunk(()), "error")])
             return
         if self._config.args.enable_prefix_caching is not False:
-            self._garbage.add(job.request.token_ids[0])  # the next step begins before an abort can come
+            self._garbage.add(job.request.token_ids[0])  # the next step begins before an abort can arrive
         await asyncio.sleep(_STEP_S)  # a step of the engine
         self._step([Output(job.request_id, TokenChunk((0, 0, 0)), "length")])
 
@@ -264,7 +264,7 @@ class Core:
         )
 
     def _moved(self, now: tuple[int, float], failed: int) -> dict[str, Any] | None:
-        """NIXL's figures of the pulls since the last step; only who pulls has any."""
+        """NIXL's stats of the pulls since the last step; only the pulling side has any."""
         (num_bytes, move_s), self._told_move = self._told_move, now
         moved = [now] if now[1] != move_s else []
         if not moved and not failed:
@@ -277,7 +277,7 @@ class Core:
 
 
 def _worker(extension: str) -> Any:
-    """The GPU worker: it gets the extension class as an additional base."""
+    """The GPU worker, with the extension class as an additional base."""
     bases: tuple[type, ...] = ()
     if extension:
         module, _, name = extension.rpartition(".")

@@ -1,4 +1,4 @@
-"""The embedded engine in vLLM's words: its settings, its handoffs."""
+"""Translates vLLM's settings and handoffs to the embedded engine's."""
 
 import os
 from pathlib import Path
@@ -12,11 +12,11 @@ from workers.engines.embedded.settings import CacheTransceiverSettings, Embedded
 from workers.kv.choose import choose_transceiver
 
 _FOREVER_S = 1_000_000
-_OUR_KEY = "double_handoff"  # what the embedded engine needs; the other keys are NIXL's
+_OUR_KEY = "double_handoff"  # used by the embedded engine; the other keys are NIXL's
 
 
 def nixl_params(config: Any, request_id: str, handoff: KvHandoff) -> dict[str, Any]:
-    """The kv_transfer_params that prefill gives for decode."""
+    """The kv_transfer_params that prefill returns for decode."""
     num_tokens = handoff.num_prompt_tokens
     num_blocks = -(-num_tokens // config.cache_config.block_size)
     return {
@@ -34,7 +34,7 @@ def nixl_params(config: Any, request_id: str, handoff: KvHandoff) -> dict[str, A
 
 
 def opened(params: dict[str, Any]) -> KvHandoff:
-    """The handoff behind them."""
+    """The handoff in them."""
     handoff: KvHandoff = msgspec.msgpack.decode(params[_OUR_KEY], type=KvHandoff)
     return handoff
 
@@ -46,7 +46,7 @@ def lease_s(config: Any) -> float:
 
 
 def embedded_engine(config: Any) -> EmbeddedEngine:
-    """One that never gives a handoff up by itself."""
+    """An engine whose handoffs do not expire."""
     scheduler, cache = config.scheduler_config, config.cache_config
     settings = EmbeddedSettings(
         max_batch_size=scheduler.max_num_seqs,

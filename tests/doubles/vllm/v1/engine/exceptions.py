@@ -2,7 +2,7 @@
 
 
 class EngineGenerateError(Exception):
-    """One request failed; the engine lives."""
+    """One request failed; the engine keeps running."""
 
 
 class EngineDeadError(Exception):
