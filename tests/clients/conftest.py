@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.register_assert_rewrite("tests.clients.scene")
 from tests.clients.scene import OTHER_SESSIONS, SESSION, TOOL_ROUNDS, ScriptedStack
 
 

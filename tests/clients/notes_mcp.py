@@ -27,4 +27,5 @@ for line in sys.stdin:
     asked = json.loads(line)
     if "id" in asked:  # else it is a notification
         result = answer(asked["method"], asked.get("params", {}))
-        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+        sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}) + "\n")
+        sys.stdout.flush()

@@ -1,10 +1,10 @@
-"""The scene that every client plays: a scripted model thinks, calls a tool, reads its result, and is asked again."""
+"""The scene that every client plays: a scripted model thinks, calls a tool, answers, and is asked again."""
 
 import json
 import re
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,7 +60,7 @@ SESSION: Final = (
     call(2, "read_note", name="green"),
     final(ANSWERS[1]),
 )
-# smolagents has the model answer by a call.
+# smolagents has the model answer by a call of a tool of this name.
 OTHER_SESSIONS: Final = {
     "final_answer": (
         call(0, "read_note", name="red"),
@@ -77,7 +77,7 @@ class ScriptedStack:
     what stands there."""
 
     def __init__(
-        self, folder: Path, answers: Sequence[str], others: dict[str, Sequence[str]] | None = None
+        self, folder: Path, answers: Sequence[str], others: Mapping[str, Sequence[str]] | None = None
     ) -> None:
         self._log = folder / "prompts.jsonl"
         self._num_seen = 0
@@ -134,13 +134,14 @@ def check_thoughts(prompts: Sequence[str], num_rounds: int) -> None:
     assert kept == [True] * num_rounds, rounds
 
 
-def check_session(prompts: Sequence[str], answers: Sequence[str]) -> None:
+def check_session(prompts: Sequence[str], answers: Sequence[str], num_rounds: int = 3) -> None:
     """The client ran its tool, the model read what it returned and what it had thought, the client got the
-    answers."""
-    assert list(answers) == list(ANSWERS)
+    answers. `num_rounds` are those whose calls the client sends back as calls."""
+    assert list(answers) == list(ANSWERS), answers
     first, red, blue, second, green = prompts
-    assert [NOTES[n] in p for n, p in zip(NOTES, (red, blue, green), strict=True)] == [True] * 3
+    for note, prompt in zip(NOTES.values(), (red, blue, green), strict=True):
+        assert note in prompt, prompt
     assert NOTES["red"] not in first
     assert QUESTIONS[1] not in blue
     assert QUESTIONS[1] in second
-    check_thoughts(prompts, num_rounds=3)
+    check_thoughts(prompts, num_rounds)

@@ -23,7 +23,8 @@ from llama_index.llms.openai_like import OpenAILike
 from openai import AsyncOpenAI
 from pydantic_ai import Agent
 from pydantic_ai.models.anthropic import AnthropicModel
-from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel as PydanticResponsesModel
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIResponsesModel as PydanticResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 from smolagents import OpenAIModel, ToolCallingAgent, tool
@@ -162,3 +163,13 @@ def test_a_session_with_a_tool(scripted: ScriptedStack, session: Session, stream
     scripted.prompts()
     answers = session(scripted.stack.url, streams)
     check_session(scripted.prompts(), answers)
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+def test_smolagents_writes_its_calls_into_text(scripted: ScriptedStack, streams: bool) -> None:
+    """So there is no call to which a thought could be given back."""
+    scripted.prompts()
+    answers = smolagents(scripted.stack.url, streams)
+    prompts = scripted.prompts()
+    check_session(prompts, answers, num_rounds=0)
+    assert "Calling tools:" in prompts[-1]

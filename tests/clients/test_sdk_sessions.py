@@ -20,7 +20,7 @@ Session = Callable[[str, bool], list[str]]
 
 PARAMETERS = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 FUNCTION = {"name": "read_note", "description": "Reads a note.", "parameters": PARAMETERS}
-TOOLS = [{"type": "function", "function": FUNCTION}]
+TOOLS: list[Any] = [{"type": "function", "function": FUNCTION}]
 
 
 def anthropic_messages(url: str, streams: bool) -> list[str]:
@@ -44,7 +44,7 @@ def anthropic_messages(url: str, streams: bool) -> list[str]:
             result = {"type": "tool_result", "tool_use_id": use.id, "content": read_note(**use.input)}
             messages.append({"role": "user", "content": [result]})
         messages.append({"role": "assistant", "content": message.content})
-        return next(block.text for block in message.content if block.type == "text")
+        return "".join(block.text for block in message.content if block.type == "text")
 
     return [answered(question) for question in QUESTIONS]
 
@@ -81,9 +81,7 @@ def chat_loop(ask: Callable[[list[Any]], Any]) -> list[str]:
         while (choice := ask(messages)).finish_reason == "tool_calls":
             (called,) = choice.message.tool_calls
             text = read_note(**json.loads(called.function.arguments))
-            messages.extend(
-                [choice.message, {"role": "tool", "tool_call_id": called.id, "content": text}]
-            )
+            messages.extend([choice.message, {"role": "tool", "tool_call_id": called.id, "content": text}])
         messages.append(choice.message)
         return str(choice.message.content)
 
@@ -99,6 +97,7 @@ def openai_responses(url: str, streams: bool) -> list[str]:
     def ask(given: list[Any]) -> Any:
         nonlocal previous
         asked: Json = {"model": MODEL, "input": given, "tools": tools, "previous_response_id": previous}
+        answer: Any
         if streams:
             with client.responses.stream(**asked) as stream:
                 answer = stream.get_final_response()
