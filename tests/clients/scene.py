@@ -18,7 +18,7 @@ MOCKER = {"prefill_tokens_per_s": 1_000_000, "decode_step_ms": 0.1, "kv_transfer
 TOOL_ROUNDS: Final = Counter[str]()
 """How many tool rounds there were, and in how many of them the model was shown its thoughts."""
 
-# Nobody knows them but the tool.
+# Only the tool knows them.
 NOTES: Final = {name: secrets.token_hex(8) for name in ("red", "blue", "green")}
 QUESTIONS: Final = ("What do the red and the blue note say?", "And the green one?")
 ANSWERS: Final = ("I have read red and blue.", "I have read green.")

@@ -30,8 +30,8 @@ MCP_SERVER = [str(HERE / "notes_mcp.py"), json.dumps(NOTES)]
 pytestmark = pytest.mark.skipif(not BIN.is_dir(), reason="npm has installed no agents")
 
 
-class Desk:
-    """A project with a bug, a fresh home, and a model that says what `play` is told."""
+class Agent:
+    """An agent in a project with a bug and a fresh home; its model says what `play` is told."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,7 +50,7 @@ class Desk:
         return self.scripted.stack.url
 
     def run(self, environ: Mapping[str, str], *command: str) -> str:
-        """What the agent prints."""
+        """What its program prints."""
         done = subprocess.run(
             [str(BIN / command[0]), *command[1:]],
             cwd=self.project,
@@ -78,15 +78,15 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path)
-    yield desk
-    if desk.scripted is not None:
-        desk.scripted.stack.stop()
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    agent = Agent(tmp_path)
+    yield agent
+    if agent.scripted is not None:
+        agent.scripted.stack.stop()
 
 
-def test_codex(desk: Desk) -> None:
-    url = desk.play(
+def test_codex_fixes_a_bug_asks_an_mcp_server_and_goes_on(agent: Agent) -> None:
+    url = agent.play(
         call(0, "exec_command", cmd=FIX),
         call(1, "exec_command", cmd=RUN_TEST),
         call(2, "mcp__notes.read_note", name="red"),
@@ -94,7 +94,7 @@ def test_codex(desk: Desk) -> None:
         call(3, "exec_command", cmd=RUN_AGAIN),
         STILL,
     )
-    config = desk.home / ".codex/config.toml"
+    config = agent.home / ".codex/config.toml"
     config.parent.mkdir()
     config.write_text(
         f'model = "{MODEL}"\nmodel_provider = "baton"\n'
@@ -102,14 +102,14 @@ def test_codex(desk: Desk) -> None:
         f"[mcp_servers.notes]\ncommand = {json.dumps(sys.executable)}\nargs = {json.dumps(MCP_SERVER)}\n"
     )
     skip_checks = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
-    first = desk.run({}, "codex", "exec", *skip_checks, TASK)
-    second = desk.run({}, "codex", "exec", "resume", *skip_checks, "--last", MORE)
-    desk.check([first, second], num_rounds=4)
+    first = agent.run({}, "codex", "exec", *skip_checks, TASK)
+    second = agent.run({}, "codex", "exec", "resume", *skip_checks, "--last", MORE)
+    agent.check([first, second], num_rounds=4)
 
 
-def test_claude_code(desk: Desk) -> None:
-    calc = str(desk.project / "calc.py")
-    url = desk.play(
+def test_claude_code_fixes_a_bug_asks_an_mcp_server_and_goes_on(agent: Agent) -> None:
+    calc = str(agent.project / "calc.py")
+    url = agent.play(
         call(0, "Read", file_path=calc),
         call(1, "Edit", file_path=calc, old_string="a - b", new_string="a + b"),
         call(2, "Bash", command=RUN_TEST, description="Run the test"),
@@ -123,19 +123,19 @@ def test_claude_code(desk: Desk) -> None:
         "ANTHROPIC_AUTH_TOKEN": "any",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
-    servers = desk.folder / "mcp.json"
+    servers = agent.folder / "mcp.json"
     server = {"type": "stdio", "command": sys.executable, "args": MCP_SERVER}
     servers.write_text(json.dumps({"mcpServers": {"notes": server}}))
     allowed = ("--permission-mode", "acceptEdits", "--allowedTools", "Bash,mcp__notes__read_note")
     settings = (*allowed, "--mcp-config", str(servers))
-    first = desk.run(environ, "claude", "-p", TASK, *settings)
-    second = desk.run(environ, "claude", "-p", MORE, "--continue", *settings)
-    desk.check([first, second], num_rounds=5)
+    first = agent.run(environ, "claude", "-p", TASK, *settings)
+    second = agent.run(environ, "claude", "-p", MORE, "--continue", *settings)
+    agent.check([first, second], num_rounds=5)
 
 
-def test_opencode(desk: Desk) -> None:
-    calc = str(desk.project / "calc.py")
-    url = desk.play(
+def test_opencode_fixes_a_bug_asks_an_mcp_server_and_goes_on(agent: Agent) -> None:
+    calc = str(agent.project / "calc.py")
+    url = agent.play(
         call(0, "read", filePath=calc),
         call(1, "edit", filePath=calc, oldString="a - b", newString="a + b"),
         call(2, "bash", command=RUN_TEST, description="Run the test"),
@@ -156,8 +156,8 @@ def test_opencode(desk: Desk) -> None:
         "mcp": {"notes": {"type": "local", "command": [sys.executable, *MCP_SERVER]}},
         "permission": "allow",
     }
-    (desk.project / "opencode.json").write_text(json.dumps(config))
+    (agent.project / "opencode.json").write_text(json.dumps(config))
     environ = {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"}
-    first = desk.run(environ, "opencode", "run", TASK)
-    second = desk.run(environ, "opencode", "run", "--continue", MORE)
-    desk.check([first, second], num_rounds=5)
+    first = agent.run(environ, "opencode", "run", TASK)
+    second = agent.run(environ, "opencode", "run", "--continue", MORE)
+    agent.check([first, second], num_rounds=5)
