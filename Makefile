@@ -59,14 +59,14 @@ fuzz: dev ## fuzz the Harmony parser: 10 million token streams, 1 million hypoth
 	$(BIN)/python -m tests.fuzz_harmony --streams 10000000
 	BATON_FUZZ_EXAMPLES=1000000 $(BIN)/python -m pytest --timeout 0 tests/unit/test_harmony_properties.py
 
-# Coding agents are npm packages; without npm their tests are skipped.
-AGENTS := tests/clients/agents
-$(AGENTS)/node_modules/.made: $(AGENTS)/package.json
-	@! command -v npm >/dev/null || npm install --prefix $(AGENTS) --no-audit --no-fund --no-package-lock --loglevel error
+# Agents and SDKs for JavaScript come from npm; without npm their tests are skipped.
+NODE_CLIENTS := tests/clients/node
+$(NODE_CLIENTS)/node_modules/.made: $(NODE_CLIENTS)/package.json
+	@! command -v npm >/dev/null || npm install --prefix $(NODE_CLIENTS) --no-audit --no-fund --no-package-lock --loglevel error
 	@mkdir -p $(@D) && touch $@
 
 # Without the clients' own pytest plugins, and ignoring their warnings.
-test-clients: dev $(VENV)-clients/.made $(AGENTS)/node_modules/.made ## test agents, LangChain, LiteLLM, AIPerf, schemathesis
+test-clients: dev $(VENV)-clients/.made $(NODE_CLIENTS)/node_modules/.made ## test agents, SDKs, frameworks, AIPerf, schemathesis
 	STACK_PYTHON=$(abspath $(BIN)/python) PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
 		$(VENV)-clients/bin/python -m pytest -p pytest_timeout --timeout 600 -W ignore tests/clients
 

@@ -1,113 +1,163 @@
-"""Codex and Claude Code from a fresh home, with only their base URL set: each fixes a bug, runs its test."""
+"""Coding agents from a fresh home, with only their base URL set: each fixes a bug, runs its test, asks an MCP
+server, and goes on with a second task."""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from tests.stack import MODEL, Stack
+from tests.clients.scene import NOTES, ScriptedStack, call, check_thoughts, final
+from tests.stack import MODEL
 
-BIN = Path(__file__).parent / "agents/node_modules/.bin"
+HERE = Path(__file__).parent
+BIN = HERE / "node/node_modules/.bin"
 SESSION_S = 300
-TASK = "Fix the bug in calc.py and run its test."
+TASK = "Fix the bug in calc.py, run its test and read the red note."
+MORE = "Run the test once more."
 BUGGY = "def add(a, b):\n    return a - b\n"
 CHECK = "from calc import add\n\nassert add(2, 3) == 5\nprint('calc is right')\n"
-MOCKER = {"prefill_tokens_per_s": 1_000_000, "decode_step_ms": 0.1, "kv_transfer_ms": 0}
-THINK = "<|channel|>analysis<|message|>The sign is wrong.<|end|><|start|>assistant"
-DONE = "<|channel|>final<|message|>The bug is fixed.<|return|>"
 FIX = "sed -i 's/a - b/a + b/' calc.py"
 RUN_TEST = f"{sys.executable} check.py"
+RUN_AGAIN = f"{RUN_TEST} > again.txt"
+DONE = final("The bug is fixed.")
+STILL = final("It still passes.")
+MCP_SERVER = [str(HERE / "notes_mcp.py"), json.dumps(NOTES)]
 
 pytestmark = pytest.mark.skipif(not BIN.is_dir(), reason="npm has installed no agents")
 
 
-def call(tool: str, **arguments: Any) -> str:
-    """A call as gpt-oss writes it, after a thought."""
-    header = f"<|channel|>commentary to=functions.{tool} <|constrain|>json<|message|>"
-    return f"{THINK}{header}{json.dumps(arguments)}<|call|>"
+class Agent:
+    """An agent in a project with a bug and a fresh home; its model says what `play` is told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.project = folder / "project"
+        self.home = folder / "home"
+        self.scripted: ScriptedStack | None = None
+        self.project.mkdir()
+        self.home.mkdir()
+        (self.project / "calc.py").write_text(BUGGY)
+        (self.project / "check.py").write_text(CHECK)
+
+    def play(self, *answers: str) -> str:
+        """Start the stack; its URL."""
+        self.scripted = ScriptedStack(self.folder, answers)
+        self.scripted.start()
+        return self.scripted.stack.url
+
+    def run(self, environ: Mapping[str, str], *command: str) -> str:
+        """What its program prints."""
+        done = subprocess.run(
+            [str(BIN / command[0]), *command[1:]],
+            cwd=self.project,
+            env={"PATH": os.environ["PATH"], "HOME": str(self.home), **environ},
+            capture_output=True,
+            text=True,
+            timeout=SESSION_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done.stdout + done.stderr
+
+    def check(self, said: Sequence[str], num_rounds: int) -> None:
+        """Both tasks are done, the model has read all results, and what it thought before each call."""
+        assert "a + b" in (self.project / "calc.py").read_text()
+        assert (self.project / "again.txt").read_text() == "calc is right\n"
+        assert "The bug is fixed." in said[0]
+        assert "It still passes." in said[1]
+        assert self.scripted is not None
+        prompts = self.scripted.prompts()
+        assert "calc is right" in prompts[-1]
+        assert NOTES["red"] in prompts[-1]
+        check_thoughts(prompts, num_rounds)
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "calc.py").write_text(BUGGY)
-    (folder / "check.py").write_text(CHECK)
-    return folder
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    agent = Agent(tmp_path)
+    yield agent
+    if agent.scripted is not None:
+        agent.scripted.stack.stop()
 
 
-@pytest.fixture
-def stack(tmp_path: Path) -> Iterator[Stack]:
-    stack = Stack(tmp_path)
-    yield stack
-    stack.stop()
-
-
-def play(stack: Stack, folder: Path, *answers: str) -> None:
-    """Start the stack with a model that says these answers, one after the other."""
-    script, settings = folder / "script.yaml", folder / "mocker.yaml"
-    script.write_text(yaml.safe_dump([{"answers": list(answers)}]))
-    settings.write_text(yaml.safe_dump(MOCKER | {"script": str(script)}))
-    stack.frontend("--model-alias", f"claude-*={MODEL}")
-    for mode in ("prefill", "decode"):
-        stack.worker(mode, yaml=settings)
-    stack.wait_ready(1, 1)
-
-
-def run(project: Path, environ: Mapping[str, str], *command: str) -> str:
-    home = project.parent / "home"
-    home.mkdir(exist_ok=True)
-    done = subprocess.run(
-        [str(BIN / command[0]), *command[1:]],
-        cwd=project,
-        env={"PATH": os.environ["PATH"], "HOME": str(home), **environ},
-        capture_output=True,
-        text=True,
-        timeout=SESSION_S,
-        stdin=subprocess.DEVNULL,
-        check=False,
+def test_codex_fixes_a_bug_asks_an_mcp_server_and_goes_on(agent: Agent) -> None:
+    url = agent.play(
+        call(0, "exec_command", cmd=FIX),
+        call(1, "exec_command", cmd=RUN_TEST),
+        call(2, "mcp__notes.read_note", name="red"),
+        DONE,
+        call(3, "exec_command", cmd=RUN_AGAIN),
+        STILL,
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout + done.stderr
-
-
-def is_fixed(project: Path) -> bool:
-    return "a + b" in (project / "calc.py").read_text()
-
-
-def test_codex_fixes_a_bug_and_runs_its_test(stack: Stack, project: Path) -> None:
-    play(stack, project.parent, call("exec_command", cmd=FIX), call("exec_command", cmd=RUN_TEST), DONE)
-    config = project.parent / "home/.codex/config.toml"
-    config.parent.mkdir(parents=True)
+    config = agent.home / ".codex/config.toml"
+    config.parent.mkdir()
     config.write_text(
         f'model = "{MODEL}"\nmodel_provider = "baton"\n'
-        f'[model_providers.baton]\nname = "Baton"\nbase_url = "{stack.url}/v1"\nwire_api = "responses"\n'
+        f'[model_providers.baton]\nname = "Baton"\nbase_url = "{url}/v1"\nwire_api = "responses"\n'
+        f"[mcp_servers.notes]\ncommand = {json.dumps(sys.executable)}\nargs = {json.dumps(MCP_SERVER)}\n"
     )
     skip_checks = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
-    said = run(project, {}, "codex", "exec", *skip_checks, TASK)
-    assert is_fixed(project)
-    assert "calc is right" in said
-    assert "The bug is fixed." in said
+    first = agent.run({}, "codex", "exec", *skip_checks, TASK)
+    second = agent.run({}, "codex", "exec", "resume", *skip_checks, "--last", MORE)
+    agent.check([first, second], num_rounds=4)
 
 
-def test_claude_code_fixes_a_bug_and_runs_its_test(stack: Stack, project: Path) -> None:
-    edit = call("Edit", file_path=str(project / "calc.py"), old_string="a - b", new_string="a + b")
-    read = call("Read", file_path=str(project / "calc.py"))
-    test = call("Bash", command=f"{RUN_TEST} | tee result.txt", description="Run the test")
-    play(stack, project.parent, read, edit, test, DONE)
+def test_claude_code_fixes_a_bug_asks_an_mcp_server_and_goes_on(agent: Agent) -> None:
+    calc = str(agent.project / "calc.py")
+    url = agent.play(
+        call(0, "Read", file_path=calc),
+        call(1, "Edit", file_path=calc, old_string="a - b", new_string="a + b"),
+        call(2, "Bash", command=RUN_TEST, description="Run the test"),
+        call(3, "mcp__notes__read_note", name="red"),
+        DONE,
+        call(4, "Bash", command=RUN_AGAIN, description="Run it again"),
+        STILL,
+    )
     environ = {
-        "ANTHROPIC_BASE_URL": stack.url,
+        "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_AUTH_TOKEN": "any",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
-    allowed = ("--permission-mode", "acceptEdits", "--allowedTools", "Bash")
-    said = run(project, environ, "claude", "-p", TASK, *allowed)
-    assert is_fixed(project)
-    assert (project / "result.txt").read_text() == "calc is right\n"
-    assert "The bug is fixed." in said
+    servers = agent.folder / "mcp.json"
+    server = {"type": "stdio", "command": sys.executable, "args": MCP_SERVER}
+    servers.write_text(json.dumps({"mcpServers": {"notes": server}}))
+    allowed = ("--permission-mode", "acceptEdits", "--allowedTools", "Bash,mcp__notes__read_note")
+    settings = (*allowed, "--mcp-config", str(servers))
+    first = agent.run(environ, "claude", "-p", TASK, *settings)
+    second = agent.run(environ, "claude", "-p", MORE, "--continue", *settings)
+    agent.check([first, second], num_rounds=5)
+
+
+def test_opencode_fixes_a_bug_asks_an_mcp_server_and_goes_on(agent: Agent) -> None:
+    calc = str(agent.project / "calc.py")
+    url = agent.play(
+        call(0, "read", filePath=calc),
+        call(1, "edit", filePath=calc, oldString="a - b", newString="a + b"),
+        call(2, "bash", command=RUN_TEST, description="Run the test"),
+        call(3, "notes_read_note", name="red"),
+        DONE,
+        call(4, "bash", command=RUN_AGAIN, description="Run it again"),
+        STILL,
+    )
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "Baton",
+        "options": {"baseURL": f"{url}/v1", "apiKey": "any"},
+        "models": {MODEL: {}},
+    }
+    config = {
+        "model": f"baton/{MODEL}",
+        "provider": {"baton": provider},
+        "mcp": {"notes": {"type": "local", "command": [sys.executable, *MCP_SERVER]}},
+        "permission": "allow",
+    }
+    (agent.project / "opencode.json").write_text(json.dumps(config))
+    environ = {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"}
+    first = agent.run(environ, "opencode", "run", TASK)
+    second = agent.run(environ, "opencode", "run", "--continue", MORE)
+    agent.check([first, second], num_rounds=5)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,11 +54,23 @@ def narrowed(stack: Stack, response_ids: list[str]) -> dict[str, Any]:
     return page
 
 
+def answered(stack: Stack, page: dict[str, Any]) -> dict[str, bool]:
+    """For each operation that takes a body, whether one was good enough for an answer."""
+    text = httpx.get(f"{stack.url}/metrics").text
+    routes = re.findall(r'^baton_requests_total{.*route="([^"]*)".*status="200"', text, re.MULTILINE)
+    return {
+        path: path in routes
+        for path, operations in page["paths"].items()
+        if "requestBody" in operations.get("post", {})
+    }
+
+
 def test_no_request_makes_a_server_error_or_hangs(stack: Stack, tmp_path: Path) -> None:
     body = {"model": MODEL, "input": "Hello there!", "max_output_tokens": 20}
     answers = [httpx.post(f"{stack.url}/v1/responses", json=body, timeout=20) for _ in range(8)]
+    operations = narrowed(stack, [answer.json()["id"] for answer in answers])
     page = tmp_path / "openapi.json"
-    page.write_text(json.dumps(narrowed(stack, [answer.json()["id"] for answer in answers])))
+    page.write_text(json.dumps(operations))
 
     command = [str(Path(sys.executable).with_name("schemathesis")), "run", str(page), "--url", stack.url]
     command += ["--max-examples", str(NUM_EXAMPLES), "--request-timeout", str(REQUEST_TIMEOUT_S)]
@@ -66,6 +79,9 @@ def test_no_request_makes_a_server_error_or_hangs(stack: Stack, tmp_path: Path) 
     run = subprocess.run(command, capture_output=True, text=True, timeout=3600, cwd=tmp_path, check=False)
 
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
+    bodies = answered(stack, operations)
+    assert {"/v1/messages", "/v1/messages/count_tokens"} <= bodies.keys()
+    assert all(bodies.values()), bodies
     for process in stack.processes:
         assert "Traceback" not in process.text()
     wait_for(lambda: httpx.get(f"{stack.url}/health").status_code == 200)

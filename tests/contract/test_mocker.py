@@ -255,3 +255,18 @@ def test_times_may_be_zero_and_not_below(name: str) -> None:
 
 def test_an_engine_that_has_done_nothing_has_figures_of_zero() -> None:
     assert new_engine().stats() == WorkerStats()
+
+
+def test_prompts_are_logged_where_they_are_run(tmp_path: Path) -> None:
+    log = tmp_path / "prompts.jsonl"
+
+    async def main() -> None:
+        async with started(prompt_log=str(log)) as engine:
+            async with aclosing(engine.prefill(ask(3))) as replies:
+                handoff = await anext(replies)
+                assert isinstance(handoff, KvHandoff)
+                await answer(engine, ask(3, handoff=handoff))
+            await answer(engine, ask(4, num_generated=2))
+
+    run_jumping(main())
+    assert log.read_text() == "[0,1,2]\n[0,1]\n"

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import random
 import zlib
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ _HEADER = "<|channel|>final<|message|>"  # of every answer
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MockerSettings:
     """The timing model. A decode step takes `decode_step_ms` plus up to `jitter_ms`, for any batch size.
-    `script` is a file of answers to play; see `workers.engines.script`.
+    `script` is a file of answers to play; see `workers.engines.script`. `prompt_log` is a file to which the
+    token ids of each prompt are appended, one JSON line each.
     """
 
     prefill_tokens_per_s: float = 50_000.0
@@ -44,6 +45,7 @@ class MockerSettings:
     max_seq_len: int = 131_072
     seed: int = 0
     script: str | None = None
+    prompt_log: str | None = None
 
     def __post_init__(self) -> None:
         if min(self.prefill_tokens_per_s, self.handoff_ttl_s) <= 0:
@@ -198,6 +200,8 @@ class MockerEngine:
 
     async def _run_prompt(self, request: GenerateRequest, deadline: float) -> None:
         self._figures["num_prompt_tokens"] += len(request.token_ids)
+        if self._settings.prompt_log is not None:
+            _append(Path(self._settings.prompt_log), request.token_ids[: _num_prompt_tokens(request)])
         prefill_s = len(request.token_ids) / self._settings.prefill_tokens_per_s
         await _within(deadline, asyncio.sleep(prefill_s))  # as long as a real prefill
 
@@ -258,6 +262,12 @@ def _check_form(form: Guided | None) -> None:
     raise InvalidRequest(
         f"`{param}` cannot be enforced: the mocker is an engine without a model.", param=param
     )
+
+
+def _append(log: Path, token_ids: Sequence[int]) -> None:
+    """In one write: prefill and decode workers may share the file."""
+    with log.open("ab", buffering=0) as file:
+        file.write(msgspec.json.encode(token_ids) + b"\n")
 
 
 def _num_prompt_tokens(request: GenerateRequest) -> int:
