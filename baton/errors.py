@@ -106,7 +106,7 @@ class DeadlineExceeded(BatonError):
 
     def __init__(
         self,
-        message: str = "The request's deadline is over; ask for less, or allow more time.",
+        message: str = "The request exceeded its deadline (the server's --request-timeout-s).",
         *,
         param: str | None = None,
         retry_after_s: float | None = None,

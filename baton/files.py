@@ -140,8 +140,7 @@ class _Seen:
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:  # locked, or the kernel cannot tell
             return False
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
-        return True
+        return True  # closing the file releases the lock
 
     def age_s(self) -> float:
         """Time since the owner last touched the file."""

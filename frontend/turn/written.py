@@ -1,4 +1,4 @@
-"""An answer in the tokens that the model wrote, for the prompts that go on from it."""
+"""Records answers as the model wrote them, so that later prompts repeat the exact tokens."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ _ENDS = (SpecialToken.END, SpecialToken.CALL, SpecialToken.RETURN)
 
 
 class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A complete answer: its messages, and the names of the tools that they call, in order."""
+    """A complete answer: its messages, and the names of the tools they call, in order."""
 
     messages: tuple[WrittenMessage, ...]
     call_names: tuple[str, ...] = ()
@@ -37,9 +37,10 @@ class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
         return sum(4 * len(message.text) + 4 * len(message.token_ids) for message in self.messages)
 
     def is_told_by(self, turn: AssistantTurn) -> bool:
-        """Whether a turn of the history says just this. One without reasoning leaves that open; that of a
-        final answer is not shown again."""
-        if turn.tool_calls and turn.reasoning and turn.reasoning != self.thought:
+        """Whether a turn of the history has the same content. Clients may omit the reasoning, and that of a
+        final answer is never shown again."""
+        thoughts = [message.text for message in self.messages if message.kind == "thought"]
+        if turn.tool_calls and turn.reasoning not in {None, "", "".join(thoughts), PARAGRAPH.join(thoughts)}:
             return False
         if PARAGRAPH.join(text for text in (turn.preamble, turn.text) if text) != self.said:
             return False
@@ -51,7 +52,7 @@ class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Writing:
-    """An answer while it is written: its tokens, and the kinds of its messages as they were parsed."""
+    """Collects an answer's tokens and the kinds of its messages as the parser reports them."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
@@ -60,7 +61,7 @@ class Writing:
         self._call_names: list[str] = []
 
     def note(self, delta: Delta) -> None:
-        """What the tokens were parsed as."""
+        """Take what the tokens were parsed as."""
         match delta:
             case TextDelta():
                 self.kind = "text"
@@ -74,8 +75,7 @@ class Writing:
                 self.kind = None
 
     def turn(self, tokenizer: ModelTokenizer) -> WrittenTurn | None:
-        """The whole answer; None if the tokens do not match what was parsed, as where the last message is
-        cut."""
+        """The whole answer; None if the tokens do not match the parsed messages, e.g. if the last is cut."""
         special = tokenizer.special_ids
         parts = list(_split(self.token_ids, frozenset(special[end] for end in _ENDS)))
         body = special[SpecialToken.MESSAGE]
@@ -93,7 +93,7 @@ class Writing:
 
 
 def num_history_tokens(turns: Iterable[Turn], tokenizer: ModelTokenizer) -> dict[str, int]:
-    """Tokens of the assistant's texts, by source: as the model `written` them, or `rendered` from text."""
+    """Tokens of the assistant's turns by source: `written` by the model, or `rendered` from text."""
     nums = {"written": 0, "rendered": 0}
     for turn in turns:
         if not isinstance(turn, AssistantTurn):
@@ -107,7 +107,7 @@ def num_history_tokens(turns: Iterable[Turn], tokenizer: ModelTokenizer) -> dict
 
 
 def _split(token_ids: Sequence[int], ends: frozenset[int]) -> Iterator["array[int]"]:
-    """The messages, each with its end. Tokens after the last end make a message that is cut."""
+    """The messages, each with its end token; the last one may be cut."""
     start = 0
     for i, token_id in enumerate(token_ids):
         if token_id in ends:
@@ -118,10 +118,12 @@ def _split(token_ids: Sequence[int], ends: frozenset[int]) -> Iterator["array[in
 
 
 def _are_equal(told: str, written: str) -> bool:
-    """Whether arguments are the same text, or the same JSON: clients write it anew."""
+    """Whether arguments are the same text or JSON, which clients reformat, or the input of a custom tool that
+    the model wrapped in JSON."""
     if told == written:
         return True
     try:
-        return bool(msgspec.json.decode(told) == msgspec.json.decode(written))
+        value = msgspec.json.decode(written)
+        return bool(value == {"input": told} or value == msgspec.json.decode(told))
     except (msgspec.DecodeError, RecursionError):
         return False

@@ -36,7 +36,7 @@ def test_a_time_that_has_come_ends_the_wait_and_an_engines_own_timeout_is_its_ow
 
     async def main() -> None:
         now = asyncio.get_running_loop().time()
-        with pytest.raises(DeadlineExceeded, match="The request's deadline is over"):
+        with pytest.raises(DeadlineExceeded, match="The request exceeded its deadline"):
             await Ending().wait(asyncio.Event().wait(), now, DeadlineExceeded())
         with pytest.raises(TimeoutError, match="the engine's"):
             await Ending().wait(broken(), now + 60, DeadlineExceeded())

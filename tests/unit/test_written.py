@@ -68,6 +68,27 @@ def test_a_chat_goes_on_from_the_very_tokens(call: str) -> None:
     assert client.metric("baton_history_tokens_total", source="rendered") == 0
 
 
+def test_a_client_may_send_the_thoughts_back_as_it_got_them() -> None:
+    client = Client(ScriptedTokens(THINK + THINK + CALLS[0]))
+    reply = post(client, "/v1/chat/completions", {"messages": [HI], "tools": [F]})
+    message = reply.json["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok"}
+    post(client, "/v1/chat/completions", {"messages": [HI, message, result], "tools": [F]})
+    assert grown(client)
+
+
+def test_an_input_that_the_model_wrapped_in_json_comes_back_as_it_was() -> None:
+    call = '<|channel|>commentary to=functions.patch code<|message|>{"input": "a"}<|call|>'
+    client = Client(ScriptedTokens(THINK + call))
+    tools = [{"type": "custom", "custom": {"name": "patch"}}]
+    reply = post(client, "/v1/chat/completions", {"messages": [HI], "tools": tools})
+    message = reply.json["choices"][0]["message"]
+    assert message["tool_calls"][0]["custom"]["input"] == "a"
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok"}
+    post(client, "/v1/chat/completions", {"messages": [HI, message, result], "tools": tools})
+    assert grown(client)
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_a_response_goes_on_from_the_very_tokens(call: str) -> None:
     client = Client(ScriptedTokens(THINK + call))
