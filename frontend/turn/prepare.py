@@ -99,6 +99,7 @@ def _token_requests(
             sampling=msgspec.structs.replace(sampling, choice=choice),
             deadline_s=asker.deadline_s,
             priority=request.sampling.priority or 0,
+            cache_salt=request.sampling.cache_salt or "",
         )
         for token_ids in prompts
         for choice in range(request.num_choices)

@@ -16,7 +16,12 @@ STOP = 99
 
 
 def scheduler(
-    *, num_blocks: int = 100, max_batch_size: int = 4, max_num_tokens: int = 16, chunked_prefill: bool = True
+    *,
+    num_blocks: int = 100,
+    max_batch_size: int = 4,
+    max_num_tokens: int = 16,
+    chunked_prefill: bool = True,
+    reuses_blocks: bool = False,
 ) -> Scheduler:
     return Scheduler(
         num_blocks=num_blocks,
@@ -25,6 +30,7 @@ def scheduler(
         max_batch_size=max_batch_size,
         max_num_tokens=max_num_tokens,
         chunked_prefill=chunked_prefill,
+        reuses_blocks=reuses_blocks,
     )
 
 

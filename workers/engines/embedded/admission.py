@@ -39,6 +39,7 @@ def new_sequence(request: GenerateRequest, limits: Limits, *, hands_off: bool) -
         pulls_kv=request.handoff is not None and not hands_off,
         hands_off=hands_off,
         priority=request.priority,
+        cache_salt=request.cache_salt,
     )
 
 

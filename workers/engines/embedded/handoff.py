@@ -8,7 +8,8 @@ from workers.kv.transceiver import Ticket
 
 
 class HandoffState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="embedded-1"):
-    """The KV's location and shape, and the first token's log-probability if the request asked for it.
+    """The KV's location and shape, the first token's log-probability if the request asked for it, and how
+    many of the prompt's tokens prefill found in its cache.
 
     The tag names the engine and the payload's layout, so that no other engine's state can be decoded.
     """
@@ -17,6 +18,7 @@ class HandoffState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, t
     layout: KvLayout
     ticket: Ticket
     logprob: TokenLogprob | None = None
+    num_cached_tokens: int = 0
 
 
 _ENCODER = msgspec.msgpack.Encoder()

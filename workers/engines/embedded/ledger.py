@@ -1,6 +1,10 @@
-"""The block ledger: each block of the KV pool is free, used or pinned."""
+"""The block ledger: who holds each block of the KV pool, and which free ones still have KV worth finding."""
 
 import enum
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -14,49 +18,117 @@ class Hold(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """The blocks of one request, in token order. Only the ledger changes `hold`."""
+    """The blocks of one request, in token order; the first `num_found` had their KV already. Only the ledger
+    changes `hold`."""
 
     blocks: tuple[int, ...]
+    num_found: int = 0
     hold: Hold = Hold.USED
 
 
+def first_key(cache_salt: str) -> bytes:
+    """What the first block's key follows: no block with another salt has the same keys."""
+    return hashlib.blake2b(cache_salt.encode(), digest_size=16, person=b"salt").digest()
+
+
+def next_key(previous: bytes, token_ids: Sequence[int]) -> bytes:
+    """The key of a full block that follows `previous`: equal keys mean equal tokens from the start."""
+    return hashlib.blake2b(previous + array("I", token_ids).tobytes(), digest_size=16).digest()
+
+
 class BlockLedger:
-    """Bookkeeping for `num_blocks` blocks, numbered from 0. No tensors; each call is O(its blocks)."""
+    """Bookkeeping for `num_blocks` blocks, numbered from 0; each call is O(its blocks). No tensors.
+
+    A block may be in several leases; it counts as used if any of these is, else as pinned. A free block keeps
+    its key until the block is needed; the least recently used ones go first, of one lease its last ones.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_used = 0
         self.num_pinned = 0
         self._free = list(reversed(range(num_blocks)))
+        self._kept: OrderedDict[int, None] = OrderedDict()  # free, with a key
+        self._keys: dict[int, bytes] = {}
+        self._by_key: dict[bytes, int] = {}
+        self._num_users = [0] * num_blocks
+        self._num_pins = [0] * num_blocks
 
     @property
     def num_free(self) -> int:
         """Blocks that `reserve` can still give."""
-        return len(self._free)
+        return len(self._free) + len(self._kept)
 
-    def reserve(self, num_blocks: int) -> Lease | None:
-        """A lease of `num_blocks` used blocks, or None if fewer are free."""
-        if num_blocks > len(self._free):
+    @property
+    def num_kept(self) -> int:
+        """Free blocks whose KV can still be found."""
+        return len(self._kept)
+
+    def reserve(self, num_blocks: int, keys: Sequence[bytes] = ()) -> Lease | None:
+        """A lease of `num_blocks` used blocks, or None if fewer are free. Its first blocks are those found by
+        `keys`, which may be shared and must not be written."""
+        found = self._found(keys[:num_blocks])
+        num_new = num_blocks - len(found)
+        if num_new > self.num_free - sum(block in self._kept for block in found):
             return None
-        lease = Lease(tuple(self._free.pop() for _ in range(num_blocks)))
-        self.num_used += num_blocks
-        return lease
+        for block in found:
+            self._kept.pop(block, None)
+        blocks = (*found, *(self._take() for _ in range(num_new)))
+        for block in blocks:
+            self._count(block, users=1)
+        return Lease(blocks, len(found))
+
+    def keep(self, lease: Lease, index: int, key: bytes) -> None:
+        """The lease's block at that index is full: its KV can be found by `key`, unless another has it."""
+        block = lease.blocks[index]
+        if key not in self._by_key and block not in self._keys:
+            self._by_key[key] = block
+            self._keys[block] = key
 
     def pin(self, lease: Lease) -> None:
         """Pin a used lease: its request has ended, its KV waits for a peer."""
         if lease.hold is not Hold.USED:
             raise ValueError(f"only used blocks can be pinned; these are {lease.hold.value}")
         lease.hold = Hold.PINNED
-        self.num_used -= len(lease.blocks)
-        self.num_pinned += len(lease.blocks)
+        for block in lease.blocks:
+            self._count(block, users=-1, pins=1)
 
     def free(self, lease: Lease) -> None:
         """Free the blocks. Idempotent, as cancelling and finishing may both call it."""
         if lease.hold is Hold.FREED:
             return
-        if lease.hold is Hold.USED:
-            self.num_used -= len(lease.blocks)
-        else:
-            self.num_pinned -= len(lease.blocks)
+        is_used = lease.hold is Hold.USED
         lease.hold = Hold.FREED
-        self._free.extend(reversed(lease.blocks))
+        for block in reversed(lease.blocks):
+            self._count(block, users=-is_used, pins=is_used - 1)
+            if self._num_users[block] or self._num_pins[block]:
+                continue
+            if block in self._keys:
+                self._kept[block] = None
+            else:
+                self._free.append(block)
+
+    def _found(self, keys: Sequence[bytes]) -> list[int]:
+        found = []
+        for key in keys:
+            block = self._by_key.get(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def _take(self) -> int:
+        if self._free:
+            return self._free.pop()
+        block, _ = self._kept.popitem(last=False)
+        del self._by_key[self._keys.pop(block)]
+        return block
+
+    def _count(self, block: int, users: int = 0, pins: int = 0) -> None:
+        for sign in (-1, 1):
+            is_used = self._num_users[block] > 0
+            self.num_used += sign * is_used
+            self.num_pinned += sign * (not is_used and self._num_pins[block] > 0)
+            if sign < 0:
+                self._num_users[block] += users
+                self._num_pins[block] += pins

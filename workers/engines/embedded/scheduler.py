@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from baton.messages import FinishReason, Sampling, TokenLogprob
-from workers.engines.embedded.ledger import BlockLedger, Lease
+from workers.engines.embedded.ledger import BlockLedger, Lease, first_key, next_key
 from workers.engines.embedded.matcher import Matcher
 
 
@@ -33,7 +33,8 @@ class Sequence:
     its blocks are reserved at admission, so that nothing running is evicted. `pulls_kv`: its prompt's KV
     comes from a prefill worker; `hands_off`: it goes to a decode worker. `matcher` constrains the answer; the
     next token is not sampled before it `is_ready`. `prompt_logprobs` are those of the prompt's computed part,
-    if requested.
+    if requested. `keys` are those of its full blocks, see `BlockLedger`, of which `num_kept` can be found by
+    others; the KV of its first `num_cached` tokens was found.
     """
 
     token_ids: list[int]
@@ -43,11 +44,15 @@ class Sequence:
     pulls_kv: bool = False
     hands_off: bool = False
     priority: int = 0
+    cache_salt: str = ""
     matcher: Matcher | None = None
     phase: Phase = Phase.WAITING
     num_computed: int = 0
     lease: Lease | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    num_cached: int = 0
+    num_kept: int = 0
 
     @property
     def num_generated(self) -> int:
@@ -105,6 +110,7 @@ class Scheduler:
         max_batch_size: int,
         max_num_tokens: int,
         chunked_prefill: bool,
+        reuses_blocks: bool = False,
     ) -> None:
         self.ledger = BlockLedger(num_blocks)
         self._tokens_per_block = tokens_per_block
@@ -112,6 +118,7 @@ class Scheduler:
         self._max_batch_size = max_batch_size
         self._max_num_tokens = max_num_tokens
         self._chunked_prefill = chunked_prefill
+        self._reuses_blocks = reuses_blocks
         self._waiting: deque[Sequence] = deque()
         self._admitted: dict[Sequence, None] = {}  # in order of admission; running or pulling
 
@@ -162,6 +169,7 @@ class Scheduler:
         """
         sequence = work.sequence
         sequence.num_computed += len(work.token_ids)
+        self._keep_blocks(sequence)
         if token_id is None:
             return None
         reason = self._append(sequence, token_id)
@@ -194,17 +202,47 @@ class Scheduler:
         if sequence.lease is not None:
             self.ledger.free(sequence.lease)
 
+    def _reusable_keys(self, sequence: Sequence) -> list[bytes]:
+        """Keys of the blocks that need not be computed: all full ones but the one with the last token."""
+        if not self._keeps_blocks_of(sequence) or sequence.sampling.prompt_logprobs is not None:
+            return []
+        num_blocks = (len(sequence.token_ids) - 1) // self._tokens_per_block
+        self._extend_keys(sequence, num_blocks)
+        return sequence.keys[:num_blocks]
+
+    def _keeps_blocks_of(self, sequence: Sequence) -> bool:
+        """KV that was pulled is not found again: layers with a sliding window have only its end."""
+        return self._reuses_blocks and not sequence.pulls_kv
+
+    def _keep_blocks(self, sequence: Sequence) -> None:
+        """Let the full blocks that have been computed be found."""
+        if not self._keeps_blocks_of(sequence):
+            return
+        assert sequence.lease is not None
+        num_blocks = sequence.num_computed // self._tokens_per_block
+        self._extend_keys(sequence, num_blocks)
+        for i in range(sequence.num_kept, num_blocks):
+            self.ledger.keep(sequence.lease, i, sequence.keys[i])
+        sequence.num_kept = num_blocks
+
+    def _extend_keys(self, sequence: Sequence, num_blocks: int) -> None:
+        size = self._tokens_per_block
+        for i in range(len(sequence.keys), num_blocks):
+            previous = sequence.keys[i - 1] if i else first_key(sequence.cache_salt)
+            sequence.keys.append(next_key(previous, sequence.token_ids[i * size : (i + 1) * size]))
+
     def _num_blocks(self, sequence: Sequence) -> int:
         return -(-sequence.num_reserved // self._tokens_per_block)
 
     def _admit(self) -> Iterator[Sequence]:
         while self._waiting and len(self._admitted) < self._max_batch_size:
             sequence = self._waiting[0]
-            lease = self.ledger.reserve(self._num_blocks(sequence))
+            lease = self.ledger.reserve(self._num_blocks(sequence), self._reusable_keys(sequence))
             if lease is None:
                 return
             self._waiting.popleft()
             sequence.lease = lease
+            sequence.num_computed = sequence.num_cached = lease.num_found * self._tokens_per_block
             self._admitted[sequence] = None
             sequence.phase = Phase.PULLING if sequence.pulls_kv else Phase.RUNNING
             if sequence.pulls_kv:

@@ -14,13 +14,15 @@ class KvCacheSettings:
     """The paged KV pool. `tokens_per_block` and `dtype` must be equal on prefill and decode workers.
 
     The pool holds `max_tokens` tokens or, if less, what fits into `free_gpu_memory_fraction` of the GPU
-    memory left after the weights; on a CPU, `max_tokens` or 1 GiB.
+    memory left after the weights; on a CPU, `max_tokens` or 1 GiB. `enable_block_reuse`: a prompt that begins
+    as an earlier one of the same cache salt computes only the rest.
     """
 
     tokens_per_block: int = 32
     max_tokens: int | None = None
     free_gpu_memory_fraction: float = 0.9
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    enable_block_reuse: bool = False
 
     def __post_init__(self) -> None:
         _require(self.tokens_per_block >= 1, "tokens_per_block", self.tokens_per_block, "at least 1")

@@ -145,7 +145,11 @@ class StepLoop:
         sequence = call.sequence
         usage = None
         if reason is not None:
-            usage = Usage(sequence.num_prompt, 0, sequence.num_generated)
+            usage = Usage(
+                sequence.num_prompt,
+                min(sequence.num_cached, sequence.num_prompt),
+                sequence.num_generated,
+            )
         logprobs = (token.logprob,) if token.logprob is not None else None
         scored = tuple(sequence.prompt_logprobs) if sequence.prompt_logprobs and reason is not None else None
         call.outbox.put_nowait(TokenChunk((token.token_id,), reason, usage, logprobs, scored))

@@ -101,6 +101,7 @@ class Transfers:
             layout=self._steps.runner.pool.layout,
             ticket=ticket,
             logprob=first.logprobs[0] if first.logprobs else None,
+            num_cached_tokens=call.sequence.num_cached,
         )
         return KvHandoff(
             worker_id=self._worker_id,
@@ -132,6 +133,7 @@ class Transfers:
             runner.staging.give_back(buffer)
         if call.sequence.phase is Phase.PULLING:
             self.num_handoffs += 1
+            call.sequence.num_cached = state.num_cached_tokens
             self._steps.resume(call, Sampled(handoff.first_token, state.logprob))
 
     async def _fill(self, buffer: Buffer, ticket: Ticket, expires_at: float) -> None:

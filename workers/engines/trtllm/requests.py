@@ -47,7 +47,8 @@ class Requests:
 
     def _submit(self, request: GenerateRequest, sampling: Any, params: Any, abort: Abort) -> Call:
         deadline = asyncio.get_running_loop().time() + request.deadline_s
-        options = {**self._options, **self._priority(request)}
+        salt = {"cache_salt": request.cache_salt} if request.cache_salt else {}
+        options = {**self._options, **self._priority(request), **salt}
         try:
             result = self.open.llm.generate_async(
                 request.token_ids,

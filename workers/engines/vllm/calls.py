@@ -46,7 +46,9 @@ class Calls:
         """The request inside vLLM; at the end it is over there, aborted if need be."""
         self._num_opened += 1
         request_id = f"{request.request_id}-{self._num_opened}"
-        prompt = {"prompt_token_ids": request.token_ids}
+        prompt: dict[str, Any] = {"prompt_token_ids": request.token_ids}
+        if request.cache_salt:
+            prompt["cache_salt"] = request.cache_salt
         results = self.open.llm.generate(prompt, sampling, request_id, priority=request.priority)
         call = Call(request_id, request, asyncio.get_running_loop().time() + request.deadline_s, results)
         self.open.calls.add(call)
