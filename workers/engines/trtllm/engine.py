@@ -37,7 +37,7 @@ _PATIENCE = Patience()
 class TrtllmEngine:
     """TensorRT-LLM's context and generation as prefill and decode.
 
-    Limitations of TensorRT-LLM that other engines do not share:
+    Limitations of TensorRT-LLM:
 
     * It does not report when a handoff's KV has moved. `prefill` ends when it is closed, which the frontend
       does at decode's first chunk, or with HandoffFailed at the KV timeout.
