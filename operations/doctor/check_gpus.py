@@ -89,7 +89,7 @@ def _one_gpu(gpu: Gpu) -> Iterator[Finding]:
 
 
 def lists(facts: Facts) -> Iterator[Finding]:
-    """Does each worker's list parse, name existing GPUs, enough of them, and none of another worker's?"""
+    """Does each worker's list parse, with enough GPUs that exist and that no other worker uses?"""
     for worker in facts.workers:
         yield from _one_list(facts, worker)
     if not facts.nvidia.gpus:
@@ -168,7 +168,7 @@ def _count(facts: Facts, worker: Worker) -> Iterator[Finding]:
 
 
 def fabric(facts: Facts) -> Iterator[Finding]:
-    """Are a worker's GPUs alike, and do fast links join them, and prefill's to decode's?"""
+    """Are a worker's GPUs alike and well connected, also between prefill and decode?"""
     for worker in facts.workers:
         gpus = facts.gpus_of(worker)[: worker.tensor_parallel_size]
         kinds = sorted({gpu.name for gpu in gpus})

@@ -1,4 +1,4 @@
-"""The installed TensorRT-LLM: its only import, and access to what its LLM class does not offer."""
+"""The only module that imports TensorRT-LLM; also reads what its LLM class does not expose."""
 
 import dataclasses
 import importlib

@@ -27,7 +27,7 @@ class Patience:
 
 @contextmanager
 def leaving_after(limit_s: float, leave: Leave, doing: str) -> Generator[None, None, None]:
-    """End the process with status 1 if the block takes longer: no signal or exception may reach it."""
+    """End the process with status 1 if the block takes longer: it may hang where signals do not reach it."""
 
     def give_up() -> None:
         log.error("%s has taken %g s, exiting", doing, limit_s)

@@ -1,4 +1,4 @@
-"""The installed vLLM: its only import, and the environment variables for it."""
+"""Imports the installed vLLM for the worker, and sets the environment variables that it reads."""
 
 import dataclasses
 import importlib
