@@ -1,1 +1,1 @@
-"""The operator's tools, `python -m baton`: they ask the frontend, and read settings as the workers do."""
+"""The operator's tools, `python -m baton NAME`: status, doctor and download."""

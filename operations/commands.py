@@ -1,4 +1,4 @@
-"""From `python -m baton NAME` to the tool of that name; only that one is imported."""
+"""Runs the tool that `python -m baton NAME` names; imports no other."""
 
 import importlib
 import sys
@@ -11,7 +11,7 @@ _TOOLS = {
 
 
 def main(argv: list[str]) -> int:
-    """Run a tool: its exit status, or 2 for an unknown name."""
+    """Run a tool. Returns its exit status, or 2 for an unknown name."""
     if not argv or argv[0] not in _TOOLS:
         sys.stderr.write(f"usage: python -m baton {{{','.join(_TOOLS)}}} [--help]\n")
         return 2

@@ -1,4 +1,4 @@
-"""`python -m baton download REPO`: a model from the Hugging Face hub, its sums checked."""
+"""`python -m baton download REPO`: downloads a model from the Hugging Face hub and verifies its checksums."""
 
 import dataclasses
 import errno
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 EXCLUDES = ("original/*", "metal/*")
-"""The same weights in two more formats, which no engine here reads: 120b would take 183 GB instead of 65."""
+"""The same weights in two formats that no engine here reads: 120b would take 183 GB instead of 65."""
 
 _INSTALL = "pip install 'baton[download]'"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DownloadSettings:
-    """What `python -m baton download` takes after the repository's name."""
+    """Flags of `python -m baton download REPO`."""
 
     local_dir: Path | None = flag(None, "folder for the model", env="MODEL_PATH", metavar="FOLDER")
-    exclude: str | None = flag(None, f"leave out, besides {' and '.join(EXCLUDES)}", metavar="PATTERN")
+    exclude: str | None = flag(None, f"exclude, in addition to {' and '.join(EXCLUDES)}", metavar="PATTERN")
     revision: str = flag("main", "branch, tag or commit")
-    skip_checksums: bool = flag(False, "do not compare the files' checksums")
+    skip_checksums: bool = flag(False, "do not verify checksums")
 
 
 class DownloadError(Exception):
-    """The download failed. The message says why, and what to do."""
+    """The download failed; the message says why and what to do."""
 
 
 def download(argv: list[str]) -> int:
-    """Fetch, or resume, a download. Exit status: 0 complete, 1 failed, 2 wrong flags."""
+    """Start or resume a download. Exit status: 0 complete, 1 failed, 2 wrong flags."""
     repo, argv = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("", argv)
     settings = parse(
         DownloadSettings, argv, prog="python -m baton download REPO",
@@ -52,7 +52,7 @@ def download(argv: list[str]) -> int:
         sys.stderr.write(f"error: {failure}\n")
         return 1
     except KeyboardInterrupt:
-        sys.stderr.write("\nstopped; the same command resumes from here\n")
+        sys.stderr.write("\nstopped; run the same command again to resume\n")
         return 1
     return 0
 
@@ -65,7 +65,7 @@ def _fetch(repo: str, folder: Path, settings: DownloadSettings) -> None:
     patterns = [*EXCLUDES, *([settings.exclude] if settings.exclude else [])]
     api = HfApi()
     try:
-        # Not left to snapshot_download: without network it takes a half-filled folder for the model.
+        # Not left to snapshot_download: without network it accepts a partly filled folder as the model.
         commit = api.model_info(repo, revision=settings.revision).sha
         files = _listed(api, repo, commit, patterns)
         _check_room(files, folder)
@@ -74,7 +74,7 @@ def _fetch(repo: str, folder: Path, settings: DownloadSettings) -> None:
             _check_sums(api, repo, commit, folder, {file.path for file in files})
     except DownloadError:
         raise
-    except Exception as error:  # what the hub's HTTP client raises is not part of its interface
+    except Exception as error:  # the exceptions of the hub's HTTP client are not part of its API
         raise DownloadError(_explained(error, repo, folder)) from error
     sys.stdout.write(f"{folder}: {len(files)} files of {repo} at {commit}\n")
 
@@ -96,7 +96,7 @@ def _check_room(files: list["RepoFile"], folder: Path) -> None:
     free = shutil.disk_usage(disk).free
     if needed > free:
         raise DownloadError(
-            f"{needed / GIB:.1f} GiB are still to download and {disk} has {free / GIB:.1f} GiB free; "
+            f"{needed / GIB:.1f} GiB left to download, but {disk} has only {free / GIB:.1f} GiB free; "
             "make room, or choose another --local-dir"
         )
     sys.stderr.write(f"{len(files)} files, {max(0, needed) / GIB:.1f} GiB to fetch into {folder}\n")
@@ -104,7 +104,7 @@ def _check_room(files: list["RepoFile"], folder: Path) -> None:
 
 def _check_sums(api: "HfApi", repo: str, commit: str | None, folder: Path, names: set[str]) -> None:
     """Compare every file with the hub's SHA-256 (large files) or git hash (small ones)."""
-    sys.stderr.write("comparing checksums\n")
+    sys.stderr.write("verifying checksums\n")
     verdict = api.verify_repo_checksums(repo, revision=commit, local_dir=folder)
     wrong = [mismatch["path"] for mismatch in verdict.mismatches if mismatch["path"] in names]
     wrong += [path for path in verdict.missing_paths if path in names]
@@ -114,24 +114,24 @@ def _check_sums(api: "HfApi", repo: str, commit: str | None, folder: Path, names
 
 
 def _explained(error: Exception, repo: str, folder: Path) -> str:
-    """One line for each thing that goes wrong in practice."""
+    """One line on the cause and the fix, for each failure seen in practice."""
     from huggingface_hub import errors  # noqa: PLC0415  an extra
 
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     if isinstance(error, errors.HfHubHTTPError):
         fallback = f"{hub}: {_refused(error.response.status_code)}"
     elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        fallback = f"the disk of {folder} is full; make room, then the same command resumes from here"
+        fallback = f"the disk of {folder} is full; make room, then run the same command again to resume"
     else:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        fallback = f"{hub} cannot be reached ({reason}); check network and proxy (HTTPS_PROXY)"
+        fallback = f"{hub} cannot be reached ({reason}); check the network and the proxy (HTTPS_PROXY)"
     known: dict[type[Exception], str] = {
         errors.GatedRepoError: f"{repo} requires consent: agree at {hub}/{repo}, then export HF_TOKEN=...",
-        errors.RevisionNotFoundError: f"{repo} has no such revision: leave --revision out",
-        errors.RepositoryNotFoundError: f"{repo} is not on {hub}, or private: check it, or export HF_TOKEN",
+        errors.RevisionNotFoundError: f"{repo} has no such revision: correct or omit --revision",
+        errors.RepositoryNotFoundError: f"{repo} is private or not on {hub}: check the name and HF_TOKEN",
         errors.HFValidationError: f"{repo} is not a repository name; write owner/name",
         errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE is set: unset it to download",
-        PermissionError: f"{folder} cannot be written",
+        PermissionError: f"{folder} is not writable",
     }
     return next((said for kind, said in known.items() if isinstance(error, kind)), fallback)
 
@@ -141,4 +141,4 @@ def _refused(status: int) -> str:
         return "too many requests (HTTP 429): wait, or export HF_TOKEN=..."
     if status in (401, 403):
         return f"the token is refused (HTTP {status}): check HF_TOKEN"
-    return f"answers HTTP {status}; the same command resumes from here"
+    return f"answers HTTP {status}; run the same command again to resume"

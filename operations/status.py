@@ -1,4 +1,4 @@
-"""`python -m baton status`: who is live, as the frontend sees it."""
+"""`python -m baton status`: the live workers, as the frontend sees them."""
 
 import dataclasses
 import sys
@@ -14,20 +14,22 @@ from baton.messages import Role
 from frontend.routing.health import Health
 
 _MAX_HEALTH_BYTES = 1 << 20
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows our own frontend
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy cannot reach our frontend
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StatusSettings:
-    """What `python -m baton status` takes."""
+    """Flags of `python -m baton status`."""
 
     url: str = flag("http://127.0.0.1:8000", "the frontend", metavar="URL")
-    brief: bool = flag(False, "one line: how many workers of each role")
+    brief: bool = flag(False, "one line: the number of workers per role")
 
 
 def status(argv: list[str]) -> int:
-    """Print the live workers. Exit status: 0 healthy, 1 not, 2 no frontend there."""
-    settings = parse(StatusSettings, argv, prog="python -m baton status", description="Who is live.").settings
+    """Print the live workers. Exit status: 0 healthy, 1 unhealthy, 2 no frontend."""
+    settings = parse(
+        StatusSettings, argv, prog="python -m baton status", description="Live workers."
+    ).settings
     try:
         health = _health(settings.url)
     except (OSError, ValueError, msgspec.DecodeError) as error:

@@ -1,1 +1,1 @@
-"""`python -m baton doctor`: what would break, said before 60 GB are loaded; facts first, then checks."""
+"""`python -m baton doctor`: probes gather facts and checks find what would break, before 60 GB are loaded."""

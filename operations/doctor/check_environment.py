@@ -8,13 +8,13 @@ from operations.doctor.findings import Finding, error, warning
 _PROXIES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 _SLOW = {
     "NCCL_P2P_DISABLE": "all-reduce goes through host memory: several times slower",
-    "NCCL_SHM_DISABLE": "ranks of one node talk over the network: slower",
-    "CUDA_LAUNCH_BLOCKING": "each kernel is waited for: many times slower",
+    "NCCL_SHM_DISABLE": "ranks on one node communicate over the network: slower",
+    "CUDA_LAUNCH_BLOCKING": "every kernel launch blocks: many times slower",
 }
 
 
 def environment(facts: Facts) -> Iterator[Finding]:
-    """What the processes will inherit."""
+    """Inherited variables that break the processes or slow them down."""
     yield from _proxy(facts)
     if not facts.wants_gpus:
         return
@@ -37,7 +37,7 @@ def environment(facts: Facts) -> Iterator[Finding]:
 
 
 def _any_device(facts: Facts, wanted: str) -> bool:
-    """NCCL takes prefixes."""
+    """NCCL matches interfaces by prefix."""
     prefixes = tuple(name for name in wanted.split(",") if name)
     return any(device.startswith(prefixes) for device in facts.host.network_devices)
 
@@ -48,8 +48,8 @@ def _proxy(facts: Facts) -> Iterator[Finding]:
     spared = (variables.get("no_proxy") or variables.get("NO_PROXY") or "").replace(" ", "").split(",")
     if proxy and not {"*", "127.0.0.1", "127.0.0.0/8"} & set(spared):
         yield warning(
-            "proxy", f"{proxy} is set, and no_proxy does not name 127.0.0.1",
-            breaks="curl, clients and python -m baton status ask the proxy for this machine's frontend",
+            "proxy", f"{proxy} is set, and no_proxy does not include 127.0.0.1",
+            breaks="curl and other clients send requests for this machine's frontend to the proxy",
             repair="export no_proxy=localhost,127.0.0.1 NO_PROXY=localhost,127.0.0.1",
         )  # fmt: skip
 
@@ -59,7 +59,7 @@ def _ucx(facts: Facts) -> Iterator[Finding]:
     transports = variables.get("UCX_TLS", "all")
     if _leaves_cuda_ipc_out(transports):
         yield warning(
-            "ucx-tls", f"UCX_TLS={transports} leaves cuda_ipc out",
+            "ucx-tls", f"UCX_TLS={transports} excludes cuda_ipc",
             breaks="KV moves through host memory and TCP instead of NVLink: 10 to 100 times slower",
             repair="unset UCX_TLS, or add cuda_copy,cuda_ipc",
         )  # fmt: skip
@@ -75,7 +75,7 @@ def _ucx(facts: Facts) -> Iterator[Finding]:
 
 
 def _leaves_cuda_ipc_out(transports: str) -> bool:
-    """`transports` is a list; after a `^` it is of those that may not be used."""
+    """`transports` lists the allowed ones or, after a `^`, the forbidden ones."""
     names = set(transports.removeprefix("^").split(","))
     is_named = bool(names & {"cuda", "cuda_ipc"})
     return is_named if transports.startswith("^") else not (is_named or "all" in names)

@@ -1,4 +1,4 @@
-"""Checks of what nvidia-smi reports about GPUs apart from memory: errors, modes, NVSwitch, index order."""
+"""Checks of GPU health as nvidia-smi reports it: memory errors, modes, NVSwitch; and of index order."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from operations.doctor.findings import Finding, error, note, warning
 
 
 def health(facts: Facts) -> Iterator[Finding]:
-    """Is each GPU in use healthy, and do indices mean what they seem to?"""
+    """Is each GPU in use healthy, and do CUDA and nvidia-smi number GPUs alike?"""
     for gpu in used_gpus(facts):
         if gpu.health is not None:
             yield from _memory_errors(gpu.index, gpu.health)
@@ -17,7 +17,7 @@ def health(facts: Facts) -> Iterator[Finding]:
     if off:
         yield note(
             "gpu-persistence", f"GPU {', '.join(map(str, off))}: persistence mode is off",
-            breaks="the driver reinitialises the GPU for each first process: seconds lost, limits reset",
+            breaks="the driver reinitialises an idle GPU for the next process: seconds lost, limits reset",
             repair="systemctl enable --now nvidia-persistenced, or nvidia-smi --persistence-mode=1",
         )  # fmt: skip
     names = {gpu.name for gpu in facts.nvidia.gpus}
@@ -25,8 +25,8 @@ def health(facts: Facts) -> Iterator[Finding]:
     indexed = any(entry.isdecimal() for worker in facts.workers for entry in worker.gpu_list)
     if len(names) > 1 and indexed and order != "PCI_BUS_ID" and facts.wants_gpus:
         yield warning(
-            "gpu-order", f"GPUs of {len(names)} models, and CUDA_DEVICE_ORDER is {order}",
-            breaks="CUDA numbers the fastest first, nvidia-smi by slot: an index may mean another GPU",
+            "gpu-order", f"{len(names)} GPU models, and CUDA_DEVICE_ORDER is {order}",
+            breaks="CUDA numbers the fastest first, nvidia-smi by PCI slot: an index may select another GPU",
             repair="export CUDA_DEVICE_ORDER=PCI_BUS_ID, or list UUIDs (nvidia-smi --list-gpus)",
         )  # fmt: skip
 
@@ -34,14 +34,14 @@ def health(facts: Facts) -> Iterator[Finding]:
 def _memory_errors(index: int, state: GpuHealth) -> Iterator[Finding]:
     if state.remap_failure == "Yes":
         yield error(
-            "gpu-broken", f"GPU {index}: a broken memory row could not be replaced",
+            "gpu-broken", f"GPU {index}: a faulty memory row could not be remapped",
             breaks="wrong results or a crash (Xid 64)",
-            repair="take this GPU out of the lists and have it replaced",
+            repair="remove this GPU from the lists and have it replaced",
         )  # fmt: skip
     elif state.num_ecc_errors or state.remap_pending == "Yes":
         yield warning(
-            "gpu-ecc", f"GPU {index}: {state.num_ecc_errors or 0} memory errors that ECC could not correct, "
-            f"rows waiting to be replaced: {state.remap_pending}",
+            "gpu-ecc", f"GPU {index}: {state.num_ecc_errors or 0} uncorrectable ECC errors, "
+            f"row remapping pending: {state.remap_pending}",
             breaks="processes on it are killed (Xid 48, 94, 95)",
             repair=f"nvidia-smi --id={index} --gpu-reset (as root, GPU idle)",
         )  # fmt: skip
@@ -52,7 +52,7 @@ def _modes(index: int, state: GpuHealth) -> Iterator[Finding]:
         yield error(
             "gpu-fabric", f"GPU {index}: NVSwitch fabric {state.fabric_state.lower()}",
             breaks="CUDA does not start: error 802, system not yet initialized",
-            repair="systemctl enable --now nvidia-fabricmanager (of the driver's version)",
+            repair="systemctl enable --now nvidia-fabricmanager (same version as the driver)",
         )  # fmt: skip
     if state.compute_mode == "Prohibited":
         yield error(
@@ -63,6 +63,6 @@ def _modes(index: int, state: GpuHealth) -> Iterator[Finding]:
     elif state.compute_mode == "Exclusive_Process":
         yield warning(
             "gpu-exclusive", f"GPU {index}: compute mode Exclusive_Process",
-            breaks="one process may use it: a worker's parent and its rank get in each other's way",
+            breaks="only one process may use it: a worker's parent process and its rank conflict",
             repair=f"nvidia-smi --id={index} --compute-mode=DEFAULT",
         )  # fmt: skip

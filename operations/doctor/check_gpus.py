@@ -1,4 +1,4 @@
-"""Checks of the GPUs: are they there, does each worker get its own, and can they reach each other?"""
+"""Checks of the GPUs: presence, assignment to workers, and the links between them."""
 
 import itertools
 import re
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from operations.doctor.facts import GIB, Facts, Gpu, Worker
 from operations.doctor.findings import Finding, error, note, warning
 
-# TensorRT-LLM runs gpt-oss from Hopper on; CUDA 12.8 needs driver 570, its guide asks for 575 on Blackwell.
-# The images of 1.3 bring CUDA 13, whose own driver is 580; older ones work by compatibility libraries, which
-# exist for data centre GPUs only.
+# TensorRT-LLM runs gpt-oss on Hopper or newer. CUDA 12.8 needs driver 570; its guide asks for 575 on
+# Blackwell. The 1.3 images contain CUDA 13, which needs driver 580 or, on data centre GPUs only,
+# compatibility libraries.
 _OLDEST_COMPUTE = (9, 0)
 _OLDEST_DRIVER = 570
 _OLDEST_DRIVER_BLACKWELL = 575
@@ -19,7 +19,7 @@ _ENTRY = re.compile(r"\d+|GPU-[0-9a-fA-F-]+|MIG-[0-9a-fA-F/-]+")
 
 
 def presence(facts: Facts) -> Iterator[Finding]:
-    """Is there a GPU at all, new enough, with a driver new enough, and free?"""
+    """Is there a GPU, new enough and free, with a recent enough driver?"""
     if not facts.nvidia.gpus:
         yield _no_gpu(facts)
         return
@@ -36,20 +36,20 @@ def _driver(facts: Facts, driver: str) -> Iterator[Finding]:
     number = int(major) if major.isdecimal() else 0
     if number < needed:
         yield error(
-            "driver-old", f"NVIDIA driver {driver}, at least {needed} is needed",
+            "driver-old", f"NVIDIA driver {driver} is too old: {needed} or newer is required",
             breaks="CUDA 12.8 does not start (CUDA driver version is insufficient)",
             repair=f"apt-get install nvidia-driver-{_CUDA_13_DRIVER}-server-open && reboot, or newer",
         )  # fmt: skip
     elif number < _CUDA_13_DRIVER:
         yield warning(
             "driver-cuda13", f"NVIDIA driver {driver}; CUDA 13 expects {_CUDA_13_DRIVER}",
-            breaks="TensorRT-LLM 1.3's image starts on data centre GPUs only, by compatibility libraries",
+            breaks="TensorRT-LLM 1.3's image starts on data centre GPUs only, with compatibility libraries",
             repair=f"apt-get install nvidia-driver-{_CUDA_13_DRIVER}-server-open && reboot, or newer",
         )  # fmt: skip
 
 
 def used_gpus(facts: Facts) -> list[Gpu]:
-    """The GPUs that the workers will see, each once; empty if no GPU is wanted."""
+    """The GPUs that the workers will see, without duplicates; empty if no GPU is wanted."""
     used = {gpu.index: gpu for worker in facts.workers for gpu in facts.gpus_of(worker)}
     return list(used.values()) if facts.wants_gpus else []
 
@@ -63,9 +63,9 @@ def _no_gpu(facts: Facts) -> Finding:
             repair="nvidia-smi (in a container: docker run --gpus all ...; else install the driver)",
         )  # fmt: skip
     return note(
-        "gpu-none", f"no NVIDIA GPU ({why}): checks of GPUs, driver and container limits are left out",
-        breaks="nothing here: the demo model runs on the CPU; gpt-oss-20b and 120b would not",
-        repair="none needed: make up",
+        "gpu-none", f"no NVIDIA GPU ({why}): checks of GPUs, driver and container limits are skipped",
+        breaks="nothing: the demo model runs on the CPU; gpt-oss-20b and 120b need a GPU",
+        repair="none needed: make up serves the demo model",
     )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def _one_gpu(gpu: Gpu) -> Iterator[Finding]:
 
 
 def lists(facts: Facts) -> Iterator[Finding]:
-    """Is each worker's list one that CUDA understands, of GPUs that exist, as many as it needs, its own?"""
+    """Does each worker's list parse, with enough GPUs that exist and that no other worker uses?"""
     for worker in facts.workers:
         yield from _one_list(facts, worker)
     if not facts.nvidia.gpus:
@@ -101,7 +101,7 @@ def lists(facts: Facts) -> Iterator[Finding]:
             yield error(
                 "gpu-shared", f"{one.mode} ({one.gpus or 'all GPUs'}) and {other.mode} "
                 f"({other.gpus or 'all GPUs'}) both use GPU {names}",
-                breaks="the second to load finds no memory, or both run out of it later",
+                breaks="the second worker to load finds too little memory, or both run out later",
                 repair="give each its own: --prefill-gpus 0,1,2,3 --decode-gpus 4,5,6,7",
             )  # fmt: skip
 
@@ -113,22 +113,22 @@ def _one_list(facts: Facts, worker: Worker) -> Iterator[Finding]:
         meant = "a range" if re.fullmatch(r"\d+-\d+", bad[0]) else "neither a GPU index nor a UUID"
         yield error(
             "gpu-list", f"{worker.mode}: CUDA_VISIBLE_DEVICES={worker.gpus}: {bad[0]!r} is {meant}",
-            breaks="CUDA reads lists only and stops at the first entry it does not know: GPUs are missing",
-            repair=f"write each index, no spaces: {_spelt_out(worker.gpus or '')}",
+            breaks="CUDA stops at the first entry that it cannot parse: GPUs are missing",
+            repair=f"list each index, without spaces: {_spelt_out(worker.gpus or '')}",
         )  # fmt: skip
         return
     if len({_identity(facts, entry) for entry in entries}) < len(entries):
         yield error(
-            "gpu-twice", f"{worker.mode}: CUDA_VISIBLE_DEVICES={worker.gpus} names a GPU twice",
-            breaks="CUDA refuses the whole list: no GPU is visible",
-            repair="name each once, by index or by UUID: nvidia-smi --list-gpus",
+            "gpu-twice", f"{worker.mode}: CUDA_VISIBLE_DEVICES={worker.gpus} lists a GPU twice",
+            breaks="CUDA rejects the whole list: no GPU is visible",
+            repair="list each GPU once, by index or by UUID: nvidia-smi --list-gpus",
         )  # fmt: skip
         return
     absent = [entry for entry in entries if not entry.startswith("MIG-") and facts.gpu(entry) is None]
     if facts.nvidia.gpus and absent:
         have = ",".join(str(gpu.index) for gpu in facts.nvidia.gpus)
         yield error(
-            "gpu-absent", f"{worker.mode}: no GPU {', '.join(absent)} (asked for {worker.gpus}, have {have})",
+            "gpu-absent", f"{worker.mode}: no GPU {', '.join(absent)} (listed: {worker.gpus}; have {have})",
             breaks="CUDA hides it and every GPU after it in the list",
             repair="nvidia-smi --list-gpus; in a container: docker run --gpus all",
         )  # fmt: skip
@@ -168,15 +168,15 @@ def _count(facts: Facts, worker: Worker) -> Iterator[Finding]:
 
 
 def fabric(facts: Facts) -> Iterator[Finding]:
-    """Can the GPUs of a worker, and those of prefill and decode, reach each other's memory, and fast?"""
+    """Are a worker's GPUs alike and well connected, also between prefill and decode?"""
     for worker in facts.workers:
         gpus = facts.gpus_of(worker)[: worker.tensor_parallel_size]
         kinds = sorted({gpu.name for gpu in gpus})
         if len(kinds) > 1:
             yield warning(
-                "gpu-mixed", f"{worker.mode}: GPUs of different kinds: {', '.join(kinds)}",
-                breaks="the slowest and smallest GPU sets the pace and the KV cache of all",
-                repair="list GPUs of one kind: nvidia-smi --list-gpus",
+                "gpu-mixed", f"{worker.mode}: different GPU models: {', '.join(kinds)}",
+                breaks="the slowest GPU limits the speed of all, the smallest one their KV cache",
+                repair="list GPUs of one model: nvidia-smi --list-gpus",
             )  # fmt: skip
         yield from _mig(worker, gpus)
         if len(gpus) > 1:
@@ -192,26 +192,26 @@ def _mig(worker: Worker, gpus: list[Gpu]) -> Iterator[Finding]:
     split = [f"GPU {gpu.index}" for gpu in gpus if gpu.mig] + parts
     if split and worker.tensor_parallel_size > 1:
         yield error(
-            "gpu-mig", f"{worker.mode}: {split[0]} is split by MIG",
+            "gpu-mig", f"{worker.mode}: {split[0]} uses MIG",
             breaks="no peer access between GPUs in MIG mode: tensor parallelism does not start",
             repair="nvidia-smi --multi-instance-gpu=0 (as root, GPUs idle)",
         )  # fmt: skip
     elif split and (worker.mode != "agg" or not parts):
         yield warning(
-            "gpu-mig-part", f"{worker.mode}: {split[0]} is split by MIG",
-            breaks="an index stands for its first part only, and KV cannot be handed over by CUDA IPC",
-            repair="nvidia-smi --multi-instance-gpu=0 (as root, GPU idle); or name the part: MIG-...",
+            "gpu-mig-part", f"{worker.mode}: {split[0]} uses MIG",
+            breaks="an index selects the first MIG instance only, and KV cannot move over CUDA IPC",
+            repair="nvidia-smi --multi-instance-gpu=0 (as root, GPU idle); or list the instance: MIG-...",
         )  # fmt: skip
 
 
 def _pairs(
     facts: Facts, what: str, pairs: list[tuple[Gpu, Gpu]], *, tensor_parallel: bool
 ) -> Iterator[Finding]:
-    """At most one finding: eight GPUs have 28 pairs. No peer access at all is the worse one."""
+    """At most one finding, as eight GPUs have 28 pairs: missing peer access, else missing NVLink."""
     breaks = (
         "all-reduce runs over PCIe: several times slower"
         if tensor_parallel
-        else "the KV cache moves over PCIe or the host: a later first token"
+        else "KV moves over PCIe or host memory: a longer time to first token"
     )
     without_nvlink = None
     for a, b in pairs:
@@ -230,5 +230,5 @@ def _pairs(
         yield warning(
             "gpu-no-nvlink", without_nvlink,
             breaks=breaks,
-            repair="nvidia-smi topo -m; pick GPUs joined by NV#",
+            repair="nvidia-smi topo -m; choose GPUs joined by NV#",
         )  # fmt: skip

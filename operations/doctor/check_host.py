@@ -1,4 +1,4 @@
-"""Checks of the machine or container: limits, namespaces, shared memory, software, ports and the clock."""
+"""Checks of the machine or container: limits, shared memory, namespaces, software and addresses."""
 
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -22,8 +22,8 @@ def limits(facts: Facts) -> Iterator[Finding]:
         return
     if host.in_container and host.stack_bytes is not None and host.stack_bytes < _STACK_BYTES:
         yield note(
-            "stack", f"the stack is limited to {host.stack_bytes >> 20} MiB, the guide gives 64",
-            breaks="rarely anything; deep recursion while kernels are compiled ends the engine",
+            "stack", f"the stack is limited to {host.stack_bytes >> 20} MiB; the guide sets 64",
+            breaks="rarely anything; deep recursion during kernel compilation crashes the engine",
             repair=f"docker run --ulimit stack={_STACK_BYTES}",
         )  # fmt: skip
     if host.memlock_bytes is not None:
@@ -34,22 +34,22 @@ def limits(facts: Facts) -> Iterator[Finding]:
         )  # fmt: skip
     if host.nofile is not None and host.nofile < _NOFILE_LEAST:
         yield warning(
-            "nofile", f"{host.nofile} open files are allowed",
-            breaks="each GPU rank, UCX worker and client takes some: too many open files under load",
+            "nofile", f"only {host.nofile} open files are allowed",
+            breaks="every GPU rank, UCX worker and client needs some: too many open files under load",
             repair=f"docker run --ulimit nofile={_NOFILE}:{_NOFILE}; outside: ulimit -n {_NOFILE}",
         )  # fmt: skip
     if any(worker.tensor_parallel_size > 1 for worker in facts.workers) and host.shm_bytes < _SHM_BYTES:
         tiny = host.shm_bytes < _SHM_LEAST_BYTES
         yield (error if tiny else warning)(
             "shm", f"shared memory (/dev/shm) is {host.shm_bytes / GIB:.2f} GiB",
-            breaks="NCCL and MPI ranks talk through it: bus errors at start" if tiny
-            else "NCCL and MPI ranks talk through it; the guide asks for 10 GB",
+            breaks="NCCL and MPI ranks communicate through it: bus errors at start" if tiny
+            else "NCCL and MPI ranks communicate through it; the guide asks for 10 GB",
             repair="docker run --ipc host (or --shm-size=10G)",
         )  # fmt: skip
 
 
 def namespaces(facts: Facts) -> Iterator[Finding]:
-    """CUDA IPC between containers needs shared PID and IPC namespaces; inside one container all is well."""
+    """CUDA IPC between containers needs common PID and IPC namespaces and GPUs; UCX's cma needs ptrace."""
     host, modes = facts.host, {worker.mode for worker in facts.workers}
     half = len(modes & {"prefill", "decode"}) == 1
     if not facts.wants_gpus or not modes & {"prefill", "decode"}:
@@ -57,33 +57,33 @@ def namespaces(facts: Facts) -> Iterator[Finding]:
     if half and host.in_container:
         if host.pid_namespace != INITIAL_PID_NAMESPACE:
             yield warning(
-                "pid-namespace", "this container has its own PIDs, and not both prefill and decode",
+                "pid-namespace", "this container has its own PID namespace, and only prefill or decode",
                 breaks="no CUDA IPC with a worker in another container: KV goes over TCP",
                 repair="docker run --pid host (both), or both workers in one container",
             )  # fmt: skip
         if host.ipc_namespace != INITIAL_IPC_NAMESPACE:
             yield warning(
-                "ipc-namespace", "this container has its own IPC, and not both prefill and decode",
-                breaks="no CUDA IPC, no shared memory with a worker in another container: KV goes over TCP",
+                "ipc-namespace", "this container has its own IPC namespace, and only prefill or decode",
+                breaks="no CUDA IPC or shared memory with a worker in another container: KV goes over TCP",
                 repair="docker run --ipc host (both), or both workers in one container",
             )  # fmt: skip
     seen = host.environment.get("NVIDIA_VISIBLE_DEVICES", "all")
     if half and host.in_container and seen not in ("all", "void", "none", ""):
         yield warning(
-            "gpu-hidden", f"this container sees GPU {seen} only, and not both prefill and decode",
+            "gpu-hidden", f"this container sees only GPU {seen}, and has only prefill or decode",
             breaks="no CUDA IPC with GPUs that are not visible here: KV goes over TCP",
-            repair="docker run --gpus all, and CUDA_VISIBLE_DEVICES to choose among them",
+            repair="docker run --gpus all; select GPUs with CUDA_VISIBLE_DEVICES",
         )  # fmt: skip
     if not host.can_ptrace and (host.ptrace_scope or 0) > 0:
         yield warning(
             "ptrace", f"kernel.yama.ptrace_scope is {host.ptrace_scope} and CAP_SYS_PTRACE is missing",
-            breaks="UCX's cma transport is off: copies between processes take a second trip through memory",
+            breaks="UCX's cma transport is off: data between processes is copied twice",
             repair="docker run --cap-add SYS_PTRACE; outside: sysctl kernel.yama.ptrace_scope=0",
         )  # fmt: skip
 
 
 def software(facts: Facts) -> Iterator[Finding]:
-    """The frontend's packages; vLLM; TensorRT-LLM here, or what is needed to start its container."""
+    """Are the frontend's packages and the engine installed, or can TensorRT-LLM's container start?"""
     host = facts.host
     if host.missing_packages:
         yield warning(
@@ -110,13 +110,13 @@ def _without_tensorrt_llm(host: Host) -> Iterator[Finding]:
         )  # fmt: skip
     elif not host.has_docker:
         yield warning(
-            "trtllm-missing", "tensorrt_llm is not installed, and there is no docker to run its image",
+            "trtllm-missing", "tensorrt_llm is not installed, and neither is docker to run its image",
             breaks="--engine trtllm exits at start",
-            repair="install Docker and the NVIDIA Container Toolkit, then deploy/README.md",
+            repair="install Docker and the NVIDIA Container Toolkit: see deploy/README.md",
         )  # fmt: skip
     elif host.container_toolkit is None:
         yield error(
-            "toolkit-missing", "docker is installed, the NVIDIA Container Toolkit is not",
+            "toolkit-missing", "docker is installed, but the NVIDIA Container Toolkit is not",
             breaks="docker run --gpus all: could not select device driver",
             repair="apt-get install nvidia-container-toolkit && nvidia-ctk runtime configure; restart docker",
         )  # fmt: skip
@@ -129,10 +129,10 @@ def _without_tensorrt_llm(host: Host) -> Iterator[Finding]:
 
 
 def network(facts: Facts) -> Iterator[Finding]:
-    """Is the HTTP port free, is --host an address that peers can reach, can the file registry be trusted?"""
+    """Is the HTTP port free, can peers reach --host, and is the file registry's folder safe?"""
     if not 0 < facts.http_port < 65536:
         yield error(
-            "port-bad", f"--http-port {facts.http_port} is not a port",
+            "port-bad", f"--http-port {facts.http_port} is not a valid port",
             breaks="the frontend exits at start",
             repair="--http-port 8000",
         )  # fmt: skip
@@ -152,14 +152,14 @@ def network(facts: Facts) -> Iterator[Finding]:
         yield error(
             "registry-unsafe", facts.registry_problem,
             breaks="frontend and workers exit at start",
-            repair="--file-registry with a folder of your own, or BATON_FILE_REGISTRY",
+            repair="--file-registry (or BATON_FILE_REGISTRY) with a folder that you own",
         )  # fmt: skip
     remote = [s.url for s in facts.services if not _is_loopback(s.url)]
     if remote and facts.bind_host.startswith(_LOOPBACK):
         yield warning(
-            "host-loopback", f"--host {facts.bind_host}, but {remote[0]} is another machine",
+            "host-loopback", f"--host {facts.bind_host}, but {remote[0]} is on another machine",
             breaks="workers advertise an address that other nodes cannot reach",
-            repair="--host with this machine's own address (ip -brief address), or BATON_HOST",
+            repair="--host (or BATON_HOST) with this machine's address: ip -brief address",
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Checks of GPU memory by arithmetic: weights, KV cache and transfer buffer, which engines find out late."""
+"""Estimates of GPU memory: do weights, KV cache and transfer buffers fit? Engines find out late."""
 
 from collections.abc import Iterator
 
@@ -9,17 +9,17 @@ from operations.doctor.findings import Finding, error, warning
 
 _DEFAULT_FRACTION = 0.9
 _THIN_TOKENS = 512
-# Activations, CUDA graphs, NCCL and cuBLAS workspaces, for each GPU: a rough figure, on the small side.
+# Activations, CUDA graphs, NCCL and cuBLAS workspaces, per GPU: a rough, low estimate.
 _RESERVE_BYTES = 3 * GIB
-# Where GPU and CPU share memory, the page cache of the files just read counts as taken: in the guide's log
-# of DGX Spark 50 GiB are "outside torch" after 61 GiB of weights, about 6 of them before loading.
+# In unified memory, the page cache of the files just read counts as used: in the guide's DGX Spark log,
+# 50 GiB are "outside torch" after 61 GiB of weights, about 6 of them from before loading.
 _PAGE_CACHE_SHARE = 0.7
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """What one GPU of a worker holds. `kv_tokens` is for the whole worker, `request_tokens` for one request.
+    """Memory of a worker's GPU. `kv_tokens` counts for the whole worker, `request_tokens` for one request.
 
-    With attention data parallelism a request is on one GPU with all its heads; without, heads are split.
+    With attention data parallelism a request is on one GPU with all its heads; otherwise heads are split.
     """
 
     gpu: Gpu
@@ -33,7 +33,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def budget(facts: Facts, worker: Worker) -> Budget | None:
-    """The arithmetic for the worker's tightest GPU; None without GPU, model shape or weights."""
+    """The estimate for the worker's tightest GPU; None without GPU, model shape or weights."""
     gpus, shape = facts.gpus_of(worker), facts.model.shape
     if not gpus or shape is None or not facts.model.weight_bytes or not facts.wants_gpus:
         return None
@@ -46,7 +46,7 @@ def budget(facts: Facts, worker: Worker) -> Budget | None:
     fraction = min(max(fraction, 0.0), 1.0)
     per_token = shape.kv_bytes_per_token(worker.text("kv_cache_config.dtype", "auto"))
     attention_dp = worker.is_on("enable_attention_dp")
-    # More ranks than KV heads: heads are copied, not split further.
+    # With more ranks than KV heads, heads are replicated.
     per_rank = per_token if attention_dp else per_token / min(num_ranks, shape.num_kv_heads)
     tokens_per_gpu = int(left * fraction / per_rank)
     limit = worker.number("kv_cache_config.max_tokens")
@@ -58,7 +58,7 @@ def budget(facts: Facts, worker: Worker) -> Budget | None:
         free_bytes=facts.free_bytes(gpu),
         kv_bytes=int(tokens_per_gpu * per_rank),
         headroom_bytes=int(left * (1 - fraction)) + _RESERVE_BYTES,
-        buffer_bytes=int(2 * buffer_tokens * per_rank),  # one each way
+        buffer_bytes=int(2 * buffer_tokens * per_rank),  # one per direction
         kv_tokens=tokens_per_gpu * (num_ranks if attention_dp else 1),
         request_tokens=tokens_per_gpu,
     )
@@ -76,8 +76,8 @@ def memory(facts: Facts) -> Iterator[Finding]:
         yield from _kv(facts, worker, held)
         if held.buffer_bytes > held.headroom_bytes:
             yield error(
-                "buffer-memory", f"{worker.mode}: max_tokens_in_buffer takes {_gib(held.buffer_bytes)}, "
-                f"the KV cache leaves {_gib(held.headroom_bytes)} on GPU {held.gpu.index}",
+                "buffer-memory", f"{worker.mode}: max_tokens_in_buffer needs {_gib(held.buffer_bytes)}, "
+                f"but the KV cache leaves {_gib(held.headroom_bytes)} on GPU {held.gpu.index}",
                 breaks="out of memory at the first transfers (TensorRT-LLM #13506)",
                 repair="kv_cache_config.free_gpu_memory_fraction: 0.8, or a smaller max_tokens_in_buffer",
             )  # fmt: skip
@@ -85,15 +85,15 @@ def memory(facts: Facts) -> Iterator[Finding]:
 
 def _no_room(facts: Facts, worker: Worker, held: Budget) -> Finding:
     fits_when_free = held.weight_bytes + _RESERVE_BYTES <= facts.total_bytes(held.gpu)
-    need = f"{worker.mode}: {_gib(held.weight_bytes)} of weights (and {_gib(_RESERVE_BYTES)} to work with)"
+    need = f"{worker.mode}: {_gib(held.weight_bytes)} of weights, {_gib(_RESERVE_BYTES)} of working memory"
     if fits_when_free:
         return error(
-            "memory-taken", f"{need}, {_gib(held.free_bytes)} free on GPU {held.gpu.index}",
+            "memory-taken", f"{need}, but {_gib(held.free_bytes)} free on GPU {held.gpu.index}",
             breaks="CUDA out of memory while loading",
-            repair=f"nvidia-smi --id={held.gpu.index} --query-compute-apps=pid,name --format=csv; end it",
+            repair=f"nvidia-smi --id={held.gpu.index} --query-compute-apps=pid,name --format=csv; stop it",
         )  # fmt: skip
     return error(
-        "memory-weights", f"{need}, GPU {held.gpu.index} has {_gib(facts.total_bytes(held.gpu))}",
+        "memory-weights", f"{need}, but GPU {held.gpu.index} has {_gib(facts.total_bytes(held.gpu))}",
         breaks="CUDA out of memory while loading",
         repair="more GPUs for this worker (tensor_parallel_size), or gpt-oss-20b",
     )  # fmt: skip
@@ -105,16 +105,16 @@ def _kv(facts: Facts, worker: Worker, held: Budget) -> Iterator[Finding]:
     context = facts.model.shape.max_positions
     if longest is not None and held.request_tokens < longest:
         yield error(
-            "kv-one-request", f"{worker.mode}: KV for {held.request_tokens:,} tokens of one request, "
-            f"max_seq_len is {int(longest):,}",
-            breaks="TensorRT-LLM lowers max_seq_len by itself: longer requests are refused",
+            "kv-one-request", f"{worker.mode}: KV cache for {held.request_tokens:,} tokens of one request, "
+            f"but max_seq_len is {int(longest):,}",
+            breaks="TensorRT-LLM lowers max_seq_len: longer requests are refused",
             repair=f"max_seq_len: {held.request_tokens // 32 * 32}, a larger fraction, or more GPUs",
         )  # fmt: skip
     elif longest is None and held.request_tokens < context:
         yield warning(
-            "kv-below-context", f"{worker.mode}: KV for {held.request_tokens:,} tokens, the model's "
-            f"context is {context:,}, max_seq_len is not set",
-            breaks="TensorRT-LLM lowers max_seq_len by itself, differently on prefill and decode",
+            "kv-below-context", f"{worker.mode}: KV cache for {held.request_tokens:,} tokens, the model's "
+            f"context is {context:,}, and max_seq_len is not set",
+            breaks="TensorRT-LLM lowers max_seq_len, differently on prefill and decode",
             repair=f"max_seq_len: {held.request_tokens // 32 * 32} in the engine YAML of every worker",
         )  # fmt: skip
     batch = worker.number("max_batch_size") or 1
@@ -122,7 +122,7 @@ def _kv(facts: Facts, worker: Worker, held: Budget) -> Iterator[Finding]:
         batch *= worker.tensor_parallel_size  # the setting counts per GPU
     if held.kv_tokens / batch < _THIN_TOKENS:
         yield warning(
-            "kv-thin", f"{worker.mode}: {int(batch)} requests at once share {held.kv_tokens:,} tokens of KV: "
+            "kv-thin", f"{worker.mode}: {int(batch)} concurrent requests share {held.kv_tokens:,} KV tokens: "
             f"{int(held.kv_tokens / batch)} each",
             breaks="most of the batch waits for KV blocks; CUDA graphs and buffers of that size are wasted",
             repair=f"max_batch_size: {max(1, int(held.kv_tokens / 2048 * _per_gpu(worker)))}",
@@ -130,19 +130,19 @@ def _kv(facts: Facts, worker: Worker, held: Budget) -> Iterator[Finding]:
 
 
 def _per_gpu(worker: Worker) -> float:
-    """One GPU's part of the worker's requests: max_batch_size counts per GPU under attention DP."""
+    """The part of a worker's requests that max_batch_size counts: one GPU's under attention DP, else all."""
     return 1 / worker.tensor_parallel_size if worker.is_on("enable_attention_dp") else 1.0
 
 
 def seen(facts: Facts, worker: Worker) -> str | None:
-    """The arithmetic in one line, for the operator to compare with the engine's log."""
+    """The estimate in one line, for comparison with the engine's log."""
     held = budget(facts, worker)
     if held is None or facts.model.shape is None:
         return None
     per_token = facts.model.shape.kv_bytes_per_token(worker.text("kv_cache_config.dtype", "auto"))
     return (
-        f"{worker.mode}: TP {worker.tensor_parallel_size}, on each GPU {_gib(held.weight_bytes)} weights, "
-        f"about {_gib(held.kv_bytes)} KV; {held.kv_tokens:,} tokens of {per_token:,.0f} bytes in all"
+        f"{worker.mode}: TP {worker.tensor_parallel_size}, per GPU {_gib(held.weight_bytes)} of weights and "
+        f"about {_gib(held.kv_bytes)} of KV; in total {held.kv_tokens:,} tokens of {per_token:,.0f} bytes"
     )
 
 

@@ -1,4 +1,4 @@
-"""Checks of the model folder: is everything there, whole, and will it fit on the disk?"""
+"""Checks of the model folder: is everything there and complete, and does a download fit on the disk?"""
 
 import re
 from collections.abc import Iterator
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from operations.doctor.facts import GIB, Facts, Shard
 from operations.doctor.findings import Finding, error, note, warning
 
-# What the guide's download takes on disk, without original/* and metal/*.
 _INDEX = "model.safetensors.index.json"
+# Disk space of the guide's download, without original/* and metal/*.
 _DOWNLOAD_BYTES = {"120b": 66 * GIB, "20b": 14 * GIB}
 
 
 def folder(facts: Facts) -> Iterator[Finding]:
-    """Is there a folder, and does it hold all files but the weights?"""
+    """Is the folder there, with all files except the weights?"""
     model = facts.model
     if not model.is_folder:
         yield from _absent(facts)
@@ -21,7 +21,7 @@ def folder(facts: Facts) -> Iterator[Finding]:
         if model.snapshot:
             yield _cache(facts, model.snapshot)
             return
-        yield _missing(facts, "config.json", "no engine knows what to build")
+        yield _missing(facts, "config.json", "no engine can build the model")
     elif model.config_problem:
         yield error(
             "config-bad", f"{model.path}/config.json: {model.config_problem}",
@@ -45,14 +45,14 @@ def folder(facts: Facts) -> Iterator[Finding]:
     if "generation_config.json" not in model.files:
         yield warning(
             "generation-config-missing", f"{model.path} has no generation_config.json",
-            breaks="engines miss the ids that end an answer (<|return|>, <|call|>): tool calls run on",
+            breaks="engines lack the stop tokens (<|return|>, <|call|>): tool calls do not end",
             repair=_download(facts),
         )  # fmt: skip
 
 
 def _cache(facts: Facts, snapshot: str) -> Finding:
     return error(
-        "model-cache", f"{facts.model.path} is a folder of the Hugging Face cache; the model is further down",
+        "model-cache", f"{facts.model.path} is a Hugging Face cache folder; the model is in a subfolder",
         breaks="workers exit at start: no config.json",
         repair=f"--model-path {snapshot}",
     )  # fmt: skip
@@ -86,20 +86,20 @@ def _disk(facts: Facts, needed: int) -> Iterator[Finding]:
     if facts.model.disk_free_bytes < needed:
         yield error(
             "disk-full", f"{facts.model.disk_free_bytes / GIB:.0f} GiB free on {facts.model.path}'s disk, "
-            f"{needed / GIB:.0f} GiB are still to download",
+            f"but {needed / GIB:.0f} GiB left to download",
             breaks="the download stops in the middle",
             repair="df -h; choose another --local-dir",
         )  # fmt: skip
     if needed and not facts.model.is_writable:
         yield error(
-            "model-read-only", f"{facts.model.path} is incomplete, and cannot be written",
+            "model-read-only", f"{facts.model.path} is incomplete and not writable",
             breaks="the download stops at its first file",
             repair=f"mount it writable for the download, or chown {facts.model.path}",
         )  # fmt: skip
 
 
 def weights(facts: Facts) -> Iterator[Finding]:
-    """Is every shard of the index there and whole?"""
+    """Is every shard of the index there and complete?"""
     model = facts.model
     if not model.is_folder or model.snapshot:
         return
@@ -112,21 +112,19 @@ def weights(facts: Facts) -> Iterator[Finding]:
     elif not model.shards:
         yield _missing(facts, "*.safetensors", "no weights to load")
     elif len(model.shards) > 1 and _INDEX not in model.files:
-        yield _missing(
-            facts, _INDEX, "nothing tells whether all weight files are there, and which holds what"
-        )
+        yield _missing(facts, _INDEX, "the engine cannot tell which file holds which weight")
     missing = [shard.name for shard in model.shards if shard.size_bytes is None]
     if missing:
         yield error(
             "shard-missing", f"{len(missing)} of {len(model.shards)} weight files missing: {_some(missing)}",
-            breaks="the engine ends after minutes of loading",
+            breaks="the engine exits after minutes of loading",
             repair=_download(facts),
         )  # fmt: skip
     broken = [shard.name for shard in model.shards if shard.size_bytes is not None and not _whole(shard)]
     if broken:
         yield error(
-            "shard-broken", f"weight files truncated, or git-lfs pointers: {_some(broken)}",
-            breaks="loading ends with a header or deserialization error",
+            "shard-broken", f"truncated weight files or git-lfs pointers: {_some(broken)}",
+            breaks="loading fails with a header or deserialization error",
             repair=f"rm {model.path}/{broken[0]} && {_download(facts)}",
         )  # fmt: skip
     if missing or broken:

@@ -1,4 +1,4 @@
-"""Checks of what prefill and decode have to agree on, and of what moves KV between them."""
+"""Checks of the settings that prefill and decode must agree on, and of those of KV transfers."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ _REUSE = "kv_cache_config.enable_block_reuse"
 
 
 def pair(facts: Facts) -> Iterator[Finding]:
-    """Can KV that this prefill worker makes be taken over by this decode worker?"""
+    """Can this decode worker take over this prefill worker's KV?"""
     prefill, decode = facts.worker("prefill"), facts.worker("decode")
     for worker in (prefill, decode):
         if worker and worker.given and facts.wants_tensorrt_llm:
@@ -56,7 +56,7 @@ def _equal(prefill: Worker, decode: Worker) -> Iterator[Finding]:
             yield error(
                 code, f"{key}: {one} on prefill, {other} on decode",
                 breaks="the pair is refused: neither can read the other's KV blocks",
-                repair=f"write the same {key} in both files",
+                repair=f"set the same {key} in both files",
             )  # fmt: skip
 
 
@@ -65,6 +65,6 @@ def _lengths(prefill: Worker, decode: Worker) -> Iterator[Finding]:
     if one is not None and other is not None and other < one:
         yield error(
             "pair-length", f"max_seq_len: {int(one):,} on prefill, {int(other):,} on decode",
-            breaks="decode refuses requests that prefill has already worked on",
+            breaks="decode refuses requests that prefill has already processed",
             repair=f"max_seq_len: {int(one)} in decode's file",
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Checks of etcd and NATS: do they answer, soon enough, and let us in; and is the clock right?"""
+"""Checks of etcd and NATS (reachability, access, version, latency, message size) and of the clock."""
 
 from collections.abc import Iterator
 
@@ -6,12 +6,12 @@ from operations.doctor.facts import Facts, Service
 from operations.doctor.findings import Finding, error, warning
 
 _BYTES_PER_ID = 5
-"""One token id of a prompt on the wire, at most (msgpack)."""
+"""The largest msgpack encoding of a prompt's token id."""
 _OLDEST = {"etcd": (3, 4), "NATS": (2, 9)}
 
 
 def services(facts: Facts) -> Iterator[Finding]:
-    """etcd and NATS: do they answer, soon enough, and take large enough messages?"""
+    """Do etcd and NATS answer quickly, grant access, and accept large enough messages?"""
     for service in facts.services:
         if service.problem:
             yield _down(facts, service)
@@ -20,8 +20,8 @@ def services(facts: Facts) -> Iterator[Finding]:
         if service.latency_s > 0.05:
             yield warning(
                 "latency", f"{service.name} at {service.url} answers in {service.latency_s * 1e3:.0f} ms",
-                breaks="every token of every answer waits as long" if service.name == "NATS"
-                else "workers appear and vanish late; leases may run out under load",
+                breaks="every token of every answer is delayed by as much" if service.name == "NATS"
+                else "worker changes are noticed late; leases may expire under load",
                 repair="run it on this machine or in this rack",
             )  # fmt: skip
         yield from _payload(facts, service)
@@ -32,13 +32,13 @@ def _down(facts: Facts, service: Service) -> Finding:
     if any(other.name == service.name and not other.problem for other in facts.services):
         return warning(
             "etcd-member-down", fact,
-            breaks="nothing while the others of the cluster are a majority",
-            repair="start it again, or take it out of ETCD_ENDPOINTS",
+            breaks="nothing while the other members are a majority",
+            repair="restart it, or remove it from ETCD_ENDPOINTS",
         )  # fmt: skip
     variable = "ETCD_ENDPOINTS" if service.name == "etcd" else "NATS_SERVER"
     return error(
         f"{service.name.lower()}-down", fact,
-        breaks="workers cannot register" if service.name == "etcd" else "requests cannot travel",
+        breaks="workers cannot register" if service.name == "etcd" else "requests cannot reach workers",
         repair=f"docker compose -f deploy/docker-compose.yml up -d, or set {variable}",
     )  # fmt: skip
 
@@ -51,16 +51,16 @@ def _refused(service: Service) -> Iterator[Finding]:
             else "export NATS_SERVER=nats://USER:PASSWORD@HOST:4222"
         )
         yield error(
-            "login", f"{service.name} at {service.url} refuses us: {service.refusal}",
+            "login", f"{service.name} at {service.url} denies access: {service.refusal}",
             breaks="frontend and workers exit at start",
             repair=credentials,
         )  # fmt: skip
     oldest = _OLDEST[service.name]
     if service.version and service.version < oldest:
         yield error(
-            "version-old", f"{service.name} at {service.url} is {_dotted(service.version)}",
-            breaks=f"Baton was tested with {_dotted(oldest)} and newer: calls it needs are missing",
-            repair="docker compose -f deploy/docker-compose.yml up -d brings newer ones",
+            "version-old", f"{service.name} at {service.url} is version {_dotted(service.version)}",
+            breaks=f"Baton is tested with {_dotted(oldest)} and newer; older ones lack calls that it needs",
+            repair="docker compose -f deploy/docker-compose.yml up -d starts newer ones",
         )  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def _payload(facts: Facts, service: Service) -> Iterator[Finding]:
 
 
 def clock(facts: Facts) -> Iterator[Finding]:
-    """Is the clock sane, alone and against etcd's machine?"""
+    """Is the clock plausible, and in sync with etcd's?"""
     if facts.host.year < 2025:
         yield error(
             "clock", f"this machine's clock says {facts.host.year}",
@@ -90,7 +90,8 @@ def clock(facts: Facts) -> Iterator[Finding]:
     for service in facts.services:
         if service.clock_ahead_s is not None and abs(service.clock_ahead_s) > 5:
             yield warning(
-                "clock-skew", f"this machine's clock is {service.clock_ahead_s:+.0f} s off {service.url}'s",
-                breaks="logs and traces of one request do not line up; handoff ids carry wrong times",
+                "clock-skew", f"this machine's clock is off by {service.clock_ahead_s:+.0f} s from "
+                f"{service.url}'s",
+                breaks="logs and traces of one request do not line up; handoff ids contain wrong times",
                 repair="timedatectl set-ntp true, on both",
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Checks of a worker's engine settings, flags over YAML: does each value make sense?"""
+"""Checks of each worker's effective engine settings (flags over YAML)."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ _GREEDY = 0.95
 
 
 def alone(facts: Facts) -> Iterator[Finding]:
-    """Each worker by itself."""
+    """Check each worker's settings by themselves."""
     for worker in facts.workers:
         yield from _flags(worker)
         yield from _values(worker)
@@ -28,18 +28,18 @@ def _flags(worker: Worker) -> Iterator[Finding]:
     if worker.refusal is not None:
         yield error(
             "settings-refused", f"{worker.mode}: {worker.refusal}",
-            breaks=f"the {worker.mode} worker exits at start with these words",
-            repair="change or remove what is named; engine_configs/README.md has the keys",
+            breaks=f"the {worker.mode} worker exits at start with this error",
+            repair="change or remove the named setting; engine_configs/README.md lists the keys",
         )  # fmt: skip
     if worker.overruled:
         pairs = (
-            f"{key} {worker.value(key)} (typed), {value} ({place})"
+            f"{key} {worker.value(key)} (flag), {value} ({place})"
             for key, (value, place) in worker.overruled.items()
         )
         yield note(
             "flag-over-yaml", f"{worker.mode}: {'; '.join(pairs)}",
-            breaks="nothing: a typed flag counts; but Dynamo with the same two would take the file's value",
-            repair="leave the flag out, or write its value in the file",
+            breaks="nothing: the flag wins; but Dynamo, given the same, would use the file's value",
+            repair="omit the flag, or set its value in the file",
         )  # fmt: skip
 
 
@@ -48,9 +48,9 @@ def _values(worker: Worker) -> Iterator[Finding]:
         value = worker.value(key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             yield error(
-                "yaml-value", f"{worker.place(key)} {value!r} is not a whole number above 0",
+                "yaml-value", f"{worker.place(key)} {value!r} is not a positive integer",
                 breaks=f"the {worker.mode} worker exits at start",
-                repair=f"give {key} a number",
+                repair=f"set {key} to a positive integer",
             )  # fmt: skip
     fraction = worker.value(_FRACTION)
     if fraction is None:
@@ -58,12 +58,12 @@ def _values(worker: Worker) -> Iterator[Finding]:
     if not (isinstance(fraction, int | float) and 0 < fraction < 1):
         yield error(
             "kv-fraction", f"{worker.place(_FRACTION)} {fraction!r} is not between 0 and 1",
-            breaks="no memory is left to compute in, or the worker exits at start",
+            breaks="no memory is left for activations, or the worker exits at start",
             repair=f"{_FRACTION}: 0.85",
         )  # fmt: skip
     elif fraction > _GREEDY:
         yield warning(
-            "kv-greedy", f"{worker.place(_FRACTION)} {fraction!r}",
+            "kv-greedy", f"{worker.place(_FRACTION)} {fraction!r} leaves little memory",
             breaks="CUDA out of memory when a long prompt or a transfer needs room",
             repair=f"{_FRACTION}: 0.9, or 0.85 with a transceiver",
         )  # fmt: skip
@@ -74,20 +74,20 @@ def _sizes(facts: Facts, worker: Worker) -> Iterator[Finding]:
     if batch is not None and graphs is not None and batch > graphs:
         yield warning(
             "batch-graphs", f"{worker.mode}: max_batch_size {int(batch)}, CUDA graphs up to {int(graphs)}",
-            breaks="larger batches run without graphs: each token takes longer just under full load",
+            breaks="larger batches run without graphs: tokens take longer exactly under full load",
             repair=f"{_GRAPHS}: {int(batch)}, or max_batch_size: {int(graphs)}",
         )  # fmt: skip
     room = worker.number("max_num_tokens")
     if batch is not None and room is not None and batch > room:
         yield warning(
             "batch-tokens", f"{worker.mode}: max_batch_size {int(batch)} is above max_num_tokens {int(room)}",
-            breaks="a step has room for one token of each of fewer requests: the batch never fills",
+            breaks="a step has fewer tokens than the batch has requests: the batch never fills",
             repair=f"max_num_tokens: {max(8192, int(batch))}",
         )  # fmt: skip
     longest, shape = worker.number("max_seq_len"), facts.model.shape
     if longest is not None and shape is not None and longest > shape.max_positions:
         yield warning(
-            "beyond-context", f"{worker.mode}: max_seq_len {int(longest):,}, the model's context is "
+            "beyond-context", f"{worker.mode}: max_seq_len {int(longest):,} is above the model's context, "
             f"{shape.max_positions:,}",
             breaks="the engine exits at start, or answers degenerate beyond the context",
             repair=f"max_seq_len: {shape.max_positions}",
@@ -109,7 +109,8 @@ def _parallelism(facts: Facts, worker: Worker) -> Iterator[Finding]:
     heads, kv_heads = shape.num_heads, shape.num_kv_heads
     if heads % size or (kv_heads % size and size % kv_heads):
         yield error(
-            "tp-heads", f"{worker.mode}: tensor_parallel_size {size}, {heads} heads, {kv_heads} KV heads",
+            "tp-heads", f"{worker.mode}: tensor_parallel_size {size} does not fit {heads} heads and "
+            f"{kv_heads} KV heads",
             breaks="the engine exits at start",
             repair="tensor_parallel_size: 1, 2, 4 or 8",
         )  # fmt: skip
@@ -130,7 +131,7 @@ def _moe(facts: Facts, worker: Worker) -> Iterator[Finding]:
     if hopper and backend == "TRTLLM":
         yield error(
             "moe-hopper", f"{worker.mode}: moe_config.backend: TRTLLM on a {gpus[0].name}",
-            breaks="those kernels exist for Blackwell only: the engine exits at start",
+            breaks="these kernels exist for Blackwell only: the engine exits at start",
             repair="moe_config.backend: TRITON",
         )  # fmt: skip
     elif hopper and backend == "CUTLASS":

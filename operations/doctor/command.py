@@ -1,4 +1,4 @@
-"""`python -m baton doctor`: its flags, gathering the facts, running the checks, printing."""
+"""`python -m baton doctor`: parses flags, runs the probes and the checks, prints the report."""
 
 import dataclasses
 import json
@@ -43,7 +43,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DoctorSettings:
-    """What `python -m baton doctor` takes. GPU lists are CUDA_VISIBLE_DEVICES; `;` parts workers."""
+    """Flags of `python -m baton doctor`. GPU lists are as in CUDA_VISIBLE_DEVICES; `;` separates workers."""
 
     engine: EngineName = flag("trtllm", "engine of the workers")
     model_path: Path = flag(Path("models/demo"), "model folder", metavar="FOLDER")
@@ -53,9 +53,9 @@ class DoctorSettings:
     prefill_gpus: str | None = flag(None, "GPUs of prefill, as 0,1,2,3", metavar="LIST")
     decode_gpus: str | None = flag(None, "GPUs of decode, as 4,5,6,7", metavar="LIST")
     gpus: str | None = flag(None, "GPUs of an aggregated worker", metavar="LIST")
-    prefill_flags: str = flag("", "what is typed to prefill workers, in quotes", metavar="FLAGS")
-    decode_flags: str = flag("", "what is typed to decode workers", metavar="FLAGS")
-    flags: str = flag("", "what is typed to aggregated workers", metavar="FLAGS")
+    prefill_flags: str = flag("", "flags of prefill workers, in quotes", metavar="FLAGS")
+    decode_flags: str = flag("", "flags of decode workers", metavar="FLAGS")
+    flags: str = flag("", "flags of aggregated workers", metavar="FLAGS")
     http_port: int = flag(8000, "port of the frontend", env=HTTP_PORT, metavar="PORT")
     http_host: str = flag("127.0.0.1", "address of the frontend", env=HTTP_HOST, metavar="IP")
     json: bool = flag(False, "findings as JSON")
@@ -63,27 +63,25 @@ class DoctorSettings:
 
 
 def doctor(argv: list[str]) -> int:
-    """Say what would break. Exit status: 0 nothing, 1 warnings only, 2 errors (or a bad flag)."""
+    """Report what would break. Exit status: 0 nothing, 1 warnings only, 2 errors (or a bad flag)."""
     settings = parse(
         DoctorSettings,
         argv,
         prog="python -m baton doctor",
-        description="What would break, before it is started.",
+        description="Find what would break, before starting it.",
     ).settings
     report = examine(gather(settings))
     page = text(report)
     if settings.json:
         page = json.dumps(msgspec.to_builtins(report), indent=2) + "\n"
-    # A path may be no UTF-8, a terminal may know ASCII only.
+    # A path may not be UTF-8, and a terminal may support only ASCII.
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(page.encode(encoding, "backslashreplace").decode(encoding))
     return report.exit_status
 
 
 def gather(settings: DoctorSettings) -> Facts:
-    """Ask nvidia-smi, /proc, the files and the servers: a second or two; an engine that is
-    installed may take half a minute.
-    """
+    """Run all probes. Takes a second or two; half a minute if the engine is installed."""
     wires, host, model = settings.wires, probe_host(), probe_model(settings.model_path)
     workers = tuple(asked_for(settings, os.environ.get("CUDA_VISIBLE_DEVICES")))
     installed = {"trtllm": host.has_tensorrt_llm, "vllm": host.has_vllm}
@@ -105,7 +103,7 @@ def gather(settings: DoctorSettings) -> Facts:
 
 
 def asked_for(settings: DoctorSettings, visible_devices: str | None) -> Iterator[Worker]:
-    """The workers that the flags describe; with none, one aggregated worker on CUDA_VISIBLE_DEVICES."""
+    """The workers that the flags describe; by default one aggregated worker on CUDA_VISIBLE_DEVICES."""
     s = settings
     asked: tuple[tuple[DisaggregationMode, str | None, Path | None, str], ...] = (
         ("prefill", s.prefill_gpus, s.prefill_engine_args, s.prefill_flags),
@@ -136,7 +134,7 @@ def _services(wires: Wires) -> Iterator[tuple[Probe, str]]:
 
 
 def examine(facts: Facts) -> Report:
-    """Run every check; pure. Worst first, each finding once."""
+    """Run every check; pure. Findings are sorted, worst first, without duplicates."""
     found = dict.fromkeys(finding for check in CHECKS for finding in check(facts))
     order = list(Severity)
     return Report(
@@ -153,7 +151,7 @@ def _seen(facts: Facts) -> Iterator[str]:
     if model.shape:
         yield (
             f"{model.path}: {model.weight_bytes / GIB:.2f} GiB in {len(model.shards)} weight files, "
-            f"{model.shape.kv_bytes_per_token():,.0f} bytes of KV a token"
+            f"{model.shape.kv_bytes_per_token():,.0f} bytes of KV per token"
         )
     yield from filter(None, (check_memory.seen(facts, worker) for worker in facts.workers))
     for service in facts.services:

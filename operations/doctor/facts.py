@@ -1,4 +1,4 @@
-"""All that doctor knows about a deployment: gathered once by the probes, judged by pure checks."""
+"""The facts about a deployment: gathered once by the probes, judged by pure checks."""
 
 from typing import Literal
 
@@ -9,15 +9,15 @@ from workers.flags import DisaggregationMode, EngineName
 GIB = 1 << 30
 _ABSURD = 1e15
 BIG_MODEL_BYTES = 4 * GIB
-"""Weights above this need a GPU: it is not the demo model."""
+"""Larger weights are not a demo model's and need a GPU."""
 
 INITIAL_IPC_NAMESPACE = 0xEFFFFFFF
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
-"""Linux gives the first namespaces fixed numbers (include/linux/proc_ns.h): others are containers'."""
+"""Fixed numbers of Linux's initial namespaces (include/linux/proc_ns.h); containers have others."""
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of nvidia-smi. Bytes are None where the driver does not tell (unified memory: DGX Spark)."""
+    """One row of nvidia-smi. Bytes are None if not reported (unified memory: DGX Spark)."""
 
     index: int
     uuid: str
@@ -31,7 +31,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """More of nvidia-smi's report; numbers are None and words `N/A` where a GPU does not have it."""
+    """Health fields of nvidia-smi: None or `N/A` if the GPU does not support them."""
 
     persistence_mode: str
     compute_mode: str
@@ -42,7 +42,7 @@ class GpuHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Nvidia(msgspec.Struct, frozen=True, kw_only=True):
-    """What nvidia-smi said. `links` and `peers` go by (index, index): `NV18`, `PIX`, `SYS`; `OK`, `NS`."""
+    """nvidia-smi's report. `links` (`NV18`, `PIX`, `SYS`) and `peers` (`OK`, `NS`) are by (index, index)."""
 
     gpus: tuple[Gpu, ...] = ()
     problem: str | None = None
@@ -51,7 +51,7 @@ class Nvidia(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """A safetensors file. `size_bytes` None: missing. `whole_bytes`: what its header promises, if any."""
+    """A safetensors file: `size_bytes` is None if missing, `whole_bytes` the size that its header implies."""
 
     name: str
     size_bytes: int | None
@@ -59,7 +59,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """The lines of config.json that memory and parallelism depend on."""
+    """The fields of config.json that memory and parallelism depend on."""
 
     model_type: str
     num_layers: int
@@ -77,8 +77,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """The model folder. `num_unfinished` counts downloads that were broken off, `total_bytes` is what the
-    index promises, `snapshot` the model's folder inside if `path` is one of the Hugging Face cache.
+    """The model folder. `num_unfinished` counts interrupted downloads, `total_bytes` is the index's total,
+    `snapshot` the model's subfolder if `path` is a Hugging Face cache folder.
     """
 
     path: str
@@ -98,16 +98,15 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weight_bytes(self) -> int:
-        """Of the shards that are there."""
+        """Size of the shards that exist."""
         return sum(shard.size_bytes or 0 for shard in self.shards)
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker that is to be started. `gpus` is the list as it was written, None if none was.
+    """A worker to be started. `gpus` is its list as written, None if not given.
 
-    `argv` is what it is started with, `given` are the engine settings that it would have of it: by key path,
-    (value, source); `overruled` what its YAML says otherwise than a typed flag. `refusal` is what it says
-    instead of starting.
+    `argv` is its command line, `given` the resulting engine settings: (value, source) by key path.
+    `overruled` are the YAML's values that a flag overrides. `refusal` is the error at its start, if any.
     """
 
     mode: DisaggregationMode
@@ -123,11 +122,11 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
         return [] if self.gpus is None else self.gpus.split(",")
 
     def value(self, path: str) -> object:
-        """A setting; None if it is not given."""
+        """A setting; None if not given."""
         return self.given.get(path, (None, ""))[0]
 
     def place(self, path: str) -> str:
-        """Where a setting was given, for the operator."""
+        """A setting's name and source, for messages."""
         return (
             f"{self.mode}: {path} ({self.given[path][1]})" if path in self.given else f"{self.mode}: {path}"
         )
@@ -138,7 +137,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
         return default if value is None else str(value)
 
     def number(self, path: str) -> float | None:
-        """A setting; None if it is not given, or no number that a setting can have."""
+        """A setting; None if not given, or not a plausible number."""
         value = self.value(path)
         if not isinstance(value, int | float) or isinstance(value, bool):
             return None
@@ -150,7 +149,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tensor_parallel_size(self) -> int:
-        """As given; else each listed GPU is meant."""
+        """As given; by default the number of listed GPUs."""
         return max(1, int(self.number("tensor_parallel_size") or len(self.gpu_list)))
 
     @property
@@ -160,9 +159,9 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """etcd or NATS at one address. Positive `clock_ahead_s`: this machine's clock is ahead of that one's.
+    """etcd or NATS at one address. Positive `clock_ahead_s`: this machine's clock is ahead of the server's.
 
-    `problem`: it does not answer. `refusal`: it does, and does not let this user in.
+    `problem`: why it does not answer. `refusal`: why it denies this user access.
     """
 
     name: Literal["etcd", "NATS"]
@@ -176,7 +175,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """This machine, or this container. A limit of None is unlimited; `ptrace_scope` is None without Yama."""
+    """This machine or container. A limit of None is unlimited; `ptrace_scope` is None without Yama."""
 
     memory_bytes: int
     memory_free_bytes: int
@@ -202,8 +201,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. Ports: None if free, else why not. `host_problem`: why --host cannot be bound;
-    `registry_problem`: why the file registry, if it is the one, cannot be trusted."""
+    """All facts. `http_port_problem`: why the port is not free; `host_problem`: why --host cannot be bound;
+    `registry_problem`: why the file registry, if in use, cannot be trusted."""
 
     host: Host
     nvidia: Nvidia
@@ -219,30 +218,30 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wants_gpus(self) -> bool:
-        """True if a GPU was named, or the model is too large for the demo model."""
+        """True if GPUs are listed, or the weights are too large for a demo model."""
         listed = any(worker.gpus is not None for worker in self.workers)
         return listed or self.model.weight_bytes > BIG_MODEL_BYTES
 
     @property
     def wants_tensorrt_llm(self) -> bool:
-        """True for its workers, unless the model is a demo, which the embedded engine runs on a GPU, too."""
+        """True with engine trtllm on GPUs, except for a demo model, which the embedded engine runs there."""
         return (
             self.engine == "trtllm" and self.wants_gpus and not 0 < self.model.weight_bytes <= BIG_MODEL_BYTES
         )
 
     def worker(self, mode: DisaggregationMode) -> Worker | None:
-        """The first worker of that mode."""
+        """The first worker in that mode."""
         return next((worker for worker in self.workers if worker.mode == mode), None)
 
     def gpus_of(self, worker: Worker) -> list[Gpu]:
-        """The GPUs this worker would see: the listed ones that exist, in order; all if none is listed."""
+        """The GPUs this worker would see: the listed ones that exist, in order; all without a list."""
         if worker.gpus is None:
             return list(self.nvidia.gpus)
         found = (self.gpu(entry) for entry in worker.gpu_list)
         return [gpu for gpu in found if gpu is not None]
 
     def gpu(self, entry: str) -> Gpu | None:
-        """By index or UUID, as CUDA_VISIBLE_DEVICES names it: cut short, a UUID must still be one GPU's."""
+        """The GPU of an index or UUID in CUDA_VISIBLE_DEVICES; a UUID prefix must be unambiguous."""
         found = [
             gpu
             for gpu in self.nvidia.gpus
@@ -251,9 +250,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         return found[0] if len(found) == 1 else None
 
     def free_bytes(self, gpu: Gpu) -> int:
-        """Free memory; with unified memory it is the machine's."""
+        """Free memory: the machine's if memory is unified."""
         return self.host.memory_free_bytes if gpu.free_bytes is None else gpu.free_bytes
 
     def total_bytes(self, gpu: Gpu) -> int:
-        """All memory; with unified memory it is the machine's."""
+        """Total memory: the machine's if memory is unified."""
         return self.host.memory_bytes if gpu.total_bytes is None else gpu.total_bytes

@@ -1,4 +1,4 @@
-"""What doctor found: one struct for each finding, how it is printed, and the exit status it stands for."""
+"""Doctor's findings: their struct, printed form and exit status."""
 
 import enum
 from collections import Counter
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Severity(enum.StrEnum):
-    """An error will not run; a warning runs badly or not always; a note is information."""
+    """Error: it will not run. Warning: it runs badly or not always. Note: information."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -16,7 +16,7 @@ class Severity(enum.StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One problem: the fact, what it will break, and the command (or edit) that repairs it."""
+    """One problem: the fact, what it breaks, and the command or edit that repairs it."""
 
     severity: Severity
     code: str
@@ -26,14 +26,14 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All of `--json`: what was looked at, one line each, and what was found, worst first."""
+    """The content of `--json`: one line per thing examined, and the findings, worst first."""
 
     seen: tuple[str, ...]
     findings: tuple[Finding, ...]
 
     @property
     def exit_status(self) -> int:
-        """0 nothing worse than a note, 1 warnings, 2 errors."""
+        """0 for nothing worse than notes, 1 for warnings, 2 for errors."""
         found = {finding.severity for finding in self.findings}
         return 2 if Severity.ERROR in found else 1 if Severity.WARNING in found else 0
 
@@ -44,17 +44,17 @@ def error(code: str, fact: str, *, breaks: str, repair: str) -> Finding:
 
 
 def warning(code: str, fact: str, *, breaks: str, repair: str) -> Finding:
-    """It runs, but slowly, or not with every request."""
+    """It runs, but slowly or not for every request."""
     return Finding(severity=Severity.WARNING, code=code, fact=fact, breaks=breaks, repair=repair)
 
 
 def note(code: str, fact: str, *, breaks: str, repair: str) -> Finding:
-    """Good to know."""
+    """Information only."""
     return Finding(severity=Severity.NOTE, code=code, fact=fact, breaks=breaks, repair=repair)
 
 
 def text(report: Report) -> str:
-    """For a person: what was seen, then three aligned lines for each finding, then the count."""
+    """The report for humans: what was examined, three aligned lines per finding, and the count."""
     lines = [f"{'seen':<8} {line}" for line in report.seen]
     for finding in report.findings:
         lines += [

@@ -1,4 +1,4 @@
-"""The workers to be started: their settings as they will read them, or why they refuse them."""
+"""The workers to be started: their settings as they will read them, or why they will exit."""
 
 import shlex
 import subprocess
@@ -24,7 +24,7 @@ _COMMON_NAMES = {name: path for path, name in NAMES.items()}
 def planned(
     engine: EngineName, mode: DisaggregationMode, gpus: Sequence[str | None], path: Path | None, line: str
 ) -> list[Worker]:
-    """One worker for each list of GPUs; `path` is their YAML, `line` what else is typed to them."""
+    """One worker per GPU list; `path` is their YAML, `line` their other flags."""
     argv = ["--engine", engine, "--disaggregation-mode", mode]
     argv += [f"--extra-engine-args={path}"] if path is not None else []
     worker = Worker(mode=mode)
@@ -39,12 +39,12 @@ def planned(
 
 
 def _commonly_named(given: Given) -> Given:
-    """vLLM's own names of what all engines have, as the flags name them."""
+    """Renames settings that all engines share from vLLM's names to those of the flags."""
     return {_COMMON_NAMES.get(path, path): value for path, value in given.items()}
 
 
 def _overruled(given: Given, path: Path | None) -> Given:
-    """Where the file differs from a typed flag: what it says."""
+    """The file's values that a flag overrides."""
     file = read(None, path, {}) if path is not None else {}
     return {
         key: file[key]
@@ -57,27 +57,27 @@ Ask = Callable[[Sequence[str]], str | None]
 
 
 def ask_worker(argv: Sequence[str]) -> str | None:
-    """What `python -m workers --check` refuses: only the installed build knows its keys and their types. In
-    a process of its own, as importing an engine takes long, prints, and may end it.
+    """The error of `python -m workers --check`, if any: only the installed build knows its keys and types.
+    In a subprocess, since importing an engine is slow, prints, and may end the process.
     """
     command = [sys.executable, "-m", "workers", "--check", *argv]
     try:
-        done = subprocess.run(  # noqa: S603  our own process, with the flags that it is to be started with
+        done = subprocess.run(  # noqa: S603  our own program, with the worker's flags
             command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"its settings are not read within {_TIMEOUT_S:.0f} s"
+        return f"reading its settings takes longer than {_TIMEOUT_S:.0f} s"
     except (OSError, ValueError) as error:
         return f"its settings cannot be read: {error}"
     if done.returncode == 0:
         return None
-    lines = done.stderr.strip().splitlines() or [f"it ends with status {done.returncode}"]
-    errors = [line for line in lines if line.startswith("error: ")]  # an engine may print more at its end
+    lines = done.stderr.strip().splitlines() or [f"it exits with status {done.returncode}"]
+    errors = [line for line in lines if line.startswith("error: ")]  # an engine may print more as it exits
     return (errors or lines)[-1].removeprefix("error: ")
 
 
 def with_refusals(workers: Iterable[Worker], model_path: Path, ask: Ask = ask_worker) -> tuple[Worker, ...]:
-    """The workers, those that refuse their settings with the reason; each command line is asked once."""
+    """The workers, with the errors of those that refuse their settings; runs each command line once."""
     workers = tuple(workers)
     lines = list(dict.fromkeys(worker.argv for worker in workers if worker.refusal is None))
     with ThreadPoolExecutor() as pool:

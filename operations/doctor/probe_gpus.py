@@ -1,4 +1,4 @@
-"""Asks nvidia-smi for GPUs, links and peer access; the parsing is pure."""
+"""Asks nvidia-smi for GPUs, links and peer access; the parsers are pure."""
 
 import re
 import subprocess
@@ -18,8 +18,8 @@ _MIB = 1 << 20
 
 
 def probe_gpus() -> Nvidia:
-    """Up to four calls of nvidia-smi; `problem` says why there is no answer. Health and topology are extras:
-    a driver that does not know one of their fields refuses the whole call.
+    """Call nvidia-smi up to four times; `problem` says why it failed. Health and topology are optional: a
+    driver that does not know one of the fields refuses the whole call.
     """
     listed = _nvidia_smi(f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
     if isinstance(listed, OSError | subprocess.SubprocessError):
@@ -40,7 +40,7 @@ def probe_gpus() -> Nvidia:
 def _nvidia_smi(*arguments: str) -> str | OSError | subprocess.SubprocessError:
     try:
         done = subprocess.run(  # noqa: S603  our own arguments
-            ["nvidia-smi", *arguments],  # noqa: S607  wherever the driver put it
+            ["nvidia-smi", *arguments],  # noqa: S607  wherever the driver installed it
             capture_output=True,
             text=True,
             errors="replace",
@@ -56,15 +56,15 @@ def _reason(error: OSError | subprocess.SubprocessError) -> str:
     if isinstance(error, FileNotFoundError):
         return "nvidia-smi is not installed"
     if isinstance(error, subprocess.TimeoutExpired):
-        return f"nvidia-smi has hung for {_TIMEOUT_S} s (a GPU fell off the bus?)"
+        return f"nvidia-smi hangs for more than {_TIMEOUT_S} s (did a GPU fall off the bus?)"
     if isinstance(error, subprocess.CalledProcessError):
         said = " ".join((error.stdout or error.stderr or "").split())
-        return said[:200] or f"nvidia-smi ends with status {error.returncode}"
+        return said[:200] or f"nvidia-smi exits with status {error.returncode}"
     return f"nvidia-smi: {error}"
 
 
 def parse_gpus(csv: str) -> tuple[Gpu, ...]:
-    """Rows of `--query-gpu` with `noheader,nounits`; what the driver does not know reads `[N/A]`."""
+    """Parse `--query-gpu` with `noheader,nounits`; values that the driver does not know read `[N/A]`."""
     found = []
     for line in csv.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -88,7 +88,7 @@ def parse_gpus(csv: str) -> tuple[Gpu, ...]:
 
 
 def parse_health(csv: str) -> dict[int, GpuHealth]:
-    """Rows of the second query, by GPU index."""
+    """Parse the query of health fields, by GPU index."""
     found = {}
     for line in csv.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -114,7 +114,7 @@ def _whole(cell: str) -> int:
 
 
 def parse_matrix(table: str) -> dict[tuple[int, int], str]:
-    """`nvidia-smi topo -m` or `-p2p` by GPU indices; network cards and affinities are left out."""
+    """Parse `nvidia-smi topo -m` or `-p2p`, by GPU indices; skips network cards and affinities."""
     columns: list[int] = []
     found: dict[tuple[int, int], str] = {}
     for line in _ESCAPES.sub("", table).splitlines():

@@ -21,7 +21,7 @@ _VARIABLES = re.compile(r"(CUDA|NCCL|NVIDIA|UCX|TRTLLM|TRT_LLM)_\w+|(https?|all|
 
 
 def probe_host() -> Host:
-    """Never raises: what cannot be read counts as not limited, or not there."""
+    """Never raises: what cannot be read counts as unlimited or absent."""
     memory = _meminfo()
     return Host(
         memory_bytes=memory.get("MemTotal", 0),
@@ -59,7 +59,7 @@ def _network_devices() -> Iterator[str]:
 
 
 def _limit(which: int, *, is_hard: bool = False) -> int | None:
-    """The limit; the hard one of what processes raise for themselves."""
+    """The soft limit, or the hard one for limits that processes raise themselves."""
     limit = resource.getrlimit(which)[is_hard]
     return None if limit == resource.RLIM_INFINITY else limit
 
@@ -104,7 +104,7 @@ def _container_toolkit() -> str | None:
 
 
 def _run(*command: str) -> str | None:
-    """The first line that it prints; None if it is not there, fails or hangs."""
+    """The first line of its output; None if it is not installed, fails or hangs."""
     try:
         done = subprocess.run(  # noqa: S603  our own arguments
             command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=True
@@ -122,12 +122,12 @@ def _has_hf_token() -> bool:
 
 
 def bind_problem(host: str, port: int) -> str | None:
-    """None if this process could listen there, else why not. Port 0: any."""
+    """Why this process could not listen there, or None. Port 0: any."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.create_server((host, port), family=family):
             return None
     except OSError as error:
         return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-    except (OverflowError, ValueError) as error:  # a port or a name that cannot be one
+    except (OverflowError, ValueError) as error:  # an invalid port or name
         return str(error)

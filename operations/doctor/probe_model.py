@@ -1,4 +1,4 @@
-"""Reads a model folder: which files are there, what config.json says, whether each shard is whole."""
+"""Reads a model folder: its files, config.json, and whether each shard is complete."""
 
 import json
 import os
@@ -44,10 +44,10 @@ class _Tokenizer(msgspec.Struct):
 
 
 def probe_model(path: Path) -> Model:
-    """Everything that can be told without loading a weight; never raises."""
+    """Read everything except the weights themselves; never raises."""
     try:
         return _probe(path)
-    except OSError as error:  # a folder that may not be read, a name that is too long
+    except OSError as error:  # an unreadable folder, a name that is too long
         return Model(path=str(path), is_folder=False, folder_problem=error.strerror or str(error))
 
 
@@ -77,13 +77,13 @@ def _probe(path: Path) -> Model:
 
 
 def _snapshot(path: Path) -> str | None:
-    """The newest checkpoint in a folder of the Hugging Face cache (`models--openai--gpt-oss-120b`)."""
+    """The newest checkpoint in a Hugging Face cache folder (`models--openai--gpt-oss-120b`)."""
     configs = sorted(path.glob("snapshots/*/config.json"), key=lambda config: config.parent.stat().st_mtime)
     return str(configs[-1].parent) if configs else None
 
 
 def _read(path: Path, kind: type[Any]) -> tuple[Any, str | None]:
-    """The file's content, or None and why not; (None, None) if there is no such file."""
+    """(content, None) or (None, problem); (None, None) if there is no such file."""
     if not path.is_file():  # a pipe may never end
         return None, None
     try:
@@ -120,7 +120,7 @@ def _shard(folder: Path, name: str) -> Shard:
 
 
 def _promised_bytes(path: Path) -> int | None:
-    """The length that a safetensors header promises: 8 + header + the end of the last tensor."""
+    """The file size that a safetensors header implies: 8 + header + the end of the last tensor."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= _MAX_HEADER_BYTES:

@@ -1,4 +1,4 @@
-"""Asks etcd and NATS: do they accept this user, how fast, which version, and what time is it there?"""
+"""Asks etcd and NATS for access, latency, version and time."""
 
 import base64
 import email.utils
@@ -24,7 +24,7 @@ from operations.doctor.facts import Service
 
 _TIMEOUT_S = 3.0
 _WHOLE_TIMEOUT_S = 10.0
-"""For all of it: a name server that hangs, a peer that sends a byte a second."""
+"""Limit for all probes: a name server may hang, a peer may send a byte a second."""
 _KNOCKS = 3
 _MAX_BYTES = 1 << 16
 
@@ -40,7 +40,7 @@ class _Info(msgspec.Struct):
 def probe_services(
     asked: Sequence[tuple[Probe, str]], timeout_s: float = _WHOLE_TIMEOUT_S
 ) -> tuple[Service, ...]:
-    """All of them at once; one that has not answered in time has a `problem`."""
+    """Run all probes in parallel; a server that does not answer in time gets a `problem`."""
     answers: dict[str, Service] = {}
 
     def ask(probe: Probe, url: str) -> None:
@@ -60,7 +60,7 @@ def probe_services(
 
 
 def probe_etcd(url: str) -> Service:
-    """GET /health, which etcd answers on its client port; the best of three is the latency."""
+    """GET /health on etcd's client port; the latency is the best of three."""
     if not re.match(r"https?://.", url):
         return Service(name="etcd", url=url, problem="not http://host:port or https://host:port")
     latencies_s, date, version, refusal = [], None, "", None
@@ -73,7 +73,7 @@ def probe_etcd(url: str) -> Service:
         version = str(ask("/version")[0].get("etcdserver", ""))
         refusal = _etcd_refusal(ask)
     except http.client.HTTPException:
-        return Service(name="etcd", url=url, problem="something else listens there: it speaks no HTTP")
+        return Service(name="etcd", url=url, problem="another program listens there: it does not speak HTTP")
     except (OSError, ValueError, msgspec.DecodeError) as error:
         return Service(name="etcd", url=url, problem=_why(error))
     return Service(
@@ -87,7 +87,7 @@ def probe_etcd(url: str) -> Service:
 
 
 class _Etcd:
-    """etcd's HTTP side, asked as Baton asks its gRPC side: same certificates, no HTTP proxy."""
+    """etcd's HTTP API, reached as Baton reaches its gRPC API: same certificates, no HTTP proxy."""
 
     def __init__(self, url: str) -> None:
         environ = os.environ.get
@@ -102,7 +102,7 @@ class _Etcd:
     def __call__(
         self, path: str, body: dict[str, str] | None = None, token: str = ""
     ) -> tuple[dict[str, Any], str | None]:
-        """(the JSON object it answers, its Date header). Raises OSError, ValueError, HTTPException."""
+        """Return (JSON object, Date header). Raises OSError, ValueError, HTTPException."""
         request = urllib.request.Request(  # noqa: S310  http or https: checked by probe_etcd
             self._url + path,
             json.dumps(body).encode() if body is not None else None,
@@ -114,7 +114,7 @@ class _Etcd:
 
 
 def _etcd_refusal(ask: _Etcd) -> str | None:
-    """Why this user may not read a key; None also where etcd has no JSON side to ask."""
+    """Why this user may not read a key; None if it may, or if etcd has no JSON API."""
     name, password = os.environ.get("ETCD_AUTH_USERNAME"), os.environ.get("ETCD_AUTH_PASSWORD")
     try:
         token = ""
@@ -130,7 +130,7 @@ def _etcd_refusal(ask: _Etcd) -> str | None:
 
 
 def probe_nats(url: str) -> Service:
-    """Reads the server's INFO line, then CONNECT, PING and PONG; the best of three is the latency."""
+    """Read INFO, send CONNECT, then PING for a PONG; the latency is the best of three."""
     try:
         parts = urlsplit(url)
         if not parts.hostname:
@@ -146,11 +146,11 @@ def _greet(url: str, parts: SplitResult, connection: socket.socket) -> Service:
     greeting = stream.readline(_MAX_BYTES)
     service = Service(name="NATS", url=without_secrets(url))
     if not greeting.startswith(b"INFO "):
-        return replace(service, problem="something else listens there: it sends no INFO")
+        return replace(service, problem="another program listens there: it sends no INFO")
     info = msgspec.json.decode(greeting[5:], type=_Info)
     service = replace(service, max_payload_bytes=info.max_payload or None, version=_version(info.version))
     if info.tls_required:
-        return service  # the processes' own client brings the certificates
+        return service  # only the processes' NATS client has the certificates
     stream.write(b"CONNECT " + json.dumps({"verbose": False} | _login(parts)).encode() + b"\r\n")
     latencies_s = []
     for _ in range(_KNOCKS):
@@ -167,7 +167,7 @@ def _greet(url: str, parts: SplitResult, connection: socket.socket) -> Service:
 
 
 def _login(parts: SplitResult) -> dict[str, str]:
-    """As nats-py reads the URL: a user without password is a token."""
+    """Credentials as nats-py reads them from the URL: a user without password is a token."""
     if parts.password is not None:
         return {"user": unquote(parts.username or ""), "pass": unquote(parts.password)}
     return {"auth_token": unquote(parts.username)} if parts.username else {}

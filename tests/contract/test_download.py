@@ -182,7 +182,7 @@ def test_too_little_room_is_told_before_a_byte_is_fetched(hub: Hub, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("status", "code", "said"),
-    [(401, "RepoNotFound", "or private: check it, or export"), (403, "GatedRepo", "requires consent"),
+    [(401, "RepoNotFound", "is private or not on"), (403, "GatedRepo", "requires consent"),
      (404, "RevisionNotFound", "no such revision"), (403, "", "the token is refused (HTTP 403)")],
 )  # fmt: skip
 def test_a_refusal_says_what_to_do(hub: Hub, tmp_path: Path, status: int, code: str, said: str) -> None:

@@ -226,7 +226,7 @@ def test_what_a_release_lacks_is_named_and_all_else_works(checkpoint: Path, aske
     async def main() -> None:
         classes = {"llm": OldLLM, "sampling_params": OldSamplingParams}
         async with started(checkpoint, classes=classes) as engine:
-            with pytest.raises(InvalidRequest, match=f"this build of TensorRT-LLM cannot do {lacks}"):
+            with pytest.raises(InvalidRequest, match=f"this build of TensorRT-LLM does not support {lacks}"):
                 await tokens(engine.decode(asked))
             assert await served(engine)
 

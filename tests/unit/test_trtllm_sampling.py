@@ -157,5 +157,5 @@ def test_what_the_build_lacks_is_refused_by_name() -> None:
     lib = dataclasses.replace(
         load_library(), sampling_params=dataclasses.make_dataclass("Old", [("max_tokens", int)])
     )
-    with pytest.raises(InvalidRequest, match="this build of TensorRT-LLM cannot do detokenize"):
+    with pytest.raises(InvalidRequest, match="this build of TensorRT-LLM does not support detokenize"):
         sampling_params(ask(), lib, FACTS, max_tokens=1)

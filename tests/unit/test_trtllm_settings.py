@@ -171,10 +171,10 @@ def test_null_turns_a_mapping_off_and_a_later_leaf_turns_it_on_again(tmp_path: P
             "\nkv_cache_config:\n  tokens_per_blok: 3",
             ":3: kv_cache_config.tokens_per_blok: unknown key; did you mean kv_cache_config.tokens_per_block",
         ),
-        ("moe_backend: TRTLLM", ":1: moe_backend: unknown key; it is moe_config.backend now"),
+        ("moe_backend: TRTLLM", ":1: moe_backend: unknown key; it is now moe_config.backend"),
         (
             "kv_cache_free_gpu_memory_fraction: 0.9",
-            "it is kv_cache_config.free_gpu_memory_fraction now",
+            "it is now kv_cache_config.free_gpu_memory_fraction",
         ),
         ("cache_transceiver_config:\n  backend: FOO", ":2: cache_transceiver_config.backend: 'FOO'"),
         ("cuda_graph_config:\n  max_batch_size: -1\n" + UCX, ":2: cuda_graph_config.max_batch_size: -1"),

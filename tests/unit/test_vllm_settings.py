@@ -87,20 +87,26 @@ def test_each_role_has_its_side_of_the_transfer(mode: DisaggregationMode, role: 
         ("dtype: int4", r"engine.yaml:1: dtype: 'int4': must be one of auto, half"),
         ("enforce_eager: 1", r"engine.yaml:1: enforce_eager: 1: "),
         ("_api_process_count: 2", r"_api_process_count: unknown key"),
-        ("worker_extension_cls: mine.Own", r"worker_extension_cls: mine.Own: must be workers.*: it gives"),
+        ("worker_extension_cls: mine.Own", r"worker_extension_cls: mine.Own: must be workers.*: it releases"),
         (
             "structured_outputs_config: {backend: guidance}",
-            r"engine.yaml:1: structured_outputs_config.backend: guidance: must be xgrammar: demanded forms",
+            r"engine.yaml:1: structured_outputs_config.backend: guidance: must be xgrammar: structural tags",
         ),
         (
             "structured_outputs_config: {enable_in_reasoning: false}",
-            r"enable_in_reasoning: False: must be True: a demanded form holds from the first token on",
+            r"enable_in_reasoning: False: must be True: guided decoding starts at the first token",
         ),
-        ("data_parallel_size: 2", r"data_parallel_size: 2: must be 1: start a worker for each"),
+        ("data_parallel_size: 2", r"data_parallel_size: 2: must be 1: start one worker per replica"),
         ("\nkv_transfer_config: null", r"engine.yaml:2: kv_transfer_config: None: a prefill worker needs it"),
-        ("kv_transfer_config: {kv_connector: Mooncake}", "Mooncake: must be NixlConnector: KV travels by it"),
+        (
+            "kv_transfer_config: {kv_connector: Mooncake}",
+            "Mooncake: must be NixlConnector: KV moves over NIXL",
+        ),
         ("kv_transfer_config: {kv_role: kv_both}", "kv_role: kv_both: must be kv_producer: it is a prefill"),
-        ("kv_transfer_config: {kv_load_failure_policy: recompute}", "recompute: must be fail: then another"),
+        (
+            "kv_transfer_config: {kv_load_failure_policy: recompute}",
+            "recompute: must be fail: so that another",
+        ),
         ("kv_transfer_config: {kv_connector_extra_config: 7}", "must be a mapping"),
         (
             "kv_transfer_config: {kv_connector_extra_config: {bidirectional_kv_xfer: true}}",
@@ -109,7 +115,7 @@ def test_each_role_has_its_side_of_the_transfer(mode: DisaggregationMode, role: 
         *(
             (
                 f"kv_transfer_config: {{kv_connector_extra_config: {{kv_lease_duration: {value}}}}}",
-                r"engine.yaml:1: kv_transfer_config.*kv_lease_duration: .*: must be seconds, above 0",
+                r"engine.yaml:1: kv_transfer.*kv_lease_duration: .*: must be a positive number of seconds",
             )
             for value in ("null", "abc", "'120'", "0", "-1", ".inf", ".nan", "true")
         ),
@@ -132,7 +138,7 @@ def test_an_aggregated_worker_takes_no_handoff(tmp_path: Path) -> None:
     given = write(tmp_path, "\nkv_transfer_config: {kv_connector: NixlConnector, kv_role: kv_both}")
 
     with pytest.raises(
-        SettingsError, match=r"engine.yaml:2: kv_transfer.*: an aggregated worker hands nothing"
+        SettingsError, match=r"engine.yaml:2: kv_transfer.*: an aggregated worker does not transfer KV"
     ):
         load_vllm_settings(AsyncEngineArgs, "agg", yaml_path=given)
     load_vllm_settings(AsyncEngineArgs, "agg", yaml_path=write(tmp_path, "kv_transfer_config: null"))

@@ -1,4 +1,4 @@
-"""One request inside TensorRT-LLM: read step by step, ended by what comes first, aborted only when safe."""
+"""One request inside TensorRT-LLM: its steps, deadline, safe abort, chunks and errors."""
 
 import asyncio
 import dataclasses
@@ -21,22 +21,22 @@ from workers.engines.trtllm.library import Completion, Result
 
 log = logging.getLogger(__name__)
 
-# How TensorRT-LLM's errors of guided decoding begin, and what those say that are not the form's fault.
+# How TensorRT-LLM marks guided decoding errors, and phrases in those that the form does not cause.
 _GRAMMAR_ERROR = "Guided decoding error"
 _NOT_OF_THE_FORM = ("internal error", "failed to accept", "still pending", "no precompiled grammar")
 
 
 class Abort(enum.Enum):
-    """When a request may be aborted: in the middle of a transfer that would corrupt or hang the engine."""
+    """When a request may be aborted: an abort during a KV transfer would corrupt or hang the engine."""
 
     ANY_TIME = "it moves no KV"
-    ONCE_ANSWERED = "it takes KV over: its first response says that all has arrived"
-    UNTIL_ANSWERED = "it hands KV over: with its one response the transfer may begin, and nobody says when"
+    ONCE_ANSWERED = "it receives KV: its first response means that all has arrived"
+    UNTIL_ANSWERED = "it sends KV: the transfer may start with its only response, and its end is not reported"
 
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """A request from its submission until the engine has let go of it. `cursor` counts the tokens seen."""
+    """A request from submission until the engine releases it. `cursor` counts the tokens already yielded."""
 
     request: GenerateRequest
     result: Result
@@ -51,22 +51,22 @@ class Call:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens whose KV it holds."""
+        """Number of tokens whose KV it holds."""
         return len(self.request.token_ids) + self.cursor
 
     async def step(self) -> Completion:
-        """The next response; TensorRT-LLM gives the same object every time. Raises what ended the call:
-        DeadlineExceeded, what it was ended with, or whatever the engine raises.
+        """Wait for the next response, always the same object. Raises DeadlineExceeded, the error that ended
+        the call, or whatever the engine raises.
         """
         return await self.ending.wait(self._next(), self.deadline, DeadlineExceeded())
 
     async def _next(self) -> Completion:
         try:
             await self.result.__anext__()
-        except AssertionError:  # of a response that TensorRT-LLM has got and does not like; it goes on
+        except AssertionError:  # TensorRT-LLM rejects a response that arrived; the request goes on
             self._note_response(is_last=False)
             raise
-        except Exception:  # raised again; there is nothing left to abort
+        except Exception:  # re-raised; nothing is left to abort
             self.is_over = True
             raise
         (output,) = self.result.outputs
@@ -78,8 +78,8 @@ class Call:
         self.is_over = is_last or self.abort is Abort.UNTIL_ANSWERED
 
     def abort_if_safe(self) -> bool:
-        """Abort it unless it is over; False if its KV may be on its way. Nothing is waited for. Should the
-        response of a handoff cross the abort, TensorRT-LLM refuses, and keeps the KV until its timeout.
+        """Abort it unless it is over; False if its KV may be in transit. Does not wait. An abort that crosses
+        a handoff's response is refused: TensorRT-LLM keeps the KV until its timeout.
         """
         if self.is_over:
             return True
@@ -90,7 +90,7 @@ class Call:
         return True
 
     async def stay_pinned(self, ttl_s: float) -> None:
-        """Wait to be closed. Raises HandoffFailed when the time is over, or what it was ended with."""
+        """Wait to be closed. Raises HandoffFailed at the time limit, or the error that ended the call."""
         self.is_pinned = True
         try:
             await self.ending.pinned(ttl_s)
@@ -98,10 +98,10 @@ class Call:
             self.is_pinned = False
 
     def chunk(self, output: Completion) -> TokenChunk:
-        """What came since the last step. Raises the error that a bad finish reason stands for."""
+        """The tokens since the last step. Raises the error of a failed finish reason."""
         reason = finish_reason(output)
         if reason == "length" and self.ends_with_stop_token(output):
-            reason = "stop"  # the last token that was allowed was a stop token, too
+            reason = "stop"  # the last allowed token was a stop token
         token_ids = output.token_ids[self.cursor :]
         if reason == "stop":
             token_ids = self._with_stop_token(token_ids, output)
@@ -110,8 +110,8 @@ class Call:
         return TokenChunk(tuple(token_ids), reason, self._usage() if reason else None, logprobs)
 
     def ends_with_stop_token(self, output: Completion) -> bool:
-        """Whether the answer so far is one that a stop token has ended. TensorRT-LLM looks at max_tokens
-        before it looks at stop tokens other than `end_id`: prefill, whose max_tokens is 1, says `length`.
+        """Whether a stop token ended the answer. TensorRT-LLM checks max_tokens before stop tokens other than
+        `end_id`: prefill, whose max_tokens is 1, reports `length`.
         """
         asked = self.request.sampling
         num_tokens = self.request.num_generated + len(output.token_ids)
@@ -119,7 +119,7 @@ class Call:
         return is_heeded and bool(output.token_ids) and output.token_ids[-1] in asked.stop_token_ids
 
     def _with_stop_token(self, token_ids: list[int], output: Completion) -> list[int]:
-        """Builds differ in whether the token that ended the answer is among the ids; here it always is."""
+        """Add the stop token that ended the answer if this build omits it from the ids."""
         stops = self.request.sampling.stop_token_ids
         if not stops or (output.token_ids and output.token_ids[-1] in stops):
             return token_ids
@@ -143,7 +143,7 @@ class Call:
 
 
 def finish_reason(output: Completion) -> FinishReason | None:
-    """Ours; `not_finished` is None. Raises BatonError for the ends that are none."""
+    """Baton's finish reason, None for `not_finished`. Raises BatonError for failures."""
     match output.finish_reason:
         case None | "not_finished":
             return None
@@ -158,7 +158,7 @@ def finish_reason(output: Completion) -> FinishReason | None:
 
 
 def as_error(error: Exception, call: Call) -> BatonError:
-    """What a request's own error, out of a step, means to the client."""
+    """The client's error for one that the request's step raised."""
     form, text = call.request.sampling.guided, str(error).strip()
     if form is not None and _GRAMMAR_ERROR in text and not any(words in text for words in _NOT_OF_THE_FORM):
         params = {message.param for message in form.last if message.grammar is not None}
@@ -171,17 +171,17 @@ def as_error(error: Exception, call: Call) -> BatonError:
 
 
 async def let_go(call: Call, timeout_s: float, on_wedged: Callable[[str], None]) -> None:
-    """Wait for the first response of a call that nobody reads any more, then abort what is left of it.
+    """Wait for the first response of an abandoned call, then abort the rest.
 
-    A transfer ends within the KV timeout, by TensorRT-LLM's promise; one that does not within `timeout_s`
-    has wedged the engine (upstream issues 12313, 13713), and `on_wedged` is told.
+    TensorRT-LLM promises that a transfer ends within the KV timeout; one that takes longer than `timeout_s`
+    has wedged the engine (upstream issues 12313, 13713), and `on_wedged` is called.
     """
     request_id = call.request.request_id
     call.deadline, call.ending = asyncio.get_running_loop().time() + timeout_s, Ending()
     try:
         await call.step()
     except DeadlineExceeded:
-        on_wedged(f"request {request_id} did not end {timeout_s:g} s after it was given up")
-    except Exception as error:  # noqa: BLE001  nobody is left to tell, and the watchdog sees a dead engine
-        log.info("request_id=%s given up, ended with %r", request_id, error)
+        on_wedged(f"request {request_id} did not end within {timeout_s:g} s after it was abandoned")
+    except Exception as error:  # noqa: BLE001  no client is waiting, and the watchdog detects a dead engine
+        log.info("abandoned request ended request_id=%s error=%r", request_id, error)
     call.abort_if_safe()

@@ -35,19 +35,19 @@ _PATIENCE = Patience()
 
 
 class TrtllmEngine:
-    """Context and generation of TensorRT-LLM as prefill and decode.
+    """TensorRT-LLM's context and generation as prefill and decode.
 
-    What differs from other engines, because TensorRT-LLM does not tell or cannot do it:
+    Limitations of TensorRT-LLM:
 
-    * It does not say when a handoff's KV has moved. `prefill` ends when it is closed, which the frontend
-      does at decode's first chunk, or with HandoffFailed when the KV timeout is over.
-    * A pin cannot be taken back: KV that nobody pulls stays until the KV timeout. Closing `prefill` before
+    * It does not report when a handoff's KV has moved. `prefill` ends when it is closed, which the frontend
+      does at decode's first chunk, or with HandoffFailed at the KV timeout.
+    * A pin cannot be released: KV that is not pulled stays until the KV timeout. Closing `prefill` before
       its handoff aborts the request.
-    * No request is aborted during its transfer. A deadline that comes first, as one below the KV timeout may,
-      ends the request with DeadlineExceeded, and the transfer is waited for in the background. A request that
-      outlives the KV timeout learns by HandoffFailed that its prefill worker is gone, and can be tried again.
-    * A resumed answer goes on exactly only if it is greedy: the sampling is not positional.
-    * Figures of blocks are reckoned from the open requests; those of KV transfers are not known.
+    * No request is aborted during its transfer. A deadline below the KV timeout may come first: it ends the
+      request with DeadlineExceeded, and the transfer finishes in the background. A request that outlives the
+      KV timeout ends with HandoffFailed, since its prefill worker is gone, and can be retried.
+    * A resumed answer continues exactly only if it is greedy: sampling is not positional.
+    * Block counts are estimated from the open requests; KV transfer metrics are not available.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TrtllmEngine:
         leave: Leave = os._exit,
         patience: Patience = _PATIENCE,
     ) -> None:
-        """`leave` ends the process when nothing else can: a frozen loop, a load or a shutdown that hangs."""
+        """`leave` ends the process if the loop freezes, or loading or shutdown hangs."""
         values = loaded.values
         self._loaded = loaded
         self._lib = lib
@@ -81,20 +81,20 @@ class TrtllmEngine:
         self._watchdog: Watchdog | None = None
 
     async def start(self) -> EngineInfo:
-        """Load and warm up; blocks the loop while it loads, see `open_llm`. Raises ValueError, OSError."""
+        """Load and warm up; loading blocks the loop, see `open_llm`. Raises ValueError, OSError."""
         llm = open_llm(self._lib, self._loaded, self._patience.load_s, self._leave)
         self._watchdog = Watchdog(
             llm, self._requests.open.break_off, leave=self._leave, patience=self._patience
         )
         try:
             await warm_up(llm, self._lib, self._facts, self._options)
-        except Exception as error:  # told in one line to whoever started the worker
+        except Exception as error:  # reported in one line to the operator
             self._requests.open.break_off(f"the first request failed: {error}")
-            raise ValueError(f"TensorRT-LLM loaded, but does not run: {error}") from error
+            raise ValueError(f"TensorRT-LLM loaded, but its first request failed: {error}") from error
         self._requests.open.llm = llm
         self._figures.num_blocks, num_tokens = kv_capacity(llm)
         if 0 < num_tokens < self._context_length:
-            # What TensorRT-LLM has done with its max_seq_len, too, in its log only.
+            # TensorRT-LLM lowers its max_seq_len likewise, but reports it only in its log.
             log.warning("context of %d lowered to the KV cache's %d", self._context_length, num_tokens)
             self._context_length = num_tokens
         return EngineInfo(
@@ -107,7 +107,7 @@ class TrtllmEngine:
         )
 
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
-        """Yield the handoff, or the finished answer. See `Engine.prefill`, and above how it ends."""
+        """Yield the handoff, or the finished answer. See `Engine.prefill`, and above for its end."""
         self._check(request, hands_over=True)
         if num_left(request, self._context_length) == 1:  # nothing to hand over, so nothing is pinned
             async with aclosing(self._run(request, None)) as chunks:
@@ -141,11 +141,11 @@ class TrtllmEngine:
                 yield chunk
 
     def stats(self) -> WorkerStats:
-        """Live figures; the counters run from the start of the process."""
+        """Live metrics; counters start with the process."""
         return self._figures.stats()
 
     async def failed(self) -> str:
-        """Wait until TensorRT-LLM is broken: it records a fatal error, or raises one of no single request."""
+        """Wait until TensorRT-LLM breaks: it records a fatal error, or raises one that no request caused."""
         await self._requests.open.broke.wait()
         return self._requests.open.reason
 
@@ -156,7 +156,7 @@ class TrtllmEngine:
             await asyncio.to_thread(self._watchdog.stop)
             self._watchdog = None
         if self._requests.open.broke.is_set():
-            # Its own shutdown, also run at exit, may wait for a dead executor for ever.
+            # Its own shutdown, which also runs at exit, may wait forever for a dead executor.
             timer = threading.Timer(self._patience.shut_down_s, self._leave, (1,))
             timer.daemon = True
             timer.start()
@@ -203,7 +203,7 @@ class TrtllmEngine:
 
     def _check_handoff(self, request: GenerateRequest) -> None:
         if self._backend is None:
-            raise HandoffFailed(f"this worker moves no KV: set {BACKEND}")
+            raise HandoffFailed(f"this worker does not transfer KV: set {BACKEND}")
         longest, num_tokens = self._max_handoff_tokens, len(request.token_ids)
         if longest is not None and num_tokens > longest:  # it would stall both sides
             raise InvalidRequest(
@@ -213,13 +213,13 @@ class TrtllmEngine:
 
     def _handoff(self, call: Call, output: Completion) -> KvHandoff:
         if output.disaggregated_params is None:
-            raise HandoffFailed("TensorRT-LLM gave no DisaggregatedParams for a prompt that goes on")
+            raise HandoffFailed("TensorRT-LLM returned no DisaggregatedParams for an unfinished answer")
         self._figures.num_handoffs += 1
         left_s = call.deadline - asyncio.get_running_loop().time()
         return self._handoffs.write(
             call.request,
             travelling(output.disaggregated_params),
-            first_token=output.token_ids[0] if output.token_ids else NO_TOKEN,  # decode gives it, too
+            first_token=output.token_ids[0] if output.token_ids else NO_TOKEN,  # decode yields it, too
             num_cached_tokens=call.result.cached_tokens,
             ttl_s=min(self._kv_timeout_s, left_s),
         )
@@ -241,15 +241,15 @@ class TrtllmEngine:
         if self._backend is None:
             return ""
         values = self._loaded.values
-        runtime = values.get(RUNTIME)  # the two do not understand each other
+        runtime = values.get(RUNTIME)  # the two are incompatible
         kind = "-".join(str(part).lower() for part in (self._backend, runtime) if part)
         return f"{kind} (tp {values['tensor_parallel_size']})"
 
 
 def _options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What every request is sent with: a common salt, where prefixes are reused and attention DP fills idle
-    ranks with requests of ones (`[1, 1, ...]`). A prompt that shares blocks with these would crash its rank;
-    Dynamo salts its canary for that. Both sides of a handoff need the same.
+    """Options of every request: a common cache salt if prefixes are reused. Attention DP fills idle ranks
+    with requests of ones (`[1, 1, ...]`), and a prompt that shares blocks with these would crash its rank;
+    Dynamo salts its canary for this reason. Both sides of a handoff need the same salt.
     """
     is_paired = values.get(BACKEND) is not None
     needs_salt = values["kv_cache_config.enable_block_reuse"] and (values["enable_attention_dp"] or is_paired)

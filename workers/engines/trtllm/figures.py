@@ -1,4 +1,4 @@
-"""The engine's open calls and what they add up to; TensorRT-LLM's own figures take up to 2 s to ask for."""
+"""The engine's metrics, computed from its open calls: querying TensorRT-LLM's own takes up to 2 s."""
 
 from collections.abc import Mapping, Set
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from baton.messages import WorkerStats
 from workers.engines.trtllm.calls import Call
 
-_DEFAULT_BATCH_SIZE = 2048  # what null means
+_DEFAULT_BATCH_SIZE = 2048  # if null
 
 
 class Figures:
-    """Counters, and blocks reckoned from the open calls: reused blocks count once for each call.
+    """Counters, and KV blocks estimated from the open calls: reused blocks count once per call.
 
-    Under attention DP each rank has a batch and a KV pool of its own; `num_blocks` are one rank's, as
-    TensorRT-LLM tells them.
+    Under attention DP each rank has its own batch and KV pool; `num_blocks` is one rank's, as TensorRT-LLM
+    reports it.
     """
 
     def __init__(self, calls: Set[Call], values: Mapping[str, Any], max_queue_size: int) -> None:
@@ -30,15 +30,15 @@ class Figures:
 
     @property
     def is_full(self) -> bool:
-        """Whether batch and queue are taken."""
+        """Whether batch and queue are full."""
         return len(self._calls) - self._num_pinned >= self._num_slots + self._max_queue_size
 
     def count_prompt(self, call: Call) -> None:
-        """The prompt of this call was run here."""
+        """Count the prompt of a call that ran it here."""
         self.num_prompt_tokens += len(call.request.token_ids)
 
     def stats(self) -> WorkerStats:
-        """As the worker reports them."""
+        """The worker's current stats."""
         num_open = len(self._calls) - self._num_pinned
         pinned = sum(self._num_blocks_of(call) for call in self._calls if call.is_pinned)
         return WorkerStats(

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's DisaggregatedParams on their way: every field, as another build can take it."""
+"""Converts TensorRT-LLM's DisaggregatedParams to plain fields that another build can read, and back."""
 
 import dataclasses
 import enum
@@ -7,13 +7,13 @@ from typing import Any, get_args, get_type_hints
 from baton.errors import HandoffFailed
 from workers.engines.trtllm.library import Library
 
-# Tensors, which nobody here asks for.
+# Tensors, which Baton never requests.
 _STAYS = {"first_gen_logits"}
 _LOG_PROBS = "first_gen_log_probs"
 
 
 def travelling(params: Any) -> dict[str, Any]:
-    """The fields that are set, `opaque_state` as bytes among them, without TensorRT-LLM's own classes."""
+    """The fields that are set (`opaque_state` is bytes), without TensorRT-LLM's own classes."""
     fields = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     flat = {
         name: value.value if isinstance(value, enum.Enum) else value
@@ -26,8 +26,9 @@ def travelling(params: Any) -> dict[str, Any]:
 
 
 def generation_params(fields: dict[str, Any], lib: Library) -> Any:
-    """The DisaggregatedParams for decode: the fields that this build has; an unknown one would be a
-    TypeError. Raises HandoffFailed.
+    """DisaggregatedParams for decode, from the fields that this build has: others would raise TypeError.
+
+    Raises HandoffFailed.
     """
     cls = lib.disaggregated_params
     known = {field.name for field in dataclasses.fields(cls)}
@@ -51,7 +52,7 @@ def _rebuilt(entries: list[tuple[int, float, int | None]], lib: Library) -> dict
 
 
 def _member(cls: Any, name: str, value: object) -> object:
-    """The enum member of `value` if the field is an enum in this build."""
+    """`value` as an enum member, if the field is an enum in this build."""
     hint = get_type_hints(cls).get(name)
     for kind in (hint, *get_args(hint)):
         if isinstance(kind, type) and issubclass(kind, enum.Enum):

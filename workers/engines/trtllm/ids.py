@@ -1,4 +1,4 @@
-"""Ids of handoffs: 64 bits, never the same on two prefill workers or in two lives of one."""
+"""Handoff ids: 64 bits, unique across prefill workers and their restarts."""
 
 import secrets
 import time
@@ -10,9 +10,8 @@ _COUNTER_BITS = 10
 
 
 class HandoffIds:
-    """Milliseconds (39 bits), a random part of this incarnation (14), a counter (10), from the highest bit
-    but the sign. Two with the same id would mix the KV of two requests; TensorRT-LLM keeps ids below 2^40
-    for itself.
+    """From the highest bit below the sign: milliseconds (39 bits), a random part per incarnation (14), a
+    counter (10). Equal ids would mix the KV of two requests; TensorRT-LLM reserves ids below 2^40.
     """
 
     def __init__(self, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
@@ -23,7 +22,7 @@ class HandoffIds:
         self._num_in_ms = 0
 
     def next(self) -> int:
-        """An id that was never given before, even if the clock stands still or goes back."""
+        """A new id, even if the clock stands still or goes back."""
         now_ms = self._now_ms() - _EPOCH_MS
         if now_ms > self._last_ms:
             self._last_ms, self._num_in_ms = now_ms, 0

@@ -1,4 +1,4 @@
-"""The installed TensorRT-LLM: the one file that imports it, and what it is asked beyond its LLM class."""
+"""The only module that imports TensorRT-LLM; also reads what its LLM class does not expose."""
 
 import dataclasses
 import importlib
@@ -37,7 +37,7 @@ class Result(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Library:
-    """The classes of the installed build; what they can take is asked of them, not of the version."""
+    """The classes of the installed build; capabilities are read from them, not from the version."""
 
     version: str
     llm: Any
@@ -49,13 +49,13 @@ class Library:
     request_error: type[Exception]
 
     def takes(self, option: str) -> bool:
-        """Whether `generate_async` has such a keyword."""
+        """Whether `generate_async` accepts this keyword."""
         parameters = inspect.signature(self.llm.generate_async).parameters
         return option in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def load_library() -> Library:
-    """Import TensorRT-LLM. Raises SettingsError if there is none, or one that is too old."""
+    """Import TensorRT-LLM. Raises SettingsError if it is missing or too old."""
     try:
         root = importlib.import_module("tensorrt_llm")
         _check_version(root.__version__)
@@ -72,7 +72,7 @@ def load_library() -> Library:
         )
     except (ImportError, AttributeError) as error:
         raise SettingsError(
-            f"TensorRT-LLM does not load here: {error}; install tensorrt-llm 1.3 (any release candidate), "
+            f"TensorRT-LLM cannot be imported: {error}; install tensorrt-llm 1.3 (any release candidate), "
             "or run its release container"
         ) from error
 
@@ -87,16 +87,14 @@ def _check_version(version: str) -> None:
 
 
 def fatal_error(llm: Any) -> object:
-    """What the executor has recorded as its end; None if nothing, or if this build does not tell. Private
-    to TensorRT-LLM, so it is looked for with care. Reads attributes only: any thread may ask.
+    """The fatal error that the executor recorded; None if none, or if this build hides it. Private to
+    TensorRT-LLM, so it may be missing. Reads attributes only: safe from any thread.
     """
     return getattr(getattr(llm, "_executor", None), "_fatal_error", None)
 
 
 def is_healthy(llm: Any) -> bool:
-    """Its own health check if this build has one, else its executor's, else the benefit of the doubt. May
-    block for ever.
-    """
+    """The LLM's health check if this build has one, else its executor's, else True. May block forever."""
     for owner, name in ((llm, "_check_health"), (getattr(llm, "_executor", None), "check_health")):
         check = getattr(owner, name, None)
         if callable(check):
@@ -105,14 +103,14 @@ def is_healthy(llm: Any) -> bool:
 
 
 def kv_capacity(llm: Any) -> tuple[int, int]:
-    """Blocks and tokens of one rank's KV pool; zeros if this build does not tell."""
+    """Blocks and tokens of one rank's KV pool; zeros if this build does not report them."""
     capacity = getattr(llm, "get_kv_cache_capacity", None)
     told = capacity() if callable(capacity) else {}
     return int(told.get("maxNumBlocks", 0)), int(told.get("maxNumTokens", 0))
 
 
 def embedding_bias(biases: dict[int, float], vocab_size: int) -> Any:
-    """`biases` as TensorRT-LLM wants them: a float32 tensor [vocab_size]."""
+    """`biases` as TensorRT-LLM expects them: a float32 tensor [vocab_size]."""
     torch = importlib.import_module("torch")
     tensor = torch.zeros(vocab_size, dtype=torch.float32)
     for token_id, bias in biases.items():

@@ -1,4 +1,4 @@
-"""Builds the LLM in the main thread, and runs its first request."""
+"""Builds the LLM in the main thread and runs its first request."""
 
 import asyncio
 import logging
@@ -18,9 +18,9 @@ _WARM_UP_S = 300.0
 
 
 def open_llm(lib: Library, loaded: Loaded[dict[str, Any]], limit_s: float, leave: Leave) -> Any:
-    """The LLM, loaded. Blocks for minutes, and the event loop with it: TensorRT-LLM starts MPI and sets
-    signal handlers, which wants the main thread, and nothing of this worker depends on the loop yet.
-    Ends the process through `leave` if that takes longer than `limit_s`.
+    """Load the LLM. Blocks the event loop for minutes: TensorRT-LLM starts MPI and sets signal handlers,
+    which requires the main thread, and nothing in this worker depends on the loop yet. Ends the process
+    through `leave` after `limit_s`.
 
     Raises ValueError with one line for the user.
     """
@@ -30,14 +30,14 @@ def open_llm(lib: Library, loaded: Loaded[dict[str, Any]], limit_s: float, leave
             return lib.llm(**loaded.settings)
         except ValueError as error:
             raise ValueError(_explained(first_invalid(error), loaded.sources)) from error
-        except Exception as error:  # told in one line to whoever started the worker
+        except Exception as error:  # reported in one line to the operator
             log.exception("TensorRT-LLM did not start")
             raise ValueError(f"TensorRT-LLM did not start: {type(error).__name__}: {error}") from error
 
 
 async def warm_up(llm: Any, lib: Library, facts: ModelFacts, options: Mapping[str, Any]) -> None:
-    """One short request, prefill and decode: what is lazy happens before the first client comes. `options`
-    are those that every request has.
+    """Run one short request, prefill and decode, so that lazy initialisation precedes the first client.
+    `options` are those of every request.
 
     Raises TimeoutError, and whatever breaks the request.
     """

@@ -1,4 +1,4 @@
-"""Gives requests to TensorRT-LLM and follows them until it has let them go; notices when it is broken."""
+"""Submits requests to TensorRT-LLM, follows them until it releases them, and detects a broken engine."""
 
 import asyncio
 import logging
@@ -14,14 +14,14 @@ from workers.engines.trtllm.library import Completion, Library, fatal_error
 
 log = logging.getLogger(__name__)
 
-_WEDGED_AFTER_S = 600.0  # beyond the KV timeout: it may wait in TensorRT-LLM's queue first
+_WEDGED_AFTER_S = 600.0  # on top of the KV timeout: it may wait in TensorRT-LLM's queue first
 
 
 class Requests:
-    """Submits and steps the requests of one LLM; `open` are those inside."""
+    """Submits and steps the requests of one LLM; `open` holds those inside it."""
 
     def __init__(self, lib: Library, kv_timeout_s: float, options: Mapping[str, Any]) -> None:
-        """`options` are the keywords of `generate_async` that every request has."""
+        """`options` are the keywords of `generate_async` for every request."""
         self.open: OpenCalls[Call] = OpenCalls()
         self._lib = lib
         self._kv_timeout_s = kv_timeout_s
@@ -32,7 +32,7 @@ class Requests:
     async def opened(
         self, request: GenerateRequest, sampling: Any, params: Any, abort: Abort
     ) -> AsyncGenerator[Call, None]:
-        """The request inside TensorRT-LLM; at the end it is over there, or let go in the background."""
+        """Submit the request; on exit it is over, aborted, or released in the background."""
         call = self._submit(request, sampling, params, abort)
         self.open.calls.add(call)
         try:
@@ -62,7 +62,7 @@ class Requests:
             raise kind(f"TensorRT-LLM refuses the request: {error}") from error
         except AssertionError as error:
             raise EngineFailure(f"TensorRT-LLM failed on this request: {error!r}") from error
-        except Exception as error:  # what it does not document, or a TypeError of another release's signature
+        except Exception as error:  # undocumented, or a TypeError from another release's signature
             self.open.break_off(f"{type(error).__name__}: {error}")
             raise WorkerLost(self.open.reason) from error
         log.debug(
@@ -74,8 +74,8 @@ class Requests:
         return Call(request, result, deadline, abort)
 
     async def step(self, call: Call) -> Completion:
-        """The next response. Raises the BatonError that its client is told; what is no request's own error
-        breaks the engine, and so does one that TensorRT-LLM has recorded as its end.
+        """The next response. Raises the client's BatonError; an error that no single request caused, or that
+        TensorRT-LLM recorded as fatal, breaks the engine.
         """
         try:
             return await call.step()
@@ -84,8 +84,8 @@ class Requests:
         except (self._lib.request_error, AssertionError) as error:
             if (fatal := fatal_error(self.open.llm)) is None:
                 raise as_error(error, call) from error
-            self.open.break_off(f"TensorRT-LLM recorded: {fatal}")
-        except Exception as error:  # noqa: BLE001  what is no request's failure breaks the engine
+            self.open.break_off(f"TensorRT-LLM recorded a fatal error: {fatal}")
+        except Exception as error:  # noqa: BLE001  an error of no single request breaks the engine
             self.open.break_off(f"{type(error).__name__}: {error}")
         raise WorkerLost(self.open.reason)
 
@@ -96,7 +96,7 @@ class Requests:
             self.open.calls.discard(call)
 
     async def stop(self) -> Any:
-        """End every request with WorkerLost; gives the LLM, to be shut down."""
+        """End every request with WorkerLost; returns the LLM for its shutdown."""
         llm = self.open.stop()
         for task in self._given_up:
             task.cancel()
@@ -104,9 +104,9 @@ class Requests:
         return llm
 
     def _priority(self, request: GenerateRequest) -> dict[str, float]:
-        """TensorRT-LLM's goes from 0 to 1, and more is sooner; 0.5 is everyone's."""
+        """TensorRT-LLM's priority: from 0 to 1, higher is sooner, 0.5 is the default."""
         if not request.priority:
             return {}
         if not self._lib.takes("priority"):
-            raise InvalidRequest("this build of TensorRT-LLM cannot do priority", param="priority")
+            raise InvalidRequest("this build of TensorRT-LLM does not support priority", param="priority")
         return {"priority": 0.5 - request.priority / 200}

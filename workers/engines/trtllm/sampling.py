@@ -1,4 +1,4 @@
-"""From a request's Sampling to TensorRT-LLM's SamplingParams."""
+"""Converts a request's Sampling to TensorRT-LLM's SamplingParams."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,21 +14,21 @@ from workers.engines.trtllm.library import Library
 
 
 def sampling_params(request: GenerateRequest, lib: Library, facts: ModelFacts, *, max_tokens: int) -> Any:
-    """The SamplingParams of one attempt. Raises InvalidRequest for what this build cannot do.
+    """The SamplingParams of one attempt. Raises InvalidRequest for what this build does not support.
 
-    Of an answer that is resumed, `max_tokens` and `min_tokens` are what is left, and the tokens that exist
-    count as generated in the penalties. Its random numbers are others than those of the first attempt:
-    TensorRT-LLM's sampling is not positional, so a resumed answer goes on exactly only if it is greedy.
+    For a resumed answer, `max_tokens` and `min_tokens` are what is left, and its existing tokens count as
+    generated in the penalties. It continues exactly only if it is greedy: TensorRT-LLM's sampling is not
+    positional, so its random numbers differ from the first attempt's.
     """
     asked = request.sampling
     stops = () if asked.ignore_eos else asked.stop_token_ids
     params = {
         "max_tokens": max_tokens,
-        # Without `end_id` it would take the tokenizer's, and min_tokens would hold for that one.
+        # The default is the tokenizer's, and min_tokens would apply to that one.
         "end_id": asked.stop_token_ids[0] if asked.stop_token_ids else facts.eos_token_id,
         "pad_id": facts.eos_token_id,
         "stop_token_ids": list(stops) or None,
-        "include_stop_str_in_output": True,  # else the stop token would be cut off the ids
+        "include_stop_str_in_output": True,  # else the ids lack the stop token
         "ignore_eos": not stops,
         "detokenize": False,
         "seed": seed_of_attempt(asked, request.num_generated),
@@ -38,9 +38,11 @@ def sampling_params(request: GenerateRequest, lib: Library, facts: ModelFacts, *
     if (min_tokens := asked.min_tokens - request.num_generated) > 0:
         params["min_tokens"] = min(min_tokens, max_tokens)
     if asked.logprobs is not None:
-        params["logprobs"] = max(1, asked.logprobs)  # 0 would leave out the chosen token's, too
+        params["logprobs"] = max(1, asked.logprobs)  # 0 would omit the chosen token's, too
     if asked.prompt_logprobs is not None:
-        raise InvalidRequest("TensorRT-LLM workers give no log probabilities of the prompt.", param="echo")
+        raise InvalidRequest(
+            "TensorRT-LLM workers do not return log probabilities of the prompt.", param="echo"
+        )
     if asked.logit_bias:
         params["embedding_bias"] = library.embedding_bias(asked.logit_bias, facts.vocab_size)
     if asked.guided is not None:
@@ -51,7 +53,7 @@ def sampling_params(request: GenerateRequest, lib: Library, facts: ModelFacts, *
 
 def _choosing(asked: Sampling) -> dict[str, object]:
     if asked.temperature == 0 or asked.top_p == 0:
-        return {}  # nothing set is greedy in every build; these only in newer ones
+        return {}  # unset is greedy in every build, zeros only in newer ones
     params: dict[str, object] = {"temperature": asked.temperature, "top_p": asked.top_p}
     params["top_k"] = max(0, asked.top_k)  # 0 is off; -1 is refused
     if asked.min_p:
@@ -75,7 +77,9 @@ def _penalties(request: GenerateRequest) -> dict[str, object]:
 def _built(cls: Callable[..., Any], params: dict[str, object]) -> Any:
     lacking = sorted(set(params) - {field.name for field in dataclasses.fields(cls)})  # type: ignore[arg-type]  # it is one
     if lacking:
-        raise InvalidRequest(f"this build of TensorRT-LLM cannot do {', '.join(lacking)}", param=lacking[0])
+        raise InvalidRequest(
+            f"this build of TensorRT-LLM does not support {', '.join(lacking)}", param=lacking[0]
+        )
     try:
         return cls(**params)
     except (ValueError, NotImplementedError) as error:

@@ -1,4 +1,4 @@
-"""The installed build's own settings classes (pydantic models) as the settings loader wants to see them."""
+"""Adapts the installed build's settings classes (pydantic models) to the settings loader."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ _PLAIN = {int, float, bool, str, type(None)}
 
 
 class ModelSchema:
-    """A pydantic model, looked at through `model_fields`: what this build does not have is unknown.
+    """A pydantic model, read through `model_fields`: settings that this build lacks are unknown.
 
     The root is left as a dict: LLM() builds it.
     """
@@ -36,8 +36,8 @@ class ModelSchema:
         return type(None) in get_args(self._model.model_fields[name].annotation)
 
     def convert(self, name: str, value: object) -> object:
-        """Checked if the field is a plain number, switch or text; a word of a closed list in the build's own
-        letter case (`ucx`, `UCX`). All else as it is: the build's checks know more than its annotations.
+        """Check plain numbers, switches and text; give a closed list's word the build's letter case (`ucx`,
+        `UCX`). All else passes unchanged: the build's checks know more than its annotations.
         """
         annotation = self._model.model_fields[name].annotation
         if set(get_args(annotation) or (annotation,)) <= _PLAIN:
@@ -64,13 +64,13 @@ class ModelSchema:
             return self._model(**values)
         except ValueError as error:
             raise first_invalid(error) from error
-        except TypeError as error:  # a validator of the build's that null surprises
+        except TypeError as error:  # null crashes a validator of the build
             raise ValueError(f"TensorRT-LLM refuses the settings: {error}") from error
 
 
 def first_invalid(error: ValueError) -> ValueError:
-    """A pydantic ValidationError as its first finding, on one line, an InvalidField if one field is to blame;
-    another error as it is.
+    """The first finding of a pydantic ValidationError, on one line, as an InvalidField if it names a field.
+    Other errors are returned unchanged.
     """
     errors = getattr(error, "errors", None)
     if not callable(errors):
@@ -81,8 +81,8 @@ def first_invalid(error: ValueError) -> ValueError:
 
 
 def _nested(field: Any) -> Any:
-    """The model that the field holds: the only one, or of a union the default's (`cuda_graph_config`, whose
-    other is for encoders). A union without a default stays a leaf: nothing says which is meant.
+    """The model that the field holds: the only one, or a union's default (`cuda_graph_config`: the other one
+    is for encoders). A union without a default stays a leaf, since the choice is unknown.
     """
     kinds = list(_alternatives(field.annotation))
     if not kinds or not all(hasattr(kind, "model_fields") for kind in kinds):
@@ -92,7 +92,7 @@ def _nested(field: Any) -> Any:
 
 
 def _alternatives(annotation: Any) -> Iterator[Any]:
-    """What the annotation may be besides None."""
+    """The annotation's types except None."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from _alternatives(get_args(annotation)[0])

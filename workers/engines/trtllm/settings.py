@@ -1,4 +1,4 @@
-"""What LLM() is built with: flags, override, YAML, and the few values that Baton sets where nobody did."""
+"""The keywords for LLM(): flags, override, YAML, and the few values that Baton sets by default."""
 
 import logging
 from collections.abc import Mapping
@@ -21,30 +21,30 @@ BEAM_WIDTH = "max_beam_width"
 OVERLAP_OFF = "disable_overlap_scheduler"
 MANAGER_V2 = "kv_cache_config.use_kv_cache_manager_v2"
 KV_TIMEOUT_MS = 60_000
-# What `auto` comes to for gpt-oss, made explicit so that the two sides of a pair can be compared.
+# What `auto` resolves to for gpt-oss; explicit, so that the two sides of a pair can be compared.
 RUNTIMES = {"UCX": "CPP", "MOONCAKE": "CPP", "MPI": "CPP", "NIXL": "PYTHON"}
-BATON = "baton"  # the source of what Baton chose
+BATON = "baton"  # the source of Baton's choices
 
-# Keys of older YAMLs, and what they are called now. TensorRT-LLM refuses them without saying so.
+# Keys of older YAMLs and their successors, which TensorRT-LLM's errors do not name.
 RENAMED = {
-    "kv_cache_free_gpu_memory_fraction": "it is kv_cache_config.free_gpu_memory_fraction now",
-    "kv_cache_dtype": "it is kv_cache_config.dtype now",
-    "moe_backend": "it is moe_config.backend now",
-    "use_cuda_graph": "leave it out, or give cuda_graph_config: null for none",
-    "cuda_graph_max_batch_size": "it is cuda_graph_config.max_batch_size now",
-    "cuda_graph_padding_enabled": "it is cuda_graph_config.enable_padding now",
-    "pytorch_backend_config": "its keys stand at the top now",
-    "build_config": "its keys stand at the top now",
-    "enable_mixed_sampler": "leave it out, the sampler mixes by itself now",
-    "autotuner_enabled": "it is enable_autotuner now",
-    "torch_compile_enabled": "it is torch_compile_config now",
+    "kv_cache_free_gpu_memory_fraction": "it is now kv_cache_config.free_gpu_memory_fraction",
+    "kv_cache_dtype": "it is now kv_cache_config.dtype",
+    "moe_backend": "it is now moe_config.backend",
+    "use_cuda_graph": "leave it out, or set cuda_graph_config: null to disable graphs",
+    "cuda_graph_max_batch_size": "it is now cuda_graph_config.max_batch_size",
+    "cuda_graph_padding_enabled": "it is now cuda_graph_config.enable_padding",
+    "pytorch_backend_config": "its keys are now at the top level",
+    "build_config": "its keys are now at the top level",
+    "enable_mixed_sampler": "leave it out; the sampler now mixes automatically",
+    "autotuner_enabled": "it is now enable_autotuner",
+    "torch_compile_enabled": "it is now torch_compile_config",
 }
-# What a build may lack without harm, and why.
+# Settings that a build may lack without harm, and why.
 OPTIONAL = {
     RUNTIME: "this build has the C++ runtime only",
     MANAGER_V2: "this build has one KV cache manager only",
     "num_postprocess_workers": "nothing is detokenised in the worker",
-    "enable_min_latency": "it concerns Llama 4 only",
+    "enable_min_latency": "it affects Llama 4 only",
 }
 
 
@@ -56,15 +56,15 @@ def load_trtllm_settings(
     override: str | None = None,
     typed: Mapping[str, object] | None = None,
 ) -> Loaded[dict[str, Any]]:
-    """The keywords for LLM(), for a build whose settings class is `args` (`TorchLlmArgs`).
+    """The keywords for LLM(); `args` is the build's settings class (`TorchLlmArgs`).
 
-    Typed flag > override > YAML > Baton's choice > the build's default, leaf by leaf; only what was given or
-    chosen is in `settings`. Raises SettingsError, also for what cannot work in `mode`.
+    Per leaf: flag > override > YAML > Baton's choice > the build's default; `settings` has only given and
+    chosen values. Raises SettingsError, also for what cannot work in `mode`.
     """
     schema = ModelSchema(args, is_root=True)
     given = give_trtllm_settings(schema, mode, yaml_path=yaml_path, override=override, typed=typed)
     if mode != "agg" and _value(given, BUFFER) is None:
-        log.warning("%s is not set: give it the longest prompt's tokens", BUFFER)
+        log.warning("%s is not set: set it to the longest prompt's token count", BUFFER)
     loaded: Loaded[dict[str, Any]] = build(schema, given, str(yaml_path or "engine settings"))
     return loaded
 
@@ -77,8 +77,8 @@ def give_trtllm_settings(
     override: str | None = None,
     typed: Mapping[str, object] | None = None,
 ) -> Given:
-    """What was given, and what Baton chooses, before a build looks at it; without a schema, where none is
-    installed, keys and types are not checked. Raises SettingsError for what no build can do in `mode`.
+    """The given values and Baton's choices, before a build validates them. Without a schema (no build is
+    installed) keys and types are not checked. Raises SettingsError for what no build can do in `mode`.
     """
     given = read(schema, yaml_path, typed or {}, override, renamed=RENAMED, optional=OPTIONAL)
     _drop_backend(given)
@@ -98,14 +98,14 @@ def _value(given: Given, path: str) -> object:
 
 
 def _drop_backend(given: Given) -> None:
-    """`backend: pytorch` stands in many YAMLs; it is the only one there is, and not for LLM()."""
+    """Many YAMLs have `backend: pytorch`: it is the only backend, and LLM() does not take it."""
     value, source = given.pop("backend", ("pytorch", ""))
     if value != "pytorch":
         raise SettingsError(f"{source}: backend: {value!r}: the engine runs with 'pytorch' only")
 
 
 def _choose(schema: Schema | None, given: Given, mode: DisaggregationMode) -> None:
-    """What Baton needs where the user has said nothing."""
+    """Set what Baton needs and the user has not set."""
 
     def choose(path: str, value: object) -> None:
         if path not in given and has(schema, path):
@@ -128,16 +128,16 @@ def _check_transfer(given: Given) -> None:
     if backend is None:
         raise SettingsError(
             f"{BACKEND} is not set: prefill and decode workers both need it, e.g. UCX, "
-            "or run one with --disaggregation-mode agg"
+            "or run the worker with --disaggregation-mode agg"
         )
     for path, is_wrong, why in (
         (TIMEOUT, TIMEOUT in given and _value(given, TIMEOUT) is None,
-         "null would wait for a dead worker for ever; give milliseconds"),
+         "null would wait forever for a dead worker; set milliseconds"),
         (RUNTIME, runtime == "PYTHON" and backend not in ("NIXL", "DEFAULT"),
-         "PYTHON moves KV over NIXL only; give backend: NIXL, or CPP"),
+         "PYTHON moves KV over NIXL only; set backend: NIXL, or CPP"),
         (MANAGER_V2, runtime == "CPP" and _value(given, MANAGER_V2) is True,
-         "true does not work with the C++ transceiver; leave it out, or give backend: NIXL"),
-        (BEAM_WIDTH, _value(given, BEAM_WIDTH) not in (None, 1), "must be 1 to move KV"),
+         "true does not work with the C++ transceiver; leave it out, or set backend: NIXL"),
+        (BEAM_WIDTH, _value(given, BEAM_WIDTH) not in (None, 1), "must be 1 for KV transfers"),
     ):  # fmt: skip
         if is_wrong:
             raise SettingsError(f"{given[path][1]}: {path}: {why}")

@@ -1,4 +1,4 @@
-"""Watches the engine from threads of its own, for a blocked call into it can freeze the event loop."""
+"""Monitors the engine from separate threads, since a blocked call into it can freeze the event loop."""
 
 import asyncio
 import dataclasses
@@ -17,7 +17,7 @@ Leave = Callable[[int], object]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long TensorRT-LLM may take for what blocks. Loading 65 GB from a slow disk takes half an hour."""
+    """Time limits of TensorRT-LLM's blocking calls. Loading 65 GB from a slow disk takes half an hour."""
 
     load_s: float = 3600.0
     shut_down_s: float = 60.0
@@ -27,12 +27,10 @@ class Patience:
 
 @contextmanager
 def leaving_after(limit_s: float, leave: Leave, doing: str) -> Generator[None, None, None]:
-    """End the process with status 1 if this block takes longer: it may hang where no signal or exception
-    reaches it.
-    """
+    """End the process with status 1 if the block takes longer: it may hang where signals do not reach it."""
 
     def give_up() -> None:
-        log.error("%s has taken %g s, leaving", doing, limit_s)
+        log.error("%s has taken %g s, exiting", doing, limit_s)
         leave(1)
 
     timer = threading.Timer(limit_s, give_up)
@@ -45,10 +43,8 @@ def leaving_after(limit_s: float, leave: Leave, doing: str) -> Generator[None, N
 
 
 class Watchdog:
-    """Tells `on_broken`, on the event loop, once: what the executor has recorded, a failed health check, or
-    one that does not end.
-
-    If the loop does not turn any more, nobody could be told: the process ends with status 1 through `leave`.
+    """Calls `on_broken` on the event loop if the executor recorded a fatal error, or a health check fails or
+    hangs. If the loop itself is frozen, ends the process with status 1 through `leave`.
     """
 
     def __init__(
@@ -65,8 +61,8 @@ class Watchdog:
         self._patience = patience
         self._loop = asyncio.get_running_loop()
         self._stopped = threading.Event()
-        # Turns of the poll without a sign of life; counted, not timed, so that a process that was stopped for
-        # a while does not look frozen.
+        # Polls without a sign of life: counted, not timed, so that a process that was suspended for a while
+        # does not look frozen.
         self._loop_is_silent_for = 0
         self._health_is_silent_for = 0
         self._thread = threading.Thread(target=self._watch, daemon=True, name="trtllm-watchdog")
@@ -74,7 +70,7 @@ class Watchdog:
         threading.Thread(target=self._ask, daemon=True, name="trtllm-health").start()
 
     def stop(self) -> None:
-        """End the threads; one that hangs in a health check is left behind."""
+        """End the threads, except one that hangs in a health check."""
         self._stopped.set()
         self._thread.join()
 
@@ -84,20 +80,20 @@ class Watchdog:
             self._loop_is_silent_for += 1
             self._health_is_silent_for += 1
             if (error := fatal_error(self._llm)) is not None:
-                self._tell(f"TensorRT-LLM recorded: {error}")
+                self._tell(f"TensorRT-LLM recorded a fatal error: {error}")
             elif self._health_is_silent_for > limit:
                 self._tell(f"TensorRT-LLM's health check did not end within {self._patience.health_s:g} s")
             self._in_loop(self._loop_turns)
             if self._loop_is_silent_for > limit:
-                log.error("event loop frozen for %g s, leaving", self._patience.health_s)
+                log.error("event loop frozen for %g s, exiting", self._patience.health_s)
                 self._leave(1)
 
     def _ask(self) -> None:
         while not self._stopped.wait(4 * self._patience.poll_s):
             try:
                 if not is_healthy(self._llm):
-                    self._tell("TensorRT-LLM says that it is not healthy")
-            except Exception as error:  # noqa: BLE001  a private check may raise whatever it likes
+                    self._tell("TensorRT-LLM reports that it is unhealthy")
+            except Exception as error:  # noqa: BLE001  a private check may raise anything
                 self._tell(f"TensorRT-LLM's health check failed: {type(error).__name__}: {error}")
             self._health_is_silent_for = 0
 
@@ -110,5 +106,5 @@ class Watchdog:
     def _in_loop(self, callback: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:  # the loop is closed: the process is on its way out
+        except RuntimeError:  # the loop is closed: the process is exiting
             self._stopped.set()

@@ -1,1 +1,1 @@
-"""vLLM (AsyncLLM, V1) as an engine, its KV handed over by NIXL."""
+"""vLLM (AsyncLLM, V1) as an engine, with KV transfers over NIXL."""

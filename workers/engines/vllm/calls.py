@@ -1,4 +1,4 @@
-"""One vLLM's open requests: their steps, failed pulls, and the death of the engine core."""
+"""The open requests of one vLLM: steps, failed pulls, and engine core death."""
 
 import asyncio
 import dataclasses
@@ -23,7 +23,7 @@ _POLL_S = 0.5
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """A request inside vLLM, by the id that vLLM was given."""
+    """A request inside vLLM; `request_id` is the id given to vLLM."""
 
     request_id: str
     request: GenerateRequest
@@ -34,7 +34,7 @@ class Call:
 
 
 class Calls:
-    """Gives requests to vLLM and follows them; `open` are those inside."""
+    """Submits requests to vLLM and follows them; `open` holds those inside it."""
 
     def __init__(self, lib: Library) -> None:
         self.open: OpenCalls[Call] = OpenCalls()
@@ -43,7 +43,7 @@ class Calls:
 
     @asynccontextmanager
     async def opened(self, request: GenerateRequest, sampling: Any) -> AsyncGenerator[Call, None]:
-        """The request inside vLLM; at the end it is over there, aborted if need be."""
+        """Submit the request; on exit it is over, aborted if necessary."""
         self._num_opened += 1
         request_id = f"{request.request_id}-{self._num_opened}"
         prompt: dict[str, Any] = {"prompt_token_ids": request.token_ids}
@@ -59,7 +59,7 @@ class Calls:
             await results.aclose()
 
     async def step(self, call: Call) -> Result:
-        """The next output. Raises the BatonError that its client is told."""
+        """The next output. Raises the client's BatonError."""
         try:
             result = await call.ending.wait(_next(call.results), call.deadline, DeadlineExceeded())
         except BatonError:
@@ -69,23 +69,23 @@ class Calls:
             raise WorkerLost(self.open.reason) from error
         except ValueError as error:
             raise InvalidRequest(f"vLLM refuses the request: {error}") from error
-        except Exception as error:  # what vLLM does not document ends this request
+        except Exception as error:  # undocumented; ends this request only
             raise EngineFailure(f"vLLM failed on this request: {error.__cause__ or error!r}") from error
         call.has_answered = True
         return result
 
     def fail_pulls(self) -> None:
-        """A transfer has failed: end every request whose KV may be the one that did not arrive."""
+        """A transfer has failed: end every request whose KV may not have arrived."""
         for call in self.open.calls:
             if call.request.handoff is not None and not call.has_answered:
                 call.ending.end_with(
-                    HandoffFailed("the KV did not arrive: its source is gone, or has given it up")
+                    HandoffFailed("the KV did not arrive: its source is gone or has dropped it")
                 )
 
     async def watch(self) -> None:
-        """Notice a death that no request meets. Ends with it."""
+        """Detect the engine core's death even without requests, then return."""
         while not self.open.broke.is_set():
-            await asyncio.sleep(_POLL_S)  # vLLM tells of a death only those who ask
+            await asyncio.sleep(_POLL_S)  # vLLM reports its death only when asked
             try:
                 await self.open.llm.check_health()
             except self._lib.dead as error:

@@ -1,4 +1,4 @@
-"""From vLLM's outputs to chunks."""
+"""Converts vLLM's outputs to chunks."""
 
 from baton.errors import EngineFailure, HandoffFailed, WorkerLost
 from baton.messages import FinishReason, GenerateRequest, TokenChunk, TokenLogprob, Usage
@@ -7,7 +7,7 @@ from workers.engines.vllm.library import Completion, Result
 
 
 class Chunker:
-    """One answer so far, chunk by chunk. `num_cached_tokens` is what prefill found; None: vLLM's figure."""
+    """The chunks of one answer. `num_cached_tokens` is prefill's count; None: use vLLM's own."""
 
     def __init__(self, request: GenerateRequest, num_cached_tokens: int | None = None) -> None:
         self._request = request
@@ -16,7 +16,7 @@ class Chunker:
         self._prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
     def chunk(self, result: Result) -> TokenChunk:
-        """What came with this output. Raises the error that a bad finish reason stands for."""
+        """The chunk of this output. Raises the error of a failed finish reason."""
         (output,) = result.outputs
         reason = self._finish_reason(output)
         self._num_generated += len(output.token_ids)
@@ -49,9 +49,9 @@ class Chunker:
             case "stop" | "length" as reason:
                 return reason
             case "error" if self._request.handoff is not None and not self._has_begun:
-                raise HandoffFailed("the KV did not arrive: its source is gone, or has given it up")
-            case "abort":  # Baton closes what it aborts, unread: the engine was told to end, by a signal
-                raise WorkerLost("vLLM gave the request up as it was ended")
+                raise HandoffFailed("the KV did not arrive: its source is gone or has dropped it")
+            case "abort":  # Baton does not read what it aborts: a signal told the engine to end
+                raise WorkerLost("vLLM aborted the request as it shut down")
             case reason:
                 raise EngineFailure(f"vLLM ended the request with {reason!r}; its log says why")
 

@@ -1,4 +1,4 @@
-"""vLLM as an engine: one AsyncLLM, its core in processes of its own, in one role."""
+"""vLLM as an engine: one AsyncLLM in one role, with its core in separate processes."""
 
 import asyncio
 import logging
@@ -34,15 +34,15 @@ _WARM_UP_S = 600.0
 
 
 class VllmEngine:
-    """AsyncLLM as prefill and decode, the KV pulled by its NixlConnector.
+    """AsyncLLM as prefill and decode; its NixlConnector pulls the KV.
 
-    What differs from other engines:
+    Limitations of vLLM:
 
-    * Decode samples the first token anew from the transferred KV, with the same seed; the one that prefill
-      sampled only tells whether the answer ends with it.
-    * vLLM does not tell this process when a handoff's KV has moved. `prefill` ends when it is closed, which
-      the frontend does at decode's first chunk, or with HandoffFailed when the lease is over.
-    * A resumed answer goes on exactly only if it is greedy: the sampling is not positional.
+    * Decode samples the first token again from the transferred KV, with the same seed; prefill's only shows
+      whether the answer ends with it.
+    * vLLM does not report to this process when a handoff's KV has moved. `prefill` ends when it is closed,
+      which the frontend does at decode's first chunk, or with HandoffFailed at the end of the lease.
+    * A resumed answer continues exactly only if it is greedy: sampling is not positional.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class VllmEngine:
         incarnation: str,
         max_queue_size: int = MAX_QUEUE_SIZE,
     ) -> None:
-        """Raises OSError, ValueError if the model folder does not say what the model is."""
+        """Raises OSError, ValueError if the model folder does not describe the model."""
         self._loaded = loaded
         self._lib = lib
         self._max_queue_size = max_queue_size
@@ -71,7 +71,7 @@ class VllmEngine:
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> EngineInfo:
-        """Load and warm up; blocks the loop while it loads. Raises ValueError, OSError."""
+        """Load and warm up; loading blocks the loop. Raises ValueError, OSError."""
         log.info("loading model=%s with vLLM %s", self._loaded.settings["model"], self._lib.version)
         llm = self._load()
         self._calls.open.llm = llm
@@ -86,15 +86,15 @@ class VllmEngine:
             version=self._lib.version,
             context_length=self._context_length,
             kv_layout=self._kv_layout(config),
-            # NIXL refuses a peer whose model has another path.
+            # NIXL refuses a peer with a different model path.
             kv_transfer=f"nixl:{quote(config.model_config.model)}" if self._transfers else "",
         )
 
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
-        """Yield the handoff, or the finished answer. See `Engine.prefill`, and above how it ends."""
+        """Yield the handoff, or the finished answer. See `Engine.prefill`, and above for its end."""
         self._check(request)
         if not self._transfers:
-            raise HandoffFailed("this worker hands nothing over: it runs with --disaggregation-mode agg")
+            raise HandoffFailed("this worker does not transfer KV: it runs with --disaggregation-mode agg")
         if num_left(request, self._context_length) == 1:  # nothing to hand over, so nothing is pinned
             async with aclosing(self._run(request)) as chunks:
                 async for chunk in chunks:
@@ -124,7 +124,7 @@ class VllmEngine:
                 yield chunk
 
     def stats(self) -> WorkerStats:
-        """Live figures; the counters run from the start of the process."""
+        """Live metrics; counters start with the process."""
         return self._figures.stats()
 
     async def failed(self) -> str:
@@ -145,7 +145,7 @@ class VllmEngine:
         transfer, num_cached = None, None
         if request.handoff is not None:
             if not self._transfers:
-                raise HandoffFailed("this worker takes no KV over: it runs with --disaggregation-mode agg")
+                raise HandoffFailed("this worker does not accept KV: it runs with --disaggregation-mode agg")
             envelope = self._handoffs.open(request.handoff, len(request.token_ids))
             transfer, num_cached = envelope.params, envelope.num_cached_tokens
         max_tokens = num_left(request, self._context_length)
@@ -176,7 +176,7 @@ class VllmEngine:
 
     def _handoff(self, call: Call, result: Result) -> KvHandoff:
         if not result.kv_transfer_params:
-            raise HandoffFailed("vLLM gave no kv_transfer_params for a prompt that goes on")
+            raise HandoffFailed("vLLM returned no kv_transfer_params for an unfinished answer")
         self._figures.num_handoffs += 1
         return self._handoffs.write(
             call.request,
@@ -187,7 +187,7 @@ class VllmEngine:
         )
 
     async def _stay_pinned(self, call: Call) -> None:
-        """Wait to be closed. Raises HandoffFailed when the lease is over, or what ends the call."""
+        """Wait to be closed. Raises HandoffFailed at the end of the lease, or the call's error."""
         try:
             await call.ending.pinned(self._ttl_s(call))
         except HandoffFailed:
@@ -198,7 +198,7 @@ class VllmEngine:
         return min(self._lease_s, max(0.0, call.deadline - asyncio.get_running_loop().time()))
 
     def _unpin(self, call: Call) -> None:
-        """Give the KV back; vLLM may keep it even if its output never got here."""
+        """Release the KV; vLLM may keep it even if its output never arrived here."""
         self._figures.pinned.pop(call.request_id, None)
         if self._calls.open.llm is not None and not self._calls.open.broke.is_set():
             self._releases.add(self._calls.open.llm, call.request_id)
@@ -209,22 +209,22 @@ class VllmEngine:
             try:
                 args = self._lib.engine_args(**self._loaded.settings)
                 return self._lib.llm.from_engine_args(args, stat_loggers=[lambda *_: self._figures])
-            except Exception as error:  # told in one line to whoever started the worker
+            except Exception as error:  # reported in one line to the operator
                 log.exception("vLLM did not start")
                 raise ValueError(f"vLLM did not start: {type(error).__name__}: {error}") from error
 
     async def _warm_up(self, llm: Any) -> None:
-        """Kernels are compiled when a step's size wants a variant that is new: not while clients wait."""
+        """Run the step sizes that compile new kernel variants, so that no client waits for them."""
         params = self._lib.sampling_params(max_tokens=2, temperature=0.0, ignore_eos=True, detokenize=False)
         longest = min(llm.vllm_config.scheduler_config.max_num_batched_tokens, self._context_length - 2)
         try:
             async with asyncio.timeout(_WARM_UP_S):
                 for number, length in enumerate(warm_up_lengths(longest)):
-                    prompt = {"prompt_token_ids": [number] * length}  # none begins as another, to be cached
+                    prompt = {"prompt_token_ids": [number] * length}  # no common prefix to cache
                     async for _ in llm.generate(prompt, params, f"warm-up-{number}"):
                         pass
-        except Exception as error:  # told in one line, like the other
-            raise ValueError(f"vLLM loaded, but does not run: {error!r}") from error
+        except Exception as error:  # reported in one line, as above
+            raise ValueError(f"vLLM loaded, but its warm-up failed: {error!r}") from error
 
     def _kv_layout(self, config: Any) -> KvLayout:
         dtype = str(config.cache_config.cache_dtype)

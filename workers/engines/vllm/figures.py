@@ -1,4 +1,4 @@
-"""What vLLM's scheduler tells after each step, and what Baton counts itself."""
+"""The engine's metrics: those that vLLM's scheduler reports after each step, and Baton's counters."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,13 +7,13 @@ from baton.messages import WorkerStats
 
 
 class Figures:
-    """vLLM calls `record` on it, as one of its stat loggers (duck-typed: the class is the product of a
-    factory that vLLM calls with its config and the index of an engine core).
+    """One of vLLM's stat loggers, which calls `record` (duck-typed: vLLM gets it from a factory that it calls
+    with its config and the index of an engine core).
 
     `on_failed_pull` is called when a transfer from a prefill worker has failed: vLLM does not say which, and
-    with a hybrid model, as gpt-oss is, it decodes from whatever lies in the blocks. The call comes before
-    anybody sees a token of that request. `pinned` are the blocks that handoffs keep, by the id that vLLM was
-    given; vLLM counts them as used.
+    for a hybrid model such as gpt-oss it decodes from whatever is in the blocks. The call precedes every
+    token of that request. `pinned` counts the blocks that handoffs keep, by the id given to vLLM, which
+    counts them as used.
     """
 
     def __init__(self, on_failed_pull: Callable[[], None]) -> None:
@@ -31,7 +31,7 @@ class Figures:
         self._move_s = 0.0
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:  # noqa: ARG002  vLLM's
-        """vLLM's SchedulerStats of one step, or None."""
+        """Record vLLM's SchedulerStats of one step, or None."""
         if scheduler_stats is None:
             return
         self._num_running = scheduler_stats.num_running_reqs
@@ -46,16 +46,16 @@ class Figures:
             self._on_failed_pull()
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say: the worker logs its own readiness."""
+        """Does nothing: the worker logs its own readiness."""
 
     def log(self) -> None:
-        """Nothing to say, as above."""
+        """Does nothing, as above."""
 
     def record_sleep_state(self, is_awake: int, level: int) -> None:
-        """Nothing to do: Baton never puts an engine to sleep."""
+        """Does nothing: Baton never puts an engine to sleep."""
 
     def stats(self) -> WorkerStats:
-        """As the worker reports them."""
+        """The worker's current stats."""
         num_pinned = sum(self.pinned.values())
         return WorkerStats(
             num_running=self._num_running,

@@ -1,4 +1,4 @@
-"""vLLM's kv_transfer_params: what prefill is told, and what its answer says."""
+"""vLLM's kv_transfer_params: those that prefill is given, and the number of blocks in those it returns."""
 
 from typing import Any
 
@@ -14,6 +14,6 @@ KEEP: dict[str, Any] = {
 
 
 def num_blocks(params: dict[str, Any]) -> int:
-    """KV blocks that prefill keeps: `remote_block_ids` has a list for each group of layers."""
+    """KV blocks that prefill keeps: `remote_block_ids` has a list per group of layers."""
     groups = params.get("remote_block_ids") or ()
     return sum(len(group) if isinstance(group, (list, tuple)) else 1 for group in groups)

@@ -1,4 +1,4 @@
-"""What Baton adds inside vLLM's own processes (`worker_extension_cls`): pins, a common end, kernels."""
+"""Runs inside vLLM's processes (`worker_extension_cls`): releases pins, kills orphans, patches kernels."""
 
 import contextlib
 import importlib
@@ -12,18 +12,18 @@ from collections.abc import Iterable
 from workers.engines.vllm.kernels import pass_strides, reuse_compiled
 from workers.engines.vllm.library import SIDE_CHANNEL_PORT, WORKER_PID
 
-# NIXL looks for notices once a step, and a step of prefill may take a second.
+# NIXL checks for notices once per step, and a prefill step may take a second.
 NOTICE_S = 2.0
 
 
 class KvPins:
-    """vLLM gives this class to each of its GPU workers as an additional base."""
+    """vLLM makes this an additional base class of each of its GPU workers."""
 
     def release_kv(self, request_ids: list[str]) -> list[str]:
         """Free the KV that these finished requests keep for a decode worker, within `NOTICE_S`.
 
-        vLLM itself would wait for the decode worker or for the end of the lease. Gives the ids whose lease
-        begins with the next step: ask again for these. Those that are not pinned any more are left alone.
+        vLLM itself would wait for the decode worker or for the end of the lease. Returns the ids whose lease
+        begins with the next step: ask again for these. Ids that are no longer pinned are ignored.
         """
         transfer = importlib.import_module("vllm.distributed.kv_transfer")
         if not transfer.has_kv_transfer_group():
@@ -36,7 +36,7 @@ class KvPins:
 
 
 def _own_ids(request_ids: list[str], known: Iterable[str]) -> dict[str, str]:
-    """vLLM's own ids of these requests, if it knows them: a dash and eight characters are appended there."""
+    """vLLM's internal ids of these requests, if known: it appends a dash and eight characters."""
     asked = set(request_ids)
     return {
         request_id: own_id for own_id in known for request_id in (own_id, own_id[:-9]) if request_id in asked
@@ -44,8 +44,8 @@ def _own_ids(request_ids: list[str], known: Iterable[str]) -> dict[str, str]:
 
 
 def shorten_leases(leases: dict[str, float], request_ids: Iterable[str]) -> None:
-    """Let the leases of `request_ids` end in `NOTICE_S`: where the KV has moved, the decode worker's notice
-    is on its way and frees it first. `leases` is NIXL's: ends, by time.perf_counter(), in their order.
+    """End the leases of `request_ids` in `NOTICE_S`: if the KV has moved, the decode worker's notice is on
+    its way and frees it first. `leases` is NIXL's: end times by time.perf_counter(), in ascending order.
     """
     end = time.perf_counter() + NOTICE_S
     for request_id in request_ids:
@@ -57,10 +57,10 @@ def shorten_leases(leases: dict[str, float], request_ids: Iterable[str]) -> None
 
 
 def _end_with(worker_pid: int, parent_pid: int) -> None:
-    """Wait for the end of Baton's worker, then end this process and vLLM's core above it. Without, a killed
-    worker would leave processes that hold the GPU.
+    """Wait for the end of Baton's worker, then kill this process and its parent, vLLM's core. Otherwise a
+    killed worker would leave processes that hold the GPU.
     """
-    with contextlib.suppress(ProcessLookupError):  # it ended before
+    with contextlib.suppress(ProcessLookupError):  # it has already ended
         select.select([os.pidfd_open(worker_pid)], [], [])
     if parent_pid not in {worker_pid, 1} and os.getppid() == parent_pid:
         os.kill(parent_pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What vLLM 0.25 would compile again: some kernels for every 32 tokens, and everything at every start."""
+"""Avoids recompilation in vLLM 0.25: of some kernels for every 32 tokens, of everything at every start."""
 
 import importlib
 import logging
@@ -6,17 +6,17 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-# Of triton_kernels, which routes tokens to experts: each kernel's module, name, and strides that grow with
-# the tokens of a step. As constants they make another kernel of each size, 0.4 s of compilation while clients
-# wait. They are only added to addresses; https://github.com/triton-lang/triton/pull/10875 passes them, too.
+# Kernels of triton_kernels, which routes tokens to experts: module, name, and the strides that grow with a
+# step's tokens. As constants they force a compilation per size, 0.4 s while clients wait. They are only added
+# to addresses; https://github.com/triton-lang/triton/pull/10875 also makes them arguments.
 _STRIDES = (
     ("triton_kernels.topk_details._topk_forward", "_topk_forward", {"stride_rm", "stride_rn"}),
     ("triton_kernels.reduction_details.reduce_bitmatrix", "_sum_bitmatrix_rows", {"stride_bm", "stride_bn"}),
 )
 
-# A kernel has a variant each for arguments that 16 divides and for others, and for each size of its blocks.
-# These are the first steps that want one, of all and of those that are too long for CUDA graphs of up to 64,
-# 128, 256, 512 or, as vLLM records them for gpt-oss, 1024 tokens.
+# A kernel has variants for arguments that are divisible by 16 and for others, and for each of its block
+# sizes. These are the first step sizes that need a new variant: among all steps, and among those too long for
+# CUDA graphs of up to 64, 128, 256, 512 or, as vLLM captures for gpt-oss, 1024 tokens.
 _STEPS = (
     2, 4, 9, 12, 16, 33, 34, 36, 48, 65, 73, 97, 129, 136, 137, 144, 145, 161, 257, 264, 265, 272, 280, 281,
     288, 289, 385, 386, 400, 481, 482, 513, 520, 521, 528, 544, 545, 552, 553, 560, 897, 993, 1025, 1032,
@@ -25,17 +25,17 @@ _STEPS = (
 
 
 def warm_up_lengths(longest: int) -> list[int]:
-    """Tokens of prompts, `longest` at most, after which steps of any size find their kernels compiled.
+    """Prompt lengths, up to `longest`, after which the kernels for every step size are compiled.
 
-    By arithmetic after the sources, for the shapes of gpt-oss-20b and 120b (tests/unit/test_vllm_kernels.py).
+    Derived from the sources for the shapes of gpt-oss-20b and 120b (tests/unit/test_vllm_kernels.py).
     """
     return [num for num in _STEPS if num < longest] + [longest]
 
 
 def pass_strides() -> None:
-    """Let these kernels take their strides as arguments; to be called before any of them runs.
+    """Make these kernels take their strides as arguments; call it before any of them runs.
 
-    Leaves alone what is not there, and kernels that do so already.
+    Skips kernels that are missing or already do so.
     """
     try:
         if importlib.import_module("vllm.utils.import_utils").has_triton_kernels():
@@ -46,15 +46,15 @@ def pass_strides() -> None:
 
 
 def make_arguments(kernel: Any, names: set[str]) -> None:
-    """Make ordinary arguments of a Triton kernel's constants `names`."""
+    """Turn the constants `names` of a Triton kernel into ordinary arguments."""
     for parameter in kernel.params:
         if parameter.name in names:
             vars(parameter).update(annotation="", is_constexpr=False)  # both are cached properties
 
 
 def reuse_compiled(own: set[str]) -> None:
-    """Let a worker find what one with its settings compiled before: vLLM names the folder of what it compiles
-    after its variables, among them `own`, which differ with each start.
+    """Let workers with equal settings share compiled code: vLLM names its cache folder after its variables,
+    including `own`, which differ at each start.
     """
     try:
         envs = importlib.import_module("vllm.envs")

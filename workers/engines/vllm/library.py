@@ -1,4 +1,4 @@
-"""The installed vLLM: the one file that imports it, and the environment that it is imported in."""
+"""Imports the installed vLLM for the worker, and sets the environment variables that it reads."""
 
 import dataclasses
 import importlib
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Completion(Protocol):
-    """vLLM's CompletionOutput with RequestOutputKind.DELTA: what came since the last one."""
+    """vLLM's CompletionOutput with RequestOutputKind.DELTA: the tokens since the last one."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[dict[int, Any]] | None
@@ -26,7 +26,7 @@ class Completion(Protocol):
 
 
 class Result(Protocol):
-    """vLLM's RequestOutput. `kv_transfer_params` stand in the last one of a prompt that is handed over;
+    """vLLM's RequestOutput. `kv_transfer_params` are in the last one of a prompt that is handed over,
     `prompt_logprobs`, whose first entry is None, in the first one."""
 
     outputs: list[Completion]
@@ -37,7 +37,7 @@ class Result(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Library:
-    """The classes of the installed build; what they can take is asked of them, not of the version."""
+    """The classes of the installed build; capabilities are read from them, not from the version."""
 
     version: str
     llm: Any
@@ -49,9 +49,9 @@ class Library:
 
 
 def load_library(host: str = "127.0.0.1") -> Library:
-    """Import vLLM, its NIXL side channel on `host` and a port of its own.
+    """Import vLLM, with its NIXL side channel on `host` and a free port.
 
-    Raises SettingsError if there is none that loads.
+    Raises SettingsError if it cannot be imported.
     """
     _prepare_environment(host)
     try:
@@ -59,7 +59,7 @@ def load_library(host: str = "127.0.0.1") -> Library:
         sampling = importlib.import_module("vllm.sampling_params")
         exceptions = importlib.import_module("vllm.v1.engine.exceptions")
         if not version.startswith(TRIED):
-            log.warning("vLLM %s: Baton knows the insides of %sx; it may not give KV back", version, TRIED)
+            log.warning("vLLM %s: Baton is tested with %sx; it may fail to release KV", version, TRIED)
         return Library(
             version=version,
             llm=importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM,
@@ -70,15 +70,15 @@ def load_library(host: str = "127.0.0.1") -> Library:
             dead=exceptions.EngineDeadError,
         )
     except (ImportError, AttributeError) as error:
-        raise SettingsError(f"vLLM does not load here: {error}; pip install '.[vllm]'") from error
+        raise SettingsError(f"vLLM cannot be imported: {error}; pip install '.[vllm]'") from error
 
 
 def _prepare_environment(host: str) -> None:
-    """What vLLM reads from the environment only; what the user has set stays."""
+    """Set what vLLM reads only from the environment; the user's values stay."""
     os.environ[WORKER_PID] = str(os.getpid())  # its processes end with this one, see `inside`
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a fork would copy threads and sockets
-    # Of no use here (it does not know a request's seed), and compiled with nvcc while vLLM loads.
+    # Useless here (it ignores a request's seed), and nvcc would compile it while vLLM loads.
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     os.environ.setdefault("VLLM_NIXL_SIDE_CHANNEL_HOST", host)
     if SIDE_CHANNEL_PORT not in os.environ:  # its default is the same for every worker
@@ -86,7 +86,7 @@ def _prepare_environment(host: str) -> None:
 
 
 def _free_port(host: str) -> int:
-    """Below the ephemeral ones: vLLM binds it when the model is loaded, and waits for ever if it is taken."""
+    """Below the ephemeral range: vLLM binds it once the model is loaded, and waits forever if it is taken."""
     error: OSError | None = None
     for port in random.sample(range(20_000, 32_000), 100):
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:

@@ -1,4 +1,4 @@
-"""From a request's Sampling to vLLM's SamplingParams."""
+"""Converts a request's Sampling to vLLM's SamplingParams."""
 
 from typing import Any
 
@@ -20,9 +20,9 @@ def sampling_params(
 ) -> Any:
     """The SamplingParams of one attempt; `transfer` are NIXL's parameters. Raises InvalidRequest.
 
-    Of an answer that is resumed, `max_tokens` and `min_tokens` are what is left. vLLM's sampling is not
-    positional, and its frequency and presence penalties do not see the tokens that exist already: a resumed
-    answer goes on exactly only if it is greedy and has none of these.
+    For a resumed answer, `max_tokens` and `min_tokens` are what is left. vLLM's sampling is not positional,
+    and its frequency and presence penalties ignore the existing tokens: the answer continues exactly only if
+    it is greedy and has neither penalty.
     """
     asked = request.sampling
     params: dict[str, Any] = {
@@ -39,7 +39,7 @@ def sampling_params(
         "logit_bias": asked.logit_bias or None,
         "logprobs": asked.logprobs,
         "prompt_logprobs": asked.prompt_logprobs,
-        # The request alone says which tokens end it; vLLM's own end token is the model's.
+        # Only the request's stop tokens end it; vLLM's own end token is the model's.
         "ignore_eos": True,
         "stop_token_ids": [] if asked.ignore_eos else list(asked.stop_token_ids),
         "detokenize": False,
@@ -54,7 +54,7 @@ def sampling_params(
 
 def _guided(form: Guided, lib: Library, facts: ModelFacts) -> dict[str, Any]:
     tag = structural_tag(form, facts.control_ids)
-    # With `min_tokens`, the end would be forbidden even where the form allows nothing else.
+    # `min_tokens` would forbid the end even where the form allows nothing else.
     return {"structured_outputs": lib.structured_outputs(structural_tag=tag), "min_tokens": 0}
 
 

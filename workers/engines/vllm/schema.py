@@ -1,4 +1,4 @@
-"""The installed build's engine arguments (dataclasses) as the settings loader wants to see them."""
+"""Adapts the installed build's engine arguments (dataclasses) to the settings loader."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ _PLAIN = {int, float, bool, str, type(None)}
 
 
 class ArgsSchema:
-    """A dataclass of vLLM's, looked at through its fields: what this build does not have is unknown.
+    """A vLLM dataclass, read through its fields: settings that this build lacks are unknown.
 
     The root is left as a dict: `AsyncEngineArgs` is built once the process may load it.
     """
@@ -32,7 +32,7 @@ class ArgsSchema:
 
     @functools.cached_property
     def _hints(self) -> dict[str, Any]:
-        """The annotations; those that are text stand for classes that vLLM imports for type checkers only."""
+        """The annotations; those given as text name classes that vLLM imports for type checkers only."""
         return {name: Any if isinstance(f.type, str) else f.type for name, f in self._fields.items()}
 
     @functools.cached_property
@@ -49,8 +49,8 @@ class ArgsSchema:
         return self.default(name) is None
 
     def convert(self, name: str, value: object) -> object:
-        """Checked if the field is a plain number, switch or text, or a word of a closed list; all else as it
-        is: vLLM's own checks know more than its annotations.
+        """Check plain numbers, switches, text, and words of closed lists. All else passes unchanged: vLLM's
+        own checks know more than its annotations.
         """
         hint = self._hints[name]
         if value is None and self.default(name) is None:
@@ -77,7 +77,7 @@ class ArgsSchema:
 
 
 def _nested(hint: Any) -> Any:
-    """The settings class behind an annotation: `KVTransferConfig | None`; None if there is none."""
+    """The settings class in an annotation such as `KVTransferConfig | None`, or None."""
     classes = [kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)]
     return classes[0] if len(classes) == 1 else None
 

@@ -1,4 +1,4 @@
-"""The engine arguments of one vLLM worker: what was given, what Baton needs, what cannot work."""
+"""The engine arguments of a vLLM worker: the given values, and those that Baton requires or chooses."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,19 +13,19 @@ BATON = "baton"
 TRANSFER = "kv_transfer_config"
 LEASE = f"{TRANSFER}.kv_connector_extra_config"
 LEASE_S = 120
-"""A pin is released when its call is closed; the lease is for the case that nobody is left to do so."""
+"""Pins are released when their call is closed; the lease frees those whose release failed."""
 
 _EXTENSION = "workers.engines.vllm.inside.KvPins"
-# What no worker may have otherwise, and why.
+# Required values, and why.
 _OWN: dict[str, tuple[object, str]] = {
-    "worker_extension_cls": (_EXTENSION, "it gives the KV back"),
-    "structured_outputs_config.backend": ("xgrammar", "demanded forms are written for it"),
-    "structured_outputs_config.enable_in_reasoning": (True, "a demanded form holds from the first token on"),
-    "data_parallel_size": (1, "start a worker for each"),
+    "worker_extension_cls": (_EXTENSION, "it releases the KV"),
+    "structured_outputs_config.backend": ("xgrammar", "structural tags are in its format"),
+    "structured_outputs_config.enable_in_reasoning": (True, "guided decoding starts at the first token"),
+    "data_parallel_size": (1, "start one worker per replica"),
 }
 _OWN_OF_DISAGGREGATED: dict[str, tuple[object, str]] = {
-    f"{TRANSFER}.kv_connector": ("NixlConnector", "KV travels by it only"),
-    f"{TRANSFER}.kv_load_failure_policy": ("fail", "then another prefill worker is tried"),
+    f"{TRANSFER}.kv_connector": ("NixlConnector", "KV moves over NIXL only"),
+    f"{TRANSFER}.kv_load_failure_policy": ("fail", "so that another prefill worker is tried"),
 }
 _OWN_OF_ROLE: dict[str, dict[str, tuple[object, str]]] = {
     "agg": {},
@@ -33,11 +33,11 @@ _OWN_OF_ROLE: dict[str, dict[str, tuple[object, str]]] = {
     "decode": _OWN_OF_DISAGGREGATED
     | {
         f"{TRANSFER}.kv_role": ("kv_consumer", "it is a decode worker"),
-        # What a failed pull leaves in the blocks of a hybrid model, vLLM would keep under the prompt's name:
-        # the retry, and whoever begins alike, would be answered from it.
+        # vLLM would cache what a failed pull leaves in a hybrid model's blocks as the prompt's KV: the
+        # retry, and prompts with the same prefix, would be answered from it.
         "enable_prefix_caching": (
             False,
-            "KV that did not arrive would be found again; prefill has the cache",
+            "it would cache KV that did not arrive; prefill has the cache",
         ),
     },
 }
@@ -48,11 +48,11 @@ NAMES = {
 }
 _NO_FLAG = {
     "kv_cache_config.free_gpu_memory_fraction": (
-        "--free-gpu-memory-fraction is of the memory that the model leaves; vLLM's gpu_memory_utilization is "
-        "of all: give that in the YAML"
+        "--free-gpu-memory-fraction is a share of the memory that the model leaves free, vLLM's "
+        "gpu_memory_utilization one of all memory: set that in the YAML"
     ),
     "moe_expert_parallel_size": (
-        "--expert-parallel-size: vLLM shares experts among all GPUs or not at all: give "
+        "--expert-parallel-size: vLLM distributes experts over all GPUs or none: set "
         "enable_expert_parallel: true in the YAML"
     ),
 }
@@ -72,8 +72,8 @@ def load_vllm_settings(
 ) -> Loaded[dict[str, Any]]:
     """The keywords for `args` (`AsyncEngineArgs`) of a worker in this mode.
 
-    Typed flag > override > YAML > Baton's choice > the build's default, leaf by leaf; only what was given or
-    chosen is in `settings`. Raises SettingsError, also for what cannot work in `mode`.
+    Per leaf: flag > override > YAML > Baton's choice > the build's default; `settings` has only given and
+    chosen values. Raises SettingsError, also for what cannot work in `mode`.
     """
     schema = ArgsSchema(args, is_root=True)
     given = give_vllm_settings(schema, mode, yaml_path=yaml_path, override=override, typed=typed)
@@ -88,8 +88,8 @@ def give_vllm_settings(
     override: str | None = None,
     typed: Mapping[str, object] | None = None,
 ) -> Given:
-    """What was given, and what Baton chooses, before a build looks at it; without a schema, where none is
-    installed, keys and types are not checked. Raises SettingsError for what no build can do in `mode`.
+    """The given values and Baton's choices, before a build validates them. Without a schema (no build is
+    installed) keys and types are not checked. Raises SettingsError for what no build can do in `mode`.
     """
     given = read(schema, yaml_path, _flags(typed or {}), override)
     for path, value in _CHOSEN.items():
@@ -114,10 +114,10 @@ def _flags(typed: Mapping[str, object]) -> dict[str, object]:
 def _check_transfer(given: Given, mode: str) -> None:
     for path, (value, source) in given.items():
         if mode == "agg" and path.startswith(TRANSFER) and value is not None:
-            raise SettingsError(f"{source}: {path}: an aggregated worker hands nothing over; leave it out")
+            raise SettingsError(f"{source}: {path}: an aggregated worker does not transfer KV; leave it out")
         if mode != "agg" and path == TRANSFER:
             raise SettingsError(
-                f"{source}: {path}: {value}: a {mode} worker needs it; leave it out or fill it"
+                f"{source}: {path}: {value}: a {mode} worker needs it; leave it out or set its keys"
             )
 
 
@@ -137,5 +137,7 @@ def _put_lease(given: Given) -> None:
         raise SettingsError(f"{source}: {LEASE}.bidirectional_kv_xfer: KV goes from prefill to decode only")
     lease_s = extra.get("kv_lease_duration", LEASE_S)
     if type(lease_s) not in {int, float} or not 0 < lease_s < float("inf"):
-        raise SettingsError(f"{source}: {LEASE}.kv_lease_duration: {lease_s!r}: must be seconds, above 0")
+        raise SettingsError(
+            f"{source}: {LEASE}.kv_lease_duration: {lease_s!r}: must be a positive number of seconds"
+        )
     put(given, LEASE, extra | {"kv_lease_duration": lease_s}, source)
