@@ -152,6 +152,13 @@ def test_both_take_the_same_answers(
     assert (matcher.allowed(token_ids, 0) is None and matcher.error is None) is taken
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_answer_matches_its_ebnf(seed: int, tokenizer: ModelTokenizer, forms: XgrammarForms) -> None:
+    form = text_form("ebnf", 'root ::= "Token: " [0-9]{1,3}')
+    answer = forms.answer_of(form, modest(seed, tokenizer))
+    assert re.fullmatch("Token: [0-9]{1,3}", parts_of(tokenizer, answer, set())[1])
+
+
 def test_a_schema_is_written_once() -> None:
     assert structural_tag(FORMS["one call is demanded"], {}).count('"required"') == 1
 
@@ -179,6 +186,7 @@ def test_a_schema_that_xgrammar_refuses_is_refused_by_its_field() -> None:
         (text_form("regex", "(a"), "parenthesis"),
         (text_form("ebnf", "rot ::= b"), "root"),
         (text_form("ebnf", "root ::= Token(5)"), "tokens"),
+        (text_form("ebnf", 'root ::= TagDispatch(("<f>", a))'), "tokens"),
         (text_form("ebnf", 'root ::= "<|call|>"'), "tokens"),
     ],
 )

@@ -21,7 +21,7 @@ from workers.engines.control_free import control_free, control_free_json
 # The tokenizer's eos token is xgrammar's stop token: it comes when the grammar is complete, not as text.
 _EOS = "<|return|>"
 _CONTROL = re.compile(r"(<\|\w+\|>)")
-_TOKEN_RULE = re.compile(r"Token|<\|")
+_TOKEN_RULE = re.compile(r"(Token|Dispatch)\w*\s*\(|<\|")
 
 # For control tokens as text: any text but `<|` and a letter. Each rule is a state of an automaton that reads
 # `[^<]*` at once, so a mask over 200,000 tokens takes 20 us; with a regex, 100 ms.
