@@ -165,6 +165,23 @@ def test_a_killed_grammar_process_is_replaced(own: tuple[Grammars, Path]) -> Non
     asyncio.run(main())
 
 
+def test_a_form_whose_process_does_not_answer_any_more_is_compiled_again(own: tuple[Grammars, Path]) -> None:
+    grammars, path = own
+
+    async def main() -> None:
+        [server] = servers(path)
+        await grammars.matcher(answer_form({"const": 1}))
+        await until(lambda: len(servers(path)) == 2)
+        [compiled] = set(servers(path)) - {server}
+        os.kill(compiled, signal.SIGSTOP)  # its socket takes what it is sent
+        asked = asyncio.create_task(grammars.matcher(answer_form({"const": 1})))
+        await asyncio.sleep(0)
+        os.kill(compiled, signal.SIGKILL)
+        assert (await asked).allowed([], 0) is not None
+
+    asyncio.run(main())
+
+
 def test_no_process_outlives_its_answer_or_the_engine(own: tuple[Grammars, Path]) -> None:
     grammars, path = own
 

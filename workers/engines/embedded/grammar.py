@@ -76,16 +76,12 @@ class Grammars:
             self._server.close()
 
     async def _connection(self, form: Guided) -> socket.socket:
-        try:
-            return _hand_over(await self._compiled(form))
-        except OSError:
-            self._forget(form)  # another request ended its process: retry from the start
-        try:
-            return _hand_over(await self._compiled(form))
-        except OSError as error:
-            raise Overloaded(
-                f"No process is available to enforce the form: {error}.", retry_after_s=_RETRY_AFTER_S
-            ) from error
+        for _ in range(2):
+            try:
+                return await _answered(_hand_over(await self._compiled(form)))
+            except OSError:
+                self._forget(form)  # its process was killed: retry from the start
+        raise Overloaded("No process is available to enforce the form.", retry_after_s=_RETRY_AFTER_S)
 
     async def _compiled(self, form: Guided) -> socket.socket:
         """The socket of the process that compiled the form. A client that disconnects does not cancel what
@@ -198,6 +194,23 @@ class _Server:
         if said != READY:
             self.close()
             raise ValueError(said.decode() or "the grammar process did not start")
+
+
+async def _answered(connection: socket.socket) -> socket.socket:
+    """The connection once a process serves it. Raises OSError if none does, Overloaded if none can."""
+    connection.setblocking(False)
+    try:
+        reply = await asyncio.get_running_loop().sock_recv(connection, MAX_MESSAGE_BYTES)
+    except BaseException:
+        connection.close()
+        raise
+    connection.setblocking(True)
+    if reply == READY:
+        return connection
+    connection.close()
+    if reply == BUSY:
+        raise Overloaded("No process is left to enforce the form.", retry_after_s=_RETRY_AFTER_S)
+    raise ConnectionResetError("the process ended")
 
 
 def _hand_over(control: socket.socket) -> socket.socket:

@@ -134,6 +134,7 @@ def _hold_form(connection: socket.socket, tokenizer: LLTokenizer) -> None:
 
 
 def _hold_answer(connection: socket.socket, matcher: LLMatcher) -> None:
+    connection.send(READY)
     left_s = _ANSWER_CPU_S
     end: Next | None = None
     while message := connection.recv(MAX_MESSAGE_BYTES):

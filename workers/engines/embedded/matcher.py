@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from baton.errors import BatonError, InvalidRequest, Overloaded
-from workers.engines.embedded.grammar_server import BUSY, MAX_MESSAGE_BYTES, Next, Read
+from baton.errors import BatonError, InvalidRequest
+from workers.engines.embedded.grammar_server import MAX_MESSAGE_BYTES, Next, Read
 
 _TOKENS_AT_ONCE = 16_384
 _TOO_SLOW = "it takes too much CPU time or memory; simplify the schemas"
@@ -70,11 +70,9 @@ class Matcher:
             message = self._connection.recv(MAX_MESSAGE_BYTES)
         except OSError:
             message = b""
-        if message in (b"", BUSY):
+        if not message:
             self._is_over = True
             self.error = self._invalid(_TOO_SLOW)
-            if message:
-                self.error = Overloaded("No process is left to enforce the form.", retry_after_s=1.0)
             return
         reply = msgspec.msgpack.decode(message, type=Next)
         self._mask, self._is_over = reply.mask, not reply.mask
