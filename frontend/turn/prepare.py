@@ -18,7 +18,7 @@ from frontend.turn.raw_text import RawText
 from frontend.turn.request import Asker, RawPrompts, TurnRequest
 from frontend.turn.sampling import sampling_of
 from frontend.turn.thoughts import Thoughts
-from frontend.turn.written import num_history_tokens
+from frontend.turn.written import encoded
 
 # Longer prompts are rendered and tokenised in a thread, so that running streams do not stall.
 LONG_BYTES = 8192
@@ -40,7 +40,7 @@ async def prepare(
         request = msgspec.structs.replace(request, prompt=prompt)
         answer = demanded_form(request.sampling, prompt.answer_format)
         form = guided(prompt.tools, request.call_choice, answer)
-    prompts = await encode(request, served)
+    prompts, history = await encode(request, served)
     sampling = with_form(sampling_of(request, served, num_prompt_tokens=max(map(len, prompts))), form)
     requests = _token_requests(request, asker, served.name, prompts, sampling)
 
@@ -53,13 +53,13 @@ async def prepare(
             thoughts.keep(asker.owner, choice.call_ids, choice.thought)
 
     choices = [_choice(request, token_request, served, keep) for token_request in requests]
-    if isinstance(prompt, Conversation):
-        choices[0].history = num_history_tokens(prompt.turns, served.tokenizer)
+    choices[0].history = history
     return choices
 
 
-async def encode(request: TurnRequest, served: ServedModel) -> list[list[int]]:
-    """Token ids of each prompt. Raises InvalidRequest if it cannot be rendered."""
+async def encode(request: TurnRequest, served: ServedModel) -> tuple[list[list[int]], dict[str, int]]:
+    """Token ids of each prompt, and those of earlier answers by source, see `frontend.turn.written.encoded`.
+    Raises InvalidRequest if it cannot be rendered."""
     if request.num_bytes > LONG_BYTES:
         return await asyncio.to_thread(_encoded, request, served)
     return _encoded(request, served)
@@ -74,16 +74,18 @@ def _check_num_choices(request: TurnRequest, max_choices: int) -> None:
         )
 
 
-def _encoded(request: TurnRequest, served: ServedModel) -> list[list[int]]:
+def _encoded(request: TurnRequest, served: ServedModel) -> tuple[list[list[int]], dict[str, int]]:
     tokenizer = served.tokenizer
     if isinstance(request.prompt, Conversation):
-        return [tokenizer.encode_segments(render(request.prompt))]
-    return [
+        token_ids, history = encoded(render(request.prompt), tokenizer)
+        return [token_ids], history
+    prompts = [
         tokenizer.encode_text(prompt, allow_special=True)
         if isinstance(prompt, str)
         else tokenizer.checked(prompt, served.name, request.path)
         for prompt in request.prompt.prompts
     ]
+    return prompts, {}
 
 
 def _token_requests(

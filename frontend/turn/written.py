@@ -2,12 +2,13 @@
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import msgspec
 
-from frontend.harmony.conversation import AssistantTurn, Kind, Turn, WrittenMessage
+from frontend.harmony.conversation import AssistantTurn, Kind, ToolCall, WrittenMessage
 from frontend.harmony.deltas import Delta, MessageEnd, ReasoningDelta, TextDelta, ToolCallStart
-from frontend.text.specials import SpecialToken
+from frontend.text.specials import Segment, SpecialToken
 from frontend.text.tokenizer import ModelTokenizer
 
 # Separates two Harmony messages of one kind, such as a preamble and the answer.
@@ -46,7 +47,7 @@ class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
             return False
         called = [message.text for message in self.messages if message.kind == "call"]
         return len(called) == len(turn.tool_calls) and all(
-            call.called == name and _are_equal(call.arguments, arguments)
+            call.called == name and _is_same_call(call, arguments)
             for call, name, arguments in zip(turn.tool_calls, self.call_names, called, strict=True)
         )
 
@@ -92,18 +93,24 @@ class Writing:
         return WrittenTurn(messages=tuple(messages), call_names=tuple(self._call_names))
 
 
-def num_history_tokens(turns: Iterable[Turn], tokenizer: ModelTokenizer) -> dict[str, int]:
-    """Tokens of the assistant's turns by source: `written` by the model, or `rendered` from text."""
+def encoded(segments: Iterable[Segment], tokenizer: ModelTokenizer) -> tuple[list[int], dict[str, int]]:
+    """A rendered prompt's token ids, and how many of them are the assistant's, by source: `written` by the
+    model, or `rendered` from text."""
+    token_ids: list[int] = []
     nums = {"written": 0, "rendered": 0}
-    for turn in turns:
-        if not isinstance(turn, AssistantTurn):
-            continue
-        if turn.written:
-            nums["written"] += sum(len(message.token_ids) for message in turn.written)
-            continue
-        texts = (turn.reasoning, turn.preamble, turn.text, *(call.arguments for call in turn.tool_calls))
-        nums["rendered"] += len(tokenizer.encode_segments(text for text in texts if text))
-    return nums
+    start = 0  # of the message
+    author: Segment = ""
+    for previous, segment in pairwise(("", *segments)):
+        if segment is SpecialToken.START:
+            start = len(token_ids)
+        if previous is SpecialToken.START:
+            author = segment
+        token_ids += tokenizer.encode_segments([segment])
+        if isinstance(segment, array):
+            nums["written"] += len(segment)
+        elif segment in _ENDS and isinstance(author, str) and author.startswith("assistant"):
+            nums["rendered"] += len(token_ids) - start
+    return token_ids, nums
 
 
 def _split(token_ids: Sequence[int], ends: frozenset[int]) -> Iterator["array[int]"]:
@@ -117,13 +124,20 @@ def _split(token_ids: Sequence[int], ends: frozenset[int]) -> Iterator["array[in
         yield array("I", token_ids[start:])
 
 
-def _are_equal(told: str, written: str) -> bool:
-    """Whether arguments are the same text or JSON, which clients reformat, or the input of a custom tool that
-    the model wrapped in JSON."""
-    if told == written:
+def _is_same_call(call: ToolCall, written: str) -> bool:
+    """Whether the arguments are the same text or JSON, which clients reformat, or the input of a custom tool
+    that the model wrapped in JSON."""
+    if call.arguments == written:
         return True
     try:
         value = msgspec.json.decode(written)
-        return bool(value == {"input": told} or value == msgspec.json.decode(told))
+        if call.takes_text:
+            return bool(value == {"input": call.arguments})
+        # As text: to Python, 1, 1.0 and true are equal.
+        return _json(value) == _json(msgspec.json.decode(call.arguments))
     except (msgspec.DecodeError, RecursionError):
         return False
+
+
+def _json(value: object) -> bytes:
+    return msgspec.json.encode(value, order="sorted")

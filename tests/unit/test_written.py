@@ -124,6 +124,7 @@ def test_a_final_answer_goes_on_without_its_thoughts() -> None:
     "change",
     [
         lambda told: told["tool_calls"][0]["function"].update(arguments='{"a":2}'),
+        lambda told: told["tool_calls"][0]["function"].update(arguments='{"a":true}'),
         lambda told: told["tool_calls"][0]["function"].update(name="g"),
         lambda told: told.update(content="Other words."),
         lambda told: told.update(reasoning_content="Other thoughts."),
@@ -174,7 +175,7 @@ HEADERS = st.sampled_from(
     indent=st.none() | st.integers(0, 2),
     size=st.integers(1, 7),
 )
-def test_any_answer_comes_back_in_its_own_tokens(  # noqa: PLR0917
+def test_any_answer_comes_back_in_its_own_tokens(  # noqa: PLR0917  drawn by name
     thoughts: list[str],
     preamble: str | None,
     header: str,
