@@ -23,6 +23,7 @@ class Wire:
         self.hold.set()
         self.fault: Exception | None = None
         self._moved: dict[int, asyncio.Event] = {}
+        self._num_bytes: dict[int, int] = {}
 
     async def start(self) -> None:
         pass
@@ -34,8 +35,9 @@ class Wire:
         self._moved[offer_id] = asyncio.Event()
         return Ticket(wire="memory", offer_id=offer_id, num_bytes=payload.num_bytes, peer=b"")
 
-    async def moved(self, ticket: Ticket) -> None:
+    async def moved(self, ticket: Ticket) -> int:
         await self._moved[ticket.offer_id].wait()
+        return self._num_bytes[ticket.offer_id]
 
     def withdraw(self, ticket: Ticket) -> None:
         self.offers.pop(ticket.offer_id, None)
@@ -50,7 +52,8 @@ class Wire:
             raise self.fault
         if ticket.offer_id not in self.offers:
             raise HandoffFailed("the offer was withdrawn")
-        host_view(into)[:] = host_view(self.offers[ticket.offer_id])
+        host_view(into)[:] = host_view(self.offers[ticket.offer_id])[-into.num_bytes :]
+        self._num_bytes[ticket.offer_id] = into.num_bytes
         self._moved[ticket.offer_id].set()
 
     def all_moved(self) -> bool:

@@ -46,7 +46,8 @@ class Puller:
 
     async def ask(self, *, direct: bool = False, **other: Any) -> None:
         peer = msgspec.msgpack.decode(self._ticket.peer, type=Peer)
-        words = {"offer_id": self._ticket.offer_id, "secret": peer.secret, **other}
+        ticket = self._ticket
+        words = {"offer_id": ticket.offer_id, "secret": peer.secret, "num_bytes": ticket.num_bytes, **other}
         await send_word(self.sock, Ask(direct=direct, **words))
 
     async def fetch(self) -> bytes:
@@ -153,6 +154,22 @@ def test_a_puller_without_a_ticket_gets_no_bytes(wrong: dict[str, Any]) -> None:
         async with source() as here, puller(offer(here)) as there:
             await there.ask(**wrong)
             await refused(there.fetch())
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize("num_bytes", [0, -1, len(PAYLOAD) + 1])
+def test_no_more_than_the_offer_is_read(num_bytes: int) -> None:
+    async def main() -> None:
+        async with source() as here:
+            ticket = offer(here)
+            async with puller(ticket) as there:
+                await there.ask(num_bytes=num_bytes)
+                with pytest.raises(
+                    HandoffFailed, match=f"{num_bytes} bytes were asked for; 4096 are offered"
+                ):
+                    await there.fetch()
+            assert not is_moved(here, ticket)
 
     run_jumping(main())
 

@@ -40,7 +40,7 @@ def test_a_message_arrives_as_sent() -> None:
         with ours, theirs:
             ours.setblocking(False)
             theirs.setblocking(False)
-            sent = Ask(7, b"secret", direct=True)
+            sent = Ask(7, b"secret", 4096, direct=True)
             await send_word(theirs, sent)
             await send_word(theirs, Stands())
             assert await receive_word(ours, Ask) == sent

@@ -45,6 +45,21 @@ def test_bytes_arrive_as_they_were_offered(far: Far, num_bytes: int) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("num_bytes", [1, 4095, 1 << 20, (5 << 20) - 1])
+def test_a_puller_takes_only_the_end_that_it_lacks(far: Far, num_bytes: int) -> None:
+    async def scenario() -> None:
+        async with near(far.kind) as here:
+            ticket = await far.offer(5 << 20, seed=3)
+            into = bytearray(num_bytes)
+            await here.pull(ticket, host_memory(into), 10)
+            assert into == pattern(5 << 20, 3)[-num_bytes:]
+            back = here.offer(host_memory(pattern(5 << 20, 3)))
+            await here.pull(back, host_memory(into), 10)
+            assert await here.moved(back) == num_bytes
+
+    asyncio.run(scenario())
+
+
 def test_the_source_learns_that_the_bytes_have_moved(far: Far) -> None:
     async def scenario() -> None:
         async with near(far.kind) as here:
@@ -174,8 +189,10 @@ def test_a_ticket_for_another_wire_or_another_size_is_refused(far: Far) -> None:
                 await here.pull(msgspec.structs.replace(ticket, wire="pigeon"), into, 5)
             with pytest.raises(HandoffFailed):
                 await here.pull(msgspec.structs.replace(ticket, peer=b"x"), into, 5)
-            with pytest.raises(ValueError, match="4095"):
-                await here.pull(ticket, host_memory(bytearray(4095)), 5)
+            with pytest.raises(ValueError, match="4097"):
+                await here.pull(ticket, host_memory(bytearray(4097)), 5)
+            with pytest.raises(ValueError, match="has 0"):
+                await here.pull(ticket, host_memory(bytearray(0)), 5)
             with pytest.raises(ValueError, match="at least one byte"):
                 here.offer(host_memory(bytearray(0)))
 

@@ -124,14 +124,33 @@ def test_gathered_kv_is_all_that_decode_needs(
     num_bytes = paged.pool.num_handoff_bytes(num_tokens)
     buffer = torch.empty(num_bytes, dtype=torch.uint8)
     paged.pool.gather(source, num_tokens, buffer)
-    paged.pool.scatter(buffer, target, num_tokens)
+    paged.pool.scatter(buffer, target, 0, num_tokens)
     (logits,) = paged.run((Span(num_tokens, 1, target), ids))
+    torch.testing.assert_close(logits[0], expected(reference, ids)[-1], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("num_held", [1, 37, 60, 69])
+def test_what_a_later_turn_lacks_is_the_end_of_the_payload(
+    paged: Paged, reference: GptOssForCausalLM, num_held: int
+) -> None:
+    ids = prompt(71)
+    source, target = paged.table(len(ids)), paged.table(len(ids))
+    paged.run((Span(0, 70, source), ids))
+    paged.run((Span(0, num_held, target), ids))
+    buffer = torch.empty(paged.pool.num_handoff_bytes(70), dtype=torch.uint8)
+    paged.pool.gather(source, 70, buffer)
+    paged.pool.scatter(buffer[-paged.pool.num_handoff_bytes(70, num_held) :], target, num_held, 70)
+    (logits,) = paged.run((Span(70, 1, target), ids))
     torch.testing.assert_close(logits[0], expected(reference, ids)[-1], atol=TOLERANCE, rtol=0)
 
 
 def test_sliding_layers_hand_over_their_window_only(paged: Paged) -> None:
     row_bytes = 2 * 2 * 16 * 4  # K and V, 2 heads, 16 wide, float32
-    assert paged.pool.num_handoff_bytes(100) == row_bytes * (2 * 100 + 2 * (WINDOW - 1))
+    size = paged.pool.tokens_per_block
+    first_whole = (99 // size * size - (WINDOW - 1)) // size * size
+    assert paged.pool.num_handoff_bytes(100) == row_bytes * (2 * 100 + 2 * (100 - first_whole))
+    assert paged.pool.num_handoff_bytes(100, 99) == row_bytes * 4
+    assert paged.pool.num_handoff_bytes(100, 10) == paged.pool.num_handoff_bytes(100) - row_bytes * 2 * 10
 
 
 def test_an_mxfp4_checkpoint_is_the_model_that_it_encodes(tmp_path: Path) -> None:

@@ -64,9 +64,9 @@ class DirectTransceiver:
         self._reaches[payload] = self._poller.submit(self._fabric.reach, payload)
         return ticket
 
-    async def moved(self, ticket: Ticket) -> None:
+    async def moved(self, ticket: Ticket) -> int:
         """See CacheTransceiver."""
-        await self._source.moved(ticket)
+        return await self._source.moved(ticket)
 
     def withdraw(self, ticket: Ticket) -> None:
         """See CacheTransceiver."""
@@ -84,10 +84,12 @@ class DirectTransceiver:
         await asyncio.to_thread(self._poller.stop)
 
     @asynccontextmanager
-    async def _lend(self, sock: socket.socket, payload: Memory) -> AsyncIterator[None]:
+    async def _lend(self, sock: socket.socket, payload: Memory, num_bytes: int) -> AsyncIterator[None]:
         self._poller.submit(self._fabric.lend)
         try:
             reach = await asyncio.wrap_future(self._reaches[payload])
+            start = reach.address + payload.num_bytes - num_bytes
+            reach = msgspec.structs.replace(reach, address=start)
             await send_word(sock, Grant(msgspec.msgpack.encode(reach)))
             yield
         finally:
@@ -100,7 +102,7 @@ class DirectTransceiver:
             await fetch_stream(ticket, into)
             return
         try:
-            async with asking(ticket, direct=True) as (sock, grant):
+            async with asking(ticket, into.num_bytes, direct=True) as (sock, grant):
                 await self._read(sock, msgspec.msgpack.decode(grant.words, type=Reach), into)
         except NoDirectPath as error:
             if into.device_index is not None:

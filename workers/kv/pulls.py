@@ -30,7 +30,7 @@ class Pulls:
         """See CacheTransceiver.pull."""
         if ticket.wire != self._wire:
             raise HandoffFailed(f"the KV is offered over {ticket.wire}, this worker uses {self._wire}")
-        if ticket.num_bytes != into.num_bytes:
+        if not 1 <= into.num_bytes <= ticket.num_bytes:
             raise ValueError(f"{ticket.num_bytes} bytes are offered, but the target has {into.num_bytes}")
         if self._closed:
             raise HandoffFailed("the transceiver is closed")
@@ -59,8 +59,10 @@ class Pulls:
 
 
 @asynccontextmanager
-async def asking(ticket: Ticket, *, direct: bool) -> AsyncIterator[tuple[socket.socket, Grant]]:
-    """Ask the source; fetch the bytes inside the context; at its end the source confirms them.
+async def asking(
+    ticket: Ticket, num_bytes: int, *, direct: bool
+) -> AsyncIterator[tuple[socket.socket, Grant]]:
+    """Ask for an offer's last `num_bytes`; fetch them inside the context; at its end the source confirms.
 
     Raises HandoffFailed if the source refuses, OSError if it is lost.
     """
@@ -70,7 +72,7 @@ async def asking(ticket: Ticket, *, direct: bool) -> AsyncIterator[tuple[socket.
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await asyncio.get_running_loop().sock_connect(sock, (peer.host, peer.port))
-        await send_word(sock, Ask(ticket.offer_id, peer.secret, direct))
+        await send_word(sock, Ask(ticket.offer_id, peer.secret, num_bytes, direct))
         yield sock, await receive_word(sock, Grant)
         await send_word(sock, Fetched())
         await receive_word(sock, Stands)
@@ -78,5 +80,5 @@ async def asking(ticket: Ticket, *, direct: bool) -> AsyncIterator[tuple[socket.
 
 async def fetch_stream(ticket: Ticket, into: Memory) -> None:
     """Fetch an offer over the socket into host memory. Raises like `asking`."""
-    async with asking(ticket, direct=False) as (sock, _):
+    async with asking(ticket, into.num_bytes, direct=False) as (sock, _):
         await receive_bytes(sock, host_view(into))

@@ -25,8 +25,8 @@ _ASK_LIMIT_S = 5.0
 _MAX_SESSIONS = 256
 _GONE = "the KV is no longer offered: it was pulled or withdrawn, or it expired"
 
-Lend = Callable[[socket.socket, Memory], AbstractAsyncContextManager[None]]
-"""Gives one puller access to the memory: entering sends the Grant, leaving revokes access."""
+Lend = Callable[[socket.socket, Memory, int], AbstractAsyncContextManager[None]]
+"""Gives one puller access to the memory's last bytes: entering sends the Grant, leaving revokes access."""
 
 
 class Peer(msgspec.Struct, frozen=True, array_like=True):
@@ -38,21 +38,21 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Offer:
-    """One offer. `moved` becomes True when a peer has it, False when it was withdrawn."""
+    """One offer. `moved` becomes the number of bytes that a peer has pulled, 0 when it was withdrawn."""
 
     def __init__(self, payload: Memory) -> None:
         self.payload = payload
         self.secret = secrets.token_bytes(_SECRET_BYTES)
-        self.moved: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.moved: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.readers: set[socket.socket] = set()
 
-    def end(self, *, moved: bool) -> None:
+    def end(self, num_bytes: int) -> None:
         """End the offer, once; active readers see it by the end of the connection's sending half.
 
         The other half stays open: a reader's memory is freed after that reader hangs up.
         """
         if not self.moved.done():
-            self.moved.set_result(moved)
+            self.moved.set_result(num_bytes)
             for sock in self.readers:
                 _shut_down(sock, socket.SHUT_WR)
 
@@ -93,16 +93,18 @@ class Source:
         peer = msgspec.msgpack.encode(Peer(self._host, self._port, offer.secret))
         return Ticket(wire=self._wire, offer_id=offer_id, num_bytes=payload.num_bytes, peer=peer)
 
-    async def moved(self, ticket: Ticket) -> None:
+    async def moved(self, ticket: Ticket) -> int:
         """See CacheTransceiver.moved."""
         offer = self._offers.get(ticket.offer_id)
-        if offer is None or not await asyncio.shield(offer.moved):
+        num_bytes = await asyncio.shield(offer.moved) if offer is not None else 0
+        if not num_bytes:
             raise HandoffFailed("the offer was withdrawn before it was pulled")
+        return num_bytes
 
     def withdraw(self, ticket: Ticket) -> None:
         """See CacheTransceiver.withdraw."""
         if offer := self._offers.pop(ticket.offer_id, None):
-            offer.end(moved=False)
+            offer.end(0)
 
     async def close(self) -> None:
         """Withdraw every offer and close every puller's connection."""
@@ -111,7 +113,7 @@ class Source:
         self._listener.close()
         self._listener = None
         for offer in self._offers.values():
-            offer.end(moved=False)
+            offer.end(0)
         self._offers.clear()
         for task in self._tasks:
             task.cancel()
@@ -147,6 +149,11 @@ class Source:
         if offer is None or not hmac.compare_digest(offer.secret, ask.secret) or offer.moved.done():
             await send_word(sock, Refused(_GONE))
             return
+        if not 1 <= ask.num_bytes <= offer.payload.num_bytes:
+            await send_word(
+                sock, Refused(f"{ask.num_bytes} bytes were asked for; {offer.payload.num_bytes} are offered")
+            )
+            return
         lend = self._lend_direct if ask.direct else _stream
         if lend is None or (lend is _stream and offer.payload.device_index is not None):
             await send_word(sock, Refused(f"this memory cannot be read over {self._wire} that way"))
@@ -154,19 +161,19 @@ class Source:
         self._sessions.busy(sock)
         offer.readers.add(sock)
         try:
-            async with lend(sock, offer.payload):
+            async with lend(sock, offer.payload, ask.num_bytes):
                 await receive_word(sock, Fetched)
         finally:
             offer.readers.discard(sock)
         if not _hung_up(sock):  # a puller that gave up meanwhile did not get it
-            offer.end(moved=True)
+            offer.end(ask.num_bytes)
             await send_word(sock, Stands())  # fails if the offer ended before
 
 
 @asynccontextmanager
-async def _stream(sock: socket.socket, payload: Memory) -> AsyncIterator[None]:
+async def _stream(sock: socket.socket, payload: Memory, num_bytes: int) -> AsyncIterator[None]:
     await send_word(sock, Grant())
-    await send_bytes(sock, host_view(payload))
+    await send_bytes(sock, host_view(payload)[-num_bytes:])
     yield
 
 

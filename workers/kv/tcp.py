@@ -26,9 +26,9 @@ class TcpTransceiver:
         host_view(payload)  # refuses device memory
         return self._source.offer(payload)
 
-    async def moved(self, ticket: Ticket) -> None:
+    async def moved(self, ticket: Ticket) -> int:
         """See CacheTransceiver."""
-        await self._source.moved(ticket)
+        return await self._source.moved(ticket)
 
     def withdraw(self, ticket: Ticket) -> None:
         """See CacheTransceiver."""

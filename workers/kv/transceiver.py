@@ -51,8 +51,10 @@ class CacheTransceiver(Protocol):
         """
         ...
 
-    async def moved(self, ticket: Ticket) -> None:
-        """Wait until a peer has pulled the offer. Raises HandoffFailed if it was withdrawn before."""
+    async def moved(self, ticket: Ticket) -> int:
+        """Wait until a peer has pulled what it wanted of the offer; returns how many bytes that were. Raises
+        HandoffFailed if it was withdrawn before.
+        """
         ...
 
     def withdraw(self, ticket: Ticket) -> None:
@@ -62,8 +64,8 @@ class CacheTransceiver(Protocol):
         ...
 
     async def pull(self, ticket: Ticket, into: Memory, deadline_s: float) -> None:
-        """Fetch an offer into memory of exactly `ticket.num_bytes`. Raises HandoffFailed, after which `into`
-        is not written any more; ValueError for memory that this transceiver cannot move.
+        """Fetch the last `into.num_bytes` of an offer. Raises HandoffFailed, after which `into` is not
+        written any more; ValueError for memory that this transceiver cannot move.
         """
         ...
 

@@ -27,7 +27,7 @@ _SLICE_BYTES = 256 * 1024
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
-    """The puller's request; the secret comes from the ticket.
+    """The puller's request for the last `num_bytes` of an offer; the secret comes from the ticket.
 
     `direct`: the puller reads the source's memory itself; otherwise the bytes follow the Grant on this
     socket.
@@ -35,6 +35,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
 
     offer_id: int
     secret: bytes
+    num_bytes: int
     direct: bool
 
 

@@ -1,11 +1,10 @@
 """The block ledger: who holds each block of the KV pool, and which free ones still have KV worth finding."""
 
 import enum
-import hashlib
-from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
+
+from workers.engines.embedded.prefix import End, Prefix, PrefixIndex
 
 
 class Hold(enum.Enum):
@@ -18,39 +17,29 @@ class Hold(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """The blocks of one request, in token order; the first `num_found` had their KV already. Only the ledger
-    changes `hold`."""
+    """The blocks of one request, in token order; the KV of its first `num_found` tokens was there already.
+    `end` is what can be found in its last block once it is free. Only the ledger changes `hold`."""
 
     blocks: tuple[int, ...]
     num_found: int = 0
     hold: Hold = Hold.USED
-
-
-def first_key(cache_salt: str) -> bytes:
-    """What the first block's key follows: no block with another salt has the same keys."""
-    return hashlib.blake2b(cache_salt.encode(), digest_size=16, person=b"salt").digest()
-
-
-def next_key(previous: bytes, token_ids: Sequence[int]) -> bytes:
-    """The key of a full block that follows `previous`: equal keys mean equal tokens from the start."""
-    return hashlib.blake2b(previous + array("I", token_ids).tobytes(), digest_size=16).digest()
+    end: End | None = None
 
 
 class BlockLedger:
     """Bookkeeping for `num_blocks` blocks, numbered from 0; each call is O(its blocks). No tensors.
 
-    A block may be in several leases; it counts as used if any of these is, else as pinned. A free block keeps
-    its key until the block is needed; the least recently used ones go first, of one lease its last ones.
+    A block may be in several leases; it counts as used if any of these is, else as pinned. What a free block
+    holds can be found until the block is needed; the least recently used go first, of a lease its last ones.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, tokens_per_block: int) -> None:
         self.num_blocks = num_blocks
         self.num_used = 0
         self.num_pinned = 0
         self._free = list(reversed(range(num_blocks)))
-        self._kept: OrderedDict[int, None] = OrderedDict()  # free, with a key
-        self._keys: dict[int, bytes] = {}
-        self._by_key: dict[bytes, int] = {}
+        self._kept: OrderedDict[int, None] = OrderedDict()  # free, and in the index
+        self._index = PrefixIndex(tokens_per_block)
         self._num_users = [0] * num_blocks
         self._num_pins = [0] * num_blocks
 
@@ -64,26 +53,28 @@ class BlockLedger:
         """Free blocks whose KV can still be found."""
         return len(self._kept)
 
-    def reserve(self, num_blocks: int, keys: Sequence[bytes] = ()) -> Lease | None:
-        """A lease of `num_blocks` used blocks, or None if fewer are free. Its first blocks are those found by
-        `keys`, which may be shared and must not be written."""
-        found = self._found(keys[:num_blocks])
+    def reserve(self, num_blocks: int, prefix: Prefix | None = None) -> Lease | None:
+        """A lease of `num_blocks` used blocks, or None if fewer are free. Its first ones have what was found
+        of `prefix`; the full ones may be shared and must not be written.
+        """
+        found, num_found = self._index.find(prefix) if prefix is not None else ([], 0)
         num_new = num_blocks - len(found)
         if num_new > self.num_free - sum(block in self._kept for block in found):
             return None
         for block in found:
             self._kept.pop(block, None)
+        if prefix is not None and num_found % self._index.tokens_per_block:
+            self._index.remove(found[-1])
         blocks = (*found, *(self._take() for _ in range(num_new)))
         for block in blocks:
             self._count(block, users=1)
-        return Lease(blocks, len(found))
+        return Lease(blocks, num_found)
 
-    def keep(self, lease: Lease, index: int, key: bytes) -> None:
-        """The lease's block at that index is full: its KV can be found by `key`, unless another has it."""
-        block = lease.blocks[index]
-        if key not in self._by_key and block not in self._keys:
-            self._by_key[key] = block
-            self._keys[block] = key
+    def keep(self, lease: Lease, index: int, key: bytes, *, is_whole: bool = True) -> None:
+        """The lease's block at that index is full: it can be found by `key`. `is_whole`: it has the KV of all
+        layers, not only of those with full attention.
+        """
+        self._forgotten(self._index.add(lease.blocks[index], key, is_whole=is_whole))
 
     def pin(self, lease: Lease) -> None:
         """Pin a used lease: its request has ended, its KV waits for a peer."""
@@ -103,25 +94,24 @@ class BlockLedger:
             self._count(block, users=-is_used, pins=is_used - 1)
             if self._num_users[block] or self._num_pins[block]:
                 continue
-            if block in self._keys:
+            if lease.end is not None and block == lease.blocks[lease.end.index]:
+                self._forgotten(self._index.add_end(block, lease.end))
+            if block in self._index:
                 self._kept[block] = None
             else:
                 self._free.append(block)
 
-    def _found(self, keys: Sequence[bytes]) -> list[int]:
-        found = []
-        for key in keys:
-            block = self._by_key.get(key)
-            if block is None:
-                break
-            found.append(block)
-        return found
+    def _forgotten(self, block: int | None) -> None:
+        """The block is not in the index any more, as another one has its place."""
+        if block is not None and block in self._kept:
+            del self._kept[block]
+            self._free.append(block)
 
     def _take(self) -> int:
         if self._free:
             return self._free.pop()
         block, _ = self._kept.popitem(last=False)
-        del self._by_key[self._keys.pop(block)]
+        self._index.remove(block)
         return block
 
     def _count(self, block: int, users: int = 0, pins: int = 0) -> None:

@@ -1,11 +1,13 @@
 """The KV pool's tensors: paged access for attention, gather and scatter for handoffs."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from baton.messages import KvLayout
+from workers.engines.embedded.prefix import first_whole_block
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +18,10 @@ class KvShape:
     head_dim: int
     windows: tuple[int | None, ...]
 
-    def num_carried(self, layer: int, num_tokens: int) -> int:
-        """Tokens of `layer` visible after `num_tokens`, which is all that a handoff carries."""
-        window = self.windows[layer]
-        return num_tokens if window is None else min(num_tokens, window - 1)
+    @property
+    def window(self) -> int:
+        """The longest sliding window in tokens; 0 without any."""
+        return max((window for window in self.windows if window is not None), default=0)
 
 
 class KvPool:
@@ -78,42 +80,61 @@ class KvPool:
         return keys, values
 
     def gather(self, blocks: tuple[int, ...], num_tokens: int, into: torch.Tensor) -> None:
-        """Copy the handoff's part of the first `num_tokens` to the front of `into`, uint8.
+        """Copy the KV of the first `num_tokens` to the front of `into`, uint8.
 
-        Layer by layer, each [2, kv heads, tokens, head dim]; sliding-window layers have their window only.
+        Token by token, each [layers, 2, kv heads, head dim]. The first tokens have only the layers with full
+        attention; those from `first_whole_block` on have all, so that any later turn can continue from them.
         """
-        slots = self._token_slots(blocks, num_tokens)
-        for layer, piece in enumerate(self._pieces(into, num_tokens)):
-            piece.copy_(self._slots[layer].index_select(2, slots[num_tokens - piece.shape[2] :]))
+        for piece, layers, slots in self._pieces(into, blocks, 0, num_tokens):
+            for i, layer in enumerate(layers):
+                piece[:, i].copy_(self._slots[layer].index_select(2, slots).permute(2, 0, 1, 3))
         self._synchronize()
 
-    def scatter(self, payload: torch.Tensor, blocks: tuple[int, ...], num_tokens: int) -> None:
-        """The reverse of `gather`: store a pulled `payload` into `blocks`."""
-        slots = self._token_slots(blocks, num_tokens)
-        for layer, piece in enumerate(self._pieces(payload, num_tokens)):
-            target = slots[num_tokens - piece.shape[2] :]
-            self._slots[layer].index_copy_(2, target, piece.to(self.device))
+    def scatter(self, payload: torch.Tensor, blocks: tuple[int, ...], start: int, num_tokens: int) -> None:
+        """The reverse of `gather` from token `start` on: store a pulled `payload` into `blocks`."""
+        for piece, layers, slots in self._pieces(payload, blocks, start, num_tokens):
+            for i, layer in enumerate(layers):
+                self._slots[layer].index_copy_(2, slots, piece[:, i].to(self.device).permute(1, 2, 0, 3))
         self._synchronize()
 
-    def num_handoff_bytes(self, num_tokens: int) -> int:
-        """Size of the KV in a handoff of `num_tokens`."""
-        return sum(self._piece_bytes(num_tokens))
+    def num_handoff_bytes(self, num_tokens: int, start: int = 0) -> int:
+        """Size of the KV from token `start` on in a handoff of `num_tokens`."""
+        return sum(
+            len(tokens) * self._token_bytes(layers) for tokens, layers in self._parts(start, num_tokens)
+        )
 
-    def _piece_bytes(self, num_tokens: int) -> list[int]:
-        shape = self.shape
-        row_bytes = 2 * shape.num_kv_heads * shape.head_dim * self.dtype.itemsize
-        return [row_bytes * shape.num_carried(layer, num_tokens) for layer in range(len(shape.windows))]
+    def _token_bytes(self, layers: list[int]) -> int:
+        return len(layers) * 2 * self.shape.num_kv_heads * self.shape.head_dim * self.dtype.itemsize
 
-    def _pieces(self, buffer: torch.Tensor, num_tokens: int) -> list[torch.Tensor]:
-        sizes = self._piece_bytes(num_tokens)
-        pieces = torch.split(buffer[: sum(sizes)], sizes)
-        sides = (2, self.shape.num_kv_heads, -1, self.shape.head_dim)
-        return [piece.view(self.dtype).view(sides) for piece in pieces]
+    def _parts(self, start: int, num_tokens: int) -> list[tuple[range, list[int]]]:
+        """The tokens from `start` on with the layers that a handoff of `num_tokens` has of each."""
+        windows = self.shape.windows
+        size = self.tokens_per_block
+        whole = size * first_whole_block(num_tokens, window=self.shape.window, tokens_per_block=size)
+        full = [layer for layer, window in enumerate(windows) if window is None]
+        return [
+            (range(start, max(start, whole)), full),
+            (range(max(start, whole), num_tokens), list(range(len(windows)))),
+        ]
 
-    def _token_slots(self, blocks: tuple[int, ...], num_tokens: int) -> torch.Tensor:
+    def _pieces(
+        self, buffer: torch.Tensor, blocks: tuple[int, ...], start: int, num_tokens: int
+    ) -> Iterator[tuple[torch.Tensor, list[int], torch.Tensor]]:
+        """(part of the buffer [tokens, layers, 2, kv heads, head dim], its layers, the tokens' slots)."""
+        slots = self._token_slots(blocks)
+        sides = (2, self.shape.num_kv_heads, self.shape.head_dim)
+        at = 0
+        for tokens, layers in self._parts(start, num_tokens):
+            end = at + len(tokens) * self._token_bytes(layers)
+            piece = buffer[at:end].view(self.dtype).view(len(tokens), len(layers), *sides)
+            at = end
+            if piece.numel():
+                yield piece, layers, slots[tokens.start : tokens.stop]
+
+    def _token_slots(self, blocks: tuple[int, ...]) -> torch.Tensor:
         size = self.tokens_per_block
         slots = np.asarray(blocks, dtype=np.int64)[:, None] * size + np.arange(size)
-        return torch.from_numpy(slots.reshape(-1)[:num_tokens]).to(self.device)
+        return torch.from_numpy(slots.reshape(-1)).to(self.device)
 
     def _synchronize(self) -> None:
         # Transceivers access memory outside torch's streams.

@@ -84,9 +84,11 @@ class Runner:
 
     @torch.inference_mode()
     def scatter(self, buffer: Buffer, sequence: Sequence) -> None:
-        """Store a gathered buffer as the KV of all `sequence.token_ids`."""
+        """Store what was pulled as the KV of the `sequence.token_ids` that it lacks."""
         assert sequence.lease is not None
-        self.pool.scatter(buffer.tensor, sequence.lease.blocks, len(sequence.token_ids))
+        self.pool.scatter(
+            buffer.tensor, sequence.lease.blocks, sequence.num_computed, len(sequence.token_ids)
+        )
 
     def _warm_up(self) -> None:
         """Run one prompt and one decode step in the first blocks, so that requests do not pay for lazy

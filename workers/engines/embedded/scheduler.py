@@ -4,10 +4,12 @@ import enum
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from baton.messages import FinishReason, Sampling, TokenLogprob
-from workers.engines.embedded.ledger import BlockLedger, Lease, first_key, next_key
+from workers.engines.embedded.ledger import BlockLedger, Lease
 from workers.engines.embedded.matcher import Matcher
+from workers.engines.embedded.prefix import End, Prefix, first_key, first_whole_block, next_key
 
 
 class Phase(enum.Enum):
@@ -33,8 +35,9 @@ class Sequence:
     its blocks are reserved at admission, so that nothing running is evicted. `pulls_kv`: its prompt's KV
     comes from a prefill worker; `hands_off`: it goes to a decode worker. `matcher` constrains the answer; the
     next token is not sampled before it `is_ready`. `prompt_logprobs` are those of the prompt's computed part,
-    if requested. `keys` are those of its full blocks, see `BlockLedger`, of which `num_kept` can be found by
-    others; the KV of its first `num_cached` tokens was found.
+    if requested. `keys` are those of its salt and its full blocks, see `Prefix`; `num_kept` blocks can be
+    found by others, the first `num_partial` without the KV of sliding-window layers. The KV of its first
+    `num_cached` tokens was found.
     """
 
     token_ids: list[int]
@@ -53,6 +56,7 @@ class Sequence:
     keys: list[bytes] = field(default_factory=list)
     num_cached: int = 0
     num_kept: int = 0
+    num_partial: int = 0
 
     @property
     def num_generated(self) -> int:
@@ -111,8 +115,11 @@ class Scheduler:
         max_num_tokens: int,
         chunked_prefill: bool,
         reuses_blocks: bool = False,
+        window: int = 0,
     ) -> None:
-        self.ledger = BlockLedger(num_blocks)
+        """`window`: the model's longest sliding window in tokens, 0 without any."""
+        self.ledger = BlockLedger(num_blocks, tokens_per_block)
+        self._window = window
         self._tokens_per_block = tokens_per_block
         self._context_length = context_length
         self._max_batch_size = max_batch_size
@@ -181,8 +188,10 @@ class Scheduler:
         return reason
 
     def pulled(self, sequence: Sequence, first_token: int) -> FinishReason | None:
-        """The prompt's KV has arrived: continue from `first_token`."""
+        """The rest of the prompt's KV has arrived: continue from `first_token`."""
         sequence.num_computed = len(sequence.token_ids)
+        sequence.num_partial = self._first_whole_block(len(sequence.token_ids))
+        self._keep_blocks(sequence)
         sequence.phase = Phase.RUNNING
         return self._append(sequence, first_token)
 
@@ -200,36 +209,52 @@ class Scheduler:
         self._admitted.pop(sequence, None)
         sequence.phase = Phase.DONE
         if sequence.lease is not None:
+            sequence.lease.end = self._end(sequence)
             self.ledger.free(sequence.lease)
 
-    def _reusable_keys(self, sequence: Sequence) -> list[bytes]:
-        """Keys of the blocks that need not be computed: all full ones but the one with the last token."""
-        if not self._keeps_blocks_of(sequence) or sequence.sampling.prompt_logprobs is not None:
-            return []
-        num_blocks = (len(sequence.token_ids) - 1) // self._tokens_per_block
-        self._extend_keys(sequence, num_blocks)
-        return sequence.keys[:num_blocks]
+    def _prefix(self, sequence: Sequence) -> Prefix | None:
+        """What the sequence need not compute or pull, if it is found: all tokens but the last."""
+        if not self._reuses_blocks or sequence.sampling.prompt_logprobs is not None:
+            return None
+        num_tokens = len(sequence.token_ids) - 1
+        self._extend_keys(sequence, num_tokens // self._tokens_per_block)
+        return Prefix(sequence.keys, sequence.token_ids[:num_tokens], partial(self._first_needed, sequence))
 
-    def _keeps_blocks_of(self, sequence: Sequence) -> bool:
-        """KV that was pulled is not found again: layers with a sliding window have only its end."""
-        return self._reuses_blocks and not sequence.pulls_kv
+    def _first_needed(self, sequence: Sequence, num_blocks: int) -> int:
+        """What a handoff carries in all layers, or what computing after `num_blocks` needs."""
+        if sequence.pulls_kv:
+            return self._first_whole_block(len(sequence.token_ids))
+        return self._first_whole_block(num_blocks * self._tokens_per_block + 1)
+
+    def _first_whole_block(self, num_tokens: int) -> int:
+        return first_whole_block(num_tokens, window=self._window, tokens_per_block=self._tokens_per_block)
 
     def _keep_blocks(self, sequence: Sequence) -> None:
-        """Let the full blocks that have been computed be found."""
-        if not self._keeps_blocks_of(sequence):
+        """Let the full blocks that have been computed or pulled be found."""
+        if not self._reuses_blocks:
             return
         assert sequence.lease is not None
         num_blocks = sequence.num_computed // self._tokens_per_block
         self._extend_keys(sequence, num_blocks)
         for i in range(sequence.num_kept, num_blocks):
-            self.ledger.keep(sequence.lease, i, sequence.keys[i])
+            self.ledger.keep(sequence.lease, i, sequence.keys[i + 1], is_whole=i >= sequence.num_partial)
         sequence.num_kept = num_blocks
 
+    def _end(self, sequence: Sequence) -> End | None:
+        """What the sequence leaves in a block that is not full."""
+        index = sequence.num_computed // self._tokens_per_block
+        token_ids = sequence.token_ids[index * self._tokens_per_block : sequence.num_computed]
+        if not self._reuses_blocks or not token_ids:
+            return None
+        self._extend_keys(sequence, index)
+        return End(index, sequence.keys[index], token_ids)
+
     def _extend_keys(self, sequence: Sequence, num_blocks: int) -> None:
-        size = self._tokens_per_block
-        for i in range(len(sequence.keys), num_blocks):
-            previous = sequence.keys[i - 1] if i else first_key(sequence.cache_salt)
-            sequence.keys.append(next_key(previous, sequence.token_ids[i * size : (i + 1) * size]))
+        size, keys = self._tokens_per_block, sequence.keys
+        if not keys:
+            keys.append(first_key(sequence.cache_salt))
+        for i in range(len(keys) - 1, num_blocks):
+            keys.append(next_key(keys[i], sequence.token_ids[i * size : (i + 1) * size]))
 
     def _num_blocks(self, sequence: Sequence) -> int:
         return -(-sequence.num_reserved // self._tokens_per_block)
@@ -237,12 +262,12 @@ class Scheduler:
     def _admit(self) -> Iterator[Sequence]:
         while self._waiting and len(self._admitted) < self._max_batch_size:
             sequence = self._waiting[0]
-            lease = self.ledger.reserve(self._num_blocks(sequence), self._reusable_keys(sequence))
+            lease = self.ledger.reserve(self._num_blocks(sequence), self._prefix(sequence))
             if lease is None:
                 return
             self._waiting.popleft()
             sequence.lease = lease
-            sequence.num_computed = sequence.num_cached = lease.num_found * self._tokens_per_block
+            sequence.num_computed = sequence.num_cached = lease.num_found
             self._admitted[sequence] = None
             sequence.phase = Phase.PULLING if sequence.pulls_kv else Phase.RUNNING
             if sequence.pulls_kv:

@@ -20,7 +20,8 @@ _LOG = logging.getLogger(__name__)
 class Transfers:
     """Both ends of a handoff, as coroutines that report to their call's outbox.
 
-    The prefill end copies the KV into a contiguous buffer and keeps the blocks pinned while the copy is
+    The decode end pulls only what it has not cached: a payload is in token order, so that is its end. The
+    prefill end copies the KV into a contiguous buffer and keeps the blocks pinned while the copy is
     offered, so the pool's size bounds the copies too. `ttl_s` is the lifetime of an offer.
     """
 
@@ -87,11 +88,10 @@ class Transfers:
         self.num_handoffs += 1
         try:
             async with asyncio.timeout(ttl_s):
-                await self._transceiver.moved(ticket)
+                self.moved_bytes += await self._transceiver.moved(ticket)
         except TimeoutError:
             self.num_expired += 1
             raise HandoffFailed(f"no decode worker pulled the KV within {ttl_s:.3g} s") from None
-        self.moved_bytes += ticket.num_bytes
         self._steps.free(call)
         call.outbox.put_nowait(None)
 
@@ -123,7 +123,8 @@ class Transfers:
                 await call.admitted.wait()
         except TimeoutError:
             raise HandoffFailed(f"the handoff's {handoff.ttl_s:.3g} s expired in the queue") from None
-        buffer = await self._steps.on_thread(runner.staging.take, num_bytes)
+        num_lacking_bytes = runner.pool.num_handoff_bytes(num_tokens, call.sequence.num_computed)
+        buffer = await self._steps.on_thread(runner.staging.take, num_lacking_bytes)
         try:
             await self._fill(buffer, state.ticket, expires_at)
             if call.sequence.phase is not Phase.PULLING:
