@@ -15,7 +15,14 @@ class FrontendSettings:
 
     http_host: str = flag("127.0.0.1", "address to listen on", env=HTTP_HOST, metavar="IP")
     http_port: int = flag(8000, "port to listen on", env=HTTP_PORT, metavar="PORT")
-    router_mode: RouterMode = flag("round-robin", "load-balancing policy")
+    router_mode: RouterMode = flag(
+        "round-robin", "load-balancing policy; prefix: turns of a conversation go to the same workers"
+    )
+    local_prefill_tokens: int = flag(
+        0,
+        "prompts of which a decode worker lacks at most N tokens skip the prefill worker; 0: none do",
+        metavar="N",
+    )
     cors_origin: str = flag(
         "", "allowed CORS origins, comma-separated, or *: https://app.example", metavar="URL"
     )
@@ -43,6 +50,8 @@ class FrontendSettings:
         if not 0 <= self.http_port <= 65535:
             raise ValueError(f"--http-port {self.http_port}: must be between 0 and 65535")
         parse_aliases(self.model_alias)
+        if self.local_prefill_tokens < 0:
+            raise ValueError(f"--local-prefill-tokens {self.local_prefill_tokens}: must be 0 or more")
         if self.request_timeout_s <= 0:
             raise ValueError(f"--request-timeout-s {self.request_timeout_s}: must be greater than 0")
 

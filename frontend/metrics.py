@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
+from typing import Literal
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -44,13 +45,13 @@ class Metrics:
             buckets=_TOKEN_S,
         )
         self.prefill_s = latency(
-            "baton_prefill_seconds",
-            "Time from sending a prefill request to its handoff, queueing included.",
+            "baton_prefill_seconds", "Time from sending a prefill request to its handoff, queueing included."
         )
         self.handoff_s = latency(
             "baton_handoff_seconds",
             "Time from a handoff to the first token: decode queue, KV transfer, first step.",
         )
+        self._prefills = counter("baton_prefills", "Prompts by where and why there.", ("where", "reason"))
         self._prompt_tokens = counter("baton_prompt_tokens", "Prompt tokens.", model)
         self._completion_tokens = counter("baton_completion_tokens", "Generated tokens.", model)
         self._history_tokens = counter(
@@ -89,6 +90,10 @@ class Metrics:
             self._history_tokens.labels(source).inc(count)
         for kind, count in tally.repairs.items():
             self._repairs.labels(kind).inc(count)
+
+    def count_prefill(self, where: Literal["prefill", "decode"], reason: str) -> None:
+        """Count an attempt's prompt by the role of the worker that computes it."""
+        self._prefills.labels(where, reason).inc()
 
     def count_ignored(self, fields: Iterable[str]) -> None:
         """Count ignored fields by name; after `_MAX_FIELDS` names, or for malformed ones, as `other`."""

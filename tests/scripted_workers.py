@@ -112,17 +112,17 @@ def failing(error: BatonError, after: int = 0) -> Script:
 
 @asynccontextmanager
 async def generator_over(
-    fleet: ScriptedWorkers, mode: RouterMode = "round-robin"
+    fleet: ScriptedWorkers, mode: RouterMode = "round-robin", local_prefill_tokens: int = 0
 ) -> AsyncGenerator[Generator, None]:
     live = Fleet(fleet, fleet, model_path=Path("/none"))
     async with live.keep_current():
         await until(lambda: live.health().instances)
-        yield Generator(fleet, live, mode, fleet.metrics)
+        yield Generator(fleet, live, mode, fleet.metrics, local_prefill_tokens)
 
 
-async def generate(fleet: ScriptedWorkers) -> list[int]:
+async def generate(fleet: ScriptedWorkers, local_prefill_tokens: int = 0) -> list[int]:
     tokens: list[int] = []
-    async with generator_over(fleet) as generator:
+    async with generator_over(fleet, local_prefill_tokens=local_prefill_tokens) as generator:
         try:
             async for chunk in generator.generate(request()):
                 tokens += chunk.token_ids

@@ -47,6 +47,12 @@ class Engine(Protocol):
         """
         ...
 
+    def num_lacking_tokens(self, request: GenerateRequest) -> int:
+        """How many of the request's tokens `decode` would compute now: those whose KV is not cached. May be
+        an estimate; cheap, never blocks.
+        """
+        ...
+
     def stats(self) -> WorkerStats:
         """Live metrics; cheap, never blocks."""
         ...

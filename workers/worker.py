@@ -9,7 +9,16 @@ from contextlib import AsyncExitStack, aclosing
 import msgspec
 
 from baton.discovery import Discovery
-from baton.messages import GenerateRequest, Reply, Request, Role, StatsRequest, WorkerInfo
+from baton.messages import (
+    GenerateRequest,
+    PrefillFirst,
+    Reply,
+    Request,
+    Role,
+    StatsRequest,
+    TokenChunk,
+    WorkerInfo,
+)
 from baton.process import Shutdown, first_of
 from baton.transport import Transport
 from workers.engine import Engine, EngineInfo
@@ -29,6 +38,7 @@ class Worker:
         self._engine = engine
         self._role = role
         self._num_running = 0
+        self._num_prefilling_tokens = 0  # local prefills
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -49,8 +59,30 @@ class Worker:
                 self._idle.set()
 
     def _run(self, request: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        run = self._engine.prefill if self._role is Role.PREFILL else self._engine.decode
-        return run(request)
+        if self._role is Role.PREFILL:
+            return self._engine.prefill(request)
+        if request.handoff is None and request.local_prefill_tokens is not None:
+            return self._prefill_locally(request, request.local_prefill_tokens)
+        return self._engine.decode(request)
+
+    async def _prefill_locally(
+        self, request: GenerateRequest, max_tokens: int
+    ) -> AsyncGenerator[TokenChunk | PrefillFirst, None]:
+        """Decode without a prefill worker, unless that would hold up the running answers."""
+        num_lacking = self._engine.num_lacking_tokens(request)
+        if self._num_prefilling_tokens + num_lacking > max_tokens:
+            yield PrefillFirst(num_lacking, is_busy=num_lacking <= max_tokens)
+            return
+        num_prefilling = num_lacking
+        self._num_prefilling_tokens += num_prefilling
+        try:
+            async with aclosing(self._engine.decode(request)) as chunks:
+                async for chunk in chunks:
+                    self._num_prefilling_tokens -= num_prefilling
+                    num_prefilling = 0
+                    yield chunk
+        finally:
+            self._num_prefilling_tokens -= num_prefilling
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait until nothing runs; False after `timeout_s`. Prefill calls include pinned handoffs: they end

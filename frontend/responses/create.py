@@ -68,8 +68,8 @@ async def count_input_tokens(
     """(the model, the number of prompt tokens). Raises as `prepare_response` does."""
     asked = await _asked(raw, owner, services, state, seal)
     served = services.fleet.served(asked.body.model)
-    (token_ids,), _ = await encode(asked.request, served)
-    return served.name, len(token_ids)
+    (prompt,) = await encode(asked.request, served)
+    return served.name, len(prompt.token_ids)
 
 
 async def _asked(raw: bytes, owner: str, services: Services, state: ResponseState, seal: Seal) -> Asked:

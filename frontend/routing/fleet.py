@@ -65,12 +65,13 @@ class Fleet:
     def workers(self, model: str, role: Role, *, paired_with: WorkerInfo | None = None) -> list[WorkerInfo]:
         """Live workers of a role, ordered by id.
 
-        Prefill workers without a compatible decode worker are excluded; `paired_with` keeps only the decode
-        workers that can take KV from that prefill worker.
+        Prefill workers without a compatible decode worker are excluded; `paired_with` keeps only those of
+        either role that can exchange KV with that worker.
         """
         found = [w for w in self._live() if w.model == model and w.role is role]
         if paired_with is not None:
-            return [w for w in found if why_not_paired(paired_with, w) is None]
+            pairs = [(w, paired_with) if role is Role.PREFILL else (paired_with, w) for w in found]
+            return [w for w, pair in zip(found, pairs, strict=True) if why_not_paired(*pair) is None]
         if role is Role.DECODE:
             return found
         decodes = [w for w in self._live() if w.model == model and w.role is Role.DECODE]

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, aclosing
 import msgspec
 
 from baton.errors import BatonError, DeadlineExceeded, HandoffFailed, NoWorkers, WorkerLost
-from baton.messages import GenerateRequest, KvHandoff, Reply, Role, TokenChunk, WorkerInfo
+from baton.messages import GenerateRequest, KvHandoff, PrefillFirst, Reply, Role, TokenChunk, WorkerInfo
 from baton.transport import Transport
 from frontend.metrics import Metrics
 from frontend.routing.fleet import Fleet
@@ -24,10 +24,19 @@ MAX_ATTEMPTS = 4
 class Generator:
     """Answers token requests with the fleet's workers."""
 
-    def __init__(self, transport: Transport, fleet: Fleet, mode: RouterMode, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        fleet: Fleet,
+        mode: RouterMode,
+        metrics: Metrics,
+        local_prefill_tokens: int = 0,
+    ) -> None:
+        """A prompt of which decode lacks at most `local_prefill_tokens` needs no prefill worker."""
         self._transport = transport
         self._fleet = fleet
         self._metrics = metrics
+        self._local_prefill_tokens = local_prefill_tokens
         self._num_running: Counter[str] = Counter()
         self._pick = make_router(mode, self._num_running)
 
@@ -60,10 +69,16 @@ class Generator:
         The prefill call stays open until decode's first chunk, since not every engine reports when the KV
         has moved, and closing the call releases the pinned KV.
         """
-        request = progress.remaining()
-        prefill = self._choose(Role.PREFILL, progress)
+        request, decode = progress.remaining(), None
+        if self._local_prefill_tokens and self._eligible(Role.PREFILL, progress):
+            decode = self._choose(Role.DECODE, progress)
+            if decode is not None and (tokens := await self._locally(request, decode, progress, calls)):
+                return tokens
+        prefill = self._choose(Role.PREFILL, progress, paired_with=decode)
         if prefill is None:
-            return await self._decode(request, progress, calls, prefill)
+            self._metrics.count_prefill("decode", "no_prefill_worker")
+            return await self._decode(request, progress, calls, decode or self._choose(Role.DECODE, progress))
+        progress.prefill = prefill
         prefilling = await calls.enter_async_context(AsyncExitStack())
         pinned = await self._call(prefill, request, progress, prefilling)
         began_s = time.perf_counter()
@@ -74,8 +89,26 @@ class Generator:
         if not isinstance(first, KvHandoff):
             raise HandoffFailed(f"Prefill worker {prefill.worker_id} did not send a handoff.")
         request = msgspec.structs.replace(request, handoff=first)
-        tokens = await self._decode(request, progress, calls, prefill)
+        decode = decode or self._choose(Role.DECODE, progress, paired_with=prefill)
+        tokens = await self._decode(request, progress, calls, decode)
         return await calls.enter_async_context(aclosing(self._handed_over(pinned, tokens, prefilling)))
+
+    async def _locally(
+        self, request: GenerateRequest, decode: WorkerInfo, progress: "_Progress", calls: AsyncExitStack
+    ) -> AsyncGenerator[Reply, None] | None:
+        """The stream of a decode worker that lacks little of the prompt; None if prefill is needed."""
+        request = msgspec.structs.replace(request, local_prefill_tokens=self._local_prefill_tokens)
+        async with AsyncExitStack() as trying:
+            tokens = await self._call(decode, request, progress, trying)
+            first = await anext(tokens, None)
+            if not isinstance(first, PrefillFirst):
+                self._metrics.count_prefill("decode", "cached")
+                stream = await trying.enter_async_context(aclosing(_from(first, tokens)))
+                calls.push_async_exit(trying.pop_all())
+                return stream
+        self._metrics.count_prefill("prefill", "busy" if first.is_busy else "long")
+        progress.asked.clear()
+        return None
 
     async def _handed_over(
         self,
@@ -98,9 +131,8 @@ class Generator:
         request: GenerateRequest,
         progress: "_Progress",
         calls: AsyncExitStack,
-        prefill: WorkerInfo | None,
+        decode: WorkerInfo | None,
     ) -> AsyncGenerator[Reply, None]:
-        decode = self._choose(Role.DECODE, progress, paired_with=prefill)
         if decode is None:
             raise progress.error or NoWorkers(f"No decode worker is available for {request.model}.")
         return await self._call(decode, request, progress, calls)
@@ -108,9 +140,14 @@ class Generator:
     def _choose(
         self, role: Role, progress: "_Progress", *, paired_with: WorkerInfo | None = None
     ) -> WorkerInfo | None:
+        eligible = self._eligible(role, progress, paired_with)
+        return self._pick(role, progress.request, eligible) if eligible else None
+
+    def _eligible(
+        self, role: Role, progress: "_Progress", paired_with: WorkerInfo | None = None
+    ) -> list[WorkerInfo]:
         live = self._fleet.workers(progress.request.model, role, paired_with=paired_with)
-        untried = [worker for worker in live if worker.incarnation not in progress.avoided]
-        return self._pick(role, progress.request, untried) if untried else None
+        return [worker for worker in live if worker.incarnation not in progress.avoided]
 
     async def _call(
         self, worker: WorkerInfo, request: GenerateRequest, progress: "_Progress", calls: AsyncExitStack
@@ -128,6 +165,7 @@ class _Progress:
         self.request = request
         self.token_ids: list[int] = []
         self.asked: list[WorkerInfo] = []
+        self.prefill: WorkerInfo | None = None
         self.avoided: set[str] = set()
         self.error: BatonError | None = None
         self._num_failures = 0
@@ -152,14 +190,22 @@ class _Progress:
         if asyncio.get_running_loop().time() >= self._deadline:
             raise DeadlineExceeded
         # A failed handoff is blamed on the prefill worker; the decode worker that reported it stays eligible.
-        culprit = self.asked[0] if isinstance(error, HandoffFailed) else self.asked[-1]
-        self.avoided.add(culprit.incarnation)
+        blamed = self.prefill if isinstance(error, HandoffFailed) else None
+        self.avoided.add((blamed or self.asked[-1]).incarnation)
         self.asked.clear()
+        self.prefill = None
         self.error = error
 
 
 async def _only(chunk: TokenChunk) -> AsyncGenerator[Reply, None]:
     yield chunk
+
+
+async def _from(first: Reply | None, rest: AsyncGenerator[Reply, None]) -> AsyncGenerator[Reply, None]:
+    if first is not None:
+        yield first
+    async for reply in rest:
+        yield reply
 
 
 async def _first_chunk(

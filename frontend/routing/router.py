@@ -1,16 +1,24 @@
-"""Routing policies: pure functions that pick one of the live workers of a role."""
+"""Load-balancing policies: which of the eligible workers gets a request."""
 
+import hashlib
+import math
 import random
+from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from baton.messages import GenerateRequest, Role, WorkerInfo
 
-RouterMode = Literal["round-robin", "random", "least-loaded"]
+RouterMode = Literal["round-robin", "random", "least-loaded", "prefix"]
 
 Pick = Callable[[Role, GenerateRequest, Sequence[WorkerInfo]], WorkerInfo]
 """A policy: picks one of `workers` (not empty, ordered by id) for the request."""
+
+# Raw prompts do not tell where the first answer begins.
+_RAW_OPENING_TOKENS = 256
+# How much more than the mean load a conversation's own worker may have.
+_MAX_LOAD = 1.25
 
 
 def make_router(mode: RouterMode, num_running: Mapping[str, int]) -> Pick:
@@ -19,6 +27,8 @@ def make_router(mode: RouterMode, num_running: Mapping[str, int]) -> Pick:
         return _pick_random
     if mode == "least-loaded":
         return _least_loaded(num_running)
+    if mode == "prefix":
+        return _prefix(num_running)
     return _round_robin()
 
 
@@ -45,3 +55,29 @@ def _least_loaded(num_running: Mapping[str, int]) -> Pick:
         return ties(role, request, [w for w in workers if num_running.get(w.worker_id, 0) == least])
 
     return pick
+
+
+def _prefix(num_running: Mapping[str, int]) -> Pick:
+    """Each conversation has its own order of workers (rendezvous hashing over its opening tokens), the same
+    in every frontend; the first whose load is bounded gets the request (Mirrokni et al., 2018)."""
+
+    def pick(_role: Role, request: GenerateRequest, workers: Sequence[WorkerInfo]) -> WorkerInfo:
+        if len(workers) == 1:
+            return workers[0]
+        opening = _opening(request)
+        loads = [num_running.get(worker.worker_id, 0) for worker in workers]
+        allowed = math.ceil(_MAX_LOAD * (sum(loads) + 1) / len(workers))
+        open_workers = [w for w, load in zip(workers, loads, strict=True) if load < allowed]
+        return max(open_workers, key=lambda worker: _score(opening, worker))
+
+    return pick
+
+
+def _opening(request: GenerateRequest) -> bytes:
+    num_tokens = request.num_opening_tokens or _RAW_OPENING_TOKENS
+    key = request.cache_salt.encode()[:64]
+    return hashlib.blake2b(array("I", request.token_ids[:num_tokens]).tobytes(), key=key).digest()
+
+
+def _score(opening: bytes, worker: WorkerInfo) -> bytes:
+    return hashlib.blake2b(opening + worker.incarnation.encode(), digest_size=8).digest()

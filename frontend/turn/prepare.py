@@ -18,7 +18,7 @@ from frontend.turn.raw_text import RawText
 from frontend.turn.request import Asker, RawPrompts, TurnRequest
 from frontend.turn.sampling import sampling_of
 from frontend.turn.thoughts import Thoughts
-from frontend.turn.written import encoded
+from frontend.turn.written import Encoded, encoded
 
 # Longer prompts are rendered and tokenised in a thread, so that running streams do not stall.
 LONG_BYTES = 8192
@@ -40,8 +40,11 @@ async def prepare(
         request = msgspec.structs.replace(request, prompt=prompt)
         answer = demanded_form(request.sampling, prompt.answer_format)
         form = guided(prompt.tools, request.call_choice, answer)
-    prompts, history = await encode(request, served)
-    sampling = with_form(sampling_of(request, served, num_prompt_tokens=max(map(len, prompts))), form)
+    prompts = await encode(request, served)
+    sampling = sampling_of(
+        request, served, num_prompt_tokens=max(len(prompt.token_ids) for prompt in prompts)
+    )
+    sampling = with_form(sampling, form)
     requests = _token_requests(request, asker, served.name, prompts, sampling)
 
     def keep(choice: Choice) -> None:
@@ -53,13 +56,12 @@ async def prepare(
             thoughts.keep(asker.owner, choice.call_ids, choice.thought)
 
     choices = [_choice(request, token_request, served, keep) for token_request in requests]
-    choices[0].history = history
+    choices[0].history = prompts[0].history
     return choices
 
 
-async def encode(request: TurnRequest, served: ServedModel) -> tuple[list[list[int]], dict[str, int]]:
-    """Token ids of each prompt, and those of earlier answers by source, see `frontend.turn.written.encoded`.
-    Raises InvalidRequest if it cannot be rendered."""
+async def encode(request: TurnRequest, served: ServedModel) -> list[Encoded]:
+    """The tokens of each prompt. Raises InvalidRequest if it cannot be rendered."""
     if request.num_bytes > LONG_BYTES:
         return await asyncio.to_thread(_encoded, request, served)
     return _encoded(request, served)
@@ -74,22 +76,21 @@ def _check_num_choices(request: TurnRequest, max_choices: int) -> None:
         )
 
 
-def _encoded(request: TurnRequest, served: ServedModel) -> tuple[list[list[int]], dict[str, int]]:
+def _encoded(request: TurnRequest, served: ServedModel) -> list[Encoded]:
     tokenizer = served.tokenizer
     if isinstance(request.prompt, Conversation):
-        token_ids, history = encoded(render(request.prompt), tokenizer)
-        return [token_ids], history
-    prompts = [
+        return [encoded(render(request.prompt), tokenizer)]
+    prompts = (
         tokenizer.encode_text(prompt, allow_special=True)
         if isinstance(prompt, str)
         else tokenizer.checked(prompt, served.name, request.path)
         for prompt in request.prompt.prompts
-    ]
-    return prompts, {}
+    )
+    return [Encoded(token_ids=token_ids) for token_ids in prompts]
 
 
 def _token_requests(
-    request: TurnRequest, asker: Asker, model: str, prompts: Sequence[list[int]], sampling: Sampling
+    request: TurnRequest, asker: Asker, model: str, prompts: Sequence[Encoded], sampling: Sampling
 ) -> list[GenerateRequest]:
     """One per choice of each prompt. If there are several, their ids are `<request_id>-<index>`, since
     workers need unique ones."""
@@ -97,13 +98,14 @@ def _token_requests(
         GenerateRequest(
             request_id=asker.request_id,
             model=model,
-            token_ids=token_ids,
+            token_ids=prompt.token_ids,
+            num_opening_tokens=prompt.num_opening_tokens,
             sampling=msgspec.structs.replace(sampling, choice=choice),
             deadline_s=asker.deadline_s,
             priority=request.sampling.priority or 0,
             cache_salt=request.sampling.cache_salt or "",
         )
-        for token_ids in prompts
+        for prompt in prompts
         for choice in range(request.num_choices)
     ]
     if len(requests) == 1:

@@ -93,10 +93,19 @@ class Writing:
         return WrittenTurn(messages=tuple(messages), call_names=tuple(self._call_names))
 
 
-def encoded(segments: Iterable[Segment], tokenizer: ModelTokenizer) -> tuple[list[int], dict[str, int]]:
-    """A rendered prompt's token ids, and how many of them are the assistant's, by source: `written` by the
-    model, or `rendered` from text."""
+class Encoded(msgspec.Struct, frozen=True, kw_only=True):
+    """A rendered prompt's tokens: how many are before the first answer, and how many are the assistant's, by
+    source: `written` by the model, or `rendered` from text."""
+
+    token_ids: list[int]
+    num_opening_tokens: int = 0
+    history: dict[str, int] = {}
+
+
+def encoded(segments: Iterable[Segment], tokenizer: ModelTokenizer) -> Encoded:
+    """The tokens of a rendered prompt."""
     token_ids: list[int] = []
+    num_opening = 0
     nums = {"written": 0, "rendered": 0}
     start = 0  # of the message
     author: Segment = ""
@@ -105,12 +114,19 @@ def encoded(segments: Iterable[Segment], tokenizer: ModelTokenizer) -> tuple[lis
             start = len(token_ids)
         if previous is SpecialToken.START:
             author = segment
+            if not num_opening and _is_assistant(author):
+                num_opening = start
         token_ids += tokenizer.encode_segments([segment])
         if isinstance(segment, array):
             nums["written"] += len(segment)
-        elif segment in _ENDS and isinstance(author, str) and author.startswith("assistant"):
+        elif segment in _ENDS and _is_assistant(author):
             nums["rendered"] += len(token_ids) - start
-    return token_ids, nums
+    return Encoded(token_ids=token_ids, num_opening_tokens=num_opening, history=nums)
+
+
+def _is_assistant(author: Segment) -> bool:
+    """Whether the segment after a message's start is the assistant's: only answers are given as tokens."""
+    return isinstance(author, array) or (isinstance(author, str) and author.startswith("assistant"))
 
 
 def _split(token_ids: Sequence[int], ends: frozenset[int]) -> Iterator["array[int]"]:

@@ -18,7 +18,8 @@ from tests.waiting import PATIENCE_S, until
 from workers.engine import Engine
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
-from workers.engines.mocker import MockerEngine, MockerSettings
+from workers.engines.mocker import MockerEngine
+from workers.engines.mocker_settings import MockerSettings
 from workers.engines.trtllm.engine import TrtllmEngine
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.settings import load_trtllm_settings

@@ -21,7 +21,8 @@ from baton.messages import (
 )
 from tests.clock import run_jumping
 from tests.waiting import until
-from workers.engines.mocker import MockerEngine, MockerSettings
+from workers.engines.mocker import MockerEngine
+from workers.engines.mocker_settings import MockerSettings
 from workers.kv.choose import choose_transceiver
 
 

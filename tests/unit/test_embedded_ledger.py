@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from workers.engines.embedded.ledger import BlockLedger, Hold, Lease
-from workers.engines.embedded.prefix import End, Prefix, first_key, first_whole_block, next_key
+from workers.engines.embedded.prefix import End, Prefix, first_whole_block
+from workers.engines.prefixes import first_key, next_key
 
 NUM_BLOCKS = 12
 SIZE = 2  # tokens per block

@@ -15,7 +15,7 @@ from baton.errors import (
     Overloaded,
     WorkerLost,
 )
-from baton.messages import GenerateRequest, Reply, TokenChunk, Usage
+from baton.messages import GenerateRequest, PrefillFirst, Reply, TokenChunk, Usage
 from tests.clock import run_jumping
 from tests.generators import none_abandoned
 from tests.scripted_workers import (
@@ -259,12 +259,13 @@ def test_leaving_closes_the_calls_to_both_workers_in_any_phase() -> None:
         await asyncio.Event().wait()
         yield TokenChunk(())
 
-    async def leave(fleet: ScriptedWorkers, open_calls: list[str]) -> None:
+    async def leave(fleet: ScriptedWorkers, open_calls: list[str], local: int = 0) -> None:
         with none_abandoned():
-            await leave_while_open(fleet, open_calls)
+            await leave_while_open(fleet, open_calls, local)
 
-    async def leave_while_open(fleet: ScriptedWorkers, open_calls: list[str]) -> None:
-        async with generator_over(fleet) as generator, aclosing(generator.generate(request())) as chunks:
+    async def leave_while_open(fleet: ScriptedWorkers, open_calls: list[str], local: int) -> None:
+        over = generator_over(fleet, local_prefill_tokens=local)
+        async with over as generator, aclosing(generator.generate(request())) as chunks:
             first = asyncio.ensure_future(anext(chunks))
             await until(lambda: fleet.open == open_calls)
             first.cancel()
@@ -273,20 +274,22 @@ def test_leaving_closes_the_calls_to_both_workers_in_any_phase() -> None:
 
     asyncio.run(leave(ScriptedWorkers(p1=silent, d1=answer), ["p1"]))
     asyncio.run(leave(ScriptedWorkers(p1=hand_off, d1=silent), ["p1", "d1"]))
+    asyncio.run(leave(ScriptedWorkers(p1=hand_off, d1=silent), ["d1"], local=50))
 
 
 def test_closing_half_way_closes_the_call_to_decode() -> None:
     fleet = ScriptedWorkers(p1=hand_off, d1=answer)
 
-    async def close_half_way() -> None:
-        async with generator_over(fleet) as generator:
+    async def close_half_way(local: int) -> None:
+        async with generator_over(fleet, local_prefill_tokens=local) as generator:
             with none_abandoned():
                 async with aclosing(generator.generate(request())) as chunks:
                     await anext(chunks)
                     assert fleet.open == ["d1"]
                 assert fleet.open == []
 
-    asyncio.run(close_half_way())
+    asyncio.run(close_half_way(0))
+    asyncio.run(close_half_way(50))
 
 
 def test_later_attempts_get_what_the_first_left_of_the_time() -> None:
@@ -346,3 +349,79 @@ def test_a_prefill_worker_is_free_as_soon_as_decode_has_its_kv() -> None:
     asyncio.run(two_requests_during_the_decoding_of_another())
 
     assert fleet.asked == ["p1", "d1", "p2", "d1", "p1", "d1"]
+
+
+def prefills(fleet: ScriptedWorkers) -> dict[tuple[str, str], float]:
+    """Counted prompts by where they were computed and why."""
+    families = [f for f in fleet.metrics.registry.collect() if f.name == "baton_prefills"]
+    samples = [s for f in families for s in f.samples if s.name.endswith("_total")]
+    return {(s.labels["where"], s.labels["reason"]): s.value for s in samples}
+
+
+def lacking(num_tokens: int, *, is_busy: bool = False) -> Script:
+    """A decode worker that lacks so much of the prompt."""
+
+    async def script(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        limit = asked.local_prefill_tokens
+        if asked.handoff is None and limit is not None and (is_busy or num_tokens > limit):
+            yield PrefillFirst(num_tokens, is_busy)
+            return
+        async with aclosing(answer(asked)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    return script
+
+
+def test_a_decode_worker_that_lacks_little_answers_without_prefill() -> None:
+    fleet = ScriptedWorkers(p1=hand_off, d1=lacking(50))
+
+    assert asyncio.run(generate(fleet, local_prefill_tokens=50)) == WHOLE
+    assert fleet.asked == ["d1"]
+    assert prefills(fleet) == {("decode", "cached"): 1}
+
+
+@pytest.mark.parametrize(("is_busy", "reason"), [(False, "long"), (True, "busy")])
+def test_what_it_lacks_more_is_prefilled_and_handed_to_the_same_worker(is_busy: bool, reason: str) -> None:
+    decodes = {name: lacking(51, is_busy=is_busy) for name in ("d1", "d2", "d3")}
+    fleet = ScriptedWorkers(p1=hand_off, **decodes)
+
+    async def main() -> None:
+        async with generator_over(fleet, local_prefill_tokens=50) as generator:
+            for _ in range(2):
+                assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
+
+    asyncio.run(main())
+    assert fleet.asked == ["d1", "p1", "d1", "d2", "p1", "d2"]
+    assert [call.handoff is not None for _, call in fleet.calls] == [False, False, True] * 2
+    assert prefills(fleet) == {("prefill", reason): 2}
+
+
+def test_without_a_prefill_worker_no_limit_is_set() -> None:
+    fleet = ScriptedWorkers(d1=lacking(51))
+
+    assert asyncio.run(generate(fleet, local_prefill_tokens=50)) == WHOLE
+    assert prefills(fleet) == {("decode", "no_prefill_worker"): 1}
+    assert fleet.calls[0][1].local_prefill_tokens is None
+
+
+def test_a_decode_worker_lost_while_it_computes_the_prompt_is_replaced() -> None:
+    fleet = ScriptedWorkers(p1=hand_off, d1=failing(WorkerLost("gone")), d2=lacking(1))
+
+    assert asyncio.run(generate(fleet, local_prefill_tokens=50)) == WHOLE
+    assert fleet.asked == ["d1", "d2"]
+
+
+def test_a_handoff_that_fails_after_the_question_is_the_prefill_workers_fault() -> None:
+    tries = iter([lacking(51), failing(HandoffFailed("expired")), lacking(51), answer])
+    fleet = ScriptedWorkers(p1=hand_off, p2=hand_off, d1=lambda asked: next(tries)(asked))  # noqa: PLW0108  each call takes the next
+
+    assert asyncio.run(generate(fleet, local_prefill_tokens=50)) == WHOLE
+    assert fleet.asked == ["d1", "p1", "d1", "d1", "p2", "d1"]
+
+
+def test_a_prefill_worker_that_cannot_hand_over_to_the_one_with_the_cache_is_left_out() -> None:
+    fleet = ScriptedWorkers(p1x=hand_off, p2=hand_off, d1=lacking(51), d2x=lacking(51))
+
+    assert asyncio.run(generate(fleet, local_prefill_tokens=50)) == WHOLE
+    assert fleet.asked == ["d1", "p2", "d1"]

@@ -64,3 +64,65 @@ def test_least_loaded_takes_turns_among_the_least_busy(running: dict[str, int], 
     pick = make_router("least-loaded", Counter(running))
 
     assert {pick(Role.DECODE, REQUEST, WORKERS).worker_id for _ in range(6)} == expected
+
+
+def conversation(first: int, num_turns: int = 1, salt: str = "") -> GenerateRequest:
+    opening = [5] * 40 + [first]
+    return msgspec.structs.replace(
+        REQUEST,
+        token_ids=opening + list(range(num_turns * 7)),
+        num_opening_tokens=len(opening),
+        cache_salt=salt,
+    )
+
+
+def test_every_turn_of_a_conversation_goes_to_the_same_worker_of_each_role() -> None:
+    picks = [make_router("prefix", {}) for _ in range(2)]  # of two frontends
+    for first in range(20):
+        for role in Role:
+            chosen = {
+                p(role, conversation(first, turn), WORKERS).worker_id for turn in range(5) for p in picks
+            }
+            assert len(chosen) == 1
+
+
+def test_conversations_and_tenants_are_spread() -> None:
+    pick = make_router("prefix", {})
+    by_first = Counter(pick(Role.DECODE, conversation(first), WORKERS).worker_id for first in range(300))
+    by_salt = Counter(pick(Role.DECODE, conversation(1, 1, f"{i}"), WORKERS).worker_id for i in range(300))
+    for counts in (by_first, by_salt):
+        assert min(counts[name] for name in "abc") > 50
+
+
+def test_a_worker_less_moves_its_own_conversations_only() -> None:
+    pick = make_router("prefix", {})
+    for first in range(50):
+        before = pick(Role.DECODE, conversation(first), WORKERS).worker_id
+        after = pick(Role.DECODE, conversation(first), WORKERS[1:]).worker_id
+        assert before in {"a", after}
+
+
+def test_a_restarted_worker_is_another_one_for_its_cache_is_gone() -> None:
+    pick = make_router("prefix", {})
+    again = [msgspec.structs.replace(each, incarnation=f"{each.worker_id}2") for each in WORKERS]
+    requests = [conversation(first) for first in range(50)]
+    assert [pick(Role.DECODE, r, WORKERS).worker_id for r in requests] != [
+        pick(Role.DECODE, r, again).worker_id for r in requests
+    ]
+
+
+def test_a_worker_with_more_than_its_share_is_passed_over() -> None:
+    own = make_router("prefix", {})(Role.DECODE, conversation(1), WORKERS).worker_id
+    for num_running, is_own in ((1, True), (2, True), (3, False), (30, False)):
+        running = {name: num_running if name == own else 1 for name in "abc"}
+        picked = make_router("prefix", running)(Role.DECODE, conversation(1), WORKERS).worker_id
+        assert (picked == own) == is_own
+
+
+def test_raw_prompts_are_told_apart_by_their_beginnings() -> None:
+    pick = make_router("prefix", {})
+    raw = [msgspec.structs.replace(REQUEST, token_ids=[i] * 256) for i in range(60)]
+    longer = [msgspec.structs.replace(r, token_ids=[*r.token_ids, 9, 9]) for r in raw]
+    picked = [pick(Role.DECODE, r, WORKERS).worker_id for r in raw]
+    assert picked == [pick(Role.DECODE, r, WORKERS).worker_id for r in longer]
+    assert set(picked) == {"a", "b", "c"}

@@ -15,6 +15,7 @@ from baton.messages import (
     GenerateRequest,
     KvHandoff,
     KvLayout,
+    PrefillFirst,
     Role,
     Sampling,
     StatsRequest,
@@ -41,9 +42,13 @@ LAYOUT = KvLayout(dtype="f", tokens_per_block=2, num_layers=1, num_kv_heads=1, h
 class ScriptedEngine:
     """An engine whose answers wait for `go_on`; it fails on demand."""
 
+    num_lacking = 0
+
     def __init__(self, start_error: Exception | None = None, kv_transfer: str = "") -> None:
         self.kv_transfer = kv_transfer
         self.go_on = asyncio.Event()
+        self.prompt_done = asyncio.Event()
+        self.prompt_done.set()
         self.broken = asyncio.Event()
         self.num_closed = 0
         self.stopped = False
@@ -66,8 +71,12 @@ class ScriptedEngine:
             worker_id="p", incarnation="p", first_token=1, num_prompt_tokens=1, ttl_s=9, engine_state=b""
         )
 
+    def num_lacking_tokens(self, request: GenerateRequest) -> int:
+        return self.num_lacking
+
     async def decode(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         try:
+            await self.prompt_done.wait()
             yield TokenChunk((1,))
             await self.go_on.wait()
             yield TokenChunk((2,), "length")
@@ -83,6 +92,54 @@ class ScriptedEngine:
 
     async def stop(self) -> None:
         self.stopped = True
+
+
+def test_a_decode_worker_computes_what_it_lacks_up_to_the_limit_at_a_time() -> None:
+    async def main() -> None:
+        engine = ScriptedEngine()
+        worker = Worker(engine, Role.DECODE)
+        local = msgspec.structs.replace(REQUEST, local_prefill_tokens=100)
+        engine.num_lacking = 101
+        assert [r async for r in worker.answer(local)] == [PrefillFirst(101, is_busy=False)]
+        engine.num_lacking = 60
+        engine.prompt_done.clear()
+        first, second = worker.answer(local), worker.answer(local)
+        async with aclosing(first), aclosing(second):
+            answered = asyncio.create_task(anext(first))
+            await asyncio.sleep(0)  # it has been asked
+            assert [r async for r in worker.answer(local)] == [PrefillFirst(60, is_busy=True)]
+            engine.num_lacking = 40
+            waiting = asyncio.create_task(anext(second))
+            await asyncio.sleep(0)
+            engine.num_lacking = 1
+            assert [r async for r in worker.answer(local)] == [PrefillFirst(1, is_busy=True)]
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            engine.num_lacking = 41
+            assert [r async for r in worker.answer(local)] == [PrefillFirst(41, is_busy=True)]
+            engine.prompt_done.set()
+            assert isinstance(await answered, TokenChunk)
+            engine.num_lacking = 100
+            async with aclosing(worker.answer(local)) as third:
+                assert isinstance(await anext(third), TokenChunk)
+
+    asyncio.run(main())
+
+
+def test_with_a_handoff_or_without_a_limit_any_prompt_is_decoded() -> None:
+    async def main() -> None:
+        engine = ScriptedEngine()
+        engine.num_lacking = 10**6
+        worker = Worker(engine, Role.DECODE)
+        handoff = KvHandoff(
+            worker_id="p", incarnation="p", first_token=1, num_prompt_tokens=1, ttl_s=9, engine_state=b""
+        )
+        handed = msgspec.structs.replace(REQUEST, local_prefill_tokens=0, handoff=handoff)
+        for request in (REQUEST, handed):
+            async with aclosing(worker.answer(request)) as replies:
+                assert isinstance(await anext(replies), TokenChunk)
+
+    asyncio.run(main())
 
 
 def test_each_role_runs_its_half_and_both_tell_their_figures() -> None:

@@ -65,7 +65,8 @@ def _embedded(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tupl
 
 
 def _mocker(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
-    from workers.engines.mocker import MockerEngine, MockerSettings
+    from workers.engines.mocker import MockerEngine
+    from workers.engines.mocker_settings import MockerSettings
     from workers.kv.choose import choose_transceiver
 
     settings = parsed.settings

@@ -2,7 +2,7 @@
 
 from baton.flags import Parsed
 from workers.engines.embedded.settings import EmbeddedSettings
-from workers.engines.mocker import MockerSettings
+from workers.engines.mocker_settings import MockerSettings
 from workers.engines.trtllm.settings import give_trtllm_settings
 from workers.engines.vllm.settings import give_vllm_settings
 from workers.flags import EngineName, WorkerSettings, typed_engine_flags

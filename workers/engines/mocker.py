@@ -1,9 +1,9 @@
 """The mocker: a timing model with deterministic tokens, for load tests of the serving plane."""
 
 import asyncio
-import dataclasses
 import random
 import zlib
+from array import array
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -21,37 +21,21 @@ from baton.errors import (
 )
 from baton.messages import FinishReason, GenerateRequest, Guided, KvHandoff, TokenChunk, Usage, WorkerStats
 from workers.engine import EngineInfo
+from workers.engines.mocker_settings import MockerSettings
+from workers.engines.prefixes import HeldPrefixes
 from workers.engines.script import PlannedAnswer, Script, read_vocabulary
 from workers.kv.memory import host_memory
 from workers.kv.transceiver import CacheTransceiver, Ticket
 
 _HEADER = "<|channel|>final<|message|>"  # of every answer
+_BLOCK = 16
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MockerSettings:
-    """The timing model. A decode step takes `decode_step_ms` plus up to `jitter_ms`, for any batch size.
-    `script` is a file of answers to play; see `workers.engines.script`. `prompt_log` is a file to which the
-    token ids of each prompt are appended, one JSON line each.
-    """
+class _Offered(msgspec.Struct, frozen=True, array_like=True):
+    """The mocker's `engine_state`."""
 
-    prefill_tokens_per_s: float = 50_000.0
-    decode_step_ms: float = 10.0
-    jitter_ms: float = 0.0
-    kv_transfer_ms: float = 1.0
-    handoff_ttl_s: float = 60.0
-    max_batch_size: int = 1024
-    max_queue_size: int = 4096
-    max_seq_len: int = 131_072
-    seed: int = 0
-    script: str | None = None
-    prompt_log: str | None = None
-
-    def __post_init__(self) -> None:
-        if min(self.prefill_tokens_per_s, self.handoff_ttl_s) <= 0:
-            raise ValueError("prefill_tokens_per_s, handoff_ttl_s: must be more than 0")
-        if min(self.decode_step_ms, self.jitter_ms, self.kv_transfer_ms) < 0:
-            raise ValueError("decode_step_ms, jitter_ms, kv_transfer_ms: must not be negative")
+    ticket: Ticket
+    num_cached_tokens: int
 
 
 class MockerEngine:
@@ -59,7 +43,7 @@ class MockerEngine:
 
     An answer is the header of a final message, then vocabulary words in order, starting at a point that
     depends on the prompt; it ends at max_tokens only. With a script, the script defines it. Handoffs are
-    real: a few bytes move.
+    real: the KV of a token is its id, and decode pulls what it has not cached.
     """
 
     def __init__(
@@ -80,6 +64,7 @@ class MockerEngine:
         self._script: Script | None = None
         self._header: tuple[int, ...] = ()
         self._words: tuple[int, ...] = ()
+        self._held = HeldPrefixes(_BLOCK, settings.max_cached_tokens // _BLOCK)
         self._slots = asyncio.Semaphore(settings.max_batch_size)
         self._next_step = asyncio.Event()
         self._clock: asyncio.Task[None] | None = None
@@ -104,12 +89,12 @@ class MockerEngine:
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
         """Yield the handoff after the prompt's simulated time; pinned until it is pulled."""
         async with self._slot(request) as deadline:
-            await self._run_prompt(request, deadline)
+            num_cached = await self._run_prompt(request, deadline)
             answer = self._answer(request)
             if request.num_generated + 1 >= answer.num_tokens:
-                yield self._chunk(request, answer, request.num_generated)
+                yield self._chunk(request, answer, request.num_generated, num_cached)
                 return
-            ticket = self._transceiver.offer(host_memory(bytearray(_checksum(request))))
+            ticket = self._transceiver.offer(host_memory(_kv(request.token_ids)))
             self._figures["num_handoffs"] += 1
             self._figures["kv_pinned_blocks"] += 1
             try:
@@ -119,10 +104,11 @@ class MockerEngine:
                     first_token=answer.token(request.num_generated),
                     num_prompt_tokens=_num_prompt_tokens(request),
                     ttl_s=self._settings.handoff_ttl_s,
-                    engine_state=msgspec.msgpack.encode(ticket),
+                    engine_state=msgspec.msgpack.encode(_Offered(ticket, num_cached)),
                 )
-                await asyncio.wait_for(self._transceiver.moved(ticket), self._settings.handoff_ttl_s)
-                self._figures["kv_moved_bytes"] += ticket.num_bytes
+                moved = self._transceiver.moved(ticket)
+                num_bytes = await asyncio.wait_for(moved, self._settings.handoff_ttl_s)
+                self._figures["kv_moved_bytes"] += num_bytes
             except TimeoutError:
                 self._figures["num_handoffs_expired"] += 1
                 raise HandoffFailed(f"The KV was not pulled in {self._settings.handoff_ttl_s} s.") from None
@@ -134,22 +120,28 @@ class MockerEngine:
         """Yield one token per step, starting when the prompt is processed or has arrived."""
         async with self._slot(request) as deadline:
             if request.handoff is None:
-                await self._run_prompt(request, deadline)
+                num_cached = await self._run_prompt(request, deadline)
             else:
-                await self._take_over(request, request.handoff, deadline)
+                num_cached = await self._take_over(request, request.handoff, deadline)
             answer = self._answer(request)
-            yield self._chunk(request, answer, request.num_generated)
+            yield self._chunk(request, answer, request.num_generated, num_cached)
             for position in range(request.num_generated + 1, answer.num_tokens):
                 await self._next_step.wait()
                 if self._stopped.is_set():
                     raise WorkerLost("The worker is stopping.")
                 if asyncio.get_running_loop().time() > deadline:
                     raise DeadlineExceeded
-                yield self._chunk(request, answer, position)
+                if position + 1 == answer.num_tokens:
+                    self._hold(request, answer)
+                yield self._chunk(request, answer, position, num_cached)
+
+    def num_lacking_tokens(self, request: GenerateRequest) -> int:
+        """See `Engine.num_lacking_tokens`; exact."""
+        return len(request.token_ids) - self._num_held(request)
 
     def stats(self) -> WorkerStats:
         """Live metrics; a running request uses one block, a handoff pins one."""
-        return WorkerStats(**self._figures)
+        return WorkerStats(**self._figures | {"kv_cached_blocks": len(self._held)})
 
     async def failed(self) -> str:
         """Return if the clock failed, which would be a bug."""
@@ -198,26 +190,46 @@ class MockerEngine:
         finally:
             self._figures[figure] -= 1
 
-    async def _run_prompt(self, request: GenerateRequest, deadline: float) -> None:
-        self._figures["num_prompt_tokens"] += len(request.token_ids)
+    async def _run_prompt(self, request: GenerateRequest, deadline: float) -> int:
+        """Takes the prompt's simulated time; returns how many of its tokens were cached."""
+        num_held = self._num_held(request)
+        num_lacking = len(request.token_ids) - num_held
+        self._figures["num_prompt_tokens"] += num_lacking
+        self._figures["num_cached_tokens"] += num_held
         if self._settings.prompt_log is not None:
             _append(Path(self._settings.prompt_log), request.token_ids[: _num_prompt_tokens(request)])
-        prefill_s = len(request.token_ids) / self._settings.prefill_tokens_per_s
+        prefill_s = num_lacking / self._settings.prefill_tokens_per_s
         await _within(deadline, asyncio.sleep(prefill_s))  # as long as a real prefill
+        self._held.hold(request.token_ids, request.cache_salt)
+        return num_held
 
-    async def _take_over(self, request: GenerateRequest, handoff: KvHandoff, deadline: float) -> None:
+    def _num_held(self, request: GenerateRequest) -> int:
+        """Tokens that need not be computed or pulled: never the last, which gives the first logits."""
+        return self._held.num_held(request.token_ids[:-1], request.cache_salt)
+
+    async def _take_over(self, request: GenerateRequest, handoff: KvHandoff, deadline: float) -> int:
+        """Pulls the KV that is not cached; returns how many tokens prefill had cached."""
         try:
-            ticket = msgspec.msgpack.decode(handoff.engine_state, type=Ticket)
+            offered = msgspec.msgpack.decode(handoff.engine_state, type=_Offered)
         except msgspec.DecodeError as error:
             raise HandoffFailed("The handoff was not written by a mocker.") from error
-        checksum = bytearray(len(_checksum(request)))
+        expected = _kv(request.token_ids[self._num_held(request) :])
+        pulled = bytearray(len(expected))
         left_s = min(handoff.ttl_s, deadline - asyncio.get_running_loop().time())
         await asyncio.sleep(self._settings.kv_transfer_ms / 1e3)  # as long as a real transfer
-        await self._transceiver.pull(ticket, host_memory(checksum), left_s)
-        if bytes(checksum) != _checksum(request):
+        if offered.ticket.num_bytes == len(_kv(request.token_ids)):
+            await self._transceiver.pull(offered.ticket, host_memory(pulled), left_s)
+        if pulled != expected:
             raise HandoffFailed("The handoff is for another prompt.")
+        self._held.hold(request.token_ids, request.cache_salt)
         self._figures["num_handoffs"] += 1
-        self._figures["kv_moved_bytes"] += ticket.num_bytes
+        self._figures["kv_moved_bytes"] += len(pulled)
+        return offered.num_cached_tokens
+
+    def _hold(self, request: GenerateRequest, answer: PlannedAnswer) -> None:
+        """The answer's KV is there, but for that of its last token."""
+        generated = [answer.token(i) for i in range(request.num_generated, answer.num_tokens - 1)]
+        self._held.hold(request.token_ids + generated, request.cache_salt)
 
     def _answer(self, request: GenerateRequest) -> PlannedAnswer:
         num_prompt = _num_prompt_tokens(request)
@@ -229,14 +241,16 @@ class MockerEngine:
         start = int.from_bytes(_checksum(request), "big") + request.sampling.choice
         return PlannedAnswer(self._header, self._words, start, limit, "length")
 
-    def _chunk(self, request: GenerateRequest, answer: PlannedAnswer, position: int) -> TokenChunk:
+    def _chunk(
+        self, request: GenerateRequest, answer: PlannedAnswer, position: int, num_cached: int
+    ) -> TokenChunk:
         self._figures["num_generated_tokens"] += 1
         token_ids = (answer.token(position),)
         if position + 1 < answer.num_tokens:
             return TokenChunk(token_ids)
-        return TokenChunk(
-            token_ids, answer.finish_reason, Usage(_num_prompt_tokens(request), 0, position + 1)
-        )
+        num_prompt = _num_prompt_tokens(request)
+        usage = Usage(num_prompt, min(num_cached, num_prompt), position + 1)
+        return TokenChunk(token_ids, answer.finish_reason, usage)
 
     async def _tick(self) -> None:
         while True:
@@ -272,6 +286,11 @@ def _append(log: Path, token_ids: Sequence[int]) -> None:
 
 def _num_prompt_tokens(request: GenerateRequest) -> int:
     return len(request.token_ids) - request.num_generated
+
+
+def _kv(token_ids: Sequence[int]) -> bytearray:
+    """The simulated KV: the ids, 4 bytes each."""
+    return bytearray(array("I", token_ids).tobytes())
 
 
 def _checksum(request: GenerateRequest) -> bytes:

@@ -116,6 +116,11 @@ class EmbeddedEngine:
         finally:
             steps.close(call)
 
+    def num_lacking_tokens(self, request: GenerateRequest) -> int:
+        """See `Engine.num_lacking_tokens`; exact."""
+        steps = self._ready()
+        return steps.scheduler.num_lacking(new_sequence(request, self._limits(steps), hands_off=False))
+
     def stats(self) -> WorkerStats:
         """Current metrics; counters run from the start of the process."""
         steps, transfers = self._steps, self._transfers
@@ -128,7 +133,9 @@ class EmbeddedEngine:
             kv_blocks=ledger.num_blocks,
             kv_used_blocks=ledger.num_used,
             kv_pinned_blocks=ledger.num_pinned,
+            kv_cached_blocks=ledger.num_kept,
             num_prompt_tokens=steps.num_prompt_tokens,
+            num_cached_tokens=steps.scheduler.num_cached_tokens,
             num_generated_tokens=steps.num_generated_tokens,
         )
         if transfers is None:
@@ -169,21 +176,21 @@ class EmbeddedEngine:
         return self._steps
 
     async def _open(self, steps: StepLoop, request: GenerateRequest, *, hands_off: bool) -> Call:
-        runner = steps.runner
-        limits = Limits(
-            context_length=runner.context_length,
-            vocab_size=runner.vocab_size,
-            max_prompt_tokens=None
-            if self._settings.enable_chunked_prefill
-            else self._settings.max_num_tokens,
-        )
-        sequence = new_sequence(request, limits, hands_off=hands_off)
+        sequence = new_sequence(request, self._limits(steps), hands_off=hands_off)
         if request.sampling.guided is not None:
             assert self._grammars is not None
             answer = sequence.token_ids[sequence.num_prompt :]
             sequence.matcher = await self._grammars.matcher(request.sampling.guided, answer)
             steps = self._ready()  # may have been stopped meanwhile
         return steps.open(request, sequence)
+
+    def _limits(self, steps: StepLoop) -> Limits:
+        chunked = self._settings.enable_chunked_prefill
+        return Limits(
+            context_length=steps.runner.context_length,
+            vocab_size=steps.runner.vocab_size,
+            max_prompt_tokens=None if chunked else self._settings.max_num_tokens,
+        )
 
     def _new_steps(self, runner: Runner) -> StepLoop:
         settings = self._settings

@@ -53,6 +53,10 @@ class BlockLedger:
         """Free blocks whose KV can still be found."""
         return len(self._kept)
 
+    def num_found(self, prefix: Prefix) -> int:
+        """How many tokens of `prefix` are found now."""
+        return self._index.find(prefix)[1]
+
     def reserve(self, num_blocks: int, prefix: Prefix | None = None) -> Lease | None:
         """A lease of `num_blocks` used blocks, or None if fewer are free. Its first ones have what was found
         of `prefix`; the full ones may be shared and must not be written.

@@ -1,19 +1,7 @@
 """What can be found again in the KV pool: full blocks by the tokens up to them, sequences' last tokens."""
 
-import hashlib
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-
-def first_key(cache_salt: str) -> bytes:
-    """What the first block's key follows: no block with another salt has the same keys."""
-    return hashlib.blake2b(cache_salt.encode(), digest_size=16, person=b"salt").digest()
-
-
-def next_key(previous: bytes, token_ids: Sequence[int]) -> bytes:
-    """The key of a full block that follows `previous`: equal keys mean equal tokens from the start."""
-    return hashlib.blake2b(previous + array("I", token_ids).tobytes(), digest_size=16).digest()
 
 
 def first_whole_block(num_tokens: int, *, window: int, tokens_per_block: int) -> int:

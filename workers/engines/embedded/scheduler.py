@@ -9,7 +9,8 @@ from functools import partial
 from baton.messages import FinishReason, Sampling, TokenLogprob
 from workers.engines.embedded.ledger import BlockLedger, Lease
 from workers.engines.embedded.matcher import Matcher
-from workers.engines.embedded.prefix import End, Prefix, first_key, first_whole_block, next_key
+from workers.engines.embedded.prefix import End, Prefix, first_whole_block
+from workers.engines.prefixes import first_key, next_key
 
 
 class Phase(enum.Enum):
@@ -119,6 +120,7 @@ class Scheduler:
     ) -> None:
         """`window`: the model's longest sliding window in tokens, 0 without any."""
         self.ledger = BlockLedger(num_blocks, tokens_per_block)
+        self.num_cached_tokens = 0
         self._window = window
         self._tokens_per_block = tokens_per_block
         self._context_length = context_length
@@ -220,6 +222,11 @@ class Scheduler:
         self._extend_keys(sequence, num_tokens // self._tokens_per_block)
         return Prefix(sequence.keys, sequence.token_ids[:num_tokens], partial(self._first_needed, sequence))
 
+    def num_lacking(self, sequence: Sequence) -> int:
+        """How many tokens the sequence would compute if it were admitted now."""
+        prefix = self._prefix(sequence)
+        return len(sequence.token_ids) - (self.ledger.num_found(prefix) if prefix is not None else 0)
+
     def _first_needed(self, sequence: Sequence, num_blocks: int) -> int:
         """What a handoff carries in all layers, or what computing after `num_blocks` needs."""
         if sequence.pulls_kv:
@@ -268,6 +275,7 @@ class Scheduler:
             self._waiting.popleft()
             sequence.lease = lease
             sequence.num_computed = sequence.num_cached = lease.num_found
+            self.num_cached_tokens += lease.num_found
             self._admitted[sequence] = None
             sequence.phase = Phase.PULLING if sequence.pulls_kv else Phase.RUNNING
             if sequence.pulls_kv:

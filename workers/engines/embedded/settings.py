@@ -22,7 +22,7 @@ class KvCacheSettings:
     max_tokens: int | None = None
     free_gpu_memory_fraction: float = 0.9
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    enable_block_reuse: bool = False
+    enable_block_reuse: bool = True
 
     def __post_init__(self) -> None:
         _require(self.tokens_per_block >= 1, "tokens_per_block", self.tokens_per_block, "at least 1")

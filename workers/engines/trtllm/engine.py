@@ -14,6 +14,7 @@ from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenChunk, Wor
 from workers.engine import EngineInfo
 from workers.engines.handoff import Handoffs
 from workers.engines.model_facts import NO_TOKEN, read_model_facts
+from workers.engines.prefixes import HeldPrefixes
 from workers.engines.token_requests import check_request, num_left
 from workers.engines.trtllm.calls import Abort, Call, finish_reason
 from workers.engines.trtllm.figures import Figures
@@ -29,6 +30,7 @@ from workers.settings import Loaded
 
 log = logging.getLogger(__name__)
 
+_HELD_BLOCK = 64  # tokens
 MAX_QUEUE_SIZE = 256
 _RETRY_AFTER_S = 1.0
 _PATIENCE = Patience()
@@ -77,6 +79,7 @@ class TrtllmEngine:
         self._options = _options(loaded.values)
         self._requests = Requests(lib, self._kv_timeout_s, self._options)
         self._figures = Figures(self._requests.open.calls, loaded.values, max_queue_size)
+        self._held = HeldPrefixes(_HELD_BLOCK, 0)
         self._handoffs = Handoffs("TensorRT-LLM", lib.version, worker_id=worker_id, incarnation=incarnation)
         self._watchdog: Watchdog | None = None
 
@@ -93,6 +96,8 @@ class TrtllmEngine:
             raise ValueError(f"TensorRT-LLM loaded, but its first request failed: {error}") from error
         self._requests.open.llm = llm
         self._figures.num_blocks, num_tokens = kv_capacity(llm)
+        if self._loaded.values["kv_cache_config.enable_block_reuse"]:
+            self._held.max_blocks = num_tokens // _HELD_BLOCK
         if 0 < num_tokens < self._context_length:
             # TensorRT-LLM lowers its max_seq_len likewise, but reports it only in its log.
             log.warning("context of %d lowered to the KV cache's %d", self._context_length, num_tokens)
@@ -140,6 +145,10 @@ class TrtllmEngine:
             async for chunk in chunks:
                 yield chunk
 
+    def num_lacking_tokens(self, request: GenerateRequest) -> int:
+        """See `Engine.num_lacking_tokens`: an estimate, since TensorRT-LLM's cache cannot be asked."""
+        return len(request.token_ids) - self._held.num_held(request.token_ids, request.cache_salt)
+
     def stats(self) -> WorkerStats:
         """Live metrics; counters start with the process."""
         return self._figures.stats()
@@ -177,11 +186,16 @@ class TrtllmEngine:
         async with self._requests.opened(request, sampling, params, abort) as call:
             call.num_cached_tokens = num_cached
             chunk = self._chunk(call, await self._requests.step(call))
+            token_ids = request.token_ids.copy()
+            self._held.hold(token_ids, request.cache_salt)
             if handoff is None:
                 self._figures.count_prompt(call)
             else:
                 self._figures.num_handoffs += 1
             while True:
+                token_ids += chunk.token_ids
+                if chunk.finish_reason:
+                    self._held.hold(token_ids[:-1], request.cache_salt)
                 if chunk.token_ids or chunk.finish_reason:
                     yield chunk
                 if chunk.finish_reason:

@@ -23,9 +23,10 @@ _POLL_S = 0.5
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """A request inside vLLM; `request_id` is the id given to vLLM."""
+    """A request inside vLLM; `request_id` and `cache_salt` are those given to vLLM."""
 
     request_id: str
+    cache_salt: str
     request: GenerateRequest
     deadline: float
     results: AsyncGenerator[Result, None]
@@ -40,6 +41,7 @@ class Calls:
         self.open: OpenCalls[Call] = OpenCalls()
         self._lib = lib
         self._num_opened = 0
+        self._num_failed_pulls = 0
 
     @asynccontextmanager
     async def opened(self, request: GenerateRequest, sampling: Any) -> AsyncGenerator[Call, None]:
@@ -47,10 +49,12 @@ class Calls:
         self._num_opened += 1
         request_id = f"{request.request_id}-{self._num_opened}"
         prompt: dict[str, Any] = {"prompt_token_ids": request.token_ids}
-        if request.cache_salt:
-            prompt["cache_salt"] = request.cache_salt
+        if salt := self.salt(request):
+            prompt["cache_salt"] = salt
         results = self.open.llm.generate(prompt, sampling, request_id, priority=request.priority)
-        call = Call(request_id, request, asyncio.get_running_loop().time() + request.deadline_s, results)
+        call = Call(
+            request_id, salt, request, asyncio.get_running_loop().time() + request.deadline_s, results
+        )
         self.open.calls.add(call)
         try:
             yield call
@@ -75,12 +79,23 @@ class Calls:
         return result
 
     def fail_pulls(self) -> None:
-        """A transfer has failed: end every request whose KV may not have arrived."""
+        """A transfer has failed: end every request whose KV may not have arrived, and find no KV again that
+        was cached before.
+
+        vLLM caches what is in the blocks of the failed one, and does not say which that is. This call
+        precedes every token that was computed from it, so a request that has answered did not find it.
+        """
+        self._num_failed_pulls += 1
         for call in self.open.calls:
-            if call.request.handoff is not None and not call.has_answered:
+            if not call.has_answered:
                 call.ending.end_with(
                     HandoffFailed("the KV did not arrive: its source is gone or has dropped it")
                 )
+
+    def salt(self, request: GenerateRequest) -> str:
+        """What keeps cached KV apart: the client's salt, and the failed pulls so far."""
+        failed = self._num_failed_pulls
+        return f"{request.cache_salt}\0{failed}" if failed else request.cache_salt
 
     async def watch(self) -> None:
         """Detect the engine core's death even without requests, then return."""

@@ -14,6 +14,7 @@ from workers.engine import EngineInfo
 from workers.engines.handoff import Handoffs
 from workers.engines.loading import dying_at_once
 from workers.engines.model_facts import read_model_facts
+from workers.engines.prefixes import HeldPrefixes
 from workers.engines.token_requests import check_request, num_left
 from workers.engines.vllm.calls import Call, Calls
 from workers.engines.vllm.chunker import Chunker
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 MAX_QUEUE_SIZE = 256
 _RETRY_AFTER_S = 1.0
 _WARM_UP_S = 600.0
+_HELD_BLOCK = 64  # tokens
 
 
 class VllmEngine:
@@ -64,6 +66,7 @@ class VllmEngine:
         self._lease_s = float((loaded.values.get(LEASE) or {}).get("kv_lease_duration", 0))
         self._context_length = 0
         self._max_open = 0
+        self._held = HeldPrefixes(_HELD_BLOCK, 0)
         self._calls = Calls(lib)
         self._handoffs = Handoffs("vLLM", lib.version, worker_id=worker_id, incarnation=incarnation)
         self._figures = Figures(self._calls.fail_pulls)
@@ -81,6 +84,9 @@ class VllmEngine:
         self._max_open = config.scheduler_config.max_num_seqs + self._max_queue_size
         self._figures.num_blocks = config.cache_config.num_gpu_blocks or 0
         await self._warm_up(llm)
+        if config.cache_config.enable_prefix_caching:
+            num_tokens = self._figures.num_blocks * config.cache_config.block_size
+            self._held.max_blocks = num_tokens // _HELD_BLOCK // 2  # sliding-window layers take blocks, too
         return EngineInfo(
             name="vllm",
             version=self._lib.version,
@@ -104,7 +110,7 @@ class VllmEngine:
         async with self._calls.opened(request, sampling) as call:
             try:
                 result = await self._calls.step(call)
-                self._figures.num_prompt_tokens += len(request.token_ids)
+                self._count_prompt(request, result)
                 chunk = Chunker(request).chunk(result)
                 self._figures.pinned[call.request_id] = num_blocks(result.kv_transfer_params or {})
                 if chunk.finish_reason == "stop":
@@ -122,6 +128,10 @@ class VllmEngine:
         async with aclosing(self._run(request)) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+    def num_lacking_tokens(self, request: GenerateRequest) -> int:
+        """See `Engine.num_lacking_tokens`: an estimate, since vLLM's cache cannot be asked."""
+        return len(request.token_ids) - self._held.num_held(request.token_ids, self._calls.salt(request))
 
     def stats(self) -> WorkerStats:
         """Live metrics; counters start with the process."""
@@ -151,20 +161,28 @@ class VllmEngine:
         max_tokens = num_left(request, self._context_length)
         sampling = sampling_params(request, self._lib, self._facts, max_tokens=max_tokens, transfer=transfer)
         chunker = Chunker(request, num_cached)
+        token_ids = request.token_ids.copy()
         async with self._calls.opened(request, sampling) as call:
-            chunk = chunker.chunk(await self._calls.step(call))
-            self._count_prompt(request)
+            result = await self._calls.step(call)
+            self._count_prompt(request, result)
+            self._held.hold(token_ids, call.cache_salt)
+            chunk = chunker.chunk(result)
             while True:
                 self._figures.num_generated_tokens += len(chunk.token_ids)
+                token_ids += chunk.token_ids
+                if chunk.finish_reason:
+                    self._held.hold(token_ids[:-1], call.cache_salt)
                 if chunk.token_ids or chunk.finish_reason:
                     yield chunk
                 if chunk.finish_reason:
                     return
                 chunk = chunker.chunk(await self._calls.step(call))
 
-    def _count_prompt(self, request: GenerateRequest) -> None:
+    def _count_prompt(self, request: GenerateRequest, result: Result) -> None:
         if request.handoff is None:
-            self._figures.num_prompt_tokens += len(request.token_ids)
+            num_cached = result.num_cached_tokens or 0
+            self._figures.num_prompt_tokens += len(request.token_ids) - num_cached
+            self._figures.num_cached_tokens += num_cached
         else:
             self._figures.num_handoffs += 1
 

@@ -23,6 +23,7 @@ class Figures:
         self.num_handoffs = 0
         self.num_handoffs_expired = 0
         self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
         self.num_generated_tokens = 0
         self._num_running = 0
         self._num_waiting = 0
@@ -67,6 +68,7 @@ class Figures:
             num_generated_tokens=self.num_generated_tokens,
             num_handoffs=self.num_handoffs,
             num_handoffs_expired=self.num_handoffs_expired,
+            num_cached_tokens=self.num_cached_tokens,
             kv_moved_bytes=self._moved_bytes,
             kv_move_s=self._move_s,
         )

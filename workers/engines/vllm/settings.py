@@ -30,16 +30,7 @@ _OWN_OF_DISAGGREGATED: dict[str, tuple[object, str]] = {
 _OWN_OF_ROLE: dict[str, dict[str, tuple[object, str]]] = {
     "agg": {},
     "prefill": _OWN_OF_DISAGGREGATED | {f"{TRANSFER}.kv_role": ("kv_producer", "it is a prefill worker")},
-    "decode": _OWN_OF_DISAGGREGATED
-    | {
-        f"{TRANSFER}.kv_role": ("kv_consumer", "it is a decode worker"),
-        # vLLM would cache what a failed pull leaves in a hybrid model's blocks as the prompt's KV: the
-        # retry, and prompts with the same prefix, would be answered from it.
-        "enable_prefix_caching": (
-            False,
-            "it would cache KV that did not arrive; prefill has the cache",
-        ),
-    },
+    "decode": _OWN_OF_DISAGGREGATED | {f"{TRANSFER}.kv_role": ("kv_consumer", "it is a decode worker")},
 }
 NAMES = {
     "max_batch_size": "max_num_seqs",

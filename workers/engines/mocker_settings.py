@@ -1,0 +1,33 @@
+"""The mocker's settings."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MockerSettings:
+    """The timing model. A decode step takes `decode_step_ms` plus up to `jitter_ms`, for any batch size.
+    The KV of the last `max_cached_tokens` is found again, in blocks of 16 tokens.
+    `script` is a file of answers to play; see `workers.engines.script`. `prompt_log` is a file to which the
+    token ids of each prompt are appended, one JSON line each.
+    """
+
+    prefill_tokens_per_s: float = 50_000.0
+    decode_step_ms: float = 10.0
+    jitter_ms: float = 0.0
+    kv_transfer_ms: float = 1.0
+    handoff_ttl_s: float = 60.0
+    max_batch_size: int = 1024
+    max_queue_size: int = 4096
+    max_seq_len: int = 131_072
+    max_cached_tokens: int = 1_000_000
+    seed: int = 0
+    script: str | None = None
+    prompt_log: str | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.prefill_tokens_per_s, self.handoff_ttl_s) <= 0:
+            raise ValueError("prefill_tokens_per_s, handoff_ttl_s: must be more than 0")
+        if min(self.decode_step_ms, self.jitter_ms, self.kv_transfer_ms) < 0:
+            raise ValueError("decode_step_ms, jitter_ms, kv_transfer_ms: must not be negative")
+        if self.max_cached_tokens < 0:
+            raise ValueError("max_cached_tokens: must not be negative")
