@@ -9,7 +9,7 @@ import msgspec
 from baton.errors import InvalidRequest
 from frontend.chat.body import Message, ToolDefinition
 from frontend.chat.request import tools, turns
-from frontend.harmony.conversation import Conversation
+from frontend.harmony.conversation import Conversation, Turn
 from frontend.harmony.render import render
 from frontend.http.body import decode
 from frontend.http.exchange import Exchange, ignored_header
@@ -78,7 +78,12 @@ async def tokenize(exchange: Exchange, services: Services, tally: Tally) -> None
         raise InvalidRequest("Send either `prompt` or `messages`.", param="prompt")
     served = _served(body.model, services)
     tally.model = served.name
-    tokens = await asyncio.to_thread(_encoded, body, served)
+    prompt = body.prompt
+    if body.messages is not None:
+        history = services.thoughts.completed(exchange.owner, tuple(turns(body.messages)))
+        prompt = _conversation(body, history)
+    assert prompt is not None, "one of them is given"
+    tokens = await asyncio.to_thread(_encoded, prompt, served, body.add_generation_prompt)
     answer = TokenizeAnswer(count=len(tokens), max_model_len=served.context_length, tokens=tokens)
     if body.return_token_strs:
         answer.token_strs = [text_of([token_id], served.tokenizer) for token_id in tokens]
@@ -116,19 +121,23 @@ def _served(model: str | None, services: Services) -> ServedModel:
     return services.fleet.served(names[0] if model is None else model)
 
 
-def _encoded(body: TokenizeBody, served: ServedModel) -> list[int]:
-    if body.prompt is not None:
-        return served.tokenizer.encode_text(body.prompt, allow_special=True)
-    assert body.messages is not None, "`tokenize` checks that one of them is given"
+def _conversation(body: TokenizeBody, history: tuple[Turn, ...]) -> Conversation:
     args = (body.chat_template_args, body.chat_template_kwargs)
-    talk = Conversation(
-        turns=tuple(turns(body.messages)),
+    return Conversation(
+        turns=history,
         tools=tools(body.tools or ()),
         reasoning_effort=NEAREST_EFFORT[effort_of(body.reasoning_effort, *args)],
         current_date=datetime.now(UTC).date().isoformat(),
         model_identity=identity_of(*args),
     )
-    segments = render(talk)
-    if body.add_generation_prompt is False:
+
+
+def _encoded(
+    prompt: str | Conversation, served: ServedModel, add_generation_prompt: bool | None
+) -> list[int]:
+    if isinstance(prompt, str):
+        return served.tokenizer.encode_text(prompt, allow_special=True)
+    segments = render(prompt)
+    if add_generation_prompt is False:
         segments = segments[:-2]  # `<|start|>assistant`
     return served.tokenizer.encode_segments(segments)

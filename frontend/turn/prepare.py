@@ -35,12 +35,9 @@ async def prepare(
     if isinstance(prompt, RawPrompts):
         form = raw_guided(demanded_form(request.sampling, None))
     else:
-        turns = thoughts.completed(asker.owner, prompt.turns)
-        prompt = msgspec.structs.replace(prompt, turns=turns)
-        request = msgspec.structs.replace(request, prompt=prompt)
         answer = demanded_form(request.sampling, prompt.answer_format)
         form = guided(prompt.tools, request.call_choice, answer)
-    prompts = await encode(request, served)
+    prompts = await encode(request, asker.owner, served, thoughts)
     sampling = sampling_of(
         request, served, num_prompt_tokens=max(len(prompt.token_ids) for prompt in prompts)
     )
@@ -60,8 +57,12 @@ async def prepare(
     return choices
 
 
-async def encode(request: TurnRequest, served: ServedModel) -> list[Encoded]:
+async def encode(request: TurnRequest, owner: str, served: ServedModel, thoughts: Thoughts) -> list[Encoded]:
     """The tokens of each prompt. Raises InvalidRequest if it cannot be rendered."""
+    prompt = request.prompt
+    if isinstance(prompt, Conversation):
+        turns = thoughts.completed(owner, prompt.turns)
+        request = msgspec.structs.replace(request, prompt=msgspec.structs.replace(prompt, turns=turns))
     if request.num_bytes > LONG_BYTES:
         return await asyncio.to_thread(_encoded, request, served)
     return _encoded(request, served)
