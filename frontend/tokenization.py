@@ -78,7 +78,7 @@ async def tokenize(exchange: Exchange, services: Services, tally: Tally) -> None
         raise InvalidRequest("Send either `prompt` or `messages`.", param="prompt")
     served = _served(body.model, services)
     tally.model = served.name
-    prompt = body.prompt
+    prompt: str | Conversation | None = body.prompt
     if body.messages is not None:
         history = services.thoughts.completed(exchange.owner, tuple(turns(body.messages)))
         prompt = _conversation(body, history)

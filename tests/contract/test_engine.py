@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 LOGPROB_TOLERANCE = 1e-4
+LARGEST_BLOCK = 64  # tokens at the end of a sequence that may not be found again
 SEEDED: dict[str, Any] = {"temperature": 1.5, "seed": 7, "top_p": 0.95, "frequency_penalty": 0.3}
 
 
@@ -242,6 +243,13 @@ def tokens(answer: list[TokenChunk]) -> list[int]:
     return [token_id for chunk in answer for token_id in chunk.token_ids]
 
 
+def counted(last: TokenChunk) -> tuple[int, int]:
+    """(tokens of the prompt, tokens of the answer); any part of the prompt may have been cached."""
+    assert last.usage is not None
+    assert 0 <= last.usage.num_cached_tokens <= last.usage.num_prompt_tokens
+    return last.usage.num_prompt_tokens, last.usage.num_completion_tokens
+
+
 async def alone(engine: Engine, request: GenerateRequest) -> list[int]:
     return tokens(await chunks(engine.decode(request)))
 
@@ -311,6 +319,29 @@ def test_an_answer_ends_at_max_tokens_with_its_usage(build: Build) -> None:
     asyncio.run(main())
 
 
+def test_a_conversation_lacks_only_what_is_new(build: Build) -> None:
+    async def main() -> None:
+        async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+            first = ask(prompt(150))
+            assert decode.num_lacking_tokens(first) == 150
+            first_answer = tokens(await disaggregated(prefill, decode, first))
+            second = ask([*prompt(150), *first_answer, *prompt(100, seed=2)])
+            assert 100 < decode.num_lacking_tokens(second) <= 100 + LARGEST_BLOCK
+            other = msgspec.structs.replace(second, cache_salt="other")
+            assert decode.num_lacking_tokens(other) == 150 + 12 + 100
+            expected = await alone(prefill, second)
+            before = decode.stats()
+            (*_, last) = answer = await chunks(decode.decode(second))
+            assert tokens(answer) == expected
+            if not isinstance(decode, TrtllmEngine):  # its double caches nothing
+                computed = decode.stats().num_prompt_tokens - before.num_prompt_tokens
+                assert last.usage is not None
+                assert last.usage.num_cached_tokens == 150 + 12 + 100 - computed
+                assert computed <= 100 + LARGEST_BLOCK
+
+    asyncio.run(main())
+
+
 def test_a_stop_token_ends_the_answer_and_is_its_last(build_sampling: Build) -> None:
     async def main() -> None:
         async with started(build_sampling, Role.DECODE) as (engine,):
@@ -319,7 +350,7 @@ def test_a_stop_token_ends_the_answer_and_is_its_last(build_sampling: Build) -> 
             end = whole.index(stop) + 1
             answer = await chunks(engine.decode(ask(prompt(20), stop_token_ids=(stop,))))
             assert tokens(answer) == whole[:end]
-            assert (answer[-1].finish_reason, answer[-1].usage) == ("stop", Usage(20, 0, end))
+            assert (answer[-1].finish_reason, counted(answer[-1])) == ("stop", (20, end))
             ignoring = ask(prompt(20), stop_token_ids=(stop,), ignore_eos=True)
             assert await alone(engine, ignoring) == whole
             later = await alone(engine, ask(prompt(20), stop_token_ids=(stop,), min_tokens=6))
@@ -415,7 +446,7 @@ def test_a_first_token_that_ends_the_answer_needs_no_handoff(build_sampling: Bui
                 (reply,) = await chunks(prefill.prefill(ask(prompt(20), **options)))
                 assert isinstance(reply, TokenChunk)
                 assert tokens([reply]) == [first]
-                assert reply.usage == Usage(20, 0, 1)
+                assert counted(reply) == (20, 1)
             assert prefill.stats().num_handoffs == 0
 
     asyncio.run(main())
@@ -433,7 +464,7 @@ def test_a_resumed_answer_goes_on_exactly(build: Build, num_generated: int, samp
             rest = ask(so_far, num_generated=num_generated, **sampling)
             answer = await chunks(decode.decode(rest))
             assert whole[:num_generated] + tokens(answer) == whole
-            assert answer[-1].usage == Usage(30, 0, 12)
+            assert counted(answer[-1]) == (30, 12)
             if num_generated < 11:  # otherwise the first token would end it
                 answer = await disaggregated(prefill, decode, rest)
                 assert whole[:num_generated] + tokens(answer) == whole

@@ -89,6 +89,21 @@ def test_kv_that_was_given_back_is_garbage_which_the_double_dies_of(checkpoint: 
     asyncio.run(main())
 
 
+def test_what_a_failed_pull_left_in_the_cache_is_never_found(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
+            async with aclosing(prefill.prefill(ask())) as replies:
+                handoff = lost(await next_handoff(replies))
+            salted = msgspec.structs.replace(ask(), cache_salt="own")
+            for request in (ask(), salted):
+                with pytest.raises(HandoffFailed):
+                    await tokens(decode.decode(msgspec.structs.replace(request, handoff=handoff)))
+                # The double would die of it.
+                assert len(await tokens(decode.decode(request))) == 12
+
+    asyncio.run(main())
+
+
 def test_a_prefill_that_is_left_before_its_output_came_leaves_no_pin(checkpoint: Path) -> None:
     async def main() -> None:
         async with started(checkpoint) as engine:

@@ -132,7 +132,7 @@ def test_the_last_output_tells_usage_over_all_attempts() -> None:
     chunker = Chunker(ask(num_generated=2))
 
     assert chunker.chunk(output()).usage is None
-    assert chunker.chunk(output("stop")).usage == Usage(3, 4, 6)
+    assert chunker.chunk(output("stop")).usage == Usage(3, 3, 6)
 
 
 def test_the_cached_tokens_of_a_handoff_are_those_of_prefill() -> None:

@@ -144,13 +144,14 @@ def test_an_aggregated_worker_takes_no_handoff(tmp_path: Path) -> None:
     load_vllm_settings(AsyncEngineArgs, "agg", yaml_path=write(tmp_path, "kv_transfer_config: null"))
 
 
-def test_a_decode_worker_has_no_prefix_cache(tmp_path: Path) -> None:
-    cached = write(tmp_path, "enable_prefix_caching: true")
+@pytest.mark.parametrize("mode", ["agg", "prefill", "decode"])
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_each_role_may_have_a_prefix_cache(tmp_path: Path, mode: DisaggregationMode, is_cached: bool) -> None:
+    cached = write(tmp_path, f"enable_prefix_caching: {str(is_cached).lower()}")
+    settings = load_vllm_settings(AsyncEngineArgs, mode, yaml_path=cached).settings
 
-    assert load_vllm_settings(AsyncEngineArgs, "decode").settings["enable_prefix_caching"] is False
-    assert load_vllm_settings(AsyncEngineArgs, "prefill", yaml_path=cached).settings["enable_prefix_caching"]
-    with pytest.raises(SettingsError, match=r"engine.yaml:1: enable_prefix_caching: True: must be False"):
-        load_vllm_settings(AsyncEngineArgs, "decode", yaml_path=cached)
+    assert settings["enable_prefix_caching"] is is_cached
+    assert "enable_prefix_caching" not in load_vllm_settings(AsyncEngineArgs, mode).settings
 
 
 @pytest.mark.parametrize(

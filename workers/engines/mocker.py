@@ -219,7 +219,7 @@ class MockerEngine:
         await asyncio.sleep(self._settings.kv_transfer_ms / 1e3)  # as long as a real transfer
         if offered.ticket.num_bytes == len(_kv(request.token_ids)):
             await self._transceiver.pull(offered.ticket, host_memory(pulled), left_s)
-        if pulled != expected:
+        if pulled != expected or handoff.num_prompt_tokens != _num_prompt_tokens(request):
             raise HandoffFailed("The handoff is for another prompt.")
         self._held.hold(request.token_ids, request.cache_salt)
         self._figures["num_handoffs"] += 1

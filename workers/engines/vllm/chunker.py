@@ -23,12 +23,11 @@ class Chunker:
         self._note_prompt(result)
         usage = scored = None
         if reason is not None:
+            num_prompt = len(self._request.token_ids) - self._request.num_generated
             num_cached = self._num_cached_tokens
-            usage = Usage(
-                len(self._request.token_ids) - self._request.num_generated,
-                num_cached if num_cached is not None else result.num_cached_tokens or 0,
-                self._num_generated,
-            )
+            if num_cached is None:
+                num_cached = result.num_cached_tokens or 0
+            usage = Usage(num_prompt, min(num_cached, num_prompt), self._num_generated)
             scored = self._prompt_logprobs
         return TokenChunk(tuple(output.token_ids), reason, usage, self._logprobs(output), scored)
 

@@ -219,7 +219,9 @@ class Executor:
             max_seq_len=self.max_seq_len,
             max_queue_size=100_000,
             kv_cache_config=KvCacheSettings(
-                tokens_per_block=cache.tokens_per_block, max_tokens=self._max_tokens * self._num_ranks
+                tokens_per_block=cache.tokens_per_block,
+                max_tokens=self._max_tokens * self._num_ranks,
+                enable_block_reuse=False,
             ),
             cache_transceiver_config=CacheTransceiverSettings(
                 kv_transfer_timeout_ms=round(self._kv_timeout_s * 1000)

@@ -29,7 +29,10 @@ def _create_engine_config(self: Any) -> SimpleNamespace:
             max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens, policy=self.scheduling_policy
         ),
         cache_config=SimpleNamespace(
-            num_gpu_blocks=num_blocks, block_size=block_size, cache_dtype=self.kv_cache_dtype
+            num_gpu_blocks=num_blocks,
+            block_size=block_size,
+            cache_dtype=self.kv_cache_dtype,
+            enable_prefix_caching=self.enable_prefix_caching is not False,
         ),
         parallel_config=SimpleNamespace(tensor_parallel_size=self.tensor_parallel_size),
         kv_transfer_config=self.kv_transfer_config,

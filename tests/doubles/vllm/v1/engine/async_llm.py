@@ -119,7 +119,9 @@ class AsyncLLM:
         transfer = (sampling_params.extra_args or {}).get("kv_transfer_params") or {}
         collector = Collector(request_id, sampling_params.output_kind)
         self._collectors[own_id] = (collector, sampling_params.logprobs is not None)
-        self._core.add(Job(own_id, self._request(own_id, token_ids, sampling_params), transfer))
+        self._core.add(
+            Job(own_id, self._request(own_id, token_ids, prompt.get("cache_salt"), sampling_params), transfer)
+        )
         finished = False
         try:
             while not finished:
@@ -177,7 +179,7 @@ class AsyncLLM:
                 raise ValueError("Structured outputs requires a tokenizer")
             json.loads(params.structured_outputs.structural_tag)  # not enforced here
 
-    def _request(self, own_id: str, token_ids: list[int], params: Any) -> GenerateRequest:
+    def _request(self, own_id: str, token_ids: list[int], salt: str | None, params: Any) -> GenerateRequest:
         eos = () if params.ignore_eos else (self.vllm_config.model_config.facts.eos_token_id,)
         sampling = Sampling(
             **{name: getattr(params, name) for name in (*_SAME, *_PENALTIES)},
@@ -187,7 +189,12 @@ class AsyncLLM:
             stop_token_ids=tuple(i for i in (*params.stop_token_ids, *eos) if i >= 0),
         )
         return GenerateRequest(
-            request_id=own_id, model="double", token_ids=token_ids, sampling=sampling, deadline_s=_FOREVER_S
+            request_id=own_id,
+            model="double",
+            token_ids=token_ids,
+            sampling=sampling,
+            deadline_s=_FOREVER_S,
+            cache_salt=salt or "",
         )
 
     def _from_core(self, function: Callable[..., None], *args: Any) -> None:

@@ -58,7 +58,9 @@ class Core:
         self._pins: dict[str, asyncio.Task[None]] = {}  # finished requests whose KV is kept
         self._leaseless: list[str] = []  # those that the worker was not told about
         self._pulled: set[str] = set()
-        self._garbage: set[int] = set()  # in the prefix cache, by the first token of the prompt
+        self._garbage: set[tuple[int, str]] = (
+            set()
+        )  # in the prefix cache, by the prompt's first token and salt
         self._told_move = (0, 0.0)
         self._outputs_left = int(os.environ.get(DIES_AFTER, "-1"))
         self._connector = Connector()
@@ -181,8 +183,9 @@ class Core:
             self._pulled.add(request_id)
 
     async def _decode(self, job: Job) -> None:
-        request, num_cached = job.request, 0
-        if request.token_ids[0] in self._garbage:
+        request = job.request
+        num_cached = len(request.token_ids) - self._engine.num_lacking_tokens(request)
+        if (request.token_ids[0], request.cache_salt) in self._garbage:
             self._die(f"GARBAGE: {job.request_id} found what a failed pull had left in the prefix cache")
             return
         if job.transfer.get("do_remote_prefill"):
@@ -220,7 +223,8 @@ class Core:
             self._step([Output(job.request_id, TokenChunk(()), "error")])
             return
         if self._config.args.enable_prefix_caching is not False:
-            self._garbage.add(job.request.token_ids[0])  # the next step begins before an abort can arrive
+            # The next step begins before an abort can arrive.
+            self._garbage.add((job.request.token_ids[0], job.request.cache_salt))
         await asyncio.sleep(_STEP_S)  # a step of the engine
         self._step([Output(job.request_id, TokenChunk((0, 0, 0)), "length")])
 

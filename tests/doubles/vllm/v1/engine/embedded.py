@@ -54,7 +54,9 @@ def embedded_engine(config: Any) -> EmbeddedEngine:
         max_seq_len=config.model_config.max_model_len,
         max_queue_size=100_000,
         kv_cache_config=KvCacheSettings(
-            tokens_per_block=cache.block_size, max_tokens=cache.num_gpu_blocks * cache.block_size
+            tokens_per_block=cache.block_size,
+            max_tokens=cache.num_gpu_blocks * cache.block_size,
+            enable_block_reuse=cache.enable_prefix_caching,
         ),
         cache_transceiver_config=CacheTransceiverSettings(kv_transfer_timeout_ms=_FOREVER_S * 1000),
     )
