@@ -10,7 +10,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
-from baton.messages import WorkerInfo, WorkerStats
+from baton.messages import Role, WorkerInfo, WorkerStats
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -37,12 +37,8 @@ class Metrics:
         self._first_token = latency(
             "baton_time_to_first_token_seconds", "Time from a request's arrival to its first token.", by_model
         )
-        self._token = Histogram(
-            "baton_inter_token_latency_seconds",
-            "Mean time between tokens of a request, observed once per request.",
-            by_model,
-            registry=registry,
-            buckets=_TOKEN_S,
+        self._token = partial(latency, buckets=_TOKEN_S)(
+            "baton_inter_token_latency_seconds", "A request's mean time between tokens.", by_model
         )
         self.prefill_s = latency(
             "baton_prefill_seconds", "Time from sending a prefill request to its handoff, queueing included."
@@ -52,6 +48,9 @@ class Metrics:
             "Time from a handoff to the first token: decode queue, KV transfer, first step.",
         )
         self._prefills = counter("baton_prefills", "Prompts by where and why there.", ("where", "reason"))
+        self._routes = counter(
+            "baton_prefix_routes", "Choices by prefix, own worker or other.", ("role", "place")
+        )
         self._prompt_tokens = counter("baton_prompt_tokens", "Prompt tokens.", model)
         self._completion_tokens = counter("baton_completion_tokens", "Generated tokens.", model)
         self._history_tokens = counter(
@@ -94,6 +93,10 @@ class Metrics:
     def count_prefill(self, where: Literal["prefill", "decode"], reason: str) -> None:
         """Count an attempt's prompt by the role of the worker that computes it."""
         self._prefills.labels(where, reason).inc()
+
+    def count_route(self, role: Role, place: str) -> None:
+        """Count a choice by prefix, see `frontend.routing.router.Place`."""
+        self._routes.labels(role.value, place).inc()
 
     def count_ignored(self, fields: Iterable[str]) -> None:
         """Count ignored fields by name; after `_MAX_FIELDS` names, or for malformed ones, as `other`."""

@@ -1,5 +1,5 @@
 # Sourced by the gpt-oss launch scripts. Set in the environment to override:
-#   MODEL_PATH SERVED_MODEL_NAME HTTP_HOST HTTP_PORT ROUTER_MODE ENGINE START_TIMEOUT_S PYTHON
+#   MODEL_PATH SERVED_MODEL_NAME HTTP_HOST HTTP_PORT ROUTER_MODE LOCAL_PREFILL_TOKENS ENGINE START_TIMEOUT_S PYTHON
 #   ETCD_ENDPOINTS NATS_SERVER  [servers on ports 2379 and 4222, else a folder and TCP]
 #   SKIP_DOCTOR=1               [skips `python -m baton doctor`, which stops a start that cannot succeed]
 # shellcheck shell=bash
@@ -79,7 +79,9 @@ check_first() { # check_first DOCTOR...: fails if it exits with 2 (errors)
 }
 
 start_frontend() {
-    start frontend "$PYTHON" -m frontend --router-mode "$ROUTER_MODE" --http-port "$HTTP_PORT"
+    local flags=(--router-mode "$ROUTER_MODE" --http-port "$HTTP_PORT")
+    [[ -z ${LOCAL_PREFILL_TOKENS:-} ]] || flags+=(--local-prefill-tokens "$LOCAL_PREFILL_TOKENS")
+    start frontend "$PYTHON" -m frontend "${flags[@]}"
 }
 
 start_workers() { # start_workers MODE NUM_WORKERS GPUS YAML FLAGS...

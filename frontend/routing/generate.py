@@ -38,7 +38,7 @@ class Generator:
         self._metrics = metrics
         self._local_prefill_tokens = local_prefill_tokens
         self._num_running: Counter[str] = Counter()
-        self._pick = make_router(mode, self._num_running)
+        self._pick = make_router(mode, self._num_running, metrics.count_route)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """The answer's chunks. If a worker is lost, another one prefills the prompt and the tokens so far,
@@ -75,6 +75,8 @@ class Generator:
             if decode is not None and (tokens := await self._locally(request, decode, progress, calls)):
                 return tokens
         prefill = self._choose(Role.PREFILL, progress, paired_with=decode)
+        if decode is None and prefill is not None:
+            self._metrics.count_prefill("prefill", "always")
         if prefill is None:
             self._metrics.count_prefill("decode", "no_prefill_worker")
             return await self._decode(request, progress, calls, decode or self._choose(Role.DECODE, progress))

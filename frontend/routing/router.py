@@ -21,14 +21,24 @@ _RAW_OPENING_TOKENS = 256
 _MAX_LOAD = 1.25
 
 
-def make_router(mode: RouterMode, num_running: Mapping[str, int]) -> Pick:
-    """The policy of that name. `num_running` is a live count of this frontend's calls by worker id."""
+Place = Literal["own", "other"]
+"""Whether a conversation got its own worker or, as that one was overloaded, another."""
+
+
+def make_router(
+    mode: RouterMode,
+    num_running: Mapping[str, int],
+    count: Callable[[Role, Place], None] = lambda _role, _place: None,
+) -> Pick:
+    """The policy of that name. `num_running` is a live count of this frontend's calls by worker id; `count`
+    is called with each choice by prefix.
+    """
     if mode == "random":
         return _pick_random
     if mode == "least-loaded":
         return _least_loaded(num_running)
     if mode == "prefix":
-        return _prefix(num_running)
+        return _prefix(num_running, count)
     return _round_robin()
 
 
@@ -57,18 +67,18 @@ def _least_loaded(num_running: Mapping[str, int]) -> Pick:
     return pick
 
 
-def _prefix(num_running: Mapping[str, int]) -> Pick:
+def _prefix(num_running: Mapping[str, int], count: Callable[[Role, Place], None]) -> Pick:
     """Each conversation has its own order of workers (rendezvous hashing over its opening tokens), the same
     in every frontend; the first whose load is bounded gets the request (Mirrokni et al., 2018)."""
 
-    def pick(_role: Role, request: GenerateRequest, workers: Sequence[WorkerInfo]) -> WorkerInfo:
-        if len(workers) == 1:
-            return workers[0]
+    def pick(role: Role, request: GenerateRequest, workers: Sequence[WorkerInfo]) -> WorkerInfo:
         opening = _opening(request)
-        loads = [num_running.get(worker.worker_id, 0) for worker in workers]
-        allowed = math.ceil(_MAX_LOAD * (sum(loads) + 1) / len(workers))
-        open_workers = [w for w, load in zip(workers, loads, strict=True) if load < allowed]
-        return max(open_workers, key=lambda worker: _score(opening, worker))
+        ordered = sorted(workers, key=lambda worker: _score(opening, worker), reverse=True)
+        loads = [num_running.get(worker.worker_id, 0) for worker in ordered]
+        allowed = math.ceil(_MAX_LOAD * (sum(loads) + 1) / len(ordered))
+        chosen = next(i for i, load in enumerate(loads) if load < allowed)
+        count(role, "other" if chosen else "own")
+        return ordered[chosen]
 
     return pick
 

@@ -115,8 +115,11 @@ def test_a_worker_with_more_than_its_share_is_passed_over() -> None:
     own = make_router("prefix", {})(Role.DECODE, conversation(1), WORKERS).worker_id
     for num_running, is_own in ((1, True), (2, True), (3, False), (30, False)):
         running = {name: num_running if name == own else 1 for name in "abc"}
-        picked = make_router("prefix", running)(Role.DECODE, conversation(1), WORKERS).worker_id
+        counted = Counter[tuple[Role, str]]()
+        pick = make_router("prefix", running, lambda role, place: counted.update([(role, place)]))
+        picked = pick(Role.DECODE, conversation(1), WORKERS).worker_id
         assert (picked == own) == is_own
+        assert counted == {(Role.DECODE, "own" if is_own else "other"): 1}
 
 
 def test_raw_prompts_are_told_apart_by_their_beginnings() -> None:
