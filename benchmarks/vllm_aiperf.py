@@ -39,6 +39,7 @@ ENGINE = {
     "max_model_len": 40960,
     "max_cudagraph_capture_size": 64,
 }
+ENGINES: dict[str, dict[str, Any]] = dict.fromkeys(("PREFILL_FLAGS", "DECODE_FLAGS", "FLAGS"), ENGINE)
 # input tokens, output tokens, concurrency, requests
 WORKLOADS = [(1024, 1024, 64, 128), (32_000, 256, 8, 24)]
 WAYS = ("apart", "aggregated", "vllm")
@@ -47,10 +48,12 @@ LOAD_TIMEOUT_S = 400
 
 
 @contextmanager
-def baton(folder: Path, size: str, *arguments: str) -> Iterator[tuple[list[str], str]]:
-    """`launch/gpt_oss_vllm.sh`, ready: its URL and its command."""
+def baton(
+    folder: Path, size: str, *arguments: str, engines: dict[str, dict[str, Any]] = ENGINES
+) -> Iterator[tuple[list[str], str]]:
+    """`launch/gpt_oss_vllm.sh`, ready: its URL and its command. `engines`: arguments by the variable of the
+    role."""
     port = free_port()
-    flags = f"--override-engine-args {json.dumps(ENGINE, separators=(',', ':'))}"
     variables = {
         "MODEL_PATH": str(folder),
         "SERVED_MODEL_NAME": MODEL,
@@ -59,7 +62,7 @@ def baton(folder: Path, size: str, *arguments: str) -> Iterator[tuple[list[str],
         "SKIP_DOCTOR": "1",
         "CUDA_VISIBLE_DEVICES": "0,1",
         "NUM_AGG": "2",
-        **dict.fromkeys(("PREFILL_FLAGS", "DECODE_FLAGS", "FLAGS"), flags),
+        **{role: f"--override-engine-args {_json(engine)}" for role, engine in engines.items()},
     }
     command = ["launch/gpt_oss_vllm.sh", size, *arguments]
     with running(command, variables) as process:
@@ -75,7 +78,7 @@ def baton(folder: Path, size: str, *arguments: str) -> Iterator[tuple[list[str],
 
 
 @contextmanager
-def vllm_serve(folder: Path) -> Iterator[tuple[list[str], str]]:
+def vllm_serve(folder: Path, *, prefix_caching: bool = False) -> Iterator[tuple[list[str], str]]:
     """vLLM's own server on each GPU, ready: their URLs and the command."""
     urls, processes, typed = [], [], []
     with ExitStack() as servers:
@@ -84,7 +87,8 @@ def vllm_serve(folder: Path) -> Iterator[tuple[list[str], str]]:
             urls.append(f"http://127.0.0.1:{port}")
             command = (
                 f"python -m vllm.entrypoints.openai.api_server --model {folder} --served-model-name {MODEL} "
-                f"--port {port} --load-format dummy --no-enable-prefix-caching --max-model-len 40960 "
+                f"--port {port} --load-format dummy --max-model-len 40960 "
+                f"--{'' if prefix_caching else 'no-'}enable-prefix-caching "
                 "--max-cudagraph-capture-size 64 "
                 "--max-num-seqs 256 --max-num-batched-tokens 8192 --gpu-memory-utilization 0.9"
             )
@@ -96,8 +100,12 @@ def vllm_serve(folder: Path) -> Iterator[tuple[list[str], str]]:
             log = servers.enter_context(tempfile.TemporaryFile("w+"))
             processes.append((servers.enter_context(running(command.split(), variables, log)), log))
         for url, (process, log) in zip(urls, processes, strict=True):
-            _wait_for(f"{url}/health", process, log)
+            wait_for(f"{url}/health", process, log)
         yield urls, "; ".join(typed)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _typed(variables: dict[str, str], command: list[str]) -> str:
@@ -129,7 +137,8 @@ def running(
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _wait_for(url: str, process: "subprocess.Popen[str]", log: IO[str]) -> None:
+def wait_for(url: str, process: "subprocess.Popen[str]", log: IO[str]) -> None:
+    """Until the server answers there. Raises RuntimeError with the end of its log."""
     give_up = time.monotonic() + LOAD_TIMEOUT_S
     while process.poll() is None and time.monotonic() < give_up:
         try:
