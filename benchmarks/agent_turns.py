@@ -1,6 +1,6 @@
 """What a turn of a tool-calling conversation costs on two GPUs, in three ways.
 
-`python benchmarks/agent_turns.py [--size 20b] [--ways apart,aggregated,vllm] [--frontends 'FLAGS;FLAGS']` adds
+`python benchmarks/agent_turns.py [--size 20b] [--ways apart,aggregated,vllm] [--frontends FLAGS;FLAGS]` adds
 to benchmarks/results/agent_turns_20b.json: Baton with prefill and decode apart, two aggregated workers, and
 `vllm serve` twice, each conversation at one server. Weights are random, prefix caches on. A conversation has
 a system part that all share, its own beginning, then turns that each add tokens to the last prompt.

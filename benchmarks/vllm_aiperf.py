@@ -32,12 +32,10 @@ from tools.fetch_vocab import vocabulary_folder
 
 ROOT = Path(__file__).parents[1]
 MODEL = "openai/gpt-oss"
-# Only as many CUDA graphs as the workloads use, to load faster.
 ENGINE = {
     "load_format": "dummy",
     "enable_prefix_caching": False,
     "max_model_len": 40960,
-    "max_cudagraph_capture_size": 64,
 }
 ENGINES: dict[str, dict[str, Any]] = dict.fromkeys(("PREFILL_FLAGS", "DECODE_FLAGS", "FLAGS"), ENGINE)
 # input tokens, output tokens, concurrency, requests
@@ -89,7 +87,6 @@ def vllm_serve(folder: Path, *, prefix_caching: bool = False) -> Iterator[tuple[
                 f"python -m vllm.entrypoints.openai.api_server --model {folder} --served-model-name {MODEL} "
                 f"--port {port} --load-format dummy --max-model-len 40960 "
                 f"--{'' if prefix_caching else 'no-'}enable-prefix-caching "
-                "--max-cudagraph-capture-size 64 "
                 "--max-num-seqs 256 --max-num-batched-tokens 8192 --gpu-memory-utilization 0.9"
             )
             variables = {

@@ -217,20 +217,34 @@ def test_a_worker_that_hands_nothing_over_says_so(checkpoint: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_priority_reaches_vllm_which_schedules_by_it(
+def test_a_priority_reaches_vllm_and_among_equals_short_prompts_overtake_long_ones(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[int, str]] = []
+    places: list[int] = []
     generate = AsyncLLM.generate
 
     def spying(llm: AsyncLLM, *args: Any, priority: int = 0, **options: Any) -> Any:
-        seen.append((priority, llm.vllm_config.scheduler_config.policy))
+        assert llm.vllm_config.scheduler_config.policy == "priority"
+        places.append(priority)
         return generate(llm, *args, priority=priority, **options)
 
     async def main() -> None:
         async with started(checkpoint, "decode") as engine:
             monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.generate", spying)
-            await tokens(engine.decode(msgspec.structs.replace(ask(), priority=-3)))
+            sooner, later = (msgspec.structs.replace(ask(), priority=p) for p in (-3, 1))
+            for request in (later, ask(400), ask(40), sooner, ask(400)):
+                await tokens(engine.decode(request))
 
     asyncio.run(main())
-    assert seen == [(-3, "priority")]
+    later, long, short, sooner, known = places
+    assert (min(places), max(places)) == (sooner, later)
+    assert 0 < short - long + 180 < scaled(10_000)  # 0.18 s for 360 tokens less, and the time between
+    assert 0 < known - long + 192 < scaled(10_000)  # its first 384 tokens were cached
+
+
+def test_without_vllms_priorities_only_those_of_clients_are_passed_on(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint, "agg", scheduling_policy="fcfs") as engine:
+            assert len(await tokens(engine.decode(ask()))) == 12
+
+    asyncio.run(main())

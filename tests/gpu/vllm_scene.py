@@ -30,7 +30,7 @@ PATIENCE_S = 240.0
 _TEST_ONLY = {
     "load_format": "dummy",
     "max_model_len": 40960,
-    "max_cudagraph_capture_size": 64,
+    "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64],
     "jit_monitor_verbose": True,
 }
 

@@ -44,14 +44,16 @@ class Calls:
         self._num_failed_pulls = 0
 
     @asynccontextmanager
-    async def opened(self, request: GenerateRequest, sampling: Any) -> AsyncGenerator[Call, None]:
-        """Submit the request; on exit it is over, aborted if necessary."""
+    async def opened(self, request: GenerateRequest, sampling: Any, place: int) -> AsyncGenerator[Call, None]:
+        """Submit the request at that place of vLLM's queue, lowest first; on exit it is over, aborted if
+        necessary.
+        """
         self._num_opened += 1
         request_id = f"{request.request_id}-{self._num_opened}"
         prompt: dict[str, Any] = {"prompt_token_ids": request.token_ids}
         if salt := self.salt(request):
             prompt["cache_salt"] = salt
-        results = self.open.llm.generate(prompt, sampling, request_id, priority=request.priority)
+        results = self.open.llm.generate(prompt, sampling, request_id, priority=place)
         call = Call(
             request_id, salt, request, asyncio.get_running_loop().time() + request.deadline_s, results
         )

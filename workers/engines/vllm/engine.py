@@ -33,6 +33,8 @@ MAX_QUEUE_SIZE = 256
 _RETRY_AFTER_S = 1.0
 _WARM_UP_S = 600.0
 _HELD_BLOCK = 64  # tokens
+_OVERTAKEN_TOKENS_PER_S = 2000.0
+_PRIORITY_MS = 10**12  # more than any time
 
 
 class VllmEngine:
@@ -66,6 +68,7 @@ class VllmEngine:
         self._lease_s = float((loaded.values.get(LEASE) or {}).get("kv_lease_duration", 0))
         self._context_length = 0
         self._max_open = 0
+        self._has_priorities = False
         self._held = HeldPrefixes(_HELD_BLOCK, 0)
         self._calls = Calls(lib)
         self._handoffs = Handoffs("vLLM", lib.version, worker_id=worker_id, incarnation=incarnation)
@@ -82,6 +85,7 @@ class VllmEngine:
         config = llm.vllm_config
         self._context_length = config.model_config.max_model_len
         self._max_open = config.scheduler_config.max_num_seqs + self._max_queue_size
+        self._has_priorities = config.scheduler_config.policy == "priority"
         self._figures.num_blocks = config.cache_config.num_gpu_blocks or 0
         await self._warm_up(llm)
         if config.cache_config.enable_prefix_caching:
@@ -107,10 +111,11 @@ class VllmEngine:
                     yield chunk
             return
         sampling = sampling_params(request, self._lib, self._facts, max_tokens=1, transfer=dict(KEEP))
-        async with self._calls.opened(request, sampling) as call:
+        async with self._calls.opened(request, sampling, self._place(request)) as call:
             try:
                 result = await self._calls.step(call)
                 self._count_prompt(request, result)
+                self._held.hold(request.token_ids, call.cache_salt)
                 chunk = Chunker(request).chunk(result)
                 self._figures.pinned[call.request_id] = num_blocks(result.kv_transfer_params or {})
                 if chunk.finish_reason == "stop":
@@ -162,7 +167,7 @@ class VllmEngine:
         sampling = sampling_params(request, self._lib, self._facts, max_tokens=max_tokens, transfer=transfer)
         chunker = Chunker(request, num_cached)
         token_ids = request.token_ids.copy()
-        async with self._calls.opened(request, sampling) as call:
+        async with self._calls.opened(request, sampling, self._place(request)) as call:
             result = await self._calls.step(call)
             self._count_prompt(request, result)
             self._held.hold(token_ids, call.cache_salt)
@@ -177,6 +182,16 @@ class VllmEngine:
                 if chunk.finish_reason:
                     return
                 chunk = chunker.chunk(await self._calls.step(call))
+
+    def _place(self, request: GenerateRequest) -> int:
+        """vLLM's priority, lower is sooner. Among equals, each waits as if it had come later, by what it has to
+        compute: a short turn overtakes long prompts, which never wait longer than that for later ones.
+        """
+        if not self._has_priorities:
+            return request.priority
+        num_tokens = self.num_lacking_tokens(request) if request.handoff is None else 0
+        due_s = asyncio.get_running_loop().time() + num_tokens / _OVERTAKEN_TOKENS_PER_S
+        return request.priority * _PRIORITY_MS + round(due_s * 1000)
 
     def _count_prompt(self, request: GenerateRequest, result: Result) -> None:
         if request.handoff is None:
