@@ -9,11 +9,13 @@ import itertools
 import json
 import os
 import random
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,6 +88,16 @@ def _prompts(concurrency: int) -> list[list[int]]:
 
 def _round(scene: Scene, concurrency: int, at_a_time: int | None = None) -> list[Answer]:
     return ask_all(scene.stack, _prompts(concurrency), at_a_time or concurrency)
+
+
+def _computed_anew(
+    scene: Scene, asked: list[list[int]], concurrencies: tuple[int, int], **options: Any
+) -> list[list[Answer]]:
+    """Two rounds of answers whose prompts are not found in any cache."""
+    return [
+        ask_all(scene.stack, asked, concurrency, cache_salt=secrets.token_hex(4), **options)
+        for concurrency in concurrencies
+    ]
 
 
 @pytest.mark.parametrize("concurrency", ROUNDS)
@@ -163,8 +175,8 @@ def test_the_decode_worker_alone_gives_the_same_answers(scene: Scene) -> None:
     """
     for concurrency in ROUNDS:
         handed = scene.answers[f"handed over, {concurrency} at a time"]
-        alone = scene.answers[f"alone, {concurrency} at a time"] = _round(scene, concurrency)
-        control = _round(scene, concurrency, CONTROL[concurrency])
+        alone, control = _computed_anew(scene, _prompts(concurrency), (concurrency, CONTROL[concurrency]))
+        scene.answers[f"alone, {concurrency} at a time"] = alone
         scene.figures[f"equal_answers_{concurrency}_at_a_time"] = {
             "prompts": len(handed), "handed_over_vs_aggregated": _same(handed, alone),
             f"aggregated_vs_aggregated_{CONTROL[concurrency]}_at_a_time": _same(control, alone),
@@ -186,7 +198,7 @@ def test_answers_depend_on_the_far_half_of_their_prompts(scene: Scene) -> None:
 
 
 def test_the_next_turn_was_answered_right(scene: Scene) -> None:
-    alone, control = (ask_all(scene.stack, scene.asked_next, concurrency) for concurrency in (16, 4))
+    alone, control = _computed_anew(scene, scene.asked_next, (16, 4))
     scene.figures["next_turn"] |= {
         "handed_over_vs_aggregated": _same(scene.answers["next turn"], alone),
         "aggregated_vs_aggregated_4_at_a_time": _same(control, alone),
@@ -196,7 +208,7 @@ def test_the_next_turn_was_answered_right(scene: Scene) -> None:
 
 def test_answers_were_right_while_the_prefill_worker_died(scene: Scene) -> None:
     asked = prompts(64, 8_000, seed=5)
-    alone, control = (ask_all(scene.stack, asked, concurrency, max_tokens=300) for concurrency in (32, 16))
+    alone, control = _computed_anew(scene, asked, (32, 16), max_tokens=300)
     answered = [answer.error is None for answer in scene.answers["prefill killed"]]
     killed, control, alone = (
         list(itertools.compress(answers, answered))
@@ -207,6 +219,24 @@ def test_answers_were_right_while_the_prefill_worker_died(scene: Scene) -> None:
         "calm_vs_calm": _same(control, alone),
     }
     _check_as_good_as(killed, control, alone)
+
+
+def test_what_failed_pulls_left_is_not_found(scene: Scene) -> None:
+    """The next turns of the prompts that were on their way when the prefill worker died."""
+    asked = [
+        begin + more
+        for begin, more in zip(prompts(64, 8_000, seed=5), prompts(64, 200, seed=10), strict=True)
+    ]
+    found = ask_all(scene.stack, asked, 32)
+    alone, control = _computed_anew(scene, asked, (32, 16))
+    num_cached = sum(answer.num_cached_tokens for answer in found)
+    scene.figures["prefill_killed"] |= {
+        "next_turn_cached_tokens": num_cached,
+        "next_turn_vs_calm": _same(found, alone),
+        "next_turn_calm_vs_calm": _same(control, alone),
+    }
+    assert num_cached > 0
+    _check_as_good_as(found, control, alone)
 
 
 def test_a_seeded_answer_is_the_same_without_a_handoff(scene: Scene) -> None:

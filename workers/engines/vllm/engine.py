@@ -184,8 +184,8 @@ class VllmEngine:
                 chunk = chunker.chunk(await self._calls.step(call))
 
     def _place(self, request: GenerateRequest) -> int:
-        """vLLM's priority, lower is sooner. Among equals, each waits as if it had come later, by what it has to
-        compute: a short turn overtakes long prompts, which never wait longer than that for later ones.
+        """vLLM's priority, lower is sooner. Among equals, each waits as if it had come later, by what it has
+        to compute: a short turn overtakes long prompts, which never wait longer than that for later ones.
         """
         if not self._has_priorities:
             return request.priority
