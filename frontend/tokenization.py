@@ -1,7 +1,9 @@
 """`POST /tokenize` and `/detokenize`, and `GET /tokenizer_info`, in vLLM's shapes."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
@@ -9,7 +11,7 @@ import msgspec
 from baton.errors import InvalidRequest
 from frontend.chat.body import Message, ToolDefinition
 from frontend.chat.request import tools, turns
-from frontend.harmony.conversation import Conversation
+from frontend.harmony.conversation import Conversation, Turn
 from frontend.harmony.render import render
 from frontend.http.body import decode
 from frontend.http.exchange import Exchange, ignored_header
@@ -74,11 +76,10 @@ async def tokenize(exchange: Exchange, services: Services, tally: Tally) -> None
     """`POST /tokenize`."""
     body, ignored = decode(await exchange.read_body(services.max_body_bytes), TokenizeBody)
     services.metrics.count_ignored(ignored)
-    if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequest("Send either `prompt` or `messages`.", param="prompt")
+    prompt = _prompt(body, partial(services.thoughts.completed, exchange.owner))
     served = _served(body.model, services)
     tally.model = served.name
-    tokens = await asyncio.to_thread(_encoded, body, served)
+    tokens = await asyncio.to_thread(_encoded, prompt, served, body.add_generation_prompt)
     answer = TokenizeAnswer(count=len(tokens), max_model_len=served.context_length, tokens=tokens)
     if body.return_token_strs:
         answer.token_strs = [text_of([token_id], served.tokenizer) for token_id in tokens]
@@ -116,19 +117,32 @@ def _served(model: str | None, services: Services) -> ServedModel:
     return services.fleet.served(names[0] if model is None else model)
 
 
-def _encoded(body: TokenizeBody, served: ServedModel) -> list[int]:
-    if body.prompt is not None:
-        return served.tokenizer.encode_text(body.prompt, allow_special=True)
-    assert body.messages is not None, "`tokenize` checks that one of them is given"
-    args = (body.chat_template_args, body.chat_template_kwargs)
-    talk = Conversation(
-        turns=tuple(turns(body.messages)),
-        tools=tools(body.tools or ()),
-        reasoning_effort=NEAREST_EFFORT[effort_of(body.reasoning_effort, *args)],
-        current_date=datetime.now(UTC).date().isoformat(),
-        model_identity=identity_of(*args),
-    )
-    segments = render(talk)
-    if body.add_generation_prompt is False:
+def _prompt(
+    body: TokenizeBody, completed: Callable[[Sequence[Turn]], tuple[Turn, ...]]
+) -> str | Conversation:
+    """The text, or the conversation with its turns `completed` as for a chat completion."""
+    match body.prompt, body.messages:
+        case str() as text, None:
+            return text
+        case None, list() as messages:
+            args = (body.chat_template_args, body.chat_template_kwargs)
+            return Conversation(
+                turns=completed(tuple(turns(messages))),
+                tools=tools(body.tools or ()),
+                reasoning_effort=NEAREST_EFFORT[effort_of(body.reasoning_effort, *args)],
+                current_date=datetime.now(UTC).date().isoformat(),
+                model_identity=identity_of(*args),
+            )
+        case _:
+            raise InvalidRequest("Send either `prompt` or `messages`.", param="prompt")
+
+
+def _encoded(
+    prompt: str | Conversation, served: ServedModel, add_generation_prompt: bool | None
+) -> list[int]:
+    if isinstance(prompt, str):
+        return served.tokenizer.encode_text(prompt, allow_special=True)
+    segments = render(prompt)
+    if add_generation_prompt is False:
         segments = segments[:-2]  # `<|start|>assistant`
     return served.tokenizer.encode_segments(segments)

@@ -55,7 +55,7 @@ class MessagesRoutes:
         services.check_tools(reading.left_out)
         served = services.fleet.served(body.model)
         tally.model = served.name
-        (token_ids,), _ = await encode(request, served)
+        (token_ids,), _ = await encode(request, exchange.owner, served, services.thoughts)
         ignored = (*unknown, *sorted(reading.left_out))
         services.metrics.count_ignored(ignored)
         await exchange.answer(200, TokenCount(input_tokens=len(token_ids)), ignored_header(ignored))

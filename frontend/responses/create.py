@@ -68,7 +68,7 @@ async def count_input_tokens(
     """(the model, the number of prompt tokens). Raises as `prepare_response` does."""
     asked = await _asked(raw, owner, services, state, seal)
     served = services.fleet.served(asked.body.model)
-    (token_ids,), _ = await encode(asked.request, served)
+    (token_ids,), _ = await encode(asked.request, owner, served, services.thoughts)
     return served.name, len(token_ids)
 
 

@@ -35,12 +35,9 @@ async def prepare(
     if isinstance(prompt, RawPrompts):
         form = raw_guided(demanded_form(request.sampling, None))
     else:
-        turns = thoughts.completed(asker.owner, prompt.turns)
-        prompt = msgspec.structs.replace(prompt, turns=turns)
-        request = msgspec.structs.replace(request, prompt=prompt)
         answer = demanded_form(request.sampling, prompt.answer_format)
         form = guided(prompt.tools, request.call_choice, answer)
-    prompts, history = await encode(request, served)
+    prompts, history = await encode(request, asker.owner, served, thoughts)
     sampling = with_form(sampling_of(request, served, num_prompt_tokens=max(map(len, prompts))), form)
     requests = _token_requests(request, asker, served.name, prompts, sampling)
 
@@ -57,9 +54,15 @@ async def prepare(
     return choices
 
 
-async def encode(request: TurnRequest, served: ServedModel) -> tuple[list[list[int]], dict[str, int]]:
+async def encode(
+    request: TurnRequest, owner: str, served: ServedModel, thoughts: Thoughts
+) -> tuple[list[list[int]], dict[str, int]]:
     """Token ids of each prompt, and those of earlier answers by source, see `frontend.turn.written.encoded`.
     Raises InvalidRequest if it cannot be rendered."""
+    prompt = request.prompt
+    if isinstance(prompt, Conversation):
+        turns = thoughts.completed(owner, prompt.turns)
+        request = msgspec.structs.replace(request, prompt=msgspec.structs.replace(prompt, turns=turns))
     if request.num_bytes > LONG_BYTES:
         return await asyncio.to_thread(_encoded, request, served)
     return _encoded(request, served)
