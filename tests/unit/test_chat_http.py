@@ -230,7 +230,7 @@ def test_sampling_fields_reach_the_worker() -> None:
         "temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1,
         "frequency_penalty": 1, "presence_penalty": -1,
         "repetition_penalty": 1.1, "logit_bias": {"7": -100}, "min_tokens": 3, "max_tokens": 99, "seed": -1,
-        "priority": -7,
+        "priority": -7, "cache_salt": "alice",
         "nvext": {"ignore_eos": True, "top_k": 4}, "stop_token_ids": [65], "logprobs": True,
     }  # fmt: skip
     asyncio.run(client.chat(**fields))
@@ -242,7 +242,8 @@ def test_sampling_fields_reach_the_worker() -> None:
         1.1,
     )
     assert (sampling.min_tokens, sampling.max_tokens, sampling.ignore_eos) == (3, 99, True)
-    assert client.tokens.requests[0].priority == -7
+    request = client.tokens.requests[0]
+    assert (request.priority, request.cache_salt) == (-7, "alice")
     assert sampling.logit_bias == {7: -100}
     assert sampling.stop_token_ids == (*TOKENIZER.stop_token_ids, 65)
     assert sampling.logprobs == 0

@@ -63,7 +63,8 @@ class Collector:
 
 
 class AsyncLLM:
-    """One engine. Its core has its own thread; outputs arrive in the loop that created this."""
+    """One engine. Its core has its own thread; outputs arrive in the loop that created this. `salts` are the
+    requests' cache salts, None without one."""
 
     def __init__(self, vllm_config: Any, stat_loggers: Iterable[Callable[[Any, int], Any]] | None) -> None:
         self.vllm_config = vllm_config
@@ -71,6 +72,7 @@ class AsyncLLM:
         self._loggers = [make(vllm_config, 0) for make in stat_loggers or ()]
         self._loop = asyncio.get_running_loop()
         self._is_dead = False
+        self.salts: list[str | None] = []
         self._core: Core | None = Core(
             vllm_config,
             lambda *step: self._from_core(self._take, *step),
@@ -110,6 +112,7 @@ class AsyncLLM:
         assert self._core is not None
         token_ids = prompt["prompt_token_ids"]
         self._check(token_ids, sampling_params)
+        self.salts.append(prompt.get("cache_salt"))
         if priority and self.vllm_config.scheduler_config.policy != "priority":
             raise ValueError(f"priority {priority}, but the scheduling policy is fcfs")
         own_id = f"{request_id}-{secrets.token_hex(4)}"

@@ -1,0 +1,60 @@
+"""A request's cache salt reaches the engine library, on both sides of a handoff."""
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests import trtllm_engine, vllm_engine
+from tests.engine_calls import next_handoff, tokens
+from tests.tiny_gpt_oss import write_checkpoint
+from workers.engines.trtllm.engine import TrtllmEngine
+from workers.engines.vllm.engine import VllmEngine
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+async def salts(
+    prefill: TrtllmEngine | VllmEngine, decode: TrtllmEngine | VllmEngine, salt: str
+) -> list[Any]:
+    """The salts that the library got for a prefill, a decode with its handoff, and one without."""
+    got: list[Any] = []
+    library(prefill).salts = library(decode).salts = got  # after the warm-up requests
+    asked = replace(vllm_engine.ask(), cache_salt=salt)
+    async with aclosing(prefill.prefill(asked)) as replies:
+        handoff = await next_handoff(replies)
+        assert await tokens(decode.decode(replace(asked, handoff=handoff)))
+    assert await tokens(decode.decode(asked))
+    return got
+
+
+def library(engine: TrtllmEngine | VllmEngine) -> Any:
+    calls = engine._calls if isinstance(engine, VllmEngine) else engine._requests  # noqa: SLF001  only tests need it
+    return calls.open.llm
+
+
+@pytest.mark.parametrize(("salt", "sent"), [("alice", "alice"), ("", None)])
+def test_vllm_gets_the_salt_with_every_prompt(checkpoint: Path, salt: str, sent: str | None) -> None:
+    async def main() -> list[Any]:
+        started = vllm_engine.started
+        async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
+            return await salts(prefill, decode, salt)
+
+    assert asyncio.run(main()) == [sent] * 3
+
+
+@pytest.mark.parametrize(("salt", "sent"), [("alice", "alice"), ("", "baton")])
+def test_tensorrt_llm_gets_the_salt_with_every_prompt(checkpoint: Path, salt: str, sent: str) -> None:
+    """Without one, the salt is Baton's own, which keeps prompts apart from attention DP's dummy requests."""
+
+    async def main() -> list[Any]:
+        async with trtllm_engine.started(checkpoint) as engine:
+            return await salts(engine, engine, salt)
+
+    assert asyncio.run(main()) == [sent] * 3
