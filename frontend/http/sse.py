@@ -4,7 +4,6 @@ import asyncio
 
 import msgspec
 
-DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 CONTENT_TYPE = b"text/event-stream; charset=utf-8"
 HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
