@@ -83,15 +83,20 @@ class App:
 
 
 class ByMethod:
-    """ASGI app of one path. The framework passes only these methods, and HEAD if GET is among them."""
+    """ASGI app of one path, for all methods: otherwise `GET /v1/responses/input_tokens` would be that of a
+    response with this id."""
 
     def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
-        self._endpoints = endpoints
+        self._endpoints = dict(endpoints)
+        if "GET" in endpoints:
+            self._endpoints["HEAD"] = endpoints["GET"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        await self._endpoints[method](scope, receive, send)
+        endpoint = self._endpoints.get(scope["method"])
+        if endpoint is None:
+            raise HTTPException(405, headers={"allow": ", ".join(self._endpoints)})
+        await endpoint(scope, receive, send)
 
 
 def create_app(services: Services, state: ServerState) -> App:
@@ -112,7 +117,7 @@ def _framework(services: Services, endpoints: Mapping[tuple[str, str], Endpoint]
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, redirect_slashes=False)
     for path in dict.fromkeys(path for _, path in endpoints):  # all paths, so that a wrong method is a 405
         methods = {method: endpoint for (method, p), endpoint in endpoints.items() if p == path}
-        app.router.routes.append(Route(path, ByMethod(methods), methods=list(methods)))
+        app.router.routes.append(Route(path, ByMethod(methods)))
     _add_reading_routes(app, services)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(BatonError, _baton_error)

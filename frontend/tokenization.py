@@ -1,7 +1,9 @@
 """`POST /tokenize` and `/detokenize`, and `GET /tokenizer_info`, in vLLM's shapes."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
@@ -74,15 +76,9 @@ async def tokenize(exchange: Exchange, services: Services, tally: Tally) -> None
     """`POST /tokenize`."""
     body, ignored = decode(await exchange.read_body(services.max_body_bytes), TokenizeBody)
     services.metrics.count_ignored(ignored)
-    if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequest("Send either `prompt` or `messages`.", param="prompt")
+    prompt = _prompt(body, partial(services.thoughts.completed, exchange.owner))
     served = _served(body.model, services)
     tally.model = served.name
-    prompt: str | Conversation | None = body.prompt
-    if body.messages is not None:
-        history = services.thoughts.completed(exchange.owner, tuple(turns(body.messages)))
-        prompt = _conversation(body, history)
-    assert prompt is not None, "one of them is given"
     tokens = await asyncio.to_thread(_encoded, prompt, served, body.add_generation_prompt)
     answer = TokenizeAnswer(count=len(tokens), max_model_len=served.context_length, tokens=tokens)
     if body.return_token_strs:
@@ -121,15 +117,24 @@ def _served(model: str | None, services: Services) -> ServedModel:
     return services.fleet.served(names[0] if model is None else model)
 
 
-def _conversation(body: TokenizeBody, history: tuple[Turn, ...]) -> Conversation:
-    args = (body.chat_template_args, body.chat_template_kwargs)
-    return Conversation(
-        turns=history,
-        tools=tools(body.tools or ()),
-        reasoning_effort=NEAREST_EFFORT[effort_of(body.reasoning_effort, *args)],
-        current_date=datetime.now(UTC).date().isoformat(),
-        model_identity=identity_of(*args),
-    )
+def _prompt(
+    body: TokenizeBody, completed: Callable[[Sequence[Turn]], tuple[Turn, ...]]
+) -> str | Conversation:
+    """The text, or the conversation with its turns `completed` as for a chat completion."""
+    match body.prompt, body.messages:
+        case str() as text, None:
+            return text
+        case None, list() as messages:
+            args = (body.chat_template_args, body.chat_template_kwargs)
+            return Conversation(
+                turns=completed(tuple(turns(messages))),
+                tools=tools(body.tools or ()),
+                reasoning_effort=NEAREST_EFFORT[effort_of(body.reasoning_effort, *args)],
+                current_date=datetime.now(UTC).date().isoformat(),
+                model_identity=identity_of(*args),
+            )
+        case _:
+            raise InvalidRequest("Send either `prompt` or `messages`.", param="prompt")
 
 
 def _encoded(

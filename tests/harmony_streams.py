@@ -13,12 +13,12 @@ from frontend.chat.message import MessageWriter
 from frontend.chat.objects import ToolCallBody
 from frontend.harmony.deltas import Delta, MessageEnd, ReasoningDelta, TextDelta, ToolCallStart
 from frontend.harmony.parse import HarmonyParser
-from frontend.harmony.repairs import REPAIRS
 from frontend.text.specials import SpecialToken
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.text.vocabulary import Vocabulary
 from frontend.turn.choice import Choice
 from frontend.turn.chunks import Envelope
+from tests.repairs import REPAIRS
 
 TOOLS = frozenset({"get_weather", "bash", "search"})
 HEADER_WORDS = (

@@ -50,6 +50,7 @@ class MessageWriter:
         self._choice = choice
         self._tokenizer = tokenizer
         self._is_streamed = envelope is not None
+        self._is_plain = self._is_streamed and choice.received.logprobs is None
         self._gives_reasoning = gives_reasoning
         self._texts: dict[type, list[str]] = {ReasoningDelta: [], TextDelta: []}
         self._logprobs: list[ContentLogprob] = []
@@ -70,9 +71,15 @@ class MessageWriter:
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
         """The chunks of these deltas."""
-        if len(deltas) == 1:  # the hot path
-            return self._delta(deltas[0])
-        return b"".join([self._delta(delta) for delta in deltas])
+        if len(deltas) != 1:
+            return b"".join([self._delta(delta) for delta in deltas])
+        delta = deltas[0]
+        if self._is_plain and self._open is type(delta):  # the hot path
+            if type(delta) is TextDelta:
+                return b"".join((self._text_head, _encode(delta.text), self._plain_tail))
+            if type(delta) is ReasoningDelta:
+                return self._reasoning_chunk(_encode(delta.text))
+        return self._delta(delta)
 
     def end(self) -> bytes:
         """The last chunk of the choice."""
@@ -81,7 +88,7 @@ class MessageWriter:
         return last if self._is_streamed else b""
 
     def body(self) -> ChatChoiceBody:
-        """The choice so far; `content` is null if there are calls and no visible text."""
+        """The choice so far, unless streamed; `content` is null if there are calls and no visible text."""
         for call, arguments in zip(self._calls, self._arguments, strict=True):
             if isinstance(call, CustomCallBody):
                 call.custom.input = "".join(arguments)
@@ -130,10 +137,12 @@ class MessageWriter:
         return self._text_head + _encode(text) + rest if self._is_streamed else b""
 
     def _reasoning(self, delta: ReasoningDelta) -> bytes:
-        """More reasoning text, under both field names that clients read."""
         data = _encode(self._added(delta))
-        chunk = (self._reasoning_head, data, b',"reasoning_content":', data, self._plain_tail)
-        return b"".join(chunk) if self._is_streamed else b""
+        return self._reasoning_chunk(data) if self._is_streamed else b""
+
+    def _reasoning_chunk(self, data: bytes) -> bytes:
+        """More reasoning text, under both field names that clients read."""
+        return b"".join((self._reasoning_head, data, b',"reasoning_content":', data, self._plain_tail))
 
     def _added(self, delta: TextDelta | ReasoningDelta) -> str:
         """The delta's text, after a paragraph break if it starts another message of its kind."""

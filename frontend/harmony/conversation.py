@@ -8,6 +8,8 @@ import msgspec
 from baton.messages import Syntax
 
 FUNCTIONS = "functions"
+# Tools that gpt-oss was trained with and may call although they are not offered.
+BUILTIN_TOOLS = ("browser", "python")
 ReasoningEffort = Literal["low", "medium", "high"]
 MODEL_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 
@@ -15,6 +17,11 @@ MODEL_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 def called_name(namespace: str, name: str) -> str:
     """The tool name in the parser's deltas."""
     return name if namespace == FUNCTIONS else f"{namespace}.{name}"
+
+
+def is_builtin(name: str) -> bool:
+    """Whether a call's name belongs to a built-in tool: `browser.search`, `python`."""
+    return name.partition(".")[0] in BUILTIN_TOOLS
 
 
 class TextGrammar(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,10 +136,7 @@ class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """The complete input of the prompt. `current_date` is `YYYY-MM-DD`, or None to omit it.
-
-    `builtin_tools` may contain `browser` and `python`.
-    """
+    """The complete input of the prompt. `current_date` is `YYYY-MM-DD`, or None to omit it."""
 
     turns: tuple[Turn, ...]
     tools: tuple[Tool, ...] = ()
@@ -142,4 +146,3 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     model_identity: str = MODEL_IDENTITY
     knowledge_cutoff: str = "2024-06"
     answer_format: AnswerFormat | None = None
-    builtin_tools: tuple[str, ...] = ()

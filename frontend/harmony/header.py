@@ -1,7 +1,7 @@
 """Interprets message headers, and repairs malformed ones.
 
 A header contains role, channel, recipient and content type, in any order. In about one of 25 turns, gpt-oss
-writes a malformed one, in known ways; each has a rule here and a name in `REPAIRS`.
+writes a malformed one, in known ways; each has a rule here and a name.
 """
 
 import msgspec

@@ -6,7 +6,7 @@ import unicodedata
 
 import msgspec
 
-from frontend.harmony.builtin_tools import BUILTIN_TOOLS, is_builtin
+from frontend.harmony.conversation import is_builtin
 
 ROLES = ("assistant", "user", "system", "developer", "tool")
 CHANNELS = ("analysis", "commentary", "final")
@@ -87,7 +87,7 @@ def names_tool(word: str, offered: frozenset[str]) -> bool:
 
 
 def _looks_like_tool(author: str) -> bool:
-    return is_builtin(author, BUILTIN_TOOLS) or all(author.partition("."))
+    return is_builtin(author) or all(author.partition("."))
 
 
 def channel_of(parts: list[Part]) -> str | None:

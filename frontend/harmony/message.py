@@ -32,6 +32,11 @@ class OpenMessage:
         self._first_unsaid = position
         self._last_read = position  # position after the last token that had any bytes
         self._decoder = IncrementalDecoder()
+        # Python 3.11 takes long to look up an enum's members.
+        self._is_text = kind in {Kind.TEXT, Kind.PREAMBLE}
+        self._is_preamble = kind is Kind.PREAMBLE
+        self._is_reasoning = kind is Kind.REASONING
+        self._is_dropped = kind is Kind.DROPPED
 
     def read(self, pieces: Sequence[bytes], position: int) -> Delta | None:
         """The delta for tokens with these bytes, the first of which is at `position`."""
@@ -49,12 +54,12 @@ class OpenMessage:
         return self._delta(self._decoder.flush())
 
     def _delta(self, text: str) -> Delta | None:
-        if not text or self.kind is Kind.DROPPED:
+        if not text or self._is_dropped:
             return None
         self.has_spoken = True
         start, self._first_unsaid = self._first_unsaid, self._last_read
-        if self.kind is Kind.REASONING:
+        if self._is_text:
+            return TextDelta(text, start, self._last_read, self._is_preamble)
+        if self._is_reasoning:
             return ReasoningDelta(text, start, self._last_read)
-        if self.kind is Kind.CALL:
-            return ToolCallArguments(self._call_index, text)
-        return TextDelta(text, start, self._last_read, self.kind is Kind.PREAMBLE)
+        return ToolCallArguments(self._call_index, text)

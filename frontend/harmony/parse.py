@@ -51,7 +51,7 @@ class HarmonyParser:
     A recipient makes a message a tool call on any channel. Calls of built-in tools that were not offered
     (`browser.*`, `python`) become reasoning, as does every call without `may_call`. Text without a channel is
     visible, except without `<|message|>` and before another message; then it is reasoning. `repairs` counts
-    repairs by the kinds in `REPAIRS`.
+    repairs by kind.
     """
 
     def __init__(

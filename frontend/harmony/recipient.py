@@ -3,7 +3,7 @@
 import re
 import string
 
-from frontend.harmony.builtin_tools import BUILTIN_TOOLS, is_builtin
+from frontend.harmony.conversation import is_builtin
 from frontend.harmony.header_parts import CHANNELS, CONTENT_TYPES, ROLES, Part, is_noise, names_tool
 
 _NAMELESS = frozenset({"", "functions", "functions."})
@@ -50,8 +50,8 @@ def call_name(recipient: str, offered: frozenset[str], repairs: list[str]) -> st
 
     An unknown name is returned unchanged, unless it is an offered name with header words attached.
     """
-    if is_builtin(recipient, BUILTIN_TOOLS):
-        return recipient if recipient in offered or is_builtin(recipient, offered) else None
+    if is_builtin(recipient):
+        return recipient if {recipient, recipient.partition(".")[0]} & offered else None
     name = recipient.removeprefix("functions.")
     is_of_namespace = recipient in offered and "." in recipient
     if name == recipient and not is_of_namespace:

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Sequence
 
 from baton.errors import InvalidRequest
-from frontend.harmony.builtin_tools import BUILTIN_TOOLS, builtin_tools_section, is_builtin
 from frontend.harmony.conversation import (
     FUNCTIONS,
     AnswerFormat,
@@ -18,6 +17,7 @@ from frontend.harmony.conversation import (
     Turn,
     UserTurn,
     WrittenMessage,
+    is_builtin,
 )
 from frontend.harmony.typescript import compact_json, type_of
 from frontend.text.specials import Segment, SpecialToken
@@ -49,11 +49,11 @@ def render(conversation: Conversation) -> list[Segment]:
     developer = _developer_text(conversation, "\n\n".join(text for text in leading if text))
     if developer:
         segments += _message("developer", developer)
-    segments += _history(turns[num_leading:], conversation.builtin_tools)
+    segments += _history(turns[num_leading:])
     return [*segments, SpecialToken.START, "assistant"]
 
 
-def _history(turns: tuple[Turn, ...], builtin_tools: tuple[str, ...]) -> Iterator[Segment]:
+def _history(turns: tuple[Turn, ...]) -> Iterator[Segment]:
     last_final = max((i for i, turn in enumerate(turns) if _is_final(turn)), default=-1)
     called: dict[str, str] = {}
     for i, turn in enumerate(turns):
@@ -63,7 +63,7 @@ def _history(turns: tuple[Turn, ...], builtin_tools: tuple[str, ...]) -> Iterato
             case UserTurn(text=text):
                 yield from _message("user", text)
             case AssistantTurn():
-                called |= {call.call_id: _recipient(call, builtin_tools) for call in turn.tool_calls}
+                called |= {call.call_id: _recipient(call) for call in turn.tool_calls}
                 yield from _assistant(turn, called, keeps_reasoning=i > last_final)
             case ToolResult():
                 yield from _tool_result(turn, called)
@@ -88,7 +88,7 @@ def _assistant(turn: AssistantTurn, called: dict[str, str], *, keeps_reasoning: 
         yield from _message("assistant", turn.text, channel=channel)
     for call in turn.tool_calls:
         recipient = called[call.call_id]
-        is_function = _is_function(recipient)
+        is_function = not is_builtin(recipient)
         yield from _message(
             f"assistant to={recipient}",
             call.arguments,
@@ -112,20 +112,15 @@ def _tool_result(turn: ToolResult, called: dict[str, str]) -> Iterator[Segment]:
     recipient = called.get(turn.call_id)
     if recipient is None:
         raise InvalidRequest(f"`{turn.path}`: no earlier tool call has id {turn.call_id!r}.", param=turn.path)
-    channel = "commentary" if _is_function(recipient) else "analysis"
+    channel = "analysis" if is_builtin(recipient) else "commentary"
     yield from _message(f"{recipient} to=assistant", turn.text, channel=channel)
 
 
-def _recipient(call: ToolCall, builtin_tools: tuple[str, ...]) -> str:
+def _recipient(call: ToolCall) -> str:
     """The recipient of a call. The model may have made up its name, so an invalid one is sanitised."""
     name = _UNFIT.sub("_", call.name.removeprefix("functions.")) or "_"
     namespace = _UNFIT.sub("_", call.namespace)
-    return name if is_builtin(name, builtin_tools) else f"{namespace}.{name}"
-
-
-def _is_function(recipient: str) -> bool:
-    """Whether the recipient is a function (commentary, JSON) or a built-in tool (analysis, `code`)."""
-    return recipient.partition(".")[0] not in BUILTIN_TOOLS
+    return f"{namespace}.{name}"
 
 
 def _message(
@@ -153,11 +148,6 @@ def _system_text(conversation: Conversation) -> str:
     if conversation.current_date is not None:
         top.append(f"Current date: {conversation.current_date}")
     sections = ["\n".join(top), f"Reasoning: {conversation.reasoning_effort}"]
-    if conversation.builtin_tools:
-        unknown = set(conversation.builtin_tools) - set(BUILTIN_TOOLS)
-        if unknown:
-            raise InvalidRequest(f"`tools`: {min(unknown)!r} is not a built-in tool.", param="tools")
-        sections.append(builtin_tools_section(conversation.builtin_tools))
     sections.append(f"{_CHANNELS}\n{_FUNCTIONS_CHANNEL}" if conversation.tools else _CHANNELS)
     return "\n\n".join(sections)
 

@@ -4,7 +4,6 @@ import asyncio
 
 import msgspec
 
-DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 CONTENT_TYPE = b"text/event-stream; charset=utf-8"
 HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -20,11 +19,12 @@ def event(body: msgspec.Struct) -> bytes:
 class Outbox:
     """Buffers the bytes of one answer between its writers (one per choice) and its single reader.
 
-    The reader takes all ready bytes at once. Writers wait in `room()` for a slow client. Single event loop,
-    no locks.
+    The reader takes all ready bytes at once. While `full`, writers wait in `room()` for a slow client. Single
+    event loop, no locks.
     """
 
     def __init__(self, num_writers: int) -> None:
+        self.full = False
         self._num_writers = num_writers
         self._parts: list[bytes] = []
         self._num_bytes = 0
@@ -39,6 +39,7 @@ class Outbox:
             self._parts.append(data)
             self._num_bytes += len(data)
             self._num_puts += 1
+            self.full = self._num_bytes > MAX_UNSENT_BYTES
             self._wake()
 
     def close(self, error: BaseException | None = None) -> None:
@@ -64,13 +65,9 @@ class Outbox:
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
         self._num_bytes = 0
+        self.full = False
         self._drained.set()
         return data
-
-    @property
-    def full(self) -> bool:
-        """Whether writers should wait in `room()`."""
-        return self._num_bytes > MAX_UNSENT_BYTES
 
     async def room(self) -> None:
         """Wait until the reader has taken the buffered bytes."""

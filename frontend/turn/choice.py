@@ -108,7 +108,17 @@ class Choice:
         """The deltas that a chunk completes."""
         token_ids = self.received.take(chunk)
         self.writing.token_ids += token_ids
-        return self._noted(self._upto_stop(self._reader.feed(token_ids)))
+        deltas = self._reader.feed(token_ids)
+        if len(deltas) == 1 and self._stops is None and not self.stopped:  # the hot path
+            delta = deltas[0]
+            if type(delta) is TextDelta:
+                self.writing.kind = "text"
+                return deltas
+            if type(delta) is ReasoningDelta:
+                self.writing.kind = "thought"
+                self._thought.append(delta.text)
+                return deltas
+        return self._noted(self._upto_stop(deltas))
 
     def finish(self) -> Sequence[Delta]:
         """The deltas left after the last chunk."""
@@ -124,9 +134,6 @@ class Choice:
 
     def _noted(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
         """The deltas, with an id assigned to each call."""
-        if len(deltas) == 1 and type(deltas[0]) is TextDelta:  # the hot path
-            self.writing.kind = "text"
-            return deltas
         if self._text_calls is not None:
             deltas = list(self._text_calls.pass_on(deltas))
         return [self._note(delta) for delta in deltas]

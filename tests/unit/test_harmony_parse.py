@@ -18,9 +18,9 @@ from frontend.harmony.deltas import (
 )
 from frontend.harmony.parse import HarmonyParser
 from frontend.harmony.raw_header import MAX_HEADER_BYTES, MAX_HEADER_BYTES_AFTER_CHANNEL
-from frontend.harmony.repairs import REPAIRS
 from frontend.text.specials import SpecialToken
 from frontend.text.vocabulary import Vocabulary
+from tests.repairs import REPAIRS
 
 CASES = yaml.safe_load((Path(__file__).parents[1] / "data" / "harmony_cases.yaml").read_text())
 TOOLS = frozenset({"get_weather", "bash"})

@@ -112,9 +112,9 @@ def test_an_answer_that_was_cut_in_its_reasoning_is_no_last_answer() -> None:
 
 
 def test_calls_of_built_in_tools_are_code_on_analysis() -> None:
-    call = ToolCall(call_id="1", name="browser.search", arguments='{"query":"x"}')
+    call = ToolCall(call_id="1", name="search", namespace="browser", arguments='{"query":"x"}')
     turns = (AssistantTurn(tool_calls=(call,)), ToolResult(call_id="1", text="found"))
-    prompt = spelled(render(Conversation(turns=turns, builtin_tools=("browser",))))
+    prompt = spelled(render(Conversation(turns=turns)))
     assert prompt.endswith(
         '<|start|>assistant to=browser.search<|channel|>analysis code<|message|>{"query":"x"}<|call|>'
         "<|start|>browser.search to=assistant<|channel|>analysis<|message|>found<|end|><|start|>assistant"
@@ -171,11 +171,6 @@ def test_a_name_that_would_break_a_header_is_refused(name: str) -> None:
 def test_a_name_that_the_model_made_up_is_mended_in_the_history(name: str, rendered: str) -> None:
     text = history(AssistantTurn(tool_calls=(ToolCall(call_id="1", name=name, arguments=""),)))
     assert f" to=functions.{rendered}<|channel|>" in text
-
-
-def test_an_unknown_built_in_tool_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="'image'"):
-        render(Conversation(turns=(), builtin_tools=("python", "image")))
 
 
 def test_a_schema_that_nests_too_deeply_is_refused() -> None:

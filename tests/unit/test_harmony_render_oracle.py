@@ -56,10 +56,6 @@ def _system(conversation: Conversation) -> oh.Message:
     )
     if conversation.current_date is not None:
         content = content.with_conversation_start_date(conversation.current_date)
-    if "browser" in conversation.builtin_tools:
-        content = content.with_browser_tool()
-    if "python" in conversation.builtin_tools:
-        content = content.with_python_tool()
     return oh.Message.from_role_and_content(oh.Role.SYSTEM, content)
 
 
@@ -168,13 +164,6 @@ def test_a_conversation_becomes_the_same_prompt(
         current_date="2026-02-03" if effort == "low" else None,
     )
     _assert_same(tokenizer, oracle, conversation)
-
-
-@pytest.mark.parametrize("names", [("python",), ("browser",), ("python", "browser")])
-def test_built_in_tools_are_described_in_the_same_words(
-    tokenizer: ModelTokenizer, oracle: oh.HarmonyEncoding, names: tuple[str, ...]
-) -> None:
-    _assert_same(tokenizer, oracle, Conversation(turns=(UserTurn("Hi"),), builtin_tools=names))
 
 
 def test_the_library_drops_the_same_reasoning_after_one_answer(

@@ -154,6 +154,14 @@ def test_input_tokens_are_counted_as_they_would_be_asked() -> None:
     assert (reply.status, reply.json) == (200, {"object": "response.input_tokens", "input_tokens": used})
 
 
+@pytest.mark.parametrize("method", ["GET", "DELETE", "HEAD"])
+def test_input_tokens_is_no_response_id(method: str) -> None:
+    client = Client(ScriptedTokens(""))
+    reply = asyncio.run(client.request(method, "/v1/responses/input_tokens", b""))
+    assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
+    assert reply.headers["allow"] == "POST"
+
+
 @pytest.mark.parametrize("summary", ["auto", "concise", "detailed"])
 def test_reasoning_is_given_as_summary_where_that_is_asked_for(summary: str) -> None:
     text = THINK + "<|channel|>final<|message|>Ok<|return|>"

@@ -1,4 +1,4 @@
-"""The kinds of malformed output that the parser repairs and counts in `HarmonyParser.repairs`."""
+"""The kinds of repairs of malformed Harmony output: the labels of `baton_harmony_repairs_total`."""
 
 REPAIRS = {
     "missing_start": "no `<|start|>` before a header",
