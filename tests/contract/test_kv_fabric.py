@@ -1,0 +1,82 @@
+"""UCX reads, polled by the test itself: which peers are kept, what ends, when polling may stop."""
+
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from tests.kv_peer import needs_nixl, pattern
+from tests.waiting import PATIENCE_S
+from workers.kv.fabric import Fabric, Read
+from workers.kv.memory import host_memory
+
+pytestmark = needs_nixl
+NUM_BYTES = 4096
+
+
+@pytest.fixture
+def fabrics() -> Iterator[list[Fabric]]:
+    """Three sources and a reader that keeps two peers."""
+    made = [Fabric("127.0.0.1", lambda call, *args: call(*args), max_peers=2) for _ in range(4)]
+    for fabric in made:
+        assert fabric.open()
+    yield made
+    for fabric in made:
+        fabric.close()
+
+
+def ended(read: Read, *fabrics: Fabric) -> BaseException | None:
+    """Poll until the read has ended; returns its error."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not read.ended.done():
+        assert time.monotonic() < give_up
+        for fabric in fabrics:
+            fabric.poll()
+    return read.ended.exception()
+
+
+def test_a_source_with_new_registrations_is_met_again(fabrics: list[Fabric]) -> None:
+    source, *_, reader = fabrics
+    payload, into = host_memory(pattern(NUM_BYTES, 1)), host_memory(bytearray(NUM_BYTES))
+    source.lend()
+    first = source.reach(payload)
+    for reach in (first, first, msgspec.structs.replace(first, epoch=first.epoch + 1)):
+        read = Read(reach, into)
+        reader.begin(read)
+        assert ended(read, source, reader) is None
+    (peer,) = reader._peers.values()  # noqa: SLF001  nothing public tells
+    assert peer.epoch == first.epoch + 1
+
+
+def test_the_number_of_kept_peers_is_bounded(fabrics: list[Fabric]) -> None:
+    *sources, reader = fabrics
+    for seed, source in enumerate(sources):
+        buffer = bytearray(NUM_BYTES)
+        source.lend()
+        payload = host_memory(pattern(NUM_BYTES, seed))
+        read = Read(source.reach(payload), host_memory(buffer))
+        reader.begin(read)
+        assert ended(read, source, reader) is None
+        assert buffer == pattern(NUM_BYTES, seed)
+    assert len(reader._peers) == 2  # noqa: SLF001  nothing public tells
+
+
+def test_closing_ends_a_read_that_was_not_polled_yet(fabrics: list[Fabric]) -> None:
+    source, *_, reader = fabrics
+    payload = host_memory(pattern(NUM_BYTES, 1))
+    read = Read(source.reach(payload), host_memory(bytearray(NUM_BYTES)))
+    reader.begin(read)
+    reader.close()
+    assert isinstance(read.ended.exception(timeout=0), ConnectionAbortedError)
+
+
+def test_polling_stops_with_the_last_reader(fabrics: list[Fabric]) -> None:
+    source = fabrics[0]
+    assert source.poll() is None
+    source.lend()
+    source.lend()
+    source.take_back()
+    assert source.poll() is not None
+    source.take_back()
+    assert source.poll() is None
