@@ -1,13 +1,18 @@
 """UCX reads, polled by the test itself: which peers are kept, what ends, when polling may stop."""
 
+import asyncio
+import gc
+import os
+import threading
 import time
 from collections.abc import Iterator
 
 import msgspec
 import pytest
 
-from tests.kv_peer import needs_nixl, pattern
+from tests.kv_peer import near, needs_nixl, pattern
 from tests.waiting import PATIENCE_S
+from workers.kv.direct import DirectTransceiver
 from workers.kv.fabric import Fabric, Read
 from workers.kv.memory import host_memory
 
@@ -80,3 +85,47 @@ def test_polling_stops_with_the_last_reader(fabrics: list[Fabric]) -> None:
     assert source.poll() is not None
     source.take_back()
     assert source.poll() is None
+
+
+def test_a_lost_peer_is_closed_at_once(fabrics: list[Fabric]) -> None:
+    """Not by the garbage collector: until then UCX may write into the reader's memory."""
+    source, reader = fabrics[0], Fabric("127.0.0.1", lambda call, *args: call(*args))
+    payload, into = host_memory(pattern(NUM_BYTES, 1)), host_memory(bytearray(NUM_BYTES))
+    source.lend()
+    gc.collect()
+    gc.disable()
+    try:
+        num_before = len(os.listdir("/proc/self/fd"))
+        read = Read(source.reach(payload), into)
+        reader.begin(read)
+        assert ended(read, source, reader) is None
+        reader.close()
+        del read
+        assert len(os.listdir("/proc/self/fd")) - num_before <= 1  # the source's end of the connection
+    finally:
+        gc.enable()
+
+
+def test_a_transceiver_that_does_not_start_leaves_no_thread() -> None:
+    async def main() -> None:
+        with pytest.raises(OSError, match="assign"):
+            await DirectTransceiver("192.0.2.1").start()
+        assert "kv-ucx" not in {thread.name for thread in threading.enumerate()}
+
+    asyncio.run(main())
+
+
+def test_the_number_of_remembered_indirect_sources_is_bounded() -> None:
+    async def main() -> None:
+        async with near("ucx-stream") as source, near("ucx-stream") as puller:
+            assert isinstance(puller, DirectTransceiver)
+            known = puller._no_path  # noqa: SLF001  nothing public tells
+            known |= {("192.0.2.1", port) for port in range(1, 257)}
+            into = bytearray(NUM_BYTES)
+            ticket = source.offer(payload := host_memory(pattern(NUM_BYTES, 1)))
+            await puller.pull(ticket, host_memory(into), PATIENCE_S)
+            assert into == pattern(NUM_BYTES, 1)
+            assert len(known) == 1
+            del payload
+
+    asyncio.run(main())
