@@ -40,7 +40,9 @@ GUIDE = {
 Json = dict[str, Any]
 
 
-@pytest.fixture(scope="module", params=["tcp and files", "nats and etcd"])
+@pytest.fixture(
+    scope="module", params=["tcp and files", pytest.param("nats and etcd", marks=pytest.mark.slow)]
+)
 def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One prefill and one decode worker."""
     environ = {}
