@@ -15,6 +15,7 @@ from tests.waiting import PATIENCE_S
 from workers.kv.direct import DirectTransceiver
 from workers.kv.fabric import Fabric, Read
 from workers.kv.memory import host_memory
+from workers.kv.ucx import Agent
 
 pytestmark = needs_nixl
 NUM_BYTES = 4096
@@ -129,3 +130,23 @@ def test_the_number_of_remembered_indirect_sources_is_bounded() -> None:
             del payload
 
     asyncio.run(main())
+
+
+def test_memory_in_the_place_of_freed_memory_changes_the_epoch() -> None:
+    agent = Agent("127.0.0.1", lambda call, *args: call(*args))
+    buffer = bytearray(2 * NUM_BYTES)
+    whole = host_memory(buffer)
+    assert agent.reach(whole).epoch == 0
+    del whole
+    part = host_memory(memoryview(buffer)[:NUM_BYTES])
+    assert agent.reach(part).epoch == 1  # peers may still know the larger one
+    assert agent.reach(part).epoch == 1
+    agent.close()
+
+
+def test_the_parts_of_a_pool_share_its_registration() -> None:
+    agent = Agent("127.0.0.1", lambda call, *args: call(*args))
+    whole = host_memory(bytearray(2 * NUM_BYTES))
+    parts = [whole.part(0, NUM_BYTES), whole.part(NUM_BYTES, NUM_BYTES)]
+    assert {agent.reach(part).metadata for part in parts} == {agent.reach(whole).metadata}
+    agent.close()
