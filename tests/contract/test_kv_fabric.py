@@ -15,7 +15,7 @@ from tests.waiting import PATIENCE_S
 from workers.kv.direct import DirectTransceiver
 from workers.kv.fabric import Fabric, Read
 from workers.kv.memory import host_memory
-from workers.kv.ucx import Agent
+from workers.kv.ucx import Agent, NoDirectPath
 
 pytestmark = needs_nixl
 NUM_BYTES = 4096
@@ -150,3 +150,15 @@ def test_the_parts_of_a_pool_share_its_registration() -> None:
     parts = [whole.part(0, NUM_BYTES), whole.part(NUM_BYTES, NUM_BYTES)]
     assert {agent.reach(part).metadata for part in parts} == {agent.reach(whole).metadata}
     agent.close()
+
+
+def test_a_read_that_nixl_reports_as_failed_is_an_error() -> None:
+    class Failing:
+        def check_xfer_state(self, _: object) -> str:
+            return "ERR"
+
+    agent = Agent("127.0.0.1", lambda call, *args: call(*args))
+    agent.close()
+    agent._api = Failing()  # noqa: SLF001  nothing else makes it say so
+    with pytest.raises(NoDirectPath):
+        agent.is_done(object())
