@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.planes import a_request
 from workers.engines.trtllm.calls import Abort, Call, let_go
+from workers.engines.trtllm.requests import Requests
 
 
 class Receiving:
@@ -54,5 +55,19 @@ def test_a_transfer_that_does_not_end_has_wedged_the_engine_and_is_not_aborted()
         await let_go(call, 0.01, wedged.append)
         assert wedged == ["request r1 did not end within 0.01 s after it was abandoned"]
         assert not result.is_aborted
+
+    asyncio.run(main())
+
+
+def test_stopping_ends_it_even_if_it_has_only_just_been_abandoned() -> None:
+    async def main() -> None:
+        before = asyncio.all_tasks()
+        lib: Any = SimpleNamespace(request_error=RuntimeError)
+        requests = Requests(lib, kv_timeout_s=60, options={})
+        requests.open.llm = SimpleNamespace(generate_async=lambda *_, **__: Receiving())
+        async with requests.opened(a_request(), None, None, Abort.ONCE_ANSWERED):
+            pass  # the client leaves
+        await requests.stop()
+        assert asyncio.all_tasks() == before
 
     asyncio.run(main())
