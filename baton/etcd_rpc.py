@@ -224,8 +224,6 @@ class EtcdRpc:
 
     def _changes(self, response: Any) -> list[Change]:
         if response.canceled:
-            # A refused watch does not say whether its token expired, so log in again before the next one.
-            self._token = None
             reason = response.cancel_reason or f"compacted up to revision {response.compact_revision}"
             raise EtcdError(f"etcd cancelled the watch: {reason}")
         return [Change(e.kv.key, None if e.type == _DELETE else e.kv.value) for e in response.events]

@@ -125,7 +125,7 @@ def gpu_profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers
     yield from _profile("gpu", tmp_path_factory.mktemp("gpu"))
 
 
-@pytest.mark.parametrize("profile", ["cpu_profile", "gpu_profile"])
+@pytest.mark.parametrize("profile", ["cpu_profile", pytest.param("gpu_profile", marks=pytest.mark.slow)])
 def test_a_profile_answers_a_chat_request(profile: str, request: pytest.FixtureRequest) -> None:
     containers: Containers = request.getfixturevalue(profile)
     url = containers.url("8000")

@@ -25,7 +25,13 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(each, marks=[pytest.mark.slow] if each == "agents_tools.py chat" else [])
+        for each in EXAMPLES
+    ],
+)
 def test_an_example_runs_as_it_stands(stack: Stack, example: str) -> None:
     name, *arguments = example.split()
     command = [sys.executable, str(ROOT / "examples" / name), *arguments]

@@ -95,7 +95,7 @@ def json_schema(schema: Json, *, strict: bool) -> Json:
     return {"type": "json_schema", "json_schema": {"name": "report", "schema": schema, "strict": strict}}
 
 
-@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("strict", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_an_answer_validates_against_its_schema(stack: Stack, strict: bool) -> None:
     for choice in ask_all(stack, response_format=json_schema(REPORT, strict=strict)):
         assert choice["finish_reason"] == "stop"
@@ -188,6 +188,7 @@ def test_streamed_and_whole_are_the_same_json(stack: Stack) -> None:
     assert json.loads(streamed) == json.loads(whole)
 
 
+@pytest.mark.slow
 def test_a_form_survives_the_worker_that_held_to_it(tmp_path: Path) -> None:
     """Two streams, one on each decode worker; one worker is killed, and both streams continue unchanged."""
     disk = REPORT["properties"]["disks"]["items"]

@@ -70,7 +70,11 @@ def _variables(line: Line, image: Image, port: int) -> dict[str, str]:
     return line.environ | own
 
 
-@pytest.mark.parametrize("line", LINES, ids=lambda line: " ".join(line.command))
+@pytest.mark.parametrize(
+    "line",
+    [LINES[0], *(pytest.param(line, marks=pytest.mark.slow) for line in LINES[1:])],
+    ids=lambda line: " ".join(line.command),
+)
 def test_the_command_of_a_docker_run_line_serves(line: Line, worker: Image, tmp_path: Path) -> None:
     script, *arguments = line.command
     launch = Launch(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import httpx
@@ -40,7 +41,9 @@ GUIDE = {
 Json = dict[str, Any]
 
 
-@pytest.fixture(scope="module", params=["tcp and files", "nats and etcd"])
+@pytest.fixture(
+    scope="module", params=["tcp and files", pytest.param("nats and etcd", marks=pytest.mark.slow)]
+)
 def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One prefill and one decode worker."""
     environ = {}
@@ -152,8 +155,16 @@ PROMPTS: list[Json] = [
 ]
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("prompt", PROMPTS, ids=["call", "answer", "longer than chunk and window"])
+def _pairs() -> Iterator[object]:
+    """Every prompt with every sampling; fast ones: each prompt greedy, and the longest with each sampling."""
+    names = ["call", "answer", "longer than chunk and window"]
+    for (name, prompt), (number, sampling) in product(zip(names, PROMPTS, strict=True), enumerate(SAMPLINGS)):
+        is_slow = number > 0 and prompt is not PROMPTS[-1]
+        marks = [pytest.mark.slow] if is_slow else []
+        yield pytest.param(prompt, sampling, id=f"{name}-sampling{number}", marks=marks)
+
+
+@pytest.mark.parametrize(("prompt", "sampling"), list(_pairs()))
 def test_disaggregated_is_aggregated_token_for_token(
     stack: Stack, aggregated: Stack, prompt: Json, sampling: Json
 ) -> None:

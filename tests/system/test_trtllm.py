@@ -93,6 +93,7 @@ def test_both_rounds_of_the_guides_conversation_are_answered(stack: Stack, tmp_p
     assert prefill.wait() == 0
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_ends_its_prefill(stack: Stack, tmp_path: Path) -> None:
     worker(stack, tmp_path, "prefill", "prefill", DOUBLE_TRTLLM_PREFILL_S_A_TOKEN="0.05")
     worker(stack, tmp_path, "decode", "decode")
@@ -121,6 +122,7 @@ def test_a_killed_prefill_worker_loses_no_answer(stack: Stack, tmp_path: Path) -
     stack.wait_idle(15)
 
 
+@pytest.mark.slow
 def test_a_stream_outlives_its_decode_worker(stack: Stack, tmp_path: Path) -> None:
     worker(stack, tmp_path, "prefill", "prefill")
     killed = worker(stack, tmp_path, "decode", "one")
@@ -148,6 +150,7 @@ def test_a_dead_engine_ends_its_worker_with_a_named_error_and_status_1(stack: St
     assert "injected death" in doomed.text()
 
 
+@pytest.mark.slow
 def test_a_dead_engines_answers_go_on_at_another_worker(stack: Stack, tmp_path: Path) -> None:
     doomed = worker(stack, tmp_path, "agg", "doomed", DOUBLE_TRTLLM_DIES_AFTER="6")
     worker(stack, tmp_path, "agg", "sound")

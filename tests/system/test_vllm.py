@@ -62,6 +62,7 @@ def test_both_rounds_of_the_guides_conversation_are_answered(stack: Stack, tmp_p
     assert prefill.wait() == 0
 
 
+@pytest.mark.slow
 def test_the_launch_script_serves_with_the_shipped_configs(
     launch_etcd: LaunchServer, launch_nats: LaunchServer, tmp_path: Path
 ) -> None:
@@ -81,6 +82,7 @@ def test_the_launch_script_serves_with_the_shipped_configs(
         launch.popen.communicate(timeout=PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_a_dead_core_ends_its_worker_and_the_requests_go_on_elsewhere(stack: Stack, tmp_path: Path) -> None:
     worker(stack, tmp_path, "agg", "sound")
     stack.wait_ready(0, 1)
@@ -112,6 +114,7 @@ def test_a_killed_prefill_worker_loses_no_answer(stack: Stack, tmp_path: Path) -
     stack.wait_idle()
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_leaves_no_pin(stack: Stack, tmp_path: Path) -> None:
     worker(stack, tmp_path, "prefill", "prefill")
     worker(stack, tmp_path, "decode", "decode")

@@ -64,3 +64,17 @@ def test_a_dead_engine_is_a_lost_worker_to_every_call_and_to_the_next() -> None:
         assert calls.broke.is_set()
 
     asyncio.run(main())
+
+
+def test_a_result_that_comes_with_the_end_is_not_given_out() -> None:
+    async def main() -> None:
+        ending = Ending()
+
+        async def answer() -> int:
+            ending.end_with(HandoffFailed("the KV did not arrive"))
+            return 1
+
+        with pytest.raises(HandoffFailed):
+            await ending.wait(answer(), asyncio.get_running_loop().time() + 60, DeadlineExceeded())
+
+    asyncio.run(main())

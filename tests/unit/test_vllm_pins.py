@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from vllm.distributed.kv_transfer import Connector, set_kv_transfer_group
 
+from tests.clock import run_jumping
 from tests.waiting import until
 from workers.engines.vllm.inside import NOTICE_S, KvPins, shorten_leases
 from workers.engines.vllm.pins import Releases
@@ -140,3 +141,15 @@ def test_a_killed_worker_takes_vllms_processes_with_it() -> None:
         assert select.select([end], [], [], 10)[0], "a process of vLLM's outlives its worker"
         os.close(end)
     worker.stdout.close()
+
+
+def test_a_pin_whose_lease_never_begins_is_left_to_it() -> None:
+    async def main() -> None:
+        llm, releases = Llm(*([["a"]] * 100)), Releases()
+        llm.may_answer.set()
+        releases.add(llm, "a")
+        await asyncio.sleep(60)  # in the clock of the test
+        assert len(llm.asked) == 40
+        await releases.stop()
+
+    run_jumping(main())

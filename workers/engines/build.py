@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from baton.flags import Parsed
 from workers.engine import Engine
+from workers.engines.loading import importing
 from workers.flags import WorkerSettings, typed_engine_flags
 from workers.settings import Loaded, load_settings
 from workers.settings_text import SettingsError
@@ -24,7 +25,8 @@ def build_engine(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> t
         )
     assert settings.engine is not None  # set by `with_engine`
     try:
-        return _BUILDERS[settings.engine](parsed, identity)
+        with importing():
+            return _BUILDERS[settings.engine](parsed, identity)
     except SettingsError as error:
         if parsed.typed("engine"):
             raise

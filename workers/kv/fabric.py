@@ -15,7 +15,7 @@ _PROBE_BYTES = 4096
 _PROBE_LIMIT_S = 2.0
 # How long an abandoned read may take to end.
 _GRACE_S = 0.5
-_MAX_PEERS = 64
+MAX_PEERS = 64
 # A GPU's read takes 0.02 to 3 ms and advances only when polled, so poll without pauses at first: with pauses
 # of 0.1 ms, 1 GiB took 3.9 ms instead of 2.7 (H200s). Longer reads wait for the peer.
 _EAGER_S = 5e-3
@@ -73,9 +73,10 @@ class _Peer:
 class Fabric:
     """Lends memory to readers, and reads the memory of peers."""
 
-    def __init__(self, host: str, post: Callable[..., object]) -> None:
+    def __init__(self, host: str, post: Callable[..., object], max_peers: int = MAX_PEERS) -> None:
         """`post(call, *args)` runs a call on this fabric's thread later."""
         self._host = host
+        self._max_peers = max_peers
         self._post = post
         self._num_lent = 0
         self._eager_until = 0.0
@@ -163,7 +164,7 @@ class Fabric:
 
     def _meet(self, reach: Reach) -> _Peer:
         idle = [name for name, peer in self._peers.items() if not peer.reads]
-        if len(self._peers) >= _MAX_PEERS and idle:
+        if len(self._peers) >= self._max_peers and idle:
             self._lose(idle[0], ConnectionAbortedError("too many peers"))  # probably an ended process
         peer = self._peers[reach.agent] = _Peer(self._new_agent(), reach.epoch)
         return peer

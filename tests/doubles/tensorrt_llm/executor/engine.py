@@ -7,7 +7,7 @@ import threading
 import time
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,10 +27,12 @@ from tensorrt_llm.executor.translate import (
 from tensorrt_llm.executor.utils import CppExecutorError, RequestError
 from tensorrt_llm.params import moves_kv_by_python
 from tensorrt_llm.traps import TRAPS, hang
-from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
 from workers.engines.model_facts import read_model_facts
 from workers.kv.choose import choose_transceiver
+
+if TYPE_CHECKING:
+    from workers.engines.embedded.engine import EmbeddedEngine
 
 _POOL_TOKENS = 1 << 16
 
@@ -210,7 +212,9 @@ class Executor:
         job.result.put(response_of(job.request, chunk, params, is_first=not job.has_answered))
         job.has_answered = True
 
-    def _embedded(self) -> EmbeddedEngine:
+    def _embedded(self) -> "EmbeddedEngine":
+        from workers.engines.embedded.engine import EmbeddedEngine  # noqa: PLC0415  slow to load, and --check does not need it
+
         args = self._args
         config, cache = args.cache_transceiver_config, args.kv_cache_config
         settings = EmbeddedSettings(

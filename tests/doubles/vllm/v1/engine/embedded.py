@@ -2,14 +2,16 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from baton.messages import KvHandoff, Role
-from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
 from workers.kv.choose import choose_transceiver
+
+if TYPE_CHECKING:
+    from workers.engines.embedded.engine import EmbeddedEngine
 
 _FOREVER_S = 1_000_000
 _OUR_KEY = "double_handoff"  # used by the embedded engine; the other keys are NIXL's
@@ -45,8 +47,10 @@ def lease_s(config: Any) -> float:
     return float(transfer.kv_connector_extra_config.get("kv_lease_duration", 30)) if transfer else 0.0
 
 
-def embedded_engine(config: Any) -> EmbeddedEngine:
+def embedded_engine(config: Any) -> "EmbeddedEngine":
     """An engine whose handoffs do not expire."""
+    from workers.engines.embedded.engine import EmbeddedEngine  # noqa: PLC0415  slow to load, and --check does not need it
+
     scheduler, cache = config.scheduler_config, config.cache_config
     settings = EmbeddedSettings(
         max_batch_size=scheduler.max_num_seqs,

@@ -1,0 +1,164 @@
+"""UCX reads, polled by the test itself: which peers are kept, what ends, when polling may stop."""
+
+import asyncio
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from tests.kv_peer import near, needs_nixl, pattern
+from tests.waiting import PATIENCE_S
+from workers.kv.direct import DirectTransceiver
+from workers.kv.fabric import Fabric, Read
+from workers.kv.memory import host_memory
+from workers.kv.ucx import Agent, NoDirectPath
+
+pytestmark = needs_nixl
+NUM_BYTES = 4096
+
+
+@pytest.fixture
+def fabrics() -> Iterator[list[Fabric]]:
+    """Three sources and a reader that keeps two peers."""
+    made = [Fabric("127.0.0.1", lambda call, *args: call(*args), max_peers=2) for _ in range(4)]
+    for fabric in made:
+        assert fabric.open()
+    yield made
+    for fabric in made:
+        fabric.close()
+
+
+def ended(read: Read, *fabrics: Fabric) -> BaseException | None:
+    """Poll until the read has ended; returns its error."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not read.ended.done():
+        assert time.monotonic() < give_up
+        for fabric in fabrics:
+            fabric.poll()
+    return read.ended.exception()
+
+
+def test_a_source_with_new_registrations_is_met_again(fabrics: list[Fabric]) -> None:
+    source, *_, reader = fabrics
+    payload, into = host_memory(pattern(NUM_BYTES, 1)), host_memory(bytearray(NUM_BYTES))
+    source.lend()
+    first = source.reach(payload)
+    for reach in (first, first, msgspec.structs.replace(first, epoch=first.epoch + 1)):
+        read = Read(reach, into)
+        reader.begin(read)
+        assert ended(read, source, reader) is None
+    (peer,) = reader._peers.values()  # noqa: SLF001  nothing public tells
+    assert peer.epoch == first.epoch + 1
+
+
+def test_the_number_of_kept_peers_is_bounded(fabrics: list[Fabric]) -> None:
+    *sources, reader = fabrics
+    for seed, source in enumerate(sources):
+        buffer = bytearray(NUM_BYTES)
+        source.lend()
+        payload = host_memory(pattern(NUM_BYTES, seed))
+        read = Read(source.reach(payload), host_memory(buffer))
+        reader.begin(read)
+        assert ended(read, source, reader) is None
+        assert buffer == pattern(NUM_BYTES, seed)
+    assert len(reader._peers) == 2  # noqa: SLF001  nothing public tells
+
+
+def test_closing_ends_a_read_that_was_not_polled_yet(fabrics: list[Fabric]) -> None:
+    source, *_, reader = fabrics
+    payload = host_memory(pattern(NUM_BYTES, 1))
+    read = Read(source.reach(payload), host_memory(bytearray(NUM_BYTES)))
+    reader.begin(read)
+    reader.close()
+    assert isinstance(read.ended.exception(timeout=0), ConnectionAbortedError)
+
+
+def test_polling_stops_with_the_last_reader(fabrics: list[Fabric]) -> None:
+    source = fabrics[0]
+    assert source.poll() is None
+    source.lend()
+    source.lend()
+    source.take_back()
+    assert source.poll() is not None
+    source.take_back()
+    assert source.poll() is None
+
+
+def test_a_lost_peer_is_closed_at_once(fabrics: list[Fabric]) -> None:
+    """Not by the garbage collector: until then UCX may write into the reader's memory."""
+    source, reader = fabrics[0], Fabric("127.0.0.1", lambda call, *args: call(*args))
+    payload, into = host_memory(pattern(NUM_BYTES, 1)), host_memory(bytearray(NUM_BYTES))
+    source.lend()
+    gc.collect()
+    gc.disable()
+    try:
+        num_before = len(os.listdir("/proc/self/fd"))
+        read = Read(source.reach(payload), into)
+        reader.begin(read)
+        assert ended(read, source, reader) is None
+        reader.close()
+        del read
+        assert len(os.listdir("/proc/self/fd")) - num_before <= 1  # the source's end of the connection
+    finally:
+        gc.enable()
+
+
+def test_a_transceiver_that_does_not_start_leaves_no_thread() -> None:
+    async def main() -> None:
+        with pytest.raises(OSError, match="assign"):
+            await DirectTransceiver("192.0.2.1").start()
+        assert "kv-ucx" not in {thread.name for thread in threading.enumerate()}
+
+    asyncio.run(main())
+
+
+def test_the_number_of_remembered_indirect_sources_is_bounded() -> None:
+    async def main() -> None:
+        async with near("ucx-stream") as source, near("ucx-stream") as puller:
+            assert isinstance(puller, DirectTransceiver)
+            known = puller._no_path  # noqa: SLF001  nothing public tells
+            known |= {("192.0.2.1", port) for port in range(1, 257)}
+            into = bytearray(NUM_BYTES)
+            ticket = source.offer(payload := host_memory(pattern(NUM_BYTES, 1)))
+            await puller.pull(ticket, host_memory(into), PATIENCE_S)
+            assert into == pattern(NUM_BYTES, 1)
+            assert len(known) == 1
+            del payload
+
+    asyncio.run(main())
+
+
+def test_memory_in_the_place_of_freed_memory_changes_the_epoch() -> None:
+    agent = Agent("127.0.0.1", lambda call, *args: call(*args))
+    buffer = bytearray(2 * NUM_BYTES)
+    whole = host_memory(buffer)
+    assert agent.reach(whole).epoch == 0
+    del whole
+    part = host_memory(memoryview(buffer)[:NUM_BYTES])
+    assert agent.reach(part).epoch == 1  # peers may still know the larger one
+    assert agent.reach(part).epoch == 1
+    agent.close()
+
+
+def test_the_parts_of_a_pool_share_its_registration() -> None:
+    agent = Agent("127.0.0.1", lambda call, *args: call(*args))
+    whole = host_memory(bytearray(2 * NUM_BYTES))
+    parts = [whole.part(0, NUM_BYTES), whole.part(NUM_BYTES, NUM_BYTES)]
+    assert {agent.reach(part).metadata for part in parts} == {agent.reach(whole).metadata}
+    agent.close()
+
+
+def test_a_read_that_nixl_reports_as_failed_is_an_error() -> None:
+    class Failing:
+        def check_xfer_state(self, _: object) -> str:
+            return "ERR"
+
+    agent = Agent("127.0.0.1", lambda call, *args: call(*args))
+    agent.close()
+    agent._api = Failing()  # noqa: SLF001  nothing else makes it say so
+    with pytest.raises(NoDirectPath):
+        agent.is_done(object())

@@ -1,0 +1,73 @@
+"""An abandoned request of TensorRT-LLM: aborted after its first response, or the engine is wedged."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from tests.planes import a_request
+from workers.engines.trtllm.calls import Abort, Call, let_go
+from workers.engines.trtllm.requests import Requests
+
+
+class Receiving:
+    """A result whose response arrives when `has_arrived` is set."""
+
+    request_id = 1
+    cached_tokens = 0
+
+    def __init__(self) -> None:
+        self.outputs: list[Any] = [SimpleNamespace(finish_reason=None)]
+        self.has_arrived = asyncio.Event()
+        self.is_aborted = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    async def __anext__(self) -> "Receiving":
+        await self.has_arrived.wait()
+        return self
+
+
+def abandoned() -> tuple[Receiving, Call]:
+    result = Receiving()
+    return result, Call(a_request(), result, deadline=0.0, abort=Abort.ONCE_ANSWERED)
+
+
+def test_the_rest_is_aborted_once_the_kv_has_arrived() -> None:
+    async def main() -> None:
+        wedged: list[str] = []
+        result, call = abandoned()
+        letting_go = asyncio.create_task(let_go(call, 60, wedged.append))
+        await asyncio.sleep(0)  # it waits for the response
+        assert not result.is_aborted
+        result.has_arrived.set()
+        await letting_go
+        assert result.is_aborted
+        assert wedged == []
+
+    asyncio.run(main())
+
+
+def test_a_transfer_that_does_not_end_has_wedged_the_engine_and_is_not_aborted() -> None:
+    async def main() -> None:
+        wedged: list[str] = []
+        result, call = abandoned()
+        await let_go(call, 0.01, wedged.append)
+        assert wedged == ["request r1 did not end within 0.01 s after it was abandoned"]
+        assert not result.is_aborted
+
+    asyncio.run(main())
+
+
+def test_stopping_ends_it_even_if_it_has_only_just_been_abandoned() -> None:
+    async def main() -> None:
+        before = asyncio.all_tasks()
+        lib: Any = SimpleNamespace(request_error=RuntimeError)
+        requests = Requests(lib, kv_timeout_s=60, options={})
+        requests.open.llm = SimpleNamespace(generate_async=lambda *_, **__: Receiving())
+        async with requests.opened(a_request(), None, None, Abort.ONCE_ANSWERED):
+            pass  # the client leaves
+        await requests.stop()
+        assert asyncio.all_tasks() == before
+
+    asyncio.run(main())
