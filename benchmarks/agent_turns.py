@@ -67,12 +67,12 @@ class Conversations:
             return [of.randrange(*VOCABULARY) for _ in range(num_tokens)]
 
         ids = tokens(options.system, random.Random(7)) + tokens(options.first)
-        await asyncio.sleep(draw.random() * think_s * 2)  # they do not begin at once
+        await asyncio.sleep(pause.random() * think_s * 2)  # they do not begin at once
         for turn in range(num_turns):
             url = self._urls[number % len(self._urls)]
             self.rows.append({"turn": turn, "prompt": len(ids), **await ask(url, ids, options.answer)})
             ids += tokens(options.answer + options.more)
-            await asyncio.sleep(draw.expovariate(1 / think_s))  # the tool runs
+            await asyncio.sleep(pause.expovariate(1 / think_s))  # the tool runs
 
 
 async def ask(url: str, token_ids: list[int], num_tokens: int) -> dict[str, Any]:
