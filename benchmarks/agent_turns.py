@@ -61,7 +61,7 @@ class Conversations:
 
     async def _hold(self, number: int, num_turns: int, think_s: float) -> None:
         options = self._options
-        draw = random.Random(f"{self._seed} {number}")
+        draw, pause = random.Random(f"{self._seed} {number}"), random.Random(number)  # the same in each run
 
         def tokens(num_tokens: int, of: random.Random = draw) -> list[int]:
             return [of.randrange(*VOCABULARY) for _ in range(num_tokens)]
