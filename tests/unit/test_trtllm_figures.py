@@ -22,9 +22,9 @@ def open_call(*, is_pinned: bool = False) -> Call:
 def test_pins_take_no_place_in_batch_and_queue() -> None:
     calls = {open_call(is_pinned=True) for _ in range(5)} | {open_call(), open_call()}
     figures = Figures(calls, VALUES, max_queue_size=1)
-    assert not figures.is_full
+    was_full = figures.is_full
     calls.add(open_call())
-    assert figures.is_full
+    assert (was_full, figures.is_full) == (False, True)
     stats = figures.stats()
     assert (stats.num_running, stats.num_waiting) == (2, 1)
     assert (stats.kv_used_blocks, stats.kv_pinned_blocks) == (3 * 2, 5 * 2)  # 3 tokens each
@@ -33,6 +33,6 @@ def test_pins_take_no_place_in_batch_and_queue() -> None:
 def test_under_attention_dp_each_rank_has_a_batch() -> None:
     calls = {open_call() for _ in range(8)}
     figures = Figures(calls, VALUES | {"enable_attention_dp": True}, max_queue_size=1)
-    assert not figures.is_full
+    was_full = figures.is_full
     calls.add(open_call())
-    assert figures.is_full
+    assert (was_full, figures.is_full) == (False, True)
