@@ -219,3 +219,13 @@ def test_a_priority_reaches_vllm_which_schedules_by_it(
 
     asyncio.run(main())
     assert seen == [(-3, "priority")]
+
+
+def test_a_stopped_engine_watches_no_more(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            await engine.stop()
+            await asyncio.sleep(0)  # cancelled tasks end
+            assert "vllm-health" not in {task.get_name() for task in asyncio.all_tasks()}
+
+    asyncio.run(main())
