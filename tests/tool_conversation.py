@@ -97,7 +97,9 @@ def _ask(
             usage = chunk.get("usage") or usage
             for choice in chunk["choices"]:
                 for part in choice["delta"].get("tool_calls") or ():
-                    call = calls.setdefault(part["index"], {"type": "function", "function": {"arguments": ""}})
+                    call = calls.setdefault(
+                        part["index"], {"type": "function", "function": {"arguments": ""}}
+                    )
                     call["id"] = part.get("id") or call["id"]
                     function = part["function"]
                     call["function"]["name"] = function.get("name") or call["function"]["name"]

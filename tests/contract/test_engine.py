@@ -501,6 +501,16 @@ def test_closing_a_prefill_before_its_handoff_frees_everything(build: Build) -> 
     asyncio.run(main())
 
 
+def test_a_handoff_lives_no_longer_than_its_request(build: Build) -> None:
+    async def main() -> None:
+        async with started(build, Role.PREFILL) as (engine,):
+            request = msgspec.structs.replace(ask(prompt(40)), deadline_s=20.0)  # its KV is kept for 30 s
+            async with aclosing(engine.prefill(request)) as replies:
+                assert (await next_handoff(replies)).ttl_s <= 20.0
+
+    asyncio.run(main())
+
+
 def test_closing_a_prefill_after_its_handoff_frees_the_pin(build_releasing: Build) -> None:
     async def main() -> None:
         async with started(build_releasing, Role.PREFILL) as (engine,):

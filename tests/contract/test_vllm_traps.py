@@ -248,3 +248,13 @@ def test_without_vllms_priorities_only_those_of_clients_are_passed_on(checkpoint
             assert len(await tokens(engine.decode(ask()))) == 12
 
     asyncio.run(main())
+
+
+def test_a_stopped_engine_watches_no_more(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            await engine.stop()
+            await asyncio.sleep(0)  # cancelled tasks end
+            assert "vllm-health" not in {task.get_name() for task in asyncio.all_tasks()}
+
+    asyncio.run(main())

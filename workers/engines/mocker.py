@@ -95,6 +95,7 @@ class MockerEngine:
                 yield self._chunk(request, answer, request.num_generated, num_cached)
                 return
             ticket = self._transceiver.offer(host_memory(_kv(request.token_ids)))
+            ttl_s = min(self._settings.handoff_ttl_s, deadline - asyncio.get_running_loop().time())
             self._figures["num_handoffs"] += 1
             self._figures["kv_pinned_blocks"] += 1
             try:
@@ -103,15 +104,14 @@ class MockerEngine:
                     incarnation=self._incarnation,
                     first_token=answer.token(request.num_generated),
                     num_prompt_tokens=_num_prompt_tokens(request),
-                    ttl_s=self._settings.handoff_ttl_s,
+                    ttl_s=ttl_s,
                     engine_state=msgspec.msgpack.encode(_Offered(ticket, num_cached)),
                 )
-                moved = self._transceiver.moved(ticket)
-                num_bytes = await asyncio.wait_for(moved, self._settings.handoff_ttl_s)
+                num_bytes = await asyncio.wait_for(self._transceiver.moved(ticket), ttl_s)
                 self._figures["kv_moved_bytes"] += num_bytes
             except TimeoutError:
                 self._figures["num_handoffs_expired"] += 1
-                raise HandoffFailed(f"The KV was not pulled in {self._settings.handoff_ttl_s} s.") from None
+                raise HandoffFailed(f"The KV was not pulled in {ttl_s:.3g} s.") from None
             finally:
                 self._transceiver.withdraw(ticket)
                 self._figures["kv_pinned_blocks"] -= 1
