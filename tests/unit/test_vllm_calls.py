@@ -38,7 +38,7 @@ def calls_of(llm: Llm) -> Calls:
 def test_a_request_that_is_left_ends_in_vllm_at_once() -> None:
     async def main() -> None:
         calls = calls_of(llm := Llm())
-        async with calls.opened(a_request(), None) as call:
+        async with calls.opened(a_request(), None, 0) as call:
             await calls.step(call)
             assert llm.num_open == 1
         assert llm.num_open == 0  # although `call` still refers to it
@@ -47,22 +47,27 @@ def test_a_request_that_is_left_ends_in_vllm_at_once() -> None:
     asyncio.run(main())
 
 
-def test_a_failed_transfer_ends_only_requests_whose_kv_may_be_missing() -> None:
+def test_a_failed_transfer_ends_requests_that_may_have_found_what_it_left() -> None:
     async def main() -> None:
         calls = calls_of(Llm())
         plain = msgspec.structs.replace(a_request(), handoff=None)
         soon = msgspec.structs.replace(a_request(), deadline_s=0.05)
         async with (
-            calls.opened(plain, None) as without,
-            calls.opened(a_request(), None) as waiting,
-            calls.opened(soon, None) as answered,
+            calls.opened(plain, None, 0) as without,
+            calls.opened(a_request(), None, 0) as waiting,
+            calls.opened(soon, None, 0) as answered,
         ):
             await calls.step(answered)
+            assert calls.salt(plain) == ""
             calls.fail_pulls()
-            await calls.step(without)
-            with pytest.raises(HandoffFailed):
-                await calls.step(waiting)
+            for call in (without, waiting):
+                with pytest.raises(HandoffFailed):
+                    await calls.step(call)
             with pytest.raises(DeadlineExceeded):
                 await calls.step(answered)
+            salted = msgspec.structs.replace(plain, cache_salt="own")
+            salts = {calls.salt(plain), calls.salt(salted)}
+            calls.fail_pulls()
+            assert len(salts | {calls.salt(plain), calls.salt(salted), "", "own"}) == 6
 
     asyncio.run(main())
