@@ -1,7 +1,8 @@
-"""A conversation of tool rounds over the chat API, with what each round cost the workers."""
+"""A conversation with a tool over the chat API, with what each request cost the workers."""
 
 import json
 import time
+from itertools import takewhile
 from typing import Any
 
 import httpx
@@ -17,17 +18,17 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+CITIES = ("Oslo", "Lisbon", "Paris", "Berlin", "Rome")
 _COUNTERS = ("num_prompt_tokens", "kv_moved_bytes", "num_handoffs")
 
 
-class Round(msgspec.Struct, frozen=True):
-    """One request: its prompt, the part of it that is neither the last prompt nor its answer, and what all
-    workers together did for it. Handoffs count on both sides.
+class Turn(msgspec.Struct, frozen=True):
+    """One request: its prompt, the part of it that does not repeat the last prompt and its answer, and what
+    all workers together did for it. Bytes and handoffs count once.
     """
 
     num_prompt_tokens: int
     num_new_tokens: int
-    num_cached_tokens: int
     num_computed_tokens: int
     moved_bytes: int
     num_handoffs: int
@@ -35,67 +36,98 @@ class Round(msgspec.Struct, frozen=True):
     answer: dict[str, Any]
 
 
-def converse(stack: Stack, num_rounds: int, *, city: str, result_words: int = 40) -> list[Round]:
-    """Ask for one call after another and answer each with a result of about that many words."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": f"Compare the weather in {city} for me."}]
-    rounds: list[Round] = []
-    num_known = 0
+def converse(stack: Stack, num_turns: int, *, salt: str | None = "") -> list[Turn]:
+    """Ask for the weather in one city after another: a call, its result, the answer, the next city. `salt` is
+    the cache salt; None: each request has its own, so that none finds any KV.
+    """
+    messages: list[dict[str, Any]] = []
+    turns: list[Turn] = []
+    known: list[int] = []
     with httpx.Client(base_url=stack.url, timeout=300) as client:
-        for number in range(num_rounds):
-            before = _counted(stack)
-            began = time.perf_counter()
-            message, usage, first_at = _ask(client, messages)
+        for number in range(num_turns):
+            messages.append(_asked(number, messages))
+            prompt = _prompt(client, messages)
+            num_same = sum(
+                1 for _ in takewhile(lambda pair: len(set(pair)) == 1, zip(prompt, known, strict=False))
+            )
+            before, began = _counted(stack), time.perf_counter()
+            own_salt = f"{time.time_ns()}" if salt is None else salt
+            message, usage, first_at = _ask(client, messages, own_salt)
             spent = {name: round(now - before[name]) for name, now in _counted(stack).items()}
-            rounds.append(
-                Round(
-                    num_prompt_tokens=usage["prompt_tokens"],
-                    num_new_tokens=usage["prompt_tokens"] - num_known,
-                    num_cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+            assert usage["prompt_tokens"] == len(prompt)
+            turns.append(
+                Turn(
+                    num_prompt_tokens=len(prompt),
+                    num_new_tokens=len(prompt) - num_same,
                     num_computed_tokens=spent["num_prompt_tokens"],
                     moved_bytes=spent["kv_moved_bytes"] // 2,
-                    num_handoffs=spent["num_handoffs"],
+                    num_handoffs=spent["num_handoffs"] // 2,
                     ttft_s=first_at - began,
                     answer=message,
                 )
             )
-            num_known = usage["prompt_tokens"] + usage["completion_tokens"]
-            result = " ".join(f"{city} {number} {word}" for word in range(result_words // 3))
-            call_id = message["tool_calls"][0]["id"]
-            messages += [message, {"role": "tool", "tool_call_id": call_id, "content": result}]
-    return rounds
+            messages.append(message)
+            # With the last answer: what the next prompt repeats of it shows what its tokens were.
+            known = _prompt(client, [*messages, _asked(number + 1, messages)])[
+                : len(prompt) + usage["completion_tokens"]
+            ]
+            known = known if known[: len(prompt)] == prompt else prompt
+    return turns
 
 
-def told(rounds: list[Round]) -> list[Any]:
-    """The calls of each round, without their ids."""
-    return [[call["function"] for call in each.answer["tool_calls"]] for each in rounds]
+def _asked(number: int, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    city = CITIES[number // 2 % len(CITIES)]
+    if not messages or "tool_calls" not in messages[-1]:
+        return {"role": "user", "content": f"What is the weather in {city}?"}
+    call_id = messages[-1]["tool_calls"][0]["id"]
+    result = {"city": city, "temperature": 7 + number, "wind": number, "humidity": 50 + number}
+    return {"role": "tool", "tool_call_id": call_id, "content": json.dumps(result)}
+
+
+def _prompt(client: httpx.Client, messages: list[dict[str, Any]]) -> list[int]:
+    body = {"model": MODEL, "messages": messages, "tools": [TOOL], "reasoning_effort": "low"}
+    found: list[int] = client.post("/tokenize", json=body).raise_for_status().json()["tokens"]
+    return found
+
+
+def told(turns: list[Turn]) -> list[Any]:
+    """The answers, without the ids of calls."""
+    return [
+        [turn.answer.get("content"), [call["function"] for call in turn.answer.get("tool_calls", ())]]
+        for turn in turns
+    ]
 
 
 def _ask(
-    client: httpx.Client, messages: list[dict[str, Any]]
+    client: httpx.Client, messages: list[dict[str, Any]], cache_salt: str
 ) -> tuple[dict[str, Any], dict[str, Any], float]:
-    """(the message as a client sends it back, usage, when the first event came)."""
+    """(the message as a client sends it back, usage, when its first part came)."""
     body = {
         "model": MODEL,
         "messages": messages,
         "tools": [TOOL],
-        "tool_choice": "required",
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
         "reasoning_effort": "low",
+        "max_tokens": 200,
+        "cache_salt": cache_salt,
     }
     calls: dict[int, dict[str, Any]] = {}
     usage: dict[str, Any] = {}
-    first_at = 0.0
+    first_at, text = 0.0, ""
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         assert response.status_code == 200, response.read()
         for line in response.iter_lines():
             if not line.startswith("data: {"):
                 continue
             chunk = json.loads(line.removeprefix("data: "))
-            first_at = first_at or time.perf_counter()
+            assert "error" not in chunk, chunk
             usage = chunk.get("usage") or usage
             for choice in chunk["choices"]:
+                if any(choice["delta"].get(part) for part in ("reasoning_content", "content", "tool_calls")):
+                    first_at = first_at or time.perf_counter()
+                text += choice["delta"].get("content") or ""
                 for part in choice["delta"].get("tool_calls") or ():
                     call = calls.setdefault(
                         part["index"], {"type": "function", "function": {"arguments": ""}}
@@ -104,7 +136,10 @@ def _ask(
                     function = part["function"]
                     call["function"]["name"] = function.get("name") or call["function"]["name"]
                     call["function"]["arguments"] += function.get("arguments") or ""
-    return {"role": "assistant", "tool_calls": [calls[i] for i in sorted(calls)]}, usage, first_at
+    message: dict[str, Any] = {"role": "assistant", "content": text or None}
+    if calls:
+        message["tool_calls"] = [calls[i] for i in sorted(calls)]
+    return message, usage, first_at
 
 
 def _counted(stack: Stack) -> dict[str, float]:

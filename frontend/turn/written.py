@@ -109,10 +109,11 @@ def encoded(segments: Iterable[Segment], tokenizer: ModelTokenizer) -> Encoded:
     nums = {"written": 0, "rendered": 0}
     start = 0  # of the message
     author: Segment = ""
+    start_id = tokenizer.special_ids[SpecialToken.START]
     for previous, segment in pairwise(("", *segments)):
-        if segment is SpecialToken.START:
+        if segment is SpecialToken.START or (isinstance(segment, array) and segment[0] == start_id):
             start = len(token_ids)
-        if previous is SpecialToken.START:
+        if previous is SpecialToken.START or isinstance(segment, array):
             author = segment
             if not num_opening and _is_assistant(author):
                 num_opening = start
@@ -125,7 +126,7 @@ def encoded(segments: Iterable[Segment], tokenizer: ModelTokenizer) -> Encoded:
 
 
 def _is_assistant(author: Segment) -> bool:
-    """Whether the segment after a message's start is the assistant's: only answers are given as tokens."""
+    """Whether what begins a message makes it the assistant's: only answers are given as tokens."""
     return isinstance(author, array) or (isinstance(author, str) and author.startswith("assistant"))
 
 

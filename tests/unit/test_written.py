@@ -42,8 +42,11 @@ CALLS = [
 
 
 def grown(client: Client) -> bool:
-    """Whether the second prompt begins with the first and its answer."""
+    """Whether the second prompt begins with the first and its answer, after the same opening."""
     first, second = (request.token_ids for request in client.tokens.requests)
+    opening = TOKENIZER.encode_text(START, allow_special=True)
+    for request in client.tokens.requests:
+        assert request.num_opening_tokens == len(first) - len(opening)
     answer = TOKENIZER.encode_text(client.tokens.texts[0], allow_special=True)
     return second[: len(first) + len(answer)] == first + answer
 
@@ -118,6 +121,7 @@ def test_a_final_answer_goes_on_without_its_thoughts() -> None:
     post(client, "/v1/chat/completions", {"messages": said})
     first, second = (text_of(request.token_ids, TOKENIZER) for request in client.tokens.requests)
     assert second.startswith(f"{first}{final}<|end|><|start|>user")
+    assert len({request.num_opening_tokens for request in client.tokens.requests}) == 1
 
 
 @pytest.mark.parametrize(
