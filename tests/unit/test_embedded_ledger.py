@@ -1,5 +1,7 @@
 """The block ledger: every block is counted once, whatever is reserved, pinned and freed."""
 
+from array import array
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -15,12 +17,14 @@ SIZE = 2  # tokens per block
 def chain(token_ids: list[int]) -> list[bytes]:
     keys = [first_key("")]
     for start in range(0, len(token_ids) - SIZE + 1, SIZE):
-        keys.append(next_key(keys[-1], token_ids[start : start + SIZE]))
+        keys.append(next_key(keys[-1], array("I", token_ids[start : start + SIZE])))
     return keys
 
 
 def prefix(token_ids: list[int], first_whole: int = 0) -> Prefix:
-    return Prefix(chain(token_ids), token_ids, lambda num_blocks: min(first_whole, num_blocks))
+    return Prefix(
+        chain(token_ids), token_ids, len(token_ids), lambda num_blocks: min(first_whole, num_blocks)
+    )
 
 
 def fill(ledger: BlockLedger, lease: Lease, token_ids: list[int], num_partial: int = 0) -> None:
@@ -162,7 +166,7 @@ def test_of_two_ends_the_later_is_found_and_of_an_end_what_is_equal() -> None:
         lease.end = End(0, first_key(""), token_ids)
         ledger.free(lease)
     assert ledger.num_kept == 1
-    wanted = Prefix([first_key("")], [7, 8, 9], lambda num_blocks: num_blocks)
+    wanted = Prefix([first_key("")], [7, 8, 9], 3, lambda num_blocks: num_blocks)
     found = ledger.reserve(1, wanted)
     assert found is not None
     assert found.num_found == 1
@@ -197,4 +201,4 @@ def test_the_first_block_that_a_later_turn_may_need(num_tokens: int, window: int
 def test_keys_tell_prompts_and_salts_apart() -> None:
     keys = {first_key("a"), *chain([1, 1]), *chain([2, 1]), *chain([1, 1, 2, 2]), *chain([2, 2, 1, 1])}
     assert len(keys) == 2 + 2 + 1 + 2
-    assert next_key(first_key("a"), [1, 1]) not in keys
+    assert next_key(first_key("a"), array("I", [1, 1])) not in keys

@@ -11,9 +11,9 @@ def first_key(cache_salt: str) -> bytes:
     return hashlib.blake2b(cache_salt.encode(), digest_size=16, person=b"salt").digest()
 
 
-def next_key(previous: bytes, token_ids: Sequence[int]) -> bytes:
+def next_key(previous: bytes, token_ids: "array[int]") -> bytes:
     """The key of a full block that follows `previous`: equal keys mean equal tokens from the start."""
-    return hashlib.blake2b(previous + array("I", token_ids).tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(previous + token_ids.tobytes(), digest_size=16).digest()
 
 
 class HeldPrefixes:
@@ -46,7 +46,8 @@ class HeldPrefixes:
             self._keys.popitem(last=False)
 
     def _chain(self, token_ids: Sequence[int], cache_salt: str) -> Iterator[bytes]:
-        size, key = self._tokens_per_block, first_key(cache_salt)
-        for end in range(size, len(token_ids) + 1, size):
-            key = next_key(key, token_ids[end - size : end])
+        tokens, key = array("I", token_ids), first_key(cache_salt)
+        size = self._tokens_per_block
+        for end in range(size, len(tokens) + 1, size):
+            key = next_key(key, tokens[end - size : end])
             yield key

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 
 def first_whole_block(num_tokens: int, *, window: int, tokens_per_block: int) -> int:
@@ -14,12 +15,14 @@ def first_whole_block(num_tokens: int, *, window: int, tokens_per_block: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What a sequence looks for: `token_ids`, of whose full blocks `keys[1:]` are the keys; `keys[0]` is that
-    of the salt. If k blocks are found, those from `first_whole(k)` must have the KV of all layers.
+    """What a sequence looks for: the first `num_tokens` of `token_ids`, of whose full blocks `keys[1:]` are
+    the keys; `keys[0]` is that of the salt. If k blocks are found, those from `first_whole(k)` must have the
+    KV of all layers.
     """
 
     keys: Sequence[bytes]
     token_ids: Sequence[int]
+    num_tokens: int
     first_whole: Callable[[int], int]
 
 
@@ -86,7 +89,7 @@ class PrefixIndex:
         """
         found = self._full_blocks(prefix)
         num_tokens = len(found) * self.tokens_per_block
-        wanted = prefix.token_ids[num_tokens : num_tokens + self.tokens_per_block]
+        wanted = prefix.token_ids[num_tokens : min(num_tokens + self.tokens_per_block, prefix.num_tokens)]
         end = self._ends.get(prefix.keys[len(found)])
         if end is None:
             return found, num_tokens
@@ -95,7 +98,7 @@ class PrefixIndex:
 
     def _full_blocks(self, prefix: Prefix) -> list[int]:
         found: list[int] = []
-        for key in prefix.keys[1:]:
+        for key in islice(prefix.keys, 1, prefix.num_tokens // self.tokens_per_block + 1):
             block = self._blocks.get(key)
             if block is None:
                 break

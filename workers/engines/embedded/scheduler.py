@@ -1,6 +1,7 @@
 """The scheduler: chooses each step's requests and tokens, without torch or a clock."""
 
 import enum
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -220,7 +221,8 @@ class Scheduler:
             return None
         num_tokens = len(sequence.token_ids) - 1
         self._extend_keys(sequence, num_tokens // self._tokens_per_block)
-        return Prefix(sequence.keys, sequence.token_ids[:num_tokens], partial(self._first_needed, sequence))
+        first_whole = partial(self._first_needed, sequence)
+        return Prefix(sequence.keys, sequence.token_ids, num_tokens, first_whole)
 
     def num_lacking(self, sequence: Sequence) -> int:
         """How many tokens the sequence would compute if it were admitted now."""
@@ -261,7 +263,7 @@ class Scheduler:
         if not keys:
             keys.append(first_key(sequence.cache_salt))
         for i in range(len(keys) - 1, num_blocks):
-            keys.append(next_key(keys[i], sequence.token_ids[i * size : (i + 1) * size]))
+            keys.append(next_key(keys[i], array("I", sequence.token_ids[i * size : (i + 1) * size])))
 
     def _num_blocks(self, sequence: Sequence) -> int:
         return -(-sequence.num_reserved // self._tokens_per_block)
