@@ -130,11 +130,14 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
-    """Token counts of one choice: prompt, cached part of it, and generated (stop token included)."""
+    """Token counts of one choice: prompt, cached part of it, and generated (stop token included); the KV that
+    decode pulled for it, None if the engine does not tell.
+    """
 
     num_prompt_tokens: int
     num_cached_tokens: int
     num_completion_tokens: int
+    num_moved_bytes: int | None = None
 
 
 FinishReason = Literal["stop", "length"]

@@ -71,7 +71,9 @@ async def serve(settings: FrontendSettings, seal: Seal, listener: socket.socket,
         aliases=parse_aliases(settings.model_alias),
     )
     metrics = Metrics()
-    generator = Generator(transport, fleet, settings.router_mode, metrics, settings.local_prefill_tokens)
+    generator = Generator(
+        transport, fleet, settings.router_mode, metrics.routing, settings.local_prefill_tokens
+    )
     try:
         responses = ResponseState(await _open_store(settings.response_store))
     except StoreFailure as error:

@@ -10,12 +10,13 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
-from baton.messages import Role, WorkerInfo, WorkerStats
+from baton.messages import Role, Usage, WorkerInfo, WorkerStats
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
+_MOVED_BYTES = (0, *(4**power for power in range(7, 18)))  # 16 KiB to 16 GiB
 _FIELD = re.compile(r"[A-Za-z0-9_.\[\]]{1,64}")
 _MAX_FIELDS = 100
 
@@ -40,17 +41,7 @@ class Metrics:
         self._token = partial(latency, buckets=_TOKEN_S)(
             "baton_inter_token_latency_seconds", "A request's mean time between tokens.", by_model
         )
-        self.prefill_s = latency(
-            "baton_prefill_seconds", "Time from sending a prefill request to its handoff, queueing included."
-        )
-        self.handoff_s = latency(
-            "baton_handoff_seconds",
-            "Time from a handoff to the first token: decode queue, KV transfer, first step.",
-        )
-        self._prefills = counter("baton_prefills", "Prompts by where and why there.", ("where", "reason"))
-        self._routes = counter(
-            "baton_prefix_routes", "Choices by prefix, own worker or other.", ("role", "place")
-        )
+        self.routing = RoutingMetrics(registry)
         self._prompt_tokens = counter("baton_prompt_tokens", "Prompt tokens.", model)
         self._completion_tokens = counter("baton_completion_tokens", "Generated tokens.", model)
         self._history_tokens = counter(
@@ -90,14 +81,6 @@ class Metrics:
         for kind, count in tally.repairs.items():
             self._repairs.labels(kind).inc(count)
 
-    def count_prefill(self, where: Literal["prefill", "decode"], reason: str) -> None:
-        """Count an attempt's prompt by the role of the worker that computes it."""
-        self._prefills.labels(where, reason).inc()
-
-    def count_route(self, role: Role, place: str) -> None:
-        """Count a choice by prefix, see `frontend.routing.router.Place`."""
-        self._routes.labels(role.value, place).inc()
-
     def count_ignored(self, fields: Iterable[str]) -> None:
         """Count ignored fields by name; after `_MAX_FIELDS` names, or for malformed ones, as `other`."""
         for field in fields:
@@ -112,6 +95,48 @@ class Metrics:
         scrape = CollectorRegistry(auto_describe=False)
         scrape.register(_WorkerGauges(list(workers)))
         return generate_latest(self.registry) + generate_latest(scrape)
+
+
+class RoutingMetrics:
+    """The Generator's part of /metrics."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self.prefill_s = histogram(
+            "baton_prefill_seconds",
+            "Time from sending a prefill request to its handoff, queueing included.",
+            buckets=_LATENCY_S,
+        )
+        self.handoff_s = histogram(
+            "baton_handoff_seconds",
+            "Time from a handoff to the first token: decode queue, KV transfer, first step.",
+            buckets=_LATENCY_S,
+        )
+        self._moved_bytes = histogram(
+            "baton_request_moved_kv_bytes",
+            "KV that moved to decode for one request, where the engine reports it.",
+            buckets=_MOVED_BYTES,
+        )
+        self._prefills = counter("baton_prefills", "Prompts by where and why there.", ("where", "reason"))
+        self._routes = counter(
+            "baton_prefix_routes",
+            "Choices by prefix: the conversation's own worker or another.",
+            ("role", "place"),
+        )
+
+    def count_prefill(self, where: Literal["prefill", "decode"], reason: str) -> None:
+        """Count an attempt's prompt by the role of the worker that computes it."""
+        self._prefills.labels(where, reason).inc()
+
+    def count_route(self, role: Role, place: str) -> None:
+        """Count a choice by prefix, see `frontend.routing.router.Place`."""
+        self._routes.labels(role.value, place).inc()
+
+    def note_usage(self, usage: Usage) -> None:
+        """Record what the end of an answer tells about its request."""
+        if usage.num_moved_bytes is not None:
+            self._moved_bytes.observe(usage.num_moved_bytes)
 
 
 class Tally(msgspec.Struct, kw_only=True):

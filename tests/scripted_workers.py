@@ -117,7 +117,7 @@ async def generator_over(
     live = Fleet(fleet, fleet, model_path=Path("/none"))
     async with live.keep_current():
         await until(lambda: live.health().instances)
-        yield Generator(fleet, live, mode, fleet.metrics, local_prefill_tokens)
+        yield Generator(fleet, live, mode, fleet.metrics.routing, local_prefill_tokens)
 
 
 async def generate(fleet: ScriptedWorkers, local_prefill_tokens: int = 0) -> list[int]:

@@ -36,7 +36,7 @@ class Turn(msgspec.Struct, frozen=True):
     answer: dict[str, Any]
 
 
-def converse(stack: Stack, num_turns: int, *, salt: str | None = "") -> list[Turn]:
+def converse(stack: Stack, num_turns: int, *, salt: str | None = "shared") -> list[Turn]:
     """Ask for the weather in one city after another: a call, its result, the answer, the next city. `salt` is
     the cache salt; None: each request has its own, so that none finds any KV.
     """

@@ -12,7 +12,7 @@ import msgspec
 from baton.errors import BatonError, DeadlineExceeded, HandoffFailed, NoWorkers, WorkerLost
 from baton.messages import GenerateRequest, KvHandoff, PrefillFirst, Reply, Role, TokenChunk, WorkerInfo
 from baton.transport import Transport
-from frontend.metrics import Metrics
+from frontend.metrics import RoutingMetrics
 from frontend.routing.fleet import Fleet
 from frontend.routing.router import RouterMode, make_router
 
@@ -29,7 +29,7 @@ class Generator:
         transport: Transport,
         fleet: Fleet,
         mode: RouterMode,
-        metrics: Metrics,
+        metrics: RoutingMetrics,
         local_prefill_tokens: int = 0,
     ) -> None:
         """A prompt of which decode lacks at most `local_prefill_tokens` needs no prefill worker."""
@@ -53,6 +53,8 @@ class Generator:
                     async for chunk in await self._start(progress, calls):
                         if isinstance(chunk, TokenChunk):
                             progress.token_ids += chunk.token_ids
+                            if chunk.usage is not None:
+                                self._metrics.note_usage(chunk.usage)
                             yield chunk
                             if chunk.finish_reason:
                                 return

@@ -44,6 +44,7 @@ def test_turns_compute_and_move_their_new_tokens_only(stacks: tuple[Stack, Stack
     assert told(moving) == told(turns)
     assert sum(turn.num_handoffs for turn in moving) == NUM_TURNS
     moved_bytes = sum(turn.moved_bytes for turn in moving)
+    assert handing.spent("baton_request_moved_kv_bytes") == (moved_bytes, NUM_TURNS)
     assert 0 < moved_bytes < 1.05 * new_tokens(moving) * TOKEN_BYTES
 
     # Each request with a salt of its own: no KV is found.

@@ -23,7 +23,7 @@ from baton.messages import FinishReason, GenerateRequest, Guided, KvHandoff, Tok
 from workers.engine import EngineInfo
 from workers.engines.mocker_settings import MockerSettings
 from workers.engines.prefixes import HeldPrefixes
-from workers.engines.script import PlannedAnswer, Script, read_vocabulary
+from workers.engines.script import PlannedAnswer, Script, log_prompt, read_vocabulary
 from workers.kv.memory import host_memory
 from workers.kv.transceiver import CacheTransceiver, Ticket
 
@@ -92,7 +92,7 @@ class MockerEngine:
             num_cached = await self._run_prompt(request, deadline)
             answer = self._answer(request)
             if request.num_generated + 1 >= answer.num_tokens:
-                yield self._chunk(request, answer, request.num_generated, num_cached)
+                yield self._chunk(request, answer, request.num_generated, (num_cached, 0))
                 return
             ticket = self._transceiver.offer(host_memory(_kv(request.token_ids)))
             ttl_s = min(self._settings.handoff_ttl_s, deadline - asyncio.get_running_loop().time())
@@ -120,11 +120,11 @@ class MockerEngine:
         """Yield one token per step, starting when the prompt is processed or has arrived."""
         async with self._slot(request) as deadline:
             if request.handoff is None:
-                num_cached = await self._run_prompt(request, deadline)
+                told = await self._run_prompt(request, deadline), 0
             else:
-                num_cached = await self._take_over(request, request.handoff, deadline)
+                told = await self._take_over(request, request.handoff, deadline)
             answer = self._answer(request)
-            yield self._chunk(request, answer, request.num_generated, num_cached)
+            yield self._chunk(request, answer, request.num_generated, told)
             for position in range(request.num_generated + 1, answer.num_tokens):
                 await self._next_step.wait()
                 if self._stopped.is_set():
@@ -133,7 +133,7 @@ class MockerEngine:
                     raise DeadlineExceeded
                 if position + 1 == answer.num_tokens:
                     self._hold(request, answer)
-                yield self._chunk(request, answer, position, num_cached)
+                yield self._chunk(request, answer, position, told)
 
     def num_lacking_tokens(self, request: GenerateRequest) -> int:
         """See `Engine.num_lacking_tokens`; exact."""
@@ -197,7 +197,7 @@ class MockerEngine:
         self._figures["num_prompt_tokens"] += num_lacking
         self._figures["num_cached_tokens"] += num_held
         if self._settings.prompt_log is not None:
-            _append(Path(self._settings.prompt_log), request.token_ids[: _num_prompt_tokens(request)])
+            log_prompt(Path(self._settings.prompt_log), request.token_ids[: _num_prompt_tokens(request)])
         prefill_s = num_lacking / self._settings.prefill_tokens_per_s
         await _within(deadline, asyncio.sleep(prefill_s))  # as long as a real prefill
         self._held.hold(request.token_ids, request.cache_salt)
@@ -207,8 +207,10 @@ class MockerEngine:
         """Tokens that need not be computed or pulled: never the last, which gives the first logits."""
         return self._held.num_held(request.token_ids[:-1], request.cache_salt)
 
-    async def _take_over(self, request: GenerateRequest, handoff: KvHandoff, deadline: float) -> int:
-        """Pulls the KV that is not cached; returns how many tokens prefill had cached."""
+    async def _take_over(
+        self, request: GenerateRequest, handoff: KvHandoff, deadline: float
+    ) -> tuple[int, int]:
+        """Pulls the KV that is not cached; returns (tokens that prefill had cached, bytes pulled)."""
         try:
             offered = msgspec.msgpack.decode(handoff.engine_state, type=_Offered)
         except msgspec.DecodeError as error:
@@ -224,7 +226,7 @@ class MockerEngine:
         self._held.hold(request.token_ids, request.cache_salt)
         self._figures["num_handoffs"] += 1
         self._figures["kv_moved_bytes"] += len(pulled)
-        return offered.num_cached_tokens
+        return offered.num_cached_tokens, len(pulled)
 
     def _hold(self, request: GenerateRequest, answer: PlannedAnswer) -> None:
         """The answer's KV is there, but for that of its last token."""
@@ -242,14 +244,15 @@ class MockerEngine:
         return PlannedAnswer(self._header, self._words, start, limit, "length")
 
     def _chunk(
-        self, request: GenerateRequest, answer: PlannedAnswer, position: int, num_cached: int
+        self, request: GenerateRequest, answer: PlannedAnswer, position: int, told: tuple[int, int]
     ) -> TokenChunk:
+        """`told`: cached tokens, moved bytes."""
         self._figures["num_generated_tokens"] += 1
         token_ids = (answer.token(position),)
         if position + 1 < answer.num_tokens:
             return TokenChunk(token_ids)
         num_prompt = _num_prompt_tokens(request)
-        usage = Usage(num_prompt, min(num_cached, num_prompt), position + 1)
+        usage = Usage(num_prompt, min(told[0], num_prompt), position + 1, told[1])
         return TokenChunk(token_ids, answer.finish_reason, usage)
 
     async def _tick(self) -> None:
@@ -276,12 +279,6 @@ def _check_form(form: Guided | None) -> None:
     raise InvalidRequest(
         f"`{param}` cannot be enforced: the mocker is an engine without a model.", param=param
     )
-
-
-def _append(log: Path, token_ids: Sequence[int]) -> None:
-    """In one write: prefill and decode workers may share the file."""
-    with log.open("ab", buffering=0) as file:
-        file.write(msgspec.json.encode(token_ids) + b"\n")
 
 
 def _num_prompt_tokens(request: GenerateRequest) -> int:

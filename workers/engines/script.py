@@ -140,3 +140,9 @@ def read_vocabulary(path: Path) -> tuple[Vocabulary, tuple[int, ...], tuple[int,
     vocabulary = Vocabulary(ids, special)
     words = sorted(id_ for text, id_ in ids.items() if text.removeprefix("Ġ").isascii() and text.isalpha())
     return vocabulary, vocabulary.encode("<|channel|>final<|message|>"), tuple(words)
+
+
+def log_prompt(log: Path, token_ids: Sequence[int]) -> None:
+    """Append a prompt as one JSON line, in one write: prefill and decode workers may share the file."""
+    with log.open("ab", buffering=0) as file:
+        file.write(msgspec.json.encode(token_ids) + b"\n")

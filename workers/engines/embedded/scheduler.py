@@ -39,7 +39,7 @@ class Sequence:
     next token is not sampled before it `is_ready`. `prompt_logprobs` are those of the prompt's computed part,
     if requested. `keys` are those of its salt and its full blocks, see `Prefix`; `num_kept` blocks can be
     found by others, the first `num_partial` without the KV of sliding-window layers. The KV of its first
-    `num_cached` tokens was found.
+    `num_cached` tokens was found; `num_moved_bytes` were pulled.
     """
 
     token_ids: list[int]
@@ -59,6 +59,7 @@ class Sequence:
     num_cached: int = 0
     num_kept: int = 0
     num_partial: int = 0
+    num_moved_bytes: int = 0
 
     @property
     def num_generated(self) -> int:

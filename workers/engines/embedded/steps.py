@@ -149,6 +149,7 @@ class StepLoop:
                 sequence.num_prompt,
                 min(sequence.num_cached, sequence.num_prompt),
                 sequence.num_generated,
+                sequence.num_moved_bytes,
             )
         logprobs = (token.logprob,) if token.logprob is not None else None
         scored = tuple(sequence.prompt_logprobs) if sequence.prompt_logprobs and reason is not None else None

@@ -135,6 +135,7 @@ class Transfers:
         if call.sequence.phase is Phase.PULLING:
             self.num_handoffs += 1
             call.sequence.num_cached = state.num_cached_tokens
+            call.sequence.num_moved_bytes = buffer.num_bytes
             self._steps.resume(call, Sampled(handoff.first_token, state.logprob))
 
     async def _fill(self, buffer: Buffer, ticket: Ticket, expires_at: float) -> None:
