@@ -19,10 +19,10 @@ def stacks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, St
     try:
         local.frontend("--router-mode", "prefix", "--local-prefill-tokens", "150")
         handing.frontend("--router-mode", "prefix")
-        for mode in ("prefill", "prefill", "decode", "decode"):
+        for mode in ("prefill", "decode", "decode"):
             local.worker(mode, engine="embedded")
         for stack in (local, handing):
-            stack.wait_ready(2, 2)
+            stack.wait_ready(1, 2, 120)
         yield local, handing
     finally:
         local.stop()
