@@ -111,7 +111,6 @@ class Generator:
                 calls.push_async_exit(trying.pop_all())
                 return stream
         self._metrics.count_prefill("prefill", "busy" if first.is_busy else "long")
-        progress.asked.clear()
         return None
 
     async def _handed_over(

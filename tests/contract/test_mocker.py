@@ -93,6 +93,30 @@ def test_a_transfer_takes_its_time() -> None:
     run_jumping(main())
 
 
+def test_all_but_the_last_token_of_an_answer_is_cached_when_it_ends() -> None:
+    async def main() -> None:
+        async with started() as engine:
+            await answer(engine, ask(28, 5))
+            assert engine.stats().kv_cached_blocks == 2
+            await answer(engine, ask(28, 4, cache_salt="other"))
+            assert engine.stats().kv_cached_blocks == 3  # its last block lacks a token
+
+    run_jumping(main())
+
+
+def test_a_pulled_prompt_is_cached() -> None:
+    async def main() -> None:
+        async with started() as prefill, started() as decode, aclosing(prefill.prefill(ask())) as replies:
+            handoff = await anext(replies)
+            assert isinstance(handoff, KvHandoff)
+            async with aclosing(decode.decode(ask(handoff=handoff))) as chunks:
+                await anext(chunks)
+                assert decode.num_lacking_tokens(ask()) == 4
+            assert await anext(replies, None) is None
+
+    run_jumping(main())
+
+
 def test_an_unpulled_pin_expires() -> None:
     async def main() -> None:
         async with started(handoff_ttl_s=7) as engine:

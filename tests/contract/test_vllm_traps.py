@@ -98,8 +98,19 @@ def test_what_a_failed_pull_left_in_the_cache_is_never_found(checkpoint: Path) -
             for request in (ask(), salted):
                 with pytest.raises(HandoffFailed):
                     await tokens(decode.decode(msgspec.structs.replace(request, handoff=handoff)))
+                assert decode.num_lacking_tokens(request) == len(request.token_ids)
                 # The double would die of it.
                 assert len(await tokens(decode.decode(request))) == 12
+
+    asyncio.run(main())
+
+
+def test_the_last_token_of_an_answer_has_no_kv_yet(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint, "decode") as decode:
+            answer = await tokens(decode.decode(ask(116)))  # 12 more make 128, two blocks of the estimate
+            again = msgspec.structs.replace(ask(116), token_ids=[*ask(116).token_ids, *answer, 1])
+            assert decode.num_lacking_tokens(again) == 129 - 64
 
     asyncio.run(main())
 

@@ -50,6 +50,12 @@ def test_a_list_of_prompts_gives_n_choices_for_each() -> None:
     assert reply.json["usage"]["prompt_tokens"] == 3
 
 
+def test_the_choices_of_all_prompts_together_are_limited() -> None:
+    assert len(complete(["a", "b"], n=8).json["choices"]) == 16
+    reply = complete(["a", "b"], n=9)
+    assert (reply.status, reply.error["param"]) == (400, "n")
+
+
 def test_token_ids_are_taken_as_they_are() -> None:
     client = Client(ScriptedTokens(ENDED))
     asyncio.run(client.complete([1, 2, 3]))

@@ -86,12 +86,13 @@ def test_a_conversation_computes_its_new_tokens_only_and_answers_the_same(
         async with engine(checkpoint) as reusing, engine(checkpoint, reuse=False) as other:
             history, num_known = prompt(50), 0
             for turn in range(5):
-                before = reusing.stats().num_prompt_tokens
+                before = reusing.stats()
                 tokens, num_cached = await answer(reusing, ask(history, **sampling))
                 assert (tokens, 0) == await answer(other, ask(history, **sampling))
-                num_computed = reusing.stats().num_prompt_tokens - before
+                num_computed = reusing.stats().num_prompt_tokens - before.num_prompt_tokens
                 assert num_cached + num_computed == len(history)
                 assert num_cached == num_known
+                assert reusing.stats().num_cached_tokens - before.num_cached_tokens == num_cached
                 num_known = len(history) + len(tokens) - 1  # the last token was not computed
                 history = history + tokens + prompt(7, seed=turn)
 

@@ -22,6 +22,7 @@ def scheduler(
     max_num_tokens: int = 16,
     chunked_prefill: bool = True,
     reuses_blocks: bool = False,
+    window: int = 0,
 ) -> Scheduler:
     return Scheduler(
         num_blocks=num_blocks,
@@ -31,6 +32,7 @@ def scheduler(
         max_num_tokens=max_num_tokens,
         chunked_prefill=chunked_prefill,
         reuses_blocks=reuses_blocks,
+        window=window,
     )
 
 
@@ -268,3 +270,13 @@ def test_pieces_of_one_token_come_first_in_a_step() -> None:
     target.add(sequence(15))
     target.add(sequence(10))
     assert [len(work.token_ids) for work in target.plan().work] == [1, 15]
+
+
+def test_pulled_blocks_without_the_layers_of_the_window_are_not_continued() -> None:
+    target = scheduler(reuses_blocks=True, window=4)
+    pulling = sequence(40, pulls_kv=True)
+    target.add(pulling)
+    assert target.plan().to_pull == [pulling]
+    target.pulled(pulling, 7)
+    assert target.num_lacking(sequence(41)) == 1
+    assert target.num_lacking(sequence(21)) == 21

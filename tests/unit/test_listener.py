@@ -121,6 +121,34 @@ def test_without_descriptors_it_makes_room_pauses_and_goes_on() -> None:
     asyncio.run(main())
 
 
+class Ended(asyncio.Protocol):
+    """A protocol that records how its connection ended."""
+
+    def __init__(self) -> None:
+        self.errors: list[Exception | None] = []
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.errors.append(error)
+
+
+def test_a_connection_that_cannot_be_run_is_lost() -> None:
+    async def main() -> None:
+        protocol = Ended()
+
+        def take(sock: socket.socket) -> asyncio.Protocol:
+            sock.close()
+            return protocol
+
+        sock = socket.create_server(("127.0.0.1", 0))
+        listener = Listener(sock, take, lambda: None)
+        with socket.create_connection(sock.getsockname()):
+            await until(lambda: protocol.errors)
+        listener.close()
+        assert isinstance(protocol.errors[0], OSError)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(("hard", "raised"), [(64, 64), (200, 200), (1000, 500)])
 def test_the_soft_limit_is_raised_towards_the_hard_one_within_reason(hard: int, raised: int) -> None:
     code = (

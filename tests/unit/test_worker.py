@@ -108,6 +108,8 @@ def test_a_decode_worker_computes_what_it_lacks_up_to_the_limit_at_a_time() -> N
             answered = asyncio.create_task(anext(first))
             await asyncio.sleep(0)  # it has been asked
             assert [r async for r in worker.answer(local)] == [PrefillFirst(60, is_busy=True)]
+            engine.num_lacking = 100
+            assert [r async for r in worker.answer(local)] == [PrefillFirst(100, is_busy=True)]
             engine.num_lacking = 40
             waiting = asyncio.create_task(anext(second))
             await asyncio.sleep(0)

@@ -113,11 +113,12 @@ def test_a_message_goes_on_from_the_very_tokens_though_its_json_is_written_anew(
     assert grown(client)
 
 
-def test_a_final_answer_goes_on_without_its_thoughts() -> None:
+@pytest.mark.parametrize("sent_back", [{}, {"reasoning_content": "Think."}])
+def test_a_final_answer_goes_on_without_its_thoughts(sent_back: Json) -> None:
     final = "<|channel|>final <|constrain|>json<|message|>{}"
     client = Client(ScriptedTokens(f"{THINK}{final}<|return|>"))
     post(client, "/v1/chat/completions", {"messages": [HI]})
-    said = [HI, {"role": "assistant", "content": "{}"}, HI]
+    said = [HI, {"role": "assistant", "content": "{}", **sent_back}, HI]
     post(client, "/v1/chat/completions", {"messages": said})
     first, second = (text_of(request.token_ids, TOKENIZER) for request in client.tokens.requests)
     assert second.startswith(f"{first}{final}<|end|><|start|>user")
@@ -156,6 +157,15 @@ def test_an_answer_that_was_cut_is_rendered(max_tokens: int) -> None:
     body = {"messages": [HI], "max_tokens": max_tokens}
     content = post(client, "/v1/chat/completions", body).json["choices"][0]["message"]["content"]
     post(client, "/v1/chat/completions", {"messages": [HI, {"role": "assistant", "content": content}, HI]})
+    assert client.metric("baton_history_tokens_total", source="written") == 0
+
+
+def test_an_answer_that_was_repaired_is_rendered() -> None:
+    client = Client(ScriptedTokens("<|channel|>commentary functions.f<|message|>{}<|call|>"))  # no `to=`
+    reply = post(client, "/v1/chat/completions", {"messages": [HI], "tools": [F]})
+    message = reply.json["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok"}
+    post(client, "/v1/chat/completions", {"messages": [HI, message, result], "tools": [F]})
     assert client.metric("baton_history_tokens_total", source="written") == 0
 
 

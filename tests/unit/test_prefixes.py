@@ -1,0 +1,30 @@
+"""What an engine that does not tell probably has cached."""
+
+from workers.engines.prefixes import HeldPrefixes
+
+LONG = list(range(100, 108))
+SHORT = [1, 2, 3, 4]
+
+
+def test_only_full_blocks_are_held_and_only_under_their_salt() -> None:
+    held = HeldPrefixes(4, max_blocks=9)
+    held.hold([*LONG, 1, 2, 3], "a")
+    assert held.num_held([*LONG, 1, 2, 3, 4], "a") == 8
+    assert held.num_held([*LONG[:4], 0, *LONG[5:]], "a") == 4
+    assert held.num_held(LONG, "b") == 0
+
+
+def test_of_the_least_recently_used_sequence_the_end_is_forgotten_first() -> None:
+    held = HeldPrefixes(4, max_blocks=2)
+    held.hold(LONG, "")
+    held.hold(SHORT, "")
+    assert len(held) == 2
+    assert (held.num_held(LONG, ""), held.num_held(SHORT, "")) == (4, 4)
+
+
+def test_what_is_used_again_is_kept() -> None:
+    held = HeldPrefixes(4, max_blocks=2)
+    for token_ids in (SHORT, [5, 6, 7, 8], SHORT, [9, 10, 11, 12]):
+        held.hold(token_ids, "")
+    assert held.num_held(SHORT, "") == 4
+    assert held.num_held([5, 6, 7, 8], "") == 0
