@@ -37,14 +37,14 @@ def test_unlike_workers_are_refused_by_the_worker_in_health_and_in_status(
 ) -> None:
     decode_yaml = tmp_path / "decode.yaml"
     text = (ROOT / "engine_configs/demo/decode.yaml").read_text()
-    decode_yaml.write_text(text.replace("tokens_per_block: 32", "tokens_per_block: 16"))
+    decode_yaml.write_text(text.replace("tokens_per_block: 16", "tokens_per_block: 32"))
     stack.worker("prefill", engine="embedded")
     stack.wait_ready(1, 0)
     decode = stack.worker("decode", engine="embedded", yaml=decode_yaml)
     stack.wait_ready(1, 1)
 
     (reason,) = stack.health()["refused_pairs"]
-    assert re.fullmatch(r"prefill-\w+ -> decode-\w+: tokens_per_block 32 is not 16", str(reason))
+    assert re.fullmatch(r"prefill-\w+ -> decode-\w+: tokens_per_block 16 is not 32", str(reason))
     assert f"refused pair {reason}" in decode.text()
     command = [sys.executable, "-m", "baton", "status", "--url", stack.url]
     status = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

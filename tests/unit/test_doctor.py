@@ -448,7 +448,7 @@ OTHERS: list[tuple[str, str, Severity, Callable[[], Facts]]] = [
     ("Spark with its memory taken", "memory-taken", E, lambda: _host(spark(), memory_free_bytes=40 * GIB)),
     ("120b on a laptop", "gpu-none", E, lambda: replace(laptop(), model=MODEL_120B)),
     ("demo pair of two block sizes", "pair-block", E,
-     lambda: _yaml(laptop(), "decode", {f"{KV}.tokens_per_block": 16})),
+     lambda: _yaml(laptop(), "decode", {f"{KV}.tokens_per_block": 32})),
     ("demo model with an unknown key", "settings-refused", E, lambda: _demo_with("max_batchsize: 8")),
     ("demo model with a wrong value", "settings-refused", E, lambda: _demo_with("max_batch_size: 0")),
     ("laptop with its port taken", "port-taken", E,

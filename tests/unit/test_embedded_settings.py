@@ -14,7 +14,7 @@ DEMO = Path(__file__).parents[2] / "engine_configs" / "demo"
 @pytest.mark.parametrize("name", ["prefill", "decode", "agg"])
 def test_the_demo_settings_load(name: str) -> None:
     settings = load_settings(EmbeddedSettings, DEMO / f"{name}.yaml", {}).settings
-    assert settings.kv_cache_config.tokens_per_block == 32
+    assert settings.kv_cache_config.tokens_per_block == 16
 
 
 @pytest.mark.parametrize(
