@@ -79,9 +79,8 @@ check_first() { # check_first DOCTOR...: fails if it exits with 2 (errors)
 }
 
 start_frontend() {
-    local flags=(--router-mode "$ROUTER_MODE" --http-port "$HTTP_PORT")
-    [[ -z ${LOCAL_PREFILL_TOKENS:-} ]] || flags+=(--local-prefill-tokens "$LOCAL_PREFILL_TOKENS")
-    start frontend "$PYTHON" -m frontend "${flags[@]}"
+    start frontend "$PYTHON" -m frontend --router-mode "$ROUTER_MODE" --http-port "$HTTP_PORT" \
+        ${LOCAL_PREFILL_TOKENS:+--local-prefill-tokens "$LOCAL_PREFILL_TOKENS"}
 }
 
 start_workers() { # start_workers MODE NUM_WORKERS GPUS YAML FLAGS...
