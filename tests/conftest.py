@@ -15,7 +15,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.waiting import PATIENCE_S, scaled
+from tests.waiting import PATIENCE_S, scaled, signal_process
 
 # Two busy cores are slow at times, which is not a failure.
 settings.register_profile(
@@ -91,7 +91,7 @@ class ServerProcess:
     def freeze(self) -> None:
         """SIGSTOP: it keeps its sockets and does not respond."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        signal_process(self._process.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
         """SIGCONT."""

@@ -21,7 +21,7 @@ import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
-from tests.waiting import PATIENCE_S, scaled
+from tests.waiting import PATIENCE_S, scaled, signal_process
 from workers.kv.choose import choose_transceiver
 from workers.kv.memory import Memory, host_memory
 from workers.kv.source import Source
@@ -178,7 +178,7 @@ class Far:
         return answer.ticket
 
     def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+        signal_process(self.process.pid, number)
 
     def end(self) -> None:
         self.process.kill()

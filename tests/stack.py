@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from tests.conftest import free_port
-from tests.waiting import scaled, wait_for
+from tests.waiting import scaled, signal_process, wait_for
 
 ROOT = Path(__file__).parents[1]
 MODEL = "openai/gpt-oss-120b"
@@ -38,7 +38,7 @@ class Process:
 
     def signal(self, number: signal.Signals) -> None:
         """SIGTERM, SIGSTOP, SIGCONT."""
-        self.popen.send_signal(number)
+        signal_process(self.popen.pid, number)
 
     def wait(self, timeout_s: float = 60.0) -> int:
         """The exit status; `timeout_s` is scaled."""

@@ -1,9 +1,12 @@
 """Waiting for conditions instead of sleeping, and times scaled by the machine's speed."""
 
 import asyncio
+import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 # The time of `_work` on one idle core of the reference machine.
@@ -52,3 +55,19 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < give_up, "the condition did not come true in time"
         time.sleep(0.01)  # poll: conditions do not notify
+
+
+def signal_process(pid: int, number: signal.Signals) -> None:
+    """Send a signal; after SIGSTOP, return when the process stands still: until then its threads go on."""
+    os.kill(pid, number)
+    if number == signal.SIGSTOP:
+        wait_for(lambda: _states(pid) <= set("TZX"))
+
+
+def _states(pid: int) -> set[str]:
+    """The states of its threads, as in proc(5)."""
+    states = set()
+    for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            states.add(thread.read_text().rpartition(")")[2].split()[0])
+    return states

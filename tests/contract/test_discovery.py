@@ -16,7 +16,7 @@ from baton.etcd_rpc import EtcdRpc, prefix_end
 from baton.files import FilesDiscovery
 from tests.conftest import LaunchServer
 from tests.registry import Snapshot, etcd_api, onlooker, worker
-from tests.waiting import scaled, until
+from tests.waiting import scaled, signal_process, until
 
 TTL_S = scaled(2.0)
 SOON_S = scaled(1.0)
@@ -243,7 +243,7 @@ def test_a_frozen_process_vanishes_and_comes_back(registry: Registry) -> None:
     async def main() -> None:
         async with registry.open() as discovery, onlooker(discovery) as looker:
             await looker.until_shown("frozen")
-            child.send_signal(signal.SIGSTOP)
+            signal_process(child.pid, signal.SIGSTOP)
             took_s = await looker.until_shown(timeout_s=2 * TTL_S)
             assert took_s > TTL_S / 3
             child.send_signal(signal.SIGCONT)

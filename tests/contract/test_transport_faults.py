@@ -21,7 +21,7 @@ from baton.tcp import TcpTransport
 from baton.transport import Transport
 from tests.conftest import LaunchServer, ServerProcess, free_port
 from tests.planes import Endless, Plane, a_request, count_up, tokens
-from tests.waiting import PATIENCE_S, scaled
+from tests.waiting import PATIENCE_S, scaled, signal_process
 
 SOON_S = scaled(1.0)
 LIVENESS_S = scaled(1.0)
@@ -45,7 +45,7 @@ class Peer:
             return (await self._process.stdout.readline()).decode().strip()
 
     def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+        signal_process(self._process.pid, number)
 
 
 @contextlib.asynccontextmanager

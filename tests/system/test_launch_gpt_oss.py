@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import LaunchServer
 from tests.launched import DOUBLE, MOCKER, Launch
 from tests.stack import MODEL
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, signal_process
 
 HEALTH = (
     "Returns the current health status of the LLM runtime—use before critical operations "
@@ -115,7 +115,7 @@ def test_a_second_signal_kills_at_once(run: Run) -> None:
     frozen = next(
         pid for pid, command in launch.processes().items() if "--disaggregation-mode decode" in command
     )
-    os.kill(frozen, signal.SIGSTOP)
+    signal_process(frozen, signal.SIGSTOP)
 
     launch.popen.send_signal(signal.SIGINT)
     launch.read_until("stopping")

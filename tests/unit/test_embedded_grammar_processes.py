@@ -13,7 +13,7 @@ from baton.errors import InvalidRequest
 from frontend.text.tokenizer import ModelTokenizer
 from tests.alive import is_running
 from tests.guided import ENDLESS, Json, answer_form, slow_inside
-from tests.waiting import until
+from tests.waiting import signal_process, until
 from workers.engines.embedded.grammar import Grammars
 
 DEMO = Path("models/demo")
@@ -123,7 +123,7 @@ def test_many_slow_schemas_at_once_keep_no_other_waiting(own: tuple[Grammars, Pa
         await until(lambda: len(servers(path)) == 5)
         compiling = set(servers(path)) - {server}
         for process in compiling:
-            os.kill(process, signal.SIGSTOP)  # slow enough that none finishes early
+            signal_process(process, signal.SIGSTOP)  # slow enough that none finishes early
         await grammars.matcher(answer_form({"const": "next to many"}))
         assert not any(task.done() for task in slow)
         for process in compiling:
@@ -140,7 +140,7 @@ def test_forms_are_compiled_once(own: tuple[Grammars, Path]) -> None:
         [server] = servers(path)
         await asyncio.gather(*[grammars.matcher(answer_form({"const": "once"})) for _ in range(5)])
         await until(lambda: len(servers(path)) == 2)  # the server, and its fork for the form
-        os.kill(server, signal.SIGSTOP)
+        signal_process(server, signal.SIGSTOP)
         try:
             matcher = await grammars.matcher(answer_form({"const": "once"}))
         finally:
@@ -174,7 +174,7 @@ def test_a_form_whose_process_does_not_answer_any_more_is_compiled_again(own: tu
         await grammars.matcher(answer_form({"const": 1}))
         await until(lambda: len(servers(path)) == 2)
         [compiled] = set(servers(path)) - {server}
-        os.kill(compiled, signal.SIGSTOP)  # its socket takes what it is sent
+        signal_process(compiled, signal.SIGSTOP)  # its socket takes what it is sent
         asked = asyncio.create_task(grammars.matcher(answer_form({"const": 1})))
         await asyncio.sleep(0)
         os.kill(compiled, signal.SIGKILL)
