@@ -41,7 +41,7 @@ CONFIG: dict[str, Any] = {
     "dtype": "float32",
     "attention_backend": "TRITON_ATTN",
     "enforce_eager": True,
-    "enable_prefix_caching": False,
+    "enable_prefix_caching": True,
     "max_model_len": CONTEXT_LENGTH,
     "max_num_batched_tokens": 32,
     "block_size": 16,

@@ -49,6 +49,19 @@ async def engine(
         await each.stop()
 
 
+@contextlib.asynccontextmanager
+async def pair(
+    checkpoint: Path, wire: Wire | None = None
+) -> AsyncIterator[tuple[EmbeddedEngine, EmbeddedEngine]]:
+    """A prefill and a decode engine."""
+    wire = wire or Wire()
+    async with (
+        engine(checkpoint, Role.PREFILL, wire) as prefill,
+        engine(checkpoint, Role.DECODE, wire) as decode,
+    ):
+        yield prefill, decode
+
+
 def ask(token_ids: list[int], salt: str = "", **sampling: Any) -> GenerateRequest:
     return GenerateRequest(
         request_id="r",
@@ -138,12 +151,7 @@ def test_a_crowd_shares_its_beginning_and_each_gets_what_it_gets_alone(checkpoin
 
 def test_prefill_reuses_blocks_and_decode_says_so(checkpoint: Path) -> None:
     async def main() -> None:
-        wire = Wire()
-        async with (
-            engine(checkpoint, Role.PREFILL, wire) as prefill,
-            engine(checkpoint, Role.DECODE, wire) as decode,
-            engine(checkpoint, reuse=False) as other,
-        ):
+        async with pair(checkpoint) as (prefill, decode), engine(checkpoint, reuse=False) as other:
             for num_cached in (0, 40, 40):  # all but the last token, whose logits are needed
                 request = ask(prompt(41))
                 expected = (await answer(other, request))[0]
@@ -158,15 +166,10 @@ def test_prefill_reuses_blocks_and_decode_says_so(checkpoint: Path) -> None:
 def test_a_conversation_over_handoffs_moves_its_new_tokens_only(
     checkpoint: Path, sampling: dict[str, Any], num_first: int
 ) -> None:
-    """The model's window is 32 tokens, so that the first handoffs lack some layers of the first blocks."""
+    """The model's window is 16 tokens, so that the first handoffs lack some layers of the first blocks."""
 
     async def main() -> None:
-        wire = Wire()
-        async with (
-            engine(checkpoint, Role.PREFILL, wire) as prefill,
-            engine(checkpoint, Role.DECODE, wire) as decode,
-            engine(checkpoint, reuse=False) as other,
-        ):
+        async with pair(checkpoint) as (prefill, decode), engine(checkpoint, reuse=False) as other:
             history, num_held, num_computed = prompt(num_first), 0, 0
             for turn in range(5):
                 request, moved = ask(history, **sampling), decode.stats().kv_moved_bytes
@@ -186,12 +189,7 @@ def test_a_conversation_over_handoffs_moves_its_new_tokens_only(
 
 def test_after_a_handoff_decode_can_compute_the_next_turn_itself(checkpoint: Path) -> None:
     async def main() -> None:
-        wire = Wire()
-        async with (
-            engine(checkpoint, Role.PREFILL, wire) as prefill,
-            engine(checkpoint, Role.DECODE, wire) as decode,
-            engine(checkpoint, reuse=False) as other,
-        ):
+        async with pair(checkpoint) as (prefill, decode), engine(checkpoint, reuse=False) as other:
             for num_tokens in (80, 81, 87, 88):
                 history = prompt(num_tokens, seed=num_tokens)
                 tokens, _ = await handed_over(prefill, decode, ask(history, max_tokens=2))
@@ -207,10 +205,7 @@ def test_after_a_handoff_decode_can_compute_the_next_turn_itself(checkpoint: Pat
 def test_a_pull_that_failed_leaves_nothing_to_be_found(checkpoint: Path) -> None:
     async def main() -> None:
         wire = Wire()
-        async with (
-            engine(checkpoint, Role.PREFILL, wire) as prefill,
-            engine(checkpoint, Role.DECODE, wire) as decode,
-        ):
+        async with pair(checkpoint, wire) as (prefill, decode):
             wire.fault = HandoffFailed("lost")
             with pytest.raises(HandoffFailed):
                 await handed_over(prefill, decode, ask(prompt(60)))

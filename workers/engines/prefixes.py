@@ -38,6 +38,8 @@ class HeldPrefixes:
 
     def hold(self, token_ids: Sequence[int], cache_salt: str) -> None:
         """The engine has computed or received the KV of these tokens."""
+        if not self.max_blocks:
+            return
         # Last block first: it is forgotten before those that it follows.
         for key in reversed(list(self._chain(token_ids, cache_salt))):
             self._keys[key] = None
