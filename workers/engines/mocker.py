@@ -67,6 +67,8 @@ class MockerEngine:
         self._held = HeldPrefixes(_BLOCK, settings.max_cached_tokens // _BLOCK)
         self._slots = asyncio.Semaphore(settings.max_batch_size)
         self._next_step = asyncio.Event()
+        self._num_stepping = 0
+        self._is_decoding = asyncio.Event()
         self._clock: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
         self._figures: dict[str, int] = dict.fromkeys(WorkerStats.__struct_fields__, 0)
@@ -125,15 +127,16 @@ class MockerEngine:
                 told = await self._take_over(request, request.handoff, deadline)
             answer = self._answer(request)
             yield self._chunk(request, answer, request.num_generated, told)
-            for position in range(request.num_generated + 1, answer.num_tokens):
-                await self._next_step.wait()
-                if self._stopped.is_set():
-                    raise WorkerLost("The worker is stopping.")
-                if asyncio.get_running_loop().time() > deadline:
-                    raise DeadlineExceeded
-                if position + 1 == answer.num_tokens:
-                    self._hold(request, answer)
-                yield self._chunk(request, answer, position, told)
+            with self._stepping():
+                for position in range(request.num_generated + 1, answer.num_tokens):
+                    await self._next_step.wait()
+                    if self._stopped.is_set():
+                        raise WorkerLost("The worker is stopping.")
+                    if asyncio.get_running_loop().time() > deadline:
+                        raise DeadlineExceeded
+                    if position + 1 == answer.num_tokens:
+                        self._hold(request, answer)
+                    yield self._chunk(request, answer, position, told)
 
     def num_lacking_tokens(self, request: GenerateRequest) -> int:
         """See `Engine.num_lacking_tokens`; exact."""
@@ -181,6 +184,18 @@ class MockerEngine:
                 yield deadline
         finally:
             self._slots.release()
+
+    @contextmanager
+    def _stepping(self) -> Iterator[None]:
+        """Steps are made only while an answer waits for them."""
+        self._num_stepping += 1
+        self._is_decoding.set()
+        try:
+            yield
+        finally:
+            self._num_stepping -= 1
+            if not self._num_stepping:
+                self._is_decoding.clear()
 
     @contextmanager
     def _counted(self, figure: str) -> Iterator[None]:
@@ -257,6 +272,7 @@ class MockerEngine:
 
     async def _tick(self) -> None:
         while True:
+            await self._is_decoding.wait()
             jitter_ms = self._jitter.random() * self._settings.jitter_ms
             await asyncio.sleep((self._settings.decode_step_ms + jitter_ms) / 1e3)  # a step
             step, self._next_step = self._next_step, asyncio.Event()
