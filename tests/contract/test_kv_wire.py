@@ -9,11 +9,11 @@ import pytest
 
 from baton.errors import HandoffFailed
 from tests.clock import run_jumping
-from workers.kv.wire import Ask, Grant, Refused, Stands, receive_bytes, receive_word, send_word
+from workers.kv.wire import Ask, Connection, Grant, Refused, Stands
 
 
 def after_receiving(data: bytes, receive: Any, *, hangs_up: bool = False) -> Any:
-    """The result of `receive(sock)` after these bytes have arrived."""
+    """The result of `receive(connection)` after these bytes have arrived."""
 
     async def main() -> Any:
         ours, theirs = socket.socketpair()
@@ -22,14 +22,14 @@ def after_receiving(data: bytes, receive: Any, *, hangs_up: bool = False) -> Any
             theirs.sendall(data)
             if hangs_up:
                 theirs.close()
-            return await receive(ours)
+            return await receive(Connection(ours))
 
     return run_jumping(main(), limit_s=60)
 
 
 def word(expected: Any) -> Any:
-    def receive(sock: socket.socket) -> Coroutine[Any, Any, Any]:
-        return receive_word(sock, expected)
+    def receive(connection: Connection) -> Coroutine[Any, Any, Any]:
+        return connection.receive(expected)
 
     return receive
 
@@ -41,10 +41,10 @@ def test_a_message_arrives_as_sent() -> None:
             ours.setblocking(False)
             theirs.setblocking(False)
             sent = Ask(7, b"secret", 4096, direct=True)
-            await send_word(theirs, sent)
-            await send_word(theirs, Stands())
-            assert await receive_word(ours, Ask) == sent
-            assert await receive_word(ours, Stands) == Stands()
+            await Connection(theirs).send(sent, Stands())
+            here = Connection(ours)
+            assert await here.receive(Ask) == sent
+            assert await here.receive(Stands) == Stands()
 
     asyncio.run(main())
 
@@ -54,7 +54,7 @@ def encoded(sent: Any) -> bytes:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             theirs.setblocking(False)
-            await send_word(theirs, sent)
+            await Connection(theirs).send(sent)
             return ours.recv(1000)
 
     return asyncio.run(main())
@@ -91,4 +91,4 @@ def test_a_connection_that_ends_within_a_message_is_an_error(sent: bytes) -> Non
 
 def test_bytes_that_end_early_are_an_error() -> None:
     with pytest.raises(ConnectionResetError):
-        after_receiving(b"abc", lambda sock: receive_bytes(sock, memoryview(bytearray(4))), hangs_up=True)
+        after_receiving(b"abc", lambda here: here.receive_bytes(memoryview(bytearray(4))), hangs_up=True)

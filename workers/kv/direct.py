@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import socket
 import weakref
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
@@ -14,11 +13,11 @@ from baton.errors import HandoffFailed
 from workers.kv.fabric import Fabric, Read
 from workers.kv.memory import Memory
 from workers.kv.poller import Poller
-from workers.kv.pulls import Pulls, asking, fetch_stream
+from workers.kv.pulls import Pulls
 from workers.kv.source import Peer, Source
 from workers.kv.transceiver import Ticket
 from workers.kv.ucx import NoDirectPath, Reach
-from workers.kv.wire import Grant, send_word
+from workers.kv.wire import Connection, Fetched, Grant, Stands
 
 log = logging.getLogger(__name__)
 
@@ -84,13 +83,13 @@ class DirectTransceiver:
         await asyncio.to_thread(self._poller.stop)
 
     @asynccontextmanager
-    async def _lend(self, sock: socket.socket, payload: Memory, num_bytes: int) -> AsyncIterator[None]:
+    async def _lend(self, connection: Connection, payload: Memory, num_bytes: int) -> AsyncIterator[None]:
         self._poller.submit(self._fabric.lend)
         try:
             reach = await asyncio.wrap_future(self._reaches[payload])
             start = reach.address + payload.num_bytes - num_bytes
             reach = msgspec.structs.replace(reach, address=start)
-            await send_word(sock, Grant(msgspec.msgpack.encode(reach)))
+            await connection.send(Grant(msgspec.msgpack.encode(reach)))
             yield
         finally:
             self._poller.submit(self._fabric.take_back)
@@ -99,26 +98,28 @@ class DirectTransceiver:
         peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
         place = (peer.host, peer.port)
         if place in self._no_path and into.device_index is None:
-            await fetch_stream(ticket, into)
+            await self._pulls.fetch_stream(ticket, into)
             return
         try:
-            async with asking(ticket, into.num_bytes, direct=True) as (sock, grant):
-                await self._read(sock, msgspec.msgpack.decode(grant.words, type=Reach), into)
+            async with self._pulls.asking(ticket, into.num_bytes, direct=True) as (connection, grant):
+                await self._read(connection, msgspec.msgpack.decode(grant.words, type=Reach), into)
+                await connection.send(Fetched())
+                await connection.receive(Stands)
         except NoDirectPath as error:
             if into.device_index is not None:
                 raise HandoffFailed(f"no direct path from the source to this CUDA device: {error}") from error
-            await fetch_stream(ticket, into)
+            await self._pulls.fetch_stream(ticket, into)
             log.warning("kv streamed peer=%s:%d reason=no direct path: %s", *place, error)
             if len(self._no_path) >= _MAX_REMEMBERED:
                 self._no_path.clear()
             self._no_path.add(place)
 
-    async def _read(self, sock: socket.socket, reach: Reach, into: Memory) -> None:
+    async def _read(self, connection: Connection, reach: Reach, into: Memory) -> None:
         """Read the source's memory. Once it returns or raises, `into` is not written any more."""
         read = Read(reach, into)
         self._poller.submit(self._fabric.begin, read)
         ended = asyncio.wrap_future(read.ended)
-        hung_up = asyncio.create_task(_hung_up(sock))
+        hung_up = asyncio.create_task(_hung_up(connection))
         try:
             await asyncio.wait({ended, hung_up}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -131,7 +132,7 @@ class DirectTransceiver:
         ended.result()
 
 
-async def _hung_up(sock: socket.socket) -> None:
+async def _hung_up(connection: Connection) -> None:
     """Return when the source withdrew the offer or died: it sends nothing else before Fetched."""
     with suppress(OSError):
-        await asyncio.get_running_loop().sock_recv(sock, 1)
+        await asyncio.get_running_loop().sock_recv(connection.sock, 1)

@@ -1,17 +1,17 @@
 """The puller's end of a pull: request, deadline, and errors."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import msgspec
 
 from baton.errors import HandoffFailed
+from workers.kv.connections import Connections, Place
 from workers.kv.memory import Memory, host_view
 from workers.kv.source import Peer
 from workers.kv.transceiver import Ticket
-from workers.kv.wire import Ask, Fetched, Grant, Stands, receive_bytes, receive_word, send_word
+from workers.kv.wire import Ask, Connection, Fetched, Grant, Stands
 
 Fetch = Callable[[Ticket, Memory], Awaitable[None]]
 """Fetches the bytes; once it returns or raises, the memory is not written any more."""
@@ -20,9 +20,10 @@ Fetch = Callable[[Ticket, Memory], Awaitable[None]]
 class Pulls:
     """The running pulls of a transceiver of kind `wire`."""
 
-    def __init__(self, wire: str, fetch: Fetch) -> None:
+    def __init__(self, wire: str, fetch: Fetch | None = None) -> None:
         self._wire = wire
-        self._fetch = fetch
+        self._fetch = fetch or self.fetch_stream
+        self._connections = Connections()
         self._running: set[asyncio.Future[None]] = set()
         self._closed = False
 
@@ -56,29 +57,48 @@ class Pulls:
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
+        self._connections.close()
+
+    async def fetch_stream(self, ticket: Ticket, into: Memory) -> None:
+        """Fetch an offer over the socket into host memory. Raises like `asking`."""
+        async with self.asking(ticket, into.num_bytes, direct=False) as (connection, _):
+            await connection.receive_bytes(host_view(into))
+            await connection.receive(Stands)
+            await connection.send(Fetched())
+
+    @asynccontextmanager
+    async def asking(
+        self, ticket: Ticket, num_bytes: int, *, direct: bool
+    ) -> AsyncIterator[tuple[Connection, Grant]]:
+        """Ask for an offer's last `num_bytes`; fetch and confirm them inside the context.
+
+        Raises HandoffFailed if the source refuses, OSError if it is lost.
+        """
+        peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
+        place, ask = (peer.host, peer.port), Ask(ticket.offer_id, peer.secret, num_bytes, direct)
+        connection, grant = await self._granted(place, ask)
+        try:
+            yield connection, grant
+        except BaseException:  # re-raised: the source sees at once that this pull has failed
+            connection.close()
+            raise
+        self._connections.keep(place, connection)
+
+    async def _granted(self, place: Place, ask: Ask) -> tuple[Connection, Grant]:
+        kept = self._connections.kept(place)
+        if kept is not None:
+            try:
+                return kept, await _grant(kept, ask)
+            except OSError:
+                pass  # the source closed it meanwhile, to make room
+        connection = await self._connections.new(place)
+        return connection, await _grant(connection, ask)
 
 
-@asynccontextmanager
-async def asking(
-    ticket: Ticket, num_bytes: int, *, direct: bool
-) -> AsyncIterator[tuple[socket.socket, Grant]]:
-    """Ask for an offer's last `num_bytes`; fetch them inside the context; at its end the source confirms.
-
-    Raises HandoffFailed if the source refuses, OSError if it is lost.
-    """
-    peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
-    family = socket.AF_INET6 if ":" in peer.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as sock:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await asyncio.get_running_loop().sock_connect(sock, (peer.host, peer.port))
-        await send_word(sock, Ask(ticket.offer_id, peer.secret, num_bytes, direct))
-        yield sock, await receive_word(sock, Grant)
-        await send_word(sock, Fetched())
-        await receive_word(sock, Stands)
-
-
-async def fetch_stream(ticket: Ticket, into: Memory) -> None:
-    """Fetch an offer over the socket into host memory. Raises like `asking`."""
-    async with asking(ticket, into.num_bytes, direct=False) as (sock, _):
-        await receive_bytes(sock, host_view(into))
+async def _grant(connection: Connection, ask: Ask) -> Grant:
+    try:
+        await connection.send(ask)
+        return await connection.receive(Grant)
+    except BaseException:  # re-raised after its descriptor is released
+        connection.close()
+        raise

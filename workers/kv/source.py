@@ -16,7 +16,7 @@ from baton.errors import HandoffFailed
 from baton.listener import Admission, Listener, num_connections
 from workers.kv.memory import Memory, host_view
 from workers.kv.transceiver import Ticket
-from workers.kv.wire import Ask, Fetched, Grant, Refused, Stands, receive_word, send_bytes, send_word
+from workers.kv.wire import Ask, Connection, Fetched, Grant, Refused, Stands
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _ASK_LIMIT_S = 5.0
 _MAX_SESSIONS = 256
 _GONE = "the KV is no longer offered: it was pulled or withdrawn, or it expired"
 
-Lend = Callable[[socket.socket, Memory, int], AbstractAsyncContextManager[None]]
+Lend = Callable[[Connection, Memory, int], AbstractAsyncContextManager[None]]
 """Gives one puller access to the memory's last bytes: entering sends the Grant, leaving revokes access."""
 
 
@@ -133,48 +133,67 @@ class Source:
         self._sessions.leave(sock)
 
     async def _session(self, sock: socket.socket) -> None:
-        """Serve one puller, from its Ask until it hangs up."""
+        """Serve one puller until it hangs up."""
         with sock:
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 _notice_dead_host(sock)
+                connection = Connection(sock)
                 async with asyncio.timeout(_ASK_LIMIT_S):
-                    ask = await receive_word(sock, Ask)
-                await self._answer(sock, ask)
+                    ask: Ask | None = await connection.receive(Ask)
+                while ask is not None and await self._answer(connection, ask):
+                    self._sessions.wait(sock)
+                    ask = await _next_ask(connection)
             except (OSError, HandoffFailed, TimeoutError) as error:
                 log.info("puller lost wire=%s reason=%s", self._wire, error)
 
-    async def _answer(self, sock: socket.socket, ask: Ask) -> None:
+    async def _answer(self, connection: Connection, ask: Ask) -> bool:
+        """Serve one Ask; False if it was not pulled."""
+        try:
+            offer, lend = self._granted(ask)
+        except HandoffFailed as refusal:
+            await connection.send(Refused(refusal.message))
+            return False
+        self._sessions.busy(connection.sock)
+        offer.readers.add(connection.sock)
+        try:
+            async with lend(connection, offer.payload, ask.num_bytes):
+                await connection.receive(Fetched)
+        finally:
+            offer.readers.discard(connection.sock)
+        if ask.direct and _hung_up(connection.sock):
+            return False  # it gave up meanwhile, and did not get it
+        offer.end(ask.num_bytes)
+        if ask.direct:
+            await connection.send(Stands())  # fails if the offer ended before
+        return True
+
+    def _granted(self, ask: Ask) -> tuple[_Offer, Lend]:
+        """The offer that was asked for, and how to serve it. Raises HandoffFailed."""
         offer = self._offers.get(ask.offer_id)
         if offer is None or not hmac.compare_digest(offer.secret, ask.secret) or offer.moved.done():
-            await send_word(sock, Refused(_GONE))
-            return
-        if not 1 <= ask.num_bytes <= offer.payload.num_bytes:
-            await send_word(
-                sock, Refused(f"{ask.num_bytes} bytes were asked for; {offer.payload.num_bytes} are offered")
-            )
-            return
+            raise HandoffFailed(_GONE)
+        num_offered = offer.payload.num_bytes
+        if not 1 <= ask.num_bytes <= num_offered:
+            raise HandoffFailed(f"{ask.num_bytes} bytes were asked for; {num_offered} are offered")
         lend = self._lend_direct if ask.direct else _stream
         if lend is None or (lend is _stream and offer.payload.device_index is not None):
-            await send_word(sock, Refused(f"this memory cannot be read over {self._wire} that way"))
-            return
-        self._sessions.busy(sock)
-        offer.readers.add(sock)
-        try:
-            async with lend(sock, offer.payload, ask.num_bytes):
-                await receive_word(sock, Fetched)
-        finally:
-            offer.readers.discard(sock)
-        if not _hung_up(sock):  # a puller that gave up meanwhile did not get it
-            offer.end(ask.num_bytes)
-            await send_word(sock, Stands())  # fails if the offer ended before
+            raise HandoffFailed(f"this memory cannot be read over {self._wire} that way")
+        return offer, lend
 
 
 @asynccontextmanager
-async def _stream(sock: socket.socket, payload: Memory, num_bytes: int) -> AsyncIterator[None]:
-    await send_word(sock, Grant())
-    await send_bytes(sock, host_view(payload)[-num_bytes:])
+async def _stream(connection: Connection, payload: Memory, num_bytes: int) -> AsyncIterator[None]:
+    await connection.send_between(Grant(), host_view(payload)[-num_bytes:], Stands())
     yield
+
+
+async def _next_ask(connection: Connection) -> Ask | None:
+    """The puller's next Ask, or None when it closes the connection."""
+    try:
+        return await connection.receive(Ask)
+    except ConnectionResetError:
+        return None
 
 
 def _notice_dead_host(sock: socket.socket) -> None:

@@ -1,7 +1,7 @@
 """The cache transceiver over plain TCP: host memory only, no dependencies."""
 
 from workers.kv.memory import Memory, host_view
-from workers.kv.pulls import Pulls, fetch_stream
+from workers.kv.pulls import Pulls
 from workers.kv.source import Source
 from workers.kv.transceiver import Ticket
 
@@ -15,7 +15,7 @@ class TcpTransceiver:
     def __init__(self, host: str) -> None:
         """`host`: the address to listen on and to announce to pullers."""
         self._source = Source("tcp", host)
-        self._pulls = Pulls("tcp", fetch_stream)
+        self._pulls = Pulls("tcp")
 
     async def start(self) -> None:
         """See CacheTransceiver."""

@@ -1,20 +1,25 @@
-"""The messages between the two ends of a pull, and exact reads and writes on a nonblocking socket.
+"""The messages between the two ends of a pull, and the connections that carry them.
 
     puller                      source
     Ask(offer, secret)   ->
-                         <-     Grant(words), or Refused
-           (the bytes move: streamed over this socket, or read out of the source's memory)
+                         <-     Grant, the bytes, Stands; or Refused
     Fetched              ->
-                         <-     Stands, or the end of the connection: only now do the bytes count
 
-The last exchange makes withdrawal safe: bytes read from memory that was withdrawn meanwhile are discarded.
-The end of the connection tells each side at once that the other is lost.
+A puller that reads the source's memory itself confirms first:
+
+    Ask(direct)          ->
+                         <-     Grant(words), or Refused
+    Fetched              ->
+                         <-     Stands
+
+Stands makes withdrawal safe: bytes read from memory that was withdrawn meanwhile are discarded. The end of
+the connection tells each side at once that the other is lost. Otherwise it is used for the next pull.
 """
 
 import asyncio
 import socket
 import struct
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -24,6 +29,9 @@ _LENGTH = struct.Struct("<I")
 _MAX_WORD_BYTES = 64 * 1024
 # Copy at most this much per turn of the event loop: about 0.1 ms.
 _SLICE_BYTES = 256 * 1024
+_BUFFER_BYTES = 16 * 1024
+# Up to this size it is cheaper to copy a payload than to send its parts one by one.
+_SMALL_BYTES = 64 * 1024
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
@@ -50,7 +58,7 @@ class Fetched(msgspec.Struct, frozen=True, array_like=True, tag="fetched"):
 
 
 class Stands(msgspec.Struct, frozen=True, array_like=True, tag="stands"):
-    """The offer stood until the puller finished: the bytes are valid."""
+    """The offer stood until the last byte was sent, or the puller finished: the bytes are valid."""
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
@@ -66,51 +74,97 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Word)
 
 
-async def send_word(sock: socket.socket, word: Word) -> None:
-    """Send one message. Raises OSError if the peer is lost."""
-    body = _encoder.encode(word)
-    await asyncio.get_running_loop().sock_sendall(sock, _LENGTH.pack(len(body)) + body)
+class Connection:
+    """One end of a connected, nonblocking socket; one task reads, one writes.
 
-
-async def receive_word(sock: socket.socket, expected: type[_W]) -> _W:
-    """Receive one message of the expected type.
-
-    Raises HandoffFailed for a Refused, OSError if the peer is lost or sends garbage.
+    Every method raises OSError if the peer is lost.
     """
-    length = bytearray(_LENGTH.size)
-    await receive_bytes(sock, memoryview(length))
-    (num_bytes,) = _LENGTH.unpack(length)
-    if num_bytes > _MAX_WORD_BYTES:
-        raise ConnectionError(f"a message of {num_bytes} bytes exceeds {_MAX_WORD_BYTES}")
-    body = bytearray(num_bytes)
-    await receive_bytes(sock, memoryview(body))
-    try:
-        word = _decoder.decode(body)
-    except msgspec.DecodeError as error:
-        raise ConnectionError(f"not a message of this protocol: {error}") from error
-    if isinstance(word, Refused):
-        raise HandoffFailed(word.reason)
-    if not isinstance(word, expected):
-        raise ConnectionError(f"got {type(word).__name__} instead of {expected.__name__}")
-    return word
 
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock: Final = sock
+        self._loop = asyncio.get_running_loop()
+        self._buffer = bytearray(_BUFFER_BYTES)
+        self._start = self._stop = 0  # of what was received and not yet read
 
-async def receive_bytes(sock: socket.socket, into: memoryview) -> None:
-    """Fill `into` from the socket without a copy. Raises OSError if the peer is lost."""
-    loop = asyncio.get_running_loop()
-    done = 0
-    while done < len(into):
-        received = await loop.sock_recv_into(sock, into[done : done + _SLICE_BYTES])
-        if received == 0:
-            raise ConnectionResetError("the peer closed the connection")
-        done += received
-        if received > _LENGTH.size:
+    async def send(self, *words: Word) -> None:
+        """Send messages."""
+        await self._loop.sock_sendall(self.sock, b"".join(map(_framed, words)))
+
+    async def send_between(self, first: Word, payload: memoryview, last: Word) -> None:
+        """Send a message, bytes, and a message. Larger payloads are not copied."""
+        if len(payload) <= _SMALL_BYTES:
+            await self._loop.sock_sendall(self.sock, _framed(first) + payload + _framed(last))
+            return
+        await self.send(first)
+        for start in range(0, len(payload), _SLICE_BYTES):
+            await self._loop.sock_sendall(self.sock, payload[start : start + _SLICE_BYTES])
+            await asyncio.sleep(0)  # sock_sendall does not suspend while there is room
+        await self.send(last)
+
+    async def receive(self, expected: type[_W]) -> _W:
+        """Receive one message of the expected type.
+
+        Raises HandoffFailed for a Refused, ConnectionError for garbage.
+        """
+        await self._fill(_LENGTH.size)
+        (num_bytes,) = _LENGTH.unpack_from(self._buffer, self._start)
+        if num_bytes > _MAX_WORD_BYTES:
+            raise ConnectionError(f"a message of {num_bytes} bytes exceeds {_MAX_WORD_BYTES}")
+        await self._fill(_LENGTH.size + num_bytes)
+        begin = self._start + _LENGTH.size
+        self._start = begin + num_bytes
+        try:
+            word = _decoder.decode(memoryview(self._buffer)[begin : self._start])
+        except msgspec.DecodeError as error:
+            raise ConnectionError(f"not a message of this protocol: {error}") from error
+        if isinstance(word, Refused):
+            raise HandoffFailed(word.reason)
+        if not isinstance(word, expected):
+            raise ConnectionError(f"got {type(word).__name__} instead of {expected.__name__}")
+        return word
+
+    async def receive_bytes(self, into: memoryview) -> None:
+        """Fill `into`; most of a large payload is not copied."""
+        done = min(self._stop - self._start, len(into))
+        into[:done] = memoryview(self._buffer)[self._start : self._start + done]
+        self._start += done
+        while done < len(into):
+            done += await self._receive_into(into[done : done + _SLICE_BYTES])
             await asyncio.sleep(0)  # sock_recv_into does not suspend while data is available
 
+    def is_quiet(self) -> bool:
+        """Whether the peer neither hung up nor sent anything that was not read."""
+        if self._start < self._stop:
+            return False
+        try:
+            self.sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass  # reset: it hung up
+        return False
 
-async def send_bytes(sock: socket.socket, payload: memoryview) -> None:
-    """Send all of `payload` without a copy. Raises OSError if the peer is lost."""
-    loop = asyncio.get_running_loop()
-    for start in range(0, len(payload), _SLICE_BYTES):
-        await loop.sock_sendall(sock, payload[start : start + _SLICE_BYTES])
-        await asyncio.sleep(0)  # sock_sendall does not suspend while there is room
+    def close(self) -> None:
+        """Close the socket."""
+        self.sock.close()
+
+    async def _fill(self, num_bytes: int) -> None:
+        """Receive until so many bytes are in the buffer."""
+        num_held = self._stop - self._start
+        if num_held < num_bytes and self._start:
+            self._buffer[:num_held] = self._buffer[self._start : self._stop]
+            self._start, self._stop = 0, num_held
+        self._buffer += bytes(max(num_bytes - len(self._buffer), 0))
+        while self._stop - self._start < num_bytes:
+            self._stop += await self._receive_into(memoryview(self._buffer)[self._stop :])
+
+    async def _receive_into(self, into: memoryview) -> int:
+        received = await self._loop.sock_recv_into(self.sock, into)
+        if received == 0:
+            raise ConnectionResetError("the peer closed the connection")
+        return received
+
+
+def _framed(word: Word) -> bytes:
+    body = _encoder.encode(word)
+    return _LENGTH.pack(len(body)) + body

@@ -1,0 +1,137 @@
+"""A puller keeps its connection to a source for the next pull, and survives its loss."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from baton.errors import HandoffFailed
+from tests.clock import run_jumping
+from tests.waiting import until
+from workers.kv.connections import IDLE_S
+from workers.kv.memory import host_memory
+from workers.kv.pulls import Pulls
+from workers.kv.source import Source
+
+PAYLOAD = bytes(range(256)) * 16
+
+
+class Pair:
+    """A source and a puller."""
+
+    def __init__(self) -> None:
+        self.source = Source("tcp", "127.0.0.1")
+        self.pulls = Pulls("tcp")
+
+    @property
+    def num_connections(self) -> int:
+        return len(self.source._tasks)  # noqa: SLF001  a session is a connection
+
+    async def pull(self) -> None:
+        ticket = self.source.offer(host_memory(bytearray(PAYLOAD)))
+        into = bytearray(len(PAYLOAD))
+        await self.pulls.pull(ticket, host_memory(into), 5)
+        assert into == PAYLOAD
+        assert await self.source.moved(ticket) == len(PAYLOAD)
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[Pair]:
+    each = Pair()
+    await each.source.start()
+    try:
+        yield each
+    finally:
+        await each.pulls.close()
+        await each.source.close()
+
+
+def test_pulls_one_after_the_other_share_a_connection() -> None:
+    async def main() -> None:
+        async with pair() as each:
+            for _ in range(5):
+                await each.pull()
+                assert each.num_connections == 1
+
+    run_jumping(main())
+
+
+def test_pulls_at_once_have_a_connection_each_and_keep_them() -> None:
+    async def main() -> None:
+        async with pair() as each:
+            for _ in range(3):
+                await asyncio.gather(*[each.pull() for _ in range(7)])
+                assert each.num_connections == 7
+
+    run_jumping(main())
+
+
+def test_an_unused_connection_is_closed_after_a_minute() -> None:
+    async def main() -> None:
+        async with pair() as each:
+            await each.pull()
+            await asyncio.sleep(IDLE_S - 1)  # not yet
+            assert each.num_connections == 1
+            await each.pull()
+            await asyncio.sleep(IDLE_S - 1)  # used meanwhile
+            assert each.num_connections == 1
+            await asyncio.sleep(2)  # now
+            await until(lambda: not each.num_connections)
+
+    run_jumping(main(), limit_s=600)
+
+
+def test_a_source_that_hung_up_is_called_again() -> None:
+    async def main() -> None:
+        async with pair() as each:
+            for _ in range(3):
+                await each.pull()
+                assert each.source._sessions.make_room()  # noqa: SLF001  as for a puller too many
+                await each.pull()
+
+    run_jumping(main())
+
+
+def test_a_source_that_hangs_up_when_it_is_asked_is_called_again() -> None:
+    async def main() -> None:
+        async with pair() as each:
+            await each.pull()
+            ticket = each.source.offer(host_memory(bytearray(PAYLOAD)))
+            pull = asyncio.ensure_future(each.pulls.pull(ticket, host_memory(bytearray(len(PAYLOAD))), 5))
+            await asyncio.sleep(0)  # it has taken the kept connection
+            each.source._sessions.make_room()  # noqa: SLF001  as for a puller too many
+            await pull
+
+    run_jumping(main())
+
+
+def test_a_pull_that_was_refused_or_cancelled_leaves_no_connection() -> None:
+    async def main() -> None:
+        async with pair() as each:
+            await each.pull()
+            gone = each.source.offer(host_memory(bytearray(PAYLOAD)))
+            each.source.withdraw(gone)
+            with pytest.raises(HandoffFailed, match="no longer offered"):
+                await each.pulls.pull(gone, host_memory(bytearray(len(PAYLOAD))), 5)
+            await until(lambda: not each.num_connections)
+            large = each.source.offer(host_memory(bytearray(64 << 20)))
+            pull = asyncio.ensure_future(each.pulls.pull(large, host_memory(bytearray(64 << 20)), 5))
+            await until(lambda: each.num_connections)
+            pull.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await pull
+            await until(lambda: not each.num_connections)
+            await each.pull()
+
+    run_jumping(main())
+
+
+def test_closing_the_puller_closes_its_connections() -> None:
+    async def main() -> None:
+        async with pair() as each:
+            await asyncio.gather(*[each.pull() for _ in range(3)])
+            await each.pulls.close()
+            await until(lambda: not each.num_connections)
+
+    run_jumping(main())

@@ -1,0 +1,65 @@
+"""A puller's connections to its sources, kept for the next pull."""
+
+import asyncio
+import socket
+from collections import defaultdict
+
+from workers.kv.wire import Connection
+
+IDLE_S = 60.0
+"""How long an unused connection is kept."""
+
+Place = tuple[str, int]
+"""Host and port of a source."""
+
+
+class Connections:
+    """Idle connections by source; each serves one pull at a time."""
+
+    def __init__(self) -> None:
+        self._idle: defaultdict[Place, list[Connection]] = defaultdict(list)
+        self._timers: dict[Connection, asyncio.TimerHandle] = {}
+
+    def kept(self, place: Place) -> Connection | None:
+        """An idle connection whose source has not hung up."""
+        while connections := self._idle.get(place):
+            connection = connections[-1]
+            self._forget(place, connection)
+            if connection.is_quiet():
+                return connection
+            connection.close()
+        return None
+
+    async def new(self, place: Place) -> Connection:
+        """A new connection. Raises OSError."""
+        sock = socket.socket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await asyncio.get_running_loop().sock_connect(sock, place)
+            return Connection(sock)
+        except BaseException:  # re-raised after its descriptor is released
+            sock.close()
+            raise
+
+    def keep(self, place: Place, connection: Connection) -> None:
+        """Keep a connection that has served a pull."""
+        self._idle[place].append(connection)
+        loop = asyncio.get_running_loop()
+        self._timers[connection] = loop.call_later(IDLE_S, self._expire, place, connection)
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        for place, connections in tuple(self._idle.items()):
+            for connection in tuple(connections):
+                self._expire(place, connection)
+
+    def _expire(self, place: Place, connection: Connection) -> None:
+        self._forget(place, connection)
+        connection.close()
+
+    def _forget(self, place: Place, connection: Connection) -> None:
+        self._timers.pop(connection).cancel()
+        self._idle[place].remove(connection)
+        if not self._idle[place]:
+            del self._idle[place]
