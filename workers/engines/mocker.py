@@ -66,11 +66,8 @@ class MockerEngine:
         self._words: tuple[int, ...] = ()
         self._held = HeldPrefixes(_BLOCK, settings.max_cached_tokens // _BLOCK)
         self._slots = asyncio.Semaphore(settings.max_batch_size)
-        self._next_step = asyncio.Event()
-        self._num_stepping = 0
-        self._is_decoding = asyncio.Event()
-        self._clock: asyncio.Task[None] | None = None
-        self._stopped = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []  # answers, for the next step
+        self._is_running = False
         self._figures: dict[str, int] = dict.fromkeys(WorkerStats.__struct_fields__, 0)
 
     async def start(self) -> EngineInfo:
@@ -80,7 +77,7 @@ class MockerEngine:
         if self._settings.script is not None:
             self._script = Script.load(Path(self._settings.script), vocabulary)
         await self._transceiver.start()
-        self._clock = asyncio.create_task(self._tick())
+        self._is_running = True
         return EngineInfo(
             name="mocker",
             version="1",
@@ -127,16 +124,16 @@ class MockerEngine:
                 told = await self._take_over(request, request.handoff, deadline)
             answer = self._answer(request)
             yield self._chunk(request, answer, request.num_generated, told)
-            with self._stepping():
-                for position in range(request.num_generated + 1, answer.num_tokens):
-                    await self._next_step.wait()
-                    if self._stopped.is_set():
-                        raise WorkerLost("The worker is stopping.")
-                    if asyncio.get_running_loop().time() > deadline:
-                        raise DeadlineExceeded
-                    if position + 1 == answer.num_tokens:
-                        self._hold(request, answer)
-                    yield self._chunk(request, answer, position, told)
+            loop = asyncio.get_running_loop()
+            for position in range(request.num_generated + 1, answer.num_tokens):
+                await self._next_step(loop)
+                if not self._is_running:
+                    raise WorkerLost("The worker is stopping.")
+                if loop.time() > deadline:
+                    raise DeadlineExceeded
+                if position + 1 == answer.num_tokens:
+                    self._hold(request, answer)
+                yield self._chunk(request, answer, position, told)
 
     def num_lacking_tokens(self, request: GenerateRequest) -> int:
         """See `Engine.num_lacking_tokens`; exact."""
@@ -147,25 +144,21 @@ class MockerEngine:
         return WorkerStats(**self._figures | {"kv_cached_blocks": len(self._held)})
 
     async def failed(self) -> str:
-        """Return if the clock failed, which would be a bug."""
-        assert self._clock is not None
-        await asyncio.wait([self._clock])
-        return "the mocker's clock stopped"
+        """Never returns: nothing can fail."""
+        await asyncio.Event().wait()
+        return ""
 
     async def stop(self) -> None:
-        """End running requests with WorkerLost, then stop the clock and the transceiver."""
-        self._stopped.set()
-        self._next_step.set()
-        if self._clock is not None:
-            self._clock.cancel()
-            await asyncio.gather(self._clock, return_exceptions=True)
-            self._clock = None
+        """End running requests with WorkerLost, then stop the transceiver."""
+        if self._is_running:
+            self._is_running = False
+            self._step()
             await self._transceiver.close()
 
     @asynccontextmanager
     async def _slot(self, request: GenerateRequest) -> AsyncGenerator[float, None]:
         """A place in the batch, after waiting in the queue; yields the deadline in the loop's time."""
-        if self._clock is None:
+        if not self._is_running:
             raise NotReady("The engine is not running.")
         num_tokens, limit = len(request.token_ids), self._settings.max_seq_len
         if num_tokens >= limit:
@@ -184,18 +177,6 @@ class MockerEngine:
                 yield deadline
         finally:
             self._slots.release()
-
-    @contextmanager
-    def _stepping(self) -> Iterator[None]:
-        """Steps are made only while an answer waits for them."""
-        self._num_stepping += 1
-        self._is_decoding.set()
-        try:
-            yield
-        finally:
-            self._num_stepping -= 1
-            if not self._num_stepping:
-                self._is_decoding.clear()
 
     @contextmanager
     def _counted(self, figure: str) -> Iterator[None]:
@@ -270,13 +251,20 @@ class MockerEngine:
         usage = Usage(num_prompt, min(told[0], num_prompt), position + 1, told[1])
         return TokenChunk(token_ids, answer.finish_reason, usage)
 
-    async def _tick(self) -> None:
-        while True:
-            await self._is_decoding.wait()
+    def _next_step(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        """Completed at the end of the running step; the first answer that waits starts one."""
+        if not self._waiting:
             jitter_ms = self._jitter.random() * self._settings.jitter_ms
-            await asyncio.sleep((self._settings.decode_step_ms + jitter_ms) / 1e3)  # a step
-            step, self._next_step = self._next_step, asyncio.Event()
-            step.set()
+            loop.call_later((self._settings.decode_step_ms + jitter_ms) / 1e3, self._step)
+        ended = loop.create_future()
+        self._waiting.append(ended)
+        return ended
+
+    def _step(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for ended in waiting:
+            if not ended.done():
+                ended.set_result(None)
 
 
 async def _within(deadline: float, work: Coroutine[Any, Any, object]) -> None:
