@@ -116,7 +116,7 @@ def thoughts_before_calls(prompt: str) -> list[str | None]:
     for header, text in _MESSAGE.findall(prompt):
         if header == "assistant<|channel|>final":
             found.clear()
-        elif header.startswith("assistant to="):
+        elif header.startswith("assistant") and " to=" in header:  # on either side of the channel
             found.append(before)
         before = text if header == "assistant<|channel|>analysis" else None
     return found
