@@ -96,7 +96,7 @@ def test_what_asks_for_nothing_is_neither_refused_nor_named() -> None:
         "add_generation_prompt": True,
         "guided_json": None,
         "guided_decoding_backend": "xgrammar",
-        "structured_outputs": {"disable_fallback": True},
+        "structured_outputs": {"disable_fallback": True, "json_object": False},
     }
     reply, tokens = ask("/v1/chat/completions", **fields)
     assert (reply.status, reply.headers.get("x-baton-ignored")) == (200, None)

@@ -158,7 +158,9 @@ def test_system_text_is_instructions_and_tools_are_shown() -> None:
     [
         ({}, "medium"),
         ({"thinking": {"type": "disabled"}}, "low"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "low"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, "low"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2049}}, "medium"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 12_000}}, "medium"),
         ({"thinking": {"type": "enabled", "budget_tokens": 32000}}, "high"),
         ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}, "high"),
     ],

@@ -14,6 +14,7 @@ from baton.errors import WorkerLost
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens, ended, frontend
+from tests.stored_responses import another_frontend
 from tests.waiting import until
 
 THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
@@ -113,6 +114,7 @@ def test_the_input_items_are_all_that_the_response_was_made_from_page_by_page() 
             assert latest["has_more"]
             rest = (await client.get(f"{url}?limit=3&after={latest['last_id']}")).json
             assert (rest["data"], rest["has_more"]) == (page["data"][:1], False)
+            assert not (await client.get(url + "?limit=4")).json["has_more"]
 
     asyncio.run(scenario())
 
@@ -209,6 +211,17 @@ def test_a_background_response_that_shows_as_completed_is_kept_already() -> None
         await client.responses.close()
 
     asyncio.run(scenario())
+
+
+def test_a_response_that_another_frontend_is_making_cannot_be_continued_yet(tmp_path: Path) -> None:
+    async def scenario() -> Reply:
+        async with frontend(ANSWER, path=tmp_path / "responses.sqlite3") as client:
+            return await client.respond(previous_response_id="theirs")
+
+    with another_frontend(tmp_path / "responses.sqlite3"):
+        reply = asyncio.run(scenario())
+    assert (reply.status, reply.error["param"]) == (400, "previous_response_id")
+    assert "in progress" in reply.error["message"]
 
 
 def test_a_background_response_that_fails_says_why() -> None:
