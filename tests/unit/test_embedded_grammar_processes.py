@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.errors import InvalidRequest
+from baton.errors import InvalidRequest, Overloaded
 from frontend.text.tokenizer import ModelTokenizer
 from tests.alive import is_running
 from tests.guided import ENDLESS, Json, answer_form, slow_inside
@@ -162,6 +162,35 @@ def test_a_killed_grammar_process_is_replaced(own: tuple[Grammars, Path]) -> Non
         await until(lambda: not any(is_running(process) for process in killed))
         for value in (1, 2):
             assert (await grammars.matcher(answer_form({"const": value}))).allowed([], 0) is not None
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_ends_no_compilation_that_others_wait_for(own: tuple[Grammars, Path]) -> None:
+    grammars, _ = own
+
+    async def main() -> None:
+        form = answer_form({"const": "shared"})
+        leaving, staying = (asyncio.create_task(grammars.matcher(form)) for _ in range(2))
+        await asyncio.sleep(0)  # both wait now
+        leaving.cancel()
+        assert (await staying).allowed([], 0) is not None
+
+    asyncio.run(main())
+
+
+def test_a_form_is_not_blamed_for_a_killed_process(own: tuple[Grammars, Path]) -> None:
+    grammars, path = own
+
+    async def main() -> None:
+        [server] = servers(path)
+        signal_process(server, signal.SIGSTOP)
+        asked = asyncio.create_task(grammars.matcher(answer_form({"const": 1})))
+        for _ in range(10):
+            await asyncio.sleep(0)  # until the form is sent
+        os.kill(server, signal.SIGKILL)
+        with pytest.raises(Overloaded):
+            await asked
 
     asyncio.run(main())
 
