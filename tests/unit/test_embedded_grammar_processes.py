@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from baton.errors import InvalidRequest, Overloaded
@@ -15,6 +17,7 @@ from tests.alive import is_running
 from tests.guided import ENDLESS, Json, answer_form, slow_inside
 from tests.waiting import signal_process, until
 from workers.engines.embedded.grammar import Grammars
+from workers.engines.embedded.grammar_server import Read, _hold_answer
 
 DEMO = Path("models/demo")
 VOCAB_SIZE = 3200
@@ -91,6 +94,38 @@ def test_an_answer_whose_next_step_takes_too_long_ends_alone(
     assert isinstance(slow.error, InvalidRequest)
     assert "CPU time" in slow.error.message
     assert other.error is None
+
+
+class CpuTimeLeft:
+    """A stand-in for an LLMatcher without work, whose masks are the CPU time that a step may take."""
+
+    def __init__(self) -> None:
+        self.left_s: list[float] = []
+
+    def try_consume_tokens(self, token_ids: list[int]) -> int:
+        return len(token_ids)
+
+    def is_error(self) -> bool:
+        return False
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def compute_bitmask(self) -> bytes:
+        self.left_s.append(signal.getitimer(signal.ITIMER_PROF)[0])
+        return b"\xff"
+
+
+def test_quick_steps_do_not_save_up_cpu_time_for_a_slow_one() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    matcher = CpuTimeLeft()
+    with ours, theirs:
+        for _ in range(50):
+            theirs.send(msgspec.msgpack.encode(Read(b"", asks=True)))
+        theirs.shutdown(socket.SHUT_WR)
+        _hold_answer(ours, matcher)  # type: ignore[arg-type]  # a stand-in
+    assert len(matcher.left_s) == 50
+    assert max(matcher.left_s) < 1.1
 
 
 def servers(tokenizer_path: Path) -> list[int]:
