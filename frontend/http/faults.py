@@ -78,7 +78,7 @@ def _in_union(value: object, types: Iterable[inspect.Type], path: str) -> Fault 
     tagged = [kind for kind in kinds if isinstance(kind, inspect.StructType) and kind.tag_field]
     if isinstance(value, dict) and tagged:
         return _in_tagged(value, tagged, path)
-    # At most one member has the value's JSON type: that member's fault is the most helpful.
+    # At most one member of a field's union has the value's JSON type: its fault is the most helpful.
     closest = (f for kind, f in zip(kinds, faults, strict=True) if _has_shape(value, kind))
     return next(closest, None) or _wrong_kind(value, kinds, path)
 
