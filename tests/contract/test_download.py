@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from operations.download import DownloadError, _check_room
+from operations.download import DownloadError, _check_room, _check_sums
 from tests.waiting import PATIENCE_S
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -194,6 +194,15 @@ def test_what_an_earlier_try_fetched_needs_no_room_again(tmp_path: Path) -> None
     fetched.touch()
     os.truncate(fetched, free_bytes)  # without using the disk
     _check_room([file], tmp_path)
+
+
+def test_the_models_own_files_are_verified_and_no_others(tmp_path: Path) -> None:
+    verdict = SimpleNamespace(mismatches=[{"path": "metal/model.bin"}], missing_paths=["original/model.bin"])
+    hub: Any = SimpleNamespace(verify_repo_checksums=lambda *_, **__: verdict)
+    _check_sums(hub, REPO, COMMIT, tmp_path, {LARGE})
+    verdict.missing_paths.append(LARGE)
+    with pytest.raises(DownloadError, match=f"rm -f {tmp_path}/{LARGE}, then"):
+        _check_sums(hub, REPO, COMMIT, tmp_path, {LARGE})
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,11 @@ def test_logprobs_are_those_of_the_visible_text(stream: bool) -> None:
     assert [top["logprob"] for top in entries[0]["top_logprobs"]] == [-0.5, -9999.0]
 
 
+def test_a_call_without_text_has_no_logprobs() -> None:
+    [choice] = chat(CALL, tools=[TOOL], logprobs=True).json["choices"]
+    assert (choice["message"]["content"], choice["logprobs"]) == (None, None)
+
+
 def test_sampling_fields_reach_the_worker() -> None:
     client = Client(ScriptedTokens(ANSWER))
     fields = {

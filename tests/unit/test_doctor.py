@@ -473,6 +473,12 @@ def test_a_broken_b200_node_is_found(
     assert all((finding.fact, finding.breaks, finding.repair))
 
 
+@pytest.mark.parametrize("seen", ["all", "void", "none", ""])
+def test_words_of_nvidias_container_runtime_hide_no_gpu(seen: str) -> None:
+    facts = _only(_env(b200_node(), NVIDIA_VISIBLE_DEVICES=seen), "decode")
+    assert "gpu-hidden" not in _found(facts)
+
+
 @pytest.mark.parametrize(
     ("code", "severity", "facts"), [row[1:] for row in OTHERS], ids=[r[0] for r in OTHERS]
 )

@@ -17,7 +17,7 @@ from tests.alive import is_running
 from tests.guided import ENDLESS, Json, answer_form, slow_inside
 from tests.waiting import signal_process, until
 from workers.engines.embedded.grammar import Grammars
-from workers.engines.embedded.grammar_server import Read, _hold_answer
+from workers.engines.embedded.grammar_server import MAX_MESSAGE_BYTES, Read, _hold_answer
 
 DEMO = Path("models/demo")
 VOCAB_SIZE = 3200
@@ -45,6 +45,10 @@ async def refusal(grammars: Grammars, schema: Json) -> str:
 @pytest.mark.parametrize("case", ENDLESS)
 def test_a_schema_that_takes_too_long_is_refused(case: str, grammars: Grammars) -> None:
     assert "CPU time" in asyncio.run(refusal(grammars, ENDLESS[case]))
+
+
+def test_a_schema_that_is_too_large_to_pass_on_is_refused(grammars: Grammars) -> None:
+    assert "exceed" in asyncio.run(refusal(grammars, {"const": "x" * MAX_MESSAGE_BYTES}))
 
 
 def test_what_was_refused_once_is_refused_at_once(grammars: Grammars) -> None:

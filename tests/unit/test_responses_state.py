@@ -32,6 +32,7 @@ def test_a_stored_response_can_be_had_again_until_it_is_deleted() -> None:
             made = (await client.respond()).json
             url = f"/v1/responses/{made['id']}"
             assert (await client.get(url)).json == made
+            assert (await client.request("HEAD", url, b"")).status == 200
             assert (await client.delete(url)).json == {
                 "id": made["id"], "object": "response", "deleted": True,
             }  # fmt: skip
