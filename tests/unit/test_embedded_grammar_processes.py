@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from baton.errors import InvalidRequest, Overloaded
 from frontend.text.tokenizer import ModelTokenizer
@@ -47,8 +48,13 @@ def test_a_schema_that_takes_too_long_is_refused(case: str, grammars: Grammars) 
     assert "CPU time" in asyncio.run(refusal(grammars, ENDLESS[case]))
 
 
-def test_a_schema_that_is_too_large_to_pass_on_is_refused(grammars: Grammars) -> None:
-    assert "exceed" in asyncio.run(refusal(grammars, {"const": "x" * MAX_MESSAGE_BYTES}))
+def test_a_form_that_is_too_large_to_pass_on_is_refused(grammars: Grammars) -> None:
+    form = answer_form({"const": 1})
+    headers = ("x" * MAX_MESSAGE_BYTES,)  # as of a thousand tools
+    large = replace(form, last=tuple(replace(message, headers=headers) for message in form.last))
+    with pytest.raises(InvalidRequest, match=f"exceed {MAX_MESSAGE_BYTES} bytes") as caught:
+        asyncio.run(grammars.matcher(large))
+    assert caught.value.param == "response_format"
 
 
 def test_what_was_refused_once_is_refused_at_once(grammars: Grammars) -> None:
