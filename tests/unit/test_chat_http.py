@@ -202,6 +202,7 @@ def test_several_choices_run_side_by_side_and_share_the_prompt(stream: bool) -> 
     else:
         assert [c["message"]["content"] for c in reply.json["choices"]] == ["Hello wörld", "Good day"]
         assert reply.json["usage"]["prompt_tokens"] == len(client.tokens.requests[0].token_ids)
+        assert reply.json["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
     assert [r.sampling.choice for r in client.tokens.requests] == [0, 1]
     assert len({r.request_id for r in client.tokens.requests}) == 2
     assert {r.sampling.seed for r in client.tokens.requests} == {5}

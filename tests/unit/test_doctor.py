@@ -603,6 +603,11 @@ def test_kv_of_gpt_oss_120b_takes_73728_bytes_a_token() -> None:
     assert SHAPE_120B.kv_bytes_per_token("fp8") == 36_864
 
 
+def test_more_gpus_than_kv_heads_are_fine_if_each_head_is_on_as_many() -> None:
+    found = {size: _found(_yaml(b200_node(), "decode", {"tensor_parallel_size": size})) for size in (16, 12)}
+    assert ["tp-heads" in found[size] for size in (16, 12)] == [False, True]
+
+
 def test_heads_that_are_fewer_than_the_gpus_are_held_twice() -> None:
     facts = _model(b200_node(), shape=replace(SHAPE_120B, num_kv_heads=2))
     prefill = facts.workers[0]

@@ -45,6 +45,18 @@ def test_an_answer_that_pulls_its_kv_asks_once_its_first_token_is_known() -> Non
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("phase", [Phase.PINNED, Phase.DONE])
+def test_a_sequence_that_samples_no_more_needs_no_mask(phase: Phase) -> None:
+    async def main() -> None:
+        with guided() as (sequence, process):
+            sequence.phase = phase
+            Masks(lambda _: None).ask(sequence)
+            with pytest.raises(BlockingIOError):
+                process.recv(1000)
+
+    asyncio.run(main())
+
+
 def test_a_late_mask_delays_one_step_only() -> None:
     async def main() -> None:
         changed: list[Sequence] = []

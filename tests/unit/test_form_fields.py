@@ -125,6 +125,13 @@ def test_what_asks_for_nothing_is_neither_refused_nor_named() -> None:
                 "$defs": {"d": {"properties": {}, "additionalProperties": False}},
             },
         ),
+        (
+            {"prefixItems": [{"properties": {}}], "oneOf": [{"properties": {}}]},
+            {
+                "prefixItems": [{"properties": {}, "additionalProperties": False}],
+                "oneOf": [{"properties": {}, "additionalProperties": False}],
+            },
+        ),
         ({"allOf": [{"properties": {"a": {}}}], "properties": {"b": {}}},) * 2,
         ({"const": {"properties": {}}}, {"const": {"properties": {}}}),
         ({"properties": {"properties": {"type": "string"}}},

@@ -214,15 +214,20 @@ def test_a_background_response_that_shows_as_completed_is_kept_already() -> None
     asyncio.run(scenario())
 
 
-def test_a_response_that_another_frontend_is_making_cannot_be_continued_yet(tmp_path: Path) -> None:
-    async def scenario() -> Reply:
+def test_a_response_that_another_frontend_is_making_is_neither_continued_nor_cancelled(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> tuple[Reply, Reply]:
         async with frontend(ANSWER, path=tmp_path / "responses.sqlite3") as client:
-            return await client.respond(previous_response_id="theirs")
+            continued = await client.respond(previous_response_id="theirs")
+            return continued, await client.post("/v1/responses/theirs/cancel", {})
 
     with another_frontend(tmp_path / "responses.sqlite3"):
-        reply = asyncio.run(scenario())
-    assert (reply.status, reply.error["param"]) == (400, "previous_response_id")
-    assert "in progress" in reply.error["message"]
+        continued, cancelled = asyncio.run(scenario())
+    assert (continued.status, continued.error["param"]) == (400, "previous_response_id")
+    assert "in progress" in continued.error["message"]
+    assert (cancelled.status, cancelled.error["param"]) == (400, "response_id")
+    assert "another frontend" in cancelled.error["message"]
 
 
 def test_a_background_response_that_fails_says_why() -> None:
