@@ -16,7 +16,8 @@ from frontend.responses.store import ResponseStore, StoredResponse
 async def main():
     store = ResponseStore(sys.argv[1])
     body = b'{"status": "in_progress"}'
-    await store.save(StoredResponse(id="theirs", status="in_progress", body=body, items=b"[]"), [])
+    made = StoredResponse(id="theirs", status="in_progress", is_background=True, body=body, items=b"[]")
+    await store.save(made, [])
     print("saved", flush=True)
     await asyncio.Event().wait()
 asyncio.run(main())

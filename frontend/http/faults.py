@@ -78,9 +78,9 @@ def _in_union(value: object, types: Iterable[inspect.Type], path: str) -> Fault 
     tagged = [kind for kind in kinds if isinstance(kind, inspect.StructType) and kind.tag_field]
     if isinstance(value, dict) and tagged:
         return _in_tagged(value, tagged, path)
-    # If the value has the JSON type of just one member, that member's fault is the most helpful.
-    closest = [f for kind, f in zip(kinds, faults, strict=True) if f and _has_shape(value, kind)]
-    return closest[0] if len(closest) == 1 else _wrong_kind(value, kinds, path)
+    # At most one member of a field's union has the value's JSON type: its fault is the most helpful.
+    closest = (f for kind, f in zip(kinds, faults, strict=True) if _has_shape(value, kind))
+    return next(closest, None) or _wrong_kind(value, kinds, path)
 
 
 def _has_shape(value: object, kind: inspect.Type) -> bool:

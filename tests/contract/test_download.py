@@ -4,15 +4,19 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from operations.download import DownloadError, _check_room, _check_sums
 from tests.waiting import PATIENCE_S
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -178,6 +182,27 @@ def test_too_little_room_is_told_before_a_byte_is_fetched(hub: Hub, tmp_path: Pa
     assert done.returncode == 1
     assert "GiB free; make room" in done.stderr
     assert hub.served == []
+
+
+def test_what_an_earlier_try_fetched_needs_no_room_again(tmp_path: Path) -> None:
+    free_bytes = shutil.disk_usage(tmp_path).free
+    file: Any = SimpleNamespace(path=LARGE, size=free_bytes + free_bytes // 2)
+    with pytest.raises(DownloadError, match="make room"):
+        _check_room([file], tmp_path)
+    fetched = tmp_path / ".cache" / "huggingface" / "download" / "x.incomplete"
+    fetched.parent.mkdir(parents=True)
+    fetched.touch()
+    os.truncate(fetched, free_bytes)  # without using the disk
+    _check_room([file], tmp_path)
+
+
+def test_the_models_own_files_are_verified_and_no_others(tmp_path: Path) -> None:
+    verdict = SimpleNamespace(mismatches=[{"path": "metal/model.bin"}], missing_paths=["original/model.bin"])
+    hub: Any = SimpleNamespace(verify_repo_checksums=lambda *_, **__: verdict)
+    _check_sums(hub, REPO, COMMIT, tmp_path, {LARGE})
+    verdict.missing_paths.append(LARGE)
+    with pytest.raises(DownloadError, match=f"rm -f {tmp_path}/{LARGE}, then"):
+        _check_sums(hub, REPO, COMMIT, tmp_path, {LARGE})
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,27 @@ def test_a_worker_that_takes_no_connection_is_lost_after_three_seconds() -> None
     run_jumping(main())
 
 
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
+def test_a_worker_may_have_an_ipv6_address() -> None:
+    async def main() -> None:
+        async with transports(1) as (caller,):
+            worker = TcpTransport(host="::1")
+            async with worker.serve("w", count_up) as address:
+                assert address.startswith("tcp://[::1]:")
+                assert await tokens(caller.call(address, a_request(2))) == [0, 1]
+            await worker.close()
+
+    asyncio.run(main())
+
+
 def test_closing_does_not_wait_for_a_connection_that_is_being_made() -> None:
     async def main() -> None:
         with deaf_port() as port:

@@ -62,6 +62,13 @@ def test_each_role_becomes_its_turn_in_order() -> None:
     assert talk.current_date == "2026-11-21"
 
 
+def test_what_the_model_refused_is_its_answer() -> None:
+    talk = talk_of(
+        {"role": "assistant", "content": None, "refusal": "No."}, {"role": "user", "content": "Please"}
+    )
+    assert talk.turns == (AssistantTurn(text="No."), UserTurn("Please"))
+
+
 def test_tools_are_offered_unless_tool_choice_is_none() -> None:
     offered = (Tool(name="get_system_health", parameters={"type": "object"}, path="tools[0].function"),)
     assert talk_of(tools=[HEALTH_TOOL]).tools == offered

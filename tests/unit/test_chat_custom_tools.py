@@ -30,6 +30,7 @@ def chat(
         (PATCH, "*** Begin", "*** Begin"),
         (PATCH, '{"input": "*** Begin"}', "*** Begin"),
         (PATCH, '{"other": 1}', '{"other": 1}'),
+        (PATCH, '{"input": "a", "other": 1}', '{"input": "a", "other": 1}'),
         (HELD, '{"input": "a"}', '{"input": "a"}'),
     ],
 )

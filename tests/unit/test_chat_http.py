@@ -202,6 +202,7 @@ def test_several_choices_run_side_by_side_and_share_the_prompt(stream: bool) -> 
     else:
         assert [c["message"]["content"] for c in reply.json["choices"]] == ["Hello wörld", "Good day"]
         assert reply.json["usage"]["prompt_tokens"] == len(client.tokens.requests[0].token_ids)
+        assert reply.json["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
     assert [r.sampling.choice for r in client.tokens.requests] == [0, 1]
     assert len({r.request_id for r in client.tokens.requests}) == 2
     assert {r.sampling.seed for r in client.tokens.requests} == {5}
@@ -222,6 +223,11 @@ def test_logprobs_are_those_of_the_visible_text(stream: bool) -> None:
         "top_logprobs": [],
     }
     assert [top["logprob"] for top in entries[0]["top_logprobs"]] == [-0.5, -9999.0]
+
+
+def test_a_call_without_text_has_no_logprobs() -> None:
+    [choice] = chat(CALL, tools=[TOOL], logprobs=True).json["choices"]
+    assert (choice["message"]["content"], choice["logprobs"]) == (None, None)
 
 
 def test_sampling_fields_reach_the_worker() -> None:

@@ -96,6 +96,9 @@ def test_logprobs_come_as_parallel_lists() -> None:
     assert logprobs["tokens"] == ["O", "n", "c", "e"]
     assert logprobs["text_offset"] == [0, 1, 2, 3]
     assert logprobs["top_logprobs"][0] == {"O": -0.5}
+    chunks = complete("x", logprobs=1, max_tokens=4, stream=True).events[:-1]
+    told = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [offset for each in told if each for offset in each["text_offset"]] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("prompt", ["Say: <|start|>ü", [9, 8, 7]])

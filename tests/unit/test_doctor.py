@@ -397,6 +397,8 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("NATS down", "nats-down", E, lambda f: _service(f, "NATS", problem="timed out")),
     ("one etcd member down", "etcd-member-down", W,
      lambda f: replace(f, services=(*f.services, replace(ETCD, url="http://b:2379", problem="refused")))),
+    ("all etcd members down", "etcd-down", E,
+     lambda f: replace(f, services=tuple(replace(ETCD, url=url, problem="refused") for url in ("a", "b")))),
     ("etcd wants a password", "login", E, lambda f: _service(f, "etcd", refusal="user name is empty")),
     ("NATS wants a password", "login", E, lambda f: _service(f, "NATS", refusal="Authorization Violation")),
     ("etcd of 2017", "version-old", E, lambda f: _service(f, "etcd", version=(3, 2, 26))),
@@ -469,6 +471,12 @@ def test_a_broken_b200_node_is_found(
     finding = _found(breaking(b200_node()))[code]
     assert finding.severity == severity
     assert all((finding.fact, finding.breaks, finding.repair))
+
+
+@pytest.mark.parametrize("seen", ["all", "void", "none", ""])
+def test_words_of_nvidias_container_runtime_hide_no_gpu(seen: str) -> None:
+    facts = _only(_env(b200_node(), NVIDIA_VISIBLE_DEVICES=seen), "decode")
+    assert "gpu-hidden" not in _found(facts)
 
 
 @pytest.mark.parametrize(
@@ -593,6 +601,22 @@ def test_nothing_that_is_given_makes_doctor_itself_fail(
 def test_kv_of_gpt_oss_120b_takes_73728_bytes_a_token() -> None:
     assert SHAPE_120B.kv_bytes_per_token() == 73_728
     assert SHAPE_120B.kv_bytes_per_token("fp8") == 36_864
+
+
+def test_more_gpus_than_kv_heads_are_fine_if_each_head_is_on_as_many() -> None:
+    found = {size: _found(_yaml(b200_node(), "decode", {"tensor_parallel_size": size})) for size in (16, 12)}
+    assert ["tp-heads" in found[size] for size in (16, 12)] == [False, True]
+
+
+def test_heads_that_are_fewer_than_the_gpus_are_held_twice() -> None:
+    facts = _model(b200_node(), shape=replace(SHAPE_120B, num_kv_heads=2))
+    prefill = facts.workers[0]
+    held = budget(facts, prefill)
+    assert facts.model.shape is not None
+    assert held is not None
+    per_token = facts.model.shape.kv_bytes_per_token(prefill.text(f"{KV}.dtype", "auto"))
+    assert prefill.tensor_parallel_size == 4
+    assert held.kv_bytes / held.kv_tokens == pytest.approx(per_token / 2)
 
 
 def test_the_sparks_kv_comes_near_what_the_guides_log_measured() -> None:

@@ -147,6 +147,13 @@ def test_a_folder_of_the_hubs_cache_is_known_by_what_lies_in_it(tmp_path: Path) 
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
     assert probe_model(tmp_path).snapshot == str(snapshot)
+    older = snapshot.with_name("a0b1c2d3")
+    older.mkdir()
+    (older / "config.json").write_text("{}")
+    os.utime(older, (0, 0))
+    newer = shutil.copytree(older, snapshot.with_name("00aa11bb"))
+    os.utime(newer)
+    assert probe_model(tmp_path).snapshot == str(newer)
 
 
 def test_this_machine_can_be_read() -> None:

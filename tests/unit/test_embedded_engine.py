@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -30,12 +30,12 @@ async def engine(
     wire: CacheTransceiver,
     role: Role = Role.DECODE,
     tokens_per_block: int = 8,
+    kv_dtype: Literal["auto", "bfloat16"] = "auto",
     **options: Any,
 ) -> AsyncIterator[EmbeddedEngine]:
     """A started engine that must hold nothing at the end of the test."""
-    settings = EmbeddedSettings(
-        kv_cache_config=KvCacheSettings(tokens_per_block=tokens_per_block, max_tokens=2048), **options
-    )
+    pool = KvCacheSettings(tokens_per_block=tokens_per_block, max_tokens=2048, dtype=kv_dtype)
+    settings = EmbeddedSettings(kv_cache_config=pool, **options)
     each = EmbeddedEngine(
         settings, model_path=checkpoint, role=role, worker_id=role.value, incarnation="1", transceiver=wire
     )
@@ -219,6 +219,14 @@ def test_a_handoff_that_does_not_fit_says_why(checkpoint: Path) -> None:
             foreign = msgspec.structs.replace(handoff, engine_state=b"\x01not ours")
             with pytest.raises(HandoffFailed, match="not the embedded engine's"):
                 await answer(decode, ask(foreign))
+
+    asyncio.run(main())
+
+
+def test_a_cache_may_have_half_the_models_precision(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with engine(checkpoint, Wire(), kv_dtype="bfloat16", dtype="float32") as each:
+            assert len(await answer(each, ask())) == 6
 
     asyncio.run(main())
 

@@ -130,6 +130,19 @@ def test_an_answer_that_goes_on_elsewhere_is_allowed_the_same(
         assert (first == second).all()
 
 
+def test_a_long_answer_is_read_to_its_end_before_what_may_follow_is_asked(
+    grammars: Grammars, tokenizer: ModelTokenizer
+) -> None:
+    begun = tokenizer.encode_text("<|channel|>analysis<|message|>", allow_special=True)
+    thought = tokenizer.encode_text("a") * 20_000
+    ended = tokenizer.encode_text("<|end|><|start|>assistant<|channel|>final<|message|>", allow_special=True)
+    matcher = asyncio.run(grammars.matcher(answer_form({"const": 1})))
+    allowed = matcher.allowed([*begun, *thought, *ended], 0)
+    assert allowed is not None
+    assert allowed[tokenizer.encode_text("1")[0]]
+    assert not allowed[thought[0]]
+
+
 def test_after_the_last_message_anything_goes(grammars: Grammars, tokenizer: ModelTokenizer) -> None:
     form = answer_form({"const": 1})
     answer = answer_of(grammars, form, chooser(0, tokenizer))

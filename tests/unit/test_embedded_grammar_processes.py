@@ -4,17 +4,21 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
-from baton.errors import InvalidRequest
+from baton.errors import InvalidRequest, Overloaded
 from frontend.text.tokenizer import ModelTokenizer
 from tests.alive import is_running
 from tests.guided import ENDLESS, Json, answer_form, slow_inside
 from tests.waiting import signal_process, until
 from workers.engines.embedded.grammar import Grammars
+from workers.engines.embedded.grammar_server import MAX_MESSAGE_BYTES, Read, _hold_answer
 
 DEMO = Path("models/demo")
 VOCAB_SIZE = 3200
@@ -42,6 +46,15 @@ async def refusal(grammars: Grammars, schema: Json) -> str:
 @pytest.mark.parametrize("case", ENDLESS)
 def test_a_schema_that_takes_too_long_is_refused(case: str, grammars: Grammars) -> None:
     assert "CPU time" in asyncio.run(refusal(grammars, ENDLESS[case]))
+
+
+def test_a_form_that_is_too_large_to_pass_on_is_refused(grammars: Grammars) -> None:
+    form = answer_form({"const": 1})
+    headers = ("x" * MAX_MESSAGE_BYTES,)  # as of a thousand tools
+    large = replace(form, last=tuple(replace(message, headers=headers) for message in form.last))
+    with pytest.raises(InvalidRequest, match=f"exceed {MAX_MESSAGE_BYTES} bytes") as caught:
+        asyncio.run(grammars.matcher(large))
+    assert caught.value.param == "response_format"
 
 
 def test_what_was_refused_once_is_refused_at_once(grammars: Grammars) -> None:
@@ -91,6 +104,38 @@ def test_an_answer_whose_next_step_takes_too_long_ends_alone(
     assert isinstance(slow.error, InvalidRequest)
     assert "CPU time" in slow.error.message
     assert other.error is None
+
+
+class CpuTimeLeft:
+    """A stand-in for an LLMatcher without work, whose masks are the CPU time that a step may take."""
+
+    def __init__(self) -> None:
+        self.left_s: list[float] = []
+
+    def try_consume_tokens(self, token_ids: list[int]) -> int:
+        return len(token_ids)
+
+    def is_error(self) -> bool:
+        return False
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def compute_bitmask(self) -> bytes:
+        self.left_s.append(signal.getitimer(signal.ITIMER_PROF)[0])
+        return b"\xff"
+
+
+def test_quick_steps_do_not_save_up_cpu_time_for_a_slow_one() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    matcher = CpuTimeLeft()
+    with ours, theirs:
+        for _ in range(50):
+            theirs.send(msgspec.msgpack.encode(Read(b"", asks=True)))
+        theirs.shutdown(socket.SHUT_WR)
+        _hold_answer(ours, matcher)  # type: ignore[arg-type]  # a stand-in
+    assert len(matcher.left_s) == 50
+    assert max(matcher.left_s) < 1.1
 
 
 def servers(tokenizer_path: Path) -> list[int]:
@@ -162,6 +207,35 @@ def test_a_killed_grammar_process_is_replaced(own: tuple[Grammars, Path]) -> Non
         await until(lambda: not any(is_running(process) for process in killed))
         for value in (1, 2):
             assert (await grammars.matcher(answer_form({"const": value}))).allowed([], 0) is not None
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_ends_no_compilation_that_others_wait_for(own: tuple[Grammars, Path]) -> None:
+    grammars, _ = own
+
+    async def main() -> None:
+        form = answer_form({"const": "shared"})
+        leaving, staying = (asyncio.create_task(grammars.matcher(form)) for _ in range(2))
+        await asyncio.sleep(0)  # both wait now
+        leaving.cancel()
+        assert (await staying).allowed([], 0) is not None
+
+    asyncio.run(main())
+
+
+def test_a_form_is_not_blamed_for_a_killed_process(own: tuple[Grammars, Path]) -> None:
+    grammars, path = own
+
+    async def main() -> None:
+        [server] = servers(path)
+        signal_process(server, signal.SIGSTOP)
+        asked = asyncio.create_task(grammars.matcher(answer_form({"const": 1})))
+        for _ in range(10):
+            await asyncio.sleep(0)  # until the form is sent
+        os.kill(server, signal.SIGKILL)
+        with pytest.raises(Overloaded):
+            await asked
 
     asyncio.run(main())
 

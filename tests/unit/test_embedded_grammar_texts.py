@@ -47,6 +47,7 @@ def texts(grammars: Grammars, tokenizer: ModelTokenizer, form: Guided) -> list[s
         ("regex", "[0-9]{4}-[01][0-9]", "[0-9]{4}-[01][0-9]"),
         ("regex", r"a/b\/[c/]|d", "a/b/[c/]|d"),
         ("regex", "a\nb|\\|\\n", r"a\nb|\|\n"),
+        ("regex", "a\\\nb|\\\\n", r"a\nb|\\n"),
         ("regex", r"<\|call\|>|<\|end\|>", r"<\|(call|end)\|>"),
         ("lark", SUM, r" *[0-9]{1,3}( *\+ *[0-9]{1,3})* *"),
         ("lark", 'start: "<|call|>" | /<@>/ | "//" "x"', r"<\|call\|>|<@>|//x"),

@@ -1,13 +1,18 @@
 """Positional sampling: each setting works as OpenAI or Hugging Face define it, independent of the batch."""
 
 import math
+import socket
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from baton.messages import Sampling
+from workers.engines.embedded.grammar_server import Next
+from workers.engines.embedded.matcher import Matcher
 from workers.engines.embedded.sampling import Draw, sample, uniform
 
 VOCAB = 8
@@ -115,6 +120,17 @@ def test_stop_tokens_cannot_come_before_min_tokens() -> None:
     late = draw((3, 3, 3), 1, min_tokens=2, stop_token_ids=(0, 1, 7))
     ignored = draw((3,), 1, min_tokens=2, stop_token_ids=(0,), ignore_eos=True)
     assert chosen(early, late, ignored) == [2, 0, 0]
+
+
+@pytest.mark.parametrize(("allowed", "token_id"), [({6, 7}, 6), ({7}, 7)])
+def test_a_stop_token_comes_before_min_tokens_if_the_form_allows_nothing_else(
+    allowed: set[int], token_id: int
+) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        theirs.send(msgspec.msgpack.encode(Next(bytes([sum(1 << i for i in allowed)]))))
+        early = draw((3,), min_tokens=2, stop_token_ids=(7,))
+        assert chosen(replace(early, matcher=Matcher(ours, VOCAB, None))) == [token_id]
 
 
 def test_logprobs_are_the_models_own_before_any_setting() -> None:

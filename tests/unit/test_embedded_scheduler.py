@@ -280,3 +280,13 @@ def test_pulled_blocks_without_the_layers_of_the_window_are_not_continued() -> N
     target.pulled(pulling, 7)
     assert target.num_lacking(sequence(41)) == 1
     assert target.num_lacking(sequence(21)) == 21
+
+
+def test_a_pull_continues_what_another_pull_left_as_prefill_sends_the_window_anew() -> None:
+    target = scheduler(reuses_blocks=True, window=8)
+    first, again = sequence(24, pulls_kv=True), sequence(40, pulls_kv=True)
+    again.token_ids[16:] = range(60, 84)
+    target.add(first)
+    target.plan()
+    target.pulled(first, 7)
+    assert target.num_lacking(again) == 40 - 16

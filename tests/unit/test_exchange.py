@@ -55,6 +55,12 @@ def test_a_whole_answer_has_its_length_its_id_and_its_headers() -> None:
     assert (end["body"], end["more_body"]) == (b'{"a":1}', False)
 
 
+def test_a_client_is_known_by_its_key_under_either_apis_header() -> None:
+    openai, anthropic = exchange(authorization="Bearer k"), exchange(x_api_key="k")
+    assert len({openai.owner, anthropic.owner, exchange(x_api_key="other").owner, exchange().owner}) == 4
+    assert (exchange().owner, anthropic.owner) == ("", exchange(x_api_key="k").owner)
+
+
 async def no_more() -> dict[str, Any]:
     raise AssertionError
 

@@ -96,7 +96,7 @@ def test_what_asks_for_nothing_is_neither_refused_nor_named() -> None:
         "add_generation_prompt": True,
         "guided_json": None,
         "guided_decoding_backend": "xgrammar",
-        "structured_outputs": {"disable_fallback": True},
+        "structured_outputs": {"disable_fallback": True, "json_object": False},
     }
     reply, tokens = ask("/v1/chat/completions", **fields)
     assert (reply.status, reply.headers.get("x-baton-ignored")) == (200, None)
@@ -123,6 +123,13 @@ def test_what_asks_for_nothing_is_neither_refused_nor_named() -> None:
             {
                 "anyOf": [{"properties": {}, "additionalProperties": False}, True],
                 "$defs": {"d": {"properties": {}, "additionalProperties": False}},
+            },
+        ),
+        (
+            {"prefixItems": [{"properties": {}}], "oneOf": [{"properties": {}}]},
+            {
+                "prefixItems": [{"properties": {}, "additionalProperties": False}],
+                "oneOf": [{"properties": {}, "additionalProperties": False}],
             },
         ),
         ({"allOf": [{"properties": {"a": {}}}], "properties": {"b": {}}},) * 2,

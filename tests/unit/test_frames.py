@@ -95,6 +95,18 @@ def test_any_envelopes_leave_in_order_in_frames_below_the_limit(sizes: list[int]
     assert all(len(frame(0, envelope)) > limit for envelope in refused)
 
 
+def test_the_hello_leaves_alone_as_strangers_may_not_send_more() -> None:
+    async def scenario() -> list[bytes]:
+        wire = Sent()
+        writer = FrameWriter(wire, lambda envelope, _: pytest.fail(str(envelope)))
+        for envelope in (Hello(frames.VERSION, "w"), Beat(), Beat()):
+            writer.put(envelope)
+        await asyncio.sleep(0)  # frames are sealed once a turn
+        return wire.frames
+
+    assert asyncio.run(scenario()) == [frame(0, Hello(frames.VERSION, "w")), frame(1, Beat(), Beat())]
+
+
 def test_a_frame_of_the_limit_is_sent_and_nothing_after_the_goodbye() -> None:
     async def scenario() -> list[bytes]:
         wire = Sent(len(frame(0, End(1))))

@@ -106,6 +106,10 @@ def test_reasoning_is_kept_only_after_the_last_answer() -> None:
     )
 
 
+def test_white_space_next_to_a_call_is_no_preamble() -> None:
+    assert history(AssistantTurn(text="\n", tool_calls=(CALL,))) == history(AssistantTurn(tool_calls=(CALL,)))
+
+
 def test_an_answer_that_was_cut_in_its_reasoning_is_no_last_answer() -> None:
     turns = (UserTurn("a"), AssistantTurn(reasoning="kept", text=""), UserTurn("go on"))
     assert "<|channel|>analysis<|message|>kept<|end|>" in history(*turns)

@@ -139,11 +139,17 @@ def test_results_of_tools_say_whether_they_are_errors() -> None:
     assert "Error: no such city" in prompt(messages=turns, tools=[TOOL])
 
 
-def test_what_is_not_text_is_left_out_and_named() -> None:
-    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
-    reply = ask(messages=[{"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]}])
+@pytest.mark.parametrize("kind", ["image", "document"])
+def test_what_is_not_text_is_left_out_and_named(kind: str) -> None:
+    content = {"type": kind, "source": {"type": "base64", "media_type": "image/png", "data": "eA=="}}
+    reply = ask(messages=[{"role": "user", "content": [content, {"type": "text", "text": "What is it?"}]}])
     assert reply.status == 200
-    assert reply.headers["x-baton-ignored"] == "messages[].content[].image"
+    assert reply.headers["x-baton-ignored"] == f"messages[].content[].{kind}"
+
+
+def test_a_call_that_is_not_json_is_shown_as_the_model_wrote_it() -> None:
+    (call,) = ask(CALL.replace('{"city":"Rome"}', "Rome"), tools=[TOOL]).json["content"]
+    assert call["input"] == {"arguments": "Rome"}
 
 
 def test_system_text_is_instructions_and_tools_are_shown() -> None:
@@ -158,7 +164,9 @@ def test_system_text_is_instructions_and_tools_are_shown() -> None:
     [
         ({}, "medium"),
         ({"thinking": {"type": "disabled"}}, "low"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "low"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, "low"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2049}}, "medium"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 12_000}}, "medium"),
         ({"thinking": {"type": "enabled", "budget_tokens": 32000}}, "high"),
         ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}, "high"),
     ],

@@ -6,6 +6,8 @@ import threading
 import pytest
 
 from baton.errors import NotReady
+from frontend.harmony.deltas import TextDelta
+from frontend.responses.answer import MAX_KEPT_STREAM_BYTES
 from frontend.responses.object import RUNNING
 from frontend.responses.runs import MAX_RUNS, ResponseState
 from frontend.responses.store import ResponseStore
@@ -56,6 +58,24 @@ def test_a_run_ends_when_its_time_is_over_and_says_so() -> None:
         await client.responses.close()
 
     run_jumping(scenario())
+
+
+def test_a_stream_that_is_too_long_is_not_stored_and_cannot_be_resumed() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER, script={"pause_at": 0}) as client:
+            asking = asyncio.create_task(client.respond(background=True, stream=True))
+            await client.tokens.paused.wait()
+            [(response_id, run)] = client.responses.runs._runs.items()  # noqa: SLF001  its id is not known yet
+            assert (run.answer.kept_stream or b"").startswith(b"event: response.created")
+            run.answer.write(0, [TextDelta("x" * MAX_KEPT_STREAM_BYTES, 0, 1)])
+            assert run.answer.kept_stream is None
+            client.tokens.go_on.set()
+            await asking
+            await ended(client, response_id)
+            late = await client.get(f"/v1/responses/{response_id}?stream=true")
+            assert (late.status, late.error["param"]) == (400, "stream")
+
+    asyncio.run(scenario())
 
 
 def test_a_run_is_forgotten_when_it_has_ended() -> None:

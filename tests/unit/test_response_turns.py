@@ -15,6 +15,7 @@ from frontend.responses.items import (
     OutputText,
     ReasoningItem,
     ReasoningText,
+    SummaryText,
 )
 from frontend.responses.turns import turns
 
@@ -62,6 +63,11 @@ def test_thought_preamble_text_and_calls_are_one_turn() -> None:
     assert whole == [
         AssistantTurn(reasoning="Hm.", preamble="I look.", text="Yes.", tool_calls=calls("a", "b"))
     ]
+
+
+def test_a_thought_that_was_given_as_a_summary_is_a_thought() -> None:
+    item = ReasoningItem(id="r", status="completed", summary=[SummaryText(text="Hm.")])
+    assert made_of(item, call("a")) == [AssistantTurn(reasoning="Hm.", tool_calls=calls("a"))]
 
 
 @pytest.mark.parametrize(

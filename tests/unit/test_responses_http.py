@@ -291,6 +291,7 @@ def test_what_gpt_oss_cannot_be_given_is_left_out_and_named(
         ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
         ({"tools": [TOOL | {"async": True}]}, "tools[0].async"),
+        ({"tools": [TOOL | {"allowed_callers": ["code_interpreter"]}]}, "tools[0].allowed_callers"),
         ({"tool_choice": "maybe"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "g"}, "tools": [TOOL]}, "tool_choice"),

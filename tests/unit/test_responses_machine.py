@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from openai.types.responses import Response
 
+from frontend.responses.items import PatchOutputItem
+from frontend.responses.machine import result_of
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
 
 Json = dict[str, Any]
@@ -42,6 +44,10 @@ CALLS: dict[str, tuple[Json, Json, Json]] = {
         {"type": "apply_patch_call_output", "status": "completed", "output": "total 0"},
     ),
 }
+
+
+def test_a_patch_without_a_log_has_its_status() -> None:
+    assert result_of(PatchOutputItem(call_id="c", status="failed")) == ("c", "failed")
 
 
 def answer(kind: str, arguments: str) -> str:

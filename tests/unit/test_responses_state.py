@@ -14,6 +14,7 @@ from baton.errors import WorkerLost
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens, ended, frontend
+from tests.stored_responses import another_frontend
 from tests.waiting import until
 
 THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
@@ -31,6 +32,7 @@ def test_a_stored_response_can_be_had_again_until_it_is_deleted() -> None:
             made = (await client.respond()).json
             url = f"/v1/responses/{made['id']}"
             assert (await client.get(url)).json == made
+            assert (await client.request("HEAD", url, b"")).status == 200
             assert (await client.delete(url)).json == {
                 "id": made["id"], "object": "response", "deleted": True,
             }  # fmt: skip
@@ -113,6 +115,7 @@ def test_the_input_items_are_all_that_the_response_was_made_from_page_by_page() 
             assert latest["has_more"]
             rest = (await client.get(f"{url}?limit=3&after={latest['last_id']}")).json
             assert (rest["data"], rest["has_more"]) == (page["data"][:1], False)
+            assert not (await client.get(url + "?limit=4")).json["has_more"]
 
     asyncio.run(scenario())
 
@@ -209,6 +212,22 @@ def test_a_background_response_that_shows_as_completed_is_kept_already() -> None
         await client.responses.close()
 
     asyncio.run(scenario())
+
+
+def test_a_response_that_another_frontend_is_making_is_neither_continued_nor_cancelled(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> tuple[Reply, Reply]:
+        async with frontend(ANSWER, path=tmp_path / "responses.sqlite3") as client:
+            continued = await client.respond(previous_response_id="theirs")
+            return continued, await client.post("/v1/responses/theirs/cancel", {})
+
+    with another_frontend(tmp_path / "responses.sqlite3"):
+        continued, cancelled = asyncio.run(scenario())
+    assert (continued.status, continued.error["param"]) == (400, "previous_response_id")
+    assert "in progress" in continued.error["message"]
+    assert (cancelled.status, cancelled.error["param"]) == (400, "response_id")
+    assert "another frontend" in cancelled.error["message"]
 
 
 def test_a_background_response_that_fails_says_why() -> None:

@@ -46,6 +46,7 @@ def check(request: GenerateRequest) -> None:
         (ask(5, num_generated=1, guided=FORM), EngineFailure, "retry the request"),
         (ask(choice=-1), InvalidRequest, "negative"),
         (ask(logprobs=-1), InvalidRequest, "negative"),
+        (ask(prompt_logprobs=0, max_tokens=2), InvalidRequest, "prompt_logprobs .* one token"),
         (ask(token_ids=[1, 100]), InvalidRequest, "token id 100 .* vocabulary of 100"),
         (ask(token_ids=[-1]), InvalidRequest, "token id -1"),
         (ask(logit_bias={100: 1.0}), InvalidRequest, "token id 100"),

@@ -34,7 +34,7 @@ def test_messages_are_tokenised_as_chat_completions_render_them() -> None:
 
     sent, whole, short = asyncio.run(prompts())
     assert whole == sent
-    assert TOKENIZER.decode(whole[len(short) :]) == "assistant"
+    assert whole == short + TOKENIZER.encode_text("<|start|>assistant", allow_special=True)
 
 
 def test_the_tokens_can_be_had_as_text() -> None:

@@ -1,6 +1,7 @@
 """The tokenizer, on a small vocabulary that the test trains itself."""
 
 import json
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from frontend.text.specials import SpecialToken
-from frontend.text.tokenizer import ModelTokenizer
+from frontend.text.tokenizer import ModelTokenizer, _SegmentCache
 
 TEXT = ["Hello there, hello world.", "<|end|> is a control token", "naïve 日本 👍"]
 
@@ -63,6 +64,14 @@ def test_control_tokens_come_from_text_where_they_are_allowed(tokenizer: ModelTo
 def test_a_segment_is_the_same_tokens_the_second_time(tokenizer: ModelTokenizer) -> None:
     first = tokenizer.encode_segments(["Hello there", "Hello"])
     assert tokenizer.encode_segments(["Hello there", "Hello"]) == first
+
+
+def test_a_long_segment_does_not_drive_out_the_others() -> None:
+    cache = _SegmentCache(max_bytes=8000)
+    cache.put("kept", array("I", [1]))
+    cache.put("x" * 1900, array("I", [2]))
+    assert cache.get("kept") == array("I", [1])
+    assert cache.get("x" * 1900) is None
 
 
 @pytest.mark.parametrize(("text", "expected"), [("a\ud800b", "a�b"), ("\ud83d\udc4d", "👍"), ("\udfff", "�")])

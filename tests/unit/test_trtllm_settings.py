@@ -88,6 +88,7 @@ def test_letter_case_follows_the_build(tmp_path: Path, word: str) -> None:
         ("backend: NIXL", "PYTHON", "auto"),
         ("{backend: NIXL, transceiver_runtime: CPP}", "CPP", False),
         ("backend: DEFAULT", "auto", "auto"),
+        ("{backend: DEFAULT, transceiver_runtime: PYTHON}", "PYTHON", "auto"),
     ],
 )
 def test_the_wire_decides_its_runtime_and_the_kv_cache_manager(

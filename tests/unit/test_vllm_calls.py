@@ -11,6 +11,7 @@ import pytest
 from baton.errors import DeadlineExceeded, HandoffFailed
 from tests.planes import a_request
 from workers.engines.vllm.calls import Calls
+from workers.engines.vllm.figures import Figures
 
 
 class Llm:
@@ -71,3 +72,11 @@ def test_a_failed_transfer_ends_requests_that_may_have_found_what_it_left() -> N
             assert len(salts | {calls.salt(plain), calls.salt(salted), "", "own"}) == 6
 
     asyncio.run(main())
+
+
+def test_pins_that_vllm_does_not_report_yet_leave_no_negative_use() -> None:
+    figures = Figures(lambda: None)
+    figures.num_blocks = 100
+    figures.pinned["r1"] = 5
+    stats = figures.stats()
+    assert (stats.kv_used_blocks, stats.kv_pinned_blocks) == (0, 5)

@@ -32,7 +32,8 @@ def test_flag_beats_override_beats_yaml_beats_baton_beats_default_leaf_by_leaf(t
     path = write(
         tmp_path,
         "max_num_seqs: 8\nmax_num_batched_tokens: 100\nblock_size: 64\n"
-        "kv_transfer_config:\n  kv_buffer_device: cpu\n  kv_connector_extra_config: {kv_lease_duration: 7}\n",
+        "kv_transfer_config:\n  kv_buffer_device: cpu\n"
+        "  kv_connector_extra_config: {kv_lease_duration: 7, num_threads: 2}\n",
     )
     override = {"max_num_seqs": 9, "max_num_batched_tokens": 101, "kv_transfer_config": {"kv_ip": "::1"}}
 
@@ -47,7 +48,7 @@ def test_flag_beats_override_beats_yaml_beats_baton_beats_default_leaf_by_leaf(t
     transfer = loaded.settings["kv_transfer_config"]
     assert (transfer.kv_connector, transfer.kv_role) == ("NixlConnector", "kv_producer")
     assert (transfer.kv_buffer_device, transfer.kv_ip) == ("cpu", "::1")
-    assert transfer.kv_connector_extra_config == {"kv_lease_duration": 7}
+    assert transfer.kv_connector_extra_config == {"kv_lease_duration": 7, "num_threads": 2}
     assert AsyncEngineArgs(**loaded.settings).block_size == 64
     lines = loaded.lines()
     for line in (

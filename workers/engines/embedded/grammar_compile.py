@@ -118,8 +118,10 @@ def _body(message: MessageForm, name: str) -> dict[str, object]:
 
 def _in_slashes(message: MessageForm) -> str:
     """The regular expression, which may be empty, for use between slashes in Lark."""
-    escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], message.grammar or "")
-    return f"(?:{escaped})".replace("\n", "\\n")
+    # Lark has no escaped line break, but takes one as it is.
+    instead = {"/": "\\/", "\\\n": "\n"}
+    escaped = re.sub(r"(?s)\\.|/", lambda found: instead.get(found[0], found[0]), message.grammar or "")
+    return f"(?:{escaped})"
 
 
 def _lark(message: MessageForm) -> str:

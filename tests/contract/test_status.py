@@ -22,7 +22,7 @@ LIVE = Instance(
 )  # fmt: skip
 
 
-def ask(health: Health, *flags: str) -> tuple[int, list[str]]:
+def ask(health: Health, *flags: str, answer: bytes = b"200 OK") -> tuple[int, list[str]]:
     """Exit status and lines of `status` where the frontend says this."""
     with socket.create_server(("127.0.0.1", 0)) as frontend:
         frontend.settimeout(30)
@@ -33,13 +33,19 @@ def ask(health: Health, *flags: str) -> tuple[int, list[str]]:
             connection, _ = frontend.accept()
             with connection:
                 connection.recv(1 << 16)
-                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + msgspec.json.encode(health))
+                connection.sendall(b"HTTP/1.0 %b\r\n\r\n" % answer + msgspec.json.encode(health))
             said, _ = asking.communicate(timeout=PATIENCE_S)
     return asking.returncode, said.splitlines()
 
 
 def test_status_asks_no_proxy() -> None:
     assert ask(EMPTY) == (0, ["healthy: 0 prefill, 0 decode"])
+
+
+def test_a_frontend_that_cannot_serve_yet_says_what_is_missing() -> None:
+    health = msgspec.structs.replace(EMPTY, status="unhealthy", missing=["prefill", "decode"])
+    said = ask(health, answer=b"503 Service Unavailable")
+    assert said == (1, ["unhealthy: 0 prefill, 0 decode", "missing prefill", "missing decode"])
 
 
 def test_status_shows_the_workers_that_do_not_answer_too() -> None:

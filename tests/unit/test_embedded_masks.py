@@ -1,0 +1,75 @@
+"""When an answer's next mask is requested, and how long steps wait for it."""
+
+import asyncio
+import contextlib
+import socket
+from array import array
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from baton.messages import Sampling
+from tests.waiting import until
+from workers.engines.embedded.grammar_server import Next, Read
+from workers.engines.embedded.masks import Masks
+from workers.engines.embedded.matcher import Matcher
+from workers.engines.embedded.scheduler import Phase, Sequence
+
+
+@contextlib.contextmanager
+def guided(*, pulls_kv: bool = False) -> Iterator[tuple[Sequence, socket.socket]]:
+    """A guided sequence, and its process's end of the socket."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    matcher = Matcher(ours, vocab_size=8, param=None)
+    with theirs:
+        theirs.setblocking(False)
+        yield Sequence([5, 6], 2, Sampling(max_tokens=5, seed=0), 7, pulls_kv, matcher=matcher), theirs
+        matcher.close()
+
+
+def test_an_answer_that_pulls_its_kv_asks_once_its_first_token_is_known() -> None:
+    async def main() -> None:
+        masks = Masks(lambda _: None)
+        with guided(pulls_kv=True) as (sequence, process):
+            masks.ask(sequence)
+            sequence.token_ids.append(7)  # it came with the KV
+            sequence.phase = Phase.RUNNING
+            masks.ask(sequence)
+            asked = msgspec.msgpack.decode(process.recv(1000), type=Read)
+            assert asked == Read(array("I", [7]).tobytes(), asks=True)
+            with pytest.raises(BlockingIOError):
+                process.recv(1000)
+            masks.forget(sequence)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("phase", [Phase.PINNED, Phase.DONE])
+def test_a_sequence_that_samples_no_more_needs_no_mask(phase: Phase) -> None:
+    async def main() -> None:
+        with guided() as (sequence, process):
+            sequence.phase = phase
+            Masks(lambda _: None).ask(sequence)
+            with pytest.raises(BlockingIOError):
+                process.recv(1000)
+
+    asyncio.run(main())
+
+
+def test_a_late_mask_delays_one_step_only() -> None:
+    async def main() -> None:
+        changed: list[Sequence] = []
+        masks = Masks(changed.append)
+        with guided() as (sequence, process):
+            sequence.phase = Phase.RUNNING
+            masks.ask(sequence)
+            await masks.moment()
+            next_step = asyncio.create_task(masks.moment())
+            await asyncio.sleep(0)
+            assert next_step.done()
+            process.send(msgspec.msgpack.encode(Next(b"\xff")))
+            await until(lambda: changed == [sequence])
+            masks.forget(sequence)
+
+    asyncio.run(main())
