@@ -14,7 +14,7 @@ import msgspec
 from baton import frames
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, WorkerLost, from_wire
 from baton.frames import Beat, Cancel, Credit, End, Envelope, Fail, Goodbye, Hello, Next, Open
-from baton.messages import GenerateRequest, Reply, Request
+from baton.messages import GenerateRequest, Reply, Request, TokenChunk
 
 WINDOW = 256
 """Maximum unconsumed replies of one stream."""
@@ -73,13 +73,16 @@ class Bell:
 
 
 class _Call:
-    """One running call on the caller's side: what has arrived, and how it ended."""
+    """One running call on the caller's side: what has arrived, and how it ended. Plain token chunks that
+    wait for the consumer are one chunk; `num_waiting` counts what was sent.
+    """
 
-    __slots__ = ("bell", "ended", "error", "number", "replies")
+    __slots__ = ("bell", "ended", "error", "num_waiting", "number", "replies")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.replies: list[Reply] = []
+        self.num_waiting = 0
         self.ended = False
         self.error: BatonError | None = None
         self.bell = Bell()
@@ -156,10 +159,16 @@ class CallerLink:
         call = self._calls.get(envelope.stream)
         if call is None:
             return
-        call.replies.append(envelope.reply)
-        if len(call.replies) > WINDOW:
+        call.num_waiting += 1
+        if call.num_waiting > WINDOW:
             raise frames.LinkBroken("it sent more replies than its window")
-        call.bell.ring()
+        replies = call.replies
+        both = _merged(replies[-1], envelope.reply) if replies else None
+        if both is None:
+            replies.append(envelope.reply)
+            call.bell.ring()
+        else:
+            replies[-1] = both
 
     def _control(self, envelope: frames.ToCaller) -> None:
         match envelope:
@@ -203,9 +212,10 @@ async def call_over(
     try:
         while True:
             replies, call.replies = call.replies, []
+            num_taken, call.num_waiting = call.num_waiting, 0
             for reply in replies:
                 yield reply
-            num_consumed += len(replies)
+            num_consumed += num_taken
             if num_consumed >= WINDOW // 2:
                 link.consumed(call, num_consumed)
                 num_consumed = 0
@@ -220,6 +230,17 @@ async def call_over(
         if overdue is not None:
             overdue.cancel()
         link.leave(call)
+
+
+def _merged(first: Reply, then: Reply) -> TokenChunk | None:
+    """Both chunks in one, so that a consumer that falls behind catches up; None if one of them is more than
+    tokens.
+    """
+    if type(first) is not TokenChunk or type(then) is not TokenChunk or first.finish_reason is not None:
+        return None
+    if (first.logprobs, first.prompt_logprobs, then.logprobs, then.prompt_logprobs) != (None,) * 4:
+        return None
+    return TokenChunk(first.token_ids + then.token_ids, then.finish_reason, then.usage)
 
 
 def _end_overdue(call: _Call, request: Request) -> asyncio.TimerHandle | None:

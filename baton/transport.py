@@ -18,7 +18,8 @@ class Transport(Protocol):
     * A `BatonError` raised by the worker arrives as the same class, any other exception as EngineFailure.
     * A peer that dies ends each running call with WorkerLost within 1 s; one that hangs, within the plane's
       liveness limit. The worker closes the generators of a dead caller.
-    * Replies arrive in order, none lost or repeated.
+    * Replies arrive in order, none lost or repeated. Token chunks without log probabilities that are ready
+      together may arrive as one.
     * A GenerateRequest ends with DeadlineExceeded after its `deadline_s`, even if a peer hangs.
     """
 

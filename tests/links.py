@@ -20,12 +20,6 @@ def a_request(max_tokens: int = 1, seed: int = 0, deadline_s: float = 9.0) -> Ge
     return GenerateRequest(request_id="r", model="m", token_ids=[1], sampling=sampling, deadline_s=deadline_s)
 
 
-async def count_up(request: Request) -> AsyncGenerator[Reply, None]:
-    assert isinstance(request, GenerateRequest)
-    for token_id in range(request.sampling.max_tokens):
-        yield TokenChunk(token_ids=(token_id,))
-
-
 class Sent:
     """A wire that records what is sent."""
 
@@ -80,10 +74,6 @@ async def turns(until: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0)  # turns are counted
     pytest.fail("the condition did not come true")
-
-
-async def tokens(stream: AsyncGenerator[Reply, None]) -> list[int]:
-    return [reply.token_ids[0] async for reply in stream if isinstance(reply, TokenChunk)]
 
 
 async def silent(_: Request) -> AsyncGenerator[Reply, None]:

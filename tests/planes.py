@@ -67,8 +67,18 @@ async def count_up(request: Request) -> Stream:
 
 
 async def tokens(stream: Stream) -> list[int]:
-    """The first token of each chunk."""
-    return [reply.token_ids[0] async for reply in stream if isinstance(reply, TokenChunk)]
+    """The tokens of all chunks."""
+    return [i async for reply in stream if isinstance(reply, TokenChunk) for i in reply.token_ids]
+
+
+async def first_tokens(stream: Stream, num_tokens: int) -> list[int]:
+    """The tokens of the first chunks that have at least so many."""
+    token_ids: list[int] = []
+    while len(token_ids) < num_tokens:
+        reply = await anext(stream)
+        assert isinstance(reply, TokenChunk)
+        token_ids += reply.token_ids
+    return token_ids
 
 
 class Endless:

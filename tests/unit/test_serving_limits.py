@@ -13,7 +13,8 @@ from baton.serving import MAX_CALLERS, Service
 from baton.streams import WINDOW
 from tests.clock import run_jumping
 from tests.generators import none_abandoned
-from tests.links import PACE, Pair, RawCaller, a_request, count_up, silent, tokens, turns
+from tests.links import PACE, Pair, RawCaller, a_request, silent, turns
+from tests.planes import count_up, tokens
 
 
 def test_no_credit_lets_a_worker_send_more_than_one_window() -> None:

@@ -9,10 +9,11 @@ import pytest
 from baton import frames
 from baton.errors import BatonError, EngineFailure, InvalidRequest, NotReady, Overloaded, WorkerLost
 from baton.frames import Goodbye, Hello, Next
-from baton.messages import GenerateRequest, Reply, Request, TokenChunk
+from baton.messages import GenerateRequest, Reply, Request, TokenChunk, TokenLogprob, Usage, WorkerStats
 from baton.serving import MAX_STREAMS, Service
 from baton.streams import WINDOW, CallerLink, Pace
-from tests.links import PACE, Pair, Sent, a_request, count_up, frame, tokens, turns
+from tests.links import PACE, Pair, Sent, a_request, frame, turns
+from tests.planes import count_up, first_tokens, tokens
 from tests.waiting import PATIENCE_S, until
 
 
@@ -51,13 +52,42 @@ def test_a_slow_consumer_holds_one_window_and_stops_no_other() -> None:
 
         pair = Pair(endless)
         slow = pair.call(a_request(5 * WINDOW))
-        first = await anext(slow)
-        assert first == TokenChunk(token_ids=(0,))
+        first = await first_tokens(slow, 1)
         num_made_by_slow = num_made
         assert num_made_by_slow <= WINDOW
         assert await tokens(pair.call(a_request(3 * WINDOW))) == list(range(3 * WINDOW))
         assert num_made == num_made_by_slow + 3 * WINDOW
-        assert await tokens(slow) == list(range(1, 5 * WINDOW))
+        assert first + await tokens(slow) == list(range(5 * WINDOW))
+
+    in_loop(scenario)
+
+
+PLAIN, OTHER = TokenChunk(token_ids=(1,)), TokenChunk(token_ids=(2, 3))
+LAST = TokenChunk(token_ids=(4,), finish_reason="stop", usage=Usage(1, 0, 5))
+SCORED = TokenChunk(token_ids=(5,), logprobs=(TokenLogprob(5, -0.5),))
+FIRST = TokenChunk(token_ids=(6,), prompt_logprobs=(TokenLogprob(6, -0.5),))
+STATS = WorkerStats(num_running=1)
+
+
+@pytest.mark.parametrize(
+    ("sent", "received"),
+    [
+        ([PLAIN, OTHER, PLAIN], [TokenChunk(token_ids=(1, 2, 3, 1))]),
+        ([PLAIN, LAST], [msgspec.structs.replace(LAST, token_ids=(1, 4))]),
+        ([LAST, PLAIN], [LAST, PLAIN]),
+        ([PLAIN, SCORED, PLAIN, OTHER], [PLAIN, SCORED, TokenChunk(token_ids=(1, 2, 3))]),
+        ([FIRST, PLAIN], [FIRST, PLAIN]),
+        ([PLAIN, FIRST], [PLAIN, FIRST]),
+        ([PLAIN, STATS, PLAIN], [PLAIN, STATS, PLAIN]),
+    ],
+)
+def test_token_chunks_that_wait_for_the_consumer_are_one(sent: list[Reply], received: list[Reply]) -> None:
+    async def scenario() -> None:
+        async def answer(_: Request) -> AsyncGenerator[Reply, None]:
+            for reply in sent:
+                yield reply
+
+        assert [reply async for reply in Pair(answer).call(a_request())] == received
 
     in_loop(scenario)
 
