@@ -213,12 +213,10 @@ async def _pump(answer: Answer, index: int, services: Services, outbox: sse.Outb
             async for chunk in chunks:
                 if tally.first_token_s is None:
                     tally.first_token_s = time.perf_counter()
-                outbox.put(answer.write(index, choice.feed(chunk)))
+                await outbox.send(answer.write(index, choice.feed(chunk)))
                 if choice.stopped:
                     break
-                if outbox.full:
-                    await outbox.room()
-        outbox.put(answer.write(index, choice.finish()) + answer.end(index))
+        await outbox.send(answer.write(index, choice.finish()) + answer.end(index))
     except Exception as error:  # noqa: BLE001 handed to the reader, which raises it
         outbox.close(error)
     else:
@@ -255,7 +253,7 @@ async def _stream(
     await exchange.write(answer.opening() + first)
     async with _tasks(outbox.keep_alive(services.keep_alive_s, answer.keep_alive)):
         try:
-            while data := await outbox.take():
+            while data := await outbox.take(exchange.write):
                 await exchange.write(data)
         except ClientGone:
             raise

@@ -1,6 +1,7 @@
 """Server-sent events: their encoding, and the outbox that batches ready events into one write."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -19,8 +20,8 @@ def event(body: msgspec.Struct) -> bytes:
 class Outbox:
     """Buffers the bytes of one answer between its writers (one per choice) and its single reader.
 
-    The reader takes all ready bytes at once. While `full`, writers wait in `room()` for a slow client. Single
-    event loop, no locks.
+    The reader takes all ready bytes at once, or lets writers `send` them to the client themselves, without
+    waking it. While `full`, writers wait in `room()` for a slow client. Single event loop, no locks.
     """
 
     def __init__(self, num_writers: int) -> None:
@@ -32,6 +33,17 @@ class Outbox:
         self._error: BaseException | None = None
         self._reader: asyncio.Future[None] | None = None
         self._drained = asyncio.Event()
+        self._write: Callable[[bytes], Awaitable[None]] | None = None
+
+    async def send(self, data: bytes) -> None:
+        """Write bytes to the client, or let the reader do it, so that their order is kept."""
+        if self._write is None or self._parts or self._reader is None:
+            self.put(data)
+            if self.full:
+                await self.room()
+        elif data:
+            self._num_puts += 1
+            await self._write(data)
 
     def put(self, data: bytes) -> None:
         """Add bytes; empty bytes are ignored."""
@@ -53,8 +65,11 @@ class Outbox:
         self._parts.clear()
         self.close(error)
 
-    async def take(self) -> bytes:
-        """Wait for bytes and take all that are ready; b"" when every writer has ended. Raises the error."""
+    async def take(self, write: Callable[[bytes], Awaitable[None]] | None = None) -> bytes:
+        """Wait for bytes and take all that are ready; b"" when every writer has ended. Raises the error.
+        Meanwhile writers `write` theirs.
+        """
+        self._write, self._reader = write, None
         while not self._parts:
             if self._error is not None:
                 raise self._error
@@ -62,6 +77,7 @@ class Outbox:
                 return b""
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
+            self._reader = None
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
         self._num_bytes = 0

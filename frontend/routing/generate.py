@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 4
 
+_Stream = tuple[Reply | None, AsyncGenerator[Reply, None]]
+"""A worker's first reply and the rest."""
+
 
 class Generator:
     """Answers token requests with the fleet's workers."""
@@ -50,14 +53,15 @@ class Generator:
         while True:
             async with AsyncExitStack() as calls:
                 try:
-                    async for chunk in await self._start(progress, calls):
-                        if isinstance(chunk, TokenChunk):
-                            progress.token_ids += chunk.token_ids
-                            if chunk.usage is not None:
-                                self._metrics.note_usage(chunk.usage)
-                            yield chunk
-                            if chunk.finish_reason:
-                                return
+                    chunk, rest = await self._start(progress, calls)
+                    while isinstance(chunk, TokenChunk):
+                        progress.token_ids += chunk.token_ids
+                        if chunk.usage is not None:
+                            self._metrics.note_usage(chunk.usage)
+                        yield chunk
+                        if chunk.finish_reason:
+                            return
+                        chunk = await anext(rest, None)
                     raise WorkerLost("The worker ended the stream before the answer was complete.")
                 except BatonError as error:
                     if isinstance(error, WorkerLost) and progress.asked:
@@ -65,8 +69,9 @@ class Generator:
                     progress.note_failure(error)
                     log.warning("retry request_id=%s after %s: %s", request.request_id, error.code, error)
 
-    async def _start(self, progress: "_Progress", calls: AsyncExitStack) -> AsyncGenerator[Reply, None]:
-        """Send the remaining request to workers; returns the stream of its tokens. `calls` closes the calls.
+    async def _start(self, progress: "_Progress", calls: AsyncExitStack) -> _Stream:
+        """Send the remaining request to workers; returns the first chunk and the rest. `calls` closes the
+        calls.
 
         The prefill call stays open until decode's first chunk, since not every engine reports when the KV
         has moved, and closing the call releases the pinned KV.
@@ -74,14 +79,16 @@ class Generator:
         request, decode = progress.remaining(), None
         if self._local_prefill_tokens and self._eligible(Role.PREFILL, progress):
             decode = self._choose(Role.DECODE, progress)
-            if decode is not None and (tokens := await self._locally(request, decode, progress, calls)):
-                return tokens
+            if decode is not None and (stream := await self._locally(request, decode, progress, calls)):
+                return stream
         prefill = self._choose(Role.PREFILL, progress, paired_with=decode)
         if decode is None and prefill is not None:
             self._metrics.count_prefill("prefill", "always")
         if prefill is None:
             self._metrics.count_prefill("decode", "no_prefill_worker")
-            return await self._decode(request, progress, calls, decode or self._choose(Role.DECODE, progress))
+            decode = decode or self._choose(Role.DECODE, progress)
+            tokens = await self._decode(request, progress, calls, decode)
+            return await anext(tokens, None), tokens
         progress.prefill = prefill
         prefilling = await calls.enter_async_context(AsyncExitStack())
         pinned = await self._call(prefill, request, progress, prefilling)
@@ -89,45 +96,32 @@ class Generator:
         first = await anext(pinned, None)
         self._metrics.prefill_s.observe(time.perf_counter() - began_s)
         if isinstance(first, TokenChunk):
-            return _only(first)
+            return first, pinned
         if not isinstance(first, KvHandoff):
             raise HandoffFailed(f"Prefill worker {prefill.worker_id} did not send a handoff.")
         request = msgspec.structs.replace(request, handoff=first)
         decode = decode or self._choose(Role.DECODE, progress, paired_with=prefill)
         tokens = await self._decode(request, progress, calls, decode)
-        return await calls.enter_async_context(aclosing(self._handed_over(pinned, tokens, prefilling)))
+        began_s = time.perf_counter()
+        chunk = await _first_chunk(pinned, tokens)
+        self._metrics.handoff_s.observe(time.perf_counter() - began_s)
+        await prefilling.aclose()
+        return chunk, tokens
 
     async def _locally(
         self, request: GenerateRequest, decode: WorkerInfo, progress: "_Progress", calls: AsyncExitStack
-    ) -> AsyncGenerator[Reply, None] | None:
-        """The stream of a decode worker that lacks little of the prompt; None if prefill is needed."""
+    ) -> _Stream | None:
+        """The answer of a decode worker that lacks little of the prompt; None if prefill is needed."""
         request = msgspec.structs.replace(request, local_prefill_tokens=self._local_prefill_tokens)
         async with AsyncExitStack() as trying:
             tokens = await self._call(decode, request, progress, trying)
             first = await anext(tokens, None)
             if not isinstance(first, PrefillFirst):
                 self._metrics.count_prefill("decode", "cached")
-                stream = await trying.enter_async_context(aclosing(_from(first, tokens)))
                 calls.push_async_exit(trying.pop_all())
-                return stream
+                return first, tokens
         self._metrics.count_prefill("prefill", "busy" if first.is_busy else "long")
         return None
-
-    async def _handed_over(
-        self,
-        pinned: AsyncGenerator[Reply, None],
-        tokens: AsyncGenerator[Reply, None],
-        prefilling: AsyncExitStack,
-    ) -> AsyncGenerator[Reply, None]:
-        """Decode's stream; its first chunk closes the prefill call."""
-        began_s = time.perf_counter()
-        first = await _first_chunk(pinned, tokens)
-        self._metrics.handoff_s.observe(time.perf_counter() - began_s)
-        await prefilling.aclose()
-        if first is not None:
-            yield first
-        async for reply in tokens:
-            yield reply
 
     async def _decode(
         self,
@@ -198,17 +192,6 @@ class _Progress:
         self.asked.clear()
         self.prefill = None
         self.error = error
-
-
-async def _only(chunk: TokenChunk) -> AsyncGenerator[Reply, None]:
-    yield chunk
-
-
-async def _from(first: Reply | None, rest: AsyncGenerator[Reply, None]) -> AsyncGenerator[Reply, None]:
-    if first is not None:
-        yield first
-    async for reply in rest:
-        yield reply
 
 
 async def _first_chunk(

@@ -135,3 +135,85 @@ def test_a_silent_outbox_says_at_its_pace_that_it_is_alive() -> None:
         ticking.cancel()
 
     run_jumping(scenario())
+
+
+class Client:
+    """Takes what is written; while it is `slow`, a write waits."""
+
+    def __init__(self) -> None:
+        self.received: list[bytes] = []
+        self.is_quick = asyncio.Event()
+        self.is_quick.set()
+
+    async def write(self, data: bytes) -> None:
+        await self.is_quick.wait()
+        self.received.append(data)
+
+
+async def reader(outbox: Outbox, client: Client) -> None:
+    while data := await outbox.take(client.write):
+        await client.write(b"reader: " + data)
+
+
+def test_a_writer_writes_by_itself_while_the_reader_waits() -> None:
+    async def scenario() -> list[bytes]:
+        outbox, client = Outbox(1), Client()
+        await outbox.send(b"a")
+        reading = asyncio.create_task(reader(outbox, client))
+        await asyncio.sleep(0)  # the reader takes what came before it, and waits
+        await outbox.send(b"b")
+        await outbox.send(b"")
+        await outbox.send(b"c")
+        outbox.close()
+        await asyncio.wait_for(reading, PATIENCE_S)
+        return client.received
+
+    assert run(scenario()) == [b"reader: a", b"b", b"c"]
+
+
+def test_a_writer_keeps_its_order_while_the_reader_writes() -> None:
+    async def scenario() -> list[bytes]:
+        outbox, client = Outbox(1), Client()
+        client.is_quick.clear()
+        outbox.put(b"a")
+        reading = asyncio.create_task(reader(outbox, client))
+        await asyncio.sleep(0)  # the reader waits for the client
+        await outbox.send(b"b")
+        await outbox.send(b"c")
+        client.is_quick.set()
+        outbox.close()
+        await asyncio.wait_for(reading, PATIENCE_S)
+        return client.received
+
+    assert run(scenario()) == [b"reader: a", b"reader: bc"]
+
+
+def test_a_writer_waits_for_a_client_that_does_not_read() -> None:
+    async def scenario() -> list[bytes]:
+        outbox, client = Outbox(1), Client()
+        reading = asyncio.create_task(reader(outbox, client))
+        await asyncio.sleep(0)  # the reader waits
+        client.is_quick.clear()
+        sending = asyncio.create_task(outbox.send(b"a"))
+        await asyncio.sleep(0)  # the writer waits
+        assert not sending.done()
+        client.is_quick.set()
+        await asyncio.wait_for(sending, PATIENCE_S)
+        outbox.close()
+        await asyncio.wait_for(reading, PATIENCE_S)
+        return client.received
+
+    assert run(scenario()) == [b"a"]
+
+
+def test_a_writer_far_ahead_of_the_reader_waits_when_it_sends() -> None:
+    async def scenario() -> None:
+        outbox = Outbox(1)
+        await outbox.send(b"x" * MAX_UNSENT_BYTES)
+        sending = asyncio.create_task(outbox.send(b"x"))
+        await asyncio.sleep(0)  # it waits, or is through
+        assert not sending.done()
+        await outbox.take()
+        await asyncio.wait_for(sending, PATIENCE_S)
+
+    run(scenario())
