@@ -8,7 +8,7 @@ CONSTRAINTS ?= constraints.txt
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
-.PHONY: help install up cluster dev servers vocab test test-slow fuzz test-clients check format lock clean
+.PHONY: help install up cluster dev servers vocab test test-slow bench fuzz test-clients check format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -57,6 +57,18 @@ test: dev servers ## all tests except slow, GPU and client tests
 
 test-slow: dev servers ## expensive variants of the tests above
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not gpu"
+
+# Without its dependencies for GPUs.
+$(VENV)-dynamo/.made:
+	@test -x $(VENV)-dynamo/bin/python || $(PYTHON) -m venv $(VENV)-dynamo
+	$(VENV)-dynamo/bin/python -m pip install --quiet --disable-pip-version-check --no-deps ai-dynamo==1.6.1 ai-dynamo-runtime==1.6.1
+	$(VENV)-dynamo/bin/python -m pip install --quiet --disable-pip-version-check aiohttp 'kubernetes<33' msgspec \
+		prometheus-client pyzmq redis tqdm transformers zstandard 'pydantic<=2.13.5' uvloop
+	@touch $@
+
+bench: dev servers $(if $(PEER),$(VENV)-$(PEER)/.made) ## speed of the serving plane under wrk (PEER=dynamo: Dynamo next to it)
+	@command -v wrk >/dev/null || { echo "error: no wrk on the PATH; on Debian: apt-get install wrk"; exit 1; }
+	$(BIN)/python -m benchmarks.serving_plane $(if $(PEER),--peer $(PEER))
 
 fuzz: dev ## fuzz the Harmony parser: 10 million token streams, 1 million hypothesis examples (hours)
 	$(BIN)/python -m tests.fuzz_harmony --streams 10000000
