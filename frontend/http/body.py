@@ -1,5 +1,6 @@
 """Decodes and validates request bodies: errors name the field, unknown fields are reported."""
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
@@ -70,7 +71,7 @@ def _unknown(fields: Mapping[str, msgspec.Raw], body_type: type) -> set[str]:
     """Paths of unknown fields without list indices, as in `tools[].name`."""
     expected = type_of(body_type)
     assert isinstance(expected, inspect.StructType), "bodies are structs"
-    unknown = set(fields.keys() - _defined(expected))
+    unknown = set(fields.keys() - _defined(body_type))
     deep: frozenset[str] = getattr(body_type, "deep", frozenset())
     for field in expected.fields:
         if field.encode_name in deep & fields.keys():
@@ -91,7 +92,7 @@ def _undefined(value: object, expected: inspect.Type, path: str) -> Iterator[str
                 yield from _undefined(item, kind, f"{path}[{i}]")
         case inspect.StructType() if isinstance(value, dict):
             _refuse(value, expected.cls, f"{path}.")
-            yield from (f"{path}.{name}" for name in value.keys() - _defined(expected))
+            yield from (f"{path}.{name}" for name in value.keys() - _defined(expected.cls))
             for field in expected.fields:
                 if field.encode_name in value:
                     inner = f"{path}.{field.encode_name}"
@@ -111,9 +112,13 @@ def _refuse(fields: Mapping[str, object], struct: type, path: str = "") -> None:
             raise InvalidRequest(f"`{path}{name}` is not supported. {instead}", param=path + name)
 
 
-def _defined(expected: inspect.StructType) -> frozenset[str]:
+@functools.cache
+def _defined(struct: type) -> frozenset[str]:
+    """The names of fields that are known, even if they are refused or have no effect."""
+    expected = type_of(struct)
+    assert isinstance(expected, inspect.StructType), "bodies are structs"
     own = {field.encode_name for field in expected.fields}
-    refused: Refused = getattr(expected.cls, "refused", {})
-    hints: frozenset[str] = getattr(expected.cls, "hints", frozenset())
+    refused: Refused = getattr(struct, "refused", {})
+    hints: frozenset[str] = getattr(struct, "hints", frozenset())
     tag = {expected.tag_field} if expected.tag_field else set()
     return frozenset({*own, *tag, *refused, *hints})
