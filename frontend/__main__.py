@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from baton.flags import parse
-from baton.process import Shutdown, first_of, run
+from baton.process import Shutdown, first_of, leave_start_uncollected, run
 from baton.registry_folder import UnsafeFolder
 from baton.telemetry import configure_logging
 from frontend.app import ServerState, create_app
@@ -89,6 +89,7 @@ async def serve(settings: FrontendSettings, seal: Seal, listener: socket.socket,
     app = create_app(services, ServerState(responses, seal))
     server = HttpServer(Browsers(app, settings.cors_origins), settings.drain_timeout_s)
     async with fleet.keep_current() as following:
+        leave_start_uncollected()
         server.start(listener)
         log.info("listening address=http://%s:%d", *listener.getsockname()[:2])
         await first_of(shutdown.wait(), asyncio.shield(following))

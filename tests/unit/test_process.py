@@ -1,6 +1,7 @@
 """Process life: the first signal drains, the second ends; `first_of` returns the first result."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -8,12 +9,12 @@ import sys
 
 import pytest
 
-from baton.process import Shutdown, first_of
+from baton.process import Shutdown, first_of, leave_start_uncollected
 
 # A process that reports when it listens and when it was asked to end, and then takes time.
 DRAINING = """
 import asyncio, logging, sys
-from baton.process import run
+from baton.process import run, leave_start_uncollected
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 async def main(shutdown):
     print("listening", flush=True)
@@ -129,3 +130,15 @@ def test_to_cancel_the_wait_is_to_cancel_all_of_it() -> None:
         assert sorted(waits.cleaned) == ["a", "b"]
 
     asyncio.run(main())
+
+
+def test_what_exists_at_the_start_is_not_collected_again() -> None:
+    before = gc.get_threshold()
+    try:
+        leave_start_uncollected()
+        assert gc.get_freeze_count() > 10_000
+        assert len(gc.get_objects(generation=2)) < 1_000
+        assert gc.get_threshold()[0] > before[0]
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
