@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.stack import MODEL, Stack
-from tests.waiting import wait_for
+from tests.waiting import scaled, wait_for
 
 # Answers without a limit end soon.
 SETTINGS = {
@@ -22,7 +22,8 @@ SETTINGS = {
 }
 NUM_EXAMPLES = int(os.environ.get("BATON_FUZZ_EXAMPLES", "60"))
 SEED = os.environ.get("BATON_FUZZ_SEED", "7")
-REQUEST_TIMEOUT_S = 30
+REQUEST_TIMEOUT_S = round(scaled(30))
+LIMIT_S = scaled(1800)
 # Neither tells a fault here: what is valid by the schema is not always served (`stream_options` without
 # `stream`), and unknown fields are ignored.
 NOT_CHECKED = "positive_data_acceptance,negative_data_rejection"
@@ -65,6 +66,7 @@ def answered(stack: Stack, page: dict[str, Any]) -> dict[str, bool]:
     }
 
 
+@pytest.mark.timeout(LIMIT_S + 60)
 def test_no_request_makes_a_server_error_or_hangs(stack: Stack, tmp_path: Path) -> None:
     body = {"model": MODEL, "input": "Hello there!", "max_output_tokens": 20}
     answers = [httpx.post(f"{stack.url}/v1/responses", json=body, timeout=20) for _ in range(8)]
@@ -76,7 +78,7 @@ def test_no_request_makes_a_server_error_or_hangs(stack: Stack, tmp_path: Path) 
     command += ["--max-examples", str(NUM_EXAMPLES), "--request-timeout", str(REQUEST_TIMEOUT_S)]
     command += ["--mode", "all", "--continue-on-failure", "--seed", SEED, "--generation-database", "none"]
     command += ["--exclude-checks", NOT_CHECKED, "--warnings", "off", "--no-color"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=3600, cwd=tmp_path, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=tmp_path, check=False)
 
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
     bodies = answered(stack, operations)
