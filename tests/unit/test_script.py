@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.engines.script import Scene, Script, read_vocabulary
+from workers.engines.script import PlannedAnswer, Scene, Script, read_vocabulary
 
 VOCABULARY, _, _ = read_vocabulary(Path("models/demo/tokenizer.json"))
 CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"é": 1}<|call|>'
@@ -51,3 +51,12 @@ def test_a_script_that_cannot_be_played_is_refused(tmp_path: Path, written: str,
     path.write_text(written, encoding="utf-8")
     with pytest.raises(ValueError, match=why.replace("|", r"\|")):
         Script.load(path, VOCABULARY)
+
+
+@pytest.mark.parametrize("header", [(), (7, 8, 9)])
+@pytest.mark.parametrize(("start", "stop"), [(0, 12), (2, 12), (3, 4), (5, 5), (6, 12)])
+def test_the_tokens_of_an_answer_are_those_at_their_positions(
+    header: tuple[int, ...], start: int, stop: int
+) -> None:
+    answer = PlannedAnswer(header, (1, 2, 3, 4), 2, 12, "length")
+    assert list(answer.tokens(start, stop)) == [answer.token(i) for i in range(start, stop)]

@@ -91,7 +91,7 @@ class MockerEngine:
             num_cached = await self._run_prompt(request, deadline)
             answer = self._answer(request)
             if request.num_generated + 1 >= answer.num_tokens:
-                yield self._chunk(request, answer, request.num_generated, (num_cached, 0))
+                yield self._last_chunk(request, answer, (num_cached, 0))
                 return
             ticket = self._transceiver.offer(host_memory(_kv(request.token_ids)))
             ttl_s = min(self._settings.handoff_ttl_s, deadline - asyncio.get_running_loop().time())
@@ -123,17 +123,18 @@ class MockerEngine:
             else:
                 told = await self._take_over(request, request.handoff, deadline)
             answer = self._answer(request)
-            yield self._chunk(request, answer, request.num_generated, told)
-            loop = asyncio.get_running_loop()
-            for position in range(request.num_generated + 1, answer.num_tokens):
+            loop, generated = asyncio.get_running_loop(), []
+            for token_id in answer.tokens(request.num_generated, answer.num_tokens - 1):
+                self._figures["num_generated_tokens"] += 1
+                generated.append(token_id)
+                yield TokenChunk((token_id,))
                 await self._next_step(loop)
                 if not self._is_running:
                     raise WorkerLost("The worker is stopping.")
                 if loop.time() > deadline:
                     raise DeadlineExceeded
-                if position + 1 == answer.num_tokens:
-                    self._hold(request, answer)
-                yield self._chunk(request, answer, position, told)
+            self._held.hold(request.token_ids + generated, request.cache_salt)  # the last token has no KV yet
+            yield self._last_chunk(request, answer, told)
 
     def num_lacking_tokens(self, request: GenerateRequest) -> int:
         """See `Engine.num_lacking_tokens`; exact."""
@@ -224,11 +225,6 @@ class MockerEngine:
         self._figures["kv_moved_bytes"] += len(pulled)
         return offered.num_cached_tokens, len(pulled)
 
-    def _hold(self, request: GenerateRequest, answer: PlannedAnswer) -> None:
-        """The answer's KV is there, but for that of its last token."""
-        generated = [answer.token(i) for i in range(request.num_generated, answer.num_tokens - 1)]
-        self._held.hold(request.token_ids + generated, request.cache_salt)
-
     def _answer(self, request: GenerateRequest) -> PlannedAnswer:
         num_prompt = _num_prompt_tokens(request)
         limit = min(request.sampling.max_tokens, self._settings.max_seq_len - num_prompt)
@@ -239,17 +235,14 @@ class MockerEngine:
         start = int.from_bytes(_checksum(request), "big") + request.sampling.choice
         return PlannedAnswer(self._header, self._words, start, limit, "length")
 
-    def _chunk(
-        self, request: GenerateRequest, answer: PlannedAnswer, position: int, told: tuple[int, int]
+    def _last_chunk(
+        self, request: GenerateRequest, answer: PlannedAnswer, told: tuple[int, int]
     ) -> TokenChunk:
         """`told`: cached tokens, moved bytes."""
         self._figures["num_generated_tokens"] += 1
-        token_ids = (answer.token(position),)
-        if position + 1 < answer.num_tokens:
-            return TokenChunk(token_ids)
         num_prompt = _num_prompt_tokens(request)
-        usage = Usage(num_prompt, min(told[0], num_prompt), position + 1, told[1])
-        return TokenChunk(token_ids, answer.finish_reason, usage)
+        usage = Usage(num_prompt, min(told[0], num_prompt), answer.num_tokens, told[1])
+        return TokenChunk((answer.token(answer.num_tokens - 1),), answer.finish_reason, usage)
 
     def _next_step(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
         """Completed at the end of the running step; the first answer that waits starts one."""

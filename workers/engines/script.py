@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -41,6 +41,13 @@ class PlannedAnswer:
         if position < len(self.header):
             return self.header[position]
         return self.words[(self.start + position) % len(self.words)]
+
+    def tokens(self, start: int, stop: int) -> Iterator[int]:
+        """The tokens from one position to before another."""
+        yield from self.header[start:stop]
+        words = self.words
+        for position in range(max(start, len(self.header)), stop):
+            yield words[(self.start + position) % len(words)]
 
 
 class Script:
