@@ -17,7 +17,7 @@ from tests.waiting import scaled, signal_process, wait_for
 
 ROOT = Path(__file__).parents[1]
 MODEL = "openai/gpt-oss-120b"
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 # Tests of client packages run in a separate venv; the servers use Baton's.
 PYTHON = os.environ.get("STACK_PYTHON", sys.executable)
 
