@@ -40,7 +40,8 @@ def joined(reply: Reply, field: str, index: int = 0) -> str:
 
 
 def test_an_answer_has_openais_shape_with_the_reasoning_beside_it() -> None:
-    reply = chat(ANSWER, metadata={"run": "7"})
+    client = Client(ScriptedTokens(ANSWER))
+    reply = asyncio.run(client.chat(metadata={"run": "7"}))
     assert reply.status == 200
     parsed = ChatCompletion.model_validate(reply.json)
     message = reply.json["choices"][0]["message"]
@@ -51,10 +52,15 @@ def test_an_answer_has_openais_shape_with_the_reasoning_beside_it() -> None:
     assert parsed.choices[0].finish_reason == "stop"
     assert parsed.model == MODEL
     assert parsed.metadata == {"run": "7"}
-    assert parsed.usage is not None
-    assert parsed.usage.completion_tokens == len(TOKENIZER.encode_text(ANSWER, allow_special=True))
-    assert reply.json["usage"]["completion_tokens_details"] == {"reasoning_tokens": 6}
-    assert reply.json["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    num_prompt = len(client.tokens.requests[0].token_ids)
+    num_completion = len(TOKENIZER.encode_text(ANSWER, allow_special=True))
+    assert reply.json["usage"] == {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_completion,
+        "total_tokens": num_prompt + num_completion,
+        "completion_tokens_details": {"reasoning_tokens": 6},
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
 
 
 def test_a_stream_says_the_same_in_openais_order() -> None:

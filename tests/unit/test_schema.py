@@ -95,7 +95,7 @@ def named_format(name: str) -> dict[str, Any]:
         (ChatBody, "guided_choice", (["x"],), ([], [""])),
         (ChatBody, "metadata", ({"k" * 64: "v" * 512}, dict.fromkeys("abcdefghijklmnop", "v")),
          ({"k" * 65: ""}, {"k": "v" * 513}, dict.fromkeys("abcdefghijklmnopq", "v"))),
-        (ChatBody, "response_format", (named_format("n" * 64),), (named_format("n" * 65), named_format("a.b"))),
+        (ChatBody, "response_format", (named_format("n" * 64),), (named_format("n" * 65),)),
         (CompletionBody, "logprobs", (0, 5), (-1, 6)),
         (CompletionBody, "max_tokens", (0, 2**31 - 1), (-1, 2**31)),
         (CompletionBody, "stop", (["x"] * 32,), (["x"] * 33,)),

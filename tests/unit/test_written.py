@@ -158,6 +158,9 @@ def test_what_the_client_changed_is_rendered(change: Any) -> None:
     assert client.metric("baton_history_tokens_total", source="written") == 0
     call = message["tool_calls"][0]["function"]
     said = text_of(client.tokens.requests[1].token_ids, TOKENIZER)
+    rendered = START + said.partition(START)[2].partition("<|start|>functions.")[0]
+    num_rendered = len(TOKENIZER.encode_text(rendered, allow_special=True))
+    assert client.metric("baton_history_tokens_total", source="rendered") == num_rendered
     name, arguments = call["name"], call["arguments"]
     assert f"to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>{arguments}<|call|>" in said
 
