@@ -50,6 +50,7 @@ def test_an_answer_has_openais_shape_with_the_reasoning_beside_it() -> None:
         "reasoning": "Think.", "reasoning_content": "Think.",
     }  # fmt: skip
     assert parsed.choices[0].finish_reason == "stop"
+    assert parsed.choices[0].logprobs is None
     assert parsed.model == MODEL
     assert parsed.metadata == {"run": "7"}
     num_prompt = len(client.tokens.requests[0].token_ids)

@@ -346,6 +346,25 @@ def test_a_stream_is_resumed_while_it_runs() -> None:
     asyncio.run(scenario())
 
 
+def test_a_follower_that_a_shutdown_cuts_off_gets_a_numbered_error() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER, script={"pause_at": 30}) as client:
+            said: list[bytes] = []
+            client.on_write = said.append
+            following = asyncio.create_task(client.respond(stream=True, background=True))
+            await client.tokens.paused.wait()
+            await asyncio.sleep(0)  # what came before the pause is written
+            following.cancel()
+            await asyncio.wait([following])
+            *events, last = Reply(200, {}, said).events
+            assert (last["type"], last["code"]) == ("error", "not_ready")
+            assert last["sequence_number"] > events[-1]["sequence_number"]
+            client.tokens.go_on.set()
+            assert (await ended(client, events[0]["response"]["id"]))["status"] == "completed"
+
+    asyncio.run(scenario())
+
+
 def test_a_cancelled_stream_ends_with_the_cancelled_response() -> None:
     async def scenario() -> None:
         async with frontend(ANSWER, script={"pause_at": 13}) as client:
