@@ -345,6 +345,19 @@ def test_garbage_after_a_request_ends_the_connection_and_not_the_server() -> Non
     play(part)
 
 
+def test_a_server_that_drains_refuses_connections() -> None:
+    async def main() -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        server = HttpServer(Echo(), 1.0)
+        server.start(listener)
+        await server.drain()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+
+    uvloop.run(main())
+
+
 def test_connections_beyond_the_limit_get_a_503_if_all_others_are_busy() -> None:
     async def part(scene: Scene) -> None:
         streams = [await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n") for _ in range(4)]

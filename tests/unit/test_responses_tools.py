@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from frontend.responses.given import InputReader
+from frontend.responses.items import ReasoningItem
 from frontend.turn.seal import Seal
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
 
@@ -116,6 +117,14 @@ def test_an_input_item_keeps_its_id_or_gets_one(item: Json, prefix: str) -> None
     [made, named] = reader.read([item, {**item, "id": "x"}])
     assert made.id.startswith(f"{prefix}_")
     assert named.id == "x"
+
+
+def test_reasoning_that_is_sent_back_counts_more_than_what_is_remembered() -> None:
+    reader = InputReader(Seal(b"key"), lambda _: "Remembered.")
+    sent: Json = {"type": "reasoning", "id": "rs_1", "content": [{"type": "reasoning_text", "text": "Sent."}]}
+    read = reader.read([sent, sent | {"content": []}, sent | {"content": [], "id": None}])
+    texts = [[part.text for part in item.content] for item in read if isinstance(item, ReasoningItem)]
+    assert texts == [["Sent."], ["Remembered."], []]
 
 
 def test_a_custom_call_and_its_result_come_back_as_text() -> None:
