@@ -157,7 +157,7 @@ def _in_text(value: str, expected: inspect.StrType, path: str) -> Fault | None:
 
 
 def _in_number(value: Any, expected: inspect.IntType | inspect.FloatType, path: str) -> Fault | None:
-    """A body's numbers have a lower and an upper bound, which is allowed, or no bounds."""
+    """Numbers have no bounds, or a lower (`ge` or `gt`) and an upper one (`le`)."""
     low, high = expected.gt if expected.ge is None else expected.ge, expected.le
     if low is None or high is None or (low <= value <= high and value != expected.gt):
         return None

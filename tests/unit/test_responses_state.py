@@ -435,6 +435,9 @@ def test_a_shutdown_reports_what_it_interrupts_as_failed(tmp_path: Path) -> None
             assert found["status"] == "failed"
             assert "shut down" in found["error"]["message"]
             assert found["output"][0]["status"] == "incomplete"
+            [failed] = (await client.get(f"/v1/responses/{made['id']}?stream=true&starting_after=7")).events
+            assert (failed["type"], failed["sequence_number"]) == ("response.failed", 8)
+            assert failed["response"] == found
 
     asyncio.run(scenario())
 
