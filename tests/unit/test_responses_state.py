@@ -187,6 +187,8 @@ def test_a_background_response_is_answered_at_once_and_made_without_its_client()
             assert done["output"][1]["content"][0]["text"] == "Hello"
             status = {"route": "background", "model": MODEL, "status": "200"}
             assert client.metric("baton_requests_total", **status) == 1
+            first_token = "baton_time_to_first_token_seconds_count"
+            assert client.metric(first_token, route="background", model=MODEL) == 1
 
     asyncio.run(scenario())
 
