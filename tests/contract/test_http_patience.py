@@ -89,6 +89,7 @@ class Peer:
         """The next answer's body."""
         async with asyncio.timeout(SLACK_S):
             head = await self.reader.readuntil(b"\r\n\r\n")
+            assert b"\r\nserver:" not in head.lower()
             length = next(line for line in head.split(b"\r\n") if line.startswith(b"content-length"))
             return await self.reader.readexactly(int(length.partition(b":")[2]))
 
