@@ -157,14 +157,10 @@ def _in_text(value: str, expected: inspect.StrType, path: str) -> Fault | None:
 
 
 def _in_number(value: Any, expected: inspect.IntType | inspect.FloatType, path: str) -> Fault | None:
-    low = expected.ge if expected.ge is not None else expected.gt
-    high = expected.le if expected.le is not None else expected.lt
-    is_low = low is not None and (value < low or (value == low and expected.gt == low))
-    is_high = high is not None and (value > high or (value == high and expected.lt == high))
-    if not (is_low or is_high):
+    """Numbers have no bounds, or a lower (`ge` or `gt`) and an upper one (`le`)."""
+    low, high = expected.gt if expected.ge is None else expected.ge, expected.le
+    if low is None or high is None or (low <= value <= high and value != expected.gt):
         return None
-    if low is None or high is None:
-        return Fault(path, f"must be at least {low:g}" if high is None else f"must be at most {high:g}")
     if expected.gt is not None:
         return Fault(path, f"must be greater than {low} and at most {high}")
     return Fault(path, f"must be between {low} and {high}")

@@ -91,8 +91,6 @@ def _uvicorn(app: AsgiApp, drain_timeout_s: float) -> uvicorn.Server:
         lifespan="off",
         access_log=False,
         log_config=None,
-        server_header=False,
-        date_header=False,
         timeout_graceful_shutdown=int(drain_timeout_s),
     )
     config.load()

@@ -148,8 +148,7 @@ class MessagesAnswer:
         return signed + self._event("content_block_stop", index=index)
 
     def _settle(self) -> None:
-        """Close the last block and set the message's stop reason and usage."""
-        self._end_block()
+        """Set the message's stop reason and usage."""
         self._message.stop_reason = self._stop_reason()
         self._message.stop_sequence = self._choice.stop_string
         self._message.usage = self._usage()

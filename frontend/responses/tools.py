@@ -83,14 +83,11 @@ def _tool(tool: ResponseTool, path: str, namespace: str) -> Tool:
 def _grammar(tool: ResponseTool, path: str) -> TextGrammar | None:
     if tool.type != "custom" or tool.format is None or tool.format.type == "text":
         return None
-    for name in ("syntax", "definition"):
-        if not getattr(tool.format, name):
-            raise InvalidRequest(f"`{path}.{name}` is missing.", param=f"{path}.{name}")
-    return TextGrammar(
-        syntax=tool.format.syntax or "lark",
-        text=tool.format.definition or "",
-        path=f"{path}.definition",
-    )
+    syntax, definition = tool.format.syntax, tool.format.definition
+    if not syntax or not definition:
+        name = "definition" if syntax else "syntax"
+        raise InvalidRequest(f"`{path}.{name}` is missing.", param=f"{path}.{name}")
+    return TextGrammar(syntax=syntax, text=definition, path=f"{path}.definition")
 
 
 def call_choice(body: ResponseBody) -> CallChoice:

@@ -60,7 +60,7 @@ class Thoughts:
     def recall(self, owner: str, known_id: str) -> str | None:
         """The reasoning text kept under that id, or None."""
         value = self._recall(owner, known_id)
-        return value.thought or None if isinstance(value, WrittenTurn) else value
+        return value.thought if isinstance(value, WrittenTurn) else value
 
     def _recall(self, owner: str, known_id: str) -> str | WrittenTurn | None:
         key = (owner, known_id)
@@ -86,7 +86,7 @@ class Thoughts:
                 continue
             if isinstance(turn, AssistantTurn) and turn.tool_calls and not turn.reasoning:
                 thought = self.recall(owner, turn.tool_calls[0].call_id)
-                if thought is not None and thought != shown:
+                if thought and thought != shown:
                     shown = thought
                     completed.append(replace(turn, reasoning=thought))
                     continue

@@ -89,6 +89,7 @@ class Peer:
         """The next answer's body."""
         async with asyncio.timeout(SLACK_S):
             head = await self.reader.readuntil(b"\r\n\r\n")
+            assert b"\r\nserver:" not in head.lower()
             length = next(line for line in head.split(b"\r\n") if line.startswith(b"content-length"))
             return await self.reader.readexactly(int(length.partition(b":")[2]))
 
@@ -168,6 +169,15 @@ def test_a_request_that_comes_by_drops_is_a_408(start: bytes) -> None:
     play(part)
 
 
+def test_a_request_that_is_refused_in_its_body_ends_before_its_connection() -> None:
+    async def part(scene: Scene) -> None:
+        await scene.peer(b"POST / HTTP/1.1\r\ncontent-length: 100000\r\n\r\n")
+        await until(lambda: scene.app.num_running == 1)
+        await until(lambda: scene.app.num_running == 0)
+
+    play(part, Patience(request_s=0.2, rest_s=60.0))
+
+
 def test_a_large_body_gets_the_time_it_needs() -> None:
     """At twice the minimum rate, much longer than `request_s` alone would allow."""
 
@@ -211,15 +221,16 @@ def test_a_client_that_does_not_read_its_answer_is_dropped() -> None:
     play(part)
 
 
-def test_a_client_that_reads_slowly_is_not() -> None:
+def test_a_client_that_reads_slowly_or_asked_ahead_is_not() -> None:
     async def part(scene: Scene) -> None:
-        peer = await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
+        peer = await scene.peer(GET + b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert await peer.answer() == b"0"
         for _ in range(40):
             await peer.reader.readexactly(1 << 20)
             await asyncio.sleep(0.1)  # the pace of a slow client
         assert scene.app.num_running == 1
 
-    play(part, Patience(unread_s=2.0))
+    play(part, Patience(request_s=0.5, idle_s=0.5, unread_s=2.0))
 
 
 @pytest.mark.parametrize(
@@ -333,6 +344,19 @@ def test_garbage_after_a_request_ends_the_connection_and_not_the_server() -> Non
         await until(lambda: scene.app.num_running == 0)
 
     play(part)
+
+
+def test_a_server_that_drains_refuses_connections() -> None:
+    async def main() -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        server = HttpServer(Echo(), 1.0)
+        server.start(listener)
+        await server.drain()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+
+    uvloop.run(main())
 
 
 def test_connections_beyond_the_limit_get_a_503_if_all_others_are_busy() -> None:

@@ -9,6 +9,7 @@ from baton.errors import InvalidRequest
 from frontend.chat.body import ChatBody
 from frontend.chat.request import conversation, not_enforced, turn_request
 from frontend.harmony.conversation import (
+    MODEL_IDENTITY,
     AssistantTurn,
     Conversation,
     Instructions,
@@ -88,6 +89,18 @@ def test_tools_are_offered_unless_tool_choice_is_none() -> None:
 )
 def test_reasoning_effort_is_heard_wherever_it_is_said(fields: dict[str, Any], effort: str) -> None:
     assert talk_of(**fields).reasoning_effort == effort
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"chat_template_args": {"model_identity": "Ada"}, "chat_template_kwargs": {"model_identity": "Bob"}},
+        {"chat_template_args": {}, "chat_template_kwargs": {"model_identity": "Ada"}},
+    ],
+)
+def test_the_first_identity_given_replaces_the_default(fields: dict[str, Any]) -> None:
+    assert talk_of(**fields).model_identity == "Ada"
+    assert talk_of(chat_template_args={}).model_identity == MODEL_IDENTITY
 
 
 @pytest.mark.parametrize(

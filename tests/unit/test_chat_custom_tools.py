@@ -48,6 +48,13 @@ def test_a_call_of_a_custom_tool_has_its_input(tool: Json, written: str, given: 
     assert "".join(call["custom"]["input"] for call in calls) == given
 
 
+def test_the_arguments_of_a_function_next_to_a_custom_tool_stay_json() -> None:
+    call = '<|channel|>commentary to=functions.f code<|message|>{"input": "a"}<|call|>'
+    reply, _ = chat(call, tools=[PATCH, F])
+    [called] = reply.json["choices"][0]["message"]["tool_calls"]
+    assert called["function"]["arguments"] == '{"input": "a"}'
+
+
 def test_the_input_that_a_limit_cuts_is_given_as_far_as_it_went() -> None:
     reply, _ = chat(CALL.replace("{}", "x" * 100), tools=[PATCH], max_tokens=60)
     [called] = reply.json["choices"][0]["message"]["tool_calls"]

@@ -40,7 +40,8 @@ def joined(reply: Reply, field: str, index: int = 0) -> str:
 
 
 def test_an_answer_has_openais_shape_with_the_reasoning_beside_it() -> None:
-    reply = chat(ANSWER, metadata={"run": "7"})
+    client = Client(ScriptedTokens(ANSWER))
+    reply = asyncio.run(client.chat(metadata={"run": "7"}))
     assert reply.status == 200
     parsed = ChatCompletion.model_validate(reply.json)
     message = reply.json["choices"][0]["message"]
@@ -49,12 +50,18 @@ def test_an_answer_has_openais_shape_with_the_reasoning_beside_it() -> None:
         "reasoning": "Think.", "reasoning_content": "Think.",
     }  # fmt: skip
     assert parsed.choices[0].finish_reason == "stop"
+    assert parsed.choices[0].logprobs is None
     assert parsed.model == MODEL
     assert parsed.metadata == {"run": "7"}
-    assert parsed.usage is not None
-    assert parsed.usage.completion_tokens == len(TOKENIZER.encode_text(ANSWER, allow_special=True))
-    assert reply.json["usage"]["completion_tokens_details"] == {"reasoning_tokens": 6}
-    assert reply.json["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    num_prompt = len(client.tokens.requests[0].token_ids)
+    num_completion = len(TOKENIZER.encode_text(ANSWER, allow_special=True))
+    assert reply.json["usage"] == {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_completion,
+        "total_tokens": num_prompt + num_completion,
+        "completion_tokens_details": {"reasoning_tokens": 6},
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
 
 
 def test_a_stream_says_the_same_in_openais_order() -> None:
@@ -168,8 +175,9 @@ def test_a_stop_string_ends_the_text_before_it_and_the_generation_with_it(stream
     assert client.tokens.num_ended == 1
 
 
-def test_a_stop_string_that_does_not_come_holds_nothing_back() -> None:
-    assert joined(chat(ANSWER, stop="world?", stream=True), "content") == "Hello wörld"
+@pytest.mark.parametrize("stop", ["world?", "ld!"])
+def test_a_stop_string_that_does_not_come_holds_nothing_back(stop: str) -> None:
+    assert joined(chat(ANSWER, stop=stop, stream=True), "content") == "Hello wörld"
 
 
 def test_the_clients_own_stop_token_is_no_part_of_the_text() -> None:

@@ -7,6 +7,8 @@ import pytest
 from openai.types import Completion
 
 from baton.errors import NoWorkers
+from frontend.harmony.deltas import TextDelta
+from frontend.turn.raw_text import RawText
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedFleet, ScriptedTokens
 
 TEXT = "Once upon a time"
@@ -99,6 +101,13 @@ def test_logprobs_come_as_parallel_lists() -> None:
     chunks = complete("x", logprobs=1, max_tokens=4, stream=True).events[:-1]
     told = [chunk["choices"][0]["logprobs"] for chunk in chunks]
     assert [offset for each in told if each for offset in each["text_offset"]] == [0, 1, 2, 3]
+
+
+def test_each_piece_of_raw_text_names_its_tokens() -> None:
+    reader = RawText(TOKENIZER)
+    a, u1, u2, b = TOKENIZER.encode_text("aüb")
+    deltas = [*reader.feed([a, u1]), *reader.feed([u2]), *reader.feed([b, u1]), *reader.finish()]
+    assert deltas == [TextDelta("a", 0, 2), TextDelta("ü", 2, 3), TextDelta("b", 3, 5), TextDelta("�", 5, 5)]
 
 
 @pytest.mark.parametrize("prompt", ["Say: <|start|>ü", [9, 8, 7]])

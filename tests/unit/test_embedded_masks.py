@@ -57,6 +57,19 @@ def test_a_sequence_that_samples_no_more_needs_no_mask(phase: Phase) -> None:
     asyncio.run(main())
 
 
+def test_a_forgotten_answer_is_not_listened_to_any_more() -> None:
+    async def main() -> None:
+        masks = Masks(lambda _: None)
+        with guided() as (sequence, _):
+            assert sequence.matcher is not None
+            fileno = sequence.matcher.fileno()
+            masks.ask(sequence)
+            masks.forget(sequence)
+            assert not asyncio.get_running_loop().remove_reader(fileno)
+
+    asyncio.run(main())
+
+
 def test_a_late_mask_delays_one_step_only() -> None:
     async def main() -> None:
         changed: list[Sequence] = []

@@ -116,7 +116,7 @@ def test_repetition_penalty_counts_the_prompt_too_and_pushes_negative_logits_dow
 
 
 def test_stop_tokens_cannot_come_before_min_tokens() -> None:
-    early = draw((3, 3), 1, min_tokens=2, stop_token_ids=(0, 1, 7))
+    early = draw((3, 3), 1, min_tokens=2, stop_token_ids=(0, 1, 7, VOCAB))
     late = draw((3, 3, 3), 1, min_tokens=2, stop_token_ids=(0, 1, 7))
     ignored = draw((3,), 1, min_tokens=2, stop_token_ids=(0,), ignore_eos=True)
     assert chosen(early, late, ignored) == [2, 0, 0]

@@ -23,6 +23,7 @@ from workers.engines.embedded.model import VERSIONS
 from workers.engines.embedded.runner import Runner
 from workers.engines.embedded.scheduler import Scheduler
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
+from workers.engines.embedded.staging import Staging
 from workers.engines.embedded.steps import StepLoop
 from workers.engines.embedded.transfer import Transfers
 
@@ -104,6 +105,17 @@ async def pulling(checkpoint: Path, wire: Wire) -> AsyncIterator[Pulling]:
     await asyncio.wait([running])
     thread.shutdown()
     await prefill.stop()
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "size"), [(1, 1 << 16), (1 << 16, 1 << 16), ((1 << 16) + 1, 1 << 17), (1 << 20, 1 << 20)]
+)
+def test_a_staging_buffer_has_the_next_power_of_two_and_is_used_again(num_bytes: int, size: int) -> None:
+    staging = Staging(torch.device("cpu"), on_device=True)
+    buffer = staging.take(num_bytes)
+    assert (buffer.memory.num_bytes, buffer.used.num_bytes) == (size, num_bytes)
+    staging.give_back(buffer)
+    assert staging.take(size).tensor is buffer.tensor
 
 
 def test_kv_that_comes_too_late_is_not_stored(checkpoint: Path) -> None:

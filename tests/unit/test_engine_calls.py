@@ -44,6 +44,17 @@ def test_a_time_that_has_come_ends_the_wait_and_an_engines_own_timeout_is_its_ow
     asyncio.run(main())
 
 
+def test_a_pinned_request_waits_as_long_as_it_may() -> None:
+    async def main() -> None:
+        pinned = asyncio.create_task(Ending().pinned(60))
+        assert await asyncio.wait([pinned], timeout=0.01) == (set(), {pinned})
+        pinned.cancel()
+        with pytest.raises(HandoffFailed, match=r"within 0\.001 s"):
+            await Ending().pinned(0.001)
+
+    asyncio.run(main())
+
+
 def test_a_dead_engine_is_a_lost_worker_to_every_call_and_to_the_next() -> None:
     async def main() -> None:
         calls: OpenCalls[Call] = OpenCalls()

@@ -12,6 +12,7 @@ import pytest
 from baton.errors import ModelNotFound, NoWorkers, WorkerLost
 from baton.messages import KvLayout, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
 from frontend.routing.fleet import Fleet
+from frontend.routing.names import parse_aliases
 from tests.clock import run_jumping
 from tests.generators import none_abandoned
 from tests.waiting import until
@@ -98,8 +99,21 @@ def test_a_model_is_served_as_soon_as_it_has_a_decode_worker() -> None:
                 "dyn://dynamo.backend.generate",
                 "dyn://dynamo.prefill.generate",
             ]
-            with pytest.raises(ModelNotFound, match="available models: m"):
+            with pytest.raises(ModelNotFound, match="'other' does not exist; available models: m"):
                 fleet.served("other")
+
+    asyncio.run(main())
+
+
+def test_an_alias_is_served_and_listed_under_its_own_name() -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1"))
+        fleet = Fleet(registry, registry, aliases=parse_aliases("fast=m,claude-*=m,gone=n"))
+        async with fleet.keep_current():
+            await until(lambda: fleet.models() == ["fast", "m"])
+            assert [fleet.served(name).name for name in ("m", "fast", "claude-x")] == ["m"] * 3
+            with pytest.raises(ModelNotFound, match="'gone' does not exist; available models: fast, m"):
+                fleet.served("gone")
 
     asyncio.run(main())
 

@@ -81,12 +81,17 @@ def test_a_form_is_demanded_under_any_name(
         ({"bad_words": ["x"]}, "bad_words"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"add_generation_prompt": False}, "add_generation_prompt"),
-        ({"guided_grammar": "start: /" + "a" * (128 << 10) + "/"}, "guided_grammar"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(fields: Json, param: str) -> None:
     reply, tokens = ask("/v1/chat/completions", **fields)
     assert (reply.status, reply.error["param"], tokens.requests) == (400, param, [])
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_grammar_that_is_too_large_is_refused(path: str) -> None:
+    reply, tokens = ask(path, guided_grammar="start: /" + "a" * (128 << 10) + "/")
+    assert (reply.status, reply.error["param"], tokens.requests) == (400, "guided_grammar", [])
 
 
 def test_what_asks_for_nothing_is_neither_refused_nor_named() -> None:

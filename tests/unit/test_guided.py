@@ -103,10 +103,15 @@ def test_a_schema_that_is_not_strict_is_enforced_as_far_as_it_goes() -> None:
 
 
 @pytest.mark.parametrize(
-    "response_format", [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "n"}}]
+    ("response_format", "param"),
+    [
+        ({"type": "json_object"}, "response_format"),
+        ({"type": "json_schema", "json_schema": {"name": "n"}}, "response_format.json_schema.schema"),
+    ],
 )
-def test_without_a_schema_the_answer_is_any_object(response_format: Json) -> None:
-    assert json.loads(demanded(response_format=response_format).last[0].grammar or "") == {"type": "object"}
+def test_without_a_schema_the_answer_is_any_object(response_format: Json, param: str) -> None:
+    [final] = demanded(response_format=response_format).last
+    assert (json.loads(final.grammar or ""), final.param) == ({"type": "object"}, param)
 
 
 def test_the_prompt_shows_the_schema_with_its_description() -> None:

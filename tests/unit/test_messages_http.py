@@ -15,6 +15,10 @@ ANSWER = THINK + "<|channel|>final<|message|>Hello wörld<|return|>"
 CALL = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city":"Rome"}<|call|>'
 TOOL = {"name": "get_weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
 HI = [{"role": "user", "content": "Hi"}]
+FORMAT: Json = {
+    "type": "json_schema",
+    "schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
 NO_CALL = {"type": "tool_result"}
 SHOWN = {"type": "enabled", "budget_tokens": 1024}
 
@@ -48,12 +52,14 @@ def gathered(reply: Reply) -> Json:
             message["content"].append(event["content_block"])
             texts = []
         elif event["type"] == "content_block_delta":
+            assert event["index"] == len(message["content"]) - 1
             delta = event["delta"]
             if delta["type"] == "signature_delta":
                 message["content"][-1]["signature"] = delta["signature"]
             else:
                 texts += [value for name, value in delta.items() if name != "type"]
         elif event["type"] == "content_block_stop":
+            assert event["index"] == len(message["content"]) - 1
             block = message["content"][-1]
             whole = "".join(texts)
             name = {"text": "text", "thinking": "thinking", "tool_use": "input"}[block["type"]]
@@ -78,15 +84,16 @@ def test_a_stream_and_a_whole_answer_are_the_same_message(text: str, tools: list
 
 
 def test_text_and_its_usage_are_given_and_thoughts_only_if_asked_for() -> None:
-    message = ask().json
+    client = Client(ScriptedTokens(ANSWER))
+    message = ask(client=client).json
     assert (message["type"], message["role"], message["model"]) == ("message", "assistant", MODEL)
     assert [block["type"] for block in message["content"]] == ["text"]
     assert message["content"][0]["text"] == "Hello wörld"
     assert (message["stop_reason"], message["stop_sequence"]) == ("end_turn", None)
     usage = message["usage"]
     assert usage["cache_read_input_tokens"] == 2
-    assert usage["input_tokens"] > 0
-    assert usage["output_tokens"] > 0
+    assert usage["input_tokens"] == len(client.tokens.requests[0].token_ids) - 2
+    assert usage["output_tokens"] == len(TOKENIZER.encode_text(ANSWER, allow_special=True))
 
 
 def test_a_call_and_its_result_go_round_with_the_thought_between_them() -> None:
@@ -179,7 +186,9 @@ def test_why_an_answer_ended_is_told() -> None:
     stopped = ask(stop_sequences=["wör"]).json
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "wör")
     assert stopped["content"][0]["text"] == "Hello "
-    assert ask(max_tokens=40).json["stop_reason"] == "max_tokens"
+    num_before = len(TOKENIZER.encode_text(ANSWER.partition("Hello")[0], allow_special=True))
+    cut = ask(max_tokens=num_before + 3).json
+    assert (cut["stop_reason"], cut["content"][0]["text"]) == ("max_tokens", "Hel")
     one = ask(CALL * 2, tools=[TOOL], tool_choice={"type": "auto", "disable_parallel_tool_use": True}).json
     assert len(one["content"]) == 1
 
@@ -196,8 +205,34 @@ def test_tools_of_anthropics_servers_are_left_out_unless_demanded() -> None:
     search = {"type": "web_search_20250305", "name": "web_search"}
     left_out = ask(tools=[TOOL, search])
     assert left_out.headers["x-baton-ignored"] == "tools[].web_search_20250305"
+    assert ask(tools=[TOOL, search], tool_choice={"type": "tool", "name": "get_weather"}).status == 200
     demanded = ask(tools=[TOOL, search], tool_choice={"type": "tool", "name": "web_search"})
     assert demanded.status == 400
+    assert "`tools[1]`" in demanded.json["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_strict_tools_refuse_tools_of_anthropics_servers(path: str) -> None:
+    asked = body(tools=[{"type": "web_search_20250305", "name": "web_search"}])
+    reply = asyncio.run(Client(ScriptedTokens(ANSWER), strict_tools=True).post(path, asked))
+    assert (reply.status, "web_search_20250305" in reply.error["message"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"output_config": {"format": FORMAT}}, "output_config.format.schema"),
+        ({"output_format": FORMAT}, "output_format.schema"),
+    ],
+)
+def test_an_answers_format_is_enforced(fields: Json, param: str) -> None:
+    client = Client(ScriptedTokens(ANSWER))
+    assert ask(client=client, **fields).status == 200
+    form = client.tokens.requests[0].sampling.guided
+    assert form is not None
+    [final] = form.last
+    assert final.param == param
+    assert json.loads(final.grammar or "") == {**FORMAT["schema"], "additionalProperties": False}
 
 
 @pytest.mark.parametrize(
@@ -233,6 +268,9 @@ def test_tokens_are_counted_as_they_would_be_asked() -> None:
     reply = asyncio.run(client.post("/v1/messages/count_tokens", counted))
     ask(client=client, tools=[TOOL], system="Be brief.")
     assert reply.json == {"input_tokens": len(client.tokens.requests[0].token_ids)}
+    odd = asyncio.run(client.post("/v1/messages/count_tokens", counted | {"odd": 1}))
+    assert (odd.status, odd.headers["x-baton-ignored"]) == (200, "odd")
+    assert client.metric("baton_ignored_fields_total", field="odd") == 1
 
 
 def test_control_tokens_in_any_text_stay_text() -> None:

@@ -187,6 +187,8 @@ def test_a_background_response_is_answered_at_once_and_made_without_its_client()
             assert done["output"][1]["content"][0]["text"] == "Hello"
             status = {"route": "background", "model": MODEL, "status": "200"}
             assert client.metric("baton_requests_total", **status) == 1
+            first_token = "baton_time_to_first_token_seconds_count"
+            assert client.metric(first_token, route="background", model=MODEL) == 1
 
     asyncio.run(scenario())
 
@@ -346,6 +348,25 @@ def test_a_stream_is_resumed_while_it_runs() -> None:
     asyncio.run(scenario())
 
 
+def test_a_follower_that_a_shutdown_cuts_off_gets_a_numbered_error() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER, script={"pause_at": 30}) as client:
+            said: list[bytes] = []
+            client.on_write = said.append
+            following = asyncio.create_task(client.respond(stream=True, background=True))
+            await client.tokens.paused.wait()
+            await asyncio.sleep(0)  # what came before the pause is written
+            following.cancel()
+            await asyncio.wait([following])
+            *events, last = Reply(200, {}, said).events
+            assert (last["type"], last["code"]) == ("error", "not_ready")
+            assert last["sequence_number"] > events[-1]["sequence_number"]
+            client.tokens.go_on.set()
+            assert (await ended(client, events[0]["response"]["id"]))["status"] == "completed"
+
+    asyncio.run(scenario())
+
+
 def test_a_cancelled_stream_ends_with_the_cancelled_response() -> None:
     async def scenario() -> None:
         async with frontend(ANSWER, script={"pause_at": 13}) as client:
@@ -416,6 +437,9 @@ def test_a_shutdown_reports_what_it_interrupts_as_failed(tmp_path: Path) -> None
             assert found["status"] == "failed"
             assert "shut down" in found["error"]["message"]
             assert found["output"][0]["status"] == "incomplete"
+            [failed] = (await client.get(f"/v1/responses/{made['id']}?stream=true&starting_after=7")).events
+            assert (failed["type"], failed["sequence_number"]) == ("response.failed", 8)
+            assert failed["response"] == found
 
     asyncio.run(scenario())
 

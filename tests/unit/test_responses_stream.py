@@ -157,14 +157,16 @@ def test_each_item_has_its_events_in_order_and_the_end_has_it_all(
 
 
 def test_the_usage_counts_input_output_reasoning_and_cached_tokens() -> None:
-    usage = respond(THINK + FINAL).json["usage"]
+    client = Client(ScriptedTokens(THINK + FINAL))
+    usage = asyncio.run(client.respond()).json["usage"]
+    num_input = len(client.tokens.requests[0].token_ids)
     num_output = len(TOKENIZER.encode_text(THINK + FINAL, allow_special=True))
     assert usage == {
-        "input_tokens": usage["total_tokens"] - num_output,
+        "input_tokens": num_input,
         "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
         "output_tokens": num_output,
         "output_tokens_details": {"reasoning_tokens": 6},
-        "total_tokens": usage["total_tokens"],
+        "total_tokens": num_input + num_output,
     }
 
 

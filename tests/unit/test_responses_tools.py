@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from frontend.responses.given import InputReader
+from frontend.responses.items import ReasoningItem
+from frontend.turn.seal import Seal
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
 
 Json = dict[str, Any]
@@ -91,8 +94,37 @@ def test_a_custom_tool_takes_text_also_where_the_model_wrote_json(body: str, giv
 def test_the_events_of_a_custom_call_are_openais() -> None:
     client = Client(ScriptedTokens(call("functions.patch", "*** Begin", " code")))
     events = respond(client, tools=[PATCH], stream=True).events
-    kinds = [event["type"] for event in events if "custom" in event["type"]]
+    told = [event for event in events if "custom" in event["type"]]
+    kinds = [event["type"] for event in told]
     assert kinds == ["response.custom_tool_call_input.delta", "response.custom_tool_call_input.done"]
+    assert [told[0]["delta"], told[1]["input"]] == ["*** Begin"] * 2
+
+
+@pytest.mark.parametrize(
+    ("item", "prefix"),
+    [
+        ({"role": "user", "content": "Hi"}, "msg"),
+        ({"type": "reasoning", "content": []}, "rs"),
+        ({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}, "fc"),
+        ({"type": "function_call_output", "call_id": "c", "output": "ok"}, "fco"),
+        ({"type": "custom_tool_call", "call_id": "c", "name": "f", "input": ""}, "ctc"),
+        ({"type": "custom_tool_call_output", "call_id": "c", "output": "ok"}, "ctco"),
+        ({"type": "local_shell_call_output", "call_id": "c", "output": "ok"}, "item"),
+    ],
+)
+def test_an_input_item_keeps_its_id_or_gets_one(item: Json, prefix: str) -> None:
+    reader = InputReader(Seal(b"key"), lambda _: None)
+    [made, named] = reader.read([item, {**item, "id": "x"}])
+    assert made.id.startswith(f"{prefix}_")
+    assert named.id == "x"
+
+
+def test_reasoning_that_is_sent_back_counts_more_than_what_is_remembered() -> None:
+    reader = InputReader(Seal(b"key"), lambda _: "Remembered.")
+    sent: Json = {"type": "reasoning", "id": "rs_1", "content": [{"type": "reasoning_text", "text": "Sent."}]}
+    read = reader.read([sent, sent | {"content": []}, sent | {"content": [], "id": None}])
+    texts = [[part.text for part in item.content] for item in read if isinstance(item, ReasoningItem)]
+    assert texts == [["Sent."], ["Remembered."], []]
 
 
 def test_a_custom_call_and_its_result_come_back_as_text() -> None:

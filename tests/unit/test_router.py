@@ -94,6 +94,12 @@ def test_conversations_and_tenants_are_spread() -> None:
         assert min(counts[name] for name in "abc") > 50
 
 
+def test_a_salt_of_any_length_is_part_of_the_conversation() -> None:
+    pick = make_router("prefix", {})
+    salts = [f"{i}".rjust(3, "0") + "ü" * 253 for i in range(60)]
+    assert {pick(Role.DECODE, conversation(1, 1, s), WORKERS).worker_id for s in salts} == {"a", "b", "c"}
+
+
 def test_a_worker_less_moves_its_own_conversations_only() -> None:
     pick = make_router("prefix", {})
     for first in range(50):
@@ -114,12 +120,12 @@ def test_a_restarted_worker_is_another_one_for_its_cache_is_gone() -> None:
 def test_a_worker_with_more_than_its_share_is_passed_over() -> None:
     own = make_router("prefix", {})(Role.DECODE, conversation(1), WORKERS).worker_id
     counted = Counter[tuple[Role, str]]()
-    for num_running, is_own in ((1, True), (2, True), (3, False), (30, False)):
+    for num_running, is_own in ((0, True), (1, True), (2, True), (3, False), (30, False)):
         running = {name: num_running if name == own else 1 for name in "abc"}
         pick = make_router("prefix", running, lambda role, place: counted.update([(role, place)]))
         picked = pick(Role.DECODE, conversation(1), WORKERS).worker_id
         assert (picked == own) == is_own
-    assert counted == {(Role.DECODE, "own"): 2, (Role.DECODE, "other"): 2}
+    assert counted == {(Role.DECODE, "own"): 3, (Role.DECODE, "other"): 2}
 
 
 def test_raw_prompts_are_told_apart_by_their_beginnings() -> None:

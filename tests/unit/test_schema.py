@@ -69,6 +69,60 @@ def test_a_wrong_value_is_refused_with_the_path_of_its_field(fields: dict[str, A
     assert error.message.startswith(f"`{param}`")
 
 
+def named_format(name: str) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": name}}
+
+
+@pytest.mark.parametrize(
+    ("body_type", "field", "allowed", "refused"),
+    [
+        (ChatBody, "n", (1, 2**31 - 1), (0, 2**31)),
+        (ChatBody, "max_tokens", (1, 2**31 - 1), (0, 2**31)),
+        (ChatBody, "min_tokens", (0, 2**31 - 1), (-1, 2**31)),
+        (ChatBody, "temperature", (0, 2), (-0.01, 2.01)),
+        (ChatBody, "top_p", (0, 1), (-0.01, 1.01)),
+        (ChatBody, "top_k", (-1, 2**31 - 1), (-2, 2**31)),
+        (ChatBody, "frequency_penalty", (-2, 2), (-2.01, 2.01)),
+        (ChatBody, "repetition_penalty", (0.01, 10), (0, 10.01)),
+        (ChatBody, "logit_bias", ({"5": -100}, {"999999999": 100}), ({"5": -101}, {"1234567890": 1})),
+        (ChatBody, "seed", (-(2**63), 2**63 - 1), (-(2**63) - 1, 2**63)),
+        (ChatBody, "priority", (-100, 100), (-101, 101)),
+        (ChatBody, "cache_salt", ("x", "x" * 256), ("", "x" * 257)),
+        (ChatBody, "stop", ("x", ["x"] * 4), ("", [""], ["x"] * 5)),
+        (ChatBody, "stop_token_ids", ([0] * 64, [2**31 - 1]), ([-1], [2**31], [0] * 65)),
+        (ChatBody, "top_logprobs", (0, 20), (-1, 21)),
+        (ChatBody, "model", ("m",), ("",)),
+        (ChatBody, "guided_choice", (["x"],), ([], [""])),
+        (ChatBody, "metadata", ({"k" * 64: "v" * 512}, dict.fromkeys("abcdefghijklmnop", "v")),
+         ({"k" * 65: ""}, {"k": "v" * 513}, dict.fromkeys("abcdefghijklmnopq", "v"))),
+        (ChatBody, "response_format", (named_format("n" * 64),), (named_format("n" * 65),)),
+        (CompletionBody, "logprobs", (0, 5), (-1, 6)),
+        (CompletionBody, "max_tokens", (0, 2**31 - 1), (-1, 2**31)),
+        (CompletionBody, "stop", (["x"] * 32,), (["x"] * 33,)),
+        (CompletionBody, "prompt", ([0, 2**31 - 1], [[0]]), ([-1], [[2**31]])),
+    ],
+)  # fmt: skip
+def test_values_are_allowed_up_to_their_bounds(
+    body_type: type[ChatBody | CompletionBody], field: str, allowed: tuple[Any, ...], refused: tuple[Any, ...]
+) -> None:
+    body = CHAT if body_type is ChatBody else COMPLETION
+    for value in allowed:
+        decode(json.dumps({**body, field: value}).encode(), body_type)
+    for value in refused:
+        assert (refusal(json.dumps({**body, field: value}).encode(), body_type).param or "").startswith(field)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_allowed"), [("a.b_C-9" + "x" * 121, True), ("x" * 129, False), ("", False)]
+)
+def test_a_function_name_has_1_to_128_letters_digits_or_signs(name: str, is_allowed: bool) -> None:
+    body = {**CHAT, "tools": [{"type": "function", "function": {"name": name}}]}
+    if is_allowed:
+        decode(json.dumps(body).encode(), ChatBody)
+    else:
+        assert refusal(json.dumps(body).encode()).param == "tools[0].function.name"
+
+
 @pytest.mark.parametrize(
     "raw", [b"", b"{", b"[1]", b'{"model": "m"', b"\xff\xfe", b'{"a": NaN}', b'"text"', b"null"]
 )

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from frontend.text.specials import SpecialToken
 from frontend.text.tokenizer import ModelTokenizer, _SegmentCache
+from tests.scripted_frontend import TOKENIZER
 
 TEXT = ["Hello there, hello world.", "<|end|> is a control token", "naïve 日本 👍"]
 
@@ -84,6 +85,25 @@ def test_control_tokens_and_unknown_ids_have_no_bytes(tokenizer: ModelTokenizer)
     for token_id in (*tokenizer.special_ids.values(), -1, tokenizer.vocab_size, 10**9):
         assert tokenizer.token_bytes(token_id) == b""
     assert len(tokenizer.vocabulary.token_bytes) == tokenizer.vocab_size
+
+
+def test_every_byte_has_its_token() -> None:
+    found = {TOKENIZER.token_bytes(token_id) for token_id in range(256)}
+    assert found == {bytes([byte]) for byte in range(256)}
+
+
+def test_a_vocabulary_that_adds_tokens_to_texts_adds_none(folder: Path, tmp_path: Path) -> None:
+    parts: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
+    first, text = {"SpecialToken": {"id": "Hello", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    parts["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [first, text],
+        "pair": [text, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"Hello": {"id": "Hello", "ids": [50], "tokens": ["Hello"]}},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parts))
+    plain, odd = ModelTokenizer.load(folder), ModelTokenizer.load(tmp_path)
+    assert odd.encode_text("Hello there") == plain.encode_text("Hello there")
 
 
 def test_an_answer_ends_at_return_call_and_end_of_text_but_not_at_end(tokenizer: ModelTokenizer) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from baton.messages import WorkerStats
 from tests.planes import a_request
 from workers.engines.trtllm.calls import Call
 from workers.engines.trtllm.figures import Figures
@@ -36,3 +37,26 @@ def test_under_attention_dp_each_rank_has_a_batch() -> None:
     was_full = figures.is_full
     calls.add(open_call())
     assert (was_full, figures.is_full) == (False, True)
+
+
+def test_the_stats_have_every_figure() -> None:
+    call = open_call()
+    figures = Figures({call}, VALUES | {"enable_attention_dp": True}, max_queue_size=1)
+    assert figures.stats() == WorkerStats(num_running=1, kv_used_blocks=2)
+    figures.count_prompt(call)
+    figures.num_blocks, figures.num_handoffs, figures.num_handoffs_expired = 10, 4, 2
+    figures.num_generated_tokens = 6
+    assert figures.stats() == WorkerStats(
+        num_running=1,
+        kv_blocks=4 * 10,
+        kv_used_blocks=2,
+        num_prompt_tokens=3,
+        num_generated_tokens=6,
+        num_handoffs=4,
+        num_handoffs_expired=2,
+    )
+
+
+def test_a_null_batch_size_is_tensorrt_llms_own() -> None:
+    figures = Figures({open_call() for _ in range(2049)}, VALUES | {"max_batch_size": None}, 1)
+    assert (figures.stats().num_running, figures.stats().num_waiting) == (2048, 1)

@@ -158,6 +158,9 @@ def test_what_the_client_changed_is_rendered(change: Any) -> None:
     assert client.metric("baton_history_tokens_total", source="written") == 0
     call = message["tool_calls"][0]["function"]
     said = text_of(client.tokens.requests[1].token_ids, TOKENIZER)
+    rendered = START + said.partition(START)[2].partition("<|start|>functions.")[0]
+    num_rendered = len(TOKENIZER.encode_text(rendered, allow_special=True))
+    assert client.metric("baton_history_tokens_total", source="rendered") == num_rendered
     name, arguments = call["name"], call["arguments"]
     assert f"to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>{arguments}<|call|>" in said
 
@@ -171,13 +174,17 @@ def test_an_answer_that_was_cut_is_rendered(max_tokens: int) -> None:
     assert client.metric("baton_history_tokens_total", source="written") == 0
 
 
-def test_an_answer_that_was_repaired_is_rendered() -> None:
-    client = Client(ScriptedTokens("<|channel|>commentary functions.f<|message|>{}<|call|>"))  # no `to=`
+@pytest.mark.parametrize("tokens_per_chunk", [1, 1000])
+def test_an_answer_that_was_repaired_is_rendered_with_its_thoughts(tokens_per_chunk: int) -> None:
+    answer = f"{THINK}<|channel|>commentary functions.f<|message|>{{}}<|call|>"  # no `to=`
+    client = Client(ScriptedTokens(answer, tokens_per_chunk=tokens_per_chunk))
     reply = post(client, "/v1/chat/completions", {"messages": [HI], "tools": [F]})
     message = reply.json["choices"][0]["message"]
+    del message["reasoning"], message["reasoning_content"]
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok"}
     post(client, "/v1/chat/completions", {"messages": [HI, message, result], "tools": [F]})
     assert client.metric("baton_history_tokens_total", source="written") == 0
+    assert THINK in text_of(client.tokens.requests[1].token_ids, TOKENIZER)
 
 
 TEXTS = st.text(min_size=1, max_size=12).filter(lambda text: text.encode(errors="replace").decode() == text)
