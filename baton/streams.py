@@ -19,6 +19,8 @@ from baton.messages import GenerateRequest, Reply, Request, TokenChunk
 WINDOW = 256
 """Maximum unconsumed replies of one stream."""
 
+_MOST_MERGED_TOKENS = 64
+
 log = logging.getLogger(__name__)
 
 
@@ -237,6 +239,8 @@ def _merged(first: Reply, then: Reply) -> TokenChunk | None:
     tokens.
     """
     if type(first) is not TokenChunk or type(then) is not TokenChunk or first.finish_reason is not None:
+        return None
+    if len(first.token_ids) >= _MOST_MERGED_TOKENS:  # each merge copies them
         return None
     if (first.logprobs, first.prompt_logprobs, then.logprobs, then.prompt_logprobs) != (None,) * 4:
         return None

@@ -79,6 +79,7 @@ STATS = WorkerStats(num_running=1)
         ([FIRST, PLAIN], [FIRST, PLAIN]),
         ([PLAIN, FIRST], [PLAIN, FIRST]),
         ([PLAIN, STATS, PLAIN], [PLAIN, STATS, PLAIN]),
+        ([PLAIN] * 130, [TokenChunk(token_ids=(1,) * num) for num in (64, 64, 2)]),
     ],
 )
 def test_token_chunks_that_wait_for_the_consumer_are_one(sent: list[Reply], received: list[Reply]) -> None:
