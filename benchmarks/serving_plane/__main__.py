@@ -13,32 +13,30 @@ import platform
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.serving_plane.load import ROWS, Measured, Row, measure
 from benchmarks.serving_plane.plot import svg
-from benchmarks.serving_plane.stacks import Running, baton, dynamo
+from benchmarks.serving_plane.stacks import baton, dynamo
 
+START = {"baton": baton, "dynamo": dynamo}
 RESULTS = Path(__file__).parents[1] / "results"
 
 
-def run(server: str, rows: list[Row], seconds: int) -> Iterator[tuple[Row, Measured]]:
-    """Measure the rows; those with the same plane and steps share their processes."""
-    for plane, step_ms in dict.fromkeys((row.plane, row.step_ms) for row in rows):
-        with _started(server, plane, step_ms) as running:
+def run(servers: list[str], seconds: int) -> Iterator[tuple[str, Row, Measured]]:
+    """Measure each row on one server after the other, so that a change of the machine's speed hits both."""
+    for plane, step_ms in dict.fromkeys((row.plane, row.step_ms) for row in ROWS):
+        rows = [row for row in ROWS if (row.plane, row.step_ms) == (plane, step_ms)]
+        with ExitStack() as stopping:
+            running = {}
+            for server in servers:
+                if server == "baton" or not all(row.is_own for row in rows):
+                    folder = Path(stopping.enter_context(tempfile.TemporaryDirectory()))
+                    running[server] = stopping.enter_context(START[server](folder, plane, step_ms))
             for row in rows:
-                if (row.plane, row.step_ms) == (plane, step_ms):
-                    yield row, measure(row, running, seconds)
-
-
-@contextmanager
-def _started(server: str, plane: str, step_ms: float) -> Iterator[Running]:
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        (baton if server == "baton" else dynamo)(Path(folder), plane, step_ms) as running,
-    ):
-        yield running
+                for server, each in running.items():
+                    yield server, row, measure(row, each, seconds)
 
 
 def _line(server: str, row: Row, found: Measured) -> str:
@@ -66,11 +64,9 @@ def main() -> None:
     options = parser.parse_args()
     servers = ["baton", options.peer] if options.peer else ["baton"]
     found: dict[str, dict[str, Measured]] = {server: {} for server in servers}
-    for server in servers:
-        its_rows = [row for row in ROWS if server == "baton" or not row.is_own]
-        for row, measured in run(server, its_rows, options.seconds):
-            found[server][row.name] = measured
-            print(_line(server, row, measured), flush=True)
+    for server, row, measured in run(servers, options.seconds):
+        found[server][row.name] = measured
+        print(_line(server, row, measured), flush=True)
     if options.peer:
         print(f"\nbaton / {options.peer}")
         for row in ROWS:
