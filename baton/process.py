@@ -50,8 +50,8 @@ class Shutdown:
 
 
 def leave_start_uncollected() -> None:
-    """Call when the process is ready to serve: objects made so far are left out of garbage collections, which
-    are then short, and come less often.
+    """Call once, when everything is imported: objects made so far are left out of this process's garbage
+    collections, which are then short, and come less often.
     """
     gc.collect()
     gc.freeze()

@@ -4,7 +4,7 @@ import logging
 import sys
 
 from baton.flags import parse
-from baton.process import Shutdown, run
+from baton.process import Shutdown, leave_start_uncollected, run
 from baton.registry_folder import UnsafeFolder
 from baton.telemetry import configure_logging
 from workers.engines.build import build_engine
@@ -33,7 +33,10 @@ def main(argv: list[str]) -> int:
             return 2
         log.info("settings %s", " ".join(complete.lines()))
         log.info("engine settings %s", " ".join(lines))
-        return 0 if settings.check else await run_worker(settings, engine, identity, shutdown)
+        if settings.check:
+            return 0
+        leave_start_uncollected()
+        return await run_worker(settings, engine, identity, shutdown)
 
     return run(life)
 

@@ -19,7 +19,7 @@ from baton.messages import (
     TokenChunk,
     WorkerInfo,
 )
-from baton.process import Shutdown, first_of, leave_start_uncollected
+from baton.process import Shutdown, first_of
 from baton.transport import Transport
 from workers.engine import Engine, EngineInfo
 from workers.flags import WorkerSettings
@@ -130,7 +130,6 @@ async def _serve(
     worker = Worker(engine, settings.role)
     worker_id, incarnation = identity
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
-    leave_start_uncollected()
     try:
         async with transport.serve(worker_id, worker.answer) as address:
             card = _card(settings, info, worker_id, incarnation, address)

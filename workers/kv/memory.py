@@ -36,8 +36,11 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True):
 
 def host_memory(buffer: bytearray | memoryview) -> Memory:
     """A writable, contiguous buffer's memory, not copied. Raises TypeError or ValueError for others."""
-    array = (ctypes.c_char * memoryview(buffer).nbytes).from_buffer(buffer)
-    return Memory(address=ctypes.addressof(array), num_bytes=ctypes.sizeof(array), owner=array)
+    num_bytes = memoryview(buffer).nbytes
+    if not num_bytes:
+        return Memory(address=0, num_bytes=0, owner=buffer)
+    first = ctypes.c_char.from_buffer(buffer)  # keeps the whole buffer where it is
+    return Memory(address=ctypes.addressof(first), num_bytes=num_bytes, owner=first)
 
 
 def host_view(memory: Memory) -> memoryview:

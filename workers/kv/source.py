@@ -161,7 +161,7 @@ class Source:
                 await connection.receive(Fetched)
         finally:
             offer.readers.discard(connection.sock)
-        if ask.direct and _hung_up(connection.sock):
+        if ask.direct and not connection.is_quiet():
             return False  # it gave up meanwhile, and did not get it
         offer.end(ask.num_bytes)
         if ask.direct:
@@ -203,13 +203,6 @@ def _notice_dead_host(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-
-
-def _hung_up(sock: socket.socket) -> bool:
-    try:
-        return sock.recv(1, socket.MSG_PEEK) == b""
-    except BlockingIOError:
-        return False
 
 
 def _evict(sock: socket.socket) -> None:
