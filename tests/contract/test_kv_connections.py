@@ -117,7 +117,7 @@ def test_a_pull_that_was_refused_or_cancelled_leaves_no_connection() -> None:
             await until(lambda: not each.num_connections)
             large = each.source.offer(host_memory(bytearray(64 << 20)))
             pull = asyncio.ensure_future(each.pulls.pull(large, host_memory(bytearray(64 << 20)), 5))
-            await until(lambda: each.num_connections)
+            await until(lambda: each.num_connections, pause_s=0)  # nothing is sent yet
             pull.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await pull
