@@ -49,6 +49,8 @@ class Fleet:
         self._workers: tuple[WorkerInfo, ...] = ()
         self._tokenizers: dict[str, ModelTokenizer] = {}
         self._probes: dict[str, asyncio.Task[None]] = {}
+        self.synced = asyncio.Event()
+        """Set once the workers registered at the start are known."""
 
     @asynccontextmanager
     async def keep_current(self) -> AsyncGenerator[asyncio.Task[None], None]:
@@ -159,6 +161,7 @@ class Fleet:
                 self._workers = workers
                 for worker in workers:
                     await self._load_tokenizer(worker)
+                self.synced.set()
 
     async def _load_tokenizer(self, worker: WorkerInfo) -> None:
         if worker.model in self._tokenizers:
