@@ -52,6 +52,7 @@ class HttpServer:
         """Stop accepting connections, and let running answers finish within the drain timeout."""
         if self._listener is not None:
             self._listener.close()
+            await self._listener.settled()
         await self._server.shutdown()
         if self._pulse is not None:
             self._pulse.stop()

@@ -121,6 +121,21 @@ def test_without_descriptors_it_makes_room_pauses_and_goes_on() -> None:
     asyncio.run(main())
 
 
+def test_closing_accepts_the_connections_that_wait() -> None:
+    async def main() -> None:
+        taken: list[socket.socket] = []
+        sock = socket.create_server(("127.0.0.1", 0), backlog=100)
+        listener = Listener(sock, taken.append, lambda: None)
+        clients = [socket.create_connection(sock.getsockname()) for _ in range(50)]
+        assert not taken  # the event loop has not run
+        listener.close()
+        assert len(taken) == 50
+        for connection in [*taken, *clients]:
+            connection.close()
+
+    asyncio.run(main())
+
+
 class Ended(asyncio.Protocol):
     """A protocol that records how its connection ended."""
 
