@@ -56,10 +56,14 @@ def raise_descriptor_limit(most: int = MOST_DESCRIPTORS) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def num_connections(part: int, at_most: int) -> int:
-    """The connection limit for one listener: a `part`-th of this process's descriptors."""
+def num_connections(part: int, at_most: int, *, reserve: int | None = None) -> int:
+    """The connection limit for one listener: a `part`-th of this process's descriptors, or all but `reserve`
+    if that is more.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return at_most if soft == resource.RLIM_INFINITY else min(at_most, soft // part)
+    if soft == resource.RLIM_INFINITY:
+        return at_most
+    return min(at_most, max(soft // part, 0 if reserve is None else soft - reserve))
 
 
 class Admission(Generic[T]):
