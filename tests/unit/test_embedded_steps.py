@@ -86,6 +86,10 @@ async def chunks(call: Call) -> list[TokenChunk]:
     return received
 
 
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
 def test_an_answer_comes_token_by_token_and_its_end_has_the_counts() -> None:
     async def main() -> None:
         model = Model()
@@ -128,7 +132,7 @@ def test_a_call_that_is_closed_leaves_nothing_and_lets_the_next_one_in() -> None
             first, second = sequence(10, pulls_kv=True), sequence(10)
             first.matcher = Matcher(ours, vocab_size=8, param=None)
             pulling = steps.open(REQUEST, first)
-            pulling.transfer = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]
+            pulling.transfer = asyncio.create_task(forever())
             waiting = steps.open(REQUEST, second)
             await pulling.admitted.wait()
             await until(lambda: not steps._wake.is_set())  # noqa: SLF001  the loop has nothing to do
