@@ -24,13 +24,11 @@ from baton import frames
 from baton.errors import WorkerLost
 from baton.messages import Reply, Request
 from baton.serving import Service, WorkerLink
-from baton.streams import CallerLink, Pace, call_over
+from baton.streams import LIVENESS_S, TICK_S, CallerLink, Pace, call_over
 from baton.transport import Respond
 
 CONNECT_TIMEOUT_S = 3
 CLOSE_S = 1
-_TICK_S = 0.25
-"""While calls run, heartbeats detect a dead worker within this time; a link without calls is dropped."""
 _HIGH_WATER_BYTES = 1024 * 1024
 _SCHEME = "nats://"
 _CALLER = "baton.v1.caller."
@@ -40,7 +38,7 @@ _NO_RESPONDERS = "503"
 # By default nats-py gives up after 60 attempts and notices a hung server after 4 minutes.
 _OPTIONS: dict[str, Any] = {
     "name": "baton", "connect_timeout": CONNECT_TIMEOUT_S,
-    "max_reconnect_attempts": -1, "reconnect_time_wait": _TICK_S,
+    "max_reconnect_attempts": -1, "reconnect_time_wait": TICK_S,
     "ping_interval": 5, "max_outstanding_pings": 2,
 }  # fmt: skip
 # Unsent bytes in this process; beyond it nats-py drops messages, which the frame numbers detect.
@@ -53,14 +51,13 @@ log = logging.getLogger(__name__)
 class NatsTransport:
     """`Transport` over a NATS server; addresses are `nats://SUBJECT`, with a new subject for each `serve`.
 
-    Connects on first use and reconnects forever. A peer that is silent for `liveness_s` is dead. `options`
+    Connects on first use and reconnects forever. A worker that is silent for `liveness_s` is lost. `options`
     are passed to nats-py's `connect`: `user` and `password`, `token`, `user_credentials` (path of a .creds
     file), `nkeys_seed`, `tls` (an ssl.SSLContext).
     """
 
-    def __init__(self, server_url: str, *, liveness_s: float = 10.0, **options: Any) -> None:
-        tick_s = min(_TICK_S, liveness_s / 4)
-        self._pace = Pace(tick_s=tick_s, num_silent=round(liveness_s / tick_s), num_idle=1)
+    def __init__(self, server_url: str, *, liveness_s: float = LIVENESS_S, **options: Any) -> None:
+        self._pace = Pace.of(liveness_s)
         self._server_url = server_url
         callbacks = {"error_cb": _on_error, "disconnected_cb": self._on_disconnect}
         self._options: dict[str, Any] = {"flush_timeout": liveness_s, **callbacks, **_OPTIONS, **options}

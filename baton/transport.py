@@ -16,8 +16,9 @@ class Transport(Protocol):
     * Everything that is ready for one peer in one turn of the event loop travels in ONE frame.
     * To cancel is to stop iterating: closing the caller's generator closes the worker's.
     * A `BatonError` raised by the worker arrives as the same class, any other exception as EngineFailure.
-    * A peer that dies ends each running call with WorkerLost within 1 s; one that hangs, within the plane's
-      liveness limit. The worker closes the generators of a dead caller.
+    * A worker that dies ends each running call with WorkerLost within 1 s; one that is silent, frozen or cut
+      off, within the plane's liveness limit. The worker closes the generators of a dead caller, and those of
+      a silent one after five times that limit.
     * Replies arrive in order, none lost or repeated. Token chunks without log probabilities that are ready
       together may arrive as one.
     * A GenerateRequest ends with DeadlineExceeded after its `deadline_s`, even if a peer hangs.

@@ -64,8 +64,8 @@ class Generator:
                         chunk = await anext(rest, None)
                     raise WorkerLost("The worker ended the stream before the answer was complete.")
                 except BatonError as error:
-                    if isinstance(error, WorkerLost) and progress.asked:
-                        self._fleet.suspect(progress.asked[-1])
+                    if lost := progress.lost_with(error):
+                        self._fleet.suspect(lost)
                     progress.note_failure(error)
                     log.warning("retry request_id=%s after %s: %s", request.request_id, error.code, error)
 
@@ -166,11 +166,12 @@ class _Progress:
         self.avoided: set[str] = set()
         self.error: BatonError | None = None
         self._num_failures = 0
+        self._num_tokens_before = 0
         self._deadline = asyncio.get_running_loop().time() + request.deadline_s
 
     def remaining(self) -> GenerateRequest:
         """The request for the next attempt."""
-        if not self._num_failures:
+        if self.error is None:
             return self.request
         return msgspec.structs.replace(
             self.request,
@@ -179,8 +180,18 @@ class _Progress:
             deadline_s=self._deadline - asyncio.get_running_loop().time(),
         )
 
+    def lost_with(self, error: BatonError) -> WorkerInfo | None:
+        """The worker that this failure proves lost."""
+        if isinstance(error.__cause__, WorkerLost):  # prefill, while decode was waiting for its KV
+            return self.prefill
+        return self.asked[-1] if isinstance(error, WorkerLost) and self.asked else None
+
     def note_failure(self, error: BatonError) -> None:
         """Record which worker to avoid. Raises the error if the request cannot be retried."""
+        if len(self.token_ids) > self._num_tokens_before:  # it got on, so its attempts count anew
+            self._num_tokens_before = len(self.token_ids)
+            self._num_failures = 0
+            self.avoided.clear()
         self._num_failures += 1
         if not error.retryable or not self.asked or self._num_failures == MAX_ATTEMPTS:
             raise error
@@ -205,7 +216,7 @@ async def _first_chunk(
         if not arriving.done() and moved.exception() is not None:
             raise HandoffFailed(
                 f"The prefill worker failed before the KV was transferred: {moved.exception()}"
-            )
+            ) from moved.exception()
         return await arriving
     finally:
         arriving.cancel()

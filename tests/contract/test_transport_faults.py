@@ -26,6 +26,7 @@ from tests.waiting import PATIENCE_S, scaled, signal_process
 SOON_S = scaled(1.0)
 LIVENESS_S = scaled(1.0)
 SHORT_LIVENESS_S = scaled(0.2)
+CALLER_LIVENESS_S = scaled(2.0)
 
 
 @pytest.fixture(params=["tcp-uvloop", "tcp-asyncio", "nats-uvloop"])
@@ -134,10 +135,10 @@ def test_a_frozen_caller_frees_its_generators_after_the_liveness_limit(plane: Pl
         async with worker.serve("w", endless.answer) as address, peer(plane, address) as caller:
             assert "TokenChunk" in await caller.says()
             caller.signal(signal.SIGSTOP)
-            async with within(LIVENESS_S + SOON_S):
+            async with within(CALLER_LIVENESS_S + SOON_S):
                 await endless.closed.wait()
 
-    plane.run(scenario, liveness_s=LIVENESS_S)
+    plane.run(scenario, liveness_s=CALLER_LIVENESS_S / 5)
 
 
 def test_a_long_silence_of_the_engine_is_no_fault(plane: Plane) -> None:
@@ -195,6 +196,7 @@ def test_calls_fail_while_nats_is_away_and_work_when_it_is_back(
             async with within(LIVENESS_S + SOON_S):
                 with pytest.raises(WorkerLost):
                     await anext(running)
+            async with within(5 * LIVENESS_S + SOON_S):
                 await endless.closed.wait()
             async with within(LIVENESS_S + SOON_S):
                 with pytest.raises(WorkerLost):

@@ -425,3 +425,35 @@ def test_a_prefill_worker_that_cannot_hand_over_to_the_one_with_the_cache_is_lef
 
     assert asyncio.run(generate(fleet, local_prefill_tokens=50)) == WHOLE
     assert fleet.asked == ["d1", "p2", "d1"]
+
+
+def test_a_prefill_worker_lost_while_its_kv_is_awaited_is_avoided_by_the_next_requests_too() -> None:
+    async def lost_later(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        async for handoff in hand_off(asked):
+            yield handoff
+            raise WorkerLost("silent")
+
+    async def waiting(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        if asked.handoff is not None and fleet.asked[-2] == "p1":
+            await asyncio.Event().wait()  # for KV that does not come
+        async for chunk in answer(asked):
+            yield chunk
+
+    fleet = ScriptedWorkers(p1=lost_later, p2=hand_off, d1=waiting)
+
+    async def two_requests() -> None:
+        async with generator_over(fleet) as generator:
+            for _ in range(2):
+                assert [chunk async for chunk in generator.generate(request())]
+
+    asyncio.run(two_requests())
+    assert fleet.asked == ["p1", "d1", "p2", "d1", "p2", "d1"]
+
+
+def test_a_stream_that_gets_on_may_lose_more_workers_than_one_that_does_not() -> None:
+    lost, one_more = WorkerLost("cut off"), failing(WorkerLost("cut off"), after=1)
+    at_once = failing(lost)
+    fleet = ScriptedWorkers(d1=at_once, d2=at_once, d3=one_more, d4=at_once, d5=one_more, d6=answer)
+
+    assert asyncio.run(generate(fleet)) == WHOLE
+    assert len(fleet.calls) == 6
