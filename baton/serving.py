@@ -17,7 +17,7 @@ MAX_STREAMS = 4096
 MAX_CALLERS = 1024
 """Maximum links per worker."""
 CALLER_PATIENCE = 5
-"""How many times longer than a worker a caller may be silent: nothing takes over the streams that it loses."""
+"""How many times longer than a worker a caller may be silent: nothing takes over its streams."""
 STOP_S = 5.0
 """How long `Service.stop` waits for generators to close."""
 

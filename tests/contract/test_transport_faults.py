@@ -245,6 +245,48 @@ def test_a_port_that_takes_connections_and_says_nothing_is_a_lost_worker() -> No
 
 
 @contextlib.asynccontextmanager
+async def relay(address: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """The address of a relay to this worker, and an event after which it keeps all that it receives."""
+    target, _, worker = address.removeprefix("tcp://").partition("/")
+    host, _, port = target.partition(":")
+    is_cut = asyncio.Event()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            while data := await reader.read(65_536):
+                if not is_cut.is_set():
+                    writer.write(data)
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        worker_reader, worker_writer = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(
+            pass_on(reader, worker_writer), pass_on(worker_reader, writer), return_exceptions=True
+        )
+
+    async with await asyncio.start_server(connected, "127.0.0.1") as server:
+        own_port = server.sockets[0].getsockname()[1]
+        yield f"tcp://127.0.0.1:{own_port}/{worker}", is_cut
+
+
+def test_a_worker_that_is_cut_off_is_lost_within_two_seconds_and_keeps_its_caller_longer() -> None:
+    async def scenario() -> None:
+        endless = Endless()
+        caller, worker = TcpTransport(), TcpTransport()  # with the default liveness
+        async with worker.serve("w", endless.answer) as address, relay(address) as (relayed, is_cut):
+            call = caller.call(relayed, a_request())
+            await anext(call)
+            is_cut.set()
+            async with within(scaled(2.5)):
+                with pytest.raises(WorkerLost, match="does not respond"):
+                    await anext(call)
+            assert not endless.closed.is_set()
+            await caller.close()
+        await worker.close()
+
+    asyncio.run(scenario())
+
+
+@contextlib.asynccontextmanager
 async def raw_connection(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     host, _, port = address.removeprefix("tcp://").partition("/")[0].partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))

@@ -1,4 +1,4 @@
-"""Workers that stand still or are cut off without closing a connection: noticed soon, and no answer changes."""
+"""Workers that stand still or are cut off: noticed soon, and no answer changes."""
 
 import signal
 import time
