@@ -97,6 +97,12 @@ class HandoffFailed(BatonError):
     retryable = True
 
 
+class HandoffStalled(HandoffFailed):
+    """The decode worker waits for the KV in vain: it cannot reach this prefill worker, which may be healthy."""
+
+    code = "handoff_stalled"
+
+
 class DeadlineExceeded(BatonError):
     """The request's deadline was exceeded."""
 
@@ -125,7 +131,7 @@ _BY_CODE: dict[str, type[BatonError]] = {
     cls.code: cls
     for cls in (
         BatonError, InvalidRequest, ModelNotFound, Overloaded, NoWorkers, NotReady, WorkerLost,
-        HandoffFailed, DeadlineExceeded, EngineFailure,
+        HandoffFailed, HandoffStalled, DeadlineExceeded, EngineFailure,
     )
 }  # fmt: skip
 

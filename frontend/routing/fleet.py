@@ -14,6 +14,7 @@ from baton.pairing import refused_pairs, why_not_paired
 from baton.transport import Transport
 from frontend.routing.health import Health, Instance
 from frontend.routing.names import Alias, model_of, other_names
+from frontend.routing.pairs import CutPairs
 from frontend.text.served import ServedModel
 from frontend.text.tokenizer import ModelTokenizer
 
@@ -49,6 +50,7 @@ class Fleet:
         self._workers: tuple[WorkerInfo, ...] = ()
         self._tokenizers: dict[str, ModelTokenizer] = {}
         self._probes: dict[str, asyncio.Task[None]] = {}
+        self._cut = CutPairs(transport, lambda worker: worker in self._workers)
 
     @asynccontextmanager
     async def keep_current(self) -> AsyncGenerator[asyncio.Task[None], None]:
@@ -57,7 +59,7 @@ class Fleet:
         try:
             yield follow
         finally:
-            tasks = [follow, *self._probes.values()]
+            tasks = [follow, *self._probes.values(), *self._cut.trials]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -71,11 +73,11 @@ class Fleet:
         found = [w for w in self._live() if w.model == model and w.role is role]
         if paired_with is not None:
             pairs = [(w, paired_with) if role is Role.PREFILL else (paired_with, w) for w in found]
-            return [w for w, pair in zip(found, pairs, strict=True) if why_not_paired(*pair) is None]
+            return [w for w, pair in zip(found, pairs, strict=True) if self._can_pair(*pair)]
         if role is Role.DECODE:
             return found
         decodes = [w for w in self._live() if w.model == model and w.role is Role.DECODE]
-        return [w for w in found if any(why_not_paired(w, d) is None for d in decodes)]
+        return [w for w in found if any(self._can_pair(w, d) for d in decodes)]
 
     def suspect(self, worker: WorkerInfo) -> None:
         """Exclude a worker that a request has lost until it answers a probe: its lease may take long to
@@ -83,6 +85,10 @@ class Fleet:
         """
         if worker.incarnation not in self._probes:
             self._probes[worker.incarnation] = asyncio.create_task(self._probe(worker))
+
+    def part(self, prefill: WorkerInfo, decode: WorkerInfo) -> None:
+        """Exclude a pair between which no KV moved until a trial shows that it does."""
+        self._cut.add(prefill, decode)
 
     def models(self) -> list[str]:
         """Names of the available models, aliases included."""
@@ -123,6 +129,7 @@ class Fleet:
             lost=[w.worker_id for w in self._workers if w.incarnation in self._probes],
             cold_pairs=[f"{w.worker_id} with {p}" for w in self._workers for p in w.cold_peers if p in known],
             refused_pairs=refused_pairs(self._workers),
+            cut_pairs=self._cut.names(),
         )
 
     async def stats(self) -> list[tuple[WorkerInfo, WorkerStats]]:
@@ -132,6 +139,9 @@ class Fleet:
 
     def _live(self) -> list[WorkerInfo]:
         return [w for w in self._workers if w.is_ready and w.incarnation not in self._probes]
+
+    def _can_pair(self, prefill: WorkerInfo, decode: WorkerInfo) -> bool:
+        return why_not_paired(prefill, decode) is None and not self._cut.has(prefill, decode)
 
     async def _probe(self, worker: WorkerInfo) -> None:
         """Probe a suspect until it answers or is no longer registered."""

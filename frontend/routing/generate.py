@@ -9,7 +9,14 @@ from contextlib import AsyncExitStack, aclosing
 
 import msgspec
 
-from baton.errors import BatonError, DeadlineExceeded, HandoffFailed, NoWorkers, WorkerLost
+from baton.errors import (
+    BatonError,
+    DeadlineExceeded,
+    HandoffFailed,
+    HandoffStalled,
+    NoWorkers,
+    WorkerLost,
+)
 from baton.messages import GenerateRequest, KvHandoff, PrefillFirst, Reply, Role, TokenChunk, WorkerInfo
 from baton.transport import Transport
 from frontend.metrics import RoutingMetrics
@@ -66,6 +73,8 @@ class Generator:
                 except BatonError as error:
                     if lost := progress.lost_with(error):
                         self._fleet.suspect(lost)
+                    if isinstance(error, HandoffStalled) and progress.prefill:
+                        self._fleet.part(progress.prefill, progress.asked[-1])
                     progress.note_failure(error)
                     log.warning("retry request_id=%s after %s: %s", request.request_id, error.code, error)
 
@@ -85,7 +94,7 @@ class Generator:
         if decode is None and prefill is not None:
             self._metrics.count_prefill("prefill", "always")
         if prefill is None:
-            self._metrics.count_prefill("decode", "no_prefill_worker")
+            self._metrics.count_prefill("decode", "stalled" if progress.is_stalled else "no_prefill_worker")
             decode = decode or self._choose(Role.DECODE, progress)
             tokens = await self._decode(request, progress, calls, decode)
             return await anext(tokens, None), tokens
@@ -143,6 +152,8 @@ class Generator:
     def _eligible(
         self, role: Role, progress: "_Progress", paired_with: WorkerInfo | None = None
     ) -> list[WorkerInfo]:
+        if role is Role.PREFILL and progress.is_stalled:
+            return []
         live = self._fleet.workers(progress.request.model, role, paired_with=paired_with)
         return [worker for worker in live if worker.incarnation not in progress.avoided]
 
@@ -164,6 +175,7 @@ class _Progress:
         self.asked: list[WorkerInfo] = []
         self.prefill: WorkerInfo | None = None
         self.avoided: set[str] = set()
+        self.is_stalled = False  # decode prefills by itself, rather than wait for another worker's KV in vain
         self.error: BatonError | None = None
         self._num_failures = 0
         self._num_tokens_before = 0
@@ -192,6 +204,7 @@ class _Progress:
             self._num_tokens_before = len(self.token_ids)
             self._num_failures = 0
             self.avoided.clear()
+            self.is_stalled = False
         self._num_failures += 1
         if not error.retryable or not self.asked or self._num_failures == MAX_ATTEMPTS:
             raise error
@@ -200,6 +213,7 @@ class _Progress:
         # A failed handoff is blamed on the prefill worker; the decode worker that reported it stays eligible.
         blamed = self.prefill if isinstance(error, HandoffFailed) else None
         self.avoided.add((blamed or self.asked[-1]).incarnation)
+        self.is_stalled |= isinstance(error, HandoffStalled)
         self.asked.clear()
         self.prefill = None
         self.error = error

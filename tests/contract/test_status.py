@@ -50,7 +50,7 @@ def test_a_frontend_that_cannot_serve_yet_says_what_is_missing() -> None:
 
 def test_status_shows_the_workers_that_do_not_answer_too() -> None:
     health = msgspec.structs.replace(
-        EMPTY, instances=[LIVE], warming=["decode-2"], lost=["prefill-1", "prefill-2"]
+        EMPTY, instances=[LIVE], warming=["decode-2"], lost=["prefill-1", "prefill-2"], cut_pairs=["p -> d"]
     )
 
     assert ask(health, "--brief") == (0, ["0 prefill, 1 decode, 1 warming, 2 lost"])
@@ -62,5 +62,6 @@ def test_status_shows_the_workers_that_do_not_answer_too() -> None:
             "decode-2  warming",
             "prefill-1  lost",
             "prefill-2  lost",
+            "cut pair p -> d",
         ],
     )

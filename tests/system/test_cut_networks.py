@@ -11,7 +11,7 @@ import pytest
 from tests.completion_streams import Stream, whole_answer
 from tests.network import Network, why_not
 from tests.stack import Stack
-from tests.waiting import scaled
+from tests.waiting import scaled, wait_for
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -76,3 +76,23 @@ def test_with_a_fifth_of_all_packets_lost_streams_pause_five_seconds_at_most(
     assert read_all(streams) < scaled(5)
     assert [(stream.text, stream.error) for stream in streams] == [(expected, None)] * 16
     heal(stack, network)
+
+
+def test_without_a_path_from_prefill_to_decode_the_first_token_comes_within_three_seconds(
+    stack: Stack, network: Network
+) -> None:
+    expected = whole_answer(stack)
+    network.cut("prefill", "decode-1", "decode-2")
+
+    streams = [Stream(stack) for _ in range(4)]
+
+    assert read_all(streams) < scaled(3)
+    assert [(stream.text, stream.error) for stream in streams] == [(expected, None)] * 4
+    assert len(stack.health()["cut_pairs"]) == 2
+    assert len(stack.health()["instances"]) == 3
+    assert read_all([Stream(stack, prompt=f"prompt {i}") for i in range(2)]) < scaled(1)  # no pull is tried
+    network.heal()
+    wait_for(lambda: not stack.health()["cut_pairs"])
+    num_moved = stack.gauge("baton_num_handoffs")
+    assert whole_answer(stack, prompt="moved again")
+    assert stack.gauge("baton_num_handoffs") > num_moved

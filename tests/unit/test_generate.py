@@ -10,6 +10,7 @@ from baton.errors import (
     BatonError,
     DeadlineExceeded,
     HandoffFailed,
+    HandoffStalled,
     InvalidRequest,
     NoWorkers,
     Overloaded,
@@ -457,3 +458,17 @@ def test_a_stream_that_gets_on_may_lose_more_workers_than_one_that_does_not() ->
 
     assert asyncio.run(generate(fleet)) == WHOLE
     assert len(fleet.calls) == 6
+
+
+def test_when_no_kv_arrives_decode_prefills_by_itself_and_the_pair_is_left_out() -> None:
+    tries = iter([failing(HandoffStalled("nothing came")), answer, answer])
+    fleet = ScriptedWorkers(p1=hand_off, p2=hand_off, d1=lambda asked: next(tries)(asked))  # noqa: PLW0108  each call takes the next
+
+    async def two_requests() -> None:
+        async with generator_over(fleet) as generator:
+            for _ in range(2):
+                assert [chunk async for chunk in generator.generate(request())]
+
+    asyncio.run(two_requests())
+    assert fleet.asked == ["p1", "d1", "d1", "p2", "d1"]
+    assert prefills(fleet) == {("prefill", "always"): 2, ("decode", "stalled"): 1}

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import msgspec
 
@@ -17,7 +17,7 @@ from workers.kv.pulls import Pulls
 from workers.kv.source import Peer, Source
 from workers.kv.transceiver import Ticket
 from workers.kv.ucx import NoDirectPath, Reach
-from workers.kv.wire import Connection, Fetched, Grant, Stands
+from workers.kv.wire import STALL_S, Connection, Fetched, Grant, Stands
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,8 @@ class DirectTransceiver:
             return
         try:
             async with self._pulls.asking(ticket, into.num_bytes, direct=True) as (connection, grant):
-                await self._read(connection, msgspec.msgpack.decode(grant.words, type=Reach), into)
+                with _unstalled(connection):
+                    await self._read(connection, msgspec.msgpack.decode(grant.words, type=Reach), into)
                 await connection.send(Fetched())
                 await connection.receive(Stands)
         except NoDirectPath as error:
@@ -129,10 +130,25 @@ class DirectTransceiver:
             while not (ended.done() and hung_up.done()):
                 with suppress(asyncio.CancelledError):  # pulled twice: already registering
                     await asyncio.wait({ended, hung_up})
+        if not hung_up.cancelled():
+            hung_up.result()
         ended.result()
 
 
+@contextmanager
+def _unstalled(connection: Connection) -> Iterator[None]:
+    """During a direct read nothing arrives here; the socket's probes notice a cut network."""
+    stall = connection.stall
+    if stall is not None:
+        stall.reschedule(None)
+    yield
+    if stall is not None:
+        stall.reschedule(asyncio.get_running_loop().time() + STALL_S)
+
+
 async def _hung_up(connection: Connection) -> None:
-    """Return when the source withdrew the offer or died: it sends nothing else before Fetched."""
-    with suppress(OSError):
+    """Return when the source withdrew the offer or died: it sends nothing else before Fetched. Raises
+    TimeoutError if it cannot be reached any more.
+    """
+    with suppress(ConnectionError):
         await asyncio.get_running_loop().sock_recv(connection.sock, 1)

@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from baton.errors import HandoffFailed
+from baton.errors import HandoffFailed, HandoffStalled
 from workers.kv.connections import Connections, Place
 from workers.kv.memory import Memory, host_view
 from workers.kv.source import Peer
 from workers.kv.transceiver import Ticket
-from workers.kv.wire import Ask, Connection, Fetched, Grant, Stands
+from workers.kv.wire import STALL_S, Ask, Connection, Fetched, Grant, Stands
 
 Fetch = Callable[[Ticket, Memory], Awaitable[None]]
 """Fetches the bytes; once it returns or raises, the memory is not written any more."""
@@ -72,30 +72,38 @@ class Pulls:
     ) -> AsyncIterator[tuple[Connection, Grant]]:
         """Ask for an offer's last `num_bytes`; fetch and confirm them inside the context.
 
-        Raises HandoffFailed if the source refuses, OSError if it is lost.
+        Raises HandoffFailed if the source refuses, HandoffStalled if nothing arrives for STALL_S, OSError if
+        the source is lost.
         """
         peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
         place, ask = (peer.host, peer.port), Ask(ticket.offer_id, peer.secret, num_bytes, direct)
-        connection, grant = await self._granted(place, ask)
         try:
-            yield connection, grant
-        except BaseException:  # re-raised: the source sees at once that this pull has failed
-            connection.close()
-            raise
+            async with asyncio.timeout(STALL_S) as stall:
+                connection, grant = await self._granted(place, ask, stall)
+                try:
+                    yield connection, grant
+                except BaseException:  # re-raised: the source sees at once that this pull has failed
+                    connection.close()
+                    raise
+        except TimeoutError:  # ours, or the kernel's ETIMEDOUT
+            stalled = f"nothing came from the source of the KV at {peer.host}:{peer.port} for {STALL_S:g} s"
+            raise HandoffStalled(stalled) from None
+        connection.stall = None
         self._connections.keep(place, connection)
 
-    async def _granted(self, place: Place, ask: Ask) -> tuple[Connection, Grant]:
+    async def _granted(self, place: Place, ask: Ask, stall: asyncio.Timeout) -> tuple[Connection, Grant]:
         kept = self._connections.kept(place)
         if kept is not None:
             try:
-                return kept, await _grant(kept, ask)
+                return kept, await _grant(kept, ask, stall)
             except OSError:
                 pass  # the source closed it meanwhile, to make room
         connection = await self._connections.new(place)
-        return connection, await _grant(connection, ask)
+        return connection, await _grant(connection, ask, stall)
 
 
-async def _grant(connection: Connection, ask: Ask) -> Grant:
+async def _grant(connection: Connection, ask: Ask, stall: asyncio.Timeout) -> Grant:
+    connection.stall = stall
     try:
         await connection.send(ask)
         return await connection.receive(Grant)

@@ -25,6 +25,9 @@ import msgspec
 
 from baton.errors import HandoffFailed
 
+STALL_S = 2.0
+"""A pull fails when nothing arrives for this long, however much is left of its time."""
+
 _LENGTH = struct.Struct("<I")
 _MAX_WORD_BYTES = 64 * 1024
 # Copy at most this much per turn of the event loop: about 0.1 ms.
@@ -77,7 +80,7 @@ _decoder = msgspec.msgpack.Decoder(Word)
 class Connection:
     """One end of a connected, nonblocking socket; one task reads, one writes.
 
-    Every method raises OSError if the peer is lost.
+    Every method raises OSError if the peer is lost. `stall` is put off to STALL_S by all that arrives.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -85,6 +88,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray(_BUFFER_BYTES)
         self._start = self._stop = 0  # of what was received and not yet read
+        self.stall: asyncio.Timeout | None = None
 
     async def send(self, *words: Word) -> None:
         """Send messages."""
@@ -162,7 +166,18 @@ class Connection:
         received = await self._loop.sock_recv_into(self.sock, into)
         if received == 0:
             raise ConnectionResetError("the peer closed the connection")
+        if self.stall is not None:
+            self.stall.reschedule(self._loop.time() + STALL_S)
         return received
+
+
+def notice_dead_host(sock: socket.socket, *, idle_s: int, every_s: int, num_probes: int) -> None:
+    """End the connection of a machine that vanished: probe after `idle_s` of silence."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):  # Linux
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, num_probes)
 
 
 def _framed(word: Word) -> bytes:
