@@ -98,7 +98,7 @@ class HandoffFailed(BatonError):
 
 
 class HandoffStalled(HandoffFailed):
-    """The decode worker waits for the KV in vain: it cannot reach this prefill worker, which may be healthy."""
+    """No KV reaches the decode worker: both workers may be healthy, but not the network between them."""
 
     code = "handoff_stalled"
 

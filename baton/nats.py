@@ -52,8 +52,7 @@ class NatsTransport:
     """`Transport` over a NATS server; addresses are `nats://SUBJECT`, with a new subject for each `serve`.
 
     Connects on first use and reconnects forever. A worker that is silent for `liveness_s` is lost. `options`
-    are passed to nats-py's `connect`: `user` and `password`, `token`, `user_credentials` (path of a .creds
-    file), `nkeys_seed`, `tls` (an ssl.SSLContext).
+    are passed to nats-py's `connect`: `user`, `password`, `token`, `user_credentials`, `nkeys_seed`, `tls`.
     """
 
     def __init__(self, server_url: str, *, liveness_s: float = LIVENESS_S, **options: Any) -> None:
@@ -87,6 +86,11 @@ class NatsTransport:
     def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
         """`Transport.call`."""
         return call_over(functools.partial(self._link_to, address), request)
+
+    def lose(self, address: str, reason: str) -> None:
+        """`Transport.lose`."""
+        if (link := self._links.get(address)) is not None:
+            link.lose(reason)
 
     async def close(self) -> None:
         """`Transport.close`."""
@@ -183,8 +187,7 @@ class _Box:
             return
         if link is None and self._accept is not None and message.reply:
             forget = functools.partial(self.links.pop, token, None)
-            link = self._accept(message.reply, message.subject, forget)
-            self.links[token] = link
+            link = self.links[token] = self._accept(message.reply, message.subject, forget)
         if link is not None:
             link.receive(message.data)
 

@@ -66,6 +66,11 @@ class TcpTransport:
         """`Transport.call`."""
         return call_over(functools.partial(self._link_to, address), request)
 
+    def lose(self, address: str, reason: str) -> None:
+        """`Transport.lose`."""
+        if (link := self._links.get(address)) is not None:
+            link.lose(reason)
+
     async def close(self) -> None:
         """`Transport.close`."""
         self._closed = True

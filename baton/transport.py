@@ -34,6 +34,10 @@ class Transport(Protocol):
         """
         ...
 
+    def lose(self, address: str, reason: str) -> None:
+        """End every running call to a worker with WorkerLost."""
+        ...
+
     async def close(self) -> None:
         """End every running call with WorkerLost and close all connections."""
         ...

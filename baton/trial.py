@@ -1,13 +1,17 @@
 """A trial: a short request through a worker, or through a pair of them, which shows that they work."""
 
+import logging
 import random
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 
-from baton.errors import EngineFailure
-from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, WorkerInfo
-from baton.transport import Respond
+from baton.errors import BatonError, EngineFailure
+from baton.messages import GenerateRequest, KvHandoff, Sampling, WorkerInfo
+from baton.transport import Respond, Transport
+
+log = logging.getLogger(__name__)
 
 _NUM_BYTES = 256  # the first ids of every byte-level vocabulary
 
@@ -28,7 +32,7 @@ def trial_request(name: str, *workers: WorkerInfo, deadline_s: float) -> Generat
 
 
 async def try_pair(prefill: Respond, decode: Respond, request: GenerateRequest) -> None:
-    """Hand over like the frontend: the prefill call stays open until decode has the KV. Raises BatonErrors."""
+    """Hand over like the frontend: the prefill call stays open until decode has the KV."""
     async with aclosing(prefill(request)) as pinned:
         handoff = await anext(pinned, None)
         if not isinstance(handoff, KvHandoff):
@@ -38,9 +42,17 @@ async def try_pair(prefill: Respond, decode: Respond, request: GenerateRequest) 
                 pass
 
 
-async def try_alone(respond: Respond, role: Role, request: GenerateRequest) -> None:
-    """A prefill worker's handoff, which is not used, or a decode worker's own answer. Raises BatonErrors."""
-    async with aclosing(respond(request)) as replies:
-        async for _ in replies:
-            if role is Role.PREFILL:
-                return
+async def works(transport: Transport, *workers: WorkerInfo, limit_s: float) -> bool:
+    """Whether a trial through a worker, or a prefill and a decode worker, succeeds within `limit_s`."""
+    request = trial_request("trial", *workers, deadline_s=limit_s)
+    responds = [partial(transport.call, worker.address) for worker in workers]
+    try:
+        if len(workers) > 1:
+            await try_pair(*responds, request)
+        else:
+            async with aclosing(responds[0](request)) as replies:
+                await anext(replies)
+    except (BatonError, StopAsyncIteration) as error:
+        log.info("trial failed request_id=%s error=%r", request.request_id, error)
+        return False
+    return True

@@ -69,6 +69,7 @@ async def serve(settings: FrontendSettings, seal: Seal, listener: socket.socket,
         model_path=settings.model_path,
         request_timeout_s=timeout_s,
         aliases=parse_aliases(settings.model_alias),
+        no_progress_s=settings.no_progress_s,
     )
     metrics = Metrics()
     generator = Generator(

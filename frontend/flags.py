@@ -7,6 +7,7 @@ from baton.connect import HTTP_HOST, HTTP_PORT, Wires
 from baton.flags import flag
 from frontend.routing.names import parse_aliases
 from frontend.routing.router import RouterMode
+from frontend.routing.watchdog import NO_PROGRESS_S
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,9 @@ class FrontendSettings:
     )
     model_path: Path | None = flag(None, "folder with tokenizer.json (default: the workers' model path)")
     request_timeout_s: float = flag(600.0, "deadline of a request", metavar="S")
+    no_progress_s: float = flag(
+        NO_PROGRESS_S, "a worker that gets on with no request for so long is tried", metavar="S"
+    )
     drain_timeout_s: float = flag(30.0, "time for running answers to finish after SIGTERM", metavar="S")
     response_store: str = flag(
         "~/.local/state/baton/responses.sqlite3",
@@ -54,6 +58,8 @@ class FrontendSettings:
             raise ValueError(f"--local-prefill-tokens {self.local_prefill_tokens}: must be 0 or more")
         if self.request_timeout_s <= 0:
             raise ValueError(f"--request-timeout-s {self.request_timeout_s}: must be greater than 0")
+        if self.no_progress_s <= 0:
+            raise ValueError(f"--no-progress-s {self.no_progress_s:g}: must be greater than 0")
 
     @property
     def cors_origins(self) -> list[str]:

@@ -56,6 +56,9 @@ class ScriptedWorkers:
     def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
         raise NotImplementedError
 
+    def lose(self, address: str, reason: str) -> None:
+        raise NotImplementedError
+
     async def close(self) -> None:
         pass
 

@@ -102,7 +102,8 @@ class Generator:
         prefilling = await calls.enter_async_context(AsyncExitStack())
         pinned = await self._call(prefill, request, progress, prefilling)
         began_s = time.perf_counter()
-        first = await anext(pinned, None)
+        with self._fleet.waiting(prefill, progress.token_ids):
+            first = await anext(pinned, None)
         self._metrics.prefill_s.observe(time.perf_counter() - began_s)
         if isinstance(first, TokenChunk):
             return first, pinned
@@ -123,6 +124,7 @@ class Generator:
         """The answer of a decode worker that lacks little of the prompt; None if prefill is needed."""
         request = msgspec.structs.replace(request, local_prefill_tokens=self._local_prefill_tokens)
         async with AsyncExitStack() as trying:
+            trying.enter_context(self._fleet.waiting(decode, progress.token_ids))
             tokens = await self._call(decode, request, progress, trying)
             first = await anext(tokens, None)
             if not isinstance(first, PrefillFirst):
@@ -141,6 +143,7 @@ class Generator:
     ) -> AsyncGenerator[Reply, None]:
         if decode is None:
             raise progress.error or NoWorkers(f"No decode worker is available for {request.model}.")
+        calls.enter_context(self._fleet.waiting(decode, progress.token_ids))
         return await self._call(decode, request, progress, calls)
 
     def _choose(

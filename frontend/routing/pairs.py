@@ -3,12 +3,10 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from functools import partial
 
-from baton.errors import BatonError
 from baton.messages import WorkerInfo
 from baton.transport import Transport
-from baton.trial import trial_request, try_pair
+from baton.trial import works
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +24,7 @@ class CutPairs:
         self._pairs: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
 
     def add(self, prefill: WorkerInfo, decode: WorkerInfo) -> None:
-        """Avoid this pair until a trial succeeds: the first after FIRST_WAIT_S, then twice as long each time."""
+        """Avoid this pair until a trial succeeds: after FIRST_WAIT_S, then after twice as long each time."""
         if not self.has(prefill, decode):
             name = f"{prefill.worker_id} -> {decode.worker_id}"
             log.warning("cut pair %s", name)
@@ -52,17 +50,7 @@ class CutPairs:
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, MAX_WAIT_S)
             is_gone = not (self._is_registered(prefill) and self._is_registered(decode))
-            if is_gone or await self._moves(prefill, decode):
+            if is_gone or await works(self._transport, prefill, decode, limit_s=_TRIAL_S):
                 break
         del self._pairs[prefill.incarnation, decode.incarnation]
         log.info("uncut pair %s registered=%s", name, not is_gone)
-
-    async def _moves(self, prefill: WorkerInfo, decode: WorkerInfo) -> bool:
-        call = self._transport.call
-        request = trial_request("trial", prefill, decode, deadline_s=_TRIAL_S)
-        try:
-            await try_pair(partial(call, prefill.address), partial(call, decode.address), request)
-        except BatonError as error:
-            log.info("trial failed request_id=%s error=%s", request.request_id, error)
-            return False
-        return True
