@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 from baton.errors import BatonError, EngineFailure
-from baton.messages import GenerateRequest, KvHandoff, Sampling, WorkerInfo
+from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, WorkerInfo
 from baton.transport import Respond, Transport
 
 log = logging.getLogger(__name__)
@@ -42,16 +42,20 @@ async def try_pair(prefill: Respond, decode: Respond, request: GenerateRequest) 
                 pass
 
 
-async def works(transport: Transport, *workers: WorkerInfo, limit_s: float) -> bool:
-    """Whether a trial through a worker, or a prefill and a decode worker, succeeds within `limit_s`."""
-    request = trial_request("trial", *workers, deadline_s=limit_s)
-    responds = [partial(transport.call, worker.address) for worker in workers]
+async def works(
+    transport: Transport, worker: WorkerInfo, partner: WorkerInfo | None = None, *, limit_s: float
+) -> bool:
+    """Whether a trial through a worker, or through it and its partner, succeeds within `limit_s`."""
+    request = trial_request("trial", worker, *([partner] if partner else []), deadline_s=limit_s)
+    mine = partial(transport.call, worker.address)
     try:
-        if len(workers) > 1:
-            await try_pair(*responds, request)
-        else:
-            async with aclosing(responds[0](request)) as replies:
+        if partner is None:
+            async with aclosing(mine(request)) as replies:
                 await anext(replies)
+        else:
+            theirs = partial(transport.call, partner.address)
+            pair = (mine, theirs) if worker.role is Role.PREFILL else (theirs, mine)
+            await try_pair(*pair, request)
     except (BatonError, StopAsyncIteration) as error:
         log.info("trial failed request_id=%s error=%r", request.request_id, error)
         return False

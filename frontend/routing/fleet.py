@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import random
 from collections.abc import AsyncGenerator, Sequence, Sized
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager
 from pathlib import Path
@@ -161,7 +162,7 @@ class Fleet:
     async def _probe(self, worker: WorkerInfo) -> None:
         """Probe a suspect until it answers or is no longer registered."""
         log.warning("lost worker=%s stuck=%s", worker.worker_id, worker.incarnation in self._stuck)
-        while worker in self._workers and not await self._is_back(worker):
+        while worker in self._workers and not await self._is_back(worker):  # noqa: ASYNC110 it has to be polled
             await asyncio.sleep(PROBE_EVERY_S)
         del self._probes[worker.incarnation]
         self._stuck.discard(worker.incarnation)
@@ -171,10 +172,10 @@ class Fleet:
         """A lost worker answers; one whose engine was stuck also does a request through a pair."""
         if worker.incarnation not in self._stuck:
             return await self._ask(worker) is not None
-        decodes = worker.role is Role.DECODE
-        other = self.workers(worker.model, Role.PREFILL if decodes else Role.DECODE, paired_with=worker)
-        pair = [*other[:1], worker] if decodes else [worker, *other[:1]]
-        return await works(self._transport, *pair, limit_s=self._no_progress_s)
+        role = Role.PREFILL if worker.role is Role.DECODE else Role.DECODE
+        partners = self.workers(worker.model, role, paired_with=worker)
+        partner = random.choice(partners) if partners else None  # noqa: S311  not security-relevant
+        return await works(self._transport, worker, partner, limit_s=self._no_progress_s)
 
     async def _is_stuck(self, worker: WorkerInfo, limit_s: float) -> bool:
         """Whether its engine computes nothing: neither a request of our own nor, for `limit_s`, any other."""

@@ -21,8 +21,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """The body of /health. `missing` says what must be started, or get ready, before a request can be served;
     `warming` are workers that try their handoffs before they get requests, `lost` those that are registered
     and do not answer, `stuck` those that only send heartbeats. In `cold_pairs` that trial failed, of
-    `refused_pairs` it is known that it would; over `cut_pairs` no KV moves. Stuck workers and cut pairs are not
-    used until a later trial succeeds.
+    `refused_pairs` it is known that it would; over `cut_pairs` no KV moves. Stuck workers and cut pairs are
+    not used until a later trial succeeds.
     """
 
     status: str
