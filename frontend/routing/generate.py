@@ -102,8 +102,9 @@ class Generator:
         prefilling = await calls.enter_async_context(AsyncExitStack())
         pinned = await self._call(prefill, request, progress, prefilling)
         began_s = time.perf_counter()
-        with self._fleet.waiting(prefill, progress.token_ids):
+        with self._fleet.waiting(prefill, arrived := []):
             first = await anext(pinned, None)
+            arrived.append(first)
         self._metrics.prefill_s.observe(time.perf_counter() - began_s)
         if isinstance(first, TokenChunk):
             return first, pinned

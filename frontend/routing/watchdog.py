@@ -27,7 +27,7 @@ class _Held:
     def __init__(self, worker: WorkerInfo) -> None:
         self.worker = worker
         self.calls: dict[object, tuple[Sized, int]] = {}
-        self.num_ended = 0
+        self.num_before = 0  # of calls that have ended
         self.num_quiet = 0
         self._num_seen = 0
         self._most_quiet = 0.0  # that the worker recovered from
@@ -39,7 +39,7 @@ class _Held:
 
     def check(self) -> None:
         """Count a check as quiet if there are calls and none of them got on."""
-        num = self.num_ended + sum(len(tokens) - before for tokens, before in self.calls.values())
+        num = self.num_before + sum(len(tokens) - before for tokens, before in self.calls.values())
         self._most_quiet *= _DECAY
         if num != self._num_seen:
             self._most_quiet = max(self._most_quiet, self.num_quiet)
@@ -64,15 +64,16 @@ class Watchdog:
 
     @contextmanager
     def waiting(self, worker: WorkerInfo, tokens: Sized) -> Iterator[None]:
-        """During the context a request waits for this worker; its progress is the growth of `tokens`."""
+        """During the context a request waits for this worker; its progress is the growth of `tokens`. Errors
+        are none: an engine that hangs has a full queue.
+        """
         held = self._held.setdefault(worker.incarnation, _Held(worker))
         call, before = object(), len(tokens)
         held.calls[call] = tokens, before
         try:
             yield
-            held.num_ended += 1
         finally:
-            held.num_ended += len(tokens) - before
+            held.num_before += len(tokens) - before
             del held.calls[call]
 
     async def check(self, is_registered: Callable[[WorkerInfo], bool]) -> None:

@@ -67,19 +67,21 @@ def test_progress_of_one_request_is_enough_and_each_worker_is_watched_alone() ->
     assert {name for name, _, _ in scene.judged} == {"d2"}
 
 
-def test_requests_that_end_are_progress_but_those_that_clients_leave_are_not() -> None:
+def test_tokens_of_ended_requests_are_progress_but_errors_are_not() -> None:
     scene = Scene()
 
-    async def one(*, is_left: bool) -> None:
-        with suppress(ConnectionError), scene.watchdog.waiting(D1, []):
+    async def one(*, is_refused: bool) -> None:
+        tokens: list[int] = []
+        with suppress(ConnectionError), scene.watchdog.waiting(D1, tokens):
             await asyncio.sleep(2)
-            if is_left:
-                raise ConnectionError("left")
+            if is_refused:
+                raise ConnectionError("the queue is full")
+            tokens.append(1)
 
     async def scenario() -> None:
         with scene.watchdog.waiting(D1, []):
             for i in range(12):
-                await one(is_left=i >= 6)
+                await one(is_refused=i >= 6)
 
     scene.run(scenario())
     ((_, at, _),) = scene.judged

@@ -130,8 +130,8 @@ class DirectTransceiver:
             while not (ended.done() and hung_up.done()):
                 with suppress(asyncio.CancelledError):  # pulled twice: already registering
                     await asyncio.wait({ended, hung_up})
-        if not hung_up.cancelled():
-            hung_up.result()
+        if not hung_up.cancelled() and (unreachable := hung_up.result()):
+            raise unreachable
         ended.result()
 
 
@@ -146,9 +146,14 @@ def _unstalled(connection: Connection) -> Iterator[None]:
         stall.reschedule(asyncio.get_running_loop().time() + STALL_S)
 
 
-async def _hung_up(connection: Connection) -> None:
-    """Return when the source withdrew the offer or died: it sends nothing else before Fetched. Raises
-    TimeoutError if it cannot be reached any more.
+async def _hung_up(connection: Connection) -> TimeoutError | None:
+    """Return when the source withdrew the offer or died: it sends nothing else before Fetched. The error if
+    it cannot be reached any more.
     """
-    with suppress(ConnectionError):
+    try:
         await asyncio.get_running_loop().sock_recv(connection.sock, 1)
+    except TimeoutError as error:
+        return error
+    except OSError:
+        pass
+    return None
