@@ -17,8 +17,7 @@ from baton.serving import MAX_CALLERS, Service, WorkerLink
 from baton.streams import LIVENESS_S, CallerLink, Pace, call_over
 from baton.transport import Respond
 
-CONNECT_TIMEOUT_S = 1.5
-"""Time for one repeated SYN, which Linux sends after 1 s."""
+CONNECT_TIMEOUT_S = 3.0
 CLOSE_S = 1.0
 """How long a closed connection may keep sending its buffer."""
 IDLE_S = 60.0

@@ -74,6 +74,13 @@ async def slow(connection: Connection) -> None:
     await connection.receive(Fetched)
 
 
+async def after_a_standstill(connection: Connection) -> None:
+    await connection.receive(Ask)
+    asyncio.get_running_loop().stand_still(100)  # type: ignore[attr-defined]  # the clock of tests/clock.py
+    await connection.send_between(Grant(), memoryview(bytes(NUM_BYTES)), Stands())
+    await connection.receive(Fetched)
+
+
 @pytest.mark.parametrize("serve", [mute, mute_after_half])
 def test_a_source_that_sends_nothing_is_given_up_after_two_seconds(
     serve: Callable[[Connection], Awaitable[None]],
@@ -97,5 +104,15 @@ def test_a_slow_source_has_all_the_time_of_its_handoff() -> None:
             assert took_s > 10
             with pytest.raises(HandoffFailed, match="did not arrive within 5 s"):
                 await pulled(ticket, deadline_s=5)
+
+    run_jumping(main())
+
+
+def test_a_process_that_stood_still_itself_first_reads_what_has_arrived() -> None:
+    async def main() -> None:
+        async with source(after_a_standstill) as ticket:
+            found, took_s = await pulled(ticket, deadline_s=1000)
+            assert found == bytes(NUM_BYTES)
+            assert took_s > 100
 
     run_jumping(main())

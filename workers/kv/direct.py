@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import msgspec
 
@@ -17,7 +18,7 @@ from workers.kv.pulls import Pulls
 from workers.kv.source import Peer, Source
 from workers.kv.transceiver import Ticket
 from workers.kv.ucx import NoDirectPath, Reach
-from workers.kv.wire import STALL_S, Connection, Fetched, Grant, Stands
+from workers.kv.wire import Connection, Fetched, Grant, Stands
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +102,8 @@ class DirectTransceiver:
             await self._pulls.fetch_stream(ticket, into)
             return
         try:
-            async with self._pulls.asking(ticket, into.num_bytes, direct=True) as (connection, grant):
-                with _unstalled(connection):
+            async with self._pulls.asking(ticket, into.num_bytes, direct=True) as (connection, grant, stall):
+                with stall.paused():  # nothing arrives here; the socket's probes notice a cut network
                     await self._read(connection, msgspec.msgpack.decode(grant.words, type=Reach), into)
                 await connection.send(Fetched())
                 await connection.receive(Stands)
@@ -121,29 +122,19 @@ class DirectTransceiver:
         self._poller.submit(self._fabric.begin, read)
         ended = asyncio.wrap_future(read.ended)
         hung_up = asyncio.create_task(_hung_up(connection))
+        both: set[asyncio.Future[Any]] = {ended, hung_up}
         try:
-            await asyncio.wait({ended, hung_up}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             hung_up.cancel()
             if not ended.done():
                 self._poller.submit(self._fabric.give_up, read)
             while not (ended.done() and hung_up.done()):
                 with suppress(asyncio.CancelledError):  # pulled twice: already registering
-                    await asyncio.wait({ended, hung_up})
+                    await asyncio.wait(both)
         if not hung_up.cancelled() and (unreachable := hung_up.result()):
             raise unreachable
         ended.result()
-
-
-@contextmanager
-def _unstalled(connection: Connection) -> Iterator[None]:
-    """During a direct read nothing arrives here; the socket's probes notice a cut network."""
-    stall = connection.stall
-    if stall is not None:
-        stall.reschedule(None)
-    yield
-    if stall is not None:
-        stall.reschedule(asyncio.get_running_loop().time() + STALL_S)
 
 
 async def _hung_up(connection: Connection) -> TimeoutError | None:

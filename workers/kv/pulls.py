@@ -10,8 +10,9 @@ from baton.errors import HandoffFailed, HandoffStalled
 from workers.kv.connections import Connections, Place
 from workers.kv.memory import Memory, host_view
 from workers.kv.source import Peer
+from workers.kv.stall import STALL_S, Stall, stalling
 from workers.kv.transceiver import Ticket
-from workers.kv.wire import STALL_S, Ask, Connection, Fetched, Grant, Stands
+from workers.kv.wire import Ask, Connection, Fetched, Grant, Stands
 
 Fetch = Callable[[Ticket, Memory], Awaitable[None]]
 """Fetches the bytes; once it returns or raises, the memory is not written any more."""
@@ -61,7 +62,7 @@ class Pulls:
 
     async def fetch_stream(self, ticket: Ticket, into: Memory) -> None:
         """Fetch an offer over the socket into host memory. Raises like `asking`."""
-        async with self.asking(ticket, into.num_bytes, direct=False) as (connection, _):
+        async with self.asking(ticket, into.num_bytes, direct=False) as (connection, _, _):
             await connection.receive_bytes(host_view(into))
             await connection.receive(Stands)
             await connection.send(Fetched())
@@ -69,7 +70,7 @@ class Pulls:
     @asynccontextmanager
     async def asking(
         self, ticket: Ticket, num_bytes: int, *, direct: bool
-    ) -> AsyncIterator[tuple[Connection, Grant]]:
+    ) -> AsyncIterator[tuple[Connection, Grant, Stall]]:
         """Ask for an offer's last `num_bytes`; fetch and confirm them inside the context.
 
         Raises HandoffFailed if the source refuses, HandoffStalled if nothing arrives for STALL_S, OSError if
@@ -78,10 +79,10 @@ class Pulls:
         peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
         place, ask = (peer.host, peer.port), Ask(ticket.offer_id, peer.secret, num_bytes, direct)
         try:
-            async with asyncio.timeout(STALL_S) as stall:
+            async with stalling() as stall:
                 connection, grant = await self._granted(place, ask, stall)
                 try:
-                    yield connection, grant
+                    yield connection, grant, stall
                 except BaseException:  # re-raised: the source sees at once that this pull has failed
                     connection.close()
                     raise
@@ -91,7 +92,7 @@ class Pulls:
         connection.stall = None
         self._connections.keep(place, connection)
 
-    async def _granted(self, place: Place, ask: Ask, stall: asyncio.Timeout) -> tuple[Connection, Grant]:
+    async def _granted(self, place: Place, ask: Ask, stall: Stall) -> tuple[Connection, Grant]:
         kept = self._connections.kept(place)
         if kept is not None:
             try:
@@ -102,7 +103,7 @@ class Pulls:
         return connection, await _grant(connection, ask, stall)
 
 
-async def _grant(connection: Connection, ask: Ask, stall: asyncio.Timeout) -> Grant:
+async def _grant(connection: Connection, ask: Ask, stall: Stall) -> Grant:
     connection.stall = stall
     try:
         await connection.send(ask)

@@ -24,9 +24,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from baton.errors import HandoffFailed
-
-STALL_S = 2.0
-"""A pull fails when nothing arrives for this long, however much is left of its time."""
+from workers.kv.stall import Stall
 
 _LENGTH = struct.Struct("<I")
 _MAX_WORD_BYTES = 64 * 1024
@@ -80,7 +78,7 @@ _decoder = msgspec.msgpack.Decoder(Word)
 class Connection:
     """One end of a connected, nonblocking socket; one task reads, one writes.
 
-    Every method raises OSError if the peer is lost. `stall` is put off to STALL_S by all that arrives.
+    Every method raises OSError if the peer is lost. `stall` is told of all that arrives.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -88,7 +86,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray(_BUFFER_BYTES)
         self._start = self._stop = 0  # of what was received and not yet read
-        self.stall: asyncio.Timeout | None = None
+        self.stall: Stall | None = None
 
     async def send(self, *words: Word) -> None:
         """Send messages."""
@@ -167,7 +165,7 @@ class Connection:
         if received == 0:
             raise ConnectionResetError("the peer closed the connection")
         if self.stall is not None:
-            self.stall.reschedule(self._loop.time() + STALL_S)
+            self.stall.arrived()
         return received
 
 
