@@ -182,7 +182,6 @@ class _Progress:
         self.is_stalled = False  # decode prefills by itself, rather than wait for another worker's KV in vain
         self.error: BatonError | None = None
         self._num_failures = 0
-        self._num_tokens_before = 0
         self._deadline = asyncio.get_running_loop().time() + request.deadline_s
 
     def remaining(self) -> GenerateRequest:
@@ -204,11 +203,6 @@ class _Progress:
 
     def note_failure(self, error: BatonError) -> None:
         """Record which worker to avoid. Raises the error if the request cannot be retried."""
-        if len(self.token_ids) > self._num_tokens_before:  # it got on, so its attempts count anew
-            self._num_tokens_before = len(self.token_ids)
-            self._num_failures = 0
-            self.avoided.clear()
-            self.is_stalled = False
         self._num_failures += 1
         if not error.retryable or not self.asked or self._num_failures == MAX_ATTEMPTS:
             raise error

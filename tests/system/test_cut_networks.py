@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.completion_streams import Stream, whole_answer
+from tests.answers import Stream, whole_answer
 from tests.network import Network, why_not
 from tests.stack import Stack
 from tests.waiting import scaled, wait_for
@@ -91,8 +91,19 @@ def test_without_a_path_from_prefill_to_decode_the_first_token_comes_within_thre
     assert len(stack.health()["cut_pairs"]) == 2
     assert len(stack.health()["instances"]) == 3
     assert read_all([Stream(stack, prompt=f"prompt {i}") for i in range(2)]) < scaled(1)  # no pull is tried
+    heal(stack, network)
+
+
+@pytest.mark.slow
+def test_a_pair_hands_over_again_when_its_network_works(stack: Stack, network: Network) -> None:
+    network.cut("prefill", "decode-1", "decode-2")
+    for _ in range(2):
+        whole_answer(stack, 5)
+    assert len(stack.health()["cut_pairs"]) == 2
+
     network.heal()
     wait_for(lambda: not stack.health()["cut_pairs"])
+
     num_moved = stack.gauge("baton_num_handoffs")
     assert whole_answer(stack, prompt="moved again")
     assert stack.gauge("baton_num_handoffs") > num_moved

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.completion_streams import ENDLESS, Stream, whole_answer
+from tests.answers import ENDLESS, Stream, whole_answer
 from tests.stack import MODEL, Stack
 from tests.waiting import scaled, wait_for
 

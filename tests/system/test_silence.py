@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.completion_streams import Stream, whole_answer
+from tests.answers import Stream, whole_answer
 from tests.stack import Stack
 from tests.waiting import scaled
 

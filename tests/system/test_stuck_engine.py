@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.completion_streams import Stream, whole_answer
+from tests.answers import Stream, whole_answer
 from tests.stack import Stack
 from tests.waiting import scaled
 

@@ -451,15 +451,6 @@ def test_a_prefill_worker_lost_while_its_kv_is_awaited_is_avoided_by_the_next_re
     assert fleet.asked == ["p1", "d1", "p2", "d1", "p2", "d1"]
 
 
-def test_a_stream_that_gets_on_may_lose_more_workers_than_one_that_does_not() -> None:
-    lost, one_more = WorkerLost("cut off"), failing(WorkerLost("cut off"), after=1)
-    at_once = failing(lost)
-    fleet = ScriptedWorkers(d1=at_once, d2=at_once, d3=one_more, d4=at_once, d5=one_more, d6=answer)
-
-    assert asyncio.run(generate(fleet)) == WHOLE
-    assert len(fleet.calls) == 6
-
-
 def test_when_no_kv_arrives_decode_prefills_by_itself_and_the_pair_is_left_out() -> None:
     tries = iter([failing(HandoffStalled("nothing came")), answer, answer])
     fleet = ScriptedWorkers(p1=hand_off, p2=hand_off, d1=lambda asked: next(tries)(asked))  # noqa: PLW0108  each call takes the next

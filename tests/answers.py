@@ -1,4 +1,4 @@
-"""Streamed completions over HTTP, read event by event while workers are killed, frozen or cut off."""
+"""Streamed completions of a stack, read event by event."""
 
 import json
 import time
