@@ -58,6 +58,8 @@ class Fleet:
         self._cut = CutPairs(transport, self._is_registered)
         self._no_progress_s = no_progress_s
         self._watchdog = Watchdog(self._is_stuck, self._give_up, no_progress_s)
+        self.synced = asyncio.Event()
+        """Set once the workers registered at the start are known."""
 
     @asynccontextmanager
     async def keep_current(self) -> AsyncGenerator[asyncio.Task[None], None]:
@@ -208,6 +210,7 @@ class Fleet:
                 self._workers = workers
                 for worker in workers:
                     await self._load_tokenizer(worker)
+                self.synced.set()
 
     async def _load_tokenizer(self, worker: WorkerInfo) -> None:
         if worker.model in self._tokenizers:
