@@ -185,7 +185,7 @@ class FrameReader(Generic[T]):
         self._decoder = decoder
         self._worker = worker
         self._number = 0
-        self._silent_ticks = 0
+        self.num_silent_ticks = 0
 
     def open(self, frame: bytes | bytearray) -> list[T]:
         """Decode the next frame. Raises LinkBroken."""
@@ -198,13 +198,13 @@ class FrameReader(Generic[T]):
         if number == 0:
             self._greet(envelopes)
         self._number += 1
-        self._silent_ticks = 0
+        self.num_silent_ticks = 0
         return envelopes
 
     def tick(self) -> int:
         """Count one tick; returns the ticks since the last frame."""
-        self._silent_ticks += 1
-        return self._silent_ticks
+        self.num_silent_ticks += 1
+        return self.num_silent_ticks
 
     def _greet(self, envelopes: list[T]) -> None:
         hello = envelopes[0] if envelopes else None

@@ -69,6 +69,9 @@ class TcpTransport:
         """`Transport.call`."""
         return call_over(functools.partial(self._link_to, address), request)
 
+    async def reachable(self) -> None:
+        """`Transport.reachable`; workers are reached one by one."""
+
     async def close(self) -> None:
         """`Transport.close`."""
         self._closed = True

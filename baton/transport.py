@@ -18,6 +18,7 @@ class Transport(Protocol):
     * A `BatonError` raised by the worker arrives as the same class, any other exception as EngineFailure.
     * A peer that dies ends each running call with WorkerLost within 1 s; one that hangs, within the plane's
       liveness limit. The worker closes the generators of a dead caller.
+    * On a plane with a broker, losing that ends each running call with BrokerLost; no worker is to blame.
     * Replies arrive in order, none lost or repeated. Token chunks without log probabilities that are ready
       together may arrive as one.
     * A GenerateRequest ends with DeadlineExceeded after its `deadline_s`, even if a peer hangs.
@@ -29,8 +30,12 @@ class Transport(Protocol):
 
     def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
         """Send `request` to a worker. Raises the BatonError it ends with; WorkerLost if the worker is
-        unreachable.
+        unreachable, BrokerLost if the plane's broker is.
         """
+        ...
+
+    async def reachable(self) -> None:
+        """Return when workers can be called: at once, unless the plane has a broker that is unreachable."""
         ...
 
     async def close(self) -> None:

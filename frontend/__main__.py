@@ -72,7 +72,12 @@ async def serve(settings: FrontendSettings, seal: Seal, listener: socket.socket,
     )
     metrics = Metrics()
     generator = Generator(
-        transport, fleet, settings.router_mode, metrics.routing, settings.local_prefill_tokens
+        transport,
+        fleet,
+        settings.router_mode,
+        metrics.routing,
+        local_prefill_tokens=settings.local_prefill_tokens,
+        wait_for_worker_s=settings.wait_for_worker_s,
     )
     try:
         responses = ResponseState(await _open_store(settings.response_store))

@@ -7,6 +7,7 @@ import msgspec
 
 from baton.errors import (
     BatonError,
+    BrokerLost,
     DeadlineExceeded,
     EngineFailure,
     HandoffFailed,
@@ -57,8 +58,8 @@ _ASKING: Errors = (
     NoWorkers, BatonError,
 )  # fmt: skip
 _GENERATING: Errors = (
-    *_ASKING, ContextTooLong, Overloaded, EngineFailure, WorkerLost, HandoffFailed, NotReady,
-    DeadlineExceeded,
+    *_ASKING, ContextTooLong, Overloaded, EngineFailure, WorkerLost, BrokerLost, HandoffFailed,
+    NotReady, DeadlineExceeded,
 )  # fmt: skip
 _STORED: Errors = (InvalidRequest, ResponseNotFound, StoreFailure)
 _WITH_RETRY_AFTER = frozenset({429, 503})

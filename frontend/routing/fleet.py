@@ -49,6 +49,7 @@ class Fleet:
         self._workers: tuple[WorkerInfo, ...] = ()
         self._tokenizers: dict[str, ModelTokenizer] = {}
         self._probes: dict[str, asyncio.Task[None]] = {}
+        self._change = asyncio.Event()
 
     @asynccontextmanager
     async def keep_current(self) -> AsyncGenerator[asyncio.Task[None], None]:
@@ -84,6 +85,10 @@ class Fleet:
         if worker.incarnation not in self._probes:
             self._probes[worker.incarnation] = asyncio.create_task(self._probe(worker))
 
+    async def changed(self) -> None:
+        """Return when other workers are live than now, or may be."""
+        await self._change.wait()
+
     def models(self) -> list[str]:
         """Names of the available models, aliases included."""
         decodes = {w.model for w in self._live() if w.role is Role.DECODE}
@@ -91,7 +96,9 @@ class Fleet:
         return sorted({*served, *other_names(served, self._aliases)})
 
     def served(self, name: str) -> ServedModel:
-        """The model of that name. Raises ModelNotFound, or NoWorkers if its decode workers are missing."""
+        """The model of that name. Raises ModelNotFound, or NoWorkers if its decode workers are missing; lost
+        ones may answer again in a moment, and requests wait for them.
+        """
         model = model_of(name, {worker.model for worker in self._workers}, self._aliases) or name
         mine = [worker for worker in self._workers if worker.model == model]
         if not self._workers:
@@ -101,9 +108,9 @@ class Fleet:
             raise ModelNotFound(
                 f"The model {model!r} does not exist; available models: {known}.", param="model"
             )
-        if not self.workers(model, Role.DECODE):
-            is_warming = any(w.role is Role.DECODE and not w.is_ready for w in mine)
-            what = "ready yet; retry later" if is_warming else "available; start one"
+        decodes = [worker for worker in mine if worker.role is Role.DECODE]
+        if not any(worker.is_ready for worker in decodes):
+            what = "ready yet; retry later" if decodes else "available; start one"
             raise NoWorkers(f"No decode worker of {model!r} is {what}.", retry_after_s=1)
         if model not in self._tokenizers:
             raise NoWorkers(f"The tokenizer of {model!r} is still loading; retry later.", retry_after_s=1)
@@ -139,6 +146,7 @@ class Fleet:
         while worker in self._workers and await self._ask(worker) is None:  # noqa: ASYNC110 it has to be polled
             await asyncio.sleep(PROBE_EVERY_S)
         del self._probes[worker.incarnation]
+        self._note_change()
         log.info("probed worker=%s registered=%s", worker.worker_id, worker in self._workers)
 
     async def _ask(self, worker: WorkerInfo) -> tuple[WorkerInfo, WorkerStats] | None:
@@ -157,8 +165,13 @@ class Fleet:
             async for workers in snapshots:
                 self._log_change(workers)
                 self._workers = workers
+                self._note_change()
                 for worker in workers:
                     await self._load_tokenizer(worker)
+
+    def _note_change(self) -> None:
+        self._change.set()
+        self._change = asyncio.Event()
 
     async def _load_tokenizer(self, worker: WorkerInfo) -> None:
         if worker.model in self._tokenizers:

@@ -86,6 +86,9 @@ class House:
     def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
         raise NotImplementedError
 
+    async def reachable(self) -> None:
+        pass
+
     async def close(self) -> None:
         pass
 
