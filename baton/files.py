@@ -1,6 +1,7 @@
 """Discovery on one machine: a folder with one locked file per worker."""
 
 import asyncio
+import errno
 import fcntl
 import logging
 import os
@@ -20,6 +21,8 @@ from baton.registry_folder import make_private
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FULL_RETRY_S = 1.0
 _SUFFIX = ".json"
 _UNFINISHED = ".tmp"
 
@@ -40,11 +43,11 @@ class FilesDiscovery:
 
     @asynccontextmanager
     async def register(self, info: WorkerInfo) -> AsyncGenerator[None, None]:
-        """See `Discovery`. Raises OSError if the folder is not writable, UnsafeFolder if others can write to
-        it.
+        """See `Discovery`. Waits while the disk is full. Raises OSError if the folder is not writable,
+        UnsafeFolder if others can write to it.
         """
         registration = _Registration(self._folder, info)
-        registration.write()
+        await self._write(registration)
         keeper = asyncio.create_task(self._keep(registration))
         try:
             yield
@@ -71,6 +74,16 @@ class FilesDiscovery:
 
     async def close(self) -> None:
         """See `Discovery`. Does nothing."""
+
+    async def _write(self, registration: "_Registration") -> None:
+        while True:
+            try:
+                return registration.write()
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                log.warning("registry=full kind=files error=%s", error)
+            await asyncio.sleep(_FULL_RETRY_S)  # files do not notify
 
     async def _keep(self, registration: "_Registration") -> None:
         while True:

@@ -41,6 +41,8 @@ _OPTIONS: dict[str, Any] = {
     "ping_interval": 1, "max_outstanding_pings": 2,
 }  # fmt: skip
 
+# nats-py reports these with every attempt to connect.
+_OUTAGES = (OSError, TimeoutError, nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError)
 log = logging.getLogger(__name__)
 
 
@@ -180,11 +182,14 @@ class NatsTransport:
         if not post.answering:
             await asyncio.sleep(_SETTLE_S)  # until workers have reconnected too
             post.answering = True
+            log.info("plane=reachable kind=nats")
         for link in list(self._links.values()):
             link.lose_if_silent()
 
     def _lose_server(self, post: Post) -> None:
         """Frames may have been lost, so drop every link on both sides; calls start again."""
+        if post.answering:
+            log.warning("plane=unreachable kind=nats")
         post.answering = False
         post.forget_all()
         for link in list(self._links.values()):
@@ -195,4 +200,5 @@ class NatsTransport:
 
 
 async def _on_error(error: Exception) -> None:
-    log.warning("nats_error reason=%r", error)
+    level = logging.DEBUG if isinstance(error, _OUTAGES) else logging.WARNING
+    log.log(level, "nats_error reason=%r", error)
