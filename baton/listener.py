@@ -8,7 +8,7 @@ import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +17,31 @@ MOST_DESCRIPTORS = 65_536
 _ACCEPTS_A_TURN = 16
 _PAUSE_S = 0.1
 _LOG_EVERY_S = 60.0
+
+
+class Accepting(Protocol):
+    """A listening socket, or what accepts like one."""
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when a connection waits."""
+        ...
+
+    def setblocking(self, flag: bool, /) -> None:
+        """Whether `accept` waits."""
+        ...
+
+    def accept(self) -> tuple[socket.socket, object]:
+        """The next connection and its address. Raises OSError."""
+        ...
+
+    def getsockname(self) -> Any:
+        """The address that clients connect to."""
+        ...
+
+    def close(self) -> None:
+        """Stop listening."""
+        ...
+
 
 T = TypeVar("T")
 Take = Callable[[socket.socket], asyncio.Protocol | None]
@@ -86,7 +111,7 @@ class Listener:
     for good. This one calls `make_room` and tries again a moment later.
     """
 
-    def __init__(self, listener: socket.socket, take: Take, make_room: Callable[[], object]) -> None:
+    def __init__(self, listener: Accepting, take: Take, make_room: Callable[[], object]) -> None:
         listener.setblocking(False)
         self._listener = listener
         self._take = take

@@ -66,13 +66,17 @@ def leave_start_uncollected() -> None:
 
 
 def run(main: Callable[[Shutdown], Coroutine[Any, Any, int]]) -> int:
-    """Run `main` on uvloop with signal handling; returns its exit status."""
+    """Run `main` on uvloop with signal handling; returns its exit status, 1 after NotStarted."""
     raise_descriptor_limit()
 
     async def listening() -> int:
         shutdown = Shutdown()
         shutdown.listen()
-        return await main(shutdown)
+        try:
+            return await main(shutdown)
+        except NotStarted as error:
+            log.error("%s", error)  # noqa: TRY400  a message for the operator
+            return 1
 
     return uvloop.run(listening())
 

@@ -5,26 +5,35 @@ import logging
 import os
 import socket
 import sys
+import tempfile
 from pathlib import Path
 
 from baton.flags import parse
-from baton.process import Shutdown, first_of, leave_start_uncollected, run
+from baton.listener import Accepting
+from baton.process import Shutdown, first_of, leave_start_uncollected, needed, run
 from baton.registry_folder import UnsafeFolder
 from baton.telemetry import configure_logging
+from baton.transport import Transport
 from frontend.app import ServerState, create_app
 from frontend.flags import FrontendSettings
 from frontend.http.browsers import Browsers
 from frontend.http.server import HttpServer
 from frontend.http.services import Services
 from frontend.metrics import Metrics
+from frontend.processes.handover import ProcessEnd
+from frontend.processes.siblings import Siblings
+from frontend.processes.supervisor import Supervisor
 from frontend.responses.runs import ResponseState
-from frontend.responses.store import ResponseStore, StoreFailure
+from frontend.responses.store import MEMORY, ResponseStore, StoreFailure
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
 from frontend.routing.names import parse_aliases
 from frontend.turn.seal import Seal
+from frontend.turn.thoughts import Thoughts
 
 MIN_KEY_BYTES = 32
+SYNC_TIMEOUT_S = 5.0
+"""A process gets connections when it knows the workers, or after this time."""
 
 log = logging.getLogger("frontend")
 
@@ -56,47 +65,59 @@ def main(argv: list[str]) -> int:
         why = os.strerror(error.errno) if error.errno else str(error)
         sys.stderr.write(f"error: cannot listen on {where}: {why}; choose another --http-port\n")
         return 2
-    return run(lambda shutdown: serve(parsed.settings, seal, listener, shutdown))
+    if parsed.settings.num_processes == 1:
+        return run(lambda shutdown: serve(parsed.settings, seal, listener, Siblings(), shutdown))
+    return _serve_in_processes(parsed.settings, seal, listener)
 
 
-async def serve(settings: FrontendSettings, seal: Seal, listener: socket.socket, shutdown: Shutdown) -> int:
+def _serve_in_processes(settings: FrontendSettings, seal: Seal, listener: socket.socket) -> int:
+    address = listener.getsockname()[:2]
+    with tempfile.TemporaryDirectory(prefix="baton-frontend-") as folder:
+
+        def serve_one(index: int, channel: socket.socket) -> int:
+            async def main(shutdown: Shutdown) -> int:
+                end = ProcessEnd(channel, address, shutdown.ask)
+                siblings = Siblings(Path(folder), index, settings.num_processes, end.ready)
+                return await serve(settings, seal, end, siblings, shutdown)
+
+            return run(main)
+
+        return Supervisor(listener, settings.num_processes, serve_one).run()
+
+
+async def serve(
+    settings: FrontendSettings,
+    seal: Seal,
+    listener: Accepting,
+    siblings: Siblings,
+    shutdown: Shutdown,
+) -> int:
     """Serve until shutdown, then let running answers finish within the drain timeout."""
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
-    timeout_s = settings.request_timeout_s
+    try:
+        store = await _open_store(settings.response_store, siblings.folder)
+    except StoreFailure as error:
+        sys.stderr.write(f"error: --response-store: {error.message}\n")
+        return 2
+    responses = ResponseState(store, elsewhere=siblings)
     fleet = Fleet(
         discovery,
         transport,
         model_path=settings.model_path,
-        request_timeout_s=timeout_s,
+        request_timeout_s=settings.request_timeout_s,
         aliases=parse_aliases(settings.model_alias),
     )
-    metrics = Metrics()
-    generator = Generator(
-        transport,
-        fleet,
-        settings.router_mode,
-        metrics.routing,
-        local_prefill_tokens=settings.local_prefill_tokens,
-        wait_for_worker_s=settings.wait_for_worker_s,
-    )
-    try:
-        responses = ResponseState(await _open_store(settings.response_store))
-    except StoreFailure as error:
-        sys.stderr.write(f"error: --response-store: {error.message}\n")
-        return 2
-    services = Services(
-        fleet=fleet,
-        generator=generator,
-        metrics=metrics,
-        request_timeout_s=timeout_s,
-        strict_tools=settings.strict_tools,
-    )
+    services = _services(settings, fleet, transport, siblings)
     app = create_app(services, ServerState(responses, seal))
     server = HttpServer(Browsers(app, settings.cors_origins), settings.drain_timeout_s)
-    async with fleet.keep_current() as following:
+    answering = siblings.answering(services.thoughts, services.metrics, responses.runs)
+    async with fleet.keep_current() as following, answering:
         leave_start_uncollected()
         server.start(listener)
         log.info("listening address=http://%s:%d", *listener.getsockname()[:2])
+        await first_of(shutdown.wait(), needed(settings.wires.plane_name(), transport.reachable()))
+        await first_of(shutdown.wait(), fleet.synced.wait(), asyncio.sleep(SYNC_TIMEOUT_S))
+        siblings.listening()
         await first_of(shutdown.wait(), asyncio.shield(following))
         await asyncio.gather(server.drain(), responses.runs.drain(settings.drain_timeout_s))
     await responses.close()
@@ -105,16 +126,39 @@ async def serve(settings: FrontendSettings, seal: Seal, listener: socket.socket,
     return 0
 
 
-async def _open_store(path: str) -> ResponseStore:
-    """The store at that path. If the default path is not writable, responses are kept in memory."""
-    store = ResponseStore(path)
+def _services(settings: FrontendSettings, fleet: Fleet, transport: Transport, siblings: Siblings) -> Services:
+    metrics = Metrics()
+    return Services(
+        fleet=fleet,
+        generator=Generator(
+            transport,
+            fleet,
+            settings.router_mode,
+            metrics.routing,
+            local_prefill_tokens=settings.local_prefill_tokens,
+            wait_for_worker_s=settings.wait_for_worker_s,
+        ),
+        metrics=metrics,
+        other_metrics=siblings.metrics,
+        thoughts=Thoughts(share=siblings.share),
+        request_timeout_s=settings.request_timeout_s,
+        strict_tools=settings.strict_tools,
+    )
+
+
+async def _open_store(path: str, shared: Path | None) -> ResponseStore:
+    """The store at that path. If the default path is not writable, responses are kept in memory; with several
+    processes, `shared` is their folder for what would be in memory.
+    """
+    memory = MEMORY if shared is None else str(shared / "responses.sqlite3")
+    store = ResponseStore(memory if path == MEMORY else path)
     try:
         await store.open()
     except StoreFailure as error:
         if path != FrontendSettings.response_store:
             raise
-        log.warning("responses kept in memory only error=%s", error)
-        store = ResponseStore()
+        log.warning("responses are lost when this frontend ends error=%s", error)
+        store = ResponseStore(memory)
     return store
 
 

@@ -156,7 +156,7 @@ def _add_reading_routes(app: FastAPI, services: Services) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        page = services.metrics.page(await fleet.stats())
+        page = services.metrics.page(await fleet.stats(), await services.other_metrics())
         return Response(page, headers={"content-type": CONTENT_TYPE.decode()})
 
     _add_pages(app, services)

@@ -8,6 +8,8 @@ from baton.flags import flag
 from frontend.routing.names import parse_aliases
 from frontend.routing.router import RouterMode
 
+MAX_PROCESSES = 64
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FrontendSettings:
@@ -15,6 +17,7 @@ class FrontendSettings:
 
     http_host: str = flag("127.0.0.1", "address to listen on", env=HTTP_HOST, metavar="IP")
     http_port: int = flag(8000, "port to listen on", env=HTTP_PORT, metavar="PORT")
+    num_processes: int = flag(1, "processes that share the port, each with its own event loop", metavar="N")
     router_mode: RouterMode = flag(
         "round-robin", "load-balancing policy; prefix: turns of a conversation go to the same workers"
     )
@@ -54,6 +57,8 @@ class FrontendSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.http_port <= 65535:
             raise ValueError(f"--http-port {self.http_port}: must be between 0 and 65535")
+        if not 1 <= self.num_processes <= MAX_PROCESSES:
+            raise ValueError(f"--num-processes {self.num_processes}: must be between 1 and {MAX_PROCESSES}")
         parse_aliases(self.model_alias)
         if self.local_prefill_tokens < 0:
             raise ValueError(f"--local-prefill-tokens {self.local_prefill_tokens}: must be 0 or more")

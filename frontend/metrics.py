@@ -2,13 +2,14 @@
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
+from itertools import chain
 from typing import Any, Literal
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from baton.messages import Role, Usage, WorkerInfo, WorkerStats
 
@@ -92,11 +93,27 @@ class Metrics:
                 known = True
             self._ignored.labels(field if known else "other").inc()
 
-    def page(self, workers: Iterable[tuple[WorkerInfo, WorkerStats]]) -> bytes:
-        """The text of /metrics: the frontend's metrics, and a gauge `baton_<field>` per WorkerStats field."""
+    def samples(self) -> list["Sampled"]:
+        """The current values."""
+        return [
+            Sampled(m.name, m.documentation, m.type, [(s.name, s.labels, s.value) for s in m.samples])
+            for m in self.registry.collect()
+        ]
+
+    def page(
+        self,
+        workers: Iterable[tuple[WorkerInfo, WorkerStats]],
+        others: Sequence[Sequence["Sampled"]] = (),
+    ) -> bytes:
+        """The text of /metrics: the frontend's metrics, added to those of its other processes, and a gauge
+        `baton_<field>` per WorkerStats field."""
         scrape = CollectorRegistry(auto_describe=False)
         scrape.register(_WorkerGauges(list(workers)))
-        return generate_latest(self.registry) + generate_latest(scrape)
+        if not others:
+            return generate_latest(self.registry) + generate_latest(scrape)
+        added = CollectorRegistry(auto_describe=False)
+        added.register(_Added([self.samples(), *others]))
+        return generate_latest(added) + generate_latest(scrape)
 
 
 def _child(metric: Any, *labels: str) -> Any:
@@ -166,6 +183,37 @@ class Tally(msgspec.Struct, kw_only=True):
     def tokens_per_choice(self) -> float:
         """Mean tokens per choice, for inter-token latency: choices run concurrently."""
         return self.num_completion_tokens / self.num_choices
+
+
+class Sampled(msgspec.Struct, frozen=True):
+    """A metric's values in one process: (name, labels, value)."""
+
+    name: str
+    help: str
+    kind: str
+    values: list[tuple[str, dict[str, str], float]]
+
+
+class _Added:
+    """The metrics of several processes as one."""
+
+    def __init__(self, processes: Sequence[Sequence[Sampled]]) -> None:
+        self._processes = processes
+
+    def collect(self) -> Iterable[Metric]:
+        """Each metric with its sums; the time of creation is the earliest."""
+        found: dict[str, Metric] = {}
+        values: dict[tuple[str, str, tuple[tuple[str, str], ...]], float] = {}
+        for sampled in chain.from_iterable(self._processes):
+            found.setdefault(sampled.name, Metric(sampled.name, sampled.help, sampled.kind))
+            for name, labels, value in sampled.values:
+                key = sampled.name, name, tuple(labels.items())
+                known = values.get(key)
+                add = min if name.endswith("_created") else float.__add__
+                values[key] = value if known is None else add(known, value)
+        for (metric, name, pairs), value in values.items():
+            found[metric].add_sample(name, dict(pairs), value)
+        return found.values()
 
 
 class _WorkerGauges:

@@ -19,7 +19,7 @@ from baton.messages import (
     TokenChunk,
     WorkerInfo,
 )
-from baton.process import NotStarted, Shutdown, first_of, needed
+from baton.process import Shutdown, first_of, needed
 from baton.transport import Transport
 from workers.engine import Engine, EngineInfo
 from workers.flags import WorkerSettings
@@ -106,9 +106,7 @@ def new_identity(settings: WorkerSettings) -> tuple[str, str]:
 async def run_worker(
     settings: WorkerSettings, engine: Engine, identity: tuple[str, str], shutdown: Shutdown
 ) -> int:
-    """Run from start to stop. Exit status: 0 after a drain, 1 if the engine failed or the registry or plane
-    did not come.
-    """
+    """Run from start to stop. Exit status: 0 after a drain, 1 if the engine failed. Raises NotStarted."""
     try:
         try:
             info = await first_of(engine.start(), _asked(shutdown))
@@ -118,9 +116,6 @@ async def run_worker(
         if info is None:
             return 0
         return await _serve(settings, engine, info, identity, shutdown)
-    except NotStarted as error:
-        log.error("%s", error)  # noqa: TRY400  a message for the user
-        return 1
     finally:
         await engine.stop()
 

@@ -1,7 +1,7 @@
 """The data model of a Harmony conversation, independent of the API."""
 
 from array import array
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -88,6 +88,10 @@ class UserTurn(msgspec.Struct, frozen=True, tag="user"):
 
 
 Kind = Literal["thought", "text", "call"]
+if TYPE_CHECKING:
+    TokenIds = array[int]
+else:
+    TokenIds = array  # it takes no type argument when it runs, where msgspec reads it
 
 
 class WrittenMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +100,7 @@ class WrittenMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Kind
     text: str
-    token_ids: "array[int]"
+    token_ids: TokenIds
     is_first: bool
 
 

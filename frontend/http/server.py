@@ -7,7 +7,7 @@ import socket
 import uvicorn
 
 from baton.errors import NotReady
-from baton.listener import Admission, Listener, num_connections
+from baton.listener import Accepting, Admission, Listener, num_connections
 from baton.streams import Pulse
 from frontend.http.connection import Connection, Patience
 from frontend.http.errors import ErrorBody, retry_after
@@ -43,7 +43,7 @@ class HttpServer:
         self._listener: Listener | None = None
         self._pulse: Pulse | None = None
 
-    def start(self, listener: socket.socket) -> None:
+    def start(self, listener: Accepting) -> None:
         """Accept connections until `drain`."""
         self._listener = Listener(listener, self._take, self._admitted.make_room)
         self._pulse = Pulse(_CHECK_EVERY_S, self._check)

@@ -1,12 +1,12 @@
 """The HTTP layer's dependencies: protocols of the fleet and the generator, and an app's limits."""
 
 import dataclasses
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, TokenChunk, WorkerInfo, WorkerStats
-from frontend.metrics import Metrics
+from frontend.metrics import Metrics, Sampled
 from frontend.routing.health import Health
 from frontend.text.served import ServedModel
 from frontend.turn.thoughts import Thoughts
@@ -40,6 +40,14 @@ class TokenSource(Protocol):
         ...
 
 
+OtherMetrics = Callable[[], Awaitable[Sequence[Sequence[Sampled]]]]
+"""The metrics of the frontend's other processes."""
+
+
+async def _no_other_metrics() -> Sequence[Sequence[Sampled]]:
+    return ()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Services:
     """One app's dependencies and limits.
@@ -52,6 +60,7 @@ class Services:
     fleet: FleetView
     generator: TokenSource
     metrics: Metrics = dataclasses.field(default_factory=Metrics)
+    other_metrics: OtherMetrics = _no_other_metrics
     thoughts: Thoughts = dataclasses.field(default_factory=Thoughts)
     request_timeout_s: float = 600.0
     max_body_bytes: int = 16 << 20

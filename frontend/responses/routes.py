@@ -19,7 +19,7 @@ from frontend.responses.events import EventWriter, after
 from frontend.responses.history import context_items
 from frontend.responses.items import Item
 from frontend.responses.object import RUNNING, DeletedResponse, InputTokens, ItemList
-from frontend.responses.runs import ResponseState, Run
+from frontend.responses.runs import ResponseState, Run, Told
 from frontend.responses.store import StoredResponse
 from frontend.turn.request import Asker
 from frontend.turn.seal import Seal
@@ -44,9 +44,9 @@ class _Followed:
 
     keep_alive = sse.KEEP_ALIVE
 
-    def __init__(self, answer: ResponseAnswer, ignored: tuple[str, ...] = ()) -> None:
+    def __init__(self, told: Told, ignored: tuple[str, ...] = ()) -> None:
         self.ignored = ignored
-        self._answer = answer
+        self._told = told
 
     def opening(self) -> bytes:
         """No-op: all events come from the run."""
@@ -59,7 +59,7 @@ class _Followed:
     def failure(self, error: BatonError) -> bytes:
         """An error event; the run itself may continue."""
         writer = EventWriter()
-        writer.num_events = self._answer.num_events
+        writer.num_events = self._told.num_events
         return writer.event("error", code=error.code, message=error.message, param=error.param)
 
     async def settle(self) -> None:
@@ -93,8 +93,7 @@ class ResponseRoutes:
         timeout_s = services.request_timeout_s
         run = await self._state.runs.start(answer, services.generator.generate, services.metrics, timeout_s)
         if answer.stream:
-            followed = _Followed(answer, answer.ignored)
-            await relay(exchange, followed, run.follow(-1), services, tally)
+            await relay(exchange, _Followed(answer, answer.ignored), run.follow(-1), services, tally)
         else:
             await exchange.answer(200, answer.body(), ignored_header(answer.ignored))
 
@@ -121,26 +120,29 @@ class ResponseRoutes:
         sequence_number = query.one("starting_after", _natural, -1)
         if run is not None:
             await relay(exchange, _Followed(run.answer), run.follow(sequence_number), services, tally)
-        else:
-            assert stored is not None, "a response is running or stored"
-            data = _rest_of(stored, sequence_number)
-            await exchange.start(200, sse.CONTENT_TYPE, sse.HEADERS)
-            await exchange.end(data)
+            return
+        assert stored is not None, "a response is running or stored"
+        if stored.status == RUNNING:
+            async with self._state.elsewhere.follow(stored.id, sequence_number) as other:
+                if other is not None:
+                    await relay(exchange, _Followed(other), other.outbox, services, tally)
+                    return
+            stored = await self._state.store.load(stored.id) or stored  # it has ended meanwhile
+        data = _rest_of(stored, sequence_number)
+        await exchange.start(200, sse.CONTENT_TYPE, sse.HEADERS)
+        await exchange.end(data)
 
     async def delete(self, exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG002  a Serve
         """`DELETE /v1/responses/{response_id}`; a running response is cancelled first."""
-        run, _ = await self._find(exchange)
-        if run is not None:
-            await run.stop()
+        await self._stop(exchange)
         response_id = exchange.path_params["response_id"]
         await self._state.store.delete(response_id)
         await exchange.answer(200, DeletedResponse(id=response_id))
 
     async def cancel(self, exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG002  a Serve
         """`POST /v1/responses/{response_id}/cancel`; a response that has ended is returned unchanged."""
-        run, stored = await self._find(exchange)
+        run, stored = await self._stop(exchange)
         if run is not None:
-            await run.stop()
             await exchange.answer(200, run.answer.body())
             return
         assert stored is not None, "a response is running or stored"
@@ -151,7 +153,7 @@ class ResponseRoutes:
             )
         if stored.status == RUNNING:
             raise InvalidRequest(
-                f"`response_id`: {stored.id!r} runs on another frontend process; cancel it there.",
+                f"`response_id`: {stored.id!r} runs on another frontend; cancel it there.",
                 param="response_id",
             )
         await exchange.answer(200, msgspec.Raw(stored.body))
@@ -171,6 +173,15 @@ class ResponseRoutes:
 
     async def _prepare(self, raw: bytes, asker: Asker, services: Services) -> ResponseAnswer:
         return await prepare_response(raw, asker, services, self._state, self._seal)
+
+    async def _stop(self, exchange: Exchange) -> tuple[Run | None, StoredResponse | None]:
+        """`_find`, after cancelling a run of this frontend."""
+        run, stored = await self._find(exchange)
+        if run is not None:
+            await run.stop()
+        elif stored is not None and stored.status == RUNNING and await self._state.elsewhere.stop(stored.id):
+            stored = await self._state.store.load(stored.id) or stored
+        return run, stored
 
     async def _find(self, exchange: Exchange) -> tuple[Run | None, StoredResponse | None]:
         """The run or the stored response of the path's id. Raises ResponseNotFound."""

@@ -5,7 +5,8 @@ import dataclasses
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from typing import Protocol
 
 from baton.errors import BatonError, InvalidRequest, NotReady, Overloaded
 from baton.messages import GenerateRequest, TokenChunk
@@ -149,12 +150,66 @@ def kept_stream(answer: ResponseAnswer) -> bytes:
     return stream
 
 
+class Told(Protocol):
+    """Counts the events of a response."""
+
+    @property
+    def num_events(self) -> int:
+        """How many there are so far."""
+        ...
+
+
+class FollowedElsewhere:
+    """The events of another process's run, from the one with this number on."""
+
+    def __init__(self, num_events: int) -> None:
+        self.num_events = num_events
+        self.outbox = Outbox(1)
+
+    async def put(self, data: bytes) -> None:
+        """Add whole events, when there is room."""
+        self.num_events += data.count(b"\n\n")
+        self.outbox.put(data)
+        await self.outbox.room()
+
+
+class OtherRuns(Protocol):
+    """The runs of the frontend's other processes."""
+
+    async def stop(self, response_id: str) -> bool:
+        """Cancel a run, and wait until it is stored; False if no process has it."""
+        ...
+
+    def follow(
+        self, response_id: str, sequence_number: int
+    ) -> AbstractAsyncContextManager["FollowedElsewhere | None"]:
+        """The events of a run, see `Run.follow`; None if no process has it. Raises InvalidRequest."""
+        ...
+
+
+class NoOtherRuns:
+    """`OtherRuns` of a frontend with one process."""
+
+    async def stop(self, response_id: str) -> bool:  # noqa: ARG002  the protocol's
+        """`OtherRuns.stop`."""
+        return False
+
+    def follow(
+        self,
+        response_id: str,  # noqa: ARG002  the protocol's
+        sequence_number: int,  # noqa: ARG002
+    ) -> AbstractAsyncContextManager["FollowedElsewhere | None"]:
+        """`OtherRuns.follow`."""
+        return nullcontext()
+
+
 @dataclasses.dataclass(frozen=True)
 class ResponseState:
     """The Responses API's state across requests."""
 
     store: ResponseStore = dataclasses.field(default_factory=ResponseStore)
     runs: Runs = dataclasses.field(default_factory=Runs)
+    elsewhere: OtherRuns = dataclasses.field(default_factory=NoOtherRuns)
 
     async def close(self) -> None:
         """Stop all runs and close the store."""

@@ -50,6 +50,8 @@ class Fleet:
         self._tokenizers: dict[str, ModelTokenizer] = {}
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._change = asyncio.Event()
+        self.synced = asyncio.Event()
+        """Set once the workers registered at the start are known."""
 
     @asynccontextmanager
     async def keep_current(self) -> AsyncGenerator[asyncio.Task[None], None]:
@@ -168,6 +170,7 @@ class Fleet:
                 self._note_change()
                 for worker in workers:
                     await self._load_tokenizer(worker)
+                self.synced.set()
 
     def _note_change(self) -> None:
         self._change.set()

@@ -5,6 +5,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from frontend.harmony.conversation import AssistantTurn, Turn
@@ -16,9 +17,17 @@ MAX_AGE_S = 6 * 3600.0
 _ENTRY_BYTES = 400
 
 
+class Kept(msgspec.Struct, frozen=True):
+    """An entry: reasoning, or a whole answer."""
+
+    owner: str
+    ids: tuple[str, ...]
+    value: str | WrittenTurn
+
+
 class Thoughts:
     """An in-memory LRU cache, bounded in bytes and age. Ids cannot be guessed; `owner` separates API keys all
-    the same."""
+    the same. `share` is called with each entry that this process adds."""
 
     def __init__(
         self,
@@ -26,8 +35,10 @@ class Thoughts:
         max_bytes: int = MAX_BYTES,
         max_age_s: float = MAX_AGE_S,
         clock: Callable[[], float] = time.monotonic,
+        share: Callable[[Kept], object] = lambda _: None,
     ) -> None:
         self.num_bytes = 0
+        self._share = share
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
         self._clock = clock
@@ -36,24 +47,29 @@ class Thoughts:
     def keep(self, owner: str, ids: Iterable[str], text: str) -> None:
         """Keep the reasoning text under these ids of calls or reasoning items."""
         if text:
-            self._keep(owner, ids, text)
+            self._keep(Kept(owner, tuple(ids), text))
 
     def keep_turn(self, owner: str, call_ids: Sequence[str], turn: WrittenTurn) -> None:
         """Keep an answer under its call ids or, without calls, under its visible text: then without its
         reasoning, which no later prompt shows."""
         if call_ids:
-            self._keep(owner, call_ids, turn)
+            self._keep(Kept(owner, tuple(call_ids), turn))
         elif turn.said:
             messages = tuple(message for message in turn.messages if message.kind != "thought")
-            self._keep(owner, [_key(turn.said)], WrittenTurn(messages=messages))
+            self._keep(Kept(owner, (_key(turn.said),), WrittenTurn(messages=messages)))
 
-    def _keep(self, owner: str, ids: Iterable[str], value: str | WrittenTurn) -> None:
-        if _size(value) > self._max_bytes // 8:
-            return
-        for known_id in ids:
-            self._drop((owner, known_id))
-            self._by_id[owner, known_id] = value, self._clock()
-            self.num_bytes += _size(value)
+    def _keep(self, kept: Kept) -> None:
+        if _size(kept.value) <= self._max_bytes // 8:
+            self.take(kept)
+            self._share(kept)
+
+    def take(self, kept: Kept) -> None:
+        """Add an entry that another process shares."""
+        for known_id in kept.ids:
+            key = kept.owner, known_id
+            self._drop(key)
+            self._by_id[key] = kept.value, self._clock()
+            self.num_bytes += _size(kept.value)
         while self.num_bytes > self._max_bytes:
             self._drop(next(iter(self._by_id)))
 

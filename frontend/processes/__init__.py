@@ -1,0 +1,1 @@
+"""One frontend in several processes: the supervisor hands out connections; the processes share state."""

@@ -1,0 +1,157 @@
+"""Processes of one frontend over real Unix sockets, some of which hang, refuse or die."""
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from baton.errors import InvalidRequest, NotReady
+from frontend.harmony.conversation import AssistantTurn, WrittenMessage
+from frontend.metrics import Metrics
+from frontend.processes import siblings as wire
+from frontend.processes.siblings import Siblings
+from frontend.responses.runs import Runs
+from frontend.turn.thoughts import Kept, Thoughts
+from frontend.turn.written import WrittenTurn
+from tests.clock import run_jumping
+from tests.waiting import until
+
+MESSAGE = WrittenMessage(kind="text", text="Hello", token_ids=array("I", [200_005, 17]), is_first=True)
+TURN = WrittenTurn(messages=(MESSAGE,))
+ENTRY = Kept("key", ("call_1",), TURN)
+EVENTS = b'event: a\ndata: {"sequence_number":4}\n\nevent: b\ndata: {"sequence_number":5}\n\n'
+Reply = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def process(folder: Path, index: int) -> AsyncIterator[tuple[Siblings, Thoughts, Metrics]]:
+    """Process `index` of two."""
+    own = Siblings(folder, index, 2)
+    thoughts, metrics = Thoughts(share=own.share), Metrics()
+    async with own.answering(thoughts, metrics, Runs()):
+        yield own, thoughts, metrics
+
+
+@asynccontextmanager
+async def faulty(folder: Path, reply: Reply) -> AsyncIterator[Siblings]:
+    """Process 0, whose only sibling replies like this."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        await reply(writer)
+        while await reader.read(1 << 16):  # until this process hangs up
+            pass
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer, folder / "1.sock")
+    yield Siblings(folder, 0, 2)
+    server.close()
+
+
+async def send(writer: asyncio.StreamWriter, *parts: wire.Answer) -> None:
+    """Send these parts and close, with or without an end; nothing: hang."""
+    for part in parts:
+        data = wire._ENCODER.encode(part)  # noqa: SLF001  the processes' own
+        writer.write(len(data).to_bytes(4) + data)
+    if parts:
+        writer.close()
+
+
+def test_entries_arrive_in_order_and_whole(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with process(tmp_path, 0) as (_, own, _), process(tmp_path, 1) as (_, other, _):
+            for number in range(3):
+                own.keep("key", ["call_1", f"call_{number}"], f"thought {number}")
+            own.keep_turn("key", [], TURN)
+            await until(lambda: other.num_bytes == own.num_bytes)
+            assert other.recall("key", "call_1") == "thought 2"
+            (told,) = other.completed("key", [AssistantTurn(text="Hello")])
+            assert isinstance(told, AssistantTurn)
+            assert told.written == (MESSAGE,)
+
+    run_jumping(scenario())
+
+
+def test_metrics_are_added(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with process(tmp_path, 0) as (first, _, mine), process(tmp_path, 1) as (_, _, other):
+            for metrics, num_tokens in ((mine, 5), (other, 7)):
+                tally = metrics.begin("/v1/x")
+                tally.model, tally.num_prompt_tokens = "m", num_tokens
+                metrics.end(tally)
+            other.begin("/v1/x")
+            page = mine.page([], await first.metrics()).decode()
+            assert 'baton_prompt_tokens_total{model="m"} 12.0' in page
+            assert 'baton_running_requests{route="/v1/x"} 1.0' in page
+            assert 'baton_requests_total{model="m",route="/v1/x",status="200"} 2.0' in page
+            assert 'baton_request_duration_seconds_bucket{le="600.0",model="m",route="/v1/x"} 2.0' in page
+            (line,) = [line for line in page.splitlines() if "prompt_tokens_created{" in line]
+            assert float(line.split()[1]) == created(mine)
+
+    run_jumping(scenario())
+
+
+def created(metrics: Metrics) -> float | None:
+    """When its counter of prompt tokens began; the first process's is the earlier."""
+    return metrics.registry.get_sample_value("baton_prompt_tokens_created", {"model": "m"})
+
+
+def test_a_process_that_hangs_or_is_missing_is_left_out(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        absent = Siblings(tmp_path, 0, 2)
+        absent.share(ENTRY)
+        assert await absent.metrics() == []
+        assert not await absent.stop("resp_1")
+        async with absent.follow("resp_1", 0) as followed:
+            assert followed is None
+        async with faulty(tmp_path, send) as hanging:  # nothing
+            assert await hanging.metrics() == []
+            assert not await hanging.stop("resp_1")
+
+    run_jumping(scenario())
+
+
+def test_a_run_of_another_process_is_followed_to_its_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        parts = (wire.Found(), wire.Events(EVENTS), wire.Done())
+        async with (
+            faulty(tmp_path, lambda writer: send(writer, *parts)) as process,
+            process.follow("resp_1", 3) as followed,
+        ):
+            assert followed is not None
+            assert followed.num_events == 4
+            assert await followed.outbox.take() == EVENTS
+            assert await followed.outbox.take() == b""
+            assert followed.num_events == 6
+
+    run_jumping(scenario())
+
+
+def test_a_process_that_dies_ends_what_is_followed_with_an_error(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        parts = (wire.Found(), wire.Events(EVENTS))
+        async with (
+            faulty(tmp_path, lambda writer: send(writer, *parts)) as process,
+            process.follow("resp_1", 3) as followed,
+        ):
+            assert followed is not None
+            assert await followed.outbox.take() == EVENTS
+            with pytest.raises(NotReady, match="has ended"):
+                await followed.outbox.take()
+
+    run_jumping(scenario())
+
+
+def test_events_that_are_not_stored_are_refused_as_by_the_process_itself(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        refused = wire.Refused(InvalidRequest("Not stored.", param="stream").to_wire())
+        async with faulty(tmp_path, lambda writer: send(writer, refused, wire.Done())) as process:
+            with pytest.raises(InvalidRequest, match="Not stored") as error:
+                async with process.follow("resp_1", 3):
+                    pass
+            assert error.value.param == "stream"
+
+    run_jumping(scenario())

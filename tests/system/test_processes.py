@@ -1,0 +1,187 @@
+"""A frontend in two processes behaves as one: connections, metrics, background runs, reasoning, drain."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.stack import MODEL, Process, Stack
+from tests.waiting import PATIENCE_S, wait_for
+
+TOOL: Any = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}
+SCENE = {
+    "when": "What time is it?",
+    "answers": [
+        "<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{}<|call|>",
+        "<|channel|>final<|message|>It is noon.<|return|>",
+    ],
+}
+# Long enough to be followed and stopped in the middle.
+ENDLESS: Any = {"model": MODEL, "input": "Hello there!", "max_output_tokens": 20_000, "background": True}
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A prefill and a decode worker, which play a scene; the test starts the frontend."""
+    folder = tmp_path_factory.mktemp("stack")
+    (folder / "scenes.yaml").write_text(yaml.safe_dump([SCENE]))
+    settings = folder / "mocker.yaml"
+    settings.write_text(yaml.safe_dump({"decode_step_ms": 10, "script": str(folder / "scenes.yaml")}))
+    stack = Stack(folder, {"BATON_RESPONSE_STORE": ":memory:"})
+    stack.worker("prefill", yaml=settings), stack.worker("decode", yaml=settings)
+    yield stack
+    stack.stop()
+
+
+@pytest.fixture
+def frontend(stack: Stack) -> Iterator[Process]:
+    """A frontend of two processes, both ready."""
+    process = stack.frontend("--num-processes", "2")
+    stack.wait_ready(1, 1)
+    wait_for(lambda: process.text().count("process_ready") == 2)
+    yield process
+    if process.popen.poll() is None:
+        process.signal(signal.SIGTERM)
+        process.wait()
+    process.log.unlink()  # the next one's begins empty
+
+
+@pytest.fixture
+def client(stack: Stack, frontend: Process) -> Iterator[httpx.Client]:
+    """A client with a new connection for each request, which the processes get in turn."""
+    limits = httpx.Limits(max_keepalive_connections=0)
+    with httpx.Client(base_url=stack.url, limits=limits, timeout=PATIENCE_S) as client:
+        yield client
+
+
+def children(process: Process) -> set[int]:
+    """The process ids of a process's children."""
+    listed = Path(f"/proc/{process.popen.pid}/task/{process.popen.pid}/children").read_text()
+    return set(map(int, listed.split()))
+
+
+def counted(client: httpx.Client, sample: str, **labels: str) -> float:
+    """The sum of a metric's samples with these labels."""
+    page = client.get("/metrics").text
+    return sum(
+        found.value
+        for family in text_string_to_metric_families(page)
+        for found in family.samples
+        if found.name == sample and labels.items() <= found.labels.items()
+    )
+
+
+def test_metrics_are_those_of_both_processes(client: httpx.Client) -> None:
+    for _ in range(7):
+        body = {"model": MODEL, "prompt": "one", "max_tokens": 3}
+        assert client.post("/v1/completions", json=body).status_code == 200
+    for _ in range(2):  # asked of each
+        assert counted(client, "baton_requests_total", route="/v1/completions", status="200") == 7
+        assert counted(client, "baton_time_to_first_token_seconds_count", route="/v1/completions") == 7
+        assert counted(client, "baton_completion_tokens_total") == 21
+        assert client.get("/metrics").text.count("\nbaton_kv_blocks{") == 2  # one a worker
+
+
+def test_a_background_response_is_followed_and_cancelled_from_each(client: httpx.Client) -> None:
+    for _ in range(2):  # the next three requests go to both processes
+        begun = client.post("/v1/responses", json={**ENDLESS, "stream": False}).json()
+        with client.stream("GET", f"/v1/responses/{begun['id']}?stream=true") as refused:
+            refused.read()
+            assert refused.json()["error"]["param"] == "stream"
+        assert client.get(f"/v1/responses/{begun['id']}").json()["status"] == "in_progress"
+        stopped = client.post(f"/v1/responses/{begun['id']}/cancel").json()
+        assert stopped["status"] == "cancelled"
+        assert client.post(f"/v1/responses/{begun['id']}/cancel").json() == stopped
+
+
+def test_the_events_of_a_background_response_are_the_same_from_each(client: httpx.Client) -> None:
+    body = {**ENDLESS, "max_output_tokens": 100, "stream": True}
+    with client.stream("POST", "/v1/responses", json=body) as stream:
+        lines = stream.iter_lines()
+        response_id = json.loads(next(line for line in lines if line[:6] == "data: ")[6:])["response"]["id"]
+        path = f"/v1/responses/{response_id}?stream=true"
+        others = [client.get(path + rest).text for rest in ("", "", "&starting_after=3")]
+        ended = [json.loads(line[6:]) for line in lines if line[:6] == "data: "]
+    assert others[0] == others[1]
+    assert others[0].split("\n\n")[4:] == others[2].split("\n\n")
+    assert ended[-1]["type"] == "response.incomplete"
+    assert json.loads(others[0].strip().rpartition("\n")[2][6:]) == ended[-1]
+
+
+def test_an_answer_keeps_its_tokens_and_reasoning_in_the_other_process(client: httpx.Client) -> None:
+    messages: list[Any] = [{"role": "user", "content": "What time is it?"}]
+    first = client.post("/v1/chat/completions", json={"model": MODEL, "messages": messages, "tools": [TOOL]})
+    (call,) = first.json()["choices"][0]["message"]["tool_calls"]
+    messages.append({"role": "assistant", "tool_calls": [call]})
+    messages.append({"role": "tool", "tool_call_id": call["id"], "content": "12:00"})
+    written = counted(client, "baton_history_tokens_total", source="written")
+    for _ in range(2):  # each process
+        body = {"model": MODEL, "messages": messages, "tools": [TOOL]}
+        second = client.post("/v1/chat/completions", json=body).json()
+        assert second["choices"][0]["message"]["content"] == "It is noon."
+        before, written = written, counted(client, "baton_history_tokens_total", source="written")
+        assert written > before
+        client.get("/live")  # so that the other one is next
+    assert counted(client, "baton_history_tokens_total", source="rendered") == 0
+
+
+def test_a_process_that_dies_is_replaced(frontend: Process, client: httpx.Client) -> None:
+    before = children(frontend)
+    with ExitStack() as streams:
+        opened = [
+            streams.enter_context(client.stream("POST", "/v1/completions", json=stream_of(150))) for _ in "12"
+        ]
+        lines = [stream.iter_lines() for stream in opened]
+        assert all(next(each).startswith("data: ") for each in lines)
+        os.kill(min(before), signal.SIGKILL)
+        assert sorted(map(is_complete, lines)) == [False, True]
+    wait_for(lambda: frontend.text().count("process_ready") == 3)
+    assert len(children(frontend) & before) == 1
+    assert len(children(frontend)) == 2
+    for _ in range(4):
+        assert client.get("/health").status_code == 200
+
+
+def test_a_drain_lets_streams_of_every_process_end(frontend: Process, client: httpx.Client) -> None:
+    with ExitStack() as streams:
+        opened = [
+            streams.enter_context(client.stream("POST", "/v1/completions", json=stream_of(150))) for _ in "12"
+        ]
+        frontend.signal(signal.SIGTERM)
+        assert [stream.read().endswith(b"data: [DONE]\n\n") for stream in opened] == [True, True]
+    assert frontend.wait() == 0
+
+
+def test_processes_end_with_their_supervisor(frontend: Process, client: httpx.Client) -> None:
+    assert client.get("/live").status_code == 200
+    left = children(frontend)
+    frontend.kill()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
+
+
+def test_a_frontend_that_cannot_start_says_why_and_ends(stack: Stack) -> None:
+    process = stack.frontend("--num-processes", "2", "--response-store", "/proc/none/responses.sqlite3")
+    assert process.wait() == 2
+    assert "--response-store" in process.text()
+    assert "Traceback" not in process.text()
+
+
+def stream_of(num_tokens: int) -> Any:
+    """A completion that can be interrupted."""
+    return {"model": MODEL, "prompt": "one two three", "max_tokens": num_tokens, "stream": True}
+
+
+def is_complete(lines: Iterator[str]) -> bool:
+    """Whether a stream comes to its end."""
+    try:
+        return "data: [DONE]" in list(lines)
+    except httpx.RemoteProtocolError:
+        return False
