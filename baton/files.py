@@ -110,7 +110,8 @@ class _Registration:
         fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(fd, self._value)
+            if os.write(fd, self._value) < len(self._value):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # the rest would fail
             unfinished.replace(self._path)
         except OSError:
             os.close(fd)
