@@ -110,8 +110,7 @@ class _Registration:
         fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.write(fd, self._value) < len(self._value):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # the rest would fail
+            _write_all(fd, self._value)
             unfinished.replace(self._path)
         except OSError:
             os.close(fd)
@@ -227,6 +226,12 @@ class _View:
             with suppress(OSError):  # can be deleted another time
                 path.unlink()
         return True
+
+
+def _write_all(fd: int, value: bytes) -> None:
+    """Write `value`, of which a full disk may take a part. Raises OSError."""
+    while value:
+        value = value[os.write(fd, value) :]
 
 
 def _inode(path: Path) -> int | None:

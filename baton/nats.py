@@ -11,7 +11,7 @@ import functools
 import logging
 import re
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import nats.errors
@@ -19,8 +19,8 @@ from nats.aio.client import Client
 
 from baton.errors import BrokerLost, WorkerLost
 from baton.messages import Reply, Request
-from baton.nats_connection import CONNECT_TIMEOUT_S, LIMITS, Box, NatsWire, Post
-from baton.serving import Service
+from baton.nats_connection import CONNECT_TIMEOUT_S, LIMITS, Box, Mac, NatsWire, Post
+from baton.serving import Service, WorkerLink
 from baton.streams import CallerLink, Pace, call_over
 from baton.transport import Respond
 
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class NatsTransport:
-    """`Transport` over a NATS server; addresses are `nats://SUBJECT`, with a new subject for each `serve`.
+    """`Transport` over a NATS server; addresses are `nats://SUBJECT#KEY`, both new for each `serve`.
 
     Connects on first use and reconnects forever. A peer that is silent for `liveness_s` is dead. `options`
     are passed to nats-py's `connect`: `user` and `password`, `token`, `user_credentials` (path of a .creds
@@ -71,13 +71,18 @@ class NatsTransport:
     async def serve(self, worker_id: str, respond: Respond) -> AsyncIterator[str]:
         """`Transport.serve`. Raises ConnectionError if the NATS server is unreachable."""
         subject = f"{_WORKER}{_UNFIT.sub('_', worker_id)}.{secrets.token_hex(4)}"
+        key = secrets.token_hex(16)
         service = Service(subject, respond, self._pace)
         post = await self._connected()
-        box = Box(subject, accept=lambda to, reply, forget: service.accept(NatsWire(post, to, reply, forget)))
+
+        def accept(to: str, reply: str, forget: Callable[[], object]) -> WorkerLink:
+            return service.accept(NatsWire(post, key, to, reply, forget))
+
+        box = Box(subject, key, accept)
         subscription = await post.subscribe(box)
         self._boxes.append(box)
         try:
-            yield f"{_SCHEME}{subject}"
+            yield f"{_SCHEME}{subject}#{key}"
         finally:
             await service.stop()
             self._boxes.remove(box)
@@ -116,25 +121,27 @@ class NatsTransport:
             return link
         if self._closed:
             raise WorkerLost(_CLOSED)
-        subject = address.removeprefix(_SCHEME)
+        subject, _, key = address.removeprefix(_SCHEME).partition("#")
         if not subject.startswith(_WORKER):
             raise WorkerLost(f"{address!r} is not a NATS worker address")
         try:
             post = await self._connected()
         except ConnectionError as error:
             raise BrokerLost(str(error)) from error
-        return self._links.get(address) or self._new_link(post, address, subject)
+        return self._links.get(address) or self._new_link(post, address, subject, key)
 
-    def _new_link(self, post: Post, address: str, subject: str) -> CallerLink:
+    def _new_link(self, post: Post, address: str, subject: str, key: str) -> CallerLink:
         token = secrets.token_hex(8)
+        mine = f"{self._inbox.subject}.{token}"
 
         def forget() -> None:
             self._links.pop(address, None)
             self._inbox.links.pop(token, None)
 
-        wire = NatsWire(post, f"{subject}.{token}", f"{self._inbox.subject}.{token}", forget)
+        wire = NatsWire(post, key, f"{subject}.{token}", mine, forget)
         link = CallerLink(wire, subject, self._pace, on_silence=functools.partial(self._ask, post))
-        self._links[address] = self._inbox.links[token] = link
+        self._links[address] = link
+        self._inbox.links[token] = link, Mac(key, mine)
         return link
 
     async def _connected(self) -> Post:
@@ -195,7 +202,7 @@ class NatsTransport:
         for link in list(self._links.values()):
             link.lose(_AWAY, BrokerLost)
         for box in self._boxes:
-            for served in list(box.links.values()):
+            for served, _ in list(box.links.values()):
                 served.lose(_AWAY)
 
 

@@ -1,11 +1,19 @@
-"""One process's connection to a NATS server: its subjects, and the frames waiting to be published."""
+"""One process's connection to a NATS server: its subjects, and the frames waiting to be published.
+
+Whoever can reach the server can publish to any subject. So each frame carries a MAC, with a key that is in
+the worker's address: only those who can read the registry know it.
+"""
 
 import asyncio
 import contextlib
 import functools
+import hmac
 import logging
+import math
+import time
 from collections import deque
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any
 
 import nats.errors
@@ -21,6 +29,8 @@ CONNECT_TIMEOUT_S = 3
 CLOSE_S = 1
 _HIGH_WATER_BYTES = 1024 * 1024
 ECHO = "echo"
+MAC_BYTES = 16
+_LOG_EVERY_S = 60.0
 ANSWER_S = 1.0
 """A server that takes longer to return a message is away."""
 _RETRY_S = 0.25
@@ -31,6 +41,30 @@ LIMITS: dict[str, Any] = {"pending_bytes_limit": 256 * 1024 * 1024}
 Link = CallerLink | WorkerLink
 log = logging.getLogger(__name__)
 
+
+class Mac:
+    """Signs the frames that are published to `subject` with a key that both ends know."""
+
+    def __init__(self, key: str, subject: str) -> None:
+        self._begun = blake2b(
+            subject.encode(), key=key.encode()[: blake2b.MAX_KEY_SIZE], digest_size=MAC_BYTES
+        )
+
+    def sign(self, frame: bytes) -> bytes:
+        """The frame with its MAC."""
+        return self._of(frame) + frame
+
+    def opened(self, signed: bytes) -> bytes | None:
+        """The frame without its MAC; None if it is not genuine."""
+        frame = signed[MAC_BYTES:]
+        return frame if hmac.compare_digest(self._of(frame), signed[:MAC_BYTES]) else None
+
+    def _of(self, frame: bytes) -> bytes:
+        mac = self._begun.copy()
+        mac.update(frame)
+        return mac.digest()
+
+
 Accept = Callable[[str, str, Callable[[], object]], WorkerLink]
 """Makes the link to a new caller, given the caller's subject, the worker's subject, and a function to forget
 it.
@@ -38,33 +72,55 @@ it.
 
 
 class Box:
-    """One wildcard subject of this process, and the links that end there, by token. `echo` is set when a
-    message to the token ECHO arrives.
+    """One wildcard subject of this process, and the links that end there, by token, with the MAC of what they
+    get. `echo` is set when a message to the token ECHO arrives. A worker's box has its `key`.
     """
 
-    def __init__(self, subject: str, accept: Accept | None = None) -> None:
+    def __init__(self, subject: str, key: str = "", accept: Accept | None = None) -> None:
         self.subject = subject
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, tuple[Link, Mac]] = {}
         self.echo = asyncio.Event()
+        self._key = key
         self._accept = accept
+        self._num_forged = 0
+        self._logged_s = -math.inf
 
     async def receive(self, message: Msg) -> None:
         """Pass a frame to its link; a worker's box creates the link for a new caller."""
         token = message.subject.rpartition(".")[2]
-        link = self.links.get(token)
+        found = self.links.get(token)
         if message.headers and message.headers.get("Status") == NO_RESPONDERS:
-            if link is not None:
-                link.lose("its subject has no subscriber any more")
-            return
-        if link is None and token == ECHO:
+            if found is not None:
+                found[0].lose("its subject has no subscriber any more")
+        elif found is not None:
+            link, mac = found
+            frame = mac.opened(message.data)
+            if frame is not None:
+                link.receive(frame)
+            else:
+                self._note_forged()
+        elif token == ECHO:
             self.echo.set()
+        elif self._accept is not None and message.reply:
+            self._receive_first(message, token, self._accept)
+
+    def _receive_first(self, message: Msg, token: str, accept: Accept) -> None:
+        mac = Mac(self._key, message.subject)
+        frame = mac.opened(message.data)
+        if frame is None:
+            self._note_forged()
             return
-        if link is None and self._accept is not None and message.reply:
-            forget = functools.partial(self.links.pop, token, None)
-            link = self._accept(message.reply, message.subject, forget)
-            self.links[token] = link
-        if link is not None:
-            link.receive(message.data)
+        link = accept(message.reply, message.subject, functools.partial(self.links.pop, token, None))
+        self.links[token] = link, mac
+        link.receive(frame)
+
+    def _note_forged(self) -> None:
+        """Count a frame that is ignored; logged once a minute."""
+        self._num_forged += 1
+        now_s = time.monotonic()
+        if now_s - self._logged_s >= _LOG_EVERY_S:
+            self._logged_s = now_s
+            log.warning("forged_frames=%d subject=%s", self._num_forged, self.subject)
 
 
 class Post:
@@ -95,7 +151,7 @@ class Post:
     @property
     def max_frame_bytes(self) -> int:
         """The server's largest message."""
-        return min(int(self._client.max_payload), frames.MAX_FRAME_BYTES)
+        return min(int(self._client.max_payload), frames.MAX_FRAME_BYTES) - MAC_BYTES
 
     async def answers(self) -> bool:
         """Whether the server returns a message to this process in time.
@@ -118,9 +174,10 @@ class Post:
         """Subscribe to the box's subject and wait for the server's confirmation. Raises ConnectionError."""
         try:
             subscription = await self._client.subscribe(f"{box.subject}.*", cb=box.receive, **LIMITS)
-            await self._client.flush(timeout=CONNECT_TIMEOUT_S)
         except nats.errors.Error as error:
             raise ConnectionError(f"the NATS server did not accept a subscription: {error!r}") from error
+        if not await self.answers():
+            raise ConnectionError("the NATS server did not confirm a subscription in time")
         return subscription
 
     def put(self, subject: str, frame: bytes, reply: str) -> None:
@@ -170,7 +227,8 @@ class Post:
 class NatsWire:
     """`Wire` of one link: where its frames go, and where answers and 503s come back."""
 
-    def __init__(self, post: Post, to: str, reply: str, forget: Callable[[], object]) -> None:
+    def __init__(self, post: Post, key: str, to: str, reply: str, forget: Callable[[], object]) -> None:
+        self._mac = Mac(key, to)
         self.writable = post.writable
         self._post = post
         self._to = to
@@ -184,7 +242,7 @@ class NatsWire:
 
     def send(self, frame: bytes) -> None:
         """`Wire.send`."""
-        self._post.put(self._to, frame, self._reply)
+        self._post.put(self._to, self._mac.sign(frame), self._reply)
 
     def close(self) -> None:
         """`Wire.close`; the server keeps serving the other links."""

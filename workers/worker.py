@@ -164,7 +164,7 @@ async def _join(
             "ready worker=%s endpoint=%s address=%s kv=%s",
             card.worker_id,
             card.endpoint,
-            card.address,
+            card.address.partition("#")[0],  # what follows is a key
             card.kv_transfer,
         )
         await asyncio.Event().wait()

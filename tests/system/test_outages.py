@@ -1,35 +1,39 @@
 """What all streams need goes away for a while: they wait for it and go on exactly."""
 
+import asyncio
 import signal
-import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import httpx
+import nats
 import pytest
+from nats.aio.msg import Msg
 
 from tests.answers import Stream, whole_answer
 from tests.conftest import LaunchServer, ServerProcess
 from tests.stack import MODEL, Stack
-from tests.waiting import scaled, wait_for
+from tests.waiting import PATIENCE_S, scaled, wait_for
 
-LONG = 400
-NUM_STREAMS = 8
+LONG = 300
+NUM_STREAMS = 4
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def own_nats(launch_nats: LaunchServer) -> Iterator[ServerProcess]:
-    """A NATS server that the test may kill."""
+    """A NATS server that the tests may kill."""
     server = launch_nats()
     yield server
     server.kill()
 
 
-@pytest.fixture
-def nats_stack(tmp_path: Path, own_nats: ServerProcess) -> Iterator[Stack]:
-    """Over files and NATS: 2 prefill and 2 decode workers."""
-    stack = Stack(tmp_path, {"BATON_REQUEST_PLANE": "nats", "NATS_SERVER": own_nats.url})
-    yield stack
+@pytest.fixture(scope="module")
+def nats_stack(
+    tmp_path_factory: pytest.TempPathFactory, own_nats: ServerProcess
+) -> Iterator[tuple[Stack, str]]:
+    """Over files and NATS, and the answer of an undisturbed run."""
+    environ = {"BATON_REQUEST_PLANE": "nats", "NATS_SERVER": own_nats.url}
+    stack = Stack(tmp_path_factory.mktemp("nats"), environ)
+    yield stack, started(stack)
     stack.stop()
 
 
@@ -61,27 +65,66 @@ def check_all(streams: list[Stream], expected: str) -> None:
         assert (stream.error, stream.finish_reason, stream.text == expected) == (None, "length", True)
 
 
-def kill_and_restart(nats: ServerProcess) -> None:
-    nats.kill()
-    time.sleep(1)  # an outage has a length
-    nats.start()
+async def disturb(url: str, num_messages: int) -> None:
+    """Sends garbage to the subjects of so many live messages, and each message again."""
+    stranger = await nats.connect(url)
+    garbage = b"\xc1 garbage"
+    seen: set[bytes] = {garbage}
+    enough = asyncio.Event()
+
+    async def disturbing(message: Msg) -> None:
+        if message.data in seen or not message.subject.startswith("baton."):
+            return
+        seen.add(message.data)
+        for data in garbage, message.data:
+            await stranger.publish(message.subject, data, message.reply)
+        if len(seen) > num_messages:
+            enough.set()
+
+    try:
+        await stranger.subscribe(">", cb=disturbing)
+        await asyncio.wait_for(enough.wait(), PATIENCE_S)
+    finally:
+        await stranger.close()
 
 
-def freeze(nats: ServerProcess) -> None:
-    nats.freeze()
-    time.sleep(scaled(4.0))  # longer than all that notices it
-    nats.thaw()
+def test_strangers_on_nats_do_not_disturb_streams(
+    nats_stack: tuple[Stack, str], own_nats: ServerProcess
+) -> None:
+    stack, expected = nats_stack
+    streams = running(stack)
+
+    asyncio.run(disturb(own_nats.url, 100))
+
+    check_all(streams, expected)
+    frontend, *workers = stack.processes
+    assert " retry " not in frontend.text()
+    for process in frontend, *(worker for worker in workers if worker.name.startswith("decode")):
+        assert "forged_frames=1 " in process.text()
+    stack.wait_idle()
 
 
-def test_streams_outlive_outages_of_nats(nats_stack: Stack, own_nats: ServerProcess) -> None:
-    expected = started(nats_stack)
-    for outage in kill_and_restart, freeze:
-        streams = running(nats_stack)
+@pytest.mark.parametrize(
+    ("harm", "repair"),
+    [(ServerProcess.kill, ServerProcess.start), (ServerProcess.freeze, ServerProcess.thaw)],
+    ids=["killed", "frozen"],
+)
+def test_streams_outlive_nats(
+    nats_stack: tuple[Stack, str],
+    own_nats: ServerProcess,
+    harm: Callable[[ServerProcess], None],
+    repair: Callable[[ServerProcess], None],
+) -> None:
+    stack, expected = nats_stack
+    away = [process.text().count("plane=unreachable") + 1 for process in stack.processes]
+    streams = running(stack)
 
-        outage(own_nats)
+    harm(own_nats)
+    wait_for(lambda: [process.text().count("plane=unreachable") for process in stack.processes] == away)
+    repair(own_nats)
 
-        check_all(streams, expected)
-    nats_stack.wait_idle()
+    check_all(streams, expected)
+    stack.wait_idle()
 
 
 def test_streams_wait_for_decode_workers_that_are_started_again(tcp_stack: tuple[Stack, str]) -> None:

@@ -341,4 +341,4 @@ def test_a_registry_without_room_is_waited_for(tmp_path: Path) -> None:
         cwd=Path(__file__).parents[2],
     )
     assert process.stdout.split() == ["waiting", "registered"]
-    assert process.stderr.strip() == "registry=full kind=files error=[Errno 28] No space left on device"
+    assert process.stderr.strip() == "registry=full kind=files error=[Errno 27] File too large"
