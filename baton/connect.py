@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from baton.discovery import Discovery
-from baton.flags import flag
+from baton.flags import flag, without_secrets
 from baton.registry_folder import default_registry, make_private
 from baton.streams import LIVENESS_S, TICK_S
 from baton.transport import Transport
@@ -71,6 +71,16 @@ class Wires:
         from baton.tcp import TcpTransport
 
         return TcpTransport(host=self.host, liveness_s=self.liveness_s)
+
+    def plane_name(self) -> str:
+        """The request plane, for messages."""
+        return f"NATS at {without_secrets(self.nats_server)}" if self._plane() == "nats" else "TCP"
+
+    def registry_name(self) -> str:
+        """The registry, for messages."""
+        if self._registry() == "etcd":
+            return f"etcd at {without_secrets(self.etcd_endpoints)}"
+        return f"the registry {self._registry_folder()}"
 
     def check(self) -> None:
         """Raise UnsafeFolder, with advice in its message, if the file registry is not safe."""

@@ -109,8 +109,14 @@ class _Call:
 class CallerLink:
     """The caller's end of the link to one worker. A lost link stays lost; the plane makes a new one."""
 
-    def __init__(self, wire: frames.Wire, worker: str, pace: Pace) -> None:
+    def __init__(
+        self, wire: frames.Wire, worker: str, pace: Pace, on_silence: Callable[[], object] | None = None
+    ) -> None:
+        """A plane that must first find out who is silent passes `on_silence`; it then calls
+        `lose_if_silent`.
+        """
         self.lost: str | None = None
+        self._on_silence = on_silence or self.lose_if_silent
         self.writable = wire.writable
         self._wire = wire
         self._worker = worker
@@ -134,8 +140,13 @@ class CallerLink:
         except frames.LinkBroken as broken:
             self.lose(str(broken))
 
-    def lose(self, reason: str) -> None:
-        """End every call with WorkerLost and drop the wire. Idempotent."""
+    def lose_if_silent(self) -> None:
+        """Drop the link if its worker has said nothing for the liveness limit."""
+        if self._reader.num_silent_ticks >= self._pace.num_silent:
+            self.lose("it does not respond")
+
+    def lose(self, reason: str, error: type[BatonError] = WorkerLost) -> None:
+        """End every call with `error` and drop the wire. Idempotent."""
         if self.lost is not None:
             return
         self.lost = reason
@@ -143,7 +154,7 @@ class CallerLink:
         if self._calls:
             log.debug("worker_lost worker=%s calls=%d reason=%s", self._worker, len(self._calls), reason)
         for call in self._calls.values():
-            call.end(WorkerLost(f"worker {self._worker} was lost: {reason}"))
+            call.end(error(f"worker {self._worker} was lost: {reason}"))
         self._calls.clear()
         self._writer.close(Goodbye(reason))
         self._wire.close()
@@ -204,7 +215,7 @@ class CallerLink:
     def _tick(self) -> None:
         self._num_idle = 0 if self._calls else self._num_idle + 1
         if self._reader.tick() >= self._pace.num_silent:
-            self.lose("it does not respond")
+            self._on_silence()
         elif self._num_idle >= self._pace.num_idle:
             self.lose("idle")
         else:

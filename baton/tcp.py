@@ -70,6 +70,9 @@ class TcpTransport:
         if (link := self._links.get(address)) is not None:
             link.lose(reason)
 
+    async def reachable(self) -> None:
+        """`Transport.reachable`; workers are reached one by one."""
+
     async def close(self) -> None:
         """`Transport.close`."""
         self._closed = True

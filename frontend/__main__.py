@@ -11,7 +11,7 @@ from pathlib import Path
 
 from baton.flags import parse
 from baton.listener import Accepting
-from baton.process import Shutdown, first_of, leave_start_uncollected, run
+from baton.process import Shutdown, first_of, leave_start_uncollected, needed, run
 from baton.registry_folder import UnsafeFolder
 from baton.telemetry import configure_logging
 from baton.transport import Transport
@@ -142,6 +142,7 @@ async def serve(
         leave_start_uncollected()
         server.start(listener)
         log.info("listening address=http://%s:%d", *listener.getsockname()[:2])
+        await first_of(shutdown.wait(), needed(settings.wires.plane_name(), transport.reachable()))
         await first_of(shutdown.wait(), fleet.synced.wait(), asyncio.sleep(SYNC_TIMEOUT_S))
         siblings.listening()
         await first_of(shutdown.wait(), asyncio.shield(following))
@@ -157,7 +158,12 @@ def _services(settings: FrontendSettings, fleet: Fleet, transport: Transport, si
     return Services(
         fleet=fleet,
         generator=Generator(
-            transport, fleet, settings.router_mode, metrics.routing, settings.local_prefill_tokens
+            transport,
+            fleet,
+            settings.router_mode,
+            metrics.routing,
+            local_prefill_tokens=settings.local_prefill_tokens,
+            wait_for_worker_s=settings.wait_for_worker_s,
         ),
         metrics=metrics,
         other_metrics=siblings.metrics,

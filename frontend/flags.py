@@ -46,6 +46,11 @@ class FrontendSettings:
     no_progress_s: float = flag(
         NO_PROGRESS_S, "a worker that gets on with no request for so long is tried", metavar="S"
     )
+    wait_for_worker_s: float = flag(
+        15.0,
+        "how long a running answer waits if all decode workers are lost, a new request for NATS",
+        metavar="S",
+    )
     drain_timeout_s: float = flag(30.0, "time for running answers to finish after SIGTERM", metavar="S")
     response_store: str = flag(
         "~/.local/state/baton/responses.sqlite3",
@@ -64,6 +69,8 @@ class FrontendSettings:
         parse_aliases(self.model_alias)
         if self.local_prefill_tokens < 0:
             raise ValueError(f"--local-prefill-tokens {self.local_prefill_tokens}: must be 0 or more")
+        if self.wait_for_worker_s < 0:
+            raise ValueError(f"--wait-for-worker-s {self.wait_for_worker_s:g}: must be 0 or more")
         if self.request_timeout_s <= 0:
             raise ValueError(f"--request-timeout-s {self.request_timeout_s}: must be greater than 0")
         if self.no_progress_s <= 0:

@@ -7,6 +7,7 @@ import msgspec
 
 from baton.errors import (
     BatonError,
+    BrokerLost,
     DeadlineExceeded,
     EngineFailure,
     HandoffFailed,
@@ -58,7 +59,7 @@ _ASKING: Errors = (
     NoWorkers, BatonError,
 )  # fmt: skip
 _GENERATING: Errors = (
-    *_ASKING, ContextTooLong, Overloaded, EngineFailure, WorkerLost, HandoffFailed,
+    *_ASKING, ContextTooLong, Overloaded, EngineFailure, WorkerLost, BrokerLost, HandoffFailed,
     HandoffStalled, NotReady, DeadlineExceeded,
 )  # fmt: skip
 _STORED: Errors = (InvalidRequest, ResponseNotFound, StoreFailure)

@@ -58,6 +58,7 @@ class Fleet:
         self._cut = CutPairs(transport, self._is_registered)
         self._no_progress_s = no_progress_s
         self._watchdog = Watchdog(self._is_stuck, self._give_up, no_progress_s)
+        self._change = asyncio.Event()
         self.synced = asyncio.Event()
         """Set once the workers registered at the start are known."""
 
@@ -104,6 +105,10 @@ class Fleet:
         """See `Watchdog.waiting`."""
         return self._watchdog.waiting(worker, tokens)
 
+    async def changed(self) -> None:
+        """Return when other workers are live than now, or may be."""
+        await self._change.wait()
+
     def models(self) -> list[str]:
         """Names of the available models, aliases included."""
         decodes = {w.model for w in self._live() if w.role is Role.DECODE}
@@ -111,7 +116,9 @@ class Fleet:
         return sorted({*served, *other_names(served, self._aliases)})
 
     def served(self, name: str) -> ServedModel:
-        """The model of that name. Raises ModelNotFound, or NoWorkers if its decode workers are missing."""
+        """The model of that name. Raises ModelNotFound, or NoWorkers if its decode workers are missing; lost
+        ones may answer again in a moment, and requests wait for them.
+        """
         model = model_of(name, {worker.model for worker in self._workers}, self._aliases) or name
         mine = [worker for worker in self._workers if worker.model == model]
         if not self._workers:
@@ -121,9 +128,9 @@ class Fleet:
             raise ModelNotFound(
                 f"The model {model!r} does not exist; available models: {known}.", param="model"
             )
-        if not self.workers(model, Role.DECODE):
-            is_warming = any(w.role is Role.DECODE and not w.is_ready for w in mine)
-            what = "ready yet; retry later" if is_warming else "available; start one"
+        decodes = [worker for worker in mine if worker.role is Role.DECODE]
+        if not any(worker.is_ready for worker in decodes):
+            what = "ready yet; retry later" if decodes else "available; start one"
             raise NoWorkers(f"No decode worker of {model!r} is {what}.", retry_after_s=1)
         if model not in self._tokenizers:
             raise NoWorkers(f"The tokenizer of {model!r} is still loading; retry later.", retry_after_s=1)
@@ -168,6 +175,7 @@ class Fleet:
             await asyncio.sleep(PROBE_EVERY_S)
         del self._probes[worker.incarnation]
         self._stuck.discard(worker.incarnation)
+        self._note_change()
         log.info("probed worker=%s registered=%s", worker.worker_id, worker in self._workers)
 
     async def _is_back(self, worker: WorkerInfo) -> bool:
@@ -208,9 +216,14 @@ class Fleet:
             async for workers in snapshots:
                 self._log_change(workers)
                 self._workers = workers
+                self._note_change()
                 for worker in workers:
                     await self._load_tokenizer(worker)
                 self.synced.set()
+
+    def _note_change(self) -> None:
+        self._change.set()
+        self._change = asyncio.Event()
 
     async def _load_tokenizer(self, worker: WorkerInfo) -> None:
         if worker.model in self._tokenizers:

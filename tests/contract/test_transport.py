@@ -306,7 +306,8 @@ def test_an_address_of_another_plane_is_a_lost_worker(plane: Plane, address: str
 def test_the_address_of_an_earlier_worker_is_a_lost_worker_at_once(plane: Plane) -> None:
     async def scenario(caller: Transport, worker: Transport) -> None:
         async with worker.serve("w", count_up) as address:
-            stale = address[:-4] + "0000"
+            place, mark, key = address.partition("#")
+            stale = f"{place[:-4]}0000{mark}{key}"
             async with asyncio.timeout(PATIENCE_S):
                 with pytest.raises(WorkerLost):
                     await anext(caller.call(stale, a_request()))

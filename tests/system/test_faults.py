@@ -46,7 +46,7 @@ def test_a_client_that_leaves_frees_both_sides(stack: Stack) -> None:
 
 
 def test_a_killed_decode_worker_ends_its_streams_with_a_named_error_within_a_second(stack: Stack) -> None:
-    stack.frontend(), stack.worker("prefill")
+    stack.frontend("--wait-for-worker-s", "0"), stack.worker("prefill")
     decode = stack.worker("decode")
     stack.wait_ready(1, 1)
     streams = [Stream(stack, ENDLESS).read(3) for _ in range(4)]
@@ -95,7 +95,7 @@ def test_a_killed_prefill_worker_loses_no_answer(stack: Stack) -> None:
 
 
 def test_a_frozen_decode_worker_is_given_up(stack: Stack) -> None:
-    stack.frontend(), stack.worker("prefill")
+    stack.frontend("--wait-for-worker-s", "0"), stack.worker("prefill")
     frozen = stack.worker("decode")
     stack.wait_ready(1, 1)
 

@@ -53,6 +53,9 @@ class Engines:
     def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
         raise NotImplementedError
 
+    async def reachable(self) -> None:
+        pass
+
     async def close(self) -> None:
         pass
 

@@ -89,6 +89,9 @@ class House:
     def lose(self, address: str, reason: str) -> None:
         raise NotImplementedError
 
+    async def reachable(self) -> None:
+        pass
+
     async def close(self) -> None:
         pass
 
