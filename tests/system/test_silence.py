@@ -9,7 +9,7 @@ import pytest
 
 from tests.answers import Stream, whole_answer
 from tests.stack import Stack
-from tests.waiting import scaled
+from tests.waiting import scaled, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +68,20 @@ def test_a_frozen_prefill_worker_is_noticed_within_two_seconds(stack: Stack) -> 
     assert first_token_s(stack, "the next one") < scaled(1.0)
     frozen.signal(signal.SIGCONT)
     stack.wait_ready(2, 2)
+
+
+def test_when_all_decode_workers_stand_still_their_streams_wait_for_them(stack: Stack) -> None:
+    frozen = [process for process in stack.processes if process.name.startswith("decode")]
+    expected = whole_answer(stack)
+    streams = [Stream(stack).read(3) for _ in range(4)]
+
+    for process in frozen:
+        process.signal(signal.SIGSTOP)
+    wait_for(lambda: len(stack.health()["lost"]) == 2)
+    for process in frozen:
+        process.signal(signal.SIGCONT)
+    read_all(streams)
+
+    assert [(stream.text, stream.error) for stream in streams] == [(expected, None)] * 4
+    stack.wait_ready(2, 2)
+    stack.wait_idle()
