@@ -34,6 +34,8 @@ from frontend.turn.seal import Seal
 from frontend.turn.thoughts import Thoughts
 
 MIN_KEY_BYTES = 32
+SWITCH_INTERVAL_S = 0.001
+"""How long a thread that reads a long body keeps the event loop waiting; Python's default is 5 ms."""
 SYNC_TIMEOUT_S = 5.0
 """A process gets connections when it knows the workers, or after this time."""
 
@@ -140,6 +142,7 @@ async def serve(
     answering = siblings.answering(services.thoughts, services.metrics, responses.runs)
     async with fleet.keep_current() as following, answering:
         leave_start_uncollected()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         server.start(listener)
         log.info("listening address=http://%s:%d", *listener.getsockname()[:2])
         await first_of(shutdown.wait(), needed(settings.wires.plane_name(), transport.reachable()))
