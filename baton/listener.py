@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 MOST_DESCRIPTORS = 65_536
 """The soft limit that a process sets at start, if its hard limit allows."""
 _ACCEPTS_A_TURN = 16
+_MOST_LAST_TURNS = 256
 _PAUSE_S = 0.1
 _LOG_EVERY_S = 60.0
 
@@ -55,10 +56,14 @@ def raise_descriptor_limit(most: int = MOST_DESCRIPTORS) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def num_connections(part: int, at_most: int) -> int:
-    """The connection limit for one listener: a `part`-th of this process's descriptors."""
+def num_connections(part: int, at_most: int, *, reserve: int | None = None) -> int:
+    """The connection limit for one listener: a `part`-th of this process's descriptors, or all but `reserve`
+    if that is more.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return at_most if soft == resource.RLIM_INFINITY else min(at_most, soft // part)
+    if soft == resource.RLIM_INFINITY:
+        return at_most
+    return min(at_most, max(soft // part, 0 if reserve is None else soft - reserve))
 
 
 class Admission(Generic[T]):
@@ -123,29 +128,39 @@ class Listener:
         self._loop.add_reader(listener, self._accept)
 
     def close(self) -> None:
-        """Stop accepting; accepted connections stay."""
+        """Accept the connections that wait, which closing would reset, then stop; accepted ones stay."""
+        if self._paused is None:
+            for _ in range(_MOST_LAST_TURNS):
+                if not self._accept():
+                    break
         if self._paused is not None:
             self._paused.cancel()
         self._loop.remove_reader(self._listener)
         self._listener.close()
 
-    def _accept(self) -> None:
+    async def settled(self) -> None:
+        """Return when the event loop runs every connection accepted so far."""
+        await asyncio.gather(*self._connecting)
+
+    def _accept(self) -> bool:
+        """Accept some of those that wait; False if no more can be accepted now."""
         for _ in range(_ACCEPTS_A_TURN):  # a limit per turn, so that other tasks run
             try:
                 sock, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError):
-                return
+                return False
             except ConnectionAbortedError:
                 continue
             except OSError as error:
                 self._pause(error)
-                return
+                return False
             sock.setblocking(False)
             protocol = self._take(sock)
             if protocol is not None:
                 task = self._loop.create_task(_connect(sock, protocol))
                 self._connecting.add(task)
                 task.add_done_callback(self._connecting.discard)
+        return True
 
     def _pause(self, error: OSError) -> None:
         """Stop accepting for a moment: pending connections keep the socket readable, so this would spin."""

@@ -12,7 +12,7 @@ from baton.messages import GenerateRequest, Request
 from baton.streams import WINDOW, Bell, Pace, Pulse
 from baton.transport import Respond
 
-MAX_STREAMS = 4096
+MAX_STREAMS = 16_384
 """Maximum streams per link; more are refused with Overloaded."""
 MAX_CALLERS = 1024
 """Maximum links per worker."""

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from baton.flags import parse
@@ -23,6 +24,7 @@ from frontend.metrics import Metrics
 from frontend.processes.handover import ProcessEnd
 from frontend.processes.siblings import Siblings
 from frontend.processes.supervisor import Supervisor
+from frontend.processes.takeover import Offer, Taken, inherited
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import MEMORY, ResponseStore, StoreFailure
 from frontend.routing.fleet import Fleet
@@ -59,18 +61,42 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"error: --seal-key-file: {error}\n")
         return 2
     try:
-        listener = _listen(parsed.settings.http_host, parsed.settings.http_port)
+        taken = Taken(parsed.settings.http_port if parsed.settings.take_over else None)
+        listener = inherited() or taken.listener or _listen(parsed.settings)
     except OSError as error:
         where = f"{parsed.settings.http_host}:{parsed.settings.http_port}"
         why = os.strerror(error.errno) if error.errno else str(error)
         sys.stderr.write(f"error: cannot listen on {where}: {why}; choose another --http-port\n")
         return 2
-    if parsed.settings.num_processes == 1:
-        return run(lambda shutdown: serve(parsed.settings, seal, listener, Siblings(), shutdown))
-    return _serve_in_processes(parsed.settings, seal, listener)
+    serve_on = _serve_alone if parsed.settings.num_processes == 1 else _serve_in_processes
+    return serve_on(parsed.settings, seal, listener, taken)
 
 
-def _serve_in_processes(settings: FrontendSettings, seal: Seal, listener: socket.socket) -> int:
+def _serve_alone(settings: FrontendSettings, seal: Seal, listener: socket.socket, taken: Taken) -> int:
+    async def main(shutdown: Shutdown) -> int:
+        offer = Offer(listener, _watch, shutdown.ask)
+
+        def listening() -> None:
+            taken.serving()
+            offer.open()
+
+        try:
+            return await serve(settings, seal, listener, Siblings(listening=listening), shutdown)
+        finally:
+            offer.close()
+
+    return run(main)
+
+
+def _watch(readable: socket.socket, callback: Callable[[], object] | None) -> None:
+    loop = asyncio.get_running_loop()
+    if callback is None:
+        loop.remove_reader(readable)
+    else:
+        loop.add_reader(readable, callback)
+
+
+def _serve_in_processes(settings: FrontendSettings, seal: Seal, listener: socket.socket, taken: Taken) -> int:
     address = listener.getsockname()[:2]
     with tempfile.TemporaryDirectory(prefix="baton-frontend-") as folder:
 
@@ -82,7 +108,7 @@ def _serve_in_processes(settings: FrontendSettings, seal: Seal, listener: socket
 
             return run(main)
 
-        return Supervisor(listener, settings.num_processes, serve_one).run()
+        return Supervisor(listener, settings.num_processes, serve_one, taken.serving).run()
 
 
 async def serve(
@@ -171,9 +197,10 @@ def _key(path: Path | None) -> bytes | None:
     return key
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=2048)
+def _listen(settings: FrontendSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.http_host else socket.AF_INET
+    address = (settings.http_host, settings.http_port)
+    return socket.create_server(address, family=family, backlog=2048)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,9 @@ class FrontendSettings:
 
     http_host: str = flag("127.0.0.1", "address to listen on", env=HTTP_HOST, metavar="IP")
     http_port: int = flag(8000, "port to listen on", env=HTTP_PORT, metavar="PORT")
+    take_over: bool = flag(
+        False, "take the port over from the frontend that this user runs on it, which then drains"
+    )
     num_processes: int = flag(1, "processes that share the port, each with its own event loop", metavar="N")
     router_mode: RouterMode = flag(
         "round-robin", "load-balancing policy; prefix: turns of a conversation go to the same workers"

@@ -88,6 +88,11 @@ class Stack:
         """The frontend at `url`."""
         return self.start("frontend", "frontend", "--http-port", self.url.rpartition(":")[2], *arguments)
 
+    def next_frontend(self, *arguments: str) -> Process:
+        """Another frontend at `url`, which takes the port over."""
+        port = self.url.rpartition(":")[2]
+        return self.start("next-frontend", "frontend", "--http-port", port, "--take-over", *arguments)
+
     def worker(
         self, mode: str, *, engine: str = "mocker", yaml: Path | None = None, name: str = ""
     ) -> Process:

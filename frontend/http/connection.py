@@ -29,7 +29,8 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
 
     `request_s`: from the first byte of a request to the last, plus a second for each `bytes_a_s` of body.
     `idle_s`: between requests, and before the first. `unread_s`: without the client reading any data.
-    `rest_s`: for discarding the rest of a request that was answered early.
+    `rest_s`: for discarding the rest of a request that was answered early, and at a drain for the first
+    request of a new connection.
     """
 
     request_s: float = 30.0
@@ -72,6 +73,9 @@ class Connection(HttpToolsProtocol):
         self._admission: Admission[Connection] | None = None
         self._is_evicted = False
         self._is_refused = False
+        self._is_new = True  # no request has begun
+        self._is_last = False  # the next request, or this one
+        self._since_s = 0.0
         self._reading = _Reading.NOTHING
         self._num_open = 0  # requests whose headers were read and whose answer is not complete
         self._num_odd_bytes = 0  # since the last progress
@@ -107,6 +111,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the idle timeout."""
         super().connection_made(cast("asyncio.Transport", transport))
+        self._since_s = self.loop.time()
         self._wait(self._patience.idle_s)
         if self._is_evicted:
             self.transport.abort()
@@ -133,6 +138,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The first byte of a request."""
         super().on_message_begin()
+        self._is_new = False
         self._reading = _Reading.HEAD
         if self._num_open == 0:
             self._give_up_s = self.loop.time() + self._patience.request_s
@@ -142,6 +148,8 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError("too many pipelined requests")  # the parser reports it as a 400
         super().on_headers_complete()
+        if self._is_last:
+            self.cycle.keep_alive = False
         self._reading = _Reading.BODY
         self._num_open += 1
         self._num_odd_bytes = 0
@@ -177,6 +185,19 @@ class Connection(HttpToolsProtocol):
             self._wait(self._patience.rest_s)
         elif self._num_open == 0 or (self._num_open == 1 and self._reading is _Reading.BODY):
             self._wait(self._patience.request_s)
+
+    def shutdown(self) -> None:
+        """Close after the request that is being answered or read, or a new connection's first one, if it
+        begins within `rest_s`.
+        """
+        self._is_last = True
+        give_up_s = self._since_s + self._patience.rest_s
+        if self._reading is _Reading.HEAD:
+            return
+        if self._is_new and self.loop.time() < give_up_s:
+            self._give_up_s = give_up_s
+        else:
+            super().shutdown()
 
     def resume_writing(self) -> None:
         """The client has read most of the unsent data."""

@@ -16,6 +16,8 @@ from frontend.http.exchange import AsgiApp, Exchange, Receive, Scope, Send
 log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 16_384
+RESERVED_DESCRIPTORS = 2048
+"""For workers, files and connections that are turned away."""
 MOST_TURNED_AWAY = 64
 """Connections beyond the limit that still get a 503; any more are closed without a response."""
 _CHECK_EVERY_S = 1.0
@@ -24,7 +26,7 @@ _FULL = NotReady("The server has reached its connection limit; retry later.", re
 
 class HttpServer:
     """Serves the app on a listening socket. By default, clients may use half of the process's file
-    descriptors.
+    descriptors, or all but RESERVED_DESCRIPTORS.
     """
 
     def __init__(
@@ -36,7 +38,7 @@ class HttpServer:
     ) -> None:
         self._server = _uvicorn(app, drain_timeout_s)
         self._patience = patience or Patience()
-        most = max_connections or num_connections(2, MOST_CONNECTIONS)
+        most = max_connections or num_connections(2, MOST_CONNECTIONS, reserve=RESERVED_DESCRIPTORS)
         self._admitted = Admission(most, Connection.evict)
         self._turned_away = Admission(num_connections(8, MOST_TURNED_AWAY), Connection.evict)
         self._is_full = False
@@ -52,6 +54,7 @@ class HttpServer:
         """Stop accepting connections, and let running answers finish within the drain timeout."""
         if self._listener is not None:
             self._listener.close()
+            await self._listener.settled()
         await self._server.shutdown()
         if self._pulse is not None:
             self._pulse.stop()

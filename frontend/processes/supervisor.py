@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from frontend.processes.handover import SupervisorEnd, channel
+from frontend.processes.takeover import Offer
 
 Serve = Callable[[int, socket.socket], int]
 """Serves connections as the process of that index, from its end of a channel; returns its exit status."""
@@ -40,11 +41,16 @@ class Supervisor:
     event loop, so that it can fork at any time.
     """
 
-    def __init__(self, listener: socket.socket, num_processes: int, serve: Serve) -> None:
+    def __init__(
+        self, listener: socket.socket, num_processes: int, serve: Serve, listening: Callable[[], object]
+    ) -> None:
+        """`listening` is called once, when the first process serves."""
         listener.setblocking(False)
         self._listener = listener
         self._num_processes = num_processes
         self._serve = serve
+        self._listening = listening
+        self._offer = Offer(listener, self._watch, self._drain)
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, _Child] = {}
         self._due_s: dict[int, float] = {}  # when processes that died are started again
@@ -94,6 +100,7 @@ class Supervisor:
             self._listener.close()
             for child in self._children.values():
                 child.end.close()
+            self._offer.disown()
             status = self._serve(index, end)
         except BaseException:  # noqa: BLE001  the process's edge: it must not go on as a supervisor
             traceback.print_exc()
@@ -114,8 +121,15 @@ class Supervisor:
                 log.info("draining signal=%s", signal.Signals(number).name)
                 self._drain()
 
+    def _watch(self, readable: socket.socket, callback: Callable[[], object] | None) -> None:
+        if callback is None:
+            self._selector.unregister(readable)
+        else:
+            self._selector.register(readable, selectors.EVENT_READ, callback)
+
     def _drain(self) -> None:
         self._is_draining = True
+        self._offer.close()
         self._due_s.clear()
         self._pause(None)
         self._listener.close()
@@ -151,8 +165,12 @@ class Supervisor:
         elif not child.was_ready:
             child.was_ready = True
             log.info("process_ready process=%d pid=%d", child.index, child.pid)
-            if not self._is_draining:
-                self._resume()
+            if self._is_draining:
+                return
+            self._resume()
+            if not self._offer.is_open:
+                self._listening()
+                self._offer.open()
 
     def _close(self, child: _Child) -> None:
         if child.end.fileno() >= 0:

@@ -3,7 +3,11 @@
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.stack import MODEL, Process, Stack
+from tests.stack import MODEL, ROOT, Process, Stack
 from tests.waiting import PATIENCE_S, wait_for
 
 TOOL: Any = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}
@@ -172,6 +176,7 @@ def test_a_frontend_that_cannot_start_says_why_and_ends(stack: Stack) -> None:
     assert process.wait() == 2
     assert "--response-store" in process.text()
     assert "Traceback" not in process.text()
+    stack.processes.remove(process)
 
 
 def stream_of(num_tokens: int) -> Any:
@@ -185,3 +190,47 @@ def is_complete(lines: Iterator[str]) -> bool:
         return "data: [DONE]" in list(lines)
     except httpx.RemoteProtocolError:
         return False
+
+
+@pytest.mark.parametrize(("before", "after"), [("1", "1"), ("2", "1"), ("1", "2")])
+def test_a_restart_that_takes_the_port_over_refuses_no_connection(
+    stack: Stack, before: str, after: str
+) -> None:
+    running = stack.frontend("--num-processes", before)
+    stack.wait_ready(1, 1)
+    with httpx.stream(
+        "POST", f"{stack.url}/v1/completions", json=stream_of(150), timeout=PATIENCE_S
+    ) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        then = stack.next_frontend("--num-processes", after)
+        while running.popen.poll() is None:
+            assert httpx.get(f"{stack.url}/live").status_code == 200
+        assert "data: [DONE]" in list(lines)
+    assert running.wait() == 0
+    for _ in range(3):
+        assert httpx.post(f"{stack.url}/v1/completions", json=stream_of(2)).status_code == 200
+    then.signal(signal.SIGTERM)
+    assert then.wait() == 0
+    assert "Traceback" not in running.text() + then.text()
+
+
+# What systemd does before it starts a service with a socket.
+AS_SYSTEMD = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ |= {"LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid())}
+os.execv(sys.executable, [sys.executable, "-m", "frontend"])
+"""
+
+
+def test_connections_wait_in_a_socket_of_systemd_during_a_restart(stack: Stack) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as pool:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/live"
+        command = [sys.executable, "-c", AS_SYSTEMD, str(listener.fileno())]
+        for _ in range(2):
+            asked = pool.submit(httpx.get, url, timeout=PATIENCE_S)  # before the frontend starts
+            frontend = subprocess.Popen(command, env=stack.environ, pass_fds=[listener.fileno()], cwd=ROOT)
+            assert asked.result().status_code == 200
+            frontend.terminate()
+            assert frontend.wait(PATIENCE_S) == 0

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -121,6 +122,21 @@ def test_without_descriptors_it_makes_room_pauses_and_goes_on() -> None:
     asyncio.run(main())
 
 
+def test_closing_accepts_the_connections_that_wait() -> None:
+    async def main() -> None:
+        taken: list[socket.socket] = []
+        sock = socket.create_server(("127.0.0.1", 0), backlog=100)
+        listener = Listener(sock, taken.append, lambda: None)
+        clients = [socket.create_connection(sock.getsockname()) for _ in range(50)]
+        assert not taken  # the event loop has not run
+        listener.close()
+        assert len(taken) == 50
+        for connection in [*taken, *clients]:
+            connection.close()
+
+    asyncio.run(main())
+
+
 class Ended(asyncio.Protocol):
     """A protocol that records how its connection ended."""
 
@@ -162,3 +178,10 @@ def test_the_soft_limit_is_raised_towards_the_hard_one_within_reason(hard: int, 
 
 def test_no_more_connections_than_asked_for() -> None:
     assert num_connections(1, 3) == 3
+
+
+def test_a_listener_with_a_reserve_gets_the_rest_if_that_is_more_than_its_part() -> None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert num_connections(2, 10**9, reserve=10) == soft - 10
+    assert num_connections(2, 10**9, reserve=soft) == soft // 2
+    assert num_connections(2, 7, reserve=10) == 7

@@ -189,7 +189,7 @@ def test_more_streams_than_the_limit_are_refused_as_overload() -> None:
         with pytest.raises(Overloaded) as full:
             await tokens(pair.call(a_request()))
         assert full.value.retry_after_s == 1.0
-        assert MAX_STREAMS == 4096
+        assert MAX_STREAMS == 16_384
         pair.caller.lose("test")
         lost = await asyncio.gather(*running, return_exceptions=True)
         assert all(isinstance(each, WorkerLost) for each in lost)

@@ -1,0 +1,126 @@
+"""What becomes of connections when the server drains: begun and new ones are served, idle ones are closed."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+import uvloop
+
+from frontend.http.connection import Patience
+from frontend.http.exchange import Receive, Scope, Send
+from frontend.http.server import HttpServer
+from tests.waiting import PATIENCE_S, until
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+# Long, so that what is served is served because of the drain's rules and not of a deadline.
+PATIENT = Patience(request_s=PATIENCE_S, idle_s=PATIENCE_S, rest_s=PATIENCE_S)
+
+
+class Scene:
+    """A server that says how often it was asked."""
+
+    def __init__(self, patience: Patience) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.num_asked = 0
+        self._clients: list[asyncio.StreamWriter] = []
+        self.server = HttpServer(self, PATIENCE_S, patience)
+        self.server.start(self.listener)
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        self.num_asked += 1
+        body = b"%d" % self.num_asked
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
+        await send({"type": "http.response.body", "body": body})
+
+    async def connect(self, first_bytes: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(first_bytes)
+        self._clients.append(writer)
+        return reader, writer
+
+    async def hang_up(self) -> None:
+        """Close the clients."""
+        for client in self._clients:
+            client.close()
+            with suppress(ConnectionError):
+                await client.wait_closed()
+
+    @property
+    def num_connections(self) -> int:
+        return len(self.server._server.server_state.connections)  # noqa: SLF001  uvicorn's
+
+
+async def to_end(reader: asyncio.StreamReader) -> bytes:
+    """What arrives until the server hangs up."""
+    found = b""
+    async with asyncio.timeout(PATIENCE_S):
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                found += data
+    return found
+
+
+def play(part: Callable[[Scene], Awaitable[None]], patience: Patience = PATIENT) -> None:
+    async def main() -> None:
+        scene = Scene(patience)
+        try:
+            await part(scene)
+        finally:
+            await scene.hang_up()
+
+    uvloop.run(main())
+
+
+@pytest.mark.parametrize("sent", [b"", GET[:1], GET[:-2]], ids=["nothing", "a byte", "almost all"])
+def test_a_connection_whose_first_request_comes_during_the_drain_is_served(sent: bytes) -> None:
+    async def part(scene: Scene) -> None:
+        reader, writer = await scene.connect(sent)
+        await until(lambda: scene.num_connections == 1)
+        await asyncio.sleep(0)
+        draining = asyncio.ensure_future(scene.server.drain())
+        await until(lambda: scene.listener.fileno() < 0)
+        writer.write(GET[len(sent) :])
+        answer = await to_end(reader)
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"connection: close\r\n" in answer.lower()
+        assert answer.endswith(b"\r\n\r\n1")
+        await draining
+
+    play(part)
+
+
+def test_a_connection_that_waits_to_be_accepted_is_served() -> None:
+    async def part(scene: Scene) -> None:
+        with socket.create_connection(("127.0.0.1", scene.port)) as client:  # the loop does not run meanwhile
+            client.sendall(GET)
+            draining = asyncio.ensure_future(scene.server.drain())
+            answer = await asyncio.to_thread(client.recv, 1 << 16)
+            assert answer.endswith(b"\r\n\r\n1")
+            await draining
+
+    play(part)
+
+
+def test_an_idle_connection_is_closed_at_once() -> None:
+    async def part(scene: Scene) -> None:
+        reader, _ = await scene.connect(GET)
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await reader.readuntil(b"\r\n\r\n1")).startswith(b"HTTP/1.1 200")
+        await scene.server.drain()
+        assert await to_end(reader) == b""
+
+    play(part)
+
+
+def test_a_new_connection_that_asks_for_nothing_ends_the_drain_soon() -> None:
+    async def part(scene: Scene) -> None:
+        reader, _ = await scene.connect()
+        await until(lambda: scene.num_connections == 1)
+        await scene.server.drain()
+        assert await to_end(reader) == b""
+        assert scene.num_asked == 0
+
+    play(part, Patience(rest_s=0.1))
