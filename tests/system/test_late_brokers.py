@@ -51,4 +51,5 @@ def test_a_stack_starts_before_its_brokers(
     stack.wait_ready(0, 1)
     whole_answer(stack, 5)
     assert "Traceback" not in "".join(process.text() for process in stack.processes)
-    nats.kill(), etcd.kill()
+    for server in nats, etcd:
+        server.kill()
