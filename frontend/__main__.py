@@ -114,11 +114,7 @@ def _serve_in_processes(settings: FrontendSettings, seal: Seal, listener: socket
 
 
 async def serve(
-    settings: FrontendSettings,
-    seal: Seal,
-    listener: Accepting,
-    siblings: Siblings,
-    shutdown: Shutdown,
+    settings: FrontendSettings, seal: Seal, listener: Accepting, siblings: Siblings, shutdown: Shutdown
 ) -> int:
     """Serve until shutdown, then let running answers finish within the drain timeout."""
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
