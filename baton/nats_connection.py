@@ -1,6 +1,6 @@
 """One process's connection to a NATS server: its subjects, and the frames waiting to be published.
 
-Whoever can reach the server can publish to any subject. So each frame carries a MAC, with a key that is in
+Anyone who can reach the server can publish to any subject. So each frame carries a MAC, with a key that is in
 the worker's address: only those who can read the registry know it.
 """
 
