@@ -44,7 +44,7 @@ class FrontendSettings:
     request_timeout_s: float = flag(600.0, "deadline of a request", metavar="S")
     wait_for_worker_s: float = flag(
         15.0,
-        "how long a running answer waits if all decode workers are lost, a new request for NATS",
+        "how long a request waits when all decode workers are lost, and a new one for NATS",
         metavar="S",
     )
     drain_timeout_s: float = flag(30.0, "time for running answers to finish after SIGTERM", metavar="S")
