@@ -106,6 +106,12 @@ class HandoffFailed(BatonError):
     retryable = True
 
 
+class HandoffStalled(HandoffFailed):
+    """No KV reaches the decode worker: both workers may be healthy, but not the network between them."""
+
+    code = "handoff_stalled"
+
+
 class DeadlineExceeded(BatonError):
     """The request's deadline was exceeded."""
 
@@ -134,7 +140,7 @@ _BY_CODE: dict[str, type[BatonError]] = {
     cls.code: cls
     for cls in (
         BatonError, InvalidRequest, ModelNotFound, Overloaded, NoWorkers, NotReady, WorkerLost,
-        BrokerLost, HandoffFailed, DeadlineExceeded, EngineFailure,
+        BrokerLost, HandoffFailed, HandoffStalled, DeadlineExceeded, EngineFailure,
     )
 }  # fmt: skip
 

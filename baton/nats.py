@@ -21,12 +21,10 @@ from baton.errors import BrokerLost, WorkerLost
 from baton.messages import Reply, Request
 from baton.nats_connection import CONNECT_TIMEOUT_S, LIMITS, Box, Mac, NatsWire, Post
 from baton.serving import Service, WorkerLink
-from baton.streams import CallerLink, Pace, call_over
+from baton.streams import LIVENESS_S, TICK_S, CallerLink, Pace, call_over
 from baton.transport import Respond
 
-_TICK_S = 0.25
-"""While calls run, heartbeats detect a dead worker within this time; a link without calls is dropped."""
-_SETTLE_S = 2 * _TICK_S
+_SETTLE_S = 2 * TICK_S
 """After an outage, workers have this time to reconnect too, before calls go to them."""
 _SCHEME = "nats://"
 _CALLER = "baton.v1.caller."
@@ -37,7 +35,7 @@ _AWAY = "the NATS server is unreachable"
 # By default nats-py gives up after 60 attempts and notices a hung server after 4 minutes, here in 2 to 3 s.
 _OPTIONS: dict[str, Any] = {
     "name": "baton", "connect_timeout": CONNECT_TIMEOUT_S,
-    "max_reconnect_attempts": -1, "reconnect_time_wait": _TICK_S,
+    "max_reconnect_attempts": -1, "reconnect_time_wait": TICK_S,
     "ping_interval": 1, "max_outstanding_pings": 2,
 }  # fmt: skip
 
@@ -49,14 +47,12 @@ log = logging.getLogger(__name__)
 class NatsTransport:
     """`Transport` over a NATS server; addresses are `nats://SUBJECT#KEY`, both new for each `serve`.
 
-    Connects on first use and reconnects forever. A peer that is silent for `liveness_s` is dead. `options`
-    are passed to nats-py's `connect`: `user` and `password`, `token`, `user_credentials` (path of a .creds
-    file), `nkeys_seed`, `tls` (an ssl.SSLContext).
+    Connects on first use and reconnects forever. A worker that is silent for `liveness_s` is lost. `options`
+    are passed to nats-py's `connect`: `user`, `password`, `token`, `user_credentials`, `nkeys_seed`, `tls`.
     """
 
-    def __init__(self, server_url: str, *, liveness_s: float = 10.0, **options: Any) -> None:
-        tick_s = min(_TICK_S, liveness_s / 4)
-        self._pace = Pace(tick_s=tick_s, num_silent=round(liveness_s / tick_s), num_idle=1)
+    def __init__(self, server_url: str, *, liveness_s: float = LIVENESS_S, **options: Any) -> None:
+        self._pace = Pace.of(liveness_s)
         self._server_url = server_url
         callbacks = {"error_cb": _on_error, "disconnected_cb": self._on_disconnect}
         self._options: dict[str, Any] = {"flush_timeout": liveness_s, **callbacks, **_OPTIONS, **options}
@@ -93,13 +89,18 @@ class NatsTransport:
         """`Transport.call`."""
         return call_over(functools.partial(self._link_to, address), request)
 
+    def lose(self, address: str, reason: str) -> None:
+        """`Transport.lose`."""
+        if (link := self._links.get(address)) is not None:
+            link.lose(reason)
+
     async def reachable(self) -> None:
         """`Transport.reachable`."""
         while not self._closed:
             try:
                 await self._connected()
             except ConnectionError:
-                await asyncio.sleep(_TICK_S)  # the server is away: try again after a pause
+                await asyncio.sleep(TICK_S)  # the server is away: try again after a pause
             else:
                 return
 

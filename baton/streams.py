@@ -19,19 +19,30 @@ from baton.messages import GenerateRequest, Reply, Request, TokenChunk
 WINDOW = 256
 """Maximum unconsumed replies of one stream."""
 
+LIVENESS_S = 2.0
+"""A worker that is silent for this long is lost: its callers go on with another one."""
+TICK_S = 0.25
 _MOST_MERGED_TOKENS = 64
 
 log = logging.getLogger(__name__)
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """A plane's timing: a heartbeat each `tick_s`; a peer is dead after `num_silent` silent ticks; a caller
+    """A plane's timing: a heartbeat each `tick_s`; a worker is lost after `num_silent` silent ticks; a caller
     drops a link after `num_idle` ticks without a call.
     """
 
     tick_s: float
     num_silent: int
     num_idle: int
+
+    @classmethod
+    def of(cls, liveness_s: float, idle_s: float = 0.0) -> "Pace":
+        """A worker is lost after `liveness_s` of silence; a link without calls is dropped after `idle_s`."""
+        tick_s = min(TICK_S, liveness_s / 4)
+        return cls(
+            tick_s=tick_s, num_silent=round(liveness_s / tick_s), num_idle=max(1, round(idle_s / tick_s))
+        )
 
 
 class Pulse:

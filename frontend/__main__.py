@@ -34,6 +34,8 @@ from frontend.turn.seal import Seal
 from frontend.turn.thoughts import Thoughts
 
 MIN_KEY_BYTES = 32
+SWITCH_INTERVAL_S = 0.001
+"""How long a thread that reads a long body keeps the event loop waiting; Python's default is 5 ms."""
 SYNC_TIMEOUT_S = 5.0
 """A process gets connections when it knows the workers, or after this time."""
 
@@ -112,11 +114,7 @@ def _serve_in_processes(settings: FrontendSettings, seal: Seal, listener: socket
 
 
 async def serve(
-    settings: FrontendSettings,
-    seal: Seal,
-    listener: Accepting,
-    siblings: Siblings,
-    shutdown: Shutdown,
+    settings: FrontendSettings, seal: Seal, listener: Accepting, siblings: Siblings, shutdown: Shutdown
 ) -> int:
     """Serve until shutdown, then let running answers finish within the drain timeout."""
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
@@ -132,6 +130,7 @@ async def serve(
         model_path=settings.model_path,
         request_timeout_s=settings.request_timeout_s,
         aliases=parse_aliases(settings.model_alias),
+        no_progress_s=settings.no_progress_s,
     )
     services = _services(settings, fleet, transport, siblings)
     app = create_app(services, ServerState(responses, seal))
@@ -139,6 +138,7 @@ async def serve(
     answering = siblings.answering(services.thoughts, services.metrics, responses.runs)
     async with fleet.keep_current() as following, answering:
         leave_start_uncollected()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         server.start(listener)
         log.info("listening address=http://%s:%d", *listener.getsockname()[:2])
         await first_of(shutdown.wait(), needed(settings.wires.plane_name(), transport.reachable()))

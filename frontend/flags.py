@@ -7,6 +7,7 @@ from baton.connect import HTTP_HOST, HTTP_PORT, Wires
 from baton.flags import flag
 from frontend.routing.names import parse_aliases
 from frontend.routing.router import RouterMode
+from frontend.routing.watchdog import NO_PROGRESS_S
 
 MAX_PROCESSES = 64
 
@@ -42,6 +43,9 @@ class FrontendSettings:
     )
     model_path: Path | None = flag(None, "folder with tokenizer.json (default: the workers' model path)")
     request_timeout_s: float = flag(600.0, "deadline of a request", metavar="S")
+    no_progress_s: float = flag(
+        NO_PROGRESS_S, "a worker that gets on with no request for so long is tried", metavar="S"
+    )
     wait_for_worker_s: float = flag(
         15.0,
         "how long a request waits when all decode workers are lost, and a new one for NATS",
@@ -69,6 +73,8 @@ class FrontendSettings:
             raise ValueError(f"--wait-for-worker-s {self.wait_for_worker_s:g}: must be 0 or more")
         if self.request_timeout_s <= 0:
             raise ValueError(f"--request-timeout-s {self.request_timeout_s}: must be greater than 0")
+        if self.no_progress_s <= 0:
+            raise ValueError(f"--no-progress-s {self.no_progress_s:g}: must be greater than 0")
 
     @property
     def cors_origins(self) -> list[str]:

@@ -11,6 +11,7 @@ from baton.errors import (
     DeadlineExceeded,
     EngineFailure,
     HandoffFailed,
+    HandoffStalled,
     InvalidRequest,
     ModelNotFound,
     NotReady,
@@ -59,7 +60,7 @@ _ASKING: Errors = (
 )  # fmt: skip
 _GENERATING: Errors = (
     *_ASKING, ContextTooLong, Overloaded, EngineFailure, WorkerLost, BrokerLost, HandoffFailed,
-    NotReady, DeadlineExceeded,
+    HandoffStalled, NotReady, DeadlineExceeded,
 )  # fmt: skip
 _STORED: Errors = (InvalidRequest, ResponseNotFound, StoreFailure)
 _WITH_RETRY_AFTER = frozenset({429, 503})

@@ -73,6 +73,9 @@ class ScriptedWorkers:
     def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
         raise NotImplementedError
 
+    def lose(self, address: str, reason: str) -> None:
+        raise NotImplementedError
+
     async def reachable(self) -> None:
         while self.broker_is_away:
             await asyncio.sleep(0.25)  # as NatsTransport asks

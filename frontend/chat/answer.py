@@ -12,24 +12,28 @@ from frontend.chat.objects import ChatCompletion
 from frontend.chat.request import not_enforced, turn_request
 from frontend.harmony.deltas import Delta
 from frontend.http import sse
-from frontend.http.body import decode
+from frontend.http.body import decode, read
 from frontend.http.errors import ErrorBody
 from frontend.http.services import Services
 from frontend.text.served import ServedModel
 from frontend.turn.choice import Choice
 from frontend.turn.chunks import SYSTEM_FINGERPRINT, Envelope
 from frontend.turn.prepare import prepare
-from frontend.turn.request import Asker
+from frontend.turn.request import Asker, TurnRequest
 from frontend.turn.usage import UsageBody
 
 
 async def prepare_chat(raw: bytes, asker: Asker, services: Services) -> "ChatAnswer":
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
-    body, unknown = decode(raw, ChatBody)
-    request = turn_request(body, len(raw))
+    body, unknown, request = await read(raw, _read)
     served = services.fleet.served(body.model)
     choices = await prepare(request, asker, served, services.thoughts, max_choices=services.max_choices)
     return ChatAnswer(body, served, choices, ignored=(*unknown, *not_enforced(body)))
+
+
+def _read(raw: bytes) -> tuple[ChatBody, tuple[str, ...], TurnRequest]:
+    body, unknown = decode(raw, ChatBody)
+    return body, unknown, turn_request(body, len(raw))
 
 
 class ChatAnswer:

@@ -10,7 +10,7 @@ from frontend.completions.body import CompletionBody
 from frontend.completions.objects import Completion, CompletionChoiceBody
 from frontend.harmony.deltas import Delta, TextDelta
 from frontend.http import sse
-from frontend.http.body import decode
+from frontend.http.body import decode, read
 from frontend.http.errors import ErrorBody
 from frontend.http.services import Services
 from frontend.text.served import ServedModel
@@ -30,11 +30,15 @@ _encode = msgspec.json.Encoder().encode
 
 async def prepare_completion(raw: bytes, asker: Asker, services: Services) -> "CompletionAnswer":
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
-    body, unknown = decode(raw, CompletionBody)
-    request = turn_request(body, len(raw))
+    body, unknown, request = await read(raw, _read)
     served = services.fleet.served(body.model)
     choices = await prepare(request, asker, served, services.thoughts, max_choices=services.max_choices)
     return CompletionAnswer(body, served, choices, ignored=unknown)
+
+
+def _read(raw: bytes) -> tuple[CompletionBody, tuple[str, ...], TurnRequest]:
+    body, unknown = decode(raw, CompletionBody)
+    return body, unknown, turn_request(body, len(raw))
 
 
 def turn_request(body: CompletionBody, num_bytes: int) -> TurnRequest:

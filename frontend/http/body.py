@@ -1,8 +1,9 @@
 """Decodes and validates request bodies: errors name the field, unknown fields are reported."""
 
+import asyncio
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -13,6 +14,11 @@ from frontend.http.faults import first_fault, type_of
 from frontend.turn.fields import Refused
 
 AnyBody = TypeVar("AnyBody", bound=msgspec.Struct)
+T = TypeVar("T")
+
+LONG_BYTES = 64 << 10
+MAX_EXPLAINED_BYTES = 1 << 20
+"""A longer body gets the library's error: decoding it without types would hold up running streams."""
 
 _NUMBER = re.compile(r"\[\d+\]")
 # A surrogate pair, a lone surrogate, or any other escape, so that an escaped backslash is passed over.
@@ -20,6 +26,11 @@ _ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u([dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
     re.DOTALL,
 )
+
+
+async def read(raw: bytes, reading: Callable[[bytes], T]) -> T:
+    """What `reading` makes of a body, in a thread if it is long, so that running streams do not stall."""
+    return await asyncio.to_thread(reading, raw) if len(raw) > LONG_BYTES else reading(raw)
 
 
 def decode(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ...]]:
@@ -48,6 +59,8 @@ def _decoded(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, 
         return msgspec.json.decode(raw, type=body_type), tuple(sorted(_unknown(fields, body_type)))
     except msgspec.ValidationError as error:
         refusal = InvalidRequest(f"The JSON body is invalid: {error}.")
+        if len(raw) > MAX_EXPLAINED_BYTES:
+            raise refusal from None
         raise invalid(msgspec.json.decode(raw), body_type) or refusal from None
 
 

@@ -1,6 +1,8 @@
 """The Messages API's routes: create a message, count tokens."""
 
-from frontend.http.body import decode
+from typing import TypeVar
+
+from frontend.http.body import decode, read
 from frontend.http.exchange import Exchange, ignored_header
 from frontend.http.respond import Serve, generating
 from frontend.http.services import Services
@@ -10,8 +12,10 @@ from frontend.messages.objects import TokenCount
 from frontend.messages.request import Reading
 from frontend.metrics import Tally
 from frontend.turn.prepare import encode, prepare
-from frontend.turn.request import Asker
+from frontend.turn.request import Asker, TurnRequest
 from frontend.turn.seal import Seal
+
+AnyBody = TypeVar("AnyBody", bound=Counted)
 
 
 class MessagesRoutes:
@@ -29,9 +33,7 @@ class MessagesRoutes:
 
     async def prepare(self, raw: bytes, asker: Asker, services: Services) -> MessagesAnswer:
         """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
-        body, unknown = decode(raw, MessagesBody)
-        reading = Reading(body, self._seal)
-        request = reading.turn_request(len(raw))
+        body, unknown, reading, request = await read(raw, lambda raw: self._read(raw, MessagesBody))
         services.check_tools(reading.left_out)
         served = services.fleet.served(body.model)
         (choice,) = await prepare(request, asker, served, services.thoughts, max_choices=1)
@@ -49,9 +51,7 @@ class MessagesRoutes:
     async def count_tokens(self, exchange: Exchange, services: Services, tally: Tally) -> None:
         """`POST /v1/messages/count_tokens`."""
         raw = await exchange.read_body(services.max_body_bytes)
-        body, unknown = decode(raw, Counted)
-        reading = Reading(body, self._seal)
-        request = reading.turn_request(len(raw))
+        body, unknown, reading, request = await read(raw, lambda raw: self._read(raw, Counted))
         services.check_tools(reading.left_out)
         served = services.fleet.served(body.model)
         tally.model = served.name
@@ -59,3 +59,10 @@ class MessagesRoutes:
         ignored = (*unknown, *sorted(reading.left_out))
         services.metrics.count_ignored(ignored)
         await exchange.answer(200, TokenCount(input_tokens=len(prompt.token_ids)), ignored_header(ignored))
+
+    def _read(
+        self, raw: bytes, body_type: type[AnyBody]
+    ) -> tuple[AnyBody, tuple[str, ...], Reading, TurnRequest]:
+        body, unknown = decode(raw, body_type)
+        reading = Reading(body, self._seal)
+        return body, unknown, reading, reading.turn_request(len(raw))

@@ -5,7 +5,7 @@ from functools import partial
 import msgspec
 
 from frontend.harmony.conversation import Conversation
-from frontend.http.body import decode
+from frontend.http.body import decode, read
 from frontend.http.services import Services
 from frontend.responses.answer import ResponseAnswer
 from frontend.responses.body import SEALED, ResponseBody
@@ -75,7 +75,7 @@ async def count_input_tokens(
 
 
 async def _asked(raw: bytes, owner: str, services: Services, state: ResponseState, seal: Seal) -> Asked:
-    body, unknown = decode(raw, ResponseBody)
+    body, unknown = await read(raw, partial(decode, body_type=ResponseBody))
     check_served(body)
     reader = InputReader(seal, partial(services.thoughts.recall, owner))
     items = [await resolved(item, i, state.store) for i, item in enumerate(reader.read(body.input))]
@@ -85,10 +85,12 @@ async def _asked(raw: bytes, owner: str, services: Services, state: ResponseStat
     services.check_tools(offered.left_out)
     # A short body may continue a long conversation.
     num_bytes = len(raw) + (LONG_BYTES if earlier else 0)
+    made = partial(turn_request, body, offered, earlier, items, num_bytes)
+    request = await read(raw, lambda _: made())
     return Asked(
         body=body,
         items=items,
         offered=offered,
-        request=turn_request(body, offered, earlier, items, num_bytes),
+        request=request,
         ignored=(*unknown, *sorted(reader.left_out), *not_enforced(body, offered)),
     )

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, aclosing
 
 import msgspec
 
-from baton.errors import BatonError, BrokerLost, HandoffFailed, NoWorkers, WorkerLost
+from baton.errors import BatonError, BrokerLost, HandoffFailed, HandoffStalled, NoWorkers, WorkerLost
 from baton.messages import GenerateRequest, KvHandoff, PrefillFirst, Reply, Role, TokenChunk, WorkerInfo
 from baton.transport import Transport
 from frontend.metrics import RoutingMetrics
@@ -72,8 +72,10 @@ class Generator:
                         chunk = await anext(rest, None)
                     raise WorkerLost("The worker ended the stream before the answer was complete.")
                 except BatonError as error:
-                    if isinstance(error, WorkerLost) and progress.asked:
-                        self._fleet.suspect(progress.asked[-1])
+                    if lost := progress.lost_with(error):
+                        self._fleet.suspect(lost)
+                    if isinstance(error, HandoffStalled) and progress.prefill:
+                        self._fleet.part(progress.prefill, progress.asked[-1])
                     progress.note_failure(error)
                     log.warning("retry request_id=%s after %s: %s", request.request_id, error.code, error)
 
@@ -117,7 +119,7 @@ class Generator:
         if decode is None and prefill is not None:
             self._metrics.count_prefill("prefill", "always")
         if prefill is None:
-            self._metrics.count_prefill("decode", "no_prefill_worker")
+            self._metrics.count_prefill("decode", "stalled" if progress.is_stalled else "no_prefill_worker")
             decode = decode or self._choose(Role.DECODE, progress)
             tokens = await self._decode(request, progress, calls, decode)
             return await anext(tokens, None), tokens
@@ -125,7 +127,9 @@ class Generator:
         prefilling = await calls.enter_async_context(AsyncExitStack())
         pinned = await self._call(prefill, request, progress, prefilling)
         began_s = time.perf_counter()
-        first = await anext(pinned, None)
+        with self._fleet.waiting(prefill, arrived := []):
+            first = await anext(pinned, None)
+            arrived.append(first)
         self._metrics.prefill_s.observe(time.perf_counter() - began_s)
         if isinstance(first, TokenChunk):
             return first, pinned
@@ -146,6 +150,7 @@ class Generator:
         """The answer of a decode worker that lacks little of the prompt; None if prefill is needed."""
         request = msgspec.structs.replace(request, local_prefill_tokens=self._local_prefill_tokens)
         async with AsyncExitStack() as trying:
+            trying.enter_context(self._fleet.waiting(decode, progress.token_ids))
             tokens = await self._call(decode, request, progress, trying)
             first = await anext(tokens, None)
             if not isinstance(first, PrefillFirst):
@@ -164,6 +169,7 @@ class Generator:
     ) -> AsyncGenerator[Reply, None]:
         if decode is None:
             raise self._no_decode(request)
+        calls.enter_context(self._fleet.waiting(decode, progress.token_ids))
         return await self._call(decode, request, progress, calls)
 
     def _no_decode(self, request: GenerateRequest) -> NoWorkers:
@@ -178,6 +184,8 @@ class Generator:
     def _eligible(
         self, role: Role, progress: Progress, paired_with: WorkerInfo | None = None
     ) -> list[WorkerInfo]:
+        if role is Role.PREFILL and progress.is_stalled:
+            return []
         live = self._fleet.workers(progress.request.model, role, paired_with=paired_with)
         return [worker for worker in live if worker.incarnation not in progress.avoided]
 
@@ -201,7 +209,8 @@ async def _first_chunk(
         if not arriving.done() and (error := moved.exception()) is not None:
             if isinstance(error, BrokerLost):
                 raise error
-            raise HandoffFailed(f"The prefill worker failed before the KV was transferred: {error}")
+            failed = f"The prefill worker failed before the KV was transferred: {error}"
+            raise HandoffFailed(failed) from error
         return await arriving
     finally:
         arriving.cancel()

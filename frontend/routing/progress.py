@@ -9,9 +9,11 @@ from baton.errors import (
     BrokerLost,
     DeadlineExceeded,
     HandoffFailed,
+    HandoffStalled,
     NotReady,
     NoWorkers,
     Overloaded,
+    WorkerLost,
 )
 from baton.messages import GenerateRequest, WorkerInfo
 
@@ -31,6 +33,7 @@ class Progress:
         self.asked: list[WorkerInfo] = []
         self.prefill: WorkerInfo | None = None
         self.avoided: set[str] = set()
+        self.is_stalled = False  # decode prefills by itself, rather than wait for another worker's KV in vain
         self.error: BatonError | None = None
         self._num_failures = 0
         self._num_tokens_before = 0
@@ -52,6 +55,12 @@ class Progress:
             deadline_s=self.time_left_s,
         )
 
+    def lost_with(self, error: BatonError) -> WorkerInfo | None:
+        """The worker that this failure proves lost."""
+        if isinstance(error.__cause__, WorkerLost):  # prefill, while decode was waiting for its KV
+            return self.prefill
+        return self.asked[-1] if isinstance(error, WorkerLost) and self.asked else None
+
     def note_failure(self, error: BatonError) -> None:
         """Record which worker to avoid. Raises the error if the request cannot be retried."""
         if not (error.retryable or isinstance(error, NoWorkers)):
@@ -63,6 +72,7 @@ class Progress:
         blamed = self._blamed(error)
         if blamed is not None:
             self.avoided.add(blamed.incarnation)
+        self.is_stalled |= isinstance(error, HandoffStalled)
         self.asked.clear()
         self.prefill = None
         self.error = error

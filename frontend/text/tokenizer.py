@@ -11,6 +11,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from baton.errors import InvalidRequest
+from frontend.text.pieces import PIECE_CHARS, pieces
 from frontend.text.specials import Segment, SpecialToken
 from frontend.text.vocabulary import Vocabulary
 
@@ -26,6 +27,10 @@ class _AddedToken(msgspec.Struct):
 
 class _Model(msgspec.Struct):
     vocab: dict[str, int]
+
+
+class TooManyTokens(Exception):
+    """The text has more tokens than the limit; the rest was not tokenised."""
 
 
 class ModelTokenizer:
@@ -71,8 +76,9 @@ class ModelTokenizer:
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"{path}: {error}") from error
 
-    def encode_segments(self, segments: Iterable[Segment]) -> list[int]:
-        """The prompt's token ids; text that spells a control token stays plain text."""
+    def encode_segments(self, segments: Iterable[Segment], *, limit: int | None = None) -> list[int]:
+        """The prompt's token ids; text that spells a control token stays plain text. Raises TooManyTokens as
+        soon as there are more than `limit`."""
         ids: list[int] = []
         for segment in segments:
             if isinstance(segment, SpecialToken):
@@ -80,20 +86,22 @@ class ModelTokenizer:
             elif isinstance(segment, array):
                 ids.extend(segment)
             else:
-                ids.extend(self._encode_cached(segment))
+                ids.extend(self._encode_cached(segment, _rest(limit, ids)))
+            _rest(limit, ids)
         return ids
 
-    def encode_text(self, text: str, *, allow_special: bool = False) -> list[int]:
-        """Token ids of raw text; `allow_special` encodes spelled-out control tokens as such."""
+    def encode_text(self, text: str, *, allow_special: bool = False, limit: int | None = None) -> list[int]:
+        """Token ids of raw text; `allow_special` encodes spelled-out control tokens as such. Raises
+        TooManyTokens as soon as there are more than `limit`."""
         if not allow_special:
-            return self._encode(text)
+            return self._encode(text, limit)
         ids: list[int] = []
         stop = 0
         for match in self._added_pattern.finditer(text):
-            ids += self._encode(text[stop : match.start()])
+            ids += self._encode(text[stop : match.start()], _rest(limit, ids))
             ids.append(self._added[match.group()])
             stop = match.end()
-        return ids + self._encode(text[stop:])
+        return ids + self._encode(text[stop:], _rest(limit, ids))
 
     def checked(self, token_ids: list[int], model: str, path: str) -> list[int]:
         """Returns the ids, which come from the field `path`. Raises InvalidRequest if one is out of range."""
@@ -114,14 +122,23 @@ class ModelTokenizer:
         """The text of the tokens except control tokens; invalid UTF-8 becomes U+FFFD."""
         return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
 
-    def _encode_cached(self, text: str) -> Sequence[int]:
+    def _encode_cached(self, text: str, limit: int | None) -> Sequence[int]:
         ids = self._cache.get(text)
         if ids is None:
-            ids = array("I", self._encode(text))
+            ids = array("I", self._encode(text, limit))
             self._cache.put(text, ids)
         return ids
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, limit: int | None = None) -> list[int]:
+        if len(text) <= PIECE_CHARS:
+            return self._encode_piece(text)
+        ids: list[int] = []
+        for piece in pieces(text):
+            ids += self._encode_piece(piece)
+            _rest(limit, ids)
+        return ids
+
+    def _encode_piece(self, text: str) -> list[int]:
         try:
             return self._encode_valid(text)
         except TypeError:  # the library raises it for lone surrogates
@@ -131,6 +148,15 @@ class ModelTokenizer:
         # `encode` would hold the GIL and compute unused offsets.
         ids: list[int] = self._ordinary.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
+
+
+def _rest(limit: int | None, ids: Sequence[int]) -> int | None:
+    """How many more there may be. Raises TooManyTokens."""
+    if limit is None:
+        return None
+    if len(ids) > limit:
+        raise TooManyTokens
+    return limit - len(ids)
 
 
 class _SegmentCache:

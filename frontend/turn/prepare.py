@@ -10,7 +10,8 @@ from baton.messages import GenerateRequest, Sampling
 from frontend.harmony.conversation import Conversation
 from frontend.harmony.parse import HarmonyParser
 from frontend.harmony.render import render
-from frontend.text.served import ServedModel
+from frontend.text.served import ContextTooLong, ServedModel
+from frontend.text.tokenizer import TooManyTokens
 from frontend.turn.choice import Choice, Reader
 from frontend.turn.demanded import demanded_form
 from frontend.turn.form import guided, raw_guided, with_form
@@ -22,6 +23,8 @@ from frontend.turn.written import Encoded, encoded
 
 # Longer prompts are rendered and tokenised in a thread, so that running streams do not stall.
 LONG_BYTES = 8192
+COUNTED_CONTEXTS = 2
+"""A prompt of more than this many contexts is refused before the rest of it is tokenised."""
 
 
 async def prepare(
@@ -79,15 +82,23 @@ def _check_num_choices(request: TurnRequest, max_choices: int) -> None:
 
 def _encoded(request: TurnRequest, served: ServedModel) -> list[Encoded]:
     tokenizer = served.tokenizer
-    if isinstance(request.prompt, Conversation):
-        return [encoded(render(request.prompt), tokenizer)]
-    prompts = (
-        tokenizer.encode_text(prompt, allow_special=True)
-        if isinstance(prompt, str)
-        else tokenizer.checked(prompt, served.name, request.path)
-        for prompt in request.prompt.prompts
-    )
-    return [Encoded(token_ids=token_ids) for token_ids in prompts]
+    limit = COUNTED_CONTEXTS * served.context_length
+    try:
+        if isinstance(request.prompt, Conversation):
+            return [encoded(render(request.prompt), tokenizer, limit)]
+        prompts = (
+            tokenizer.encode_text(prompt, allow_special=True, limit=limit)
+            if isinstance(prompt, str)
+            else tokenizer.checked(prompt, served.name, request.path)
+            for prompt in request.prompt.prompts
+        )
+        return [Encoded(token_ids=token_ids) for token_ids in prompts]
+    except TooManyTokens:
+        raise ContextTooLong(
+            f"This model's maximum context length is {served.context_length} tokens, but `{request.path}` "
+            f"has more than {limit} tokens. Shorten it to leave room for the answer.",
+            param=request.path,
+        ) from None
 
 
 def _token_requests(

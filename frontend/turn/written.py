@@ -102,8 +102,8 @@ class Encoded(msgspec.Struct, frozen=True, kw_only=True):
     history: dict[str, int] = {}
 
 
-def encoded(segments: Iterable[Segment], tokenizer: ModelTokenizer) -> Encoded:
-    """The tokens of a rendered prompt."""
+def encoded(segments: Iterable[Segment], tokenizer: ModelTokenizer, limit: int) -> Encoded:
+    """The tokens of a rendered prompt. Raises TooManyTokens if there are more than `limit`."""
     token_ids: list[int] = []
     num_opening = 0
     nums = {"written": 0, "rendered": 0}
@@ -117,7 +117,7 @@ def encoded(segments: Iterable[Segment], tokenizer: ModelTokenizer) -> Encoded:
             author = segment
             if not num_opening and _is_assistant(author):
                 num_opening = start
-        token_ids += tokenizer.encode_segments([segment])
+        token_ids += tokenizer.encode_segments([segment], limit=limit - len(token_ids))
         if isinstance(segment, array):
             nums["written"] += len(segment)
         elif segment in _ENDS and _is_assistant(author):

@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
-from tests.stack import MODEL, Stack
+from tests.stack import MODEL, Process, Stack
 from tests.waiting import PATIENCE_S
 
 
@@ -76,3 +78,69 @@ def test_memory_stays_flat(stack: Stack, tmp_path: Path, num_requests: int) -> N
     for process, first, last in zip(stack.processes, before, after, strict=True):
         assert last - first < 8 * 2**20, f"{process.name} grew from {first} to {last} bytes"
     stack.wait_idle()
+
+
+# A hundred times the context of the demo's workers.
+TOO_LONG = "far too long a text " * 250_000
+MOST_GROWTH_BYTES = 150_000_000
+
+
+def test_a_prompt_far_beyond_the_context_costs_no_more_memory_than_its_body(stack: Stack) -> None:
+    frontend = stack.frontend()
+    stack.worker("prefill"), stack.worker("decode")
+    stack.wait_ready(1, 1)
+    body = {"model": MODEL, "messages": [{"role": "user", "content": TOO_LONG}]}
+    before = frontend.rss_bytes
+    for _ in range(3):
+        refused = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert frontend.rss_bytes - before < MOST_GROWTH_BYTES
+
+
+# As many as there may be, but a machine may allow fewer open files.
+MOST_STREAMS = 10_000
+MOST_STREAM_BYTES = 60_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ten_thousand_streams_are_open_at_once(stack: Stack, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_streams = min(MOST_STREAMS, hard - 3000)
+    slow = tmp_path / "slow.yaml"
+    sizes = {"max_batch_size": num_streams + 1, "max_queue_size": num_streams + 1}
+    slow.write_text(yaml.safe_dump({"decode_step_ms": 5000, "prefill_tokens_per_s": 1e7, **sizes}))
+    frontend = stack.frontend()
+    stack.worker("prefill", yaml=slow), stack.worker("decode", yaml=slow)
+    stack.wait_ready(1, 1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        asyncio.run(open_many(num_streams, frontend, int(stack.url.rpartition(":")[2])))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def open_many(num_streams: int, frontend: Process, port: int) -> None:
+    """Open the streams, without a client library: those take longer the more connections there are."""
+    body = json.dumps(
+        {"model": MODEL, "prompt": "word " * 100, "max_tokens": 20_000, "stream": True}
+    ).encode()
+    fields = f"host: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    head = f"POST /v1/completions HTTP/1.1\r\n{fields}\r\n\r\n".encode()
+
+    async def opened() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head + body)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        return reader, writer
+
+    async with asyncio.timeout(5 * PATIENCE_S):
+        streams = [await opened()]
+        before = frontend.rss_bytes
+        while len(streams) < num_streams:
+            streams += await asyncio.gather(*[opened() for _ in range(100)])
+        for reader, _ in streams:
+            await reader.readuntil(b'data: {"id"')  # a token
+    assert frontend.rss_bytes - before < num_streams * MOST_STREAM_BYTES
+    for _, writer in streams:
+        writer.close()

@@ -71,6 +71,9 @@ class Registry:
     def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
         raise NotImplementedError
 
+    def lose(self, address: str, reason: str) -> None:
+        raise NotImplementedError
+
     async def reachable(self) -> None:
         pass
 

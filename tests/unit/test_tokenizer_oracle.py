@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontend.text.pieces import pieces
 from frontend.text.tokenizer import ModelTokenizer
 
 pytest_plugins = ["tests.oracle"]
@@ -17,6 +18,12 @@ def test_text_becomes_the_same_tokens(
     ids = tokenizer.encode_text(text)
     assert ids == oracle.encode(text, disallowed_special=())
     assert tokenizer.decode(ids) == text
+
+
+@given(st.text("aB1 '\n\r\t.,-sS\u00a0é", max_size=60), st.integers(1, 10))
+def test_text_in_pieces_becomes_the_same_tokens(tokenizer: ModelTokenizer, text: str, num_chars: int) -> None:
+    parts = pieces(text, num_chars)
+    assert [i for part in parts for i in tokenizer.encode_text(part)] == tokenizer.encode_text(text)
 
 
 @pytest.mark.parametrize("text", ["\ud83d", "a\ude00b", "\ud83d\ude00", "x\ud800\ud800"])
