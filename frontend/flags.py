@@ -48,7 +48,7 @@ class FrontendSettings:
     )
     wait_for_worker_s: float = flag(
         15.0,
-        "how long a running answer waits if all decode workers are lost, a new request for NATS",
+        "how long a request waits when all decode workers are lost, and a new one for NATS",
         metavar="S",
     )
     drain_timeout_s: float = flag(30.0, "time for running answers to finish after SIGTERM", metavar="S")

@@ -5,12 +5,13 @@ Where there is no root, `tests/contract/test_transport_faults.py` cuts one conne
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from tests.answers import Stream, whole_answer
 from tests.network import Network, why_not
-from tests.stack import Stack
+from tests.stack import Process, Stack
 from tests.waiting import scaled, wait_for
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -107,3 +108,34 @@ def test_a_pair_hands_over_again_when_its_network_works(stack: Stack, network: N
     num_moved = stack.gauge("baton_num_handoffs")
     assert whole_answer(stack, prompt="moved again")
     assert stack.gauge("baton_num_handoffs") > num_moved
+
+
+@pytest.mark.slow
+def test_streams_outlive_a_network_that_cuts_the_frontend_off_from_nats(tmp_path: Path) -> None:
+    network = Network("nats", "workers")
+    nats, workers = network.hosts["nats"], network.hosts["workers"]
+    environ = {"BATON_REQUEST_PLANE": "nats", "NATS_SERVER": f"nats://{nats.address}:4222"}
+    stack = Stack(tmp_path, environ)
+    try:
+        server = Process(
+            "nats", [*nats.prefix, "nats-server", "-a", nats.address], tmp_path / "nats.log", stack.environ
+        )
+        stack.processes.append(server)
+        frontend = stack.frontend()
+        stack.environ["BATON_HOST"], stack.prefix = workers
+        for role in ("prefill", "decode", "decode"):
+            stack.worker(role)
+        stack.wait_ready(1, 2)
+        expected = whole_answer(stack)
+        streams = [Stream(stack).read(1 + i) for i in range(4)]
+
+        network.cut("nats", "here")
+        wait_for(lambda: "plane=unreachable" in frontend.text())
+        assert network.heal() > 0
+
+        read_all(streams)
+        assert [(stream.text, stream.error) for stream in streams] == [(expected, None)] * 4
+        stack.wait_idle()
+    finally:
+        stack.stop()
+        network.close()
