@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from baton.discovery import Discovery
-from baton.flags import flag
+from baton.flags import flag, without_secrets
 from baton.registry_folder import default_registry, make_private
+from baton.streams import LIVENESS_S, TICK_S
 from baton.transport import Transport
 
 # The frontend's address. Dynamo's names take precedence, because the images set HTTP_HOST.
@@ -31,8 +32,16 @@ class Wires:
     nats_server: str = flag("nats://127.0.0.1:4222", "NATS address", env="NATS_SERVER", metavar="URL")
     file_registry: Path | None = flag(None, "folder of the file registry", env="BATON_FILE_REGISTRY")
     host: str = flag("127.0.0.1", "address to bind and to announce to peers", env="BATON_HOST", metavar="IP")
+    liveness_s: float = flag(
+        LIVENESS_S, "a worker that is silent for so long is lost", env="BATON_LIVENESS_S", metavar="S"
+    )
 
     def __post_init__(self) -> None:
+        if self.liveness_s < 4 * TICK_S:
+            raise ValueError(
+                f"--liveness-s {self.liveness_s:g}: must be at least {4 * TICK_S:g}, as workers send a "
+                f"heartbeat every {TICK_S} s"
+            )
         if self.host in ("", "0.0.0.0", "::"):  # noqa: S104  refused here
             raise ValueError(f"--host {self.host!r}: peers cannot reach it; use this machine's own address")
 
@@ -58,10 +67,20 @@ class Wires:
         if self._plane() == "nats":
             from baton.nats import NatsTransport
 
-            return NatsTransport(self.nats_server)
+            return NatsTransport(self.nats_server, liveness_s=self.liveness_s)
         from baton.tcp import TcpTransport
 
-        return TcpTransport(host=self.host)
+        return TcpTransport(host=self.host, liveness_s=self.liveness_s)
+
+    def plane_name(self) -> str:
+        """The request plane, for messages."""
+        return f"NATS at {without_secrets(self.nats_server)}" if self._plane() == "nats" else "TCP"
+
+    def registry_name(self) -> str:
+        """The registry, for messages."""
+        if self._registry() == "etcd":
+            return f"etcd at {without_secrets(self.etcd_endpoints)}"
+        return f"the registry {self._registry_folder()}"
 
     def check(self) -> None:
         """Raise UnsafeFolder, with advice in its message, if the file registry is not safe."""

@@ -89,12 +89,27 @@ class WorkerLost(BatonError):
     retryable = True
 
 
+class BrokerLost(BatonError):
+    """The request plane's broker is unreachable. That says nothing about the workers behind it."""
+
+    code = "broker_unavailable"
+    status = 503
+    kind = "service_unavailable_error"
+    retryable = True
+
+
 class HandoffFailed(BatonError):
     """The KV cache did not reach the decode worker: it expired or was refused, or its source died."""
 
     code = "handoff_failed"
     status = 502
     retryable = True
+
+
+class HandoffStalled(HandoffFailed):
+    """No KV reaches the decode worker: both workers may be healthy, but not the network between them."""
+
+    code = "handoff_stalled"
 
 
 class DeadlineExceeded(BatonError):
@@ -125,7 +140,7 @@ _BY_CODE: dict[str, type[BatonError]] = {
     cls.code: cls
     for cls in (
         BatonError, InvalidRequest, ModelNotFound, Overloaded, NoWorkers, NotReady, WorkerLost,
-        HandoffFailed, DeadlineExceeded, EngineFailure,
+        BrokerLost, HandoffFailed, HandoffStalled, DeadlineExceeded, EngineFailure,
     )
 }  # fmt: skip
 

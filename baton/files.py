@@ -1,6 +1,7 @@
 """Discovery on one machine: a folder with one locked file per worker."""
 
 import asyncio
+import errno
 import fcntl
 import logging
 import os
@@ -20,6 +21,8 @@ from baton.registry_folder import make_private
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FULL_RETRY_S = 1.0
 _SUFFIX = ".json"
 _UNFINISHED = ".tmp"
 
@@ -40,11 +43,11 @@ class FilesDiscovery:
 
     @asynccontextmanager
     async def register(self, info: WorkerInfo) -> AsyncGenerator[None, None]:
-        """See `Discovery`. Raises OSError if the folder is not writable, UnsafeFolder if others can write to
-        it.
+        """See `Discovery`. Waits while the disk is full. Raises OSError if the folder is not writable,
+        UnsafeFolder if others can write to it.
         """
         registration = _Registration(self._folder, info)
-        registration.write()
+        await self._write(registration)
         keeper = asyncio.create_task(self._keep(registration))
         try:
             yield
@@ -72,6 +75,16 @@ class FilesDiscovery:
     async def close(self) -> None:
         """See `Discovery`. Does nothing."""
 
+    async def _write(self, registration: "_Registration") -> None:
+        while True:
+            try:
+                return registration.write()
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                log.warning("registry=full kind=files error=%s", error)
+            await asyncio.sleep(_FULL_RETRY_S)  # files do not notify
+
     async def _keep(self, registration: "_Registration") -> None:
         while True:
             await asyncio.sleep(self._ttl_s / 3)  # until the file needs a touch
@@ -97,7 +110,7 @@ class _Registration:
         fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(fd, self._value)
+            _write_all(fd, self._value)
             unfinished.replace(self._path)
         except OSError:
             os.close(fd)
@@ -213,6 +226,12 @@ class _View:
             with suppress(OSError):  # can be deleted another time
                 path.unlink()
         return True
+
+
+def _write_all(fd: int, value: bytes) -> None:
+    """Write `value`, of which a full disk may take a part. Raises OSError."""
+    while value:
+        value = value[os.write(fd, value) :]
 
 
 def _inode(path: Path) -> int | None:

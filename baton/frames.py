@@ -185,7 +185,7 @@ class FrameReader(Generic[T]):
         self._decoder = decoder
         self._worker = worker
         self._number = 0
-        self._silent_ticks = 0
+        self.num_silent_ticks = 0
 
     def open(self, frame: bytes | bytearray) -> list[T]:
         """Decode the next frame. Raises LinkBroken."""
@@ -193,18 +193,20 @@ class FrameReader(Generic[T]):
             number, envelopes = self._decoder.decode(frame)
         except msgspec.MsgspecError as error:
             raise LinkBroken(f"version {VERSION} cannot decode its frame: {error}") from None
+        if number < self._number:
+            return []  # on a shared medium, anyone may send again what was sent before
         if number != self._number:
             raise LinkBroken(f"frame {self._number} was lost, got frame {number}")
         if number == 0:
             self._greet(envelopes)
         self._number += 1
-        self._silent_ticks = 0
+        self.num_silent_ticks = 0
         return envelopes
 
     def tick(self) -> int:
         """Count one tick; returns the ticks since the last frame."""
-        self._silent_ticks += 1
-        return self._silent_ticks
+        self.num_silent_ticks += 1
+        return self.num_silent_ticks
 
     def _greet(self, envelopes: list[T]) -> None:
         hello = envelopes[0] if envelopes else None

@@ -12,8 +12,15 @@ import uvloop
 
 from baton.listener import raise_descriptor_limit
 
+START_S = 60.0
+"""How long a process waits at start for what it needs: brokers often start at the same time."""
+
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+class NotStarted(Exception):
+    """What a process needs at start did not come in time. The message is for the operator."""
 
 
 class Shutdown:
@@ -59,15 +66,35 @@ def leave_start_uncollected() -> None:
 
 
 def run(main: Callable[[Shutdown], Coroutine[Any, Any, int]]) -> int:
-    """Run `main` on uvloop with signal handling; returns its exit status."""
+    """Run `main` on uvloop with signal handling; returns its exit status, 1 after NotStarted."""
     raise_descriptor_limit()
 
     async def listening() -> int:
         shutdown = Shutdown()
         shutdown.listen()
-        return await main(shutdown)
+        try:
+            return await main(shutdown)
+        except NotStarted as error:
+            log.error("%s", error)  # noqa: TRY400  a message for the operator
+            return 1
 
     return uvloop.run(listening())
+
+
+async def needed(what: str, wait: Awaitable[T], limit_s: float = START_S) -> T:
+    """Wait for `what` at start, with a line a second. Raises NotStarted after `limit_s`."""
+    waiting = asyncio.ensure_future(wait)
+    try:
+        for waited_s in range(round(limit_s)):
+            if waited_s:
+                log.warning("waiting for %s waited_s=%d limit_s=%g", what, waited_s, limit_s)
+            done, _ = await asyncio.wait([waiting], timeout=1.0)
+            if done:
+                return await waiting
+        raise NotStarted(f"{what} did not answer within {limit_s:g} s; start it first, or check its address")
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
 
 
 async def first_of(*waits: Awaitable[T]) -> T:

@@ -16,6 +16,8 @@ MAX_STREAMS = 16_384
 """Maximum streams per link; more are refused with Overloaded."""
 MAX_CALLERS = 1024
 """Maximum links per worker."""
+CALLER_PATIENCE = 5
+"""How many times longer than a worker a caller may be silent: nothing takes over its streams."""
 STOP_S = 5.0
 """How long `Service.stop` waits for generators to close."""
 
@@ -149,7 +151,7 @@ class WorkerLink:
         return Fail(envelope.stream, error.to_wire())
 
     def _tick(self) -> None:
-        if self._reader.tick() >= self._service.pace.num_silent:
+        if self._reader.tick() >= CALLER_PATIENCE * self._service.pace.num_silent:
             self.lose("the caller is silent")
         else:
             self._writer.put(Beat())

@@ -19,19 +19,30 @@ from baton.messages import GenerateRequest, Reply, Request, TokenChunk
 WINDOW = 256
 """Maximum unconsumed replies of one stream."""
 
+LIVENESS_S = 2.0
+"""A worker that is silent for this long is lost: its callers go on with another one."""
+TICK_S = 0.25
 _MOST_MERGED_TOKENS = 64
 
 log = logging.getLogger(__name__)
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """A plane's timing: a heartbeat each `tick_s`; a peer is dead after `num_silent` silent ticks; a caller
+    """A plane's timing: a heartbeat each `tick_s`; a worker is lost after `num_silent` silent ticks; a caller
     drops a link after `num_idle` ticks without a call.
     """
 
     tick_s: float
     num_silent: int
     num_idle: int
+
+    @classmethod
+    def of(cls, liveness_s: float, idle_s: float = 0.0) -> "Pace":
+        """A worker is lost after `liveness_s` of silence; a link without calls is dropped after `idle_s`."""
+        tick_s = min(TICK_S, liveness_s / 4)
+        return cls(
+            tick_s=tick_s, num_silent=round(liveness_s / tick_s), num_idle=max(1, round(idle_s / tick_s))
+        )
 
 
 class Pulse:
@@ -98,8 +109,14 @@ class _Call:
 class CallerLink:
     """The caller's end of the link to one worker. A lost link stays lost; the plane makes a new one."""
 
-    def __init__(self, wire: frames.Wire, worker: str, pace: Pace) -> None:
+    def __init__(
+        self, wire: frames.Wire, worker: str, pace: Pace, on_silence: Callable[[], object] | None = None
+    ) -> None:
+        """A plane that must first find out who is silent passes `on_silence`; it then calls
+        `lose_if_silent`.
+        """
         self.lost: str | None = None
+        self._on_silence = on_silence or self.lose_if_silent
         self.writable = wire.writable
         self._wire = wire
         self._worker = worker
@@ -123,8 +140,13 @@ class CallerLink:
         except frames.LinkBroken as broken:
             self.lose(str(broken))
 
-    def lose(self, reason: str) -> None:
-        """End every call with WorkerLost and drop the wire. Idempotent."""
+    def lose_if_silent(self) -> None:
+        """Drop the link if its worker has said nothing for the liveness limit."""
+        if self._reader.num_silent_ticks >= self._pace.num_silent:
+            self.lose("it does not respond")
+
+    def lose(self, reason: str, error: type[BatonError] = WorkerLost) -> None:
+        """End every call with `error` and drop the wire. Idempotent."""
         if self.lost is not None:
             return
         self.lost = reason
@@ -132,7 +154,7 @@ class CallerLink:
         if self._calls:
             log.debug("worker_lost worker=%s calls=%d reason=%s", self._worker, len(self._calls), reason)
         for call in self._calls.values():
-            call.end(WorkerLost(f"worker {self._worker} was lost: {reason}"))
+            call.end(error(f"worker {self._worker} was lost: {reason}"))
         self._calls.clear()
         self._writer.close(Goodbye(reason))
         self._wire.close()
@@ -193,7 +215,7 @@ class CallerLink:
     def _tick(self) -> None:
         self._num_idle = 0 if self._calls else self._num_idle + 1
         if self._reader.tick() >= self._pace.num_silent:
-            self.lose("it does not respond")
+            self._on_silence()
         elif self._num_idle >= self._pace.num_idle:
             self.lose("idle")
         else:

@@ -14,7 +14,7 @@ from baton.errors import WorkerLost
 from baton.listener import Admission, Listener, num_connections
 from baton.messages import Reply, Request
 from baton.serving import MAX_CALLERS, Service, WorkerLink
-from baton.streams import CallerLink, Pace, call_over
+from baton.streams import LIVENESS_S, CallerLink, Pace, call_over
 from baton.transport import Respond
 
 CONNECT_TIMEOUT_S = 3.0
@@ -23,7 +23,6 @@ CLOSE_S = 1.0
 IDLE_S = 60.0
 """A caller closes a connection after this time without a call."""
 _TURNED_AWAY = 64
-_TICK_S = 1.0
 _HIGH_WATER_BYTES = 1024 * 1024
 """With more than this unsent, generators wait; the frame of one turn may exceed it."""
 
@@ -31,16 +30,13 @@ _HIGH_WATER_BYTES = 1024 * 1024
 class TcpTransport:
     """`Transport` over plain TCP; addresses are `tcp://HOST:PORT/WORKER.TOKEN`, with a new token each time.
 
-    `serve` listens on a free port of `host`, which callers connect to. A peer that is silent for `liveness_s`
-    is dead.
+    `serve` listens on a free port of `host`, which callers connect to. A worker that is silent for
+    `liveness_s` is lost.
     """
 
-    def __init__(self, *, host: str = "127.0.0.1", liveness_s: float = 10.0) -> None:
-        tick_s = min(_TICK_S, liveness_s / 4)
+    def __init__(self, *, host: str = "127.0.0.1", liveness_s: float = LIVENESS_S) -> None:
         self._host = host
-        self._pace = Pace(
-            tick_s=tick_s, num_silent=round(liveness_s / tick_s), num_idle=round(IDLE_S / tick_s)
-        )
+        self._pace = Pace.of(liveness_s, IDLE_S)
         self._links: dict[str, CallerLink] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._sockets: set[asyncio.Future[None]] = set()
@@ -68,6 +64,14 @@ class TcpTransport:
     def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
         """`Transport.call`."""
         return call_over(functools.partial(self._link_to, address), request)
+
+    def lose(self, address: str, reason: str) -> None:
+        """`Transport.lose`."""
+        if (link := self._links.get(address)) is not None:
+            link.lose(reason)
+
+    async def reachable(self) -> None:
+        """`Transport.reachable`; workers are reached one by one."""
 
     async def close(self) -> None:
         """`Transport.close`."""

@@ -16,8 +16,10 @@ class Transport(Protocol):
     * Everything that is ready for one peer in one turn of the event loop travels in ONE frame.
     * To cancel is to stop iterating: closing the caller's generator closes the worker's.
     * A `BatonError` raised by the worker arrives as the same class, any other exception as EngineFailure.
-    * A peer that dies ends each running call with WorkerLost within 1 s; one that hangs, within the plane's
-      liveness limit. The worker closes the generators of a dead caller.
+    * A worker that dies ends each running call with WorkerLost within 1 s; one that is silent, frozen or cut
+      off, within the plane's liveness limit. The worker closes the generators of a dead caller, and those of
+      a silent one after five times that limit.
+    * On a plane with a broker, losing that ends each running call with BrokerLost; no worker is to blame.
     * Replies arrive in order, none lost or repeated. Token chunks without log probabilities that are ready
       together may arrive as one.
     * A GenerateRequest ends with DeadlineExceeded after its `deadline_s`, even if a peer hangs.
@@ -29,8 +31,16 @@ class Transport(Protocol):
 
     def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
         """Send `request` to a worker. Raises the BatonError it ends with; WorkerLost if the worker is
-        unreachable.
+        unreachable, BrokerLost if the plane's broker is.
         """
+        ...
+
+    def lose(self, address: str, reason: str) -> None:
+        """End every running call to a worker with WorkerLost."""
+        ...
+
+    async def reachable(self) -> None:
+        """Return when workers can be called: at once, unless the plane has a broker that is unreachable."""
         ...
 
     async def close(self) -> None:

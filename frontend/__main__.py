@@ -11,7 +11,7 @@ from pathlib import Path
 
 from baton.flags import parse
 from baton.listener import Accepting
-from baton.process import Shutdown, first_of, leave_start_uncollected, run
+from baton.process import Shutdown, first_of, leave_start_uncollected, needed, run
 from baton.registry_folder import UnsafeFolder
 from baton.telemetry import configure_logging
 from baton.transport import Transport
@@ -114,11 +114,7 @@ def _serve_in_processes(settings: FrontendSettings, seal: Seal, listener: socket
 
 
 async def serve(
-    settings: FrontendSettings,
-    seal: Seal,
-    listener: Accepting,
-    siblings: Siblings,
-    shutdown: Shutdown,
+    settings: FrontendSettings, seal: Seal, listener: Accepting, siblings: Siblings, shutdown: Shutdown
 ) -> int:
     """Serve until shutdown, then let running answers finish within the drain timeout."""
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
@@ -134,6 +130,7 @@ async def serve(
         model_path=settings.model_path,
         request_timeout_s=settings.request_timeout_s,
         aliases=parse_aliases(settings.model_alias),
+        no_progress_s=settings.no_progress_s,
     )
     services = _services(settings, fleet, transport, siblings)
     app = create_app(services, ServerState(responses, seal))
@@ -144,6 +141,7 @@ async def serve(
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         server.start(listener)
         log.info("listening address=http://%s:%d", *listener.getsockname()[:2])
+        await first_of(shutdown.wait(), needed(settings.wires.plane_name(), transport.reachable()))
         await first_of(shutdown.wait(), fleet.synced.wait(), asyncio.sleep(SYNC_TIMEOUT_S))
         siblings.listening()
         await first_of(shutdown.wait(), asyncio.shield(following))
@@ -159,7 +157,12 @@ def _services(settings: FrontendSettings, fleet: Fleet, transport: Transport, si
     return Services(
         fleet=fleet,
         generator=Generator(
-            transport, fleet, settings.router_mode, metrics.routing, settings.local_prefill_tokens
+            transport,
+            fleet,
+            settings.router_mode,
+            metrics.routing,
+            local_prefill_tokens=settings.local_prefill_tokens,
+            wait_for_worker_s=settings.wait_for_worker_s,
         ),
         metrics=metrics,
         other_metrics=siblings.metrics,

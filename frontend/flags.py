@@ -7,6 +7,7 @@ from baton.connect import HTTP_HOST, HTTP_PORT, Wires
 from baton.flags import flag
 from frontend.routing.names import parse_aliases
 from frontend.routing.router import RouterMode
+from frontend.routing.watchdog import NO_PROGRESS_S
 
 MAX_PROCESSES = 64
 
@@ -17,16 +18,14 @@ class FrontendSettings:
 
     http_host: str = flag("127.0.0.1", "address to listen on", env=HTTP_HOST, metavar="IP")
     http_port: int = flag(8000, "port to listen on", env=HTTP_PORT, metavar="PORT")
-    take_over: bool = flag(
-        False, "take the port over from the frontend that this user runs on it, which then drains"
-    )
+    take_over: bool = flag(False, "take the port over from this user's frontend on it, which then drains")
     num_processes: int = flag(1, "processes that share the port, each with its own event loop", metavar="N")
     router_mode: RouterMode = flag(
-        "round-robin", "load-balancing policy; prefix: turns of a conversation go to the same workers"
+        "round-robin", "load balancing; prefix: turns of a conversation share a worker"
     )
     local_prefill_tokens: int = flag(
         0,
-        "prompts of which a decode worker lacks at most N tokens skip the prefill worker; 0: none do",
+        "prompts of which decode lacks at most N tokens skip the prefill worker",
         metavar="N",
     )
     cors_origin: str = flag(
@@ -38,10 +37,19 @@ class FrontendSettings:
     strict_tools: bool = flag(False, "refuse hosted tools such as web_search instead of ignoring them")
     seal_key_file: Path | None = flag(
         None,
-        "secret of at least 32 bytes; frontends that share it accept each other's encrypted reasoning",
+        "secret (32 bytes or more) of all frontends, to seal reasoning with",
+        metavar="PATH",
     )
     model_path: Path | None = flag(None, "folder with tokenizer.json (default: the workers' model path)")
     request_timeout_s: float = flag(600.0, "deadline of a request", metavar="S")
+    no_progress_s: float = flag(
+        NO_PROGRESS_S, "a worker that gets on with no request for so long is tried", metavar="S"
+    )
+    wait_for_worker_s: float = flag(
+        15.0,
+        "how long requests wait for a lost decode worker or NATS to return",
+        metavar="S",
+    )
     drain_timeout_s: float = flag(30.0, "time for running answers to finish after SIGTERM", metavar="S")
     response_store: str = flag(
         "~/.local/state/baton/responses.sqlite3",
@@ -60,8 +68,12 @@ class FrontendSettings:
         parse_aliases(self.model_alias)
         if self.local_prefill_tokens < 0:
             raise ValueError(f"--local-prefill-tokens {self.local_prefill_tokens}: must be 0 or more")
+        if self.wait_for_worker_s < 0:
+            raise ValueError(f"--wait-for-worker-s {self.wait_for_worker_s:g}: must be 0 or more")
         if self.request_timeout_s <= 0:
             raise ValueError(f"--request-timeout-s {self.request_timeout_s}: must be greater than 0")
+        if self.no_progress_s <= 0:
+            raise ValueError(f"--no-progress-s {self.no_progress_s:g}: must be greater than 0")
 
     @property
     def cors_origins(self) -> list[str]:

@@ -7,9 +7,11 @@ import msgspec
 
 from baton.errors import (
     BatonError,
+    BrokerLost,
     DeadlineExceeded,
     EngineFailure,
     HandoffFailed,
+    HandoffStalled,
     InvalidRequest,
     ModelNotFound,
     NotReady,
@@ -57,8 +59,8 @@ _ASKING: Errors = (
     NoWorkers, BatonError,
 )  # fmt: skip
 _GENERATING: Errors = (
-    *_ASKING, ContextTooLong, Overloaded, EngineFailure, WorkerLost, HandoffFailed, NotReady,
-    DeadlineExceeded,
+    *_ASKING, ContextTooLong, Overloaded, EngineFailure, WorkerLost, BrokerLost, HandoffFailed,
+    HandoffStalled, NotReady, DeadlineExceeded,
 )  # fmt: skip
 _STORED: Errors = (InvalidRequest, ResponseNotFound, StoreFailure)
 _WITH_RETRY_AFTER = frozenset({429, 503})

@@ -45,7 +45,7 @@ def status(argv: list[str]) -> int:
 def _counts(health: Health) -> str:
     roles = Counter(instance.role for instance in health.instances)
     counts = [f"{roles[Role.PREFILL]} prefill", f"{roles[Role.DECODE]} decode"]
-    others = {"warming": health.warming, "lost": health.lost}
+    others = {"warming": health.warming, "lost": health.lost, "stuck": health.stuck}
     return ", ".join([*counts, *(f"{len(ids)} {what}" for what, ids in others.items() if ids)])
 
 
@@ -55,7 +55,9 @@ def _details(health: Health) -> Iterator[str]:
         yield f"{i.worker_id}  {i.role.value}  {i.model}  {i.engine}  {i.kv_transfer}"
     yield from (f"{worker_id}  warming" for worker_id in health.warming)
     yield from (f"{worker_id}  lost" for worker_id in health.lost)
+    yield from (f"{worker_id}  stuck" for worker_id in health.stuck)
     yield from (f"cold pair {pair}" for pair in health.cold_pairs)
+    yield from (f"cut pair {pair}" for pair in health.cut_pairs)
     yield from (f"refused pair {reason}" for reason in health.refused_pairs)
 
 

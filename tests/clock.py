@@ -61,6 +61,10 @@ class _JumpingLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.now_s
 
+    def stand_still(self, seconds: float) -> None:
+        """As if the process had been suspended for so long."""
+        self._jumping.now_s += seconds
+
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> "asyncio.Future[T]":

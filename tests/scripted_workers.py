@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
 
-from baton.errors import BatonError
+from baton.errors import BatonError, WorkerLost
 from baton.messages import (
     GenerateRequest,
     KvHandoff,
@@ -16,6 +16,7 @@ from baton.messages import (
     TokenChunk,
     Usage,
     WorkerInfo,
+    WorkerStats,
 )
 from frontend.metrics import Metrics
 from frontend.routing.fleet import Fleet
@@ -27,16 +28,30 @@ Script = Callable[[GenerateRequest], AsyncGenerator[Reply, None]]
 
 
 class ScriptedWorkers:
-    """A transport and a discovery with scripted workers; records their requests."""
+    """A transport and a discovery with scripted workers; records their requests. Those that are `answering`
+    answer probes.
+    """
 
     def __init__(self, **scripts: Script) -> None:
         self.scripts = scripts
         self.calls: list[tuple[str, GenerateRequest]] = []
         self.open: list[str] = []
         self.metrics = Metrics()
+        self.broker_is_away = False
+        self.answering: set[str] = set()
+        self._joined = asyncio.Event()
+
+    def join(self, name: str, script: Script) -> None:
+        """Another worker becomes live."""
+        self.scripts[name] = script
+        self._joined.set()
 
     async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
-        assert isinstance(request, GenerateRequest)
+        if not isinstance(request, GenerateRequest):
+            if address not in self.answering:
+                raise WorkerLost("gone")
+            yield WorkerStats()
+            return
         self.calls.append((address, request))
         self.open.append(address)
         try:
@@ -47,14 +62,23 @@ class ScriptedWorkers:
             self.open.remove(address)
 
     async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
-        yield tuple(worker(name) for name in sorted(self.scripts))
-        await asyncio.Event().wait()
+        while True:
+            self._joined.clear()
+            yield tuple(worker(name) for name in sorted(self.scripts))
+            await self._joined.wait()
 
     def serve(self, worker_id: str, answer: object) -> AbstractAsyncContextManager[str]:
         raise NotImplementedError
 
     def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
         raise NotImplementedError
+
+    def lose(self, address: str, reason: str) -> None:
+        raise NotImplementedError
+
+    async def reachable(self) -> None:
+        while self.broker_is_away:
+            await asyncio.sleep(0.25)  # as NatsTransport asks
 
     async def close(self) -> None:
         pass
@@ -112,19 +136,37 @@ def failing(error: BatonError, after: int = 0) -> Script:
 
 @asynccontextmanager
 async def generator_over(
-    fleet: ScriptedWorkers, mode: RouterMode = "round-robin", local_prefill_tokens: int = 0
+    fleet: ScriptedWorkers,
+    mode: RouterMode = "round-robin",
+    local_prefill_tokens: int = 0,
+    wait_for_worker_s: float = 0,
 ) -> AsyncGenerator[Generator, None]:
     live = Fleet(fleet, fleet, model_path=Path("/none"))
     async with live.keep_current():
         await until(lambda: live.health().instances)
-        yield Generator(fleet, live, mode, fleet.metrics.routing, local_prefill_tokens)
+        yield Generator(
+            fleet,
+            live,
+            mode,
+            fleet.metrics.routing,
+            local_prefill_tokens=local_prefill_tokens,
+            wait_for_worker_s=wait_for_worker_s,
+        )
 
 
-async def generate(fleet: ScriptedWorkers, local_prefill_tokens: int = 0) -> list[int]:
+async def generate(
+    fleet: ScriptedWorkers,
+    local_prefill_tokens: int = 0,
+    wait_for_worker_s: float = 0,
+    deadline_s: float = 5.0,
+) -> list[int]:
     tokens: list[int] = []
-    async with generator_over(fleet, local_prefill_tokens=local_prefill_tokens) as generator:
+    over = generator_over(
+        fleet, local_prefill_tokens=local_prefill_tokens, wait_for_worker_s=wait_for_worker_s
+    )
+    async with over as generator:
         try:
-            async for chunk in generator.generate(request()):
+            async for chunk in generator.generate(request(deadline_s)):
                 tokens += chunk.token_ids
         finally:
             assert not fleet.open, "every call is closed with the request"

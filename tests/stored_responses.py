@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from frontend.responses.store import StoredResponse
+from frontend.responses.stored import StoredResponse
 
 # Another process that claims a running response, reports it, and lives until it is killed.
 OTHER_FRONTEND = """
 import asyncio, sys
-from frontend.responses.store import ResponseStore, StoredResponse
+from frontend.responses.store import ResponseStore
+from frontend.responses.stored import StoredResponse
 async def main():
     store = ResponseStore(sys.argv[1])
     body = b'{"status": "in_progress"}'

@@ -2,23 +2,19 @@
 
 import asyncio
 import logging
-import random
 from contextlib import aclosing
 from functools import partial
 
-import msgspec
-
 from baton.discovery import Discovery
-from baton.errors import HandoffFailed
-from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, WorkerInfo
+from baton.messages import Role, WorkerInfo
 from baton.pairing import why_not_paired
 from baton.transport import Respond, Transport
+from baton.trial import trial_request, try_pair
 
 log = logging.getLogger(__name__)
 
 # Connecting takes milliseconds to seconds; slower peers are not waited for.
 PAIR_TIMEOUT_S = 20.0
-_NUM_BYTES = 256  # the first ids of every byte-level vocabulary
 
 
 async def warm_up_pairs(
@@ -59,35 +55,10 @@ async def _is_warmed_up(card: WorkerInfo, respond: Respond, peer: WorkerInfo, tr
     began = asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(PAIR_TIMEOUT_S):
-            await _hand_over(prefill, decode, _request(card, peer))
+            await try_pair(prefill, decode, trial_request("warm-up", card, peer, deadline_s=PAIR_TIMEOUT_S))
     except Exception as error:  # noqa: BLE001  a failing peer must not stop this worker's start
         log.warning("cold pair worker=%s peer=%s error=%r", card.worker_id, peer.worker_id, error)
         return False
     took_s = asyncio.get_running_loop().time() - began
     log.info("warm pair worker=%s peer=%s took_s=%.3f", card.worker_id, peer.worker_id, took_s)
     return True
-
-
-async def _hand_over(prefill: Respond, decode: Respond, request: GenerateRequest) -> None:
-    """Hand over like the frontend: the prefill call stays open until decode has the KV."""
-    async with aclosing(prefill(request)) as pinned:
-        handoff = await anext(pinned, None)
-        if not isinstance(handoff, KvHandoff):
-            raise HandoffFailed(f"prefill returned {handoff} instead of a handoff")
-        async for _ in decode(msgspec.structs.replace(request, handoff=handoff)):
-            pass
-
-
-def _request(card: WorkerInfo, peer: WorkerInfo) -> GenerateRequest:
-    """Two tokens after a prompt of more than two blocks, as some engines move full blocks only. Random, since
-    a cached prompt would not be moved.
-    """
-    tokens_per_block = card.kv_layout.tokens_per_block if card.kv_layout else 1
-    num_tokens = min(2 * tokens_per_block + 1, card.context_length - 2, peer.context_length - 2)
-    return GenerateRequest(
-        request_id=f"warm-up-{card.worker_id}-{peer.worker_id}",
-        model=card.model,
-        token_ids=random.choices(range(_NUM_BYTES), k=num_tokens),  # noqa: S311  no secret
-        sampling=Sampling(max_tokens=2, seed=0, temperature=0.0, ignore_eos=True),
-        deadline_s=PAIR_TIMEOUT_S,
-    )

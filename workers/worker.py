@@ -19,7 +19,7 @@ from baton.messages import (
     TokenChunk,
     WorkerInfo,
 )
-from baton.process import Shutdown, first_of
+from baton.process import Shutdown, first_of, needed
 from baton.transport import Transport
 from workers.engine import Engine, EngineInfo
 from workers.flags import WorkerSettings
@@ -106,7 +106,7 @@ def new_identity(settings: WorkerSettings) -> tuple[str, str]:
 async def run_worker(
     settings: WorkerSettings, engine: Engine, identity: tuple[str, str], shutdown: Shutdown
 ) -> int:
-    """Run from start to stop. Exit status: 0 after a drain, 1 if the engine failed."""
+    """Run from start to stop. Exit status: 0 after a drain, 1 if the engine failed. Raises NotStarted."""
     try:
         try:
             info = await first_of(engine.start(), _asked(shutdown))
@@ -131,9 +131,12 @@ async def _serve(
     worker_id, incarnation = identity
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
     try:
+        await first_of(needed(settings.wires.plane_name(), transport.reachable()), _asked(shutdown))
+        if shutdown.asked:
+            return 0
         async with transport.serve(worker_id, worker.answer) as address:
             card = _card(settings, info, worker_id, incarnation, address)
-            joined = _join(card, worker, discovery, transport)
+            joined = _join(card, worker, discovery, transport, settings.wires.registry_name())
             reason = await first_of(joined, _asked(shutdown), engine.failed())
             log.info("withdrawn worker=%s", worker_id)
             if reason is not None:
@@ -146,10 +149,14 @@ async def _serve(
         await discovery.close()
 
 
-async def _join(card: WorkerInfo, worker: Worker, discovery: Discovery, transport: Transport) -> None:
+async def _join(
+    card: WorkerInfo, worker: Worker, discovery: Discovery, transport: Transport, registry_name: str
+) -> None:
     """Stay registered until cancelled: visible to peers at once, to clients when every pair is warm."""
     async with AsyncExitStack() as registered:
-        async with discovery.register(msgspec.structs.replace(card, is_ready=False)):
+        async with AsyncExitStack() as warming:
+            warmed = discovery.register(msgspec.structs.replace(card, is_ready=False))
+            await needed(registry_name, warming.enter_async_context(warmed))
             cold = await warm_up_pairs(card, worker.answer, discovery, transport)
             card = msgspec.structs.replace(card, cold_peers=cold)
             await registered.enter_async_context(discovery.register(card))
@@ -157,7 +164,7 @@ async def _join(card: WorkerInfo, worker: Worker, discovery: Discovery, transpor
             "ready worker=%s endpoint=%s address=%s kv=%s",
             card.worker_id,
             card.endpoint,
-            card.address,
+            card.address.partition("#")[0],  # what follows is a key
             card.kv_transfer,
         )
         await asyncio.Event().wait()

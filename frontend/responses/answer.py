@@ -1,6 +1,5 @@
 """The answer of the Responses API: its lifecycle from created to the terminal event, and its storage."""
 
-import logging
 import time
 from collections.abc import Sequence
 
@@ -21,10 +20,9 @@ from frontend.responses.object import (
     ResponseUsage,
 )
 from frontend.responses.output import OutputWriter
-from frontend.responses.store import ResponseStore, StoredResponse, StoreFailure
+from frontend.responses.store import ResponseStore
+from frontend.responses.stored import StoredResponse
 from frontend.turn.choice import Choice
-
-log = logging.getLogger(__name__)
 
 # Longer streams are not stored and cannot be resumed; their responses are stored all the same.
 MAX_KEPT_STREAM_BYTES = 16 << 20
@@ -116,16 +114,13 @@ class ResponseAnswer:
         return self.response
 
     async def settle(self) -> None:
-        """End and store the response. A storage failure is only logged: the client still gets its answer."""
+        """End and store the response."""
         if self.response.status == RUNNING:
             self.closing()
-        try:
-            await self.save()
-        except StoreFailure as error:
-            log.error("response not stored response_id=%s error=%s", self.response.id, error)  # noqa: TRY400  no traceback needed
+        await self.save()
 
     async def save(self) -> None:
-        """Store the response so far, unless `store` is false. Raises StoreFailure."""
+        """Store the response so far, unless `store` is false."""
         if not self.response.store:
             return
         body = self.body()

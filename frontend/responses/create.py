@@ -51,14 +51,16 @@ async def prepare_response(
     )
     writer = EventWriter() if body.stream else None
     assert isinstance(request.prompt, Conversation), "responses are not raw completions"
+    response = begun(body, request.prompt.reasoning_effort)
+    unstored = ("store",) if response.store and state.store.is_failing else ()
     return ResponseAnswer(
-        begun(body, request.prompt.reasoning_effort),
+        response,
         asked.items,
         choice,
         output=OutputWriter(choice, served.tokenizer, shape, writer),
         writer=writer,
         store=state.store,
-        ignored=asked.ignored,
+        ignored=(*asked.ignored, *unstored),
     )
 
 

@@ -20,7 +20,7 @@ from frontend.responses.history import context_items
 from frontend.responses.items import Item
 from frontend.responses.object import RUNNING, DeletedResponse, InputTokens, ItemList
 from frontend.responses.runs import ResponseState, Run, Told
-from frontend.responses.store import StoredResponse
+from frontend.responses.stored import StoredResponse
 from frontend.turn.request import Asker
 from frontend.turn.seal import Seal
 

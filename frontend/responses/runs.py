@@ -117,7 +117,7 @@ class Runs:
     async def start(
         self, answer: ResponseAnswer, generate: Generate, metrics: Metrics, timeout_s: float
     ) -> Run:
-        """Store the response, then generate it. Raises Overloaded or StoreFailure."""
+        """Store the response, then generate it. Raises Overloaded."""
         if len(self._runs) >= MAX_RUNS:
             raise Overloaded(
                 f"The limit of {MAX_RUNS} running background responses is reached; retry later.",

@@ -1,11 +1,12 @@
 """Stores responses in a SQLite file with its own thread, bounded by count, age and bytes."""
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,8 @@ import msgspec
 from baton.errors import BatonError
 from frontend.responses.object import RUNNING
 from frontend.responses.owner import Owner
+from frontend.responses.stored import StoredResponse
+from frontend.responses.unwritten import Entry, Unwritten
 
 SCHEMA_VERSION = 1
 MEMORY = ":memory:"
@@ -23,7 +26,11 @@ DIED = "The server process stopped before the response was complete; send the re
 MAX_CHAIN = 1000
 MAX_CHAIN_BYTES = 64 << 20
 
-_BUSY_TIMEOUT_S = 5.0
+# Another process may hold the file for so long: at the start, and later, when requests wait.
+_OPEN_BUSY_S = 5.0
+_BUSY_S = 0.2
+_ANSWER_S = 2.0
+_FLUSH_S = 5.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, previous_id TEXT, status TEXT NOT NULL, is_background INTEGER NOT NULL,
@@ -72,21 +79,10 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
     prune_every: int = 32
 
 
-class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored response. `body` is its JSON, `items` the JSON array of its own input items, `events` its
-    whole stream, if any, as server-sent events."""
-
-    id: str
-    status: str
-    body: bytes
-    items: bytes
-    previous_id: str | None = None
-    is_background: bool = False
-    events: bytes | None = None
-
-
 class ResponseStore:
-    """The store. All methods raise StoreFailure if the file cannot be used. `close()` ends the thread."""
+    """The store. Reading raises StoreFailure if the file cannot be used; what cannot be written is kept in
+    memory. `close()` ends the thread.
+    """
 
     def __init__(
         self,
@@ -100,24 +96,34 @@ class ResponseStore:
         self._owner = Owner(None if path == MEMORY else self.path)
         self._db: sqlite3.Connection | None = None
         self._num_saves = 0
+        self._unwritten = Unwritten(self._write)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="responses")
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether new responses stay in memory only."""
+        return self._unwritten.is_failing
 
     async def open(self) -> None:
         """Create or open the file, and mark responses of dead frontends as failed."""
-        await self._in_thread(self._settle_orphans)
+        await self._in_thread(self._settle_orphans, limit_s=None)
 
     async def close(self) -> None:
         """Close the file."""
+        await self._unwritten.flush(_FLUSH_S)
         await self._in_thread(self._close)
         self._thread.shutdown(wait=False)
 
     async def save(self, response: StoredResponse, item_ids: Iterable[str]) -> None:
-        """Insert or update a response."""
-        await self._in_thread(self._save, response, list(item_ids))
+        """Insert or update a response. It is found from then on, and soon in the file."""
+        await self._unwritten.add(response, list(item_ids))
 
     async def load(self, response_id: str) -> StoredResponse | None:
         """The response, or None. A running response of a dead frontend becomes failed, as does one of this
         frontend: the caller must check its own runs first."""
+        unwritten = self._unwritten.find(response_id)
+        if unwritten is not None:
+            return unwritten
         return await self._in_thread(self._load, response_id)
 
     async def chain(self, response_id: str) -> list[StoredResponse] | None:
@@ -127,16 +133,27 @@ class ResponseStore:
 
     async def with_item(self, item_id: str) -> StoredResponse | None:
         """The latest response with this item in its input or output."""
+        unwritten = self._unwritten.with_item(item_id)
+        if unwritten is not None:
+            return unwritten
         return await self._in_thread(self._with_item, item_id)
 
     async def delete(self, response_id: str) -> bool:
         """Delete a response; returns whether it existed."""
-        return await self._in_thread(self._delete, response_id)
+        was_written = await self._in_thread(self._delete, response_id)
+        return self._unwritten.discard(response_id) or was_written
 
-    async def _in_thread(self, work: Callable[..., T], *arguments: object) -> T:
+    async def _write(self, entries: Sequence[Entry]) -> None:
+        await self._in_thread(self._save, entries, limit_s=None)
+
+    async def _in_thread(
+        self, work: Callable[..., T], *arguments: object, limit_s: float | None = _ANSWER_S
+    ) -> T:
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._thread, work, *arguments)
+            return await asyncio.wait_for(loop.run_in_executor(self._thread, work, *arguments), limit_s)
+        except TimeoutError:
+            raise StoreFailure(f"The response store {self.path} does not answer.") from None
         except (sqlite3.Error, OSError) as error:
             raise StoreFailure(f"The response store {self.path} cannot be used: {error}.") from error
 
@@ -151,7 +168,15 @@ class ResponseStore:
             self._db = None
         self._owner.close()
 
-    def _save(self, response: StoredResponse, item_ids: list[str]) -> None:
+    def _save(self, entries: Sequence[Entry]) -> None:
+        with self._connection() as db:
+            for num_saved, entry in enumerate(entries, self._num_saves):
+                self._save_one(db, entry.response, entry.item_ids)
+                if num_saved % self._retention.prune_every == 0:
+                    self._prune(db)
+        self._num_saves += len(entries)
+
+    def _save_one(self, db: sqlite3.Connection, response: StoredResponse, item_ids: Sequence[str]) -> None:
         if response.status == RUNNING:
             self._owner.claim()
         events = None if response.events is None else zlib.compress(response.events, 1)
@@ -160,13 +185,9 @@ class ResponseStore:
             response.id, response.previous_id, response.status, response.is_background, self._owner.name,
             self._clock(), num_bytes, response.body, response.items, events,
         )  # fmt: skip
-        with self._connection() as db:
-            db.execute(_SAVE, values)
-            pairs = [(item_id, response.id) for item_id in item_ids]
-            db.executemany("INSERT OR IGNORE INTO item_ids VALUES (?, ?)", pairs)
-            if self._num_saves % self._retention.prune_every == 0:
-                self._prune(db)
-        self._num_saves += 1
+        db.execute(_SAVE, values)
+        pairs = [(item_id, response.id) for item_id in item_ids]
+        db.executemany("INSERT OR IGNORE INTO item_ids VALUES (?, ?)", pairs)
 
     def _prune(self, db: sqlite3.Connection) -> None:
         kept = self._retention
@@ -196,7 +217,7 @@ class ResponseStore:
     def _fail(self, row: sqlite3.Row) -> None:
         body = msgspec.json.decode(row["body"], type=dict[str, Any])
         body |= {"status": "failed", "error": {"code": "server_error", "message": DIED}}
-        with self._connection() as db:
+        with contextlib.suppress(sqlite3.OperationalError), self._connection() as db:  # full or locked
             values = (msgspec.json.encode(body), row["id"])
             db.execute("UPDATE responses SET status = 'failed', body = ? WHERE id = ?", values)
 
@@ -205,13 +226,16 @@ class ResponseStore:
         next_id: str | None = response_id
         num_bytes = 0
         while next_id is not None:
-            row = self._row(next_id)
-            num_bytes += 0 if row is None else row["num_bytes"]
-            if row is None or len(chain) == MAX_CHAIN or num_bytes > MAX_CHAIN_BYTES:
+            found = self._unwritten.find(next_id)
+            row = self._row(next_id) if found is None else None
+            if row is not None:
+                found = _stored(row)
+                num_bytes += row["num_bytes"]
+            if found is None or len(chain) == MAX_CHAIN or num_bytes > MAX_CHAIN_BYTES:
                 return None
-            chain.append(_stored(row))
-            next_id = row["previous_id"]
-        with self._connection() as db:
+            chain.append(found)
+            next_id = found.previous_id
+        with contextlib.suppress(sqlite3.OperationalError), self._connection() as db:  # full or locked
             used = [(self._clock(), response.id) for response in chain]
             db.executemany("UPDATE responses SET used_s = ? WHERE id = ?", used)
         return chain[::-1]
@@ -234,7 +258,7 @@ def _connect(path: str) -> sqlite3.Connection:
         Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Conversations are private; SQLite gives its other files the same mode.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    db = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S)
+    db = sqlite3.connect(path, timeout=_OPEN_BUSY_S)
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
@@ -245,6 +269,7 @@ def _connect(path: str) -> sqlite3.Connection:
         raise sqlite3.DatabaseError(f"its schema has version {version}; this server needs {SCHEMA_VERSION}")
     db.executescript(_SCHEMA)
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    db.execute(f"PRAGMA busy_timeout = {round(_BUSY_S * 1000)}")
     return db
 
 

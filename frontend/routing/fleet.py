@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, asynccontextmanager
+import random
+from collections.abc import AsyncGenerator, Sequence, Sized
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager
 from pathlib import Path
 
 from baton.discovery import Discovery
@@ -12,8 +13,11 @@ from baton.errors import BatonError, ModelNotFound, NoWorkers
 from baton.messages import Role, StatsRequest, WorkerInfo, WorkerStats
 from baton.pairing import refused_pairs, why_not_paired
 from baton.transport import Transport
+from baton.trial import works
 from frontend.routing.health import Health, Instance
 from frontend.routing.names import Alias, model_of, other_names
+from frontend.routing.pairs import CutPairs
+from frontend.routing.watchdog import NO_PROGRESS_S, Watchdog
 from frontend.text.served import ServedModel
 from frontend.text.tokenizer import ModelTokenizer
 
@@ -40,6 +44,7 @@ class Fleet:
         model_path: Path | None = None,
         request_timeout_s: float = math.inf,
         aliases: Sequence[Alias] = (),
+        no_progress_s: float = NO_PROGRESS_S,
     ) -> None:
         self._aliases = aliases
         self._discovery = discovery
@@ -49,6 +54,11 @@ class Fleet:
         self._workers: tuple[WorkerInfo, ...] = ()
         self._tokenizers: dict[str, ModelTokenizer] = {}
         self._probes: dict[str, asyncio.Task[None]] = {}
+        self._stuck: set[str] = set()
+        self._cut = CutPairs(transport, self._is_registered)
+        self._no_progress_s = no_progress_s
+        self._watchdog = Watchdog(self._is_stuck, self._give_up, no_progress_s)
+        self._change = asyncio.Event()
         self.synced = asyncio.Event()
         """Set once the workers registered at the start are known."""
 
@@ -56,10 +66,11 @@ class Fleet:
     async def keep_current(self) -> AsyncGenerator[asyncio.Task[None], None]:
         """Follow discovery during the context; yields the task that does, which ends only if it fails."""
         follow = asyncio.create_task(self._follow())
+        watch = asyncio.create_task(self._watchdog.check(self._is_registered))
         try:
             yield follow
         finally:
-            tasks = [follow, *self._probes.values()]
+            tasks = [follow, watch, *self._probes.values(), *self._cut.trials]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -73,11 +84,11 @@ class Fleet:
         found = [w for w in self._live() if w.model == model and w.role is role]
         if paired_with is not None:
             pairs = [(w, paired_with) if role is Role.PREFILL else (paired_with, w) for w in found]
-            return [w for w, pair in zip(found, pairs, strict=True) if why_not_paired(*pair) is None]
+            return [w for w, pair in zip(found, pairs, strict=True) if self._can_pair(*pair)]
         if role is Role.DECODE:
             return found
         decodes = [w for w in self._live() if w.model == model and w.role is Role.DECODE]
-        return [w for w in found if any(why_not_paired(w, d) is None for d in decodes)]
+        return [w for w in found if any(self._can_pair(w, d) for d in decodes)]
 
     def suspect(self, worker: WorkerInfo) -> None:
         """Exclude a worker that a request has lost until it answers a probe: its lease may take long to
@@ -86,6 +97,18 @@ class Fleet:
         if worker.incarnation not in self._probes:
             self._probes[worker.incarnation] = asyncio.create_task(self._probe(worker))
 
+    def part(self, prefill: WorkerInfo, decode: WorkerInfo) -> None:
+        """Exclude a pair between which no KV moved until a trial shows that it does."""
+        self._cut.add(prefill, decode)
+
+    def waiting(self, worker: WorkerInfo, tokens: Sized) -> AbstractContextManager[None]:
+        """See `Watchdog.waiting`."""
+        return self._watchdog.waiting(worker, tokens)
+
+    async def changed(self) -> None:
+        """Return when other workers are live than now, or may be."""
+        await self._change.wait()
+
     def models(self) -> list[str]:
         """Names of the available models, aliases included."""
         decodes = {w.model for w in self._live() if w.role is Role.DECODE}
@@ -93,7 +116,9 @@ class Fleet:
         return sorted({*served, *other_names(served, self._aliases)})
 
     def served(self, name: str) -> ServedModel:
-        """The model of that name. Raises ModelNotFound, or NoWorkers if its decode workers are missing."""
+        """The model of that name. Raises ModelNotFound, or NoWorkers if its decode workers are missing; lost
+        ones may answer again in a moment, and requests wait for them.
+        """
         model = model_of(name, {worker.model for worker in self._workers}, self._aliases) or name
         mine = [worker for worker in self._workers if worker.model == model]
         if not self._workers:
@@ -103,9 +128,9 @@ class Fleet:
             raise ModelNotFound(
                 f"The model {model!r} does not exist; available models: {known}.", param="model"
             )
-        if not self.workers(model, Role.DECODE):
-            is_warming = any(w.role is Role.DECODE and not w.is_ready for w in mine)
-            what = "ready yet; retry later" if is_warming else "available; start one"
+        decodes = [worker for worker in mine if worker.role is Role.DECODE]
+        if not any(worker.is_ready for worker in decodes):
+            what = "ready yet; retry later" if decodes else "available; start one"
             raise NoWorkers(f"No decode worker of {model!r} is {what}.", retry_after_s=1)
         if model not in self._tokenizers:
             raise NoWorkers(f"The tokenizer of {model!r} is still loading; retry later.", retry_after_s=1)
@@ -122,9 +147,11 @@ class Fleet:
             instances=[_instance(w) for w in live],
             missing=sorted(set(missing)),
             warming=[w.worker_id for w in self._workers if not w.is_ready],
-            lost=[w.worker_id for w in self._workers if w.incarnation in self._probes],
+            lost=[w.worker_id for w in self._workers if w.incarnation in self._probes.keys() - self._stuck],
+            stuck=[w.worker_id for w in self._workers if w.incarnation in self._stuck],
             cold_pairs=[f"{w.worker_id} with {p}" for w in self._workers for p in w.cold_peers if p in known],
             refused_pairs=refused_pairs(self._workers),
+            cut_pairs=self._cut.names(),
         )
 
     async def stats(self) -> list[tuple[WorkerInfo, WorkerStats]]:
@@ -135,13 +162,43 @@ class Fleet:
     def _live(self) -> list[WorkerInfo]:
         return [w for w in self._workers if w.is_ready and w.incarnation not in self._probes]
 
+    def _is_registered(self, worker: WorkerInfo) -> bool:
+        return worker in self._workers
+
+    def _can_pair(self, prefill: WorkerInfo, decode: WorkerInfo) -> bool:
+        return why_not_paired(prefill, decode) is None and not self._cut.has(prefill, decode)
+
     async def _probe(self, worker: WorkerInfo) -> None:
         """Probe a suspect until it answers or is no longer registered."""
-        log.warning("lost worker=%s", worker.worker_id)
-        while worker in self._workers and await self._ask(worker) is None:  # noqa: ASYNC110 it has to be polled
+        log.warning("lost worker=%s stuck=%s", worker.worker_id, worker.incarnation in self._stuck)
+        while worker in self._workers and not await self._is_back(worker):  # noqa: ASYNC110 it has to be polled
             await asyncio.sleep(PROBE_EVERY_S)
         del self._probes[worker.incarnation]
+        self._stuck.discard(worker.incarnation)
+        self._note_change()
         log.info("probed worker=%s registered=%s", worker.worker_id, worker in self._workers)
+
+    async def _is_back(self, worker: WorkerInfo) -> bool:
+        """A lost worker answers; one whose engine was stuck also does a request through a pair."""
+        if worker.incarnation not in self._stuck:
+            return await self._ask(worker) is not None
+        role = Role.PREFILL if worker.role is Role.DECODE else Role.DECODE
+        partners = self.workers(worker.model, role, paired_with=worker)
+        partner = random.choice(partners) if partners else None  # noqa: S311  not security-relevant
+        return await works(self._transport, worker, partner, limit_s=self._no_progress_s)
+
+    async def _is_stuck(self, worker: WorkerInfo, limit_s: float) -> bool:
+        """Whether its engine computes nothing: neither a request of our own nor, for `limit_s`, any other."""
+        before = await self._ask(worker)
+        if before is None or await works(self._transport, worker, limit_s=limit_s):
+            return False  # if it does not answer at all, its calls end without us
+        after = await self._ask(worker)
+        return after is not None and _computed(before[1]) == _computed(after[1])
+
+    def _give_up(self, worker: WorkerInfo) -> None:
+        self._stuck.add(worker.incarnation)
+        self.suspect(worker)
+        self._transport.lose(worker.address, "its engine makes no progress")
 
     async def _ask(self, worker: WorkerInfo) -> tuple[WorkerInfo, WorkerStats] | None:
         try:
@@ -159,9 +216,14 @@ class Fleet:
             async for workers in snapshots:
                 self._log_change(workers)
                 self._workers = workers
+                self._note_change()
                 for worker in workers:
                     await self._load_tokenizer(worker)
                 self.synced.set()
+
+    def _note_change(self) -> None:
+        self._change.set()
+        self._change = asyncio.Event()
 
     async def _load_tokenizer(self, worker: WorkerInfo) -> None:
         if worker.model in self._tokenizers:
@@ -184,6 +246,10 @@ class Fleet:
                 log.warning(_TOO_SHORT, self._request_timeout_s, worker.kv_timeout_s, worker.worker_id)
         for incarnation in before.keys() - after.keys():
             log.info("left worker=%s", before[incarnation].worker_id)
+
+
+def _computed(stats: WorkerStats) -> tuple[int, int, int]:
+    return stats.num_prompt_tokens, stats.num_generated_tokens, stats.num_handoffs
 
 
 def _instance(worker: WorkerInfo) -> Instance:

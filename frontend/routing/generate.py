@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -9,16 +10,15 @@ from contextlib import AsyncExitStack, aclosing
 
 import msgspec
 
-from baton.errors import BatonError, DeadlineExceeded, HandoffFailed, NoWorkers, WorkerLost
+from baton.errors import BatonError, BrokerLost, HandoffFailed, HandoffStalled, NoWorkers, WorkerLost
 from baton.messages import GenerateRequest, KvHandoff, PrefillFirst, Reply, Role, TokenChunk, WorkerInfo
 from baton.transport import Transport
 from frontend.metrics import RoutingMetrics
 from frontend.routing.fleet import Fleet
+from frontend.routing.progress import Progress
 from frontend.routing.router import RouterMode, make_router
 
 log = logging.getLogger(__name__)
-
-MAX_ATTEMPTS = 4
 
 _Stream = tuple[Reply | None, AsyncGenerator[Reply, None]]
 """A worker's first reply and the rest."""
@@ -33,24 +33,32 @@ class Generator:
         fleet: Fleet,
         mode: RouterMode,
         metrics: RoutingMetrics,
+        *,
         local_prefill_tokens: int = 0,
+        wait_for_worker_s: float = 0.0,
     ) -> None:
-        """A prompt of which decode lacks at most `local_prefill_tokens` needs no prefill worker."""
+        """A prompt of which decode lacks at most `local_prefill_tokens` needs no prefill worker. A request
+        without a live decode worker waits `wait_for_worker_s` for one.
+        """
         self._transport = transport
         self._fleet = fleet
         self._metrics = metrics
         self._local_prefill_tokens = local_prefill_tokens
+        self._wait_for_worker_s = wait_for_worker_s
         self._num_running: Counter[str] = Counter()
         self._pick = make_router(mode, self._num_running, metrics.count_route)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """The answer's chunks. If a worker is lost, another one prefills the prompt and the tokens so far,
-        and the stream continues without repeated or missing tokens.
+        and the stream continues without repeated or missing tokens. If none is live, or the plane's broker is
+        away, it waits.
 
         Raises a BatonError: NoWorkers, Overloaded, DeadlineExceeded, WorkerLost, ...
         """
-        progress = _Progress(request)
+        progress = Progress(request)
         while True:
+            await self._reach_broker(progress)
+            await self._find_worker(progress)
             async with AsyncExitStack() as calls:
                 try:
                     chunk, rest = await self._start(progress, calls)
@@ -64,12 +72,38 @@ class Generator:
                         chunk = await anext(rest, None)
                     raise WorkerLost("The worker ended the stream before the answer was complete.")
                 except BatonError as error:
-                    if isinstance(error, WorkerLost) and progress.asked:
-                        self._fleet.suspect(progress.asked[-1])
+                    if lost := progress.lost_with(error):
+                        self._fleet.suspect(lost)
+                    if isinstance(error, HandoffStalled) and progress.prefill:
+                        self._fleet.part(progress.prefill, progress.asked[-1])
                     progress.note_failure(error)
                     log.warning("retry request_id=%s after %s: %s", request.request_id, error.code, error)
 
-    async def _start(self, progress: "_Progress", calls: AsyncExitStack) -> _Stream:
+    async def _reach_broker(self, progress: Progress) -> None:
+        """Wait for the plane's broker: until the deadline if the request was running when it went away."""
+        limit_s = math.inf if progress.error else self._wait_for_worker_s
+        try:
+            async with asyncio.timeout(min(limit_s, progress.time_left_s)):
+                await self._transport.reachable()
+        except TimeoutError:
+            away = BrokerLost("The request plane's broker is unreachable; retry later.", retry_after_s=1)
+            raise progress.ended_by(away) from None
+
+    async def _find_worker(self, progress: Progress) -> None:
+        """Wait for a decode worker that may get the request."""
+        if self._eligible(Role.DECODE, progress):
+            return
+        try:
+            async with asyncio.timeout(min(self._wait_for_worker_s, progress.time_left_s)):
+                while not self._eligible(Role.DECODE, progress):
+                    if self._fleet.workers(progress.request.model, Role.DECODE):
+                        await progress.forgive()  # they are live, and have all failed this request before
+                    else:
+                        await self._fleet.changed()
+        except TimeoutError:
+            raise progress.ended_by(self._no_decode(progress.request)) from None
+
+    async def _start(self, progress: Progress, calls: AsyncExitStack) -> _Stream:
         """Send the remaining request to workers; returns the first chunk and the rest. `calls` closes the
         calls.
 
@@ -85,7 +119,7 @@ class Generator:
         if decode is None and prefill is not None:
             self._metrics.count_prefill("prefill", "always")
         if prefill is None:
-            self._metrics.count_prefill("decode", "no_prefill_worker")
+            self._metrics.count_prefill("decode", "stalled" if progress.is_stalled else "no_prefill_worker")
             decode = decode or self._choose(Role.DECODE, progress)
             tokens = await self._decode(request, progress, calls, decode)
             return await anext(tokens, None), tokens
@@ -93,7 +127,9 @@ class Generator:
         prefilling = await calls.enter_async_context(AsyncExitStack())
         pinned = await self._call(prefill, request, progress, prefilling)
         began_s = time.perf_counter()
-        first = await anext(pinned, None)
+        with self._fleet.waiting(prefill, arrived := []):
+            first = await anext(pinned, None)
+            arrived.append(first)
         self._metrics.prefill_s.observe(time.perf_counter() - began_s)
         if isinstance(first, TokenChunk):
             return first, pinned
@@ -109,11 +145,12 @@ class Generator:
         return chunk, tokens
 
     async def _locally(
-        self, request: GenerateRequest, decode: WorkerInfo, progress: "_Progress", calls: AsyncExitStack
+        self, request: GenerateRequest, decode: WorkerInfo, progress: Progress, calls: AsyncExitStack
     ) -> _Stream | None:
         """The answer of a decode worker that lacks little of the prompt; None if prefill is needed."""
         request = msgspec.structs.replace(request, local_prefill_tokens=self._local_prefill_tokens)
         async with AsyncExitStack() as trying:
+            trying.enter_context(self._fleet.waiting(decode, progress.token_ids))
             tokens = await self._call(decode, request, progress, trying)
             first = await anext(tokens, None)
             if not isinstance(first, PrefillFirst):
@@ -126,72 +163,39 @@ class Generator:
     async def _decode(
         self,
         request: GenerateRequest,
-        progress: "_Progress",
+        progress: Progress,
         calls: AsyncExitStack,
         decode: WorkerInfo | None,
     ) -> AsyncGenerator[Reply, None]:
         if decode is None:
-            raise progress.error or NoWorkers(f"No decode worker is available for {request.model}.")
+            raise self._no_decode(request)
+        calls.enter_context(self._fleet.waiting(decode, progress.token_ids))
         return await self._call(decode, request, progress, calls)
 
+    def _no_decode(self, request: GenerateRequest) -> NoWorkers:
+        return NoWorkers(f"No decode worker is available for {request.model}.", retry_after_s=1)
+
     def _choose(
-        self, role: Role, progress: "_Progress", *, paired_with: WorkerInfo | None = None
+        self, role: Role, progress: Progress, *, paired_with: WorkerInfo | None = None
     ) -> WorkerInfo | None:
         eligible = self._eligible(role, progress, paired_with)
         return self._pick(role, progress.request, eligible) if eligible else None
 
     def _eligible(
-        self, role: Role, progress: "_Progress", paired_with: WorkerInfo | None = None
+        self, role: Role, progress: Progress, paired_with: WorkerInfo | None = None
     ) -> list[WorkerInfo]:
+        if role is Role.PREFILL and progress.is_stalled:
+            return []
         live = self._fleet.workers(progress.request.model, role, paired_with=paired_with)
         return [worker for worker in live if worker.incarnation not in progress.avoided]
 
     async def _call(
-        self, worker: WorkerInfo, request: GenerateRequest, progress: "_Progress", calls: AsyncExitStack
+        self, worker: WorkerInfo, request: GenerateRequest, progress: Progress, calls: AsyncExitStack
     ) -> AsyncGenerator[Reply, None]:
         progress.asked.append(worker)
         self._num_running[worker.worker_id] += 1
         calls.callback(self._num_running.subtract, [worker.worker_id])
         return await calls.enter_async_context(aclosing(self._transport.call(worker.address, request)))
-
-
-class _Progress:
-    """The state of one request across its attempts."""
-
-    def __init__(self, request: GenerateRequest) -> None:
-        self.request = request
-        self.token_ids: list[int] = []
-        self.asked: list[WorkerInfo] = []
-        self.prefill: WorkerInfo | None = None
-        self.avoided: set[str] = set()
-        self.error: BatonError | None = None
-        self._num_failures = 0
-        self._deadline = asyncio.get_running_loop().time() + request.deadline_s
-
-    def remaining(self) -> GenerateRequest:
-        """The request for the next attempt."""
-        if not self._num_failures:
-            return self.request
-        return msgspec.structs.replace(
-            self.request,
-            token_ids=self.request.token_ids + self.token_ids,
-            num_generated=len(self.token_ids),
-            deadline_s=self._deadline - asyncio.get_running_loop().time(),
-        )
-
-    def note_failure(self, error: BatonError) -> None:
-        """Record which worker to avoid. Raises the error if the request cannot be retried."""
-        self._num_failures += 1
-        if not error.retryable or not self.asked or self._num_failures == MAX_ATTEMPTS:
-            raise error
-        if asyncio.get_running_loop().time() >= self._deadline:
-            raise DeadlineExceeded
-        # A failed handoff is blamed on the prefill worker; the decode worker that reported it stays eligible.
-        blamed = self.prefill if isinstance(error, HandoffFailed) else None
-        self.avoided.add((blamed or self.asked[-1]).incarnation)
-        self.asked.clear()
-        self.prefill = None
-        self.error = error
 
 
 async def _first_chunk(
@@ -202,10 +206,11 @@ async def _first_chunk(
     moved = asyncio.ensure_future(anext(pinned, None))
     try:
         await asyncio.wait((arriving, moved), return_when=asyncio.FIRST_COMPLETED)
-        if not arriving.done() and moved.exception() is not None:
-            raise HandoffFailed(
-                f"The prefill worker failed before the KV was transferred: {moved.exception()}"
-            )
+        if not arriving.done() and (error := moved.exception()) is not None:
+            if isinstance(error, BrokerLost):
+                raise error
+            failed = f"The prefill worker failed before the KV was transferred: {error}"
+            raise HandoffFailed(failed) from error
         return await arriving
     finally:
         arriving.cancel()

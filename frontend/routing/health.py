@@ -20,7 +20,9 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """The body of /health. `missing` says what must be started, or get ready, before a request can be served;
     `warming` are workers that try their handoffs before they get requests, `lost` those that are registered
-    and do not answer. In `cold_pairs` that trial failed, of `refused_pairs` it is known that it would.
+    and do not answer, `stuck` those that only send heartbeats. In `cold_pairs` that trial failed, of
+    `refused_pairs` it is known that it would; over `cut_pairs` no KV moves. Stuck workers and cut pairs are
+    not used until a later trial succeeds.
     """
 
     status: str
@@ -31,3 +33,5 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     lost: list[str]
     cold_pairs: list[str]
     refused_pairs: list[str]
+    cut_pairs: list[str] = []
+    stuck: list[str] = []

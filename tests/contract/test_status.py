@@ -50,17 +50,24 @@ def test_a_frontend_that_cannot_serve_yet_says_what_is_missing() -> None:
 
 def test_status_shows_the_workers_that_do_not_answer_too() -> None:
     health = msgspec.structs.replace(
-        EMPTY, instances=[LIVE], warming=["decode-2"], lost=["prefill-1", "prefill-2"]
+        EMPTY,
+        instances=[LIVE],
+        warming=["decode-2"],
+        lost=["prefill-1", "prefill-2"],
+        cut_pairs=["p -> d"],
+        stuck=["decode-3"],
     )
 
-    assert ask(health, "--brief") == (0, ["0 prefill, 1 decode, 1 warming, 2 lost"])
+    assert ask(health, "--brief") == (0, ["0 prefill, 1 decode, 1 warming, 2 lost, 1 stuck"])
     assert ask(health) == (
         0,
         [
-            "healthy: 0 prefill, 1 decode, 1 warming, 2 lost",
+            "healthy: 0 prefill, 1 decode, 1 warming, 2 lost, 1 stuck",
             "decode-1  decode  m  mocker  tcp",
             "decode-2  warming",
             "prefill-1  lost",
             "prefill-2  lost",
+            "decode-3  stuck",
+            "cut pair p -> d",
         ],
     )

@@ -274,6 +274,24 @@ def test_a_worker_that_leaves_refuses_new_calls_and_ends_running_ones(plane: Pla
     plane.run(scenario)
 
 
+def test_a_worker_that_its_caller_gives_up_is_told_and_can_be_called_again(plane: Plane) -> None:
+    async def scenario(caller: Transport, worker: Transport) -> None:
+        endless = Endless()
+        async with worker.serve("w", endless.answer) as address:
+            running = caller.call(address, a_request())
+            await anext(running)
+            caller.lose("another", "no call runs there")
+            caller.lose(address, "its engine hangs")
+            with pytest.raises(WorkerLost, match="its engine hangs"):
+                await anext(running)
+            await until(endless.closed.is_set)
+            again = caller.call(address, a_request())
+            await anext(again)
+            await again.aclose()
+
+    plane.run(scenario)
+
+
 @pytest.mark.parametrize(
     "address", ["", "http://127.0.0.1:80/", "tcp://127.0.0.1:x/w", "tcp://h", "nats://x"]
 )
@@ -288,7 +306,8 @@ def test_an_address_of_another_plane_is_a_lost_worker(plane: Plane, address: str
 def test_the_address_of_an_earlier_worker_is_a_lost_worker_at_once(plane: Plane) -> None:
     async def scenario(caller: Transport, worker: Transport) -> None:
         async with worker.serve("w", count_up) as address:
-            stale = address[:-4] + "0000"
+            place, mark, key = address.partition("#")
+            stale = f"{place[:-4]}0000{mark}{key}"
             async with asyncio.timeout(PATIENCE_S):
                 with pytest.raises(WorkerLost):
                     await anext(caller.call(stale, a_request()))

@@ -14,9 +14,10 @@ import msgspec
 import pytest
 
 from baton import frames
-from baton.errors import WorkerLost
+from baton.errors import BrokerLost, WorkerLost
 from baton.messages import Reply, Request, TokenChunk
 from baton.nats import NatsTransport
+from baton.nats_connection import ANSWER_S
 from baton.tcp import TcpTransport
 from baton.transport import Transport
 from tests.conftest import LaunchServer, ServerProcess, free_port
@@ -26,6 +27,7 @@ from tests.waiting import PATIENCE_S, scaled, signal_process
 SOON_S = scaled(1.0)
 LIVENESS_S = scaled(1.0)
 SHORT_LIVENESS_S = scaled(0.2)
+CALLER_LIVENESS_S = scaled(2.0)
 
 
 @pytest.fixture(params=["tcp-uvloop", "tcp-asyncio", "nats-uvloop"])
@@ -134,10 +136,10 @@ def test_a_frozen_caller_frees_its_generators_after_the_liveness_limit(plane: Pl
         async with worker.serve("w", endless.answer) as address, peer(plane, address) as caller:
             assert "TokenChunk" in await caller.says()
             caller.signal(signal.SIGSTOP)
-            async with within(LIVENESS_S + SOON_S):
+            async with within(CALLER_LIVENESS_S + SOON_S):
                 await endless.closed.wait()
 
-    plane.run(scenario, liveness_s=LIVENESS_S)
+    plane.run(scenario, liveness_s=CALLER_LIVENESS_S / 5)
 
 
 def test_a_long_silence_of_the_engine_is_no_fault(plane: Plane) -> None:
@@ -192,16 +194,18 @@ def test_calls_fail_while_nats_is_away_and_work_when_it_is_back(
             running = caller.call(address, a_request())
             await anext(running)
             harm(own_nats)
-            async with within(LIVENESS_S + SOON_S):
-                with pytest.raises(WorkerLost):
+            async with within(LIVENESS_S + ANSWER_S + SOON_S):
+                with pytest.raises(BrokerLost):
                     await anext(running)
+            async with within(5 * LIVENESS_S + SOON_S):
                 await endless.closed.wait()
             async with within(LIVENESS_S + SOON_S):
-                with pytest.raises(WorkerLost):
+                with pytest.raises(BrokerLost):
                     await anext(caller.call(address, a_request()))
             await asyncio.to_thread(own_nats.thaw if harm is ServerProcess.freeze else own_nats.start)
-            async with within(5):
-                assert await eventually(lambda: tokens(caller.call(address, a_request(2)))) == [0, 1]
+            async with within(scaled(5)):
+                await caller.reachable()
+            assert await eventually(lambda: tokens(caller.call(address, a_request(2)))) == [0, 1]
 
     Plane("nats-uvloop", own_nats.url).run(scenario, liveness_s=LIVENESS_S)
 
@@ -223,7 +227,7 @@ def test_without_a_nats_server_calls_and_workers_fail_within_the_connect_timeout
             with pytest.raises(ConnectionError):
                 await transport.serve("w", count_up).__aenter__()
             await transport.close()
-        assert all(isinstance(failure, WorkerLost) for failure in failures)
+        assert all(isinstance(failure, BrokerLost) for failure in failures)
         assert "no NATS server at 127.0.0.1" in str(failures[0])
         assert "secret" not in str(failures)
 
@@ -238,6 +242,48 @@ def test_a_port_that_takes_connections_and_says_nothing_is_a_lost_worker() -> No
                 with pytest.raises(WorkerLost, match="does not respond"):
                     await anext(transport.call(f"tcp://127.0.0.1:{mute.getsockname()[1]}/w", a_request()))
                 await transport.close()
+
+    asyncio.run(scenario())
+
+
+@contextlib.asynccontextmanager
+async def relay(address: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """The address of a relay to this worker, and an event after which it keeps all that it receives."""
+    target, _, worker = address.removeprefix("tcp://").partition("/")
+    host, _, port = target.partition(":")
+    is_cut = asyncio.Event()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            while data := await reader.read(65_536):
+                if not is_cut.is_set():
+                    writer.write(data)
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        worker_reader, worker_writer = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(
+            pass_on(reader, worker_writer), pass_on(worker_reader, writer), return_exceptions=True
+        )
+
+    async with await asyncio.start_server(connected, "127.0.0.1") as server:
+        own_port = server.sockets[0].getsockname()[1]
+        yield f"tcp://127.0.0.1:{own_port}/{worker}", is_cut
+
+
+def test_a_worker_that_is_cut_off_is_lost_within_two_seconds_and_keeps_its_caller_longer() -> None:
+    async def scenario() -> None:
+        endless = Endless()
+        caller, worker = TcpTransport(), TcpTransport()  # with the default liveness
+        async with worker.serve("w", endless.answer) as address, relay(address) as (relayed, is_cut):
+            call = caller.call(relayed, a_request())
+            await anext(call)
+            is_cut.set()
+            async with within(scaled(2.5)):
+                with pytest.raises(WorkerLost, match="does not respond"):
+                    await anext(call)
+            assert not endless.closed.is_set()
+            await caller.close()
+        await worker.close()
 
     asyncio.run(scenario())
 

@@ -1,6 +1,5 @@
 """Faults in real processes: every request ends with a result or a named error, and no KV stays pinned."""
 
-import json
 import signal
 import time
 from collections.abc import Iterator
@@ -10,12 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.answers import ENDLESS, Stream, whole_answer
 from tests.stack import MODEL, Stack
-from tests.waiting import PATIENCE_S, scaled, wait_for
-
-# Long enough to be killed in the middle; ENDLESS for streams that are never read to the end.
-LONG = 150
-ENDLESS = 20_000
+from tests.waiting import scaled, wait_for
 
 
 @pytest.fixture(params=["tcp and files", "nats and etcd"])
@@ -38,52 +34,6 @@ def stack(tmp_path: Path, planes: dict[str, str]) -> Iterator[Stack]:
     stack.stop()
 
 
-class Stream:
-    """A streamed completion, read event by event."""
-
-    def __init__(self, stack: Stack, num_tokens: int = LONG, prompt: str = "one two three") -> None:
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": num_tokens, "stream": True, "temperature": 0}
-        self._client = httpx.Client(timeout=PATIENCE_S)
-        self._context = self._client.stream("POST", f"{stack.url}/v1/completions", json=body)
-        self.response = self._context.__enter__()
-        self._lines = self.response.iter_lines()
-        self.text = ""
-        self.finish_reason: str | None = None
-        self.error: dict[str, str] | None = None
-        self.done = False
-        stack.closing.append(self.close)
-
-    def read(self, num_events: int | None = None) -> "Stream":
-        """The next events, or all remaining ones."""
-        while num_events is None or num_events > 0:
-            line = next(self._lines, None)
-            if line is None:
-                break
-            if not line.startswith("data: "):
-                continue
-            if line == "data: [DONE]":
-                self.done = True
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            if num_events is not None:
-                num_events -= 1
-            self.error = event.get("error", self.error)
-            for choice in event.get("choices", []):
-                self.text += choice["text"]
-                self.finish_reason = choice["finish_reason"] or self.finish_reason
-        return self
-
-    def close(self) -> None:
-        self._context.__exit__(None, None, None)
-        self._client.close()
-
-
-def whole_answer(stack: Stack, num_tokens: int = LONG, prompt: str = "one two three") -> str:
-    stream = Stream(stack, num_tokens, prompt).read()
-    assert (stream.finish_reason, stream.error, stream.done) == ("length", None, True)
-    return stream.text
-
-
 def test_a_client_that_leaves_frees_both_sides(stack: Stack) -> None:
     stack.frontend(), stack.worker("prefill"), stack.worker("decode")
     stack.wait_ready(1, 1)
@@ -96,7 +46,7 @@ def test_a_client_that_leaves_frees_both_sides(stack: Stack) -> None:
 
 
 def test_a_killed_decode_worker_ends_its_streams_with_a_named_error_within_a_second(stack: Stack) -> None:
-    stack.frontend(), stack.worker("prefill")
+    stack.frontend("--wait-for-worker-s", "0"), stack.worker("prefill")
     decode = stack.worker("decode")
     stack.wait_ready(1, 1)
     streams = [Stream(stack, ENDLESS).read(3) for _ in range(4)]
@@ -145,7 +95,7 @@ def test_a_killed_prefill_worker_loses_no_answer(stack: Stack) -> None:
 
 
 def test_a_frozen_decode_worker_is_given_up(stack: Stack) -> None:
-    stack.frontend(), stack.worker("prefill")
+    stack.frontend("--wait-for-worker-s", "0"), stack.worker("prefill")
     frozen = stack.worker("decode")
     stack.wait_ready(1, 1)
 

@@ -64,7 +64,7 @@ def stack(tmp_path: Path, own_etcd: str, nats_server: str) -> Iterator[Stack]:
         "PYTHONPATH": os.pathsep.join([str(DOUBLES), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
     }
     stack = Stack(tmp_path, environ)
-    stack.frontend()
+    stack.frontend("--wait-for-worker-s", "0")
     yield stack
     stack.stop()
 

@@ -4,6 +4,8 @@ import asyncio
 import fcntl
 import os
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager
@@ -305,3 +307,38 @@ def test_a_change_is_seen_within_a_tenth_of_a_second(tmp_path: Path) -> None:
                 assert 0.01 < loop.time() - began_s < 0.1
 
     run_jumping(main())
+
+
+FULL = """
+import asyncio, resource, sys
+from pathlib import Path
+from baton.files import FilesDiscovery
+from tests.registry import worker
+async def main():
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    registry, fleet = FilesDiscovery(Path(sys.argv[1])), ()
+    async with asyncio.TaskGroup() as tasks:
+        async def stay():
+            async with registry.register(worker("w")):
+                print("registered", flush=True)
+        registering = tasks.create_task(stay())
+        await asyncio.sleep(0.1)
+        assert not registering.done()
+        print("waiting", flush=True)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+asyncio.run(main())
+"""
+
+
+def test_a_registry_without_room_is_waited_for(tmp_path: Path) -> None:
+    """A limit on file sizes stands for a full disk."""
+    process = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path / "registry")],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert process.stdout.split() == ["waiting", "registered"]
+    assert process.stderr.strip() == "registry=full kind=files error=[Errno 27] File too large"

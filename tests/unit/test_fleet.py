@@ -71,6 +71,12 @@ class Registry:
     def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
         raise NotImplementedError
 
+    def lose(self, address: str, reason: str) -> None:
+        raise NotImplementedError
+
+    async def reachable(self) -> None:
+        pass
+
     async def close(self) -> None:
         pass
 
@@ -371,3 +377,23 @@ def test_a_request_timeout_within_the_kv_timeout_is_warned_of_once(
 
     asyncio.run(main())
     assert caplog.text.count("not above the KV timeout of 60 s of worker=d1") == warned
+
+
+def test_a_model_whose_workers_are_all_lost_is_still_accepted() -> None:
+    async def main() -> None:
+        lost = worker("d1")
+        registry = Registry(lost)
+        registry.dead.add("d1")
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: fleet.models() == ["m"])
+            fleet.suspect(lost)
+            assert not fleet.models()
+            assert fleet.served("m").name == "m"
+
+            registry.show()
+            await until(lambda: not fleet.health().lost)
+            with pytest.raises(NoWorkers):
+                fleet.served("m")
+
+    asyncio.run(main())

@@ -10,6 +10,7 @@ from baton.errors import (
     BatonError,
     DeadlineExceeded,
     HandoffFailed,
+    HandoffStalled,
     InvalidRequest,
     NoWorkers,
     Overloaded,
@@ -425,3 +426,40 @@ def test_a_prefill_worker_that_cannot_hand_over_to_the_one_with_the_cache_is_lef
 
     assert asyncio.run(generate(fleet, local_prefill_tokens=50)) == WHOLE
     assert fleet.asked == ["d1", "p2", "d1"]
+
+
+def test_a_prefill_worker_lost_while_its_kv_is_awaited_is_avoided_by_the_next_requests_too() -> None:
+    async def lost_later(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        async for handoff in hand_off(asked):
+            yield handoff
+            raise WorkerLost("silent")
+
+    async def waiting(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        if asked.handoff is not None and fleet.asked[-2] == "p1":
+            await asyncio.Event().wait()  # for KV that does not come
+        async for chunk in answer(asked):
+            yield chunk
+
+    fleet = ScriptedWorkers(p1=lost_later, p2=hand_off, d1=waiting)
+
+    async def two_requests() -> None:
+        async with generator_over(fleet) as generator:
+            for _ in range(2):
+                assert [chunk async for chunk in generator.generate(request())]
+
+    asyncio.run(two_requests())
+    assert fleet.asked == ["p1", "d1", "p2", "d1", "p2", "d1"]
+
+
+def test_when_no_kv_arrives_decode_prefills_by_itself_and_the_pair_is_left_out() -> None:
+    tries = iter([failing(HandoffStalled("nothing came")), answer, answer])
+    fleet = ScriptedWorkers(p1=hand_off, p2=hand_off, d1=lambda asked: next(tries)(asked))  # noqa: PLW0108  each call takes the next
+
+    async def two_requests() -> None:
+        async with generator_over(fleet) as generator:
+            for _ in range(2):
+                assert [chunk async for chunk in generator.generate(request())]
+
+    asyncio.run(two_requests())
+    assert fleet.asked == ["p1", "d1", "d1", "p2", "d1"]
+    assert prefills(fleet) == {("prefill", "always"): 2, ("decode", "stalled"): 1}

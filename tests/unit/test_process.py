@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from baton.process import Shutdown, first_of, leave_start_uncollected
+from baton.process import NotStarted, Shutdown, first_of, leave_start_uncollected, needed
+from tests.clock import run_jumping
 
 # A process that reports when it listens and when it was asked to end, and then takes time.
 DRAINING = """
@@ -142,3 +143,50 @@ def test_what_exists_at_the_start_is_not_collected_again() -> None:
     finally:
         gc.unfreeze()
         gc.set_threshold(*before)
+
+
+def test_what_is_needed_at_start_is_waited_for_with_a_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    async def late() -> int:
+        await asyncio.sleep(3.5)
+        return 7
+
+    assert run_jumping(needed("NATS", late())) == 7
+    assert [record.getMessage() for record in caplog.records] == [
+        f"waiting for NATS waited_s={waited_s} limit_s=60" for waited_s in (1, 2, 3)
+    ]
+
+
+def test_what_does_not_come_ends_the_start_with_a_sentence() -> None:
+    ended = asyncio.Event()
+
+    async def never() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with pytest.raises(NotStarted, match="NATS did not answer within 60 s"):
+        run_jumping(needed("NATS", never()))
+    assert ended.is_set()
+
+
+def test_what_fails_at_start_is_raised_at_once() -> None:
+    async def refused() -> None:
+        raise ValueError("refused")
+
+    with pytest.raises(ValueError, match="refused"):
+        asyncio.run(needed("etcd", refused()))
+
+
+NOT_STARTED = """
+import sys
+from baton.process import NotStarted, run
+async def main(shutdown):
+    raise NotStarted("NATS did not answer")
+sys.exit(run(main))
+"""
+
+
+def test_a_process_that_does_not_start_says_why_without_a_traceback() -> None:
+    process = subprocess.run([sys.executable, "-c", NOT_STARTED], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stderr) == (1, "NATS did not answer\n")

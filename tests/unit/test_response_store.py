@@ -15,7 +15,9 @@ from frontend.responses.store import (
     Retention,
     StoreFailure,
 )
+from frontend.responses.unwritten import MAX_UNWRITTEN_BYTES, Unwritten
 from tests.stored_responses import response, rows
+from tests.waiting import until
 
 
 async def kept(store: ResponseStore, *names: str) -> list[str]:
@@ -249,3 +251,66 @@ def test_a_file_of_another_version_is_left_alone(tmp_path: Path) -> None:
     newer.close()
     with pytest.raises(StoreFailure, match="version 99"):
         asyncio.run(ResponseStore(str(path)).open())
+
+
+def test_what_cannot_be_written_is_found_at_once_and_written_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "responses.sqlite3"
+
+    async def scenario() -> None:
+        store = ResponseStore(str(path))
+        await store.save(response("a"), ["msg_1"])
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            await store.save(response("b", previous_id="a"), ["msg_1"])
+            assert store.is_failing
+            assert await kept(store, "a", "b") == ["a", "b"]
+            item = await store.with_item("msg_1")
+            assert item is not None
+            assert item.id == "b"
+            chain = await store.chain("b")
+            assert chain is not None
+            assert [each.id for each in chain] == ["a", "b"]
+            with pytest.raises(StoreFailure, match="locked"):
+                await store.delete("b")
+            other.execute("COMMIT")
+        await until(lambda: not store.is_failing)
+        assert rows(path, "SELECT id FROM responses ORDER BY id") == [("a",), ("b",)]
+        await store.close()
+
+    asyncio.run(scenario())
+    assert caplog.text.count("response_store=failing") == 1
+
+
+def test_closing_writes_what_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite3"
+
+    async def scenario() -> None:
+        store = ResponseStore(str(path))
+        await store.open()
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            for name in "abc":
+                await store.save(response(name), [])
+            other.execute("COMMIT")
+        await store.close()
+
+    asyncio.run(scenario())
+    assert rows(path, "SELECT id FROM responses ORDER BY id") == [("a",), ("b",), ("c",)]
+
+
+def test_the_newest_are_kept_in_memory_up_to_a_number_of_bytes(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async def failing(_: object) -> None:
+            raise StoreFailure("full")
+
+        unwritten = Unwritten(failing)
+        for i in range(4):
+            await unwritten.add(response(str(i), body=b"x" * (MAX_UNWRITTEN_BYTES // 3 - 2)), [])
+        assert [i for i in range(4) if unwritten.find(str(i))] == [1, 2, 3]
+        await unwritten.flush(0)
+
+    asyncio.run(scenario())
+    assert "response not stored response_id=0" in caplog.text
+    assert "responses lost num=3" in caplog.text

@@ -86,6 +86,12 @@ class House:
     def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
         raise NotImplementedError
 
+    def lose(self, address: str, reason: str) -> None:
+        raise NotImplementedError
+
+    async def reachable(self) -> None:
+        pass
+
     async def close(self) -> None:
         pass
 

@@ -29,6 +29,7 @@ from workers.kv.transceiver import CacheTransceiver, Ticket
 
 _HEADER = "<|channel|>final<|message|>"  # of every answer
 _BLOCK = 16
+_HUNG_S = 0.05
 
 
 class _Offered(msgspec.Struct, frozen=True, array_like=True):
@@ -191,12 +192,14 @@ class MockerEngine:
         """Takes the prompt's simulated time; returns how many of its tokens were cached."""
         num_held = self._num_held(request)
         num_lacking = len(request.token_ids) - num_held
-        self._figures["num_prompt_tokens"] += num_lacking
-        self._figures["num_cached_tokens"] += num_held
         if self._settings.prompt_log is not None:
             log_prompt(Path(self._settings.prompt_log), request.token_ids[: _num_prompt_tokens(request)])
         prefill_s = num_lacking / self._settings.prefill_tokens_per_s
         await _within(deadline, asyncio.sleep(prefill_s))  # as long as a real prefill
+        while self._settings.is_hung:
+            await _within(deadline, asyncio.sleep(_HUNG_S))
+        self._figures["num_prompt_tokens"] += num_lacking
+        self._figures["num_cached_tokens"] += num_held
         self._held.hold(request.token_ids, request.cache_salt)
         return num_held
 
@@ -254,6 +257,9 @@ class MockerEngine:
         return ended
 
     def _step(self) -> None:
+        if self._is_running and self._settings.is_hung:
+            asyncio.get_running_loop().call_later(_HUNG_S, self._step)
+            return
         waiting, self._waiting = self._waiting, []
         for ended in waiting:
             if not ended.done():

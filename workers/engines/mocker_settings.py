@@ -1,6 +1,7 @@
 """The mocker's settings."""
 
 import dataclasses
+from pathlib import Path
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -8,7 +9,8 @@ class MockerSettings:
     """The timing model. A decode step takes `decode_step_ms` plus up to `jitter_ms`, for any batch size.
     The KV of the last `max_cached_tokens` is found again, in blocks of 16 tokens.
     `script` is a file of answers to play; see `workers.engines.script`. `prompt_log` is a file to which the
-    token ids of each prompt are appended, one JSON line each.
+    token ids of each prompt are appended, one JSON line each. While the file `hang_while` exists, the engine
+    hangs: its worker only sends heartbeats.
     """
 
     prefill_tokens_per_s: float = 50_000.0
@@ -23,6 +25,7 @@ class MockerSettings:
     seed: int = 0
     script: str | None = None
     prompt_log: str | None = None
+    hang_while: str | None = None
 
     def __post_init__(self) -> None:
         if min(self.prefill_tokens_per_s, self.handoff_ttl_s) <= 0:
@@ -31,3 +34,8 @@ class MockerSettings:
             raise ValueError("decode_step_ms, jitter_ms, kv_transfer_ms: must not be negative")
         if self.max_cached_tokens < 0:
             raise ValueError("max_cached_tokens: must not be negative")
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether the engine hangs now."""
+        return self.hang_while is not None and Path(self.hang_while).exists()

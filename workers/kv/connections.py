@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections import defaultdict
 
-from workers.kv.wire import Connection
+from workers.kv.wire import Connection, notice_dead_host
 
 IDLE_S = 60.0
 """How long an unused connection is kept."""
@@ -36,6 +36,8 @@ class Connections:
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A direct read sends nothing over this socket, so that only probes show a cut network.
+            notice_dead_host(sock, idle_s=1, every_s=1, num_probes=2)
             await asyncio.get_running_loop().sock_connect(sock, place)
             return Connection(sock)
         except BaseException:  # re-raised after its descriptor is released

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import msgspec
 
@@ -101,8 +102,9 @@ class DirectTransceiver:
             await self._pulls.fetch_stream(ticket, into)
             return
         try:
-            async with self._pulls.asking(ticket, into.num_bytes, direct=True) as (connection, grant):
-                await self._read(connection, msgspec.msgpack.decode(grant.words, type=Reach), into)
+            async with self._pulls.asking(ticket, into.num_bytes, direct=True) as (connection, grant, stall):
+                with stall.paused():  # nothing arrives here; the socket's probes notice a cut network
+                    await self._read(connection, msgspec.msgpack.decode(grant.words, type=Reach), into)
                 await connection.send(Fetched())
                 await connection.receive(Stands)
         except NoDirectPath as error:
@@ -120,19 +122,29 @@ class DirectTransceiver:
         self._poller.submit(self._fabric.begin, read)
         ended = asyncio.wrap_future(read.ended)
         hung_up = asyncio.create_task(_hung_up(connection))
+        both: set[asyncio.Future[Any]] = {ended, hung_up}
         try:
-            await asyncio.wait({ended, hung_up}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             hung_up.cancel()
             if not ended.done():
                 self._poller.submit(self._fabric.give_up, read)
             while not (ended.done() and hung_up.done()):
                 with suppress(asyncio.CancelledError):  # pulled twice: already registering
-                    await asyncio.wait({ended, hung_up})
+                    await asyncio.wait(both)
+        if not hung_up.cancelled() and (unreachable := hung_up.result()):
+            raise unreachable
         ended.result()
 
 
-async def _hung_up(connection: Connection) -> None:
-    """Return when the source withdrew the offer or died: it sends nothing else before Fetched."""
-    with suppress(OSError):
+async def _hung_up(connection: Connection) -> TimeoutError | None:
+    """Return when the source withdrew the offer or died: it sends nothing else before Fetched. The error if
+    it cannot be reached any more.
+    """
+    try:
         await asyncio.get_running_loop().sock_recv(connection.sock, 1)
+    except TimeoutError as error:
+        return error
+    except OSError:
+        pass
+    return None

@@ -6,10 +6,11 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from baton.errors import HandoffFailed
+from baton.errors import HandoffFailed, HandoffStalled
 from workers.kv.connections import Connections, Place
 from workers.kv.memory import Memory, host_view
 from workers.kv.source import Peer
+from workers.kv.stall import STALL_S, Stall, stalling
 from workers.kv.transceiver import Ticket
 from workers.kv.wire import Ask, Connection, Fetched, Grant, Stands
 
@@ -61,7 +62,7 @@ class Pulls:
 
     async def fetch_stream(self, ticket: Ticket, into: Memory) -> None:
         """Fetch an offer over the socket into host memory. Raises like `asking`."""
-        async with self.asking(ticket, into.num_bytes, direct=False) as (connection, _):
+        async with self.asking(ticket, into.num_bytes, direct=False) as (connection, _, _):
             await connection.receive_bytes(host_view(into))
             await connection.receive(Stands)
             await connection.send(Fetched())
@@ -69,33 +70,41 @@ class Pulls:
     @asynccontextmanager
     async def asking(
         self, ticket: Ticket, num_bytes: int, *, direct: bool
-    ) -> AsyncIterator[tuple[Connection, Grant]]:
+    ) -> AsyncIterator[tuple[Connection, Grant, Stall]]:
         """Ask for an offer's last `num_bytes`; fetch and confirm them inside the context.
 
-        Raises HandoffFailed if the source refuses, OSError if it is lost.
+        Raises HandoffFailed if the source refuses, HandoffStalled if nothing arrives for STALL_S, OSError if
+        the source is lost.
         """
         peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
         place, ask = (peer.host, peer.port), Ask(ticket.offer_id, peer.secret, num_bytes, direct)
-        connection, grant = await self._granted(place, ask)
         try:
-            yield connection, grant
-        except BaseException:  # re-raised: the source sees at once that this pull has failed
-            connection.close()
-            raise
+            async with stalling() as stall:
+                connection, grant = await self._granted(place, ask, stall)
+                try:
+                    yield connection, grant, stall
+                except BaseException:  # re-raised: the source sees at once that this pull has failed
+                    connection.close()
+                    raise
+        except TimeoutError:  # ours, or the kernel's ETIMEDOUT
+            stalled = f"nothing came from the source of the KV at {peer.host}:{peer.port} for {STALL_S:g} s"
+            raise HandoffStalled(stalled) from None
+        connection.stall = None
         self._connections.keep(place, connection)
 
-    async def _granted(self, place: Place, ask: Ask) -> tuple[Connection, Grant]:
+    async def _granted(self, place: Place, ask: Ask, stall: Stall) -> tuple[Connection, Grant]:
         kept = self._connections.kept(place)
         if kept is not None:
             try:
-                return kept, await _grant(kept, ask)
+                return kept, await _grant(kept, ask, stall)
             except OSError:
                 pass  # the source closed it meanwhile, to make room
         connection = await self._connections.new(place)
-        return connection, await _grant(connection, ask)
+        return connection, await _grant(connection, ask, stall)
 
 
-async def _grant(connection: Connection, ask: Ask) -> Grant:
+async def _grant(connection: Connection, ask: Ask, stall: Stall) -> Grant:
+    connection.stall = stall
     try:
         await connection.send(ask)
         return await connection.receive(Grant)

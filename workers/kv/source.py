@@ -16,7 +16,7 @@ from baton.errors import HandoffFailed
 from baton.listener import Admission, Listener, num_connections
 from workers.kv.memory import Memory, host_view
 from workers.kv.transceiver import Ticket
-from workers.kv.wire import Ask, Connection, Fetched, Grant, Refused, Stands
+from workers.kv.wire import Ask, Connection, Fetched, Grant, Refused, Stands, notice_dead_host
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class Source:
         with sock:
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                _notice_dead_host(sock)
+                notice_dead_host(sock, idle_s=15, every_s=5, num_probes=3)
                 connection = Connection(sock)
                 async with asyncio.timeout(_ASK_LIMIT_S):
                     ask: Ask | None = await connection.receive(Ask)
@@ -194,15 +194,6 @@ async def _next_ask(connection: Connection) -> Ask | None:
         return await connection.receive(Ask)
     except ConnectionResetError:
         return None
-
-
-def _notice_dead_host(sock: socket.socket) -> None:
-    """Within about half a minute, end the connections of a machine that vanished."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_KEEPIDLE"):  # Linux
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
 def _evict(sock: socket.socket) -> None:

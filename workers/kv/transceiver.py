@@ -25,7 +25,8 @@ class CacheTransceiver(Protocol):
 
     * A pull that returns has delivered the offered bytes: after the last byte the source confirms that the
       offer still stood.
-    * Every wait ends: a dead peer is HandoffFailed at once, a hung one at the deadline.
+    * Every wait ends: a dead peer is HandoffFailed at once, one that sends nothing is HandoffStalled after
+      STALL_S.
     * After a failed pull the offer remains; it can be pulled again until it has moved or is withdrawn.
     * All methods are called on one event loop; bytes move off it. CUDA work on the memory must be finished
       (synchronized) before `offer` and `pull`; pulled bytes are visible to every stream.

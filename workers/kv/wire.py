@@ -24,6 +24,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from baton.errors import HandoffFailed
+from workers.kv.stall import Stall
 
 _LENGTH = struct.Struct("<I")
 _MAX_WORD_BYTES = 64 * 1024
@@ -77,7 +78,7 @@ _decoder = msgspec.msgpack.Decoder(Word)
 class Connection:
     """One end of a connected, nonblocking socket; one task reads, one writes.
 
-    Every method raises OSError if the peer is lost.
+    Every method raises OSError if the peer is lost. `stall` is told of all that arrives.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -85,6 +86,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray(_BUFFER_BYTES)
         self._start = self._stop = 0  # of what was received and not yet read
+        self.stall: Stall | None = None
 
     async def send(self, *words: Word) -> None:
         """Send messages."""
@@ -162,7 +164,18 @@ class Connection:
         received = await self._loop.sock_recv_into(self.sock, into)
         if received == 0:
             raise ConnectionResetError("the peer closed the connection")
+        if self.stall is not None:
+            self.stall.arrived()
         return received
+
+
+def notice_dead_host(sock: socket.socket, *, idle_s: int, every_s: int, num_probes: int) -> None:
+    """End the connection of a machine that vanished: probe after `idle_s` of silence."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):  # Linux
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, num_probes)
 
 
 def _framed(word: Word) -> bytes:

@@ -1,0 +1,21 @@
+"""A response as the store keeps it."""
+
+import msgspec
+
+
+class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored response. `body` is its JSON, `items` the JSON array of its own input items, `events` its
+    whole stream, if any, as server-sent events."""
+
+    id: str
+    status: str
+    body: bytes
+    items: bytes
+    previous_id: str | None = None
+    is_background: bool = False
+    events: bytes | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size in memory."""
+        return len(self.body) + len(self.items) + len(self.events or b"")

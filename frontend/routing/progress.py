@@ -1,0 +1,124 @@
+"""One request across its attempts: its tokens so far, whom it avoids, and when it gives up."""
+
+import asyncio
+
+import msgspec
+
+from baton.errors import (
+    BatonError,
+    BrokerLost,
+    DeadlineExceeded,
+    HandoffFailed,
+    HandoffStalled,
+    NotReady,
+    NoWorkers,
+    Overloaded,
+    WorkerLost,
+)
+from baton.messages import GenerateRequest, WorkerInfo
+
+MAX_ATTEMPTS = 4
+"""A request that makes engines fail takes at most so many with it."""
+_ENOUGH_TOKENS = 32
+"""A worker that has sent so many was not lost because of this request, so failures are counted anew."""
+_PAUSE_S = 0.1
+
+
+class Progress:
+    """The state of one request across its attempts. `error` is how the last one ended."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self.request = request
+        self.token_ids: list[int] = []
+        self.asked: list[WorkerInfo] = []
+        self.prefill: WorkerInfo | None = None
+        self.avoided: set[str] = set()
+        self.is_stalled = False  # decode prefills by itself, rather than wait for another worker's KV in vain
+        self.error: BatonError | None = None
+        self._num_failures = 0
+        self._num_tokens_before = 0
+        self._deadline = asyncio.get_running_loop().time() + request.deadline_s
+
+    @property
+    def time_left_s(self) -> float:
+        """The time until the deadline."""
+        return self._deadline - asyncio.get_running_loop().time()
+
+    def remaining(self) -> GenerateRequest:
+        """The request for the next attempt."""
+        if self.error is None:
+            return self.request
+        return msgspec.structs.replace(
+            self.request,
+            token_ids=self.request.token_ids + self.token_ids,
+            num_generated=len(self.token_ids),
+            deadline_s=self.time_left_s,
+        )
+
+    def lost_with(self, error: BatonError) -> WorkerInfo | None:
+        """The worker that this failure proves lost."""
+        if isinstance(error.__cause__, WorkerLost):  # prefill, while decode was waiting for its KV
+            return self.prefill
+        return self.asked[-1] if isinstance(error, WorkerLost) and self.asked else None
+
+    def note_failure(self, error: BatonError) -> None:
+        """Record which worker to avoid. Raises the error if the request cannot be retried."""
+        if not (error.retryable or isinstance(error, NoWorkers)):
+            raise error
+        if self.time_left_s <= 0:
+            raise DeadlineExceeded
+        if not isinstance(error, BrokerLost | NoWorkers):
+            self._count(error)
+        blamed = self._blamed(error)
+        if blamed is not None:
+            self.avoided.add(blamed.incarnation)
+        self.is_stalled |= isinstance(error, HandoffStalled)
+        self.asked.clear()
+        self.prefill = None
+        self.error = error
+
+    async def forgive(self) -> None:
+        """Avoid no worker any more, after a pause. Raises the last error if it refused a new request."""
+        if self.error is not None and self._is_refusal(self.error):
+            if not self.token_ids:
+                raise self.error
+            await asyncio.sleep(self.error.retry_after_s or 1.0)  # until a queue may have room
+        else:
+            await asyncio.sleep(_PAUSE_S * 2**self._num_failures)  # so that failing at once does not spin
+        self.avoided.clear()
+
+    def ended_by(self, error: BatonError) -> BatonError:
+        """What a request ends with that has waited in vain."""
+        if self.time_left_s <= 0:
+            return DeadlineExceeded()
+        return error if self.error is None or isinstance(self.error, BrokerLost) else self.error
+
+    def _count(self, error: BatonError) -> None:
+        """Count a failure, except that a running answer may be refused until its deadline. Raises the last
+        one that is allowed.
+        """
+        if len(self.token_ids) - self._num_tokens_before >= _ENOUGH_TOKENS:
+            self._num_failures = 0
+            self.avoided.clear()
+        self._num_tokens_before = len(self.token_ids)
+        self._num_failures += not (self._is_refusal(error) and self.token_ids)
+        if self._num_failures == MAX_ATTEMPTS:
+            raise error
+
+    def _blamed(self, error: BatonError) -> WorkerInfo | None:
+        """The worker to avoid. A failed handoff is blamed on the prefill worker, as is one that no decode
+        worker can take; the decode worker that reported it stays eligible.
+        """
+        match error:
+            case BrokerLost():
+                return None
+            case NoWorkers():
+                return self.prefill
+            case HandoffFailed():
+                return self.prefill or self.asked[-1]
+            case _:
+                return self.asked[-1]
+
+    @staticmethod
+    def _is_refusal(error: BatonError) -> bool:
+        return isinstance(error, Overloaded | NotReady)

@@ -1,0 +1,64 @@
+"""Streamed completions of a stack, read event by event."""
+
+import json
+import time
+
+import httpx
+
+from tests.stack import MODEL, Stack
+from tests.waiting import PATIENCE_S
+
+# Long enough to be killed in the middle; ENDLESS for streams that are never read to the end.
+LONG = 150
+ENDLESS = 20_000
+
+
+class Stream:
+    """A streamed completion, read event by event."""
+
+    def __init__(self, stack: Stack, num_tokens: int = LONG, prompt: str = "one two three") -> None:
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": num_tokens, "stream": True, "temperature": 0}
+        # Without certificates, which take 45 ms of CPU to load.
+        self._client = httpx.Client(timeout=PATIENCE_S, verify=False)
+        self._context = self._client.stream("POST", f"{stack.url}/v1/completions", json=body)
+        self.response = self._context.__enter__()
+        self._lines = self.response.iter_lines()
+        self.text = ""
+        self.finish_reason: str | None = None
+        self.error: dict[str, str] | None = None
+        self.done = False
+        self.longest_gap_s = 0.0
+        self._last_s = time.monotonic()
+        stack.closing.append(self.close)
+
+    def read(self, num_events: int | None = None) -> "Stream":
+        """The next events, or all remaining ones."""
+        while num_events is None or num_events > 0:
+            line = next(self._lines, None)
+            if line is None:
+                break
+            if not line.startswith("data: "):
+                continue
+            if line == "data: [DONE]":
+                self.done = True
+                continue
+            self.longest_gap_s = max(self.longest_gap_s, time.monotonic() - self._last_s)
+            self._last_s = time.monotonic()
+            event = json.loads(line.removeprefix("data: "))
+            if num_events is not None:
+                num_events -= 1
+            self.error = event.get("error", self.error)
+            for choice in event.get("choices", []):
+                self.text += choice["text"]
+                self.finish_reason = choice["finish_reason"] or self.finish_reason
+        return self
+
+    def close(self) -> None:
+        self._context.__exit__(None, None, None)
+        self._client.close()
+
+
+def whole_answer(stack: Stack, num_tokens: int = LONG, prompt: str = "one two three") -> str:
+    stream = Stream(stack, num_tokens, prompt).read()
+    assert (stream.finish_reason, stream.error, stream.done) == ("length", None, True)
+    return stream.text

@@ -1,0 +1,118 @@
+"""A pull that gets no byte fails soon, whatever is left of its time; a slow one does not."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from baton.errors import HandoffFailed, HandoffStalled
+from tests.clock import run_jumping
+from workers.kv.memory import host_memory
+from workers.kv.pulls import Pulls
+from workers.kv.source import Peer
+from workers.kv.transceiver import Ticket
+from workers.kv.wire import Ask, Connection, Fetched, Grant, Stands
+
+NUM_BYTES = 100
+
+
+@asynccontextmanager
+async def source(serve: Callable[[Connection], Awaitable[None]]) -> AsyncIterator[Ticket]:
+    """The ticket of a source that treats each connection like this."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+
+        async def accept() -> None:
+            while True:
+                sock, _ = await loop.sock_accept(listener)
+                with sock:
+                    await serve(Connection(sock))
+
+        task = asyncio.create_task(accept())
+        port = listener.getsockname()[1]
+        peer = msgspec.msgpack.encode(Peer("127.0.0.1", port, b"secret"))
+        try:
+            yield Ticket(wire="tcp", offer_id=1, num_bytes=NUM_BYTES, peer=peer)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def pulled(ticket: Ticket, deadline_s: float = 60) -> tuple[bytes, float]:
+    """The bytes of a pull, and how long it took."""
+    pulls, into, loop = Pulls("tcp"), bytearray(NUM_BYTES), asyncio.get_running_loop()
+    began_s = loop.time()
+    try:
+        await pulls.pull(ticket, host_memory(into), deadline_s)
+        return bytes(into), loop.time() - began_s
+    finally:
+        await pulls.close()
+
+
+async def mute(connection: Connection) -> None:
+    await asyncio.Event().wait()
+
+
+async def mute_after_half(connection: Connection) -> None:
+    await connection.receive(Ask)
+    await connection.send(Grant())
+    await asyncio.get_running_loop().sock_sendall(connection.sock, bytes(NUM_BYTES // 2))
+    await asyncio.Event().wait()
+
+
+async def slow(connection: Connection) -> None:
+    await connection.receive(Ask)
+    await connection.send(Grant())
+    for _ in range(NUM_BYTES // 10):
+        await asyncio.sleep(1.5)
+        await asyncio.get_running_loop().sock_sendall(connection.sock, bytes(10))
+    await connection.send(Stands())
+    await connection.receive(Fetched)
+
+
+async def after_a_standstill(connection: Connection) -> None:
+    await connection.receive(Ask)
+    asyncio.get_running_loop().stand_still(100)  # type: ignore[attr-defined]  # the clock of tests/clock.py
+    await connection.send_between(Grant(), memoryview(bytes(NUM_BYTES)), Stands())
+    await connection.receive(Fetched)
+
+
+@pytest.mark.parametrize("serve", [mute, mute_after_half])
+def test_a_source_that_sends_nothing_is_given_up_after_two_seconds(
+    serve: Callable[[Connection], Awaitable[None]],
+) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with source(serve) as ticket:
+            began_s = loop.time()
+            with pytest.raises(HandoffStalled, match=r"nothing came from .* for 2 s"):
+                await pulled(ticket)
+            assert loop.time() - began_s == pytest.approx(2, abs=0.5)
+
+    run_jumping(main())
+
+
+def test_a_slow_source_has_all_the_time_of_its_handoff() -> None:
+    async def main() -> None:
+        async with source(slow) as ticket:
+            found, took_s = await pulled(ticket)
+            assert found == bytes(NUM_BYTES)
+            assert took_s > 10
+            with pytest.raises(HandoffFailed, match="did not arrive within 5 s"):
+                await pulled(ticket, deadline_s=5)
+
+    run_jumping(main())
+
+
+def test_a_process_that_stood_still_itself_first_reads_what_has_arrived() -> None:
+    async def main() -> None:
+        async with source(after_a_standstill) as ticket:
+            found, took_s = await pulled(ticket, deadline_s=1000)
+            assert found == bytes(NUM_BYTES)
+            assert took_s > 100
+
+    run_jumping(main())

@@ -1,0 +1,157 @@
+"""What all streams need goes away for a while: they wait for it and go on exactly."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+
+import httpx
+import nats
+import pytest
+from nats.aio.msg import Msg
+
+from tests.answers import Stream, whole_answer
+from tests.conftest import LaunchServer, ServerProcess
+from tests.stack import MODEL, Stack
+from tests.waiting import PATIENCE_S, scaled, wait_for
+
+LONG = 300
+NUM_STREAMS = 4
+
+
+@pytest.fixture(scope="module")
+def own_nats(launch_nats: LaunchServer) -> Iterator[ServerProcess]:
+    """A NATS server that the tests may kill."""
+    server = launch_nats()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def nats_stack(
+    tmp_path_factory: pytest.TempPathFactory, own_nats: ServerProcess
+) -> Iterator[tuple[Stack, str]]:
+    """Over files and NATS, and the answer of an undisturbed run."""
+    environ = {"BATON_REQUEST_PLANE": "nats", "NATS_SERVER": own_nats.url}
+    stack = Stack(tmp_path_factory.mktemp("nats"), environ)
+    yield stack, started(stack)
+    stack.stop()
+
+
+@pytest.fixture(scope="module")
+def tcp_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, str]]:
+    """Over files and TCP, and the answer of an undisturbed run."""
+    stack = Stack(tmp_path_factory.mktemp("tcp"), {"BATON_LIVENESS_S": str(scaled(1.0))})
+    yield stack, started(stack, "--wait-for-worker-s", "60")
+    stack.stop()
+
+
+def started(stack: Stack, *frontend: str) -> str:
+    """Start two workers of each role; returns the answer of an undisturbed run."""
+    stack.frontend(*frontend)
+    for role in ("prefill", "decode") * 2:
+        stack.worker(role)
+    stack.wait_ready(2, 2)
+    return whole_answer(stack, LONG)
+
+
+def running(stack: Stack) -> list[Stream]:
+    """Streams that have come to different points."""
+    return [Stream(stack, LONG).read(1 + i) for i in range(NUM_STREAMS)]
+
+
+def check_all(streams: list[Stream], expected: str) -> None:
+    for stream in streams:
+        stream.read()
+        assert (stream.error, stream.finish_reason, stream.text == expected) == (None, "length", True)
+
+
+async def disturb(url: str, num_messages: int) -> None:
+    """Sends garbage to the subjects of so many live messages, and each message again."""
+    stranger = await nats.connect(url)
+    garbage = b"\xc1 garbage"
+    seen: set[bytes] = {garbage}
+    enough = asyncio.Event()
+
+    async def disturbing(message: Msg) -> None:
+        if message.data in seen or not message.subject.startswith("baton."):
+            return
+        seen.add(message.data)
+        for data in garbage, message.data:
+            await stranger.publish(message.subject, data, message.reply)
+        if len(seen) > num_messages:
+            enough.set()
+
+    try:
+        await stranger.subscribe(">", cb=disturbing)
+        await asyncio.wait_for(enough.wait(), PATIENCE_S)
+    finally:
+        await stranger.close()
+
+
+def test_strangers_on_nats_do_not_disturb_streams(
+    nats_stack: tuple[Stack, str], own_nats: ServerProcess
+) -> None:
+    stack, expected = nats_stack
+    streams = running(stack)
+
+    asyncio.run(disturb(own_nats.url, 100))
+
+    check_all(streams, expected)
+    frontend, *workers = stack.processes
+    assert " retry " not in frontend.text()
+    for process in frontend, *(worker for worker in workers if worker.name.startswith("decode")):
+        assert "forged_frames=1 " in process.text()
+    stack.wait_idle()
+
+
+@pytest.mark.parametrize(
+    ("harm", "repair"),
+    [(ServerProcess.kill, ServerProcess.start), (ServerProcess.freeze, ServerProcess.thaw)],
+    ids=["killed", "frozen"],
+)
+def test_streams_outlive_nats(
+    nats_stack: tuple[Stack, str],
+    own_nats: ServerProcess,
+    harm: Callable[[ServerProcess], None],
+    repair: Callable[[ServerProcess], None],
+) -> None:
+    stack, expected = nats_stack
+    away = [process.text().count("plane=unreachable") + 1 for process in stack.processes]
+    streams = running(stack)
+
+    harm(own_nats)
+    wait_for(lambda: [process.text().count("plane=unreachable") for process in stack.processes] == away)
+    repair(own_nats)
+
+    check_all(streams, expected)
+    stack.wait_idle()
+
+
+def test_streams_wait_for_decode_workers_that_are_started_again(tcp_stack: tuple[Stack, str]) -> None:
+    stack, expected = tcp_stack
+    streams = running(stack)
+
+    for process in [p for p in stack.processes if p.name.startswith("decode")]:
+        process.kill()
+        stack.processes.remove(process)
+    wait_for(lambda: stack.health()["status"] == "unhealthy")
+    refused = httpx.post(f"{stack.url}/v1/completions", json={"model": MODEL, "prompt": "x"})
+    stack.worker("decode"), stack.worker("decode")
+
+    check_all(streams, expected)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    stack.wait_ready(2, 2)
+
+
+def test_streams_outlive_a_frontend_that_stands_still(tcp_stack: tuple[Stack, str]) -> None:
+    """For longer than its workers keep what is sent to it."""
+    stack, expected = tcp_stack
+    streams = running(stack)
+
+    stack.processes[0].signal(signal.SIGSTOP)
+    decodes = [process for process in stack.processes if process.name.startswith("decode")]
+    wait_for(lambda: all("caller_lost" in decode.text() for decode in decodes))
+    stack.processes[0].signal(signal.SIGCONT)
+
+    check_all(streams, expected)
+    stack.wait_idle()

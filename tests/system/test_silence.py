@@ -1,0 +1,87 @@
+"""Workers that stand still or are cut off: noticed soon, and no answer changes."""
+
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.answers import Stream, whole_answer
+from tests.stack import Stack
+from tests.waiting import scaled, wait_for
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Two workers of each role, with the default liveness."""
+    stack = Stack(tmp_path_factory.mktemp("stack"))
+    del stack.environ["BATON_LIVENESS_S"]
+    stack.frontend()
+    for mode in ("prefill", "prefill", "decode", "decode"):
+        stack.worker(mode)
+    stack.wait_ready(2, 2)
+    yield stack
+    stack.stop()
+
+
+def read_all(streams: list[Stream]) -> None:
+    """Read all streams to their ends at once."""
+    with ThreadPoolExecutor(len(streams)) as pool:
+        list(pool.map(Stream.read, streams))
+
+
+def first_token_s(stack: Stack, prompt: str) -> float:
+    began_s = time.monotonic()
+    Stream(stack, prompt=prompt).read(1)
+    return time.monotonic() - began_s
+
+
+def test_a_frozen_decode_worker_is_noticed_within_two_seconds(stack: Stack) -> None:
+    frozen = next(process for process in stack.processes if process.name.startswith("decode"))
+    expected = whole_answer(stack)
+    streams = [Stream(stack).read(3) for _ in range(4)]  # round-robin: two on each
+
+    frozen.signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(first_token_s, stack, prompt) for prompt in ("four five", "six seven")]
+        read_all(streams)
+        assert max(first.result() for first in asked) < scaled(2.5)
+
+    assert [(stream.text, stream.error) for stream in streams] == [(expected, None)] * 4
+    assert max(stream.longest_gap_s for stream in streams) < scaled(2.5)
+    assert len(stack.health()["lost"]) == 1
+    frozen.signal(signal.SIGCONT)
+    stack.wait_ready(2, 2)
+    stack.wait_idle()
+
+
+def test_a_frozen_prefill_worker_is_noticed_within_two_seconds(stack: Stack) -> None:
+    frozen = next(process for process in stack.processes if process.name.startswith("prefill"))
+
+    frozen.signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(first_token_s, stack, f"prompt {i}") for i in range(4)]
+        assert max(first.result() for first in asked) < scaled(2.5)
+
+    assert len(stack.health()["lost"]) == 1
+    assert first_token_s(stack, "the next one") < scaled(1.0)
+    frozen.signal(signal.SIGCONT)
+    stack.wait_ready(2, 2)
+
+
+def test_when_all_decode_workers_stand_still_their_streams_wait_for_them(stack: Stack) -> None:
+    frozen = [process for process in stack.processes if process.name.startswith("decode")]
+    expected = whole_answer(stack)
+    streams = [Stream(stack).read(3) for _ in range(4)]
+
+    for process in frozen:
+        process.signal(signal.SIGSTOP)
+    wait_for(lambda: len(stack.health()["lost"]) == 2)
+    for process in frozen:
+        process.signal(signal.SIGCONT)
+    read_all(streams)
+
+    assert [(stream.text, stream.error) for stream in streams] == [(expected, None)] * 4
+    stack.wait_ready(2, 2)
+    stack.wait_idle()

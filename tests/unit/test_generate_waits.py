@@ -1,0 +1,214 @@
+"""A request waits for a worker or the broker, as long as it may, and never spins."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from itertools import pairwise
+
+import pytest
+
+from baton.errors import (
+    BatonError,
+    BrokerLost,
+    DeadlineExceeded,
+    NotReady,
+    NoWorkers,
+    Overloaded,
+    WorkerLost,
+)
+from baton.messages import GenerateRequest, Reply, TokenChunk
+from tests.clock import run_jumping
+from tests.scripted_workers import (
+    Script,
+    ScriptedWorkers,
+    answer,
+    failing,
+    generate,
+    hand_off,
+)
+
+WHOLE = [10, 11, 12, 13]
+LOST = failing(WorkerLost("gone"), after=2)
+
+
+def in_turn(*scripts: Script) -> Script:
+    """A worker that answers each request in its own way; the last one for all that follow."""
+    left = list(scripts)
+
+    def script(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        return (left.pop(0) if len(left) > 1 else left[0])(asked)
+
+    return script
+
+
+def test_a_running_answer_waits_for_a_decode_worker_to_join() -> None:
+    fleet = ScriptedWorkers(p1=hand_off, d1=LOST)
+
+    async def main() -> list[int]:
+        asyncio.get_running_loop().call_later(4, fleet.join, "d2", answer)
+        return await generate(fleet, wait_for_worker_s=5, deadline_s=9)
+
+    assert run_jumping(main()) == WHOLE
+    assert fleet.asked == ["p1", "d1", "p1", "d2"]
+
+
+@pytest.mark.parametrize(
+    ("wait_for_worker_s", "deadline_s", "raised", "after_s"),
+    [(5, 9, WorkerLost, 5), (5, 3, DeadlineExceeded, 3), (0, 9, WorkerLost, 0)],
+)
+def test_it_waits_no_longer_than_the_setting_or_its_deadline(
+    wait_for_worker_s: float, deadline_s: float, raised: type[BatonError], after_s: float
+) -> None:
+    async def main() -> float:
+        with pytest.raises(raised):
+            await generate(ScriptedWorkers(d1=LOST), 0, wait_for_worker_s, deadline_s)
+        return asyncio.get_running_loop().time()
+
+    assert run_jumping(main()) == pytest.approx(after_s, abs=0.1)
+
+
+def test_a_handoff_that_no_decode_worker_can_take_is_not_asked_for_again() -> None:
+    fleet = ScriptedWorkers(p1=hand_off, d1=failing(NotReady("draining")), d2x=answer)
+
+    assert run_jumping(generate(fleet, wait_for_worker_s=5)) == WHOLE
+    assert fleet.asked == ["p1", "d1", "p1", "d2x"]
+
+
+def test_the_only_worker_is_asked_again_when_it_answers_again() -> None:
+    fleet = ScriptedWorkers(d1=in_turn(LOST, answer))
+    fleet.answering.add("d1")
+
+    assert run_jumping(generate(fleet, wait_for_worker_s=5)) == WHOLE
+    assert fleet.asked == ["d1", "d1"]
+
+
+def test_workers_that_answer_probes_only_are_tried_four_times_with_growing_pauses() -> None:
+    at_s: list[float] = []
+
+    async def lost(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        at_s.append(asyncio.get_running_loop().time())
+        raise WorkerLost("gone")
+        yield TokenChunk(())  # type: ignore[unreachable]  # makes it a generator
+
+    fleet = ScriptedWorkers(d1=lost)
+    fleet.answering.add("d1")
+
+    with pytest.raises(WorkerLost):
+        run_jumping(generate(fleet, wait_for_worker_s=5))
+    assert [after - before for before, after in pairwise(at_s)] == pytest.approx([0.2, 0.4, 0.8])
+
+
+def test_failures_are_counted_anew_after_many_tokens() -> None:
+    """Rolling restarts during a long answer are more than four losses."""
+
+    def some(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        return failing(WorkerLost("gone"), after=32)(asked)
+
+    async def rest(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        yield TokenChunk((1,), "stop")
+
+    fleet = ScriptedWorkers(d1=in_turn(*[some] * 9, rest))
+    fleet.answering.add("d1")
+
+    assert len(run_jumping(generate(fleet, wait_for_worker_s=5, deadline_s=60))) == 9 * 32 + 1
+
+
+def test_a_running_answer_that_is_refused_waits_for_room() -> None:
+    full = failing(Overloaded("full", retry_after_s=2))
+    fleet = ScriptedWorkers(d1=in_turn(LOST, answer), d2=in_turn(*[full] * 6, answer))
+
+    assert run_jumping(generate(fleet, wait_for_worker_s=5, deadline_s=60)) == WHOLE
+    assert fleet.asked == ["d1"] + ["d2"] * 7
+
+
+def test_a_new_request_that_all_refuse_is_refused_at_once() -> None:
+    async def main() -> float:
+        with pytest.raises(Overloaded):
+            await generate(ScriptedWorkers(d1=failing(Overloaded("full"))), wait_for_worker_s=5)
+        return asyncio.get_running_loop().time()
+
+    assert run_jumping(main()) == pytest.approx(0, abs=0.1)
+
+
+def losing_broker(fleet: ScriptedWorkers, back_after_s: float) -> Script:
+    """A worker whose broker goes away after two tokens."""
+
+    async def script(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        async with aclosing(LOST(asked)) as chunks:
+            yield await anext(chunks)
+            yield await anext(chunks)
+        fleet.broker_is_away = True
+        asyncio.get_running_loop().call_later(back_after_s, setattr, fleet, "broker_is_away", False)
+        raise BrokerLost("away")
+
+    return script
+
+
+def test_a_broker_that_was_away_costs_no_attempt_and_no_worker() -> None:
+    fleet = ScriptedWorkers()
+    fleet.scripts["d1"] = in_turn(losing_broker(fleet, 20), answer)
+
+    assert run_jumping(generate(fleet, wait_for_worker_s=5, deadline_s=60)) == WHOLE
+    assert fleet.asked == ["d1", "d1"]
+
+
+def test_a_handoff_that_the_broker_breaks_is_not_the_prefill_workers_fault() -> None:
+    fleet = ScriptedWorkers(p2=hand_off)
+    loses = losing_broker(fleet, 1)
+
+    async def handing(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        async for handoff in hand_off(asked):
+            yield handoff
+            async for _ in loses(asked):
+                pass
+
+    async def waiting(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        await asyncio.Event().wait()  # for KV that does not come
+        yield TokenChunk(())
+
+    fleet.scripts |= {"p1": in_turn(handing, hand_off), "d1": in_turn(waiting, answer)}
+
+    assert run_jumping(generate(fleet, wait_for_worker_s=5)) == WHOLE
+    assert fleet.asked == ["p1", "d1", "p2", "d1"]
+
+
+@pytest.mark.parametrize(("deadline_s", "raised"), [(60, BrokerLost), (3, DeadlineExceeded)])
+def test_a_new_request_waits_for_the_broker_as_long_as_for_a_worker(
+    deadline_s: float, raised: type[BatonError]
+) -> None:
+    fleet = ScriptedWorkers(d1=answer)
+    fleet.broker_is_away = True
+
+    async def main() -> float:
+        with pytest.raises(raised):
+            await generate(fleet, wait_for_worker_s=5, deadline_s=deadline_s)
+        return asyncio.get_running_loop().time()
+
+    assert run_jumping(main()) == pytest.approx(min(5, deadline_s), abs=0.1)
+    assert not fleet.asked
+
+
+def test_a_running_answer_gives_the_broker_up_at_its_deadline() -> None:
+    fleet = ScriptedWorkers()
+    fleet.scripts["d1"] = losing_broker(fleet, 100)
+
+    with pytest.raises(DeadlineExceeded):
+        run_jumping(generate(fleet, wait_for_worker_s=5, deadline_s=60))
+
+
+def test_a_client_that_leaves_ends_the_wait() -> None:
+    fleet = ScriptedWorkers(d1=LOST)
+
+    async def main() -> float:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(generate(fleet, wait_for_worker_s=500, deadline_s=600), 1)
+        return asyncio.get_running_loop().time()
+
+    assert run_jumping(main()) == pytest.approx(1, abs=0.1)
+    assert not fleet.open
+
+
+def test_without_any_decode_worker_a_request_says_so() -> None:
+    with pytest.raises(NoWorkers, match="No decode worker") as told:
+        run_jumping(generate(ScriptedWorkers(p1=hand_off), wait_for_worker_s=3))
+    assert told.value.retry_after_s == 1

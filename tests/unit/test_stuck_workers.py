@@ -1,0 +1,130 @@
+"""The fleet's view of a quiet worker: slow, stuck or silent; and how a stuck one comes back."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+
+from baton.errors import WorkerLost
+from baton.messages import Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
+from frontend.routing.fleet import Fleet
+from tests.clock import run_jumping
+from tests.scripted_workers import answer, hand_off, worker
+from tests.waiting import until
+
+
+class Engines:
+    """A transport and a discovery of p1 and d1. A `hung` engine answers no request; `figure` counts what d1
+    has computed; a `silent` worker does not answer at all.
+    """
+
+    def __init__(self) -> None:
+        self.hung: set[str] = set()
+        self.silent: set[str] = set()
+        self.figure: Callable[[], int] = lambda: 7
+        self.asked: list[str] = []
+        self.lost: list[tuple[str, str]] = []
+
+    async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
+        if address in self.silent:
+            raise WorkerLost("silent")
+        if isinstance(request, StatsRequest):
+            yield WorkerStats(num_generated_tokens=self.figure())
+            return
+        self.asked.append(address)
+        if address in self.hung:
+            await asyncio.sleep(request.deadline_s)
+            raise WorkerLost("over")
+        async for reply in hand_off(request) if address == "p1" else answer(request):
+            yield reply
+
+    def lose(self, address: str, reason: str) -> None:
+        self.lost.append((address, reason))
+
+    async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
+        yield worker("d1"), worker("p1")
+        await asyncio.Event().wait()
+
+    def serve(self, worker_id: str, answer: object) -> AbstractAsyncContextManager[str]:
+        raise NotImplementedError
+
+    def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
+        raise NotImplementedError
+
+    async def reachable(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+def run(scenario: Callable[[Engines, Fleet], Awaitable[None]]) -> None:
+    async def main() -> None:
+        engines = Engines()
+        fleet = Fleet(engines, engines, model_path=Path("/none"))
+        async with fleet.keep_current():
+            await until(lambda: fleet.health().instances)
+            await scenario(engines, fleet)
+
+    run_jumping(main())
+
+
+def live(fleet: Fleet) -> list[str]:
+    return [w.worker_id for role in Role for w in fleet.workers("m", role)]
+
+
+@pytest.mark.parametrize("name", ["d1", "p1"])
+def test_a_worker_whose_engine_hangs_is_left_out_until_a_request_passes_through_a_pair(name: str) -> None:
+    async def scenario(engines: Engines, fleet: Fleet) -> None:
+        engines.hung.add(name)
+        with fleet.waiting(worker(name), []):
+            await asyncio.sleep(19)
+            assert not engines.lost
+            await asyncio.sleep(2)
+        assert engines.lost == [(name, "its engine makes no progress")]
+        assert (fleet.health().stuck, fleet.health().lost) == ([name], [])
+        assert name not in live(fleet)
+        await asyncio.sleep(60)
+        assert fleet.health().stuck == [name]
+
+        engines.hung.clear()
+        engines.asked.clear()
+        await until(lambda: not fleet.health().stuck)
+        assert engines.asked[-2:] == ["p1", "d1"]
+        assert len(live(fleet)) == 2
+
+    run(scenario)
+
+
+def test_a_worker_that_answers_a_request_of_our_own_is_only_slow() -> None:
+    async def scenario(engines: Engines, fleet: Fleet) -> None:
+        with fleet.waiting(worker("d1"), []):
+            await asyncio.sleep(45)
+        assert len(engines.asked) == 4
+        assert (engines.lost, live(fleet)) == ([], ["p1", "d1"])
+
+    run(scenario)
+
+
+def test_a_worker_that_computes_for_others_is_only_busy() -> None:
+    async def scenario(engines: Engines, fleet: Fleet) -> None:
+        engines.hung.add("d1")  # our own request waits in its queue
+        engines.figure = lambda: round(asyncio.get_running_loop().time())
+        with fleet.waiting(worker("d1"), []):
+            await asyncio.sleep(60)
+        assert engines.asked
+        assert (engines.lost, live(fleet)) == ([], ["p1", "d1"])
+
+    run(scenario)
+
+
+def test_a_worker_that_does_not_answer_at_all_is_left_to_the_liveness_limit() -> None:
+    async def scenario(engines: Engines, fleet: Fleet) -> None:
+        engines.silent.add("d1")
+        with fleet.waiting(worker("d1"), []):
+            await asyncio.sleep(60)
+        assert (engines.lost, fleet.health().stuck) == ([], [])
+
+    run(scenario)

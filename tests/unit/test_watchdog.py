@@ -1,0 +1,119 @@
+"""When a worker that gets on with none of its requests is looked at, and when it is given up."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from baton.messages import WorkerInfo
+from frontend.routing.watchdog import Watchdog
+from tests.clock import run_jumping
+from tests.scripted_workers import worker
+
+D1, D2 = worker("d1"), worker("d2")
+
+
+class Scene:
+    """A watchdog with a limit of 10 s whose judge says `is_stuck`, after `takes_s`."""
+
+    def __init__(self, *, is_stuck: bool = True, takes_s: float = 0.0) -> None:
+        self.judged: list[tuple[str, float, float]] = []
+        self.given_up: list[str] = []
+        self.is_stuck = is_stuck
+        self.takes_s = takes_s
+        self.watchdog = Watchdog(self._judge, lambda w: self.given_up.append(w.worker_id), 10.0)
+
+    async def _judge(self, worker: WorkerInfo, limit_s: float) -> bool:
+        self.judged.append((worker.worker_id, round(asyncio.get_running_loop().time()), limit_s))
+        await asyncio.sleep(self.takes_s)
+        return self.is_stuck
+
+    def run(self, scenario: Coroutine[None, None, None]) -> None:
+        async def main() -> None:
+            checking = asyncio.create_task(self.watchdog.check(lambda _: True))
+            await scenario
+            checking.cancel()
+            await asyncio.gather(checking, return_exceptions=True)
+
+        run_jumping(main())
+
+
+def test_a_worker_that_holds_requests_and_is_quiet_for_ten_seconds_is_judged() -> None:
+    scene = Scene()
+
+    async def scenario() -> None:
+        with scene.watchdog.waiting(D1, []), scene.watchdog.waiting(D1, [1, 2]):
+            await asyncio.sleep(11)
+        await asyncio.sleep(60)  # without requests nothing is expected of it
+
+    scene.run(scenario())
+    assert (scene.judged, scene.given_up) == ([("d1", 10, 10.0)], ["d1"])
+
+
+def test_progress_of_one_request_is_enough_and_each_worker_is_watched_alone() -> None:
+    scene = Scene()
+
+    async def scenario() -> None:
+        tokens: list[int] = []
+        with ExitStack() as waiting:
+            for each, of in ((D1, tokens), (D1, []), (D2, [])):
+                waiting.enter_context(scene.watchdog.waiting(each, of))
+            for _ in range(4):
+                await asyncio.sleep(5)
+                tokens.append(1)
+
+    scene.run(scenario())
+    assert {name for name, _, _ in scene.judged} == {"d2"}
+
+
+def test_tokens_of_ended_requests_are_progress_but_errors_are_not() -> None:
+    scene = Scene()
+
+    async def one(*, is_refused: bool) -> None:
+        tokens: list[int] = []
+        with suppress(ConnectionError), scene.watchdog.waiting(D1, tokens):
+            await asyncio.sleep(2)
+            if is_refused:
+                raise ConnectionError("the queue is full")
+            tokens.append(1)
+
+    async def scenario() -> None:
+        with scene.watchdog.waiting(D1, []):
+            for i in range(12):
+                await one(is_refused=i >= 6)
+
+    scene.run(scenario())
+    ((_, at, _),) = scene.judged
+    assert at == pytest.approx(12 + 10, abs=1)
+
+
+def test_a_worker_with_long_pauses_is_judged_after_four_times_its_longest() -> None:
+    scene = Scene(is_stuck=False)
+
+    async def scenario() -> None:
+        tokens: list[int] = []
+        with scene.watchdog.waiting(D1, tokens):
+            await asyncio.sleep(9.5)
+            tokens.append(1)
+            await asyncio.sleep(100)
+
+    scene.run(scenario())
+    _, at, limit_s = scene.judged[0]
+    assert limit_s == pytest.approx(36, abs=2)
+    assert at == pytest.approx(10 + 36, abs=2)
+    assert len(scene.judged) == 2  # again, after as long
+
+
+def test_a_worker_that_gets_on_while_it_is_judged_is_not_given_up() -> None:
+    scene = Scene(takes_s=10)
+
+    async def scenario() -> None:
+        tokens: list[int] = []
+        with scene.watchdog.waiting(D1, tokens):
+            await asyncio.sleep(15)
+            tokens.append(1)
+            await asyncio.sleep(6)
+
+    scene.run(scenario())
+    assert (len(scene.judged), scene.given_up) == (1, [])
