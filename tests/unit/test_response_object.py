@@ -9,7 +9,13 @@ from baton.errors import BatonError, EngineFailure, InvalidRequest, NoWorkers, O
 from frontend.responses.body import ResponseBody
 from frontend.responses.object import ResponseError, begun
 
-FUNCTION = {"type": "function", "name": "f", "description": None, "parameters": {}, "strict": None}
+FUNCTION: dict[str, Any] = {
+    "type": "function",
+    "name": "f",
+    "description": None,
+    "parameters": {},
+    "strict": None,
+}
 
 
 def shown(body: dict[str, Any]) -> dict[str, Any]:
