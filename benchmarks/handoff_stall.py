@@ -44,6 +44,7 @@ def new_tokens(num_tokens: int) -> list[int]:
 
 async def gaps(url: str, num_tokens: int, seconds: float) -> dict[str, Any]:
     """The gaps of the running answers while prompts of `num_tokens` are handed over; 0: none are."""
+    prompts = [new_tokens(num_tokens) for _ in range(1 + int(seconds / PAUSE_S))]  # not while it measures
     streams: list[list[float]] = [[] for _ in range(NUM_STREAMS)]
     num_answer = int(TOKENS_PER_S * (seconds + 2))
     running = [asyncio.create_task(ask(url, new_tokens(500), num_answer, times)) for times in streams]
@@ -52,7 +53,7 @@ async def gaps(url: str, num_tokens: int, seconds: float) -> dict[str, Any]:
     began, ttfts = time.perf_counter(), []
     while time.perf_counter() - began < seconds:
         if num_tokens:
-            ttfts.append((await ask(url, new_tokens(num_tokens), 2, []))["ttft"])
+            ttfts.append((await ask(url, prompts.pop(), 2))["ttft"])
         await asyncio.sleep(PAUSE_S)
     ended = time.perf_counter()
     if any(task.done() for task in running):

@@ -24,7 +24,8 @@ _OWN: dict[str, tuple[object, str]] = {
     "data_parallel_size": (1, "start one worker per replica"),
 }
 _OWN_OF_DISAGGREGATED: dict[str, tuple[object, str]] = {
-    f"{TRANSFER}.kv_connector": ("NixlConnector", "KV moves over NIXL only"),
+    f"{TRANSFER}.kv_connector": ("PeerConnector", "KV moves over NVLink or NIXL"),
+    f"{TRANSFER}.kv_connector_module_path": ("workers.engines.vllm.connector", "it is Baton's"),
     f"{TRANSFER}.kv_load_failure_policy": ("fail", "so that another prefill worker is tried"),
 }
 _OWN_OF_ROLE: dict[str, dict[str, tuple[object, str]]] = {

@@ -1,0 +1,117 @@
+"""GPU memory that another process of the host reads: exported by its owner, mapped by its reader."""
+
+import ctypes
+import os
+import select
+from pathlib import Path
+
+import msgspec
+
+_HANDLE_BYTES = 64
+_LAZY_PEER_ACCESS = 1
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_PID_NAMESPACE = Path("/proc/self/ns/pid")
+
+
+class PeerMemoryError(Exception):
+    """The memory cannot be shared; its text says why."""
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = [("reserved", ctypes.c_byte * _HANDLE_BYTES)]
+
+
+class Region(msgspec.Struct, frozen=True):
+    """`offset` bytes into the allocation with that index."""
+
+    allocation: int
+    offset: int
+
+
+class Exported(msgspec.Struct, frozen=True):
+    """What another process needs to map regions of GPU memory. `place` names the host and the namespace in
+    which `pid` is the owner's. `allocations`: CUDA's handles, 64 bytes each.
+    """
+
+    place: str
+    pid: int
+    allocations: list[bytes]
+    regions: list[Region]
+
+
+def place() -> str:
+    """This host's boot and this process's PID namespace."""
+    return f"{_BOOT_ID.read_text().strip()} {os.readlink(_PID_NAMESPACE)}"
+
+
+def export(addresses: list[int]) -> Exported:
+    """Make the memory at these device addresses mappable through CUDA IPC while it is allocated. Raises
+    PeerMemoryError.
+    """
+    handles: dict[int, bytes] = {}
+    regions = []
+    for address in addresses:
+        base, num_bytes = ctypes.c_uint64(), ctypes.c_size_t()
+        _cuda(
+            "cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(num_bytes), ctypes.c_uint64(address)
+        )
+        if base.value not in handles:
+            handle = _Handle()
+            _cuda("cuIpcGetMemHandle", ctypes.byref(handle), base)
+            handles[base.value] = bytes(handle)
+        regions.append(Region(list(handles).index(base.value), address - base.value))
+    return Exported(place(), os.getpid(), list(handles.values()), regions)
+
+
+class PeerMemory:
+    """Another process's regions, mapped until `close`. `addresses` are those in this process, in the order of
+    the regions.
+    """
+
+    def __init__(self, exported: Exported) -> None:
+        """Raises PeerMemoryError, for example if the owner has ended or runs on another host."""
+        if exported.place != place():
+            raise PeerMemoryError("the owner runs on another host or in another PID namespace")
+        self._mapped: list[int] = []
+        try:
+            self._owner = os.pidfd_open(exported.pid)
+        except OSError as error:
+            raise PeerMemoryError(f"the owner has ended: {error}") from error
+        try:
+            for handle in exported.allocations:
+                self._mapped.append(_map(handle))
+            self.addresses = [self._mapped[region.allocation] + region.offset for region in exported.regions]
+        except (PeerMemoryError, IndexError) as error:
+            self.close()
+            raise PeerMemoryError(f"cannot map the owner's memory: {error}") from error
+
+    def is_alive(self) -> bool:
+        """Whether the owner runs. Once it has ended, what is in its memory is not to be trusted."""
+        return not select.select([self._owner], [], [], 0)[0]
+
+    def close(self) -> None:
+        """Unmap; nothing may be reading. Idempotent."""
+        while self._mapped:
+            _cuda("cuIpcCloseMemHandle", ctypes.c_uint64(self._mapped.pop()))
+        if self._owner >= 0:
+            os.close(self._owner)
+            self._owner = -1
+
+
+def _map(handle: bytes) -> int:
+    if len(handle) != _HANDLE_BYTES:
+        raise PeerMemoryError(f"a handle has {len(handle)} bytes instead of {_HANDLE_BYTES}")
+    address = ctypes.c_uint64()
+    copied = _Handle.from_buffer_copy(handle)
+    _cuda("cuIpcOpenMemHandle_v2", ctypes.byref(address), copied, ctypes.c_uint(_LAZY_PEER_ACCESS))
+    return address.value
+
+
+def _cuda(function: str, *arguments: object) -> None:
+    """Call the driver, whose context PyTorch has made current. Raises PeerMemoryError."""
+    try:
+        status = getattr(ctypes.CDLL("libcuda.so.1"), function)(*arguments)
+    except (OSError, AttributeError) as error:
+        raise PeerMemoryError(f"{function}: {error}") from error
+    if status:
+        raise PeerMemoryError(f"{function} failed with CUDA error {status}")
