@@ -47,7 +47,7 @@ def test_flag_beats_override_beats_yaml_beats_baton_beats_default_leaf_by_leaf(t
     )
 
     transfer = loaded.settings["kv_transfer_config"]
-    assert (transfer.kv_connector, transfer.kv_role) == ("NixlConnector", "kv_producer")
+    assert (transfer.kv_connector, transfer.kv_role) == ("PeerConnector", "kv_producer")
     assert (transfer.kv_buffer_device, transfer.kv_ip) == ("cpu", "::1")
     assert transfer.kv_connector_extra_config == {"kv_lease_duration": 7, "num_threads": 2}
     assert AsyncEngineArgs(**loaded.settings).block_size == 64
@@ -102,7 +102,7 @@ def test_each_role_has_its_side_of_the_transfer(mode: DisaggregationMode, role: 
         ("\nkv_transfer_config: null", r"engine.yaml:2: kv_transfer_config: None: a prefill worker needs it"),
         (
             "kv_transfer_config: {kv_connector: Mooncake}",
-            "Mooncake: must be NixlConnector: KV moves over NIXL",
+            "Mooncake: must be PeerConnector: KV moves over NVLink or NIXL",
         ),
         ("kv_transfer_config: {kv_role: kv_both}", "kv_role: kv_both: must be kv_producer: it is a prefill"),
         (

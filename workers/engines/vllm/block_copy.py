@@ -5,8 +5,9 @@ import triton
 import triton.language as tl
 
 _WORD_BYTES = 8
+_ALIGNMENT_BYTES = 16
 _TILE_WORDS = 4096  # 32 KiB in flight per program
-NUM_PROGRAMS = 24  # of an H200's 132 multiprocessors: enough for NVLink, and decode's steps hardly feel them
+_NUM_PROGRAMS = 24  # of an H200's 132 multiprocessors: enough for NVLink, and decode's steps hardly feel them
 
 
 @triton.jit(do_not_specialize=["num_blocks", "num_copies"])  # type: ignore[untyped-decorator]
@@ -25,39 +26,70 @@ def _copy(targets, sources, words, to_blocks, from_blocks, num_blocks, num_copie
             tl.store(target + offsets, tl.load(source + offsets, mask=inside), mask=inside)
 
 
-class Regions:
-    """The regions of two pools, in the same order; `block_bytes` are those of a block in each region.
+class Copy:
+    """A copy that has begun."""
 
-    Addresses and block sizes are multiples of 16.
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self._began, self._ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def begin(self) -> None:
+        """Note that what follows on the current stream is the copy."""
+        self._began.record()
+
+    def end(self) -> None:
+        """Note that the copy is what preceded on the current stream."""
+        self._ended.record()
+
+    def is_done(self) -> bool:
+        """Whether all has arrived."""
+        return self._ended.query()
+
+    def took_us(self) -> float:
+        """What a copy that is done took on the GPU."""
+        return self._began.elapsed_time(self._ended) * 1000
+
+
+class Regions:
+    """The regions of two pools, in the same order: addresses, and the bytes of a block in each, multiples of
+    16. Copies run on a stream of their own, after what was on the current one.
     """
 
     def __init__(self, targets: list[int], sources: list[int], block_bytes: list[int]) -> None:
         """Raises ValueError if they do not fit together."""
         if not len(targets) == len(sources) == len(block_bytes):
             raise ValueError(f"{len(targets)}, {len(sources)} and {len(block_bytes)} regions")
-        if any(value % 16 for value in (*targets, *sources, *block_bytes)):
-            raise ValueError("an address or a block size is not a multiple of 16 bytes")
-        self.bytes_per_block = sum(block_bytes)
+        if any(value % _ALIGNMENT_BYTES for value in (*targets, *sources, *block_bytes)):
+            raise ValueError(f"an address or a block size is not a multiple of {_ALIGNMENT_BYTES} bytes")
+        self._bytes_per_block = sum(block_bytes)
         self._num = len(targets)
         words = [num_bytes // _WORD_BYTES for num_bytes in block_bytes]
         self._tables = torch.tensor([targets, sources, words], dtype=torch.int64, device="cuda")
+        self._stream = torch.cuda.Stream()
 
-    def copy(self, to_blocks: list[int], from_blocks: list[int]) -> None:
-        """Copy those blocks of all regions on the current stream. Raises ValueError if they do not pair up."""
+    def copy(self, to_blocks: list[int], from_blocks: list[int]) -> Copy:
+        """Begin to copy those blocks of all regions. Raises ValueError if they do not pair up."""
         if len(to_blocks) != len(from_blocks):
             raise ValueError(f"{len(from_blocks)} blocks into {len(to_blocks)}")
-        blocks = torch.tensor([to_blocks, from_blocks], dtype=torch.int64, pin_memory=True)
-        on_gpu = blocks.to("cuda", non_blocking=True)
-        num_copies = self._num * len(to_blocks)
-        targets, sources, words = self._tables
-        _copy[(min(NUM_PROGRAMS, num_copies),)](
-            targets,
-            sources,
-            words,
-            on_gpu[0],
-            on_gpu[1],
-            len(to_blocks),
-            num_copies,
-            TILE=_TILE_WORDS,
-            num_warps=8,
-        )
+        copy = Copy(self._bytes_per_block * len(to_blocks))
+        self._stream.wait_stream(torch.cuda.current_stream())  # steps that still use the blocks
+        with torch.cuda.stream(self._stream):
+            blocks = torch.tensor([to_blocks, from_blocks], dtype=torch.int64, pin_memory=True)
+            to_table, from_table = blocks.to("cuda", non_blocking=True)
+            copy.begin()
+            num_copies = self._num * len(to_blocks)
+            _copy[(min(_NUM_PROGRAMS, num_copies),)](
+                *self._tables,
+                to_table,
+                from_table,
+                len(to_blocks),
+                num_copies,
+                TILE=_TILE_WORDS,
+                num_warps=8,
+            )
+            copy.end()
+        return copy
+
+    def wait(self) -> None:
+        """Return when all copies are done."""
+        self._stream.synchronize()
