@@ -1,5 +1,7 @@
 """Copies blocks of KV between paged pools in one kernel, also from another GPU's memory over NVLink."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -31,7 +33,8 @@ class Copy:
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
-        self._began, self._ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        timed: Any = torch.cuda.Event  # untyped
+        self._began, self._ended = timed(enable_timing=True), timed(enable_timing=True)
 
     def begin(self) -> None:
         """Note that what follows on the current stream is the copy."""
@@ -43,11 +46,11 @@ class Copy:
 
     def is_done(self) -> bool:
         """Whether all has arrived."""
-        return self._ended.query()
+        return bool(self._ended.query())
 
     def took_us(self) -> float:
         """What a copy that is done took on the GPU."""
-        return self._began.elapsed_time(self._ended) * 1000
+        return float(self._began.elapsed_time(self._ended)) * 1000
 
 
 class Regions:
@@ -65,7 +68,8 @@ class Regions:
         self._num = len(targets)
         words = [num_bytes // _WORD_BYTES for num_bytes in block_bytes]
         self._tables = torch.tensor([targets, sources, words], dtype=torch.int64, device="cuda")
-        self._stream = torch.cuda.Stream()
+        untyped: Any = torch.cuda.Stream
+        self._stream = untyped()
 
     def copy(self, to_blocks: list[int], from_blocks: list[int]) -> Copy:
         """Begin to copy those blocks of all regions. Raises ValueError if they do not pair up."""

@@ -76,9 +76,10 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
             memory = export(self.kv_caches_base_addr[self.engine_id][self.tp_rank])
         except PeerMemoryError as error:
             log.warning("KV moves over NIXL, since its memory cannot be shared: %s", error)
-        told = self.xfer_handshake_metadata
-        self.xfer_handshake_metadata = PeerHandshake(
-            told.compatibility_hash, told.agent_metadata_bytes, memory
+        self.xfer_handshake_metadata: NixlHandshakePayload = PeerHandshake(
+            self.xfer_handshake_metadata.compatibility_hash,
+            self.xfer_handshake_metadata.agent_metadata_bytes,
+            memory,
         )
 
     def _nixl_handshake(
