@@ -5,10 +5,8 @@ import random
 from contextlib import aclosing
 from functools import partial
 
-import msgspec
-
 from baton.errors import BatonError, EngineFailure
-from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, WorkerInfo
+from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, WorkerInfo, after_handoff
 from baton.transport import Respond, Transport
 
 log = logging.getLogger(__name__)
@@ -37,7 +35,7 @@ async def try_pair(prefill: Respond, decode: Respond, request: GenerateRequest) 
         handoff = await anext(pinned, None)
         if not isinstance(handoff, KvHandoff):
             raise EngineFailure(f"prefill returned {handoff} instead of a handoff")
-        async with aclosing(decode(msgspec.structs.replace(request, handoff=handoff))) as chunks:
+        async with aclosing(decode(after_handoff(request, handoff))) as chunks:
             async for _ in chunks:
                 pass
 

@@ -1,6 +1,7 @@
 """Runs one token request: prefill -> handoff -> decode, with retries on other workers within the deadline."""
 
 import asyncio
+import dataclasses
 import logging
 import math
 import time
@@ -11,7 +12,16 @@ from contextlib import AsyncExitStack, aclosing
 import msgspec
 
 from baton.errors import BatonError, BrokerLost, HandoffFailed, HandoffStalled, NoWorkers, WorkerLost
-from baton.messages import GenerateRequest, KvHandoff, PrefillFirst, Reply, Role, TokenChunk, WorkerInfo
+from baton.messages import (
+    GenerateRequest,
+    KvHandoff,
+    PrefillFirst,
+    Reply,
+    Role,
+    TokenChunk,
+    WorkerInfo,
+    after_handoff,
+)
 from baton.transport import Transport
 from frontend.metrics import RoutingMetrics
 from frontend.routing.fleet import Fleet
@@ -22,6 +32,19 @@ log = logging.getLogger(__name__)
 
 _Stream = tuple[Reply | None, AsyncGenerator[Reply, None]]
 """A worker's first reply and the rest."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prefilled:
+    """What prefill answered `request` with; `prefilling` closes its call, which pins the KV. `decode`: the
+    decode worker, if it is already chosen.
+    """
+
+    request: GenerateRequest
+    handoff: KvHandoff
+    pinned: AsyncGenerator[Reply, None]
+    prefilling: AsyncExitStack
+    decode: WorkerInfo | None
 
 
 class Generator:
@@ -61,7 +84,13 @@ class Generator:
             await self._find_worker(progress)
             async with AsyncExitStack() as calls:
                 try:
-                    chunk, rest = await self._start(progress, calls)
+                    started = await self._start(progress, calls)
+                    if isinstance(started, _Prefilled):
+                        if (first := started.handoff.first_chunk) is not None:
+                            progress.token_ids += first.token_ids
+                            yield first
+                        started = await self._hand_over(progress, started, calls)
+                    chunk, rest = started
                     while isinstance(chunk, TokenChunk):
                         progress.token_ids += chunk.token_ids
                         if chunk.usage is not None:
@@ -103,12 +132,9 @@ class Generator:
         except TimeoutError:
             raise progress.ended_by(self._no_decode(progress.request)) from None
 
-    async def _start(self, progress: Progress, calls: AsyncExitStack) -> _Stream:
-        """Send the remaining request to workers; returns the first chunk and the rest. `calls` closes the
-        calls.
-
-        The prefill call stays open until decode's first chunk, since not every engine reports when the KV
-        has moved, and closing the call releases the pinned KV.
+    async def _start(self, progress: Progress, calls: AsyncExitStack) -> _Stream | _Prefilled:
+        """Send the remaining request to workers; returns the first chunk and the rest, or what prefill hands
+        over. `calls` closes the calls.
         """
         request, decode = progress.remaining(), None
         if self._local_prefill_tokens and self._eligible(Role.PREFILL, progress):
@@ -135,13 +161,21 @@ class Generator:
             return first, pinned
         if not isinstance(first, KvHandoff):
             raise HandoffFailed(f"Prefill worker {prefill.worker_id} did not send a handoff.")
-        request = msgspec.structs.replace(request, handoff=first)
-        decode = decode or self._choose(Role.DECODE, progress, paired_with=prefill)
+        return _Prefilled(request, first, pinned, prefilling, decode)
+
+    async def _hand_over(self, progress: Progress, prefilled: _Prefilled, calls: AsyncExitStack) -> _Stream:
+        """Decode what prefill hands over.
+
+        The prefill call stays open until decode's first chunk, since not every engine reports when the KV
+        has moved, and closing the call releases the pinned KV.
+        """
+        request = after_handoff(prefilled.request, prefilled.handoff)
+        decode = prefilled.decode or self._choose(Role.DECODE, progress, paired_with=progress.prefill)
         tokens = await self._decode(request, progress, calls, decode)
         began_s = time.perf_counter()
-        chunk = await _first_chunk(pinned, tokens)
+        chunk = await _first_chunk(prefilled.pinned, tokens)
         self._metrics.handoff_s.observe(time.perf_counter() - began_s)
-        await prefilling.aclose()
+        await prefilled.prefilling.aclose()
         return chunk, tokens
 
     async def _locally(

@@ -38,6 +38,7 @@ def sampling_of(request: TurnRequest, served: ServedModel, *, num_prompt_tokens:
         max_tokens=limit,
         min_tokens=min_tokens,
         seed=secrets.randbits(63) if body.seed is None else body.seed & _SEED_MASK,
+        is_seeded=body.seed is not None,
         temperature=0.0 if greedy else _given(1.0, body.temperature),
         top_p=body.top_p or 1.0,
         top_k=max(0, _given(0, nvext.top_k, body.top_k)),

@@ -12,7 +12,16 @@ import msgspec
 import pytest
 
 from baton.errors import DeadlineExceeded, HandoffFailed, InvalidRequest, NotReady, Overloaded, WorkerLost
-from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, TokenChunk, TokenLogprob, Usage
+from baton.messages import (
+    GenerateRequest,
+    KvHandoff,
+    Role,
+    Sampling,
+    TokenChunk,
+    TokenLogprob,
+    Usage,
+    after_handoff,
+)
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt, write_checkpoint
 from tests.waiting import PATIENCE_S, until
 from workers.engine import Engine
@@ -267,7 +276,8 @@ async def disaggregated(prefill: Engine, decode: Engine, request: GenerateReques
     """
     async with aclosing(prefill.prefill(request)) as replies:
         handoff = await next_handoff(replies)
-        answer = await chunks(decode.decode(msgspec.structs.replace(request, handoff=handoff)))
+        answer = [handoff.first_chunk] if handoff.first_chunk is not None else []
+        answer += await chunks(decode.decode(after_handoff(request, handoff)))
         if not isinstance(prefill, BLIND_ENGINES):
             async with asyncio.timeout(PATIENCE_S):
                 assert await anext(replies, None) is None
@@ -560,10 +570,10 @@ def test_a_handoff_of_another_prompt_or_engine_is_refused(build: Build) -> None:
         async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
             async with aclosing(prefill.prefill(ask(prompt(40)))) as replies:
                 handoff = await next_handoff(replies)
-                other = ask(prompt(41), handoff=handoff)
+                other = ask(prompt(43), handoff=handoff)
                 await expect(HandoffFailed, None, decode.decode(other))
             foreign = msgspec.structs.replace(handoff, engine_state=b"\x01not ours")
-            await expect(HandoffFailed, None, decode.decode(ask(prompt(40), handoff=foreign)))
+            await expect(HandoffFailed, None, decode.decode(after_handoff(ask(prompt(40)), foreign)))
 
     asyncio.run(main())
 

@@ -100,7 +100,7 @@ def test_nixls_books_and_parameters_have_the_recorded_names(checkpoint: Path) ->
             replies = engine.prefill(ask())
             handoff = await next_handoff(replies)
             await replies.aclose()
-        params = Handoffs("vLLM", FACTS["version"], worker_id="d", incarnation="1").open(handoff, 40).params
+        params = Handoffs("vLLM", FACTS["version"], worker_id="d", incarnation="1").open(handoff, 41).params
         assert set(params) - {"double_handoff"} == set(FACTS["nixl_params"])
         assert set(KEEP) <= set(FACTS["nixl_params"])
 
@@ -113,7 +113,7 @@ def test_vllm_is_imported_in_one_file_and_by_what_runs_inside_it() -> None:
 
     found = [path.name for path in (ROOT / "workers").rglob("*.py") if imports.search(path.read_text())]
 
-    assert sorted(found) == ["inside.py", "kernels.py", "library.py"]
+    assert sorted(found) == ["connector.py", "inside.py", "kernels.py", "library.py"]
 
 
 def test_every_class_that_is_asked_for_is_there() -> None:

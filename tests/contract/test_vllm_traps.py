@@ -12,7 +12,7 @@ import pytest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from baton.errors import HandoffFailed, InvalidRequest, WorkerLost
-from baton.messages import KvHandoff
+from baton.messages import KvHandoff, after_handoff
 from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
 from tests.vllm_engine import ask, core, is_idle, started
@@ -32,15 +32,48 @@ def lost(handoff: KvHandoff) -> KvHandoff:
     )
 
 
-def test_decode_samples_the_first_token_itself(checkpoint: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": 1.0, "is_seeded": True}, {"presence_penalty": 0.1}, {"frequency_penalty": 0.1}],
+    ids=lambda options: next(iter(options)),
+)
+def test_decode_samples_the_first_token_itself_where_it_would_show(
+    checkpoint: Path, options: dict[str, Any]
+) -> None:
     async def main() -> None:
         async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
-            async with aclosing(prefill.prefill(ask())) as replies:
+            async with aclosing(prefill.prefill(ask(**options))) as replies:
                 handoff = await next_handoff(replies)
+                assert handoff.first_chunk is None
                 other = msgspec.structs.replace(handoff, first_token=handoff.first_token ^ 1)
-                answer = await tokens(decode.decode(ask(handoff=other)))
-            assert answer == await tokens(decode.decode(ask()))
+                answer = await tokens(decode.decode(ask(handoff=other, **options)))
+            assert answer == await tokens(decode.decode(ask(**options)))
             assert decode.stats().kv_moved_bytes > 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"is_seeded": True}, {"temperature": 1.0}, {"logprobs": 2}, {"min_tokens": 3}], ids=str
+)
+def test_decode_goes_on_after_prefills_first_token(checkpoint: Path, options: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
+            async with aclosing(prefill.prefill(ask(**options))) as replies:
+                handoff = await next_handoff(replies)
+                first = handoff.first_chunk
+                assert first is not None
+                assert first.token_ids == (handoff.first_token,)
+                assert first.finish_reason is None
+                assert len(first.logprobs or ()) == ("logprobs" in options)
+                asked = after_handoff(ask(**options), handoff)
+                rest = [chunk async for chunk in decode.decode(asked)]
+            assert decode.stats().kv_moved_bytes > 0
+            assert rest[-1].usage is not None
+            assert (rest[-1].usage.num_prompt_tokens, rest[-1].usage.num_completion_tokens) == (40, 12)
+            if "temperature" not in options:
+                alone = await tokens(decode.decode(ask(**options)))
+                assert [*first.token_ids, *(token for chunk in rest for token in chunk.token_ids)] == alone
 
     asyncio.run(main())
 
@@ -71,7 +104,7 @@ def test_a_source_that_is_gone_fails_the_handoff_and_no_more(
             async with aclosing(prefill.prefill(ask())) as replies:
                 handoff = lost(await next_handoff(replies))
             with pytest.raises(HandoffFailed, match="its source is gone"):
-                await tokens(decode.decode(ask(handoff=handoff)))
+                await tokens(decode.decode(after_handoff(ask(), handoff)))
             assert await tokens(decode.decode(ask())) == await tokens(decode.decode(ask()))
 
     asyncio.run(main())
@@ -84,7 +117,7 @@ def test_kv_that_was_given_back_is_garbage_which_the_double_dies_of(checkpoint: 
                 handoff = await next_handoff(replies)
             await until(lambda: is_idle(prefill))
             with pytest.raises(WorkerLost):
-                await tokens(decode.decode(ask(handoff=handoff)))
+                await tokens(decode.decode(after_handoff(ask(), handoff)))
 
     asyncio.run(main())
 
@@ -97,7 +130,7 @@ def test_what_a_failed_pull_left_in_the_cache_is_never_found(checkpoint: Path) -
             salted = msgspec.structs.replace(ask(), cache_salt="own")
             for request in (ask(), salted):
                 with pytest.raises(HandoffFailed):
-                    await tokens(decode.decode(msgspec.structs.replace(request, handoff=handoff)))
+                    await tokens(decode.decode(after_handoff(request, handoff)))
                 assert decode.num_lacking_tokens(request) == len(request.token_ids)
                 # The double would die of it.
                 assert len(await tokens(decode.decode(request))) == 12

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+import msgspec
 import pytest
 
 from baton.errors import (
@@ -16,7 +17,7 @@ from baton.errors import (
     Overloaded,
     WorkerLost,
 )
-from baton.messages import GenerateRequest, PrefillFirst, Reply, TokenChunk, Usage
+from baton.messages import GenerateRequest, KvHandoff, PrefillFirst, Reply, TokenChunk, Usage
 from tests.clock import run_jumping
 from tests.generators import none_abandoned
 from tests.scripted_workers import (
@@ -41,6 +42,35 @@ def test_prefill_hands_its_baton_to_decode() -> None:
     assert fleet.asked == ["p1", "d1"]
     assert fleet.calls[0][1].handoff is None
     assert fleet.calls[1][1].handoff is not None
+
+
+async def hand_off_with_first(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    async for reply in hand_off(asked):
+        assert isinstance(reply, KvHandoff)
+        yield msgspec.structs.replace(reply, first_chunk=TokenChunk((10 + asked.num_generated,)))
+
+
+def test_prefills_first_token_is_sent_before_decode_is_asked() -> None:
+    fleet = ScriptedWorkers(p1=hand_off_with_first, d1=answer)
+
+    async def main() -> None:
+        async with generator_over(fleet) as generator, aclosing(generator.generate(request())) as chunks:
+            assert (await anext(chunks)).token_ids == (10,)
+            assert fleet.asked == ["p1"]
+            assert [token async for chunk in chunks for token in chunk.token_ids] == WHOLE[1:]
+
+    asyncio.run(main())
+    asked = fleet.calls[1][1]
+    assert (asked.token_ids[-1], asked.num_generated) == (10, 1)
+    assert asked.handoff is not None
+
+
+def test_a_token_that_prefill_sent_is_not_sent_again_if_decode_is_lost() -> None:
+    fleet = ScriptedWorkers(p1=hand_off_with_first, d1=failing(WorkerLost("gone")), d2=answer)
+
+    assert asyncio.run(generate(fleet)) == WHOLE
+    assert fleet.asked == ["p1", "d1", "p1", "d2"]
+    assert [asked.num_generated for _, asked in fleet.calls] == [0, 1, 1, 2]
 
 
 def test_decodes_first_chunk_ends_the_prefill_call() -> None:

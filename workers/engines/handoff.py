@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from baton.errors import HandoffFailed
-from baton.messages import GenerateRequest, KvHandoff
+from baton.messages import GenerateRequest, KvHandoff, TokenChunk
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="engine-1"):
@@ -40,6 +40,7 @@ class Handoffs:
         first_token: int,
         num_cached_tokens: int,
         ttl_s: float,
+        first_chunk: TokenChunk | None = None,
     ) -> KvHandoff:
         """The handoff of this request's prompt. Raises HandoffFailed for parameters that cannot be
         encoded.
@@ -58,6 +59,7 @@ class Handoffs:
             num_prompt_tokens=len(request.token_ids),
             ttl_s=ttl_s,
             engine_state=engine_state,
+            first_chunk=first_chunk,
         )
 
     def open(self, handoff: KvHandoff, num_tokens: int) -> Envelope:
@@ -78,8 +80,7 @@ class Handoffs:
             raise HandoffFailed(
                 f"{self._engine} of prefill worker {source} is {theirs}, of this worker {ours}"
             )
-        if handoff.num_prompt_tokens != num_tokens:
-            raise HandoffFailed(
-                f"the handoff has {handoff.num_prompt_tokens} tokens, its request {num_tokens}"
-            )
+        num_handed_over = handoff.num_prompt_tokens + (handoff.first_chunk is not None)
+        if num_handed_over != num_tokens:
+            raise HandoffFailed(f"the handoff has {num_handed_over} tokens, its request {num_tokens}")
         return envelope

@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPull
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG, NixlHandshakePayload
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 
+from workers.engines.vllm.handoff import NUM_TOKENS
 from workers.engines.vllm.peer_memory import Exported, PeerMemory, PeerMemoryError, export
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,17 @@ class PeerConnector(NixlPullConnector):  # type: ignore[misc]  # vLLM is not ins
         super().__init__(vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.WORKER:
             self.connector_worker = PeerWorker(vllm_config, self.engine_id, kv_cache_config)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How many tokens to read, and that reading takes a while: what the kept KV has beyond what decode
+        holds. NIXL's counts the whole prompt, but that may end with a token which prefill sampled.
+        """
+        params = request.kv_transfer_params or {}
+        if params.get("do_remote_prefill") and params.get(NUM_TOKENS):
+            num_lacking = max(0, min(params[NUM_TOKENS], request.num_prompt_tokens) - num_computed_tokens)
+            return num_lacking, num_lacking > 0
+        asked: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        return asked
 
 
 @dataclasses.dataclass

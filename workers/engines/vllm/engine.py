@@ -19,11 +19,11 @@ from workers.engines.token_requests import check_request, num_left
 from workers.engines.vllm.calls import Call, Calls
 from workers.engines.vllm.chunker import Chunker
 from workers.engines.vllm.figures import Figures
-from workers.engines.vllm.handoff import KEEP, num_blocks
+from workers.engines.vllm.handoff import KEEP, NUM_TOKENS, num_blocks
 from workers.engines.vllm.kernels import warm_up_lengths
 from workers.engines.vllm.library import Library, Result
 from workers.engines.vllm.pins import Releases
-from workers.engines.vllm.sampling import sampling_params
+from workers.engines.vllm.sampling import is_continued_exactly, sampling_params
 from workers.engines.vllm.settings import LEASE, TRANSFER
 from workers.settings import Loaded
 
@@ -38,12 +38,12 @@ _PRIORITY_MS = 10**12  # more than any time
 
 
 class VllmEngine:
-    """AsyncLLM as prefill and decode; its NixlConnector pulls the KV.
+    """AsyncLLM as prefill and decode; `PeerConnector` moves the KV.
 
     Limitations of vLLM:
 
-    * Decode samples the first token again from the transferred KV, with the same seed; prefill's only shows
-      whether the answer ends with it.
+    * vLLM's sampling has no positions. Where that shows (`is_continued_exactly`), decode samples the first
+      token again from the transferred KV; prefill's only shows whether the answer ends with it.
     * vLLM does not report to this process when a handoff's KV has moved. `prefill` ends when it is closed,
       which the frontend does at decode's first chunk, or with HandoffFailed at the end of the lease.
     * A resumed answer continues exactly only if it is greedy: sampling is not positional.
@@ -122,7 +122,7 @@ class VllmEngine:
                     self._figures.num_generated_tokens += 1
                     yield chunk
                     return
-                yield self._handoff(call, result)
+                yield self._handoff(call, result, chunk)
                 await self._stay_pinned(call)
             finally:
                 self._unpin(call)
@@ -162,7 +162,8 @@ class VllmEngine:
             if not self._transfers:
                 raise HandoffFailed("this worker does not accept KV: it runs with --disaggregation-mode agg")
             envelope = self._handoffs.open(request.handoff, len(request.token_ids))
-            transfer, num_cached = envelope.params, envelope.num_cached_tokens
+            transfer = envelope.params | {NUM_TOKENS: request.handoff.num_prompt_tokens}
+            num_cached = envelope.num_cached_tokens
         max_tokens = num_left(request, self._context_length)
         sampling = sampling_params(request, self._lib, self._facts, max_tokens=max_tokens, transfer=transfer)
         chunker = Chunker(request, num_cached)
@@ -207,16 +208,18 @@ class VllmEngine:
         if len(self._calls.open.calls) - len(self._figures.pinned) >= self._max_open:
             raise Overloaded("the worker's queue is full; try again later", retry_after_s=_RETRY_AFTER_S)
 
-    def _handoff(self, call: Call, result: Result) -> KvHandoff:
+    def _handoff(self, call: Call, result: Result, first: TokenChunk) -> KvHandoff:
         if not result.kv_transfer_params:
             raise HandoffFailed("vLLM returned no kv_transfer_params for an unfinished answer")
         self._figures.num_handoffs += 1
+        goes_on = is_continued_exactly(call.request.sampling)
         return self._handoffs.write(
             call.request,
             result.kv_transfer_params,
             first_token=result.outputs[0].token_ids[0],
             num_cached_tokens=result.num_cached_tokens or 0,
             ttl_s=self._ttl_s(call),
+            first_chunk=TokenChunk(first.token_ids, logprobs=first.logprobs) if goes_on else None,
         )
 
     async def _stay_pinned(self, call: Call) -> None:

@@ -1,4 +1,4 @@
-"""vLLM's kv_transfer_params: those that prefill is given, and the number of blocks in those it returns."""
+"""vLLM's kv_transfer_params: those that prefill is given, and what those it returns say."""
 
 from typing import Any
 
@@ -11,6 +11,8 @@ KEEP: dict[str, Any] = {
     "remote_host": None,
     "remote_port": None,
 }
+# How many tokens the kept KV has.
+NUM_TOKENS = "remote_num_tokens"
 
 
 def num_blocks(params: dict[str, Any]) -> int:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from baton.errors import InvalidRequest
-from baton.messages import GenerateRequest, Guided
+from baton.messages import GenerateRequest, Guided, Sampling
 from workers.engines.model_facts import ModelFacts
 from workers.engines.structural_tag import structural_tag
 from workers.engines.token_requests import seed_of_attempt
@@ -50,6 +50,14 @@ def sampling_params(
     if asked.guided is not None:
         params |= _guided(asked.guided, lib, facts)
     return _built(lib, params)
+
+
+def is_continued_exactly(asked: Sampling) -> bool:
+    """Whether an answer that prefill began can be continued as if one worker had sampled all of it: nothing
+    counts generated tokens from the first one, and a seed that the client chose is not used anew.
+    """
+    is_counted = asked.guided is not None or asked.frequency_penalty or asked.presence_penalty
+    return not is_counted and asked.prompt_logprobs is None and not (asked.is_seeded and asked.temperature)
 
 
 def _guided(form: Guided, lib: Library, facts: ModelFacts) -> dict[str, Any]:

@@ -188,14 +188,32 @@ class Core:
         if (request.token_ids[0], request.cache_salt) in self._garbage:
             self._die(f"GARBAGE: {job.request_id} found what a failed pull had left in the prefix cache")
             return
+        begins_with = 0
         if job.transfer.get("do_remote_prefill"):
-            handoff, num_cached = await self._with_own_first(job), len(request.token_ids)
-            request = msgspec.structs.replace(request, handoff=handoff)
+            num_cached = job.transfer["remote_num_tokens"]
+            begins_with = len(request.token_ids) - num_cached
+            request = await (self._with_given_first(job) if begins_with else self._with_own_first(job))
         async with aclosing(self._engine.decode(request)) as chunks:
             async for chunk in chunks:
-                self._step([Output(job.request_id, chunk, chunk.finish_reason, num_cached)])
+                if begins_with:
+                    begins_with = 0  # the prompt's last token, which the embedded engine emits, too
+                else:
+                    self._step([Output(job.request_id, chunk, chunk.finish_reason, num_cached)])
 
-    async def _with_own_first(self, job: Job) -> KvHandoff:
+    async def _with_given_first(self, job: Job) -> GenerateRequest:
+        """The prompt goes on after the kept KV, with a token that prefill sampled."""
+        *token_ids, first = job.request.token_ids
+        sampling = msgspec.structs.replace(
+            job.request.sampling, max_tokens=job.request.sampling.max_tokens + 1
+        )
+        return msgspec.structs.replace(
+            job.request,
+            token_ids=token_ids,
+            sampling=sampling,
+            handoff=msgspec.structs.replace(opened(job.transfer), first_token=first),
+        )
+
+    async def _with_own_first(self, job: Job) -> GenerateRequest:
         """vLLM recomputes the prompt's last token and samples the first token itself. Here it recomputes the
         whole prompt: the embedded engine transfers only the part of a window that the next token needs.
         """
@@ -207,9 +225,10 @@ class Core:
         handoff: KvHandoff = opened(job.transfer)
         state = msgspec.msgpack.decode(handoff.engine_state, type=HandoffState)
         state = msgspec.structs.replace(state, logprob=first.logprobs[0] if first.logprobs else None)
-        return msgspec.structs.replace(
+        handoff = msgspec.structs.replace(
             handoff, first_token=first.token_ids[0], engine_state=msgspec.msgpack.encode(state)
         )
+        return msgspec.structs.replace(job.request, handoff=handoff)
 
     async def _pull_failed(self, job: Job, error: HandoffFailed) -> None:
         """A failed transfer is counted; with the hybrid KV manager that is all, and the answer is garbage. A
