@@ -42,8 +42,9 @@ class Engine(Protocol):
         ...
 
     def decode(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        """Yield the answer's chunks, including the first token. With `request.handoff` the KV is pulled from
-        the prefill worker; otherwise the engine prefills. Raises HandoffFailed if the KV does not arrive.
+        """Yield the answer's chunks, including the first token unless it is the handoff's `first_chunk`. With
+        `request.handoff` the KV is pulled from the prefill worker; otherwise the engine prefills. Raises
+        HandoffFailed if the KV does not arrive.
         """
         ...
 

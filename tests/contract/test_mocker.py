@@ -17,7 +17,9 @@ from baton.messages import (
     MessageForm,
     Sampling,
     TokenChunk,
+    Usage,
     WorkerStats,
+    after_handoff,
 )
 from tests.clock import run_jumping
 from tests.waiting import until
@@ -89,6 +91,23 @@ def test_a_transfer_takes_its_time() -> None:
                 await anext(chunks)
                 assert now_s() - began_s == pytest.approx(3, abs=0.1)
             assert await anext(replies, None) is None
+
+    run_jumping(main())
+
+
+def test_prefills_first_token_may_be_sent_before_the_kv_moves() -> None:
+    async def main() -> None:
+        async with started(prefill_sends_first=True) as engine:
+            alone = await answer(engine, ask())
+            async with aclosing(engine.prefill(ask())) as replies:
+                handoff = await anext(replies)
+                assert isinstance(handoff, KvHandoff)
+                assert handoff.first_chunk is not None
+                rest = await answer(engine, after_handoff(ask(), handoff))
+                assert await anext(replies, None) is None
+            told = [handoff.first_chunk, *rest]
+            assert [chunk.token_ids for chunk in told] == [chunk.token_ids for chunk in alone]
+            assert rest[-1].usage == Usage(20, 16, len(alone), 16)
 
     run_jumping(main())
 

@@ -32,9 +32,7 @@ _BLOCK = 16
 _HUNG_S = 0.05
 
 
-class _Offered(msgspec.Struct, frozen=True, array_like=True):
-    """The mocker's `engine_state`."""
-
+class _Offered(msgspec.Struct, frozen=True, array_like=True):  # the `engine_state`
     ticket: Ticket
     num_cached_tokens: int
 
@@ -94,6 +92,7 @@ class MockerEngine:
             if request.num_generated + 1 >= answer.num_tokens:
                 yield self._last_chunk(request, answer, (num_cached, 0))
                 return
+            first = TokenChunk((answer.token(request.num_generated),))
             ticket = self._transceiver.offer(host_memory(_kv(request.token_ids)))
             ttl_s = min(self._settings.handoff_ttl_s, deadline - asyncio.get_running_loop().time())
             self._figures["num_handoffs"] += 1
@@ -102,10 +101,11 @@ class MockerEngine:
                 yield KvHandoff(
                     worker_id=self._worker_id,
                     incarnation=self._incarnation,
-                    first_token=answer.token(request.num_generated),
+                    first_token=first.token_ids[0],
                     num_prompt_tokens=_num_prompt_tokens(request),
                     ttl_s=ttl_s,
                     engine_state=msgspec.msgpack.encode(_Offered(ticket, num_cached)),
+                    first_chunk=first if self._settings.prefill_sends_first else None,
                 )
                 num_bytes = await asyncio.wait_for(self._transceiver.moved(ticket), ttl_s)
                 self._figures["kv_moved_bytes"] += num_bytes
@@ -215,11 +215,12 @@ class MockerEngine:
             offered = msgspec.msgpack.decode(handoff.engine_state, type=_Offered)
         except msgspec.DecodeError as error:
             raise HandoffFailed("The handoff was not written by a mocker.") from error
-        expected = _kv(request.token_ids[self._num_held(request) :])
+        prompt = request.token_ids[: -1 if handoff.first_chunk else None]
+        expected = _kv(prompt[self._num_held(request) :])
         pulled = bytearray(len(expected))
         left_s = min(handoff.ttl_s, deadline - asyncio.get_running_loop().time())
         await asyncio.sleep(self._settings.kv_transfer_ms / 1e3)  # as long as a real transfer
-        if offered.ticket.num_bytes == len(_kv(request.token_ids)):
+        if offered.ticket.num_bytes == len(_kv(prompt)):
             await self._transceiver.pull(offered.ticket, host_memory(pulled), left_s)
         if pulled != expected or handoff.num_prompt_tokens != _num_prompt_tokens(request):
             raise HandoffFailed("The handoff is for another prompt.")
@@ -289,7 +290,6 @@ def _num_prompt_tokens(request: GenerateRequest) -> int:
 
 
 def _kv(token_ids: Sequence[int]) -> bytearray:
-    """The simulated KV: the ids, 4 bytes each."""
     return bytearray(array("I", token_ids).tobytes())
 
 

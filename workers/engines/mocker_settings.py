@@ -10,7 +10,8 @@ class MockerSettings:
     The KV of the last `max_cached_tokens` is found again, in blocks of 16 tokens.
     `script` is a file of answers to play; see `workers.engines.script`. `prompt_log` is a file to which the
     token ids of each prompt are appended, one JSON line each. While the file `hang_while` exists, the engine
-    hangs: its worker only sends heartbeats.
+    hangs: its worker only sends heartbeats. `prefill_sends_first`: prefill's first token need not wait for
+    the KV to move, as with vLLM.
     """
 
     prefill_tokens_per_s: float = 50_000.0
@@ -26,6 +27,7 @@ class MockerSettings:
     script: str | None = None
     prompt_log: str | None = None
     hang_while: str | None = None
+    prefill_sends_first: bool = False
 
     def __post_init__(self) -> None:
         if min(self.prefill_tokens_per_s, self.handoff_ttl_s) <= 0:
