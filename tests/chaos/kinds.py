@@ -1,0 +1,80 @@
+"""The kinds of faults: what each is called, does, may hit, and needs."""
+
+from collections.abc import Callable
+from itertools import product
+
+from tests.chaos import network_faults
+from tests.chaos.host_faults import FillDisk, JumpClock, LoseLease
+from tests.chaos.injector import Injector
+from tests.chaos.network_faults import Cut, CutPair
+from tests.chaos.process_faults import Drain, Freeze, HangEngine, Kill, Roll, Slow, TakeOver
+from tests.chaos.scene import DECODES, PREFILLS, WORKERS, Scene
+from tests.chaos.schedule import Kind, Targets
+
+_EACH = tuple((name,) for name in WORKERS)
+_BOTH_ROLES = tuple(product(PREFILLS, DECODES))
+_FRONTEND = (("frontend",),)
+
+INJECTORS: dict[str, Callable[[Scene, Targets], Injector]] = {
+    "kill": Kill,
+    "kill_role": Kill,
+    "freeze": Freeze,
+    "freeze_role": Freeze,
+    "freeze_frontend": Freeze,
+    "slow": Slow,
+    "hang_engine": HangEngine,
+    "drain": Drain,
+    "roll": Roll,
+    "take_over": TakeOver,
+    "lose_lease": LoseLease,
+    "fill_disk": FillDisk,
+    "jump_clock": JumpClock,
+    "cut": Cut,
+    "cut_pair": CutPair,
+    "lose_packets": network_faults.lose,
+    "repeat_packets": network_faults.repeat,
+    "corrupt_packets": network_faults.corrupt,
+    "kill_broker": Kill,
+    "freeze_broker": Freeze,
+    "kill_frontend": Kill,
+}
+
+_EVERYWHERE = (
+    Kind(name="kill", targets=_EACH + _BOTH_ROLES),
+    Kind(name="kill_role", targets=(PREFILLS, DECODES), hold_s=(0.0, 2.0)),
+    Kind(name="freeze", targets=_EACH + _BOTH_ROLES, hold_s=(0.5, 6.0)),
+    Kind(name="freeze_role", targets=(PREFILLS, DECODES), hold_s=(0.5, 6.0)),
+    Kind(name="freeze_frontend", targets=_FRONTEND, hold_s=(0.5, 6.0)),
+    Kind(name="slow", targets=_EACH, hold_s=(1.0, 5.0)),
+    Kind(name="drain", targets=_EACH),
+    Kind(name="roll", targets=(WORKERS,)),
+    Kind(name="take_over", targets=_FRONTEND),
+    Kind(name="lose_lease", targets=_EACH, hold_s=(0.0, 1.0)),
+    Kind(name="fill_disk", targets=_FRONTEND, hold_s=(0.5, 3.0)),
+)
+_MOCKER = (Kind(name="hang_engine", targets=_EACH),)
+_CLOCK = (Kind(name="jump_clock", targets=(("forwards",), ("backwards",)), hold_s=(0.5, 4.0)),)
+_NETWORK = (
+    Kind(name="cut", targets=_EACH, hold_s=(0.5, 6.0)),
+    Kind(name="cut_pair", targets=tuple((prefill, *DECODES) for prefill in PREFILLS), hold_s=(0.5, 6.0)),
+    Kind(name="lose_packets", targets=(("network",),), hold_s=(1.0, 4.0)),
+    Kind(name="repeat_packets", targets=(("network",),), hold_s=(1.0, 4.0)),
+    Kind(name="corrupt_packets", targets=(("network",),), hold_s=(1.0, 4.0)),
+)
+_BROKERS = (
+    Kind(name="kill_broker", targets=(("nats",), ("etcd",), ("nats", "etcd")), hold_s=(0.0, 6.0)),
+    Kind(name="freeze_broker", targets=(("nats",), ("etcd",), ("nats", "etcd")), hold_s=(0.5, 6.0)),
+)
+
+
+def possible_on(scene: Scene) -> tuple[Kind, ...]:
+    """What the architecture promises to survive, and can be done here. So `kill_frontend` is not in it:
+    the streams of a killed frontend are cut.
+    """
+    return (
+        *_EVERYWHERE,
+        *(_MOCKER if scene.engine == "mocker" else ()),
+        *(_CLOCK if "LD_PRELOAD" in scene.stack.environ else ()),
+        *(_NETWORK if scene.network else ()),
+        *(_BROKERS if scene.plane == "nats+etcd" else ()),
+    )
