@@ -49,9 +49,7 @@ def _episodes(scene: Scene, flags: argparse.Namespace, end_s: float) -> Iterator
         if number < flags.skip:
             continue
         yield (
-            done := episode(
-                scene, fault, expected, seed=flags.seed, number=number, num_streams=flags.streams
-            )
+            done := episode(scene, fault, expected, seed=flags.seed, number=number, num_streams=flags.streams)
         )
         if "AssertionError" in done.problem:
             return

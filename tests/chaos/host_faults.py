@@ -71,19 +71,15 @@ def _entries(url: str) -> list[dict[str, str]]:
 
 
 class FillDisk:
-    """No file of the frontend may grow, so that responses cannot be stored."""
+    """The frontend can write no file, so that responses cannot be stored."""
 
     def __init__(self, scene: Scene, _: Targets) -> None:
         self._scene = scene
         self._pid = scene.processes["frontend"].popen.pid
         self._before = resource.prlimit(self._pid, resource.RLIMIT_FSIZE)
-        self._unstored = ""
 
     def begin(self) -> None:
-        self._respond()  # the file exists
-        store = Path(self._scene.stack.environ["BATON_RESPONSE_STORE"])
-        num_bytes = store.with_name(f"{store.name}-wal").stat().st_size
-        resource.prlimit(self._pid, resource.RLIMIT_FSIZE, (num_bytes, self._before[1]))
+        resource.prlimit(self._pid, resource.RLIMIT_FSIZE, (0, self._before[1]))
 
     def proof(self) -> str:
         answer = self._respond()

@@ -112,5 +112,7 @@ class HarmPackets:
 
 
 lose = partial(HarmPackets, harm=lambda network: network.lose(0.2), counters=("Tcp", "RetransSegs"))
-repeat = partial(HarmPackets, harm=lambda network: network.repeat(0.2), counters=("TcpExt", "TCPDSACKOldSent"))
+repeat = partial(
+    HarmPackets, harm=lambda network: network.repeat(0.2), counters=("TcpExt", "TCPDSACKOldSent")
+)
 corrupt = partial(HarmPackets, harm=lambda network: network.corrupt(0.05), counters=("Tcp", "InCsumErrors"))

@@ -35,7 +35,9 @@ class Episode:
             if not outcome.is_exact:
                 what = "different" if outcome.is_different else "hung" if outcome.is_hung else "lost"
                 found.append(f"{what} after {len(outcome.text)} characters: {outcome.error}")
-        return [f"{self.plane} {self.engine} seed={self.seed} #{self.number} {self.fault}: {one}" for one in found]
+        return [
+            f"{self.plane} {self.engine} seed={self.seed} #{self.number} {self.fault}: {one}" for one in found
+        ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,9 @@ class Score:
 
     @property
     def is_clean(self) -> bool:
-        return self.effective == self.faults and not (self.lost or self.different or self.hung or self.orphaned)
+        return self.effective == self.faults and not (
+            self.lost or self.different or self.hung or self.orphaned
+        )
 
 
 def score(name: str, episodes: Iterable[Episode]) -> Score:
@@ -91,7 +95,10 @@ def printed(episodes: Sequence[Episode]) -> str:
     rows = [columns, *([str(getattr(row, name)) for name in columns] for row in scores(episodes))]
     widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
     table = [
-        "  ".join(cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        "  ".join(
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
         for row in rows
     ]
     findings = [finding for episode in episodes for finding in episode.findings]
