@@ -18,16 +18,14 @@ class FrontendSettings:
 
     http_host: str = flag("127.0.0.1", "address to listen on", env=HTTP_HOST, metavar="IP")
     http_port: int = flag(8000, "port to listen on", env=HTTP_PORT, metavar="PORT")
-    take_over: bool = flag(
-        False, "take the port over from the frontend that this user runs on it, which then drains"
-    )
+    take_over: bool = flag(False, "take the port over from this user's frontend on it, which then drains")
     num_processes: int = flag(1, "processes that share the port, each with its own event loop", metavar="N")
     router_mode: RouterMode = flag(
-        "round-robin", "load-balancing policy; prefix: turns of a conversation go to the same workers"
+        "round-robin", "load balancing; prefix: turns of a conversation share a worker"
     )
     local_prefill_tokens: int = flag(
         0,
-        "prompts of which a decode worker lacks at most N tokens skip the prefill worker; 0: none do",
+        "prompts of which decode lacks at most N tokens skip the prefill worker",
         metavar="N",
     )
     cors_origin: str = flag(
@@ -39,7 +37,8 @@ class FrontendSettings:
     strict_tools: bool = flag(False, "refuse hosted tools such as web_search instead of ignoring them")
     seal_key_file: Path | None = flag(
         None,
-        "secret of at least 32 bytes; frontends that share it accept each other's encrypted reasoning",
+        "secret (32 bytes or more) of all frontends, to seal reasoning with",
+        metavar="PATH",
     )
     model_path: Path | None = flag(None, "folder with tokenizer.json (default: the workers' model path)")
     request_timeout_s: float = flag(600.0, "deadline of a request", metavar="S")
@@ -48,7 +47,7 @@ class FrontendSettings:
     )
     wait_for_worker_s: float = flag(
         15.0,
-        "how long a request waits when all decode workers are lost, and a new one for NATS",
+        "how long requests wait for a lost decode worker or NATS to return",
         metavar="S",
     )
     drain_timeout_s: float = flag(30.0, "time for running answers to finish after SIGTERM", metavar="S")

@@ -14,6 +14,7 @@ from workers.engines.trtllm.engine import TrtllmEngine
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.settings import load_trtllm_settings
 from workers.engines.trtllm.watchdog import Leave, Patience
+from workers.flags import DisaggregationMode
 
 KV_TIMEOUT_S = scaled(0.5)
 CONFIG: dict[str, Any] = {
@@ -41,6 +42,7 @@ def no_exit(status: int) -> None:
 def new_engine(
     checkpoint: Path,
     *,
+    mode: DisaggregationMode = "decode",
     leave: Leave = no_exit,
     patience: Patience = Patience(),  # noqa: B008  frozen
     classes: dict[str, Any] | None = None,
@@ -49,7 +51,7 @@ def new_engine(
     """An engine over the double with CONFIG and these settings, and `classes` of the double replaced."""
     lib = dataclasses.replace(load_library(), **(classes or {}))
     override = json.dumps(CONFIG | config)
-    loaded = load_trtllm_settings(lib.args, "decode", override=override, typed={"model": str(checkpoint)})
+    loaded = load_trtllm_settings(lib.args, mode, override=override, typed={"model": str(checkpoint)})
     return TrtllmEngine(
         loaded,
         lib,

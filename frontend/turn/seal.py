@@ -41,7 +41,7 @@ class Seal:
 
     def close(self, text: str) -> str:
         """The text as an opaque signed string, which `open` reads."""
-        data = base64.urlsafe_b64encode(zlib.compress(text.encode(errors="surrogatepass"))).decode()
+        data = base64.urlsafe_b64encode(zlib.compress(text.encode())).decode()
         return f"{self._prefix}{self._mac(data.encode())}.{data}"
 
     def open(self, sealed: str) -> str | None:
@@ -56,7 +56,7 @@ class Seal:
             text = inflate.decompress(base64.urlsafe_b64decode(data), _MAX_BYTES)
         except (binascii.Error, zlib.error) as error:
             raise Changed from error
-        return text.decode(errors="surrogatepass")
+        return text.decode()
 
     def _mac(self, data: bytes) -> str:
         return hmac.new(self._key, data, hashlib.sha256).hexdigest()[:32]

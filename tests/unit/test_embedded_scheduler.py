@@ -290,3 +290,49 @@ def test_a_pull_continues_what_another_pull_left_as_prefill_sends_the_window_ane
     target.plan()
     target.pulled(first, 7)
     assert target.num_lacking(again) == 40 - 16
+
+
+def test_what_fits_exactly_is_admitted_and_runs_whole() -> None:
+    target = scheduler(num_blocks=5, max_num_tokens=16, chunked_prefill=False)
+    target.add(sequence(16, 4))
+    assert sizes(target.plan()) == [(0, 16)]
+
+
+def test_a_prompt_that_fits_the_step_exactly_waits_for_its_mask_too() -> None:
+    ours, theirs = socket.socketpair()
+    held = sequence(16)
+    held.matcher = Matcher(ours, vocab_size=8, param=None)
+    target = scheduler(max_num_tokens=16)
+    target.add(held)
+    assert sizes(target.plan()) == []
+    theirs.close()
+    held.matcher.close()
+
+
+def test_full_blocks_are_found_while_their_sequence_runs_and_the_rest_at_its_end() -> None:
+    target = scheduler(reuses_blocks=True)
+    assert target.num_cached_tokens == 0
+    target.add(sequence(9, 3))
+    finish_step(target, target.plan())
+    assert target.num_lacking(sequence(12)) == 4
+    for _ in range(2):
+        finish_step(target, target.plan())
+    assert target.num_running == 0
+    assert target.num_lacking(sequence(12)) == 3  # the ninth token's block was not full
+    assert target.num_lacking(sequence(8)) >= 1  # the last token is computed anyhow
+
+    scored = sequence(12)
+    scored.sampling = msgspec.structs.replace(scored.sampling, prompt_logprobs=0)
+    assert target.num_lacking(scored) == 12  # all of it is computed, so that it can be scored
+
+    again = sequence(12)
+    target.add(again)
+    assert sizes(target.plan()) == [(9, 3)]
+    assert (again.num_cached, target.num_cached_tokens) == (9, 9)
+
+
+def test_without_reuse_nothing_is_found() -> None:
+    target = scheduler()
+    target.add(sequence(9, 1))
+    finish_step(target, target.plan())
+    assert target.num_lacking(sequence(12)) == 12

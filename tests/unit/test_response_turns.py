@@ -7,14 +7,18 @@ import pytest
 
 from frontend.harmony.conversation import AssistantTurn, Instructions, ToolCall, ToolResult, Turn, UserTurn
 from frontend.responses.items import (
+    CustomOutputItem,
     FunctionCallItem,
     FunctionOutputItem,
     InputText,
     Item,
+    LocalShellOutputItem,
     MessageItem,
     OutputText,
+    PatchOutputItem,
     ReasoningItem,
     ReasoningText,
+    ShellOutputItem,
     SummaryText,
 )
 from frontend.responses.turns import turns
@@ -92,6 +96,21 @@ def test_the_result_of_a_call_follows_it_wherever_the_call_was() -> None:
         UserTurn("Wait"),
         ToolResult(call_id="a", text="out", path="input[2].call_id"),
     ]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        output("a"),
+        CustomOutputItem(id="o", call_id="a", output="out", status="completed"),
+        LocalShellOutputItem(call_id="a", output="out"),
+        ShellOutputItem(call_id="a", output="out"),
+        PatchOutputItem(call_id="a", output="out"),
+    ],
+    ids=lambda item: type(item).__name__,
+)
+def test_the_result_of_any_call_knows_its_place_in_the_body(result: Item) -> None:
+    assert made_of(call("a"), result)[1:] == [ToolResult(call_id="a", text="out", path="input[1].call_id")]
 
 
 def test_an_item_that_says_nothing_is_no_turn() -> None:

@@ -93,6 +93,12 @@ def test_what_is_closed_opens_again(text: str) -> None:
     assert Seal(b"key").is_ours(text, seal.sign(text))
 
 
+def test_what_an_earlier_release_made_is_still_ours() -> None:
+    closed = "bt1.7e738dfe.7b2b4a84b5bca75d0f2aed0e38b5c4c8.eJwLycjMy9YDAAf4Ai0="
+    assert Seal(b"key").open(closed) == "Think."
+    assert Seal(b"key").is_ours("Think.", "bt1.7e738dfe.c0900c623836fa5b677222f56b4b74de")
+
+
 def test_what_another_key_or_server_made_is_not_ours() -> None:
     other = Seal(b"other")
     assert Seal(b"key").open(other.close("Think.")) is None

@@ -11,7 +11,7 @@ from tensorrt_llm.llmapi import TorchLlmArgs
 
 from baton.flags import parse
 from workers.engines.trtllm.settings import load_trtllm_settings
-from workers.flags import WorkerSettings, typed_engine_flags
+from workers.flags import DisaggregationMode, WorkerSettings, typed_engine_flags
 from workers.settings_text import SettingsError
 
 UCX = "cache_transceiver_config:\n  backend: UCX\n  max_tokens_in_buffer: 1024\n"
@@ -212,6 +212,10 @@ def test_what_cannot_work_is_one_line_with_its_place(tmp_path: Path, text: str, 
     [
         ("{", "--override-engine-args: not valid JSON"),
         ("[]", "--override-engine-args: the file: must be a mapping"),
+        (
+            '{"kv_cache_config": {"free_gpu_memory_fraction": null}}',
+            "engine settings: ",
+        ),
         ('{"max_batch_sise": 1}', "max_batch_sise: unknown key; did you mean max_batch_size?"),
     ],
 )
@@ -220,6 +224,15 @@ def test_a_wrong_override_is_one_line(override: str, says: str) -> None:
         load_trtllm_settings(TorchLlmArgs, "agg", override=override)
 
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(("mode", "is_warned"), [("prefill", True), ("decode", True), ("agg", False)])
+def test_a_worker_that_moves_kv_without_a_buffer_size_is_warned(
+    mode: DisaggregationMode, is_warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    override = '{"cache_transceiver_config": {"backend": "UCX"}}'
+    load_trtllm_settings(TorchLlmArgs, mode, override=override)
+    assert ("max_tokens_in_buffer is not set" in caplog.text) == is_warned
 
 
 def test_a_flag_for_a_setting_that_the_build_lacks_is_refused() -> None:

@@ -8,21 +8,27 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.errors import DeadlineExceeded, HandoffFailed
+from baton.errors import DeadlineExceeded, HandoffFailed, WorkerLost
 from tests.planes import a_request
 from workers.engines.vllm.calls import Calls
-from workers.engines.vllm.figures import Figures
 
 
 class Llm:
-    """Yields one result for each request, then waits."""
+    """Yields one result for each request, then waits; `dies_of` is raised instead."""
 
-    def __init__(self) -> None:
+    def __init__(self, dies_of: Exception | None = None) -> None:
         self.num_open = 0
+        self.given: list[tuple[dict[str, Any], str, int | None]] = []
+        self._dies_of = dies_of
 
-    async def generate(self, *_: object, **__: object) -> AsyncGenerator[Any, None]:
+    async def generate(
+        self, prompt: dict[str, Any], _: object, request_id: str, *, priority: int | None = None
+    ) -> AsyncGenerator[Any, None]:
         self.num_open += 1
+        self.given.append((prompt, request_id, priority))
         try:
+            if self._dies_of is not None:
+                raise self._dies_of
             yield "result"
             await asyncio.Event().wait()
         finally:
@@ -44,6 +50,31 @@ def test_a_request_that_is_left_ends_in_vllm_at_once() -> None:
             assert llm.num_open == 1
         assert llm.num_open == 0  # although `call` still refers to it
         assert not calls.open.calls
+
+    asyncio.run(main())
+
+
+def test_vllm_is_given_the_salt_and_the_place_and_no_id_twice() -> None:
+    async def main() -> None:
+        calls = calls_of(llm := Llm())
+        plain = msgspec.structs.replace(a_request(), cache_salt="")
+        salted = msgspec.structs.replace(plain, cache_salt="own")
+        async with calls.opened(plain, None, 3) as first, calls.opened(salted, None, -4) as second:
+            await calls.step(first)
+            await calls.step(second)
+        prompt = {"prompt_token_ids": plain.token_ids}
+        assert llm.given == [(prompt, "r1-1", 3), (prompt | {"cache_salt": "own"}, "r1-2", -4)]
+
+    asyncio.run(main())
+
+
+def test_a_request_that_meets_a_dead_core_ends_all_others() -> None:
+    async def main() -> None:
+        calls = calls_of(Llm(dies_of=RuntimeError("out of memory")))
+        async with calls.opened(a_request(), None, 0) as call:
+            with pytest.raises(WorkerLost, match="vLLM's engine core died: out of memory"):
+                await calls.step(call)
+        assert calls.open.broke.is_set()
 
     asyncio.run(main())
 
@@ -72,11 +103,3 @@ def test_a_failed_transfer_ends_requests_that_may_have_found_what_it_left() -> N
             assert len(salts | {calls.salt(plain), calls.salt(salted), "", "own"}) == 6
 
     asyncio.run(main())
-
-
-def test_pins_that_vllm_does_not_report_yet_leave_no_negative_use() -> None:
-    figures = Figures(lambda: None)
-    figures.num_blocks = 100
-    figures.pinned["r1"] = 5
-    stats = figures.stats()
-    assert (stats.kv_used_blocks, stats.kv_pinned_blocks) == (0, 5)

@@ -1,6 +1,7 @@
 """Releasing KV, in batches and inside vLLM's processes; and how these end with Baton's worker."""
 
 import asyncio
+import itertools
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ from tests.clock import run_jumping
 from tests.waiting import until
 from workers.engines.vllm.inside import NOTICE_S, KvPins, shorten_leases
 from workers.engines.vllm.pins import Releases
+from workers.engines.vllm.settings import LEASE_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,12 +54,16 @@ class Llm:
 
     def __init__(self, *answers: list[str] | Exception) -> None:
         self.asked: list[list[str]] = []
+        self.asked_at_s: list[float] = []
+        self.limits_s: list[float | None] = []
         self.may_answer = asyncio.Event()
         self._answers = list(answers)
 
-    async def collective_rpc(self, method: str, args: tuple[list[str]], **_: float) -> Any:
+    async def collective_rpc(self, method: str, *, args: tuple[list[str]], **options: float) -> Any:
         assert method == "release_kv"
         self.asked.append(args[0])
+        self.asked_at_s.append(asyncio.get_running_loop().time())
+        self.limits_s.append(options.get("timeout"))
         await self.may_answer.wait()
         answer = self._answers.pop(0) if self._answers else []
         if isinstance(answer, Exception):
@@ -80,8 +86,21 @@ def test_pins_that_come_while_vllm_answers_go_with_the_next_message() -> None:
         await released(llm, releases, 1)
         await released(llm, releases, 2)
         assert llm.asked == [["a"], ["b", "c"]]
+        assert all(limit_s is not None and limit_s < LEASE_S for limit_s in llm.limits_s)
 
     asyncio.run(main())
+
+
+def test_a_worker_stops_while_vllm_does_not_answer() -> None:
+    async def main() -> None:
+        llm, releases = Llm(), Releases()
+        await releases.stop()  # no pin was ever released
+        releases.add(llm, "a")
+        await until(lambda: llm.asked)
+        await releases.stop()
+        assert "release-kv" not in {task.get_name() for task in asyncio.all_tasks()}
+
+    run_jumping(main())
 
 
 def test_a_pin_without_a_lease_is_asked_for_again() -> None:
@@ -150,6 +169,7 @@ def test_a_pin_whose_lease_never_begins_is_left_to_it() -> None:
         releases.add(llm, "a")
         await asyncio.sleep(60)  # in the clock of the test
         assert len(llm.asked) == 40
+        assert min(b - a for a, b in itertools.pairwise(llm.asked_at_s)) > 0.01  # a step of vLLM's
         await releases.stop()
 
     run_jumping(main())

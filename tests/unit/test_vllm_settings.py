@@ -1,5 +1,6 @@
 """vLLM's settings: precedence, the installed build's classes, errors with their source."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,34 @@ def test_each_role_has_its_side_of_the_transfer(mode: DisaggregationMode, role: 
 def test_what_cannot_work_is_refused_with_its_place(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(SettingsError, match=says):
         load_vllm_settings(AsyncEngineArgs, "prefill", yaml_path=write(tmp_path, text))
+
+
+@dataclasses.dataclass
+class Cache:
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError("the cache is too small")
+
+
+@dataclasses.dataclass
+class OtherArgs:
+    cache: Cache | None = None
+
+
+def test_a_refusal_without_a_key_names_the_file_if_there_is_one(tmp_path: Path) -> None:
+    path = write(tmp_path, "cache: {size: 0}")
+    with pytest.raises(SettingsError, match=rf"^{path}: the cache is too small"):
+        load_vllm_settings(OtherArgs, "agg", yaml_path=path)
+    with pytest.raises(SettingsError, match=r"^engine settings: the cache is too small"):
+        load_vllm_settings(OtherArgs, "agg", override='{"cache": {"size": 0}}')
+
+
+def test_what_baton_merely_chooses_can_be_set() -> None:
+    given = {"scheduling_policy": "fcfs", "generation_config": "auto"}
+    settings = load_vllm_settings(AsyncEngineArgs, "agg", override=json.dumps(given)).settings
+    assert {key: settings[key] for key in given} == given
 
 
 @pytest.mark.parametrize("mode", ["prefill", "decode", "agg"])

@@ -256,7 +256,6 @@ class Scheduler:
         token_ids = sequence.token_ids[index * self._tokens_per_block : sequence.num_computed]
         if not self._reuses_blocks or not token_ids:
             return None
-        self._extend_keys(sequence, index)
         return End(index, sequence.keys[index], token_ids)
 
     def _extend_keys(self, sequence: Sequence, num_blocks: int) -> None:

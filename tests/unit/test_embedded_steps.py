@@ -1,0 +1,238 @@
+"""The embedded engine's step loop over a scripted model: what is delivered, counted and ended."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton.errors import BatonError, DeadlineExceeded, Overloaded, WorkerLost
+from baton.messages import Sampling, TokenChunk, TokenLogprob, Usage
+from tests.clock import run_jumping
+from tests.planes import a_request
+from tests.waiting import PATIENCE_S, until
+from workers.engines.embedded.call import Call
+from workers.engines.embedded.grammar_server import MAX_MESSAGE_BYTES, Next, Read
+from workers.engines.embedded.matcher import Matcher
+from workers.engines.embedded.sampling import Sampled
+from workers.engines.embedded.scheduler import Scheduler, Sequence, Work
+from workers.engines.embedded.steps import StepLoop
+
+REQUEST = msgspec.structs.replace(a_request(), deadline_s=PATIENCE_S)
+LOGPROB = TokenLogprob(7, -0.5)
+
+
+class Model:
+    """Samples token 7 each time, once `may_step` is set."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.may_step = threading.Event()
+        self.may_step.set()
+        self.loses_tokens = False
+        self.logprob: TokenLogprob | None = None
+
+    def step(self, work: list[Work]) -> list[Sampled | None]:
+        """See Runner."""
+        self.num_steps += 1
+        self.may_step.wait(PATIENCE_S)
+        return [] if self.loses_tokens else [Sampled(7, self.logprob) if w.samples else None for w in work]
+
+
+def sequence(num_tokens: int, max_tokens: int = 3, *, pulls_kv: bool = False) -> Sequence:
+    return Sequence(
+        token_ids=list(range(num_tokens)),
+        num_prompt=num_tokens,
+        sampling=Sampling(max_tokens=max_tokens, seed=0),
+        num_reserved=num_tokens + max_tokens,
+        pulls_kv=pulls_kv,
+    )
+
+
+@contextlib.asynccontextmanager
+async def running(
+    model: Model, *, num_blocks: int = 100, max_calls: int = 9
+) -> AsyncGenerator[StepLoop, None]:
+    scheduler = Scheduler(
+        num_blocks=num_blocks,
+        tokens_per_block=4,
+        context_length=64,
+        max_batch_size=4,
+        max_num_tokens=16,
+        chunked_prefill=True,
+    )
+    runner: Any = model
+    with ThreadPoolExecutor(1) as thread:
+        steps = StepLoop(runner, thread, scheduler, max_calls)
+        task = asyncio.create_task(steps.run())
+        try:
+            yield steps
+        finally:
+            model.may_step.set()
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def chunks(call: Call) -> list[TokenChunk]:
+    received = []
+    async with asyncio.timeout(PATIENCE_S):
+        while (chunk := await call.next_chunk()) is not None:
+            received.append(chunk)
+    return received
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+def test_an_answer_comes_token_by_token_and_its_end_has_the_counts() -> None:
+    async def main() -> None:
+        model = Model()
+        async with running(model) as steps:
+            assert (steps.num_prompt_tokens, steps.num_generated_tokens) == (0, 0)
+            plain = await chunks(steps.open(REQUEST, sequence(20)))
+            assert (steps.num_prompt_tokens, steps.num_generated_tokens) == (20, 3)
+            model.logprob = LOGPROB
+            scored = sequence(2, 2)
+            scored.prompt_logprobs.append(LOGPROB)
+            assert await chunks(steps.open(REQUEST, scored)) == [
+                TokenChunk((7,), None, None, (LOGPROB,), None),
+                TokenChunk((7,), "length", Usage(2, 0, 2, 0), (LOGPROB,), (LOGPROB,)),
+            ]
+        assert plain == [
+            TokenChunk((7,), None, None, None, None),
+            TokenChunk((7,), None, None, None, None),
+            TokenChunk((7,), "length", Usage(20, 0, 3, 0), None, None),
+        ]
+
+    asyncio.run(main())
+
+
+def test_running_and_waiting_calls_count_towards_the_limit() -> None:
+    async def main() -> None:
+        async with running(Model(), num_blocks=4, max_calls=2) as steps:
+            opened = [steps.open(REQUEST, sequence(10, pulls_kv=True)) for _ in range(2)]
+            await opened[0].admitted.wait()
+            assert (steps.scheduler.num_running, steps.scheduler.num_waiting) == (1, 1)
+            with pytest.raises(Overloaded, match="2 requests are running or waiting; at most 2 are allowed"):
+                steps.open(REQUEST, sequence(1))
+
+    asyncio.run(main())
+
+
+def test_a_call_that_is_closed_leaves_nothing_and_lets_the_next_one_in() -> None:
+    async def main() -> None:
+        async with running(Model(), num_blocks=4) as steps:
+            ours, theirs = socket.socketpair()
+            first, second = sequence(10, pulls_kv=True), sequence(10)
+            first.matcher = Matcher(ours, vocab_size=8, param=None)
+            pulling = steps.open(REQUEST, first)
+            pulling.transfer = asyncio.create_task(forever())
+            waiting = steps.open(REQUEST, second)
+            await pulling.admitted.wait()
+            await until(lambda: not steps._wake.is_set())  # noqa: SLF001  the loop has nothing to do
+            steps.close(pulling)
+            assert len(await chunks(waiting)) == 3
+            await asyncio.wait([pulling.transfer])
+            assert pulling.transfer.cancelled()
+            assert pulling.deadline.cancelled()
+            assert ours.fileno() == -1
+            theirs.close()
+            steps.fail_all(DeadlineExceeded())
+            assert pulling.outbox.empty()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("end", [StepLoop.close, lambda steps, call: steps.fail(call, DeadlineExceeded())])
+def test_a_call_that_ends_during_a_step_does_not_hurt_the_others(
+    end: Callable[[StepLoop, Call], None],
+) -> None:
+    async def main() -> None:
+        model = Model()
+        async with running(model) as steps:
+            model.may_step.clear()
+            gone, stays = steps.open(REQUEST, sequence(4)), steps.open(REQUEST, sequence(4))
+            await until(lambda: model.num_steps == 1)
+            end(steps, gone)
+            model.may_step.set()
+            assert len(await chunks(stays)) == 3
+            assert steps.num_generated_tokens == 3
+            assert not steps.broke.is_set()
+
+    asyncio.run(main())
+
+
+def test_a_step_that_loses_tokens_breaks_the_engine_and_is_reported() -> None:
+    async def main() -> None:
+        model = Model()
+        model.loses_tokens = True
+        async with running(model) as steps:
+            with pytest.raises(WorkerLost, match="ValueError: zip"):
+                await chunks(steps.open(REQUEST, sequence(4)))
+            assert steps.broke.is_set()
+            with pytest.raises(WorkerLost, match="ValueError: zip"):
+                steps.open(REQUEST, sequence(4))
+
+    asyncio.run(main())
+
+
+class Masks:
+    """Stands in for the process that follows a form: allows every token, `late_s` after it was asked."""
+
+    def __init__(self, late_s: float = 0.0) -> None:
+        ours, self._theirs = socket.socketpair()
+        self._theirs.setblocking(False)
+        self.matcher = Matcher(ours, vocab_size=8, param=None)
+        self.read: list[Read] = []
+        self._late_s = late_s
+
+    async def serve(self) -> None:
+        """Until the matcher is closed."""
+        loop = asyncio.get_running_loop()
+        while message := await loop.sock_recv(self._theirs, MAX_MESSAGE_BYTES):
+            self.read.append(msgspec.msgpack.decode(message, type=Read))
+            await asyncio.sleep(self._late_s)
+            await loop.sock_sendall(self._theirs, msgspec.msgpack.encode(Next(b"\xff")))
+        self._theirs.close()
+
+
+@pytest.mark.parametrize("late_s", [0.0, 1.0])
+@pytest.mark.parametrize("pulls_kv", [False, True])
+def test_each_token_of_a_guided_answer_has_a_mask_of_its_own(late_s: float, pulls_kv: bool) -> None:
+    async def main() -> None:
+        masks = Masks(late_s)
+        guided = sequence(4, pulls_kv=pulls_kv)
+        guided.matcher = masks.matcher
+        serving = asyncio.create_task(masks.serve())
+        async with running(Model()) as steps:
+            call = steps.open(REQUEST, guided)
+            if pulls_kv:
+                await call.admitted.wait()
+                steps.resume(call, Sampled(7, None))
+            assert len(await chunks(call)) == 3
+            steps.close(call)
+            await serving
+        begun = [Read((7).to_bytes(4, "little"), asks=True)]
+        assert masks.read == ([] if pulls_kv else [Read(b"", asks=True)]) + 2 * begun
+
+    run_jumping(main())
+
+
+def test_a_form_that_cannot_be_followed_ends_its_call() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        guided = sequence(4)
+        guided.matcher = Matcher(ours, vocab_size=8, param="text.format")
+        theirs.close()
+        async with running(Model()) as steps:
+            with pytest.raises(BatonError, match="cannot be enforced") as refused:
+                await chunks(steps.open(REQUEST, guided))
+            assert refused.value.param == "text.format"
+
+    asyncio.run(main())
