@@ -82,6 +82,7 @@ class FillDisk:
         resource.prlimit(self._pid, resource.RLIMIT_FSIZE, (0, self._before[1]))
 
     def proof(self) -> str:
+        self._respond()  # the first whose writing fails
         answer = self._respond()
         require("store" in answer.headers.get("x-baton-ignored", ""), "a response was stored")
         found = httpx.get(f"{self._scene.stack.url}/v1/responses/{answer.json()['id']}")

@@ -21,6 +21,7 @@ INJECTORS: dict[str, Callable[[Scene, Targets], Injector]] = {
     "freeze": Freeze,
     "freeze_role": Freeze,
     "freeze_frontend": Freeze,
+    "kill_frontend": Kill,
     "slow": Slow,
     "hang_engine": HangEngine,
     "drain": Drain,
@@ -36,7 +37,6 @@ INJECTORS: dict[str, Callable[[Scene, Targets], Injector]] = {
     "corrupt_packets": network_faults.corrupt,
     "kill_broker": Kill,
     "freeze_broker": Freeze,
-    "kill_frontend": Kill,
 }
 
 _EVERYWHERE = (
@@ -46,10 +46,11 @@ _EVERYWHERE = (
     Kind(name="freeze_role", targets=(PREFILLS, DECODES), hold_s=(0.5, 6.0)),
     Kind(name="freeze_frontend", targets=_FRONTEND, hold_s=(0.5, 6.0)),
     Kind(name="slow", targets=_EACH, hold_s=(1.0, 5.0)),
-    Kind(name="drain", targets=_EACH),
+    Kind(name="drain", targets=(*_EACH, PREFILLS, DECODES)),
     Kind(name="roll", targets=(WORKERS,)),
     Kind(name="take_over", targets=_FRONTEND),
     Kind(name="lose_lease", targets=_EACH, hold_s=(0.0, 1.0)),
+    Kind(name="kill_frontend", targets=_FRONTEND, may_lose=True),
     Kind(name="fill_disk", targets=_FRONTEND, hold_s=(0.5, 3.0)),
 )
 _MOCKER = (Kind(name="hang_engine", targets=_EACH),)
@@ -68,9 +69,7 @@ _BROKERS = (
 
 
 def possible_on(scene: Scene) -> tuple[Kind, ...]:
-    """What the architecture promises to survive, and can be done here. So `kill_frontend` is not in it:
-    the streams of a killed frontend are cut.
-    """
+    """What can be done here."""
     return (
         *_EVERYWHERE,
         *(_MOCKER if scene.engine == "mocker" else ()),

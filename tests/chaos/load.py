@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import httpx
 
@@ -52,8 +53,11 @@ class Outcome:
         self.is_different = self.text != expected if is_whole else not expected.startswith(self.text)
 
     @property
-    def is_exact(self) -> bool:
-        return not (self.error or self.is_hung or self.is_different)
+    def end(self) -> Literal["exact", "different", "hung", "lost"]:
+        """How it ended."""
+        if self.is_different:
+            return "different"
+        return "hung" if self.is_hung else "lost" if self.error else "exact"
 
 
 def asks(seed: int, num_tokens: int) -> list[Ask]:
@@ -98,6 +102,8 @@ class Load:
                 ask = chance.choice(list(self._expected))
                 outcomes.append(outcome := answered(client, self._url, ask, self._begun[number]))
                 outcome.judge(self._expected[ask])
+                if outcome.error:
+                    time.sleep(1.0)  # nothing may listen yet
         return outcomes
 
 
@@ -105,7 +111,7 @@ def whole(url: str, ask: Ask) -> str:
     """The answer of an undisturbed run; fails if there is none."""
     with httpx.Client(timeout=HUNG_S, verify=False) as client:
         outcome = answered(client, url, ask, threading.Event())
-    assert outcome.is_exact, outcome
+    assert outcome.end == "exact", outcome
     return outcome.text
 
 

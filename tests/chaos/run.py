@@ -47,11 +47,16 @@ def episode(
     load.wait_running()
     time.sleep(fault.pause_s)  # the schedule's moment
     proof = problem = ""
+    has_recovered = False
     try:
         proof = _injected(INJECTORS[fault.kind](scene, fault.targets), fault.hold_s)
-        scene.wait_recovered()
     except (NotEffectiveError, AssertionError) as error:
         problem = f"{type(error).__name__}: {error}"
+    try:
+        scene.wait_recovered()
+        has_recovered = True
+    except AssertionError:
+        problem = problem or "it did not recover"
     outcomes = load.stop()
     return Episode(
         plane=scene.plane,
@@ -61,6 +66,7 @@ def episode(
         fault=fault,
         proof=proof,
         problem=problem,
+        has_recovered=has_recovered,
         outcomes=outcomes,
         orphans=scene.orphans(),
     )

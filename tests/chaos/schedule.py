@@ -10,11 +10,14 @@ Targets = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of fault: the targets to choose from, and how long it lasts, in seconds."""
+    """A kind of fault: the targets to choose from, and how long it lasts, in seconds. `may_lose`: the
+    architecture lets it end streams; those that go on must be exact all the same.
+    """
 
     name: str
     targets: tuple[Targets, ...]
     hold_s: tuple[float, float] = (0.0, 0.0)
+    may_lose: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +28,7 @@ class Fault:
     targets: Targets
     pause_s: float
     hold_s: float
+    may_lose: bool
 
     def __str__(self) -> str:
         return f"{self.kind} {'+'.join(self.targets)} for {self.hold_s:.1f} s"
@@ -37,4 +41,10 @@ def faults(seed: int, kinds: Sequence[Kind]) -> Iterator[Fault]:
         for kind in chance.sample(kinds, len(kinds)):
             targets = chance.choice(kind.targets)
             pause_s, hold_s = chance.uniform(0.0, 1.0), chance.uniform(*kind.hold_s)
-            yield Fault(kind=kind.name, targets=targets, pause_s=round(pause_s, 2), hold_s=round(hold_s, 2))
+            yield Fault(
+                kind=kind.name,
+                targets=targets,
+                pause_s=round(pause_s, 2),
+                hold_s=round(hold_s, 2),
+                may_lose=kind.may_lose,
+            )

@@ -1,7 +1,8 @@
 """What faults did to streams: counted, printed as a table, written as JSON."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,8 +13,8 @@ from tests.chaos.schedule import Fault
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Episode:
-    """One fault and all streams that ran meanwhile. `proof` is empty if it had no effect; `problem` says why,
-    or that the service did not recover. `orphans`: what still ran or was pinned afterwards.
+    """One fault and all streams that ran meanwhile. `problem`: why it had no effect, or that the service did
+    not recover; else `proof` shows its effect. `orphans`: what still ran or was pinned afterwards.
     """
 
     plane: str
@@ -23,21 +24,33 @@ class Episode:
     fault: Fault
     proof: str
     problem: str
+    has_recovered: bool
     outcomes: list[Outcome]
     orphans: dict[str, float]
 
     @property
     def findings(self) -> list[str]:
-        """All that was not as it should be."""
+        """All that the architecture promises otherwise."""
         found = [f"problem: {self.problem}"] if self.problem else []
         found += [f"orphaned: {name}={value:.0f}" for name, value in self.orphans.items()]
-        for outcome in self.outcomes:
-            if not outcome.is_exact:
-                what = "different" if outcome.is_different else "hung" if outcome.is_hung else "lost"
-                found.append(f"{what} after {len(outcome.text)} characters: {outcome.error}")
-        return [
-            f"{self.plane} {self.engine} seed={self.seed} #{self.number} {self.fault}: {one}" for one in found
-        ]
+        found += [f"{each.end} after {len(each.text)} characters: {each.error}" for each in self.broken]
+        return found
+
+    @property
+    def broken(self) -> list[Outcome]:
+        """The streams that should have ended otherwise."""
+        promised = {"exact", "lost"} if self.fault.may_lose else {"exact"}
+        return [outcome for outcome in self.outcomes if outcome.end not in promised]
+
+    @property
+    def name(self) -> str:
+        """With it, the same fault can be repeated."""
+        return f"{self.plane} seed={self.seed} #{self.number} {self.fault}"
+
+    @property
+    def row(self) -> str:
+        """The row of the table in which it counts."""
+        return f"{self.plane} {self.fault.kind}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +61,7 @@ class Score:
     faults: int
     effective: int
     streams: int
+    exact: int
     lost: int
     different: int
     hung: int
@@ -55,26 +69,20 @@ class Score:
     refused: int
     longest_gap_s: float
 
-    @property
-    def is_clean(self) -> bool:
-        return self.effective == self.faults and not (
-            self.lost or self.different or self.hung or self.orphaned
-        )
 
-
-def score(name: str, episodes: Iterable[Episode]) -> Score:
-    """Add up. A stream is different, hung or lost, in this order; `orphaned` counts faults."""
-    episodes = list(episodes)
+def score(name: str, episodes: Sequence[Episode]) -> Score:
+    """Add up; `orphaned` counts faults."""
     outcomes = [outcome for episode in episodes for outcome in episode.outcomes]
-    sound = [outcome for outcome in outcomes if not outcome.is_different]
+    ends = Counter(outcome.end for outcome in outcomes)
     return Score(
         name=name,
         faults=len(episodes),
-        effective=sum(bool(episode.proof) and not episode.problem for episode in episodes),
+        effective=sum(not episode.problem for episode in episodes),
         streams=len(outcomes),
-        lost=sum(bool(outcome.error) and not outcome.is_hung for outcome in sound),
-        different=len(outcomes) - len(sound),
-        hung=sum(outcome.is_hung for outcome in sound),
+        exact=ends["exact"],
+        lost=ends["lost"],
+        different=ends["different"],
+        hung=ends["hung"],
         orphaned=sum(bool(episode.orphans) for episode in episodes),
         refused=sum(outcome.num_refused for outcome in outcomes),
         longest_gap_s=round(max((outcome.longest_gap_s for outcome in outcomes), default=0.0), 2),
@@ -83,9 +91,8 @@ def score(name: str, episodes: Iterable[Episode]) -> Score:
 
 def scores(episodes: Sequence[Episode]) -> list[Score]:
     """One row for each plane and kind, and one for all."""
-    name_of: Callable[[Episode], str] = lambda episode: f"{episode.plane} {episode.fault.kind}"  # noqa: E731
-    names = sorted({name_of(episode) for episode in episodes})
-    rows = [score(name, (each for each in episodes if name_of(each) == name)) for name in names]
+    names = sorted({episode.row for episode in episodes})
+    rows = [score(name, [each for each in episodes if each.row == name]) for name in names]
     return [*rows, score("all", episodes)]
 
 
@@ -101,15 +108,12 @@ def printed(episodes: Sequence[Episode]) -> str:
         )
         for row in rows
     ]
-    findings = [finding for episode in episodes for finding in episode.findings]
+    findings = [f"{episode.name}: {finding}" for episode in episodes for finding in episode.findings]
     return "\n".join([*table, "", *findings, f"findings: {len(findings)}"])
 
 
 def write(path: Path, episodes: Sequence[Episode]) -> None:
-    """As JSON: the rows, and every episode with the streams that were not exact."""
-    told = [
-        dataclasses.replace(episode, outcomes=[each for each in episode.outcomes if not each.is_exact])
-        for episode in episodes
-    ]
+    """As JSON: the rows, and every episode with its broken streams."""
+    told = [dataclasses.replace(episode, outcomes=episode.broken) for episode in episodes]
     content = {"scores": scores(episodes), "episodes": told}
     path.write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
