@@ -35,7 +35,7 @@ class LoseLease:
 
     def begin(self) -> None:
         self._num_written = self._worker.text().count(_REWRITTEN)
-        if self._scene.plane == "nats+etcd":
+        if self._scene.brokers:
             self._revoke()
         else:
             (file,) = (path for path in self._folder().glob("*.json") if self._is_mine(path.read_text()))

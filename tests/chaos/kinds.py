@@ -32,6 +32,7 @@ INJECTORS: dict[str, Callable[[Scene, Targets], Injector]] = {
     "jump_clock": JumpClock,
     "cut": Cut,
     "cut_pair": CutPair,
+    "cut_broker": Cut,
     "lose_packets": network_faults.lose,
     "repeat_packets": network_faults.repeat,
     "corrupt_packets": network_faults.corrupt,
@@ -41,10 +42,10 @@ INJECTORS: dict[str, Callable[[Scene, Targets], Injector]] = {
 
 _EVERYWHERE = (
     Kind(name="kill", targets=_EACH + _BOTH_ROLES),
-    Kind(name="kill_role", targets=(PREFILLS, DECODES), hold_s=(0.0, 2.0)),
+    Kind(name="kill_role", targets=(PREFILLS, DECODES), hold_s=(0.0, 6.0)),
     Kind(name="freeze", targets=_EACH + _BOTH_ROLES, hold_s=(0.5, 6.0)),
     Kind(name="freeze_role", targets=(PREFILLS, DECODES), hold_s=(0.5, 6.0)),
-    Kind(name="freeze_frontend", targets=_FRONTEND, hold_s=(0.5, 6.0)),
+    Kind(name="freeze_frontend", targets=_FRONTEND, hold_s=(0.5, 20.0)),
     Kind(name="slow", targets=_EACH, hold_s=(1.0, 5.0)),
     Kind(name="drain", targets=(*_EACH, PREFILLS, DECODES)),
     Kind(name="roll", targets=(WORKERS,)),
@@ -62,10 +63,12 @@ _NETWORK = (
     Kind(name="repeat_packets", targets=(("network",),), hold_s=(1.0, 4.0)),
     Kind(name="corrupt_packets", targets=(("network",),), hold_s=(1.0, 4.0)),
 )
+_SOME_BROKERS = (("nats",), ("etcd",), ("nats", "etcd"))
 _BROKERS = (
-    Kind(name="kill_broker", targets=(("nats",), ("etcd",), ("nats", "etcd")), hold_s=(0.0, 6.0)),
-    Kind(name="freeze_broker", targets=(("nats",), ("etcd",), ("nats", "etcd")), hold_s=(0.5, 6.0)),
+    Kind(name="kill_broker", targets=_SOME_BROKERS, hold_s=(0.0, 20.0)),
+    Kind(name="freeze_broker", targets=_SOME_BROKERS, hold_s=(0.5, 20.0)),
 )
+_CUT_BROKERS = (Kind(name="cut_broker", targets=_SOME_BROKERS, hold_s=(0.5, 20.0)),)
 
 
 def possible_on(scene: Scene) -> tuple[Kind, ...]:
@@ -75,5 +78,6 @@ def possible_on(scene: Scene) -> tuple[Kind, ...]:
         *(_MOCKER if scene.engine == "mocker" else ()),
         *(_CLOCK if "LD_PRELOAD" in scene.stack.environ else ()),
         *(_NETWORK if scene.network else ()),
-        *(_BROKERS if scene.plane == "nats+etcd" else ()),
+        *(_BROKERS if scene.brokers else ()),
+        *(_CUT_BROKERS if scene.brokers and scene.network else ()),
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.chaos.injector import Injector, NotEffectiveError
 from tests.chaos.kinds import INJECTORS
 from tests.chaos.load import Ask, Load
-from tests.chaos.scene import WORKERS, Scene
+from tests.chaos.scene import WORKERS, Scene, brokers_of
 from tests.chaos.schedule import Fault
 from tests.chaos.scorecard import Episode
 from tests.network import Network, why_not
@@ -21,7 +21,7 @@ def scene_on(folder: Path, plane: str, engine: str = "mocker") -> Iterator[Scene
     with contextlib.ExitStack() as closing:
         network = None
         if not why_not():
-            network = Network(*WORKERS)
+            network = Network(*WORKERS, *brokers_of(plane))
             closing.callback(network.close)
         yield closing.enter_context(Scene(folder, plane, engine, network, wrong_clock(folder)))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 
 from tests.conftest import free_port
-from tests.network import Network
+from tests.network import Host, Network
 from tests.stack import Process, Stack
 from tests.waiting import scaled, wait_for
 
@@ -20,8 +20,13 @@ _READY = {"nats": "Server is ready", "etcd": "ready to serve client requests"}
 _LEAKS = ("num_running", "num_waiting", "kv_used_blocks", "kv_pinned_blocks")
 
 
+def brokers_of(plane: str) -> tuple[str, ...]:
+    """Empty if it needs none."""
+    return BROKERS if plane == "nats+etcd" else ()
+
+
 class Scene:
-    """A stack on one of the PLANES. With a `network`, each worker is on a host of its own, with its name.
+    """A stack on one of the PLANES. With a `network`, each worker and broker is on a host with its name.
     `preload` is a shared library that all Baton processes load.
     """
 
@@ -33,7 +38,7 @@ class Scene:
         self.engine = engine
         self.network = network
         self.processes: dict[str, Process] = {}
-        self._here = network.hosts["here"].address if network else "127.0.0.1"
+        self.brokers = brokers_of(plane)
         self._ports = {name: free_port() for name in (*BROKERS, "etcd-peer")}
         self.stack = Stack(folder, self._environ(preload))
         del self.stack.environ["BATON_LIVENESS_S"]  # as it is shipped
@@ -41,7 +46,7 @@ class Scene:
     def __enter__(self) -> "Scene":
         with contextlib.ExitStack() as failing:
             failing.callback(self.stack.stop)
-            for name in (*(BROKERS if self.plane == "nats+etcd" else ()), "frontend", *WORKERS):
+            for name in (*self.brokers, "frontend", *WORKERS):
                 self.start(name)
             self.wait_recovered()
             failing.pop_all()
@@ -78,7 +83,7 @@ class Scene:
         return self.processes[name].text().rpartition("ready worker=")[2].split()[0]
 
     def etcd_url(self) -> str:
-        return f"http://{self._here}:{self._ports['etcd']}"
+        return f"http://{self._host('etcd').address}:{self._ports['etcd']}"
 
     def wait_recovered(self, num_workers: int = len(WORKERS), timeout_s: float = 120.0) -> None:
         """Wait until all workers serve again; fails if they do not. `timeout_s` is scaled."""
@@ -102,13 +107,14 @@ class Scene:
 
     def _environ(self, preload: Path | None) -> dict[str, str]:
         environ = {"LD_PRELOAD": str(preload), "CHAOS_CLOCK": str(self.clock_file())} if preload else {}
-        if self.plane == "nats+etcd":
+        if self.brokers:
+            nats_url = f"nats://{self._host('nats').address}:{self._ports['nats']}"
             environ |= {"BATON_DISCOVERY_BACKEND": "etcd", "ETCD_ENDPOINTS": self.etcd_url()}
-            environ |= {
-                "BATON_REQUEST_PLANE": "nats",
-                "NATS_SERVER": f"nats://{self._here}:{self._ports['nats']}",
-            }
+            environ |= {"BATON_REQUEST_PLANE": "nats", "NATS_SERVER": nats_url}
         return environ
+
+    def _host(self, name: str) -> Host:
+        return self.network.hosts[name] if self.network else Host("127.0.0.1", ())
 
     def clock_file(self) -> Path:
         """The seconds by which all Baton processes' wall clocks are wrong, 8 bytes."""
@@ -117,12 +123,12 @@ class Scene:
     def _broker(self, name: str) -> Process:
         path = shutil.which(name if name == "etcd" else "nats-server")
         assert path is not None, f"{name} is not on the PATH: make servers"
-        port, log = self._ports[name], self.folder / f"{name}.log"
+        log, host = self.folder / f"{name}.log", self._host(name)
         if name == "nats":
-            command = [path, "-a", self._here, "-p", str(port)]
+            command = [*host.prefix, path, "-a", host.address, "-p", str(self._ports["nats"])]
         else:
             peer = f"http://127.0.0.1:{self._ports['etcd-peer']}"
-            command = [path, f"--data-dir={self.folder / 'etcd'}", f"--listen-peer-urls={peer}"]
+            command = [*host.prefix, path, f"--data-dir={self.folder / 'etcd'}", f"--listen-peer-urls={peer}"]
             command += [f"--listen-client-urls={self.etcd_url()}"]
             command += [f"--advertise-client-urls={self.etcd_url()}"]
             command += [f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}"]
