@@ -15,7 +15,8 @@ PLANES = ("tcp+files", "nats+etcd")
 PREFILLS, DECODES = ("prefill-1", "prefill-2"), ("decode-1", "decode-2")
 WORKERS = PREFILLS + DECODES
 BROKERS = ("nats", "etcd")
-NO_PROGRESS_S = scaled(2.0)
+NO_PROGRESS_S = 2.0
+"""`--no-progress-s`, scaled."""
 _READY = {"nats": "Server is ready", "etcd": "ready to serve client requests"}
 _LEAKS = ("num_running", "num_waiting", "kv_used_blocks", "kv_pinned_blocks")
 
@@ -71,7 +72,7 @@ class Scene:
 
     def frontend_flags(self) -> tuple[str, ...]:
         """Patience for the processes that start again on a slow machine."""
-        watchdog = ("--no-progress-s", f"{NO_PROGRESS_S:.2f}") if self.engine == "mocker" else ()
+        watchdog = ("--no-progress-s", f"{scaled(NO_PROGRESS_S):.2f}") if self.engine == "mocker" else ()
         return "--wait-for-worker-s", f"{scaled(15.0):.0f}", *watchdog
 
     def hang_file(self, name: str) -> Path:

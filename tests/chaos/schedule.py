@@ -11,13 +11,16 @@ Targets = tuple[str, ...]
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
     """A kind of fault: the targets to choose from, and how long it lasts, in seconds. `may_lose`: the
-    architecture lets it end streams; those that go on must be exact all the same.
+    architecture lets it end streams; those that go on must be exact all the same. `gap_s`: how long streams
+    may pause, on an idle machine; beyond the fault's own duration if it `blocks` them.
     """
 
     name: str
     targets: tuple[Targets, ...]
     hold_s: tuple[float, float] = (0.0, 0.0)
     may_lose: bool = False
+    gap_s: float = 3.5
+    blocks: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,7 @@ class Fault:
     pause_s: float
     hold_s: float
     may_lose: bool
+    gap_s: float
 
     def __str__(self) -> str:
         return f"{self.kind} {'+'.join(self.targets)} for {self.hold_s:.1f} s"
@@ -40,11 +44,12 @@ def faults(seed: int, kinds: Sequence[Kind]) -> Iterator[Fault]:
     while True:
         for kind in chance.sample(kinds, len(kinds)):
             targets = chance.choice(kind.targets)
-            pause_s, hold_s = chance.uniform(0.0, 1.0), chance.uniform(*kind.hold_s)
+            pause_s, hold_s = round(chance.uniform(0.0, 1.0), 2), round(chance.uniform(*kind.hold_s), 2)
             yield Fault(
                 kind=kind.name,
                 targets=targets,
-                pause_s=round(pause_s, 2),
-                hold_s=round(hold_s, 2),
+                pause_s=pause_s,
+                hold_s=hold_s,
                 may_lose=kind.may_lose,
+                gap_s=kind.gap_s + kind.blocks * hold_s,
             )

@@ -9,6 +9,7 @@ import msgspec
 
 from tests.chaos.load import Outcome
 from tests.chaos.schedule import Fault
+from tests.waiting import scaled
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class Episode:
         """All that the architecture promises otherwise."""
         found = [f"problem: {self.problem}"] if self.problem else []
         found += [f"orphaned: {name}={value:.0f}" for name, value in self.orphans.items()]
+        if self.longest_gap_s > scaled(self.fault.gap_s):
+            found.append(f"a gap of {self.longest_gap_s:.2f} s")
         found += [f"{each.end} after {len(each.text)} characters: {each.error}" for each in self.broken]
         return found
 
@@ -41,6 +44,11 @@ class Episode:
         """The streams that should have ended otherwise."""
         promised = {"exact", "lost"} if self.fault.may_lose else {"exact"}
         return [outcome for outcome in self.outcomes if outcome.end not in promised]
+
+    @property
+    def longest_gap_s(self) -> float:
+        """Of any stream."""
+        return max((outcome.longest_gap_s for outcome in self.outcomes), default=0.0)
 
     @property
     def name(self) -> str:
@@ -85,7 +93,7 @@ def score(name: str, episodes: Sequence[Episode]) -> Score:
         hung=ends["hung"],
         orphaned=sum(bool(episode.orphans) for episode in episodes),
         refused=sum(outcome.num_refused for outcome in outcomes),
-        longest_gap_s=round(max((outcome.longest_gap_s for outcome in outcomes), default=0.0), 2),
+        longest_gap_s=round(max(episode.longest_gap_s for episode in episodes), 2),
     )
 
 

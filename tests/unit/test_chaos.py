@@ -13,6 +13,7 @@ import pytest
 from tests.chaos.load import Ask, Outcome, answered
 from tests.chaos.schedule import Fault, Kind, faults
 from tests.chaos.scorecard import Episode, printed, scores
+from tests.waiting import scaled
 
 ASK = Ask(prompt="one", num_tokens=3, seed=1)
 KINDS = tuple(Kind(name=name, targets=(("a",), ("b",)), hold_s=(0.0, 9.0)) for name in "xyz")
@@ -53,7 +54,8 @@ def outcome_of(events: list[str]) -> Outcome:
 
 
 def episode(outcome: Outcome, *, may_lose: bool = False, problem: str = "") -> Episode:
-    fault = Fault(kind="kill", targets=("decode-1",), pause_s=0.0, hold_s=1.0, may_lose=may_lose)
+    target = ("decode-1",)
+    fault = Fault(kind="kill", targets=target, pause_s=0.0, hold_s=1.0, may_lose=may_lose, gap_s=2.0)
     return Episode(
         plane="tcp+files",
         engine="mocker",
@@ -107,6 +109,14 @@ def test_a_fault_without_effect_is_a_finding() -> None:
     assert (row.faults, row.effective, row.exact) == (2, 1, 2)
     assert "it lives" in printed(episodes)
     assert printed(episodes).endswith("findings: 1")
+
+
+def test_a_gap_that_is_longer_than_promised_is_a_finding() -> None:
+    slow = outcome_of(WHOLE)
+    slow.longest_gap_s = scaled(2.0) - 0.1
+    assert not episode(slow).findings
+    slow.longest_gap_s += 0.2
+    assert "gap" in episode(slow).findings[0]
 
 
 def test_a_seed_gives_the_same_faults_again_and_each_kind_once_a_round() -> None:
