@@ -44,20 +44,11 @@ def episode(
 ) -> Episode:
     """Inject one fault under load, and look at what it did."""
     load = Load(scene.stack.url, expected, num_streams, seed=seed * 1000 + number)
-    load.wait_running()
-    time.sleep(fault.pause_s)  # the schedule's moment
-    proof = problem = ""
-    has_recovered = False
     try:
-        proof = _injected(INJECTORS[fault.kind](scene, fault.targets), fault.hold_s)
-    except (NotEffectiveError, AssertionError) as error:
-        problem = f"{type(error).__name__}: {error}"
-    try:
-        scene.wait_recovered()
-        has_recovered = True
-    except AssertionError:
-        problem = problem or "it did not recover"
-    outcomes = load.stop()
+        proof, problem = _happened(scene, fault, load)
+        has_recovered = _has_recovered(scene)
+    finally:
+        outcomes = load.stop()
     return Episode(
         plane=scene.plane,
         engine=scene.engine,
@@ -65,11 +56,29 @@ def episode(
         number=number,
         fault=fault,
         proof=proof,
-        problem=problem,
+        problem=problem or ("" if has_recovered else "it did not recover"),
         has_recovered=has_recovered,
         outcomes=outcomes,
         orphans=scene.orphans(),
     )
+
+
+def _happened(scene: Scene, fault: Fault, load: Load) -> tuple[str, str]:
+    """The fault's proof, and its problem; one of them is empty."""
+    load.wait_running()
+    time.sleep(fault.pause_s)  # the schedule's moment
+    try:
+        return _injected(INJECTORS[fault.kind](scene, fault.targets), fault.hold_s), ""
+    except (NotEffectiveError, AssertionError) as error:
+        return "", f"{type(error).__name__}: {error}"
+
+
+def _has_recovered(scene: Scene) -> bool:
+    try:
+        scene.wait_recovered()
+    except AssertionError:
+        return False
+    return True
 
 
 def _injected(injector: Injector, hold_s: float) -> str:
