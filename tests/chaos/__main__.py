@@ -27,6 +27,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     _say(f"seed {' '.join(map(str, flags.seed))}, logs in {folder}")
     scenes = [(seed, plane) for seed in flags.seed for plane in flags.planes]
+    flags.out.parent.mkdir(parents=True, exist_ok=True)
     episodes: list[Episode] = []
     for seed, plane in scenes:
         end_s = time.monotonic() + flags.minutes * 60 / len(scenes)
@@ -71,7 +72,7 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--skip", type=int, default=0, help="faults at the beginning to leave out")
     parser.add_argument("--faults", type=int, help="at most so many for each seed and plane")
     parser.add_argument("--streams", type=int, default=8, help="concurrent streams")
-    parser.add_argument("--out", type=Path, default=Path("chaos.json"))
+    parser.add_argument("--out", type=Path, default=Path(".run/chaos.json"))
     return parser.parse_args()
 
 

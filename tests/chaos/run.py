@@ -59,7 +59,7 @@ def episode(
         problem=problem or ("" if has_recovered else "it did not recover"),
         has_recovered=has_recovered,
         outcomes=outcomes,
-        orphans=scene.orphans(),
+        orphans=scene.orphans() if has_recovered else {},
     )
 
 

@@ -86,8 +86,8 @@ class Scene:
     def etcd_url(self) -> str:
         return f"http://{self._host('etcd').address}:{self._ports['etcd']}"
 
-    def wait_recovered(self, num_workers: int = len(WORKERS), timeout_s: float = 120.0) -> None:
-        """Wait until all workers serve again; fails if they do not. `timeout_s` is scaled."""
+    def wait_recovered(self, num_workers: int = len(WORKERS)) -> None:
+        """Wait until all workers serve again; fails if they do not."""
 
         def is_whole() -> bool:
             with contextlib.suppress(httpx.HTTPError):
@@ -97,7 +97,7 @@ class Scene:
                 )
             return False
 
-        wait_for(is_whole, timeout_s)
+        wait_for(is_whole, 120.0)
 
     def orphans(self) -> dict[str, float]:
         """What is still running or pinned although all clients have ended; empty if nothing is."""
