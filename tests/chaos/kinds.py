@@ -8,7 +8,7 @@ from tests.chaos.host_faults import FillDisk, JumpClock, LoseLease
 from tests.chaos.injector import Injector
 from tests.chaos.network_faults import Cut, CutPair
 from tests.chaos.process_faults import Drain, Freeze, HangEngine, Kill, Roll, Slow, TakeOver
-from tests.chaos.scene import DECODES, NO_PROGRESS_S, PREFILLS, WORKERS, Scene
+from tests.chaos.scene import DECODES, PREFILLS, WORKERS, Scene
 from tests.chaos.schedule import Kind, Targets
 
 _EACH = tuple((name,) for name in WORKERS)
@@ -56,7 +56,7 @@ _EVERYWHERE = (
     Kind(name="kill_frontend", targets=_FRONTEND, may_lose=True),
     Kind(name="fill_disk", targets=_FRONTEND, hold_s=(0.5, 3.0)),
 )
-_MOCKER = (Kind(name="hang_engine", targets=_EACH, gap_s=2 * NO_PROGRESS_S + 3.5),)
+_MOCKER = (Kind(name="hang_engine", targets=_EACH, gap_s=23.5),)
 _CLOCK = (Kind(name="jump_clock", targets=(("forwards",), ("backwards",)), hold_s=(0.5, 4.0)),)
 _NETWORK = (
     Kind(name="cut", targets=_EACH, hold_s=(0.5, 6.0)),

@@ -21,7 +21,7 @@ _REFUSED = {429, 503}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ask:
-    """A request. It is sampled with its seed, so that its answer is known and depends on every token."""
+    """A request. It is sampled with its seed: a token of the embedded engine depends on all before it."""
 
     prompt: str
     num_tokens: int
@@ -107,17 +107,12 @@ class Load:
         return outcomes
 
 
-def whole(url: str, ask: Ask) -> str:
-    """The answer of an undisturbed run; fails if there is none."""
-    with httpx.Client(timeout=HUNG_S, verify=False) as client:
-        outcome = answered(client, url, ask, threading.Event())
-    assert outcome.end == "exact", outcome
-    return outcome.text
-
-
 def expected_of(url: str, wanted: Sequence[Ask]) -> dict[Ask, str]:
-    """The answers of undisturbed runs."""
-    return {ask: whole(url, ask) for ask in wanted}
+    """The answers of undisturbed runs; fails if there are none."""
+    with httpx.Client(timeout=HUNG_S, verify=False) as client:
+        outcomes = [answered(client, url, ask, threading.Event()) for ask in wanted]
+    assert {outcome.end for outcome in outcomes} == {"exact"}, outcomes
+    return {outcome.ask: outcome.text for outcome in outcomes}
 
 
 def answered(client: httpx.Client, url: str, ask: Ask, begun: threading.Event) -> Outcome:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.alive import is_running
 from tests.chaos.injector import require
-from tests.chaos.scene import NO_PROGRESS_S, WORKERS, Scene
+from tests.chaos.scene import PATIENT, WORKERS, Scene
 from tests.chaos.schedule import Targets
 from tests.stack import Process
 from tests.waiting import signal_process, thread_states, wait_for
@@ -117,7 +117,7 @@ class HangEngine:
             file.touch()
 
     def proof(self) -> str:
-        wait_for(lambda: set(self._ids) <= set(self._scene.stack.health()["stuck"]), 5 * NO_PROGRESS_S)
+        wait_for(lambda: set(self._ids) <= set(self._scene.stack.health()["stuck"]))
         return "stuck in /health, although it sends heartbeats"
 
     def end(self) -> None:
@@ -177,7 +177,7 @@ class TakeOver:
         self._new: Process | None = None
 
     def begin(self) -> None:
-        self._new = self._scene.stack.next_frontend(*self._scene.frontend_flags())
+        self._new = self._scene.stack.next_frontend(*PATIENT)
         self._scene.processes["frontend"] = self._new
 
     def proof(self) -> str:

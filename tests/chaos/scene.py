@@ -15,8 +15,8 @@ PLANES = ("tcp+files", "nats+etcd")
 PREFILLS, DECODES = ("prefill-1", "prefill-2"), ("decode-1", "decode-2")
 WORKERS = PREFILLS + DECODES
 BROKERS = ("nats", "etcd")
-NO_PROGRESS_S = 2.0
-"""`--no-progress-s`, scaled."""
+PATIENT = ("--wait-for-worker-s", f"{scaled(15.0):.0f}")
+"""The frontend's only flag: on a slow machine new processes start later."""
 _READY = {"nats": "Server is ready", "etcd": "ready to serve client requests"}
 _LEAKS = ("num_running", "num_waiting", "kv_used_blocks", "kv_pinned_blocks")
 
@@ -62,18 +62,13 @@ class Scene:
         if old is not None and old.popen.poll() is not None:
             self.stack.processes.remove(old)
         if name == "frontend":
-            process = self.stack.frontend(*self.frontend_flags())
+            process = self.stack.frontend(*PATIENT)
         elif name in BROKERS:
             process = self._broker(name)
         else:
             process = self._worker(name)
         self.processes[name] = process
         return process
-
-    def frontend_flags(self) -> tuple[str, ...]:
-        """Patience for the processes that start again on a slow machine."""
-        watchdog = ("--no-progress-s", f"{scaled(NO_PROGRESS_S):.2f}") if self.engine == "mocker" else ()
-        return "--wait-for-worker-s", f"{scaled(15.0):.0f}", *watchdog
 
     def hang_file(self, name: str) -> Path:
         """The mocker of this worker hangs while it exists."""
