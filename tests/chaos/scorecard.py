@@ -121,7 +121,8 @@ def printed(episodes: Sequence[Episode]) -> str:
 
 
 def write(path: Path, episodes: Sequence[Episode]) -> None:
-    """As JSON: the rows, and every episode with its broken streams."""
-    told = [dataclasses.replace(episode, outcomes=episode.broken) for episode in episodes]
-    content = {"scores": scores(episodes), "episodes": told}
+    """As JSON: the rows, and the episodes with findings, with their broken streams."""
+    told = [dataclasses.replace(episode, outcomes=episode.broken) for episode in episodes if episode.findings]
+    seeds = sorted({episode.seed for episode in episodes})
+    content = {"seeds": seeds, "scores": scores(episodes), "findings": told}
     path.write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
