@@ -17,7 +17,8 @@ from tests.chaos.scene import PLANES, Scene
 from tests.chaos.schedule import faults
 from tests.chaos.scorecard import Episode, printed, write
 
-_NUM_TOKENS = {"mocker": 300, "embedded": 60}
+_SIZES = {"mocker": (300, 900), "embedded": (60, 100)}
+"""Tokens of the longest answer, words of the longest prompt: a CPU computes long ones for seconds."""
 
 
 def main() -> int:
@@ -47,7 +48,7 @@ def _episodes(scene: Scene, flags: argparse.Namespace, seed: int, end_s: float) 
     kinds = [kind for kind in possible_on(scene) if not flags.kinds or kind.name in flags.kinds]
     if left_out := set(flags.kinds or INJECTORS) - {kind.name for kind in kinds}:
         _say(f"{scene.plane}: not possible here: {', '.join(sorted(left_out))}")
-    expected = expected_of(scene.stack.url, asks(seed, _NUM_TOKENS[scene.engine]))
+    expected = expected_of(scene.stack.url, asks(seed, *_SIZES[scene.engine]))
     most = flags.faults and flags.skip + flags.faults
     for number, fault in islice(enumerate(faults(seed, kinds)), flags.skip, most):
         if time.monotonic() > end_s:
@@ -66,7 +67,7 @@ def _flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="for all seeds and planes together")
     parser.add_argument("--seed", type=int, nargs="+", default=[random.randrange(10_000)])
-    parser.add_argument("--engine", choices=_NUM_TOKENS, default="mocker")
+    parser.add_argument("--engine", choices=_SIZES, default="mocker")
     parser.add_argument("--planes", nargs="+", choices=PLANES, default=PLANES)
     parser.add_argument("--kinds", nargs="+", choices=INJECTORS, help="only these")
     parser.add_argument("--skip", type=int, default=0, help="faults at the beginning to leave out")

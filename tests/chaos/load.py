@@ -60,11 +60,12 @@ class Outcome:
         return "hung" if self.is_hung else "lost" if self.error else "exact"
 
 
-def asks(seed: int, num_tokens: int) -> list[Ask]:
+def asks(seed: int, num_tokens: int, most_words: int) -> list[Ask]:
     """Requests with short and long prompts; the longest answer has `num_tokens`."""
     chance = random.Random(seed)
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
-    prompts = [" ".join(chance.choices(words, k=num_words)) for num_words in (5, 20, 80, 300, 600, 900)]
+    lengths = [min(num_words, most_words) for num_words in (5, 20, 80, 300, 600, 900)]
+    prompts = [" ".join(chance.choices(words, k=num_words)) for num_words in lengths]
     return [
         Ask(prompt=prompt, num_tokens=num_tokens * (i % 3 + 1) // 3, seed=chance.randrange(2**31))
         for i, prompt in enumerate(prompts)
