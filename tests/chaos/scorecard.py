@@ -93,7 +93,7 @@ def score(name: str, episodes: Sequence[Episode]) -> Score:
         hung=ends["hung"],
         orphaned=sum(bool(episode.orphans) for episode in episodes),
         refused=sum(outcome.num_refused for outcome in outcomes),
-        longest_gap_s=round(max(episode.longest_gap_s for episode in episodes), 2),
+        longest_gap_s=round(max((each.longest_gap_s for each in episodes), default=0.0), 2),
     )
 
 
