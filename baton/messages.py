@@ -210,7 +210,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     `kv_transfer` names the transceiver (`ucx` or `tcp`, with its transport); `baton.pairing` decides who is
     paired. `kv_timeout_s` is how long the engine may take to notice that a handoff's source died; None: at
     once. A worker gets no requests until `is_ready`, after its warm-up; `cold_peers` are the ids of the peers
-    with which that failed.
+    with which that failed. `max_batch_size` requests run at a time (None: unknown), `max_queue_size` more
+    may wait.
     """
 
     worker_id: str
@@ -228,6 +229,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_timeout_s: float | None = None
     is_ready: bool = True
     cold_peers: tuple[str, ...] = ()
+    max_batch_size: int | None = None
+    max_queue_size: int = 0
 
 
 Request = GenerateRequest | StatsRequest

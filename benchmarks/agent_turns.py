@@ -75,8 +75,13 @@ class Conversations:
             await asyncio.sleep(pause.expovariate(1 / think_s))  # the tool runs
 
 
-async def ask(url: str, token_ids: list[int], num_tokens: int) -> dict[str, Any]:
-    """One streamed completion: seconds to its first event, between events, and in all."""
+async def ask(
+    url: str, token_ids: list[int], num_tokens: int, times: list[float] | None = None
+) -> dict[str, Any]:
+    """One streamed completion: seconds to its first event, between events, and in all. `times`: where to
+    put when each event came.
+    """
+    times = [] if times is None else times
     host, port = url.removeprefix("http://").split(":")
     asked = {"model": servers.MODEL, "prompt": token_ids, "max_tokens": num_tokens, "stream": True}
     body = json.dumps(asked | {"ignore_eos": True, "temperature": 0}).encode()
@@ -87,34 +92,37 @@ async def ask(url: str, token_ids: list[int], num_tokens: int) -> dict[str, Any]
     began = time.perf_counter()
     reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 22)
     writer.write(head.encode() + body)
-    status = await reader.readline()
-    times = []
-    while line := await reader.readline():
-        if line.startswith(b"data: {"):
-            times.append(time.perf_counter())
-            if b'"error"' in line:
-                raise RuntimeError(line[:300])
-    writer.close()
+    try:
+        status = await reader.readline()
+        while line := await reader.readline():
+            if line.startswith(b"data: {"):
+                times.append(time.perf_counter())
+                if b'"error"' in line:
+                    raise RuntimeError(line[:300])
+    finally:
+        writer.close()
     if b"200" not in status or not times:
         raise RuntimeError(f"{url} answered {status!r} with {len(times)} events")
     gaps = [after - before for before, after in itertools.pairwise(times)]
     return {"ttft": times[0] - began, "itl": gaps, "total": times[-1] - began}
 
 
+def quantile_ms(values: list[float], share: float) -> float:
+    """That quantile of `values`, which are in seconds."""
+    return round(1e3 * sorted(values)[min(len(values) - 1, int(share * len(values)))], 1)
+
+
 def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Quantiles in milliseconds."""
     gaps = [gap for row in rows for gap in row["itl"]]
 
-    def quantile(values: list[float], share: float) -> float:
-        return round(1e3 * sorted(values)[min(len(values) - 1, int(share * len(values)))], 1)
-
     return {
         "requests": len(rows),
         "prompt_mean": round(statistics.mean(row["prompt"] for row in rows)),
-        **{f"ttft_p{p}_ms": quantile([row["ttft"] for row in rows], p / 100) for p in (50, 90, 99)},
-        **{f"itl_p{p}_ms": quantile(gaps, p / 100) for p in (50, 99)},
-        "longest_gap_p50_ms": quantile([max(row["itl"]) for row in rows if row["itl"]], 0.5),
-        "turn_p50_ms": quantile([row["total"] for row in rows], 0.5),
+        **{f"ttft_p{p}_ms": quantile_ms([row["ttft"] for row in rows], p / 100) for p in (50, 90, 99)},
+        **{f"itl_p{p}_ms": quantile_ms(gaps, p / 100) for p in (50, 99)},
+        "longest_gap_p50_ms": quantile_ms([max(row["itl"]) for row in rows if row["itl"]], 0.5),
+        "turn_p50_ms": quantile_ms([row["total"] for row in rows], 0.5),
     }
 
 

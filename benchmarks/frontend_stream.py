@@ -43,8 +43,14 @@ class SteppedTokens(ScriptedTokens):
         self.num_steps = 0
         self.waiting: list[asyncio.Future[None]] = []
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+    async def generate(
+        self,
+        request: GenerateRequest,
+        caller: str = "",  # noqa: ARG002
+        on_taken: Callable[[], None] = lambda: None,
+    ) -> AsyncGenerator[TokenChunk, None]:
         """Yield a chunk for each completed step."""
+        on_taken()
         first_step = self.num_steps
         yield TokenChunk(token_ids=tuple(HEADER))
         for i in range(self.num_tokens // self.tokens_per_chunk):

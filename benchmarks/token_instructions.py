@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -41,8 +41,14 @@ class PacedTokens(ScriptedTokens):
     channel = ""
     num_tokens = 0
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+    async def generate(
+        self,
+        request: GenerateRequest,
+        caller: str,  # noqa: ARG002
+        on_taken: Callable[[], None],
+    ) -> AsyncGenerator[TokenChunk, None]:
         """A header, the tokens, the end."""
+        on_taken()
         header = f"<|channel|>{self.channel}<|message|>"
         yield TokenChunk(token_ids=tuple(TOKENIZER.encode_text(header, allow_special=True)))
         for _ in range(self.num_tokens):

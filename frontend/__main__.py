@@ -163,6 +163,7 @@ def _services(settings: FrontendSettings, fleet: Fleet, transport: Transport, si
             metrics.routing,
             local_prefill_tokens=settings.local_prefill_tokens,
             wait_for_worker_s=settings.wait_for_worker_s,
+            num_processes=settings.num_processes,
         ),
         metrics=metrics,
         other_metrics=siblings.metrics,

@@ -22,6 +22,10 @@ _FIELD = re.compile(r"[A-Za-z0-9_.\[\]]{1,64}")
 _MAX_FIELDS = 100
 
 
+Refusal = Literal["queue_full", "too_late", "waited", "workers"]
+"""Why there is no place: the queue is full; the request would wait too long, or has; workers are full."""
+
+
 class Metrics:
     """One app's metrics, in its own registry. Labels are bounded: routes, served models, statuses."""
 
@@ -142,6 +146,15 @@ class RoutingMetrics:
             "KV that moved to decode for one request, where the engine reports it.",
             buckets=_MOVED_BYTES,
         )
+        self.queue_s = histogram(
+            "baton_queue_seconds",
+            "Time that requests waited in the frontend for a worker to have room.",
+            buckets=_LATENCY_S,
+        )
+        self.queued = Gauge(
+            "baton_queued_requests", "Requests that wait for a worker to have room.", registry=registry
+        )
+        self._refused = counter("baton_refused_requests", "Requests refused with a 429.", ("reason",))
         self._prefills = counter("baton_prefills", "Prompts by where and why there.", ("where", "reason"))
         self._routes = counter(
             "baton_prefix_routes",
@@ -152,6 +165,10 @@ class RoutingMetrics:
     def count_prefill(self, where: Literal["prefill", "decode"], reason: str) -> None:
         """Count an attempt's prompt by the role of the worker that computes it."""
         self._prefills.labels(where, reason).inc()
+
+    def count_refused(self, reason: Refusal) -> None:
+        """Count a 429."""
+        self._refused.labels(reason).inc()
 
     def count_route(self, role: Role, place: str) -> None:
         """Count a choice by prefix, see `frontend.routing.router.Place`."""

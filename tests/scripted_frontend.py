@@ -101,8 +101,14 @@ class ScriptedTokens:
         self._fail_at = fail_at
         self._error = error
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+    def check(self, model: str, caller: str, deadline_s: float) -> None:
+        """There is always room."""
+
+    async def generate(
+        self, request: GenerateRequest, caller: str, on_taken: Callable[[], None]
+    ) -> AsyncGenerator[TokenChunk, None]:
         self.requests.append(request)
+        on_taken()
         text = self.texts[request.sampling.choice % len(self.texts)]
         token_ids = TOKENIZER.encode_text(text, allow_special=True)
         limit = request.sampling.max_tokens

@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
 
+import msgspec
+
 from baton.errors import BatonError, WorkerLost
 from baton.messages import (
     GenerateRequest,
@@ -38,12 +40,18 @@ class ScriptedWorkers:
         self.open: list[str] = []
         self.metrics = Metrics()
         self.broker_is_away = False
+        self.max_batch_size: int | None = None
         self.answering: set[str] = set()
         self._joined = asyncio.Event()
 
     def join(self, name: str, script: Script) -> None:
         """Another worker becomes live."""
         self.scripts[name] = script
+        self._joined.set()
+
+    def leave(self, name: str) -> None:
+        """A worker withdraws; its calls go on."""
+        del self.scripts[name]
         self._joined.set()
 
     async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
@@ -64,7 +72,8 @@ class ScriptedWorkers:
     async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
         while True:
             self._joined.clear()
-            yield tuple(worker(name) for name in sorted(self.scripts))
+            live = (worker(name) for name in sorted(self.scripts))
+            yield tuple(msgspec.structs.replace(w, max_batch_size=self.max_batch_size) for w in live)
             await self._joined.wait()
 
     def serve(self, worker_id: str, answer: object) -> AbstractAsyncContextManager[str]:

@@ -27,7 +27,9 @@ async def prepare_chat(raw: bytes, asker: Asker, services: Services) -> "ChatAns
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
     body, unknown, request = await read(raw, _read)
     served = services.fleet.served(body.model)
-    choices = await prepare(request, asker, served, services.thoughts, max_choices=services.max_choices)
+    choices = await prepare(
+        request, asker, served, services.thoughts, services.generator.check, max_choices=services.max_choices
+    )
     return ChatAnswer(body, served, choices, ignored=(*unknown, *not_enforced(body)))
 
 

@@ -62,6 +62,7 @@ def turn_request(body: ChatBody, num_bytes: int) -> TurnRequest:
         path="messages",
         num_bytes=num_bytes,
         sampling=body,
+        user=body.end_user,
         call_choice=_call_choice(body),
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,

@@ -32,7 +32,9 @@ async def prepare_completion(raw: bytes, asker: Asker, services: Services) -> "C
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
     body, unknown, request = await read(raw, _read)
     served = services.fleet.served(body.model)
-    choices = await prepare(request, asker, served, services.thoughts, max_choices=services.max_choices)
+    choices = await prepare(
+        request, asker, served, services.thoughts, services.generator.check, max_choices=services.max_choices
+    )
     return CompletionAnswer(body, served, choices, ignored=unknown)
 
 
@@ -53,6 +55,7 @@ def turn_request(body: CompletionBody, num_bytes: int) -> TurnRequest:
         path="prompt",
         num_bytes=num_bytes,
         sampling=body,
+        user=body.end_user,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1),
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if scores_prompt else None,

@@ -1,6 +1,7 @@
 """HTTP error responses: OpenAI's envelope, Retry-After, and the mapping of unexpected exceptions."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -67,7 +68,7 @@ def as_baton_error(error: Exception, request_id: str) -> BatonError:
 
 
 def retry_after(error: BatonError) -> Headers:
-    """The Retry-After header of 429 and 503: whole seconds, at least 1."""
+    """The Retry-After header of 429 and 503: whole seconds, rounded up, at least 1."""
     if error.status not in {429, 503}:
         return []
-    return [(b"retry-after", b"%d" % max(1, round(error.retry_after_s or 1)))]
+    return [(b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s or 1)))]

@@ -29,7 +29,7 @@ class Exchange:
 
     `request_id` is the client's `x-request-id` if valid, else a new one. `started` is set once the status is
     sent; a later failure cannot change it. `path_params` are the route's path parameters, `query` is the raw
-    query string.
+    query string, `address` the client's.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, envelope: Envelope = ErrorBody.of) -> None:
@@ -42,6 +42,7 @@ class Exchange:
         self.started = False
         self._encoding: bytes = headers.get(b"content-encoding", b"identity")
         self._key: bytes = headers.get(b"authorization") or headers.get(b"x-api-key", b"")
+        self.address: str = (scope.get("client") or ("",))[0]
         self._declared_bytes = headers.get(b"content-length", b"0")
         self._receive = receive
         self._send = send

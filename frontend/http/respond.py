@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -158,7 +159,12 @@ async def prepared(
 ) -> AnyAnswer:
     """Read the body and build its answer, ready to be generated."""
     body = await exchange.read_body(services.max_body_bytes)
-    asker = Asker(request_id=exchange.request_id, deadline_s=services.request_timeout_s, owner=exchange.owner)
+    asker = Asker(
+        request_id=exchange.request_id,
+        deadline_s=services.request_timeout_s,
+        owner=exchange.owner,
+        address=exchange.address,
+    )
     answer = await prepare(body, asker, services)
     services.metrics.count_ignored(answer.ignored)
     tally.model = answer.model
@@ -209,7 +215,10 @@ async def _pump(answer: Answer, index: int, services: Services, outbox: sse.Outb
     """Feed a choice's chunks to the outbox; the reader reports failures."""
     choice = answer.choices[index]
     try:
-        async with aclosing(services.generator.generate(choice.request)) as chunks:
+        taken = partial(
+            outbox.taken, services.first_event_wait_s, answer.keep_alive if answer.stream else b""
+        )
+        async with aclosing(services.generator.generate(choice.request, choice.caller, taken)) as chunks:
             async for chunk in chunks:
                 if tally.first_token_s is None:
                     tally.first_token_s = time.perf_counter()
@@ -236,6 +245,7 @@ async def relay(
     exchange: Exchange, stream: Stream, outbox: sse.Outbox, services: Services, tally: Tally
 ) -> None:
     """Send the outbox of a background run, until it ends or the client disconnects."""
+    outbox.taken(services.first_event_wait_s, stream.keep_alive)
     async with _tasks(_watch_client(exchange, outbox)):
         await _stream(exchange, stream, outbox, services, tally)
 
@@ -243,12 +253,8 @@ async def relay(
 async def _stream(
     exchange: Exchange, answer: Stream, outbox: sse.Outbox, services: Services, tally: Tally
 ) -> None:
-    """Send headers with the first events or after a short wait; from then on errors are sent as events."""
-    try:
-        async with asyncio.timeout(services.first_event_wait_s):
-            first = await outbox.take()
-    except TimeoutError:
-        first = answer.keep_alive
+    """Send headers with the first bytes; from then on errors are sent as events."""
+    first = await outbox.take()
     await exchange.start(200, sse.CONTENT_TYPE, [*sse.HEADERS, *ignored_header(answer.ignored)])
     await exchange.write(answer.opening() + first)
     async with _tasks(outbox.keep_alive(services.keep_alive_s, answer.keep_alive)):

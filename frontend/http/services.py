@@ -35,8 +35,16 @@ class FleetView(Protocol):
 class TokenSource(Protocol):
     """Answers token requests; implemented by `frontend.routing.generate.Generator`."""
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        """The answer's chunks; closing the generator cancels the work. Raises BatonErrors."""
+    def check(self, model: str, caller: str, deadline_s: float) -> None:
+        """Raises Overloaded if a request of this caller would be refused now."""
+        ...
+
+    def generate(
+        self, request: GenerateRequest, caller: str, on_taken: Callable[[], None]
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """The answer's chunks; closing the generator cancels the work. `on_taken` is called once, when the
+        request has gone to a worker. Raises BatonErrors.
+        """
         ...
 
 
@@ -52,9 +60,9 @@ async def _no_other_metrics() -> Sequence[Sequence[Sampled]]:
 class Services:
     """One app's dependencies and limits.
 
-    A stream waits `first_event_wait_s` for its first token before it sends headers, so that early failures
-    still get an HTTP error status. While it is idle, it sends a comment every `keep_alive_s`. `strict_tools`
-    refuses tools that cannot run here instead of ignoring them.
+    A stream sends headers with its first token, or `first_event_wait_s` after a worker has taken it, so that
+    early failures still get an HTTP error status. While it is idle, it sends a comment every `keep_alive_s`.
+    `strict_tools` refuses tools that cannot run here instead of ignoring them.
     """
 
     fleet: FleetView

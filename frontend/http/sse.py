@@ -26,7 +26,7 @@ class Outbox:
 
     def __init__(self, num_writers: int) -> None:
         self.full = False
-        self._num_writers = num_writers
+        self._num_writers = self._num_untaken = num_writers
         self._parts: list[bytes] = []
         self._num_bytes = 0
         self._num_puts = 0
@@ -34,6 +34,14 @@ class Outbox:
         self._reader: asyncio.Future[None] | None = None
         self._drained = asyncio.Event()
         self._write: Callable[[bytes], Awaitable[None]] | None = None
+
+    def taken(self, wait_s: float, comment: bytes) -> None:
+        """A worker has taken one writer's request; `wait_s` after the last one, put a comment if nothing else
+        was put.
+        """
+        self._num_untaken -= 1
+        if not self._num_untaken:
+            asyncio.get_running_loop().call_later(wait_s, self._put_first, comment)
 
     async def send(self, data: bytes) -> None:
         """Write bytes to the client, or let the reader do it, so that their order is kept."""
@@ -99,6 +107,10 @@ class Outbox:
             if self._num_puts == seen:
                 self.put(comment)
             seen = self._num_puts
+
+    def _put_first(self, comment: bytes) -> None:
+        if not self._num_puts:
+            self.put(comment)
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():

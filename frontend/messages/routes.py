@@ -36,7 +36,9 @@ class MessagesRoutes:
         body, unknown, reading, request = await read(raw, lambda raw: self._read(raw, MessagesBody))
         services.check_tools(reading.left_out)
         served = services.fleet.served(body.model)
-        (choice,) = await prepare(request, asker, served, services.thoughts, max_choices=1)
+        (choice,) = await prepare(
+            request, asker, served, services.thoughts, services.generator.check, max_choices=1
+        )
         thinking = body.thinking
         shows = thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"
         return MessagesAnswer(

@@ -187,7 +187,6 @@ class ResponseBody(OpenAIFields, kw_only=True):
     top_logprobs: TopLogprobs | None = None
     max_output_tokens: Count | None = None
     metadata: Metadata | None = None
-    safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     chat_template_args: TemplateArgs | None = None
     chat_template_kwargs: TemplateArgs | None = None

@@ -41,7 +41,9 @@ async def prepare_response(
     asked = await _asked(raw, asker.owner, services, state, seal)
     body, request = asked.body, asked.request
     served = services.fleet.served(body.model)
-    (choice,) = await prepare(request, asker, served, services.thoughts, max_choices=1)
+    (choice,) = await prepare(
+        request, asker, served, services.thoughts, services.generator.check, max_choices=1
+    )
     shape = OutputShape(
         tools={tool.called: tool for tool in asked.offered.tools},
         machine_tools=frozenset(asked.offered.machine),

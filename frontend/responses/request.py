@@ -69,6 +69,7 @@ def turn_request(
         path="input",
         num_bytes=num_bytes,
         sampling=body,
+        user=body.end_user,
         call_choice=call_choice(body),
         max_tokens=body.max_output_tokens,
         logprobs=(body.top_logprobs or 0) if gives_logprobs(body) else None,

@@ -26,8 +26,8 @@ MAX_RUNS = 1000
 ROUTE = "background"
 
 
-Generate = Callable[[GenerateRequest], AsyncGenerator[TokenChunk, None]]
-"""Answers a token request; closing the generator cancels the work. Raises BatonErrors."""
+Generate = Callable[[GenerateRequest, str, Callable[[], None]], AsyncGenerator[TokenChunk, None]]
+"""See `frontend.http.services.TokenSource`."""
 
 
 class Run:
@@ -61,7 +61,8 @@ class Run:
 
     async def _make(self, generate: Generate, timeout_s: float) -> None:
         choice = self.answer.choice
-        async with asyncio.timeout(timeout_s), aclosing(generate(choice.request)) as chunks:
+        made = generate(choice.request, choice.caller, lambda: None)
+        async with asyncio.timeout(timeout_s), aclosing(made) as chunks:
             async for chunk in chunks:
                 self._tally.first_token_s = self._tally.first_token_s or time.perf_counter()
                 self._publish(self.answer.write(0, choice.feed(chunk)))

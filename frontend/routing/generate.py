@@ -5,8 +5,9 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 
 import msgspec
 
@@ -14,6 +15,8 @@ from baton.errors import BatonError, BrokerLost, HandoffFailed, HandoffStalled, 
 from baton.messages import GenerateRequest, KvHandoff, PrefillFirst, Reply, Role, TokenChunk, WorkerInfo
 from baton.transport import Transport
 from frontend.metrics import RoutingMetrics
+from frontend.routing.admission import Admission
+from frontend.routing.capacity import Capacity, capacity_of
 from frontend.routing.fleet import Fleet
 from frontend.routing.progress import Progress
 from frontend.routing.router import RouterMode, make_router
@@ -36,48 +39,81 @@ class Generator:
         *,
         local_prefill_tokens: int = 0,
         wait_for_worker_s: float = 0.0,
+        num_processes: int = 1,
     ) -> None:
         """A prompt of which decode lacks at most `local_prefill_tokens` needs no prefill worker. A request
-        without a live decode worker waits `wait_for_worker_s` for one.
+        without a live decode worker waits `wait_for_worker_s` for one. `num_processes` of this frontend share
+        the workers.
         """
         self._transport = transport
         self._fleet = fleet
         self._metrics = metrics
         self._local_prefill_tokens = local_prefill_tokens
         self._wait_for_worker_s = wait_for_worker_s
+        self._num_processes = num_processes
+        self._admissions: dict[str, Admission] = {}
         self._num_running: Counter[str] = Counter()
         self._pick = make_router(mode, self._num_running, metrics.count_route)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        """The answer's chunks. If a worker is lost, another one prefills the prompt and the tokens so far,
-        and the stream continues without repeated or missing tokens. If none is live, or the plane's broker is
-        away, it waits.
+    def check(self, model: str, caller: str, deadline_s: float) -> None:
+        """Raises Overloaded if `generate` would, before work is spent on the prompt."""
+        self._admission(model).check(caller, deadline_s)
+
+    async def generate(
+        self, request: GenerateRequest, caller: str = "", on_taken: Callable[[], None] = lambda: None
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """The answer's chunks. If the workers are full, it waits for the caller's turn; then `on_taken` is
+        called. If a worker is lost, another one prefills the prompt and the tokens so far, and the stream
+        continues without repeated or missing tokens. If none is live, or the plane's broker is away, it
+        waits.
 
         Raises a BatonError: NoWorkers, Overloaded, DeadlineExceeded, WorkerLost, ...
         """
         progress = Progress(request)
-        while True:
-            await self._reach_broker(progress)
-            await self._find_worker(progress)
-            async with AsyncExitStack() as calls:
-                try:
-                    chunk, rest = await self._start(progress, calls)
-                    while isinstance(chunk, TokenChunk):
-                        progress.token_ids += chunk.token_ids
-                        if chunk.usage is not None:
-                            self._metrics.note_usage(chunk.usage)
-                        yield chunk
-                        if chunk.finish_reason:
-                            return
-                        chunk = await anext(rest, None)
-                    raise WorkerLost("The worker ended the stream before the answer was complete.")
-                except BatonError as error:
-                    if lost := progress.lost_with(error):
-                        self._fleet.suspect(lost)
-                    if isinstance(error, HandoffStalled) and progress.prefill:
-                        self._fleet.part(progress.prefill, progress.asked[-1])
-                    progress.note_failure(error)
-                    log.warning("retry request_id=%s after %s: %s", request.request_id, error.code, error)
+        async with self._admission(request.model).place(request, caller) as on_start:
+            while True:
+                await self._reach_broker(progress)
+                await self._find_worker(progress)
+                if progress.error is None:
+                    on_taken()
+                async with AsyncExitStack() as calls:
+                    try:
+                        chunk, rest = await self._start(progress, calls)
+                        on_start()
+                        while isinstance(chunk, TokenChunk):
+                            progress.token_ids += chunk.token_ids
+                            if chunk.usage is not None:
+                                self._metrics.note_usage(chunk.usage)
+                            yield chunk
+                            if chunk.finish_reason:
+                                return
+                            chunk = await anext(rest, None)
+                        raise WorkerLost("The worker ended the stream before the answer was complete.")
+                    except BatonError as error:
+                        self._note_failure(error, progress)
+
+    def _note_failure(self, error: BatonError, progress: Progress) -> None:
+        """Record a failed attempt. Raises the error if the request cannot be retried."""
+        if lost := progress.lost_with(error):
+            self._fleet.suspect(lost)
+        if isinstance(error, HandoffStalled) and progress.prefill:
+            self._fleet.part(progress.prefill, progress.asked[-1])
+        progress.note_failure(error)
+        log.warning("retry request_id=%s after %s: %s", progress.request.request_id, error.code, error)
+
+    def _admission(self, model: str) -> Admission:
+        if model not in self._admissions:
+            self._admissions[model] = Admission(partial(self._capacity, model), self._metrics)
+        return self._admissions[model]
+
+    def _capacity(self, model: str, num_decoding: int) -> Capacity | None:
+        """What the workers hold, without those requests that run on workers that leave."""
+        prefills, decodes = (self._fleet.workers(model, role) for role in (Role.PREFILL, Role.DECODE))
+        capacity = capacity_of(prefills, decodes, self._num_processes)
+        num_leaving = num_decoding - sum(self._num_running[worker.worker_id] for worker in decodes)
+        if capacity is None or num_leaving <= 0:
+            return capacity
+        return capacity._replace(num_running=capacity.num_running + num_leaving)
 
     async def _reach_broker(self, progress: Progress) -> None:
         """Wait for the plane's broker: until the deadline if the request was running when it went away."""

@@ -35,6 +35,7 @@ class Progress:
         self.avoided: set[str] = set()
         self.is_stalled = False  # decode prefills by itself, rather than wait for another worker's KV in vain
         self.error: BatonError | None = None
+        self.is_handed_off = False  # to decode workers that refused it; the client may have a status already
         self._num_failures = 0
         self._num_tokens_before = 0
         self._deadline = asyncio.get_running_loop().time() + request.deadline_s
@@ -47,13 +48,17 @@ class Progress:
     def remaining(self) -> GenerateRequest:
         """The request for the next attempt."""
         if self.error is None:
-            return self.request
+            return msgspec.structs.replace(self.request, deadline_s=self.time_left_s)
         return msgspec.structs.replace(
             self.request,
             token_ids=self.request.token_ids + self.token_ids,
             num_generated=len(self.token_ids),
             deadline_s=self.time_left_s,
         )
+
+    @property
+    def _is_running(self) -> bool:
+        return self.is_handed_off or bool(self.token_ids)
 
     def lost_with(self, error: BatonError) -> WorkerInfo | None:
         """The worker that this failure proves lost."""
@@ -67,6 +72,7 @@ class Progress:
             raise error
         if self.time_left_s <= 0:
             raise DeadlineExceeded
+        self.is_handed_off |= self.prefill not in (None, *self.asked[-1:])
         if not isinstance(error, BrokerLost | NoWorkers):
             self._count(error)
         blamed = self._blamed(error)
@@ -80,7 +86,7 @@ class Progress:
     async def forgive(self) -> None:
         """Avoid no worker any more, after a pause. Raises the last error if it refused a new request."""
         if self.error is not None and self._is_refusal(self.error):
-            if not self.token_ids:
+            if not self._is_running:
                 raise self.error
             await asyncio.sleep(self.error.retry_after_s or 1.0)  # until a queue may have room
         else:
@@ -101,7 +107,7 @@ class Progress:
             self._num_failures = 0
             self.avoided.clear()
         self._num_tokens_before = len(self.token_ids)
-        self._num_failures += not (self._is_refusal(error) and self.token_ids)
+        self._num_failures += not (self._is_refusal(error) and self._is_running)
         if self._num_failures == MAX_ATTEMPTS:
             raise error
 

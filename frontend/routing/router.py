@@ -33,13 +33,21 @@ def make_router(
     """The policy of that name. `num_running` is a live count of this frontend's calls by worker id; `count`
     is called with each choice by prefix.
     """
-    if mode == "random":
-        return _pick_random
-    if mode == "least-loaded":
-        return _least_loaded(num_running)
     if mode == "prefix":
         return _prefix(num_running, count)
-    return _round_robin()
+    if mode == "random":
+        return _free_first(_pick_random, num_running)
+    return _free_first(_least_loaded(num_running) if mode == "least-loaded" else _round_robin(), num_running)
+
+
+def _free_first(policy: Pick, num_running: Mapping[str, int]) -> Pick:
+    """A request does not queue at one worker while another has a free place."""
+
+    def pick(role: Role, request: GenerateRequest, workers: Sequence[WorkerInfo]) -> WorkerInfo:
+        free = [w for w in workers if num_running.get(w.worker_id, 0) < (w.max_batch_size or math.inf)]
+        return policy(role, request, free or workers)
+
+    return pick
 
 
 def _round_robin() -> Pick:

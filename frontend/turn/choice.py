@@ -45,7 +45,7 @@ class Choice:
     """`request` goes to a worker, `received` holds the tokens so far. `stopped` is set once a stop string or
     the call limit has ended the answer. `call_ids` and `thought` are the calls and the reasoning text so far,
     `writing` records the whole answer. `history` counts the prompt's assistant tokens by source. `text_tools`
-    are the tools with free-text input."""
+    are the tools with free-text input. `caller`: see `Asker.caller`."""
 
     def __init__(
         self,
@@ -56,9 +56,11 @@ class Choice:
         max_calls: int | None = None,
         cut_ids: Iterable[int] = (),
         text_tools: frozenset[str] = frozenset(),
+        caller: str = "",
         on_finish: Callable[["Choice"], None] = lambda _: None,
     ) -> None:
         self.request = request
+        self.caller = caller
         self.received = ReceivedTokens(request.sampling, cut_ids)
         self.stopped = False
         self.call_ids: list[str] = []

@@ -142,7 +142,7 @@ class OpenAIFields(SamplingFields, kw_only=True):
 
     hints: ClassVar[frozenset[str]] = frozenset(
         {
-            "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
+            "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
             "service_tier", "verbosity", "truncation", "client_metadata",
         }
     )  # fmt: skip
@@ -151,6 +151,12 @@ class OpenAIFields(SamplingFields, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+
+    @property
+    def end_user(self) -> str | None:
+        """Whom the client asks for; `user` is the older name."""
+        return self.safety_identifier or self.user
 
 
 class ChoiceFields(OpenAIFields, kw_only=True):

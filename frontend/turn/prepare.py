@@ -28,12 +28,20 @@ COUNTED_CONTEXTS = 2
 
 
 async def prepare(
-    request: TurnRequest, asker: Asker, served: ServedModel, thoughts: Thoughts, *, max_choices: int
+    request: TurnRequest,
+    asker: Asker,
+    served: ServedModel,
+    thoughts: Thoughts,
+    check_load: Callable[[str, str, float], None],
+    *,
+    max_choices: int,
 ) -> list[Choice]:
     """The choices, prompt by prompt, ready to be generated. Reasoning that the client did not send back with
     its calls is restored from `thoughts`, and new reasoning is kept there. Raises a BatonError for requests
-    that cannot be served."""
+    that cannot be served; `check_load` is `TokenSource.check`, before work is spent on the prompt."""
     _check_num_choices(request, max_choices)
+    caller = asker.caller(request.user)
+    check_load(served.name, caller, asker.deadline_s)
     prompt = request.prompt
     if isinstance(prompt, RawPrompts):
         form = raw_guided(demanded_form(request.sampling, None))
@@ -55,7 +63,7 @@ async def prepare(
         else:
             thoughts.keep(asker.owner, choice.call_ids, choice.thought)
 
-    choices = [_choice(request, token_request, served, keep) for token_request in requests]
+    choices = [_choice(request, token_request, served, caller, keep) for token_request in requests]
     choices[0].history = prompts[0].history
     return choices
 
@@ -129,6 +137,7 @@ def _choice(
     request: TurnRequest,
     token_request: GenerateRequest,
     served: ServedModel,
+    caller: str,
     on_finish: Callable[[Choice], None],
 ) -> Choice:
     prompt = request.prompt
@@ -151,5 +160,6 @@ def _choice(
         max_calls=request.max_calls,
         cut_ids=cut_ids,
         text_tools=text_tools,
+        caller=caller,
         on_finish=on_finish,
     )

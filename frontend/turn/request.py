@@ -21,7 +21,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     `num_bytes` is the approximate size of the text to render and tokenise. `max_tokens` None means the rest
     of the context. `stop_strings` end the visible text and are not part of it; the answer ends before call
     number `max_calls` + 1. `logprobs` is the number of alternatives given per token (None: no log
-    probabilities), `prompt_logprobs` the same for the prompt.
+    probabilities), `prompt_logprobs` the same for the prompt. `user` is the client's, if it names one.
     """
 
     model: str
@@ -36,11 +36,17 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     num_choices: int = 1
     stop_strings: tuple[str, ...] = ()
     max_calls: int | None = None
+    user: str | None = None
 
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):
-    """The HTTP request's id, its deadline, and the owner of its API key."""
+    """The HTTP request's id, its deadline, the owner of its API key, and the client's address."""
 
     request_id: str
     deadline_s: float
     owner: str = ""
+    address: str = ""
+
+    def caller(self, user: str | None) -> str:
+        """Who takes turns with others when workers are full: a key and a user, or an address."""
+        return f"{self.owner} {user or ''}" if self.owner or user else self.address

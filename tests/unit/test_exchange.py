@@ -106,7 +106,7 @@ def test_any_other_request_id_is_replaced_by_a_long_random_one(given: str) -> No
     ("error", "header"),
     [
         (Overloaded("Full."), [(b"retry-after", b"1")]),
-        (Overloaded("Full.", retry_after_s=2.6), [(b"retry-after", b"3")]),
+        (Overloaded("Full.", retry_after_s=2.1), [(b"retry-after", b"3")]),
         (NotReady("Stopping.", retry_after_s=0.2), [(b"retry-after", b"1")]),
         (InvalidRequest("Wrong.", retry_after_s=5), []),
     ],

@@ -17,6 +17,7 @@ from baton.errors import (
     WorkerLost,
 )
 from baton.messages import GenerateRequest, Reply, TokenChunk
+from frontend.routing.generate import Generator
 from tests.clock import run_jumping
 from tests.scripted_workers import (
     Script,
@@ -24,7 +25,9 @@ from tests.scripted_workers import (
     answer,
     failing,
     generate,
+    generator_over,
     hand_off,
+    request,
 )
 
 WHOLE = [10, 11, 12, 13]
@@ -128,6 +131,64 @@ def test_a_new_request_that_all_refuse_is_refused_at_once() -> None:
         return asyncio.get_running_loop().time()
 
     assert run_jumping(main()) == pytest.approx(0, abs=0.1)
+
+
+def test_a_request_that_prefill_has_taken_waits_for_room_at_decode() -> None:
+    """Its client may have got a status already."""
+    full = failing(Overloaded("full", retry_after_s=2))
+    fleet = ScriptedWorkers(p1=hand_off, d1=in_turn(*[full] * 6, answer))
+
+    assert run_jumping(generate(fleet, wait_for_worker_s=5, deadline_s=60)) == WHOLE
+    assert fleet.asked == ["p1", "d1"] * 7
+
+
+def test_a_request_is_taken_once_when_a_worker_is_there() -> None:
+    async def main() -> list[float]:
+        fleet, taken_s = ScriptedWorkers(d1=in_turn(LOST, answer)), []
+        fleet.broker_is_away = True
+        fleet.answering.add("d1")
+        loop = asyncio.get_running_loop()
+        loop.call_later(2, setattr, fleet, "broker_is_away", False)
+        async with generator_over(fleet, wait_for_worker_s=5) as generator:
+            asked = request(deadline_s=9)
+            async for _ in generator.generate(asked, "caller", lambda: taken_s.append(loop.time())):
+                pass
+        assert fleet.calls[0][1].deadline_s == pytest.approx(7, abs=0.3)
+        return taken_s
+
+    assert run_jumping(main()) == pytest.approx([2], abs=0.3)
+
+
+def test_answers_on_workers_that_leave_take_no_places_of_the_others() -> None:
+    async def endless(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        yield TokenChunk((1,))
+        await asyncio.Event().wait()
+
+    async def main() -> list[str]:
+        fleet = ScriptedWorkers(d1=endless)
+        fleet.max_batch_size = 2
+
+        async def run(generator: Generator, taken: list[None]) -> None:
+            async for _ in generator.generate(request(deadline_s=600), "a", lambda: taken.append(None)):
+                pass
+
+        async with generator_over(fleet) as generator:
+            taken: list[None] = []
+            tasks = [asyncio.create_task(run(generator, taken)) for _ in range(3)]
+            await asyncio.sleep(1)
+            assert len(taken) == 2, "one waits"
+            fleet.join("d2", endless)
+            fleet.leave("d1")
+            await asyncio.sleep(1)
+            tasks += [asyncio.create_task(run(generator, taken)) for _ in range(2)]
+            await asyncio.sleep(1)
+            assert len(taken) == 4, "the one that waited, and one more"
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return fleet.asked
+
+    assert run_jumping(main()) == ["d1", "d1", "d2", "d2"]
 
 
 def losing_broker(fleet: ScriptedWorkers, back_after_s: float) -> Script:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from baton.messages import GenerateRequest, Role, Sampling, WorkerInfo
-from frontend.routing.router import make_router
+from frontend.routing.router import RouterMode, make_router
 
 
 def worker(name: str) -> WorkerInfo:
@@ -46,6 +46,18 @@ def test_round_robin_goes_on_when_the_fleet_shrinks() -> None:
         pick(Role.DECODE, REQUEST, WORKERS)
 
     assert pick(Role.DECODE, REQUEST, WORKERS[:1]).worker_id == "a"
+
+
+@pytest.mark.parametrize("mode", ["round-robin", "random", "least-loaded"])
+def test_no_request_queues_at_one_worker_while_another_has_a_free_place(mode: RouterMode) -> None:
+    workers = [msgspec.structs.replace(w, max_batch_size=2 * (i + 1)) for i, w in enumerate(WORKERS)]
+    running: Counter[str] = Counter(a=2, b=4, c=1)
+    pick = make_router(mode, running)
+    for _ in range(5):
+        chosen = pick(Role.DECODE, REQUEST, workers).worker_id
+        assert chosen == "c"
+        running[chosen] += 1
+    assert {pick(Role.DECODE, REQUEST, workers).worker_id for _ in range(100)} >= {"a"}  # all are full
 
 
 def test_random_reaches_everybody() -> None:

@@ -1,12 +1,13 @@
 """A body's sampling fields as token requests: defaults, limits, whose word counts when two speak."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
-from baton.errors import InvalidRequest
+from baton.errors import InvalidRequest, Overloaded
 from baton.messages import GenerateRequest, Sampling
 from frontend.text.served import ContextTooLong, ServedModel
 from frontend.turn.fields import SamplingFields
@@ -121,9 +122,11 @@ def test_a_token_that_the_model_does_not_have_is_refused(fields: dict[str, Any],
     assert refused.value.param == param
 
 
-def made(request: TurnRequest) -> list[GenerateRequest]:
-    asker = Asker(request_id="r", deadline_s=7.0)
-    choices = asyncio.run(prepare(request, asker, SERVED, Thoughts(), max_choices=4))
+def made(
+    request: TurnRequest, check_load: Callable[[str, str, float], None] = lambda *_: None
+) -> list[GenerateRequest]:
+    asker = Asker(request_id="r", deadline_s=7.0, owner="key")
+    choices = asyncio.run(prepare(request, asker, SERVED, Thoughts(), check_load, max_choices=4))
     return [choice.request for choice in choices]
 
 
@@ -138,6 +141,34 @@ def test_each_choice_of_each_prompt_is_a_request_of_its_own() -> None:
 def test_a_single_request_keeps_the_id_that_it_was_given() -> None:
     (request,) = made(asked({}, [1]))
     assert (request.request_id, request.priority) == ("r", 0)
+
+
+def test_a_request_is_refused_for_load_before_its_prompt_is_looked_at() -> None:
+    checked: list[tuple[str, str, float]] = []
+
+    def full(*asked: Any) -> None:
+        checked.append(asked)
+        raise Overloaded("full")
+
+    with pytest.raises(Overloaded):
+        made(asked({}, [LAST_ID + 1]), full)
+    assert checked == [("m", "key ", 7.0)]
+
+
+@pytest.mark.parametrize(
+    ("key", "user", "caller"),
+    [
+        ("", None, "10.0.0.1"),
+        ("k", None, "k "),
+        ("", "u", " u"),
+        ("k", "u", "k u"),
+    ],
+)
+def test_callers_are_told_apart_by_key_and_user_or_else_by_address(
+    key: str, user: str | None, caller: str
+) -> None:
+    asker = Asker(request_id="r", deadline_s=7.0, owner=key, address="10.0.0.1")
+    assert asker.caller(user) == caller
 
 
 def test_more_choices_than_are_served_are_refused() -> None:

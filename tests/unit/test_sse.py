@@ -217,3 +217,15 @@ def test_a_writer_far_ahead_of_the_reader_waits_when_it_sends() -> None:
         await asyncio.wait_for(sending, PATIENCE_S)
 
     run(scenario())
+
+
+def test_a_stream_that_has_begun_needs_no_comment() -> None:
+    async def main() -> None:
+        outbox = Outbox(1)
+        outbox.taken(0.1, b": hello")
+        outbox.put(b"first")
+        assert await outbox.take() == b"first"
+        asyncio.get_running_loop().call_later(1, outbox.put, b"second")
+        assert await outbox.take() == b"second"
+
+    run_jumping(main())

@@ -56,10 +56,8 @@ class MockerEngine:
         incarnation: str,
         transceiver: CacheTransceiver,
     ) -> None:
-        self._settings = settings
-        self._model_path = model_path
-        self._worker_id = worker_id
-        self._incarnation = incarnation
+        self._settings, self._model_path = settings, model_path
+        self._worker_id, self._incarnation = worker_id, incarnation
         self._transceiver = transceiver
         self._jitter = random.Random(settings.seed)  # noqa: S311  not for secrets
         self._script: Script | None = None
@@ -84,6 +82,8 @@ class MockerEngine:
             version="1",
             context_length=self._settings.max_seq_len,
             kv_transfer=self._transceiver.transport_name,
+            max_batch_size=self._settings.max_batch_size,
+            max_queue_size=self._settings.max_queue_size,
         )
 
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:

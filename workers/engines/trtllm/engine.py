@@ -109,6 +109,8 @@ class TrtllmEngine:
             kv_layout=self._kv_layout(),
             kv_transfer=self._kv_transfer(),
             kv_timeout_s=self._kv_timeout_s if self._backend is not None else None,
+            max_batch_size=self._figures.num_slots,
+            max_queue_size=self._figures.max_queue_size,
         )
 
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:

@@ -18,8 +18,8 @@ class Figures:
 
     def __init__(self, calls: Set[Call], values: Mapping[str, Any], max_queue_size: int) -> None:
         self._num_ranks = int(values["tensor_parallel_size"]) if values["enable_attention_dp"] else 1
-        self._num_slots = int(values["max_batch_size"] or _DEFAULT_BATCH_SIZE) * self._num_ranks
-        self._max_queue_size = max_queue_size
+        self.num_slots = int(values["max_batch_size"] or _DEFAULT_BATCH_SIZE) * self._num_ranks
+        self.max_queue_size = max_queue_size
         self._tokens_per_block = int(values["kv_cache_config.tokens_per_block"])
         self._calls = calls
         self.num_blocks = 0
@@ -31,7 +31,7 @@ class Figures:
     @property
     def is_full(self) -> bool:
         """Whether batch and queue are full."""
-        return len(self._calls) - self._num_pinned >= self._num_slots + self._max_queue_size
+        return len(self._calls) - self._num_pinned >= self.num_slots + self.max_queue_size
 
     def count_prompt(self, call: Call) -> None:
         """Count the prompt of a call that ran it here."""
@@ -42,8 +42,8 @@ class Figures:
         num_open = len(self._calls) - self._num_pinned
         pinned = sum(self._num_blocks_of(call) for call in self._calls if call.is_pinned)
         return WorkerStats(
-            num_running=min(num_open, self._num_slots),
-            num_waiting=max(0, num_open - self._num_slots),
+            num_running=min(num_open, self.num_slots),
+            num_waiting=max(0, num_open - self.num_slots),
             kv_blocks=self.num_blocks * self._num_ranks,
             kv_used_blocks=sum(map(self._num_blocks_of, self._calls)) - pinned,
             kv_pinned_blocks=pinned,

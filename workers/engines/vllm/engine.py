@@ -98,6 +98,8 @@ class VllmEngine:
             kv_layout=self._kv_layout(config),
             # NIXL refuses a peer with a different model path.
             kv_transfer=f"nixl:{quote(config.model_config.model)}" if self._transfers else "",
+            max_batch_size=config.scheduler_config.max_num_seqs,
+            max_queue_size=self._max_queue_size,
         )
 
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:

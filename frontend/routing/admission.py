@@ -1,0 +1,154 @@
+"""Lets as many requests of a model run as its workers hold; others wait in turn, or are refused at once."""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+from baton.errors import Overloaded
+from baton.messages import GenerateRequest
+from frontend.metrics import Refusal, RoutingMetrics
+from frontend.routing.capacity import Capacity
+from frontend.routing.fair_queue import FairQueue
+
+MOST_WAIT_S = 50.0
+"""Of a request in the queue, and of a client until its next try: proxies give up on a response without a byte
+after a minute, and SDKs ignore a longer Retry-After."""
+_UNMEASURED_S = 1.0  # a request's duration, before any has ended
+_NEWEST = 0.1  # the weight of the newest duration in their mean
+_OVERBOOKED = 1.1  # since some clients do not come back, and an idle worker is worse than another refusal
+_SHORTEST_QUEUE_S = 2.0  # a Retry-After has whole seconds, so clients come back in bunches
+_CAPACITY_KEPT_S = 0.1
+
+
+class Admission:
+    """The requests of one model in this frontend process. `capacity` is its part of what workers hold; it is
+    told how many requests have a token.
+    """
+
+    def __init__(self, capacity: Callable[[int], Capacity | None], metrics: RoutingMetrics) -> None:
+        self._read_capacity = capacity
+        self._metrics = metrics
+        self._capacity: Capacity | None = None
+        self._read_again_s = 0.0
+        self._waiting = FairQueue()
+        self._num_starting = 0  # without a token
+        self._num_running = 0  # those included
+        self._mean_s: float | None = None  # of the time that a request has a place
+        self._booked_s = 0.0
+
+    @asynccontextmanager
+    async def place(self, request: GenerateRequest, caller: str) -> AsyncGenerator[Callable[[], None], None]:
+        """A place for the caller's request, after waiting in turn; call what it yields at the first token.
+        Raises Overloaded as `check` does, or when it has waited too long; the workers' own gets our
+        `retry_after_s`.
+        """
+        await self._enter(request, caller)
+        began_s, is_starting = _now_s(), True
+
+        def start() -> None:
+            nonlocal is_starting
+            self._num_starting -= is_starting
+            is_starting = False
+            self._let_in()
+
+        try:
+            yield start
+        except Overloaded:
+            raise self._refusal("workers") from None
+        finally:
+            if not is_starting:
+                self._note_duration(_now_s() - began_s)
+            self._leave(is_starting=is_starting)
+
+    def check(self, caller: str, deadline_s: float) -> None:
+        """Raises Overloaded if a request would be refused now: the queue is full and the caller has its share
+        of it, or it would wait too long.
+        """
+        self._let_in()  # a worker may have joined
+        if not self._waiting and self._has_room():
+            return
+        num_mine = self._waiting.num_of(caller)
+        num_callers = self._waiting.num_callers + (not num_mine)
+        most = max(self._capacity.num_waiting if self._capacity else 0, round(_SHORTEST_QUEUE_S * self._rate))
+        if len(self._waiting) >= most and num_mine >= most // num_callers:
+            raise self._refusal("queue_full")
+        wait_s = min(len(self._waiting), (num_mine + 1) * num_callers) / self._rate
+        if wait_s > MOST_WAIT_S or wait_s + (self._mean_s or 0.0) > deadline_s:
+            raise self._refusal("too_late")
+
+    async def _enter(self, request: GenerateRequest, caller: str) -> None:
+        self.check(caller, request.deadline_s)
+        if not self._waiting and self._has_room():
+            self._booked_s = 0.0  # those who are to come back do not, or too late
+            self._count()
+            return
+        turn = self._waiting.add(caller, request.priority)
+        is_let_in = False
+        try:
+            with self._metrics.queued.track_inprogress(), self._metrics.queue_s.time():
+                await asyncio.wait([turn], timeout=MOST_WAIT_S)
+            is_let_in = turn.done()
+        finally:
+            if not turn.done():
+                self._waiting.remove(caller, turn)
+            elif not is_let_in:  # cancelled at the moment of its turn
+                self._leave(is_starting=True)
+        if not is_let_in:
+            raise self._refusal("waited")
+
+    def _has_room(self) -> bool:
+        now_s = _now_s()
+        if now_s >= self._read_again_s:
+            self._capacity = self._read_capacity(self._num_running - self._num_starting)
+            self._read_again_s = now_s + _CAPACITY_KEPT_S
+        most = self._capacity
+        return most is None or (
+            self._num_running < most.num_running and self._num_starting < most.num_starting
+        )
+
+    def _refusal(self, reason: Refusal) -> Overloaded:
+        """Each gets its own time to come back, at the rate at which places become free, from when the queue
+        is half empty on: if all came back together, most would be refused again.
+        """
+        self._metrics.count_refused(reason)
+        now_s, rate = _now_s(), self._rate
+        earliest_s = max(self._booked_s, now_s + len(self._waiting) / 2 / rate)
+        self._booked_s = min(earliest_s + 1 / rate / _OVERBOOKED, now_s + MOST_WAIT_S)
+        return Overloaded(
+            "Too many requests are running and waiting; retry later.", retry_after_s=self._booked_s - now_s
+        )
+
+    def _note_duration(self, lasted_s: float) -> None:
+        """Those beyond the workers' places waited at the workers, which is no part of the time."""
+        place_s = lasted_s * min(1.0, self._num_places / self._num_running)
+        mean_s = place_s if self._mean_s is None else self._mean_s
+        self._mean_s = mean_s + _NEWEST * (place_s - mean_s)
+
+    @property
+    def _rate(self) -> float:
+        """Places that become free in a second (Little's law)."""
+        mean_s = _UNMEASURED_S if self._mean_s is None else self._mean_s
+        return min(self._num_places, max(1, self._num_running)) / max(mean_s, 1e-3)
+
+    @property
+    def _num_places(self) -> float:
+        return self._capacity.num_places if self._capacity else math.inf
+
+    def _leave(self, *, is_starting: bool) -> None:
+        self._num_running -= 1
+        self._num_starting -= is_starting
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._waiting and self._has_room():
+            self._waiting.pop().set_result(None)
+            self._count()
+
+    def _count(self) -> None:
+        self._num_running += 1
+        self._num_starting += 1
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,124 @@
+"""More requests than small pools hold: who is served, who is refused and when, in which order."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import yaml
+
+from tests.stack import MODEL, Stack
+from tests.waiting import PATIENCE_S, scaled
+
+
+@pytest.fixture(params=[1, 2], ids=["one-process", "two-processes"])
+def stack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
+    """Two decode workers with two places each; a request takes one for about half a second."""
+    small = tmp_path / "small.yaml"
+    small.write_text(yaml.safe_dump({"max_batch_size": 2, "max_queue_size": 2, "decode_step_ms": 25}))
+    stack = Stack(tmp_path)
+    stack.frontend("--num-processes", str(request.param))
+    for mode in ("prefill", "prefill", "decode", "decode"):
+        stack.worker(mode, yaml=small)
+    stack.wait_ready(2, 2)
+    yield stack
+    stack.stop()
+
+
+class Seen(msgspec.Struct):
+    """What a client got: times are since it asked."""
+
+    status: int
+    head_s: float
+    ended_s: float
+    retry_after_s: int
+    text: str
+
+
+async def ask(client: httpx.AsyncClient, url: str, key: str) -> Seen:
+    """One streamed request, once."""
+    body: dict[str, Any] = {"model": MODEL, "prompt": "a b c", "max_tokens": 20, "stream": True}
+    began_s = time.monotonic()
+    headers = {"authorization": f"Bearer {key}", "connection": "close"}
+    async with client.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as response:
+        head_s = time.monotonic() - began_s
+        text = (await response.aread()).decode()
+    after = int(response.headers.get("retry-after", 0))
+    return Seen(response.status_code, head_s, time.monotonic() - began_s, after, text)
+
+
+async def patient(client: httpx.AsyncClient, url: str, key: str) -> list[Seen]:
+    """All its tries until it was served."""
+    tries = [await ask(client, url, key)]
+    while tries[-1].status != 200:
+        await asyncio.sleep(tries[-1].retry_after_s)
+        tries.append(await ask(client, url, key))
+    return tries
+
+
+def client() -> httpx.AsyncClient:
+    return httpx.AsyncClient(timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None), verify=False)
+
+
+def is_whole(seen: Seen) -> bool:
+    return seen.text.endswith("data: [DONE]\n\n") and '"error"' not in seen.text
+
+
+def test_every_stream_is_whole_or_refused_with_a_status_and_the_time_to_come_back(stack: Stack) -> None:
+    async def main() -> list[list[Seen]]:
+        async with client() as http:
+            await patient(http, stack.url, "many")
+            return await asyncio.gather(*(patient(http, stack.url, "many") for _ in range(100)))
+
+    tried = asyncio.run(main())
+    refused = [seen for tries in tried for seen in tries[:-1]]
+    assert all(is_whole(tries[-1]) for tries in tried), "none ends with an error event"
+    assert {seen.status for seen in refused} == {429}
+    assert all(1 <= seen.retry_after_s <= 50 for seen in refused)
+    assert max(seen.retry_after_s for seen in refused) > 3, "100 requests take 12 s"
+    assert sorted(map(len, tried))[50] <= 3, "the time that they are told is about right"
+    metrics = httpx.get(f"{stack.url}/metrics", verify=False).text
+    assert f'baton_refused_requests_total{{reason="queue_full"}} {float(len(refused))}' in metrics
+    stack.wait_idle()
+
+
+def test_a_caller_with_two_requests_is_not_starved_by_one_with_hundreds(stack: Stack) -> None:
+    async def main() -> list[list[Seen]]:
+        async with client() as http:
+            await patient(http, stack.url, "few")
+            flood = [asyncio.create_task(patient(http, stack.url, "many")) for _ in range(200)]
+            await asyncio.sleep(1)
+            served = await asyncio.gather(*(patient(http, stack.url, "few") for _ in range(2)))
+            for task in flood:
+                task.cancel()
+            await asyncio.gather(*flood, return_exceptions=True)
+            return served
+
+    for (seen,) in asyncio.run(main()):
+        assert is_whole(seen)
+        assert seen.ended_s < scaled(5), "200 requests take 25 s"
+    stack.wait_idle()
+
+
+def test_a_refusal_takes_a_moment(stack: Stack) -> None:
+    async def main() -> list[Seen]:
+        async with client() as http:
+            await patient(http, stack.url, "many")
+            flood = [asyncio.create_task(patient(http, stack.url, "many")) for _ in range(200)]
+            await asyncio.wait(flood, timeout=scaled(1))
+            tasks = []
+            for _ in range(20):
+                tasks.append(asyncio.create_task(ask(http, stack.url, "many")))
+                await asyncio.wait(tasks[-1:], timeout=0.05)
+            for task in flood:
+                task.cancel()
+            await asyncio.gather(*flood, return_exceptions=True)
+            return await asyncio.gather(*tasks)
+
+    refused = [seen.ended_s for seen in asyncio.run(main()) if seen.status == 429]
+    assert len(refused) >= 5
+    assert sorted(refused)[len(refused) // 2] < scaled(0.1)
