@@ -8,7 +8,7 @@ CONSTRAINTS ?= constraints.txt
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
-.PHONY: help install up cluster dev servers vocab test test-slow bench fuzz test-clients check format lock clean
+.PHONY: help install up cluster dev servers vocab test test-slow bench chaos fuzz test-clients check format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -69,6 +69,10 @@ $(VENV)-dynamo/.made:
 bench: dev servers $(if $(PEER),$(VENV)-$(PEER)/.made) ## speed of the serving plane under wrk (PEER=dynamo: Dynamo next to it)
 	@command -v wrk >/dev/null || { echo "error: no wrk on the PATH; on Debian: apt-get install wrk"; exit 1; }
 	$(BIN)/python -m benchmarks.serving_plane $(if $(PEER),--peer $(PEER))
+
+MINUTES ?= 10
+chaos: dev servers ## kill, freeze and cut a running stack off, at random (MINUTES=10 SEED=...); as root, networks too
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 fuzz: dev ## fuzz the Harmony parser: 10 million token streams, 1 million hypothesis examples (hours)
 	$(BIN)/python -m tests.fuzz_harmony --streams 10000000

@@ -19,7 +19,7 @@ from nats.aio.client import Client
 
 from baton.errors import BrokerLost, WorkerLost
 from baton.messages import Reply, Request
-from baton.nats_connection import CONNECT_TIMEOUT_S, LIMITS, Box, Mac, NatsWire, Post
+from baton.nats_connection import CONNECT_TIMEOUT_S, LIMITS, Box, Mac, NatsWire, Post, limit_silence
 from baton.serving import Service, WorkerLink
 from baton.streams import LIVENESS_S, TICK_S, CallerLink, Pace, call_over
 from baton.transport import Respond
@@ -163,9 +163,14 @@ class NatsTransport:
 
     async def _connect(self) -> Post:
         client = Client()
+
+        async def reconnected() -> None:
+            limit_silence(client)
+
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await client.connect(self._server_url, **self._options)
+                await client.connect(self._server_url, reconnected_cb=reconnected, **self._options)
+                limit_silence(client)
                 await client.subscribe(f"{self._inbox.subject}.*", cb=self._inbox.receive, **LIMITS)
         except (OSError, TimeoutError, nats.errors.Error) as error:
             await client.close()

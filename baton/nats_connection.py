@@ -10,6 +10,7 @@ import functools
 import hmac
 import logging
 import math
+import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
 
 from baton import frames
 from baton.serving import WorkerLink
@@ -33,6 +35,7 @@ MAC_BYTES = 16
 _LOG_EVERY_S = 60.0
 ANSWER_S = 1.0
 """A server that takes longer to return a message is away."""
+UNTAKEN_S = 3.0
 _RETRY_S = 0.25
 NO_RESPONDERS = "503"
 # Unsent bytes in this process; beyond it nats-py drops messages, which the frame numbers detect.
@@ -40,6 +43,18 @@ LIMITS: dict[str, Any] = {"pending_bytes_limit": 256 * 1024 * 1024}
 
 Link = CallerLink | WorkerLink
 log = logging.getLogger(__name__)
+
+
+def limit_silence(client: Client) -> None:
+    """The kernel ends the connection when the server has accepted nothing for UNTAKEN_S.
+
+    nats-py connects again only when everything unsent was sent or the connection has ended, which TCP on its
+    own leaves to retries that grow to minutes.
+    """
+    transport = client._transport  # noqa: SLF001  nats-py has no option for it
+    if isinstance(transport, TcpTransport) and transport._io_writer is not None:  # noqa: SLF001  as above
+        sock = transport._io_writer.get_extra_info("socket")  # noqa: SLF001  as above
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNTAKEN_S * 1000))
 
 
 class Mac:

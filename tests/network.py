@@ -1,4 +1,4 @@
-"""A private IP network between real processes, whose packets a switch drops on demand.
+"""A private IP network between real processes, whose packets a switch drops, repeats or corrupts on demand.
 
 Each host is a network namespace with one TUN device. It needs root and Linux, but no kernel module such as
 netem, and no address of the machine is touched. The switch is a process of its own:
@@ -64,8 +64,20 @@ class Network:
         """Drop this share of all packets, at random."""
         self._ask(f"lose {share}")
 
+    def repeat(self, share: float) -> None:
+        """Deliver this share of all packets twice, at random."""
+        self._ask(f"repeat {share}")
+
+    def corrupt(self, share: float) -> None:
+        """Flip a bit in the last byte of this share of all packets, at random."""
+        self._ask(f"corrupt {share}")
+
+    def num_harmed(self) -> int:
+        """Packets that were dropped, repeated or corrupted since the last `heal`."""
+        return int(self._ask("count"))
+
     def heal(self) -> int:
-        """Drop nothing any more; returns the number of packets dropped since the last time."""
+        """Pass all packets on again; returns `num_harmed`."""
         return int(self._ask("heal"))
 
     def close(self) -> None:
@@ -107,8 +119,8 @@ class _Switch:
         self._devices = {_packed(f"{subnet}.{number}"): tun for number, tun in enumerate(tuns, 1)}
         self._chance = random.Random(1)
         self._cut: set[frozenset[bytes]] = set()
-        self._loss = 0.0
-        self._num_dropped = 0
+        self._loss = self._repeats = self._corruption = 0.0
+        self._num_harmed = 0
 
     def run(self) -> None:
         while True:
@@ -127,22 +139,35 @@ class _Switch:
                 self._cut.add(frozenset((_packed(one), _packed(other))))
             case ["lose", share]:
                 self._loss = float(share)
-            case _:
+            case ["repeat", share]:
+                self._repeats = float(share)
+            case ["corrupt", share]:
+                self._corruption = float(share)
+            case ["heal"]:
                 self._cut.clear()
-                self._loss = 0.0
-        sys.stdout.write(f"{self._num_dropped}\n")
+                self._loss = self._repeats = self._corruption = 0.0
+        sys.stdout.write(f"{self._num_harmed}\n")
         sys.stdout.flush()
-        self._num_dropped = self._num_dropped if command != ["heal"] else 0
+        self._num_harmed = self._num_harmed if command != ["heal"] else 0
         return True
 
     def _pass_on(self, packet: bytes) -> None:
         ends = packet[_FROM], packet[_TO]
         if packet[0] >> 4 != 4 or ends[1] not in self._devices:
             return
-        if frozenset(ends) in self._cut or self._chance.random() < self._loss:
-            self._num_dropped += 1
-        else:
+        if self._happens(1.0 if frozenset(ends) in self._cut else self._loss):
+            return
+        if self._happens(self._corruption):
+            packet = packet[:-1] + bytes([packet[-1] ^ 1])
+        os.write(self._devices[ends[1]], packet)
+        if self._happens(self._repeats):
             os.write(self._devices[ends[1]], packet)
+
+    def _happens(self, share: float) -> bool:
+        """Whether this packet is harmed; counts those that are."""
+        harmed = self._chance.random() < share
+        self._num_harmed += harmed
+        return harmed
 
 
 def _packed(address: str) -> bytes:

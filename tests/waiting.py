@@ -61,10 +61,10 @@ def signal_process(pid: int, number: signal.Signals) -> None:
     """Send a signal; after SIGSTOP, return when the process stands still: until then its threads go on."""
     os.kill(pid, number)
     if number == signal.SIGSTOP:
-        wait_for(lambda: _states(pid) <= set("TZX"))
+        wait_for(lambda: thread_states(pid) <= set("TZX"))
 
 
-def _states(pid: int) -> set[str]:
+def thread_states(pid: int) -> set[str]:
     """The states of its threads, as in proc(5)."""
     states = set()
     for thread in Path(f"/proc/{pid}/task").glob("*/stat"):

@@ -30,7 +30,8 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     `request_s`: from the first byte of a request to the last, plus a second for each `bytes_a_s` of body.
     `idle_s`: between requests, and before the first. `unread_s`: without the client reading any data.
     `rest_s`: for discarding the rest of a request that was answered early, and at a drain for the first
-    request of a new connection.
+    request of a new connection. `linger_s`: at a drain, for the next request of a client that was not told
+    that its connection will be closed.
     """
 
     request_s: float = 30.0
@@ -38,6 +39,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 75.0
     unread_s: float = 60.0
     rest_s: float = 2.0
+    linger_s: float = 1.0
 
 
 class RequestTooSlow(BatonError):
@@ -75,7 +77,7 @@ class Connection(HttpToolsProtocol):
         self._is_refused = False
         self._is_new = True  # no request has begun
         self._is_last = False  # the next request, or this one
-        self._since_s = 0.0
+        self._since_s = 0.0  # without a request, or since its last answer
         self._reading = _Reading.NOTHING
         self._num_open = 0  # requests whose headers were read and whose answer is not complete
         self._num_odd_bytes = 0  # since the last progress
@@ -179,25 +181,31 @@ class Connection(HttpToolsProtocol):
         # `check` replaces uvicorn's timer, which would keep a reset connection in memory until it fires.
         self._unset_keepalive_if_required()
         self._num_open -= 1
+        self._since_s = self.loop.time()
         if self._num_open == 0 and self._reading is _Reading.NOTHING:
-            self._wait(self._patience.idle_s)
+            self._wait(self._patience.linger_s if self._is_last else self._patience.idle_s)
         elif self._num_open == 0 and self._reading is _Reading.BODY:
             self._wait(self._patience.rest_s)
         elif self._num_open == 0 or (self._num_open == 1 and self._reading is _Reading.BODY):
             self._wait(self._patience.request_s)
 
     def shutdown(self) -> None:
-        """Close after the request that is being answered or read, or a new connection's first one, if it
-        begins within `rest_s`.
+        """Close after the request that is being answered or read, or the next one: a new connection's first,
+        if it begins within `rest_s`, or that of a client whose last answer has just ended, or began without
+        a word about this, within `linger_s`.
         """
         self._is_last = True
-        give_up_s = self._since_s + self._patience.rest_s
-        if self._reading is _Reading.HEAD:
+        if self._reading is _Reading.HEAD or self._is_promised():
             return
-        if self._is_new and self.loop.time() < give_up_s:
+        give_up_s = self._since_s + (self._patience.rest_s if self._is_new else self._patience.linger_s)
+        if self._num_open == 0 and self.loop.time() < give_up_s:
             self._give_up_s = give_up_s
         else:
             super().shutdown()
+
+    def _is_promised(self) -> bool:
+        """Whether the newest answer has begun with a header that lets the client send more requests."""
+        return self._num_open > 0 and self.cycle.response_started
 
     def resume_writing(self) -> None:
         """The client has read most of the unsent data."""

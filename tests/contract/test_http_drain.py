@@ -5,6 +5,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+import msgspec
 import pytest
 import uvloop
 
@@ -15,7 +16,8 @@ from tests.waiting import PATIENCE_S, until
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 # Long, so that what is served is served because of the drain's rules and not of a deadline.
-PATIENT = Patience(request_s=PATIENCE_S, idle_s=PATIENCE_S, rest_s=PATIENCE_S)
+PATIENT = Patience(request_s=PATIENCE_S, idle_s=PATIENCE_S, rest_s=PATIENCE_S, linger_s=0.0)
+LINGERING = msgspec.structs.replace(PATIENT, linger_s=PATIENCE_S)
 
 
 class Scene:
@@ -25,6 +27,8 @@ class Scene:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.num_asked = 0
+        self.may_finish = asyncio.Event()
+        self.may_finish.set()
         self._clients: list[asyncio.StreamWriter] = []
         self.server = HttpServer(self, PATIENCE_S, patience)
         self.server.start(self.listener)
@@ -33,6 +37,7 @@ class Scene:
         self.num_asked += 1
         body = b"%d" % self.num_asked
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
+        await self.may_finish.wait()
         await send({"type": "http.response.body", "body": body})
 
     async def connect(self, first_bytes: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -104,7 +109,41 @@ def test_a_connection_that_waits_to_be_accepted_is_served() -> None:
     play(part)
 
 
-def test_an_idle_connection_is_closed_at_once() -> None:
+def test_the_next_request_of_a_client_whose_answer_has_just_ended_is_served() -> None:
+    async def part(scene: Scene) -> None:
+        reader, writer = await scene.connect(GET)
+        assert (await reader.readuntil(b"\r\n\r\n1")).startswith(b"HTTP/1.1 200")
+        draining = asyncio.ensure_future(scene.server.drain())
+        await until(lambda: scene.listener.fileno() < 0)
+        await asks_for_the_last_time(reader, writer)
+        await draining
+
+    play(part, LINGERING)
+
+
+def test_the_next_request_of_a_client_that_was_promised_more_is_served() -> None:
+    async def part(scene: Scene) -> None:
+        scene.may_finish.clear()
+        reader, writer = await scene.connect(GET)
+        assert b"connection: close" not in await reader.readuntil(b"\r\n\r\n")
+        draining = asyncio.ensure_future(scene.server.drain())
+        await until(lambda: scene.listener.fileno() < 0)
+        scene.may_finish.set()
+        assert await reader.readexactly(1) == b"1"
+        await asks_for_the_last_time(reader, writer)
+        await draining
+
+    play(part, LINGERING)
+
+
+async def asks_for_the_last_time(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(GET)
+    answer = await to_end(reader)
+    assert b"connection: close\r\n" in answer.lower()
+    assert answer.endswith(b"\r\n\r\n2")
+
+
+def test_a_connection_that_was_idle_for_long_is_closed_at_once() -> None:
     async def part(scene: Scene) -> None:
         reader, _ = await scene.connect(GET)
         async with asyncio.timeout(PATIENCE_S):

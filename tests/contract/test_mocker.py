@@ -81,6 +81,24 @@ def test_an_answer_takes_its_prompt_and_its_steps() -> None:
     run_jumping(main())
 
 
+def test_an_engine_that_hangs_takes_no_handoff_over(tmp_path: Path) -> None:
+    async def main() -> None:
+        hang = tmp_path / "hang"
+        async with started(hang_while=str(hang)) as engine, aclosing(engine.prefill(ask())) as replies:
+            handoff = await anext(replies)
+            assert isinstance(handoff, KvHandoff)
+            hang.touch()
+            async with aclosing(engine.decode(ask(handoff=handoff))) as chunks:
+                first = asyncio.ensure_future(anext(chunks))
+                await asyncio.sleep(5)
+                assert not first.done()
+                assert engine.stats().num_generated_tokens == engine.stats().num_handoffs - 1 == 0
+                hang.unlink()
+                assert (await first).token_ids == (handoff.first_token,)
+
+    run_jumping(main())
+
+
 def test_a_transfer_takes_its_time() -> None:
     async def main() -> None:
         async with started(kv_transfer_ms=3000) as engine, aclosing(engine.prefill(ask())) as replies:

@@ -1,13 +1,14 @@
 """The NATS plane's connection: subscriptions, forgotten links, an absent server, a slow one."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 import nats
 import nats.errors
 import pytest
 
-from baton.errors import BrokerLost
+from baton.errors import BrokerLost, WorkerLost
 from baton.messages import Reply, Request, TokenChunk
 from baton.nats import NatsTransport
 from baton.streams import CallerLink
@@ -79,6 +80,73 @@ def test_a_worker_without_a_server_closes_its_generators_at_once(own_nats: Serve
             await running.aclose()
 
     Plane("nats-asyncio", own_nats.url).run(scenario, liveness_s=scaled(600.0))
+
+
+@contextlib.asynccontextmanager
+async def relayed(url: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """The URL of a relay to this server, and an event after which it takes nothing more on its connections;
+    new ones work.
+    """
+    is_cut, is_over = asyncio.Event(), asyncio.Event()
+    serving: set[asyncio.Task[None] | None] = set()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_new: bool) -> None:
+        while (is_new or not is_cut.is_set()) and (data := await reader.read(4096)):
+            writer.write(data)
+            await writer.drain()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
+        is_new = is_cut.is_set()
+        there = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        ways = ((reader, there[1]), (there[0], writer))
+        copying = [asyncio.ensure_future(pass_on(*way, is_new=is_new)) for way in ways]
+        await is_over.wait()
+        for (_, to), task in zip(ways, copying, strict=True):
+            to.close()
+            task.cancel()
+        await asyncio.gather(*copying, return_exceptions=True)
+
+    server = await asyncio.start_server(connected, "127.0.0.1", limit=4096)
+    try:
+        yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}", is_cut
+    finally:
+        server.close()
+        is_over.set()
+        await asyncio.gather(*filter(None, serving))
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_process_that_is_cut_off_with_unsent_data_connects_again(nats_server: str, loop: str) -> None:
+    async def flood(_: Request) -> AsyncGenerator[Reply, None]:
+        while True:
+            yield TokenChunk(token_ids=(1,) * 100_000)
+            await asyncio.sleep(0)  # let other tasks run
+
+    async def scenario(caller: Transport, _: Transport) -> None:
+        async with relayed(nats_server) as (url, is_cut):
+            worker = NatsTransport(url)
+            async with worker.serve("w", lambda r: count_up(r) if r == a_request() else flood(r)) as address:
+                running = caller.call(address, a_request(2))
+                await anext(running)
+                is_cut.set()
+                with pytest.raises(WorkerLost):
+                    await tokens(running)
+                async with asyncio.timeout(scaled(15)):
+                    await eventually(lambda: tokens(caller.call(address, a_request())))
+            await worker.close()
+
+    Plane(f"nats-{loop}", nats_server).run(scenario)
+
+
+async def eventually(attempt: Callable[[], Awaitable[object]]) -> None:
+    while True:
+        try:
+            await attempt()
+        except WorkerLost:
+            await asyncio.sleep(0.1)  # its subject has no subscriber yet
+        else:
+            return
 
 
 def test_generators_wait_while_the_server_takes_nothing(own_nats: ServerProcess) -> None:

@@ -176,6 +176,8 @@ class MockerEngine:
             await _within(deadline, self._slots.acquire())
         try:
             with self._counted("num_running"), self._counted("kv_used_blocks"):
+                while self._settings.is_hung:
+                    await _within(deadline, asyncio.sleep(_HUNG_S))
                 yield deadline
         finally:
             self._slots.release()
@@ -196,8 +198,6 @@ class MockerEngine:
             log_prompt(Path(self._settings.prompt_log), request.token_ids[: _num_prompt_tokens(request)])
         prefill_s = num_lacking / self._settings.prefill_tokens_per_s
         await _within(deadline, asyncio.sleep(prefill_s))  # as long as a real prefill
-        while self._settings.is_hung:
-            await _within(deadline, asyncio.sleep(_HUNG_S))
         self._figures["num_prompt_tokens"] += num_lacking
         self._figures["num_cached_tokens"] += num_held
         self._held.hold(request.token_ids, request.cache_salt)

@@ -1,0 +1,83 @@
+"""The kinds of faults: what each is called, does, may hit, and needs."""
+
+from collections.abc import Callable
+from itertools import product
+
+from tests.chaos import network_faults
+from tests.chaos.host_faults import FillDisk, JumpClock, LoseLease
+from tests.chaos.injector import Injector
+from tests.chaos.network_faults import Cut, CutPair
+from tests.chaos.process_faults import Drain, Freeze, HangEngine, Kill, Roll, Slow, TakeOver
+from tests.chaos.scene import DECODES, PREFILLS, WORKERS, Scene
+from tests.chaos.schedule import Kind, Targets
+
+_EACH = tuple((name,) for name in WORKERS)
+_BOTH_ROLES = tuple(product(PREFILLS, DECODES))
+_FRONTEND = (("frontend",),)
+
+INJECTORS: dict[str, Callable[[Scene, Targets], Injector]] = {
+    "kill": Kill,
+    "kill_role": Kill,
+    "freeze": Freeze,
+    "freeze_role": Freeze,
+    "freeze_frontend": Freeze,
+    "kill_frontend": Kill,
+    "slow": Slow,
+    "hang_engine": HangEngine,
+    "drain": Drain,
+    "roll": Roll,
+    "take_over": TakeOver,
+    "lose_lease": LoseLease,
+    "fill_disk": FillDisk,
+    "jump_clock": JumpClock,
+    "cut": Cut,
+    "cut_pair": CutPair,
+    "cut_broker": Cut,
+    "lose_packets": network_faults.lose,
+    "repeat_packets": network_faults.repeat,
+    "corrupt_packets": network_faults.corrupt,
+    "kill_broker": Kill,
+    "freeze_broker": Freeze,
+}
+
+_START_S = 10.0
+"""For new processes: no worker of a role is left until they serve."""
+_EVERYWHERE = (
+    Kind(name="kill", targets=_EACH + _BOTH_ROLES),
+    Kind(name="kill_role", targets=(PREFILLS, DECODES), hold_s=(0.0, 6.0), gap_s=_START_S, blocks=True),
+    Kind(name="freeze", targets=_EACH + _BOTH_ROLES, hold_s=(0.5, 6.0)),
+    Kind(name="freeze_role", targets=(PREFILLS, DECODES), hold_s=(0.5, 6.0), blocks=True),
+    Kind(name="freeze_frontend", targets=_FRONTEND, hold_s=(0.5, 20.0), blocks=True),
+    Kind(name="slow", targets=_EACH, hold_s=(1.0, 5.0)),
+    Kind(name="drain", targets=(*_EACH, PREFILLS, DECODES), gap_s=_START_S),
+    Kind(name="roll", targets=(WORKERS,)),
+    Kind(name="take_over", targets=_FRONTEND),
+    Kind(name="lose_lease", targets=_EACH, hold_s=(0.0, 1.0)),
+    Kind(name="kill_frontend", targets=_FRONTEND, may_lose=True),
+    Kind(name="fill_disk", targets=_FRONTEND, hold_s=(0.5, 3.0)),
+)
+_MOCKER = (Kind(name="hang_engine", targets=_EACH, gap_s=23.5),)
+_CLOCK = (Kind(name="jump_clock", targets=(("forwards",), ("backwards",)), hold_s=(0.5, 4.0)),)
+_NETWORK = (
+    Kind(name="cut", targets=_EACH, hold_s=(0.5, 6.0)),
+    Kind(name="cut_pair", targets=tuple((prefill, *DECODES) for prefill in PREFILLS), hold_s=(0.5, 6.0)),
+    Kind(name="lose_packets", targets=(("network",),), hold_s=(1.0, 4.0), gap_s=5.0),
+    Kind(name="repeat_packets", targets=(("network",),), hold_s=(1.0, 4.0)),
+    Kind(name="corrupt_packets", targets=(("network",),), hold_s=(1.0, 4.0), gap_s=5.0),
+)
+_SOME_BROKERS = (("nats",), ("etcd",), ("nats", "etcd"))
+_BROKERS = tuple(
+    Kind(name=name, targets=_SOME_BROKERS, hold_s=(0.5, 20.0), gap_s=6.0, blocks=True)
+    for name in ("kill_broker", "freeze_broker", "cut_broker")
+)
+
+
+def possible_on(scene: Scene) -> tuple[Kind, ...]:
+    """What can be done here."""
+    return (
+        *_EVERYWHERE,
+        *(_MOCKER if scene.engine == "mocker" else ()),
+        *(_CLOCK if "LD_PRELOAD" in scene.stack.environ else ()),
+        *(_NETWORK if scene.network else ()),
+        *(kind for kind in _BROKERS if scene.brokers and (scene.network or kind.name != "cut_broker")),
+    )

@@ -1,0 +1,55 @@
+"""Which faults a seed gives, in which order, on what and for how long; pure."""
+
+import dataclasses
+import random
+from collections.abc import Iterator, Sequence
+
+Targets = tuple[str, ...]
+"""Names of processes, such as ("decode-1",); all of them are harmed at once."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of fault: the targets to choose from, and how long it lasts, in seconds. `may_lose`: the
+    architecture lets it end streams; those that go on must be exact all the same. `gap_s`: how long streams
+    may pause, on an idle machine; beyond the fault's own duration if it `blocks` them.
+    """
+
+    name: str
+    targets: tuple[Targets, ...]
+    hold_s: tuple[float, float] = (0.0, 0.0)
+    may_lose: bool = False
+    gap_s: float = 3.5
+    blocks: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One fault: it begins `pause_s` after all streams run, and lasts `hold_s`."""
+
+    kind: str
+    targets: Targets
+    pause_s: float
+    hold_s: float
+    may_lose: bool
+    gap_s: float
+
+    def __str__(self) -> str:
+        return f"{self.kind} {'+'.join(self.targets)} for {self.hold_s:.1f} s"
+
+
+def faults(seed: int, kinds: Sequence[Kind]) -> Iterator[Fault]:
+    """Without end, in rounds: each has every kind once, in random order."""
+    chance = random.Random(seed)
+    while True:
+        for kind in chance.sample(kinds, len(kinds)):
+            targets = chance.choice(kind.targets)
+            pause_s, hold_s = round(chance.uniform(0.0, 1.0), 2), round(chance.uniform(*kind.hold_s), 2)
+            yield Fault(
+                kind=kind.name,
+                targets=targets,
+                pause_s=pause_s,
+                hold_s=hold_s,
+                may_lose=kind.may_lose,
+                gap_s=kind.gap_s + kind.blocks * hold_s,
+            )

@@ -1,0 +1,128 @@
+"""What faults did to streams: counted, printed as a table, written as JSON."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from tests.chaos.load import Outcome
+from tests.chaos.schedule import Fault
+from tests.waiting import scaled
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Episode:
+    """One fault and all streams that ran meanwhile. `problem`: why it had no effect, or that the service did
+    not recover; else `proof` shows its effect. `orphans`: what still ran or was pinned afterwards.
+    """
+
+    plane: str
+    engine: str
+    seed: int
+    number: int
+    fault: Fault
+    proof: str
+    problem: str
+    has_recovered: bool
+    outcomes: list[Outcome]
+    orphans: dict[str, float]
+
+    @property
+    def findings(self) -> list[str]:
+        """All that the architecture promises otherwise."""
+        found = [f"problem: {self.problem}"] if self.problem else []
+        found += [f"orphaned: {name}={value:.0f}" for name, value in self.orphans.items()]
+        if self.longest_gap_s > scaled(self.fault.gap_s):
+            found.append(f"a gap of {self.longest_gap_s:.2f} s")
+        found += [f"{each.end} after {len(each.text)} characters: {each.error}" for each in self.broken]
+        return found
+
+    @property
+    def broken(self) -> list[Outcome]:
+        """The streams that should have ended otherwise."""
+        promised = {"exact", "lost"} if self.fault.may_lose else {"exact"}
+        return [outcome for outcome in self.outcomes if outcome.end not in promised]
+
+    @property
+    def longest_gap_s(self) -> float:
+        """Of any stream."""
+        return max((outcome.longest_gap_s for outcome in self.outcomes), default=0.0)
+
+    @property
+    def name(self) -> str:
+        """With it, the same fault can be repeated."""
+        return f"{self.plane} seed={self.seed} #{self.number} {self.fault}"
+
+    @property
+    def row(self) -> str:
+        """The row of the table in which it counts."""
+        return f"{self.plane} {self.fault.kind}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Score:
+    """A row of the table."""
+
+    name: str
+    faults: int
+    effective: int
+    streams: int
+    exact: int
+    lost: int
+    different: int
+    hung: int
+    orphaned: int
+    refused: int
+    longest_gap_s: float
+
+
+def score(name: str, episodes: Sequence[Episode]) -> Score:
+    """Add up; `orphaned` counts faults."""
+    outcomes = [outcome for episode in episodes for outcome in episode.outcomes]
+    ends = Counter(outcome.end for outcome in outcomes)
+    return Score(
+        name=name,
+        faults=len(episodes),
+        effective=sum(not episode.problem for episode in episodes),
+        streams=len(outcomes),
+        exact=ends["exact"],
+        lost=ends["lost"],
+        different=ends["different"],
+        hung=ends["hung"],
+        orphaned=sum(bool(episode.orphans) for episode in episodes),
+        refused=sum(outcome.num_refused for outcome in outcomes),
+        longest_gap_s=round(max((each.longest_gap_s for each in episodes), default=0.0), 2),
+    )
+
+
+def scores(episodes: Sequence[Episode]) -> list[Score]:
+    """One row for each plane and kind, and one for all."""
+    names = sorted({episode.row for episode in episodes})
+    rows = [score(name, [each for each in episodes if each.row == name]) for name in names]
+    return [*rows, score("all", episodes)]
+
+
+def printed(episodes: Sequence[Episode]) -> str:
+    """The table, and every finding."""
+    columns = [field.name for field in dataclasses.fields(Score)]
+    rows = [columns, *([str(getattr(row, name)) for name in columns] for row in scores(episodes))]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+    table = [
+        "  ".join(
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    findings = [f"{episode.name}: {finding}" for episode in episodes for finding in episode.findings]
+    return "\n".join([*table, "", *findings, f"findings: {len(findings)}"])
+
+
+def write(path: Path, episodes: Sequence[Episode]) -> None:
+    """As JSON: the rows, and the episodes with findings, with their broken streams."""
+    told = [dataclasses.replace(episode, outcomes=episode.broken) for episode in episodes if episode.findings]
+    seeds = sorted({episode.seed for episode in episodes})
+    content = {"seeds": seeds, "scores": scores(episodes), "findings": told}
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")

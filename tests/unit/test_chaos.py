@@ -1,0 +1,126 @@
+"""The chaos harness itself: its faults follow from the seed, and it notices what no stream should do."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import islice
+
+import httpx
+import pytest
+
+from tests.chaos.load import Ask, Outcome, answered
+from tests.chaos.schedule import Fault, Kind, faults
+from tests.chaos.scorecard import Episode, printed, scores
+from tests.waiting import scaled
+
+ASK = Ask(prompt="one", num_tokens=3, seed=1)
+KINDS = tuple(Kind(name=name, targets=(("a",), ("b",)), hold_s=(0.0, 9.0)) for name in "xyz")
+
+
+def data(text: str, finish_reason: str | None = None) -> str:
+    return f"data: {json.dumps({'choices': [{'text': text, 'finish_reason': finish_reason}]})}\n\n"
+
+
+WHOLE = [data("1 "), data("2 "), data("3", "length"), "data: [DONE]\n\n"]
+
+
+@contextmanager
+def serving(events: list[str]) -> Iterator[str]:
+    """A server that answers one request with these events; its URL."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write("".join(events).encode())
+
+        def log_message(self, *_: object) -> None:
+            """Silent."""
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        thread.join()
+
+
+def outcome_of(events: list[str]) -> Outcome:
+    with serving(events) as url, httpx.Client(verify=False) as client:
+        outcome = answered(client, url, ASK, threading.Event())
+    outcome.judge("1 2 3")
+    return outcome
+
+
+def episode(outcome: Outcome, *, may_lose: bool = False, problem: str = "") -> Episode:
+    target = ("decode-1",)
+    fault = Fault(kind="kill", targets=target, pause_s=0.0, hold_s=1.0, may_lose=may_lose, gap_s=2.0)
+    return Episode(
+        plane="tcp+files",
+        engine="mocker",
+        seed=1,
+        number=0,
+        fault=fault,
+        proof="it is dead",
+        problem=problem,
+        has_recovered=True,
+        outcomes=[outcome],
+        orphans={},
+    )
+
+
+@pytest.mark.parametrize(
+    ("events", "end"),
+    [
+        (WHOLE, "exact"),
+        (WHOLE[:2], "lost"),
+        (WHOLE[:3], "lost"),
+        ([*WHOLE[:2], 'data: {"error": {"code": "worker_lost"}}\n\n'], "lost"),
+        ([WHOLE[0], *WHOLE[2:]], "different"),
+        ([WHOLE[0], *WHOLE], "different"),
+        ([data("2 ")], "different"),
+    ],
+    ids=[
+        "whole",
+        "cut",
+        "without its last event",
+        "error",
+        "a token lost",
+        "a token repeated",
+        "cut, and wrong",
+    ],
+)
+def test_the_client_notices_how_a_stream_ends(events: list[str], end: str) -> None:
+    assert outcome_of(events).end == end
+
+
+def test_a_frontend_that_is_killed_may_cut_streams_but_not_change_them() -> None:
+    lost, different = outcome_of(WHOLE[:2]), outcome_of([data("2 ")])
+    assert not episode(lost, may_lose=True).findings
+    assert len(episode(lost).findings) == 1
+    assert len(episode(different, may_lose=True).findings) == 1
+
+
+def test_a_fault_without_effect_is_a_finding() -> None:
+    exact = outcome_of(WHOLE)
+    episodes = [episode(exact), episode(exact, problem="NotEffectiveError: it lives")]
+    row, _ = scores(episodes)
+    assert (row.faults, row.effective, row.exact) == (2, 1, 2)
+    assert "it lives" in printed(episodes)
+    assert printed(episodes).endswith("findings: 1")
+
+
+def test_a_gap_that_is_longer_than_promised_is_a_finding() -> None:
+    slow = outcome_of(WHOLE)
+    slow.longest_gap_s = scaled(2.0) - 0.1
+    assert not episode(slow).findings
+    slow.longest_gap_s += 0.2
+    assert "gap" in episode(slow).findings[0]
+
+
+def test_a_seed_gives_the_same_faults_again_and_each_kind_once_a_round() -> None:
+    first, again, other = (list(islice(faults(seed, KINDS), 6)) for seed in (7, 7, 8))
+    assert first == again != other
+    assert sorted(fault.kind for fault in first) == sorted("xxyyzz")
+    assert sorted(fault.kind for fault in first[:3]) == ["x", "y", "z"]
