@@ -32,7 +32,7 @@ def another_frontend(stack: Stack, folder: Path) -> tuple[Process, str]:
 
     def ready() -> bool:
         try:
-            return httpx.get(f"{url}/health", verify=False).json()["status"] == "healthy"
+            return bool(httpx.get(f"{url}/health", verify=False).json()["status"] == "healthy")
         except httpx.TransportError:
             return False
 
