@@ -43,6 +43,8 @@ _OPTIONS: dict[str, Any] = {
 _OUTAGES = (OSError, TimeoutError, nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError)
 log = logging.getLogger(__name__)
 
+_LATER_THAN_LIVENESS_S = 1.0  # a server that stands still for a moment is no fault
+
 
 class NatsTransport:
     """`Transport` over a NATS server; addresses are `nats://SUBJECT#KEY`, both new for each `serve`.
@@ -53,6 +55,7 @@ class NatsTransport:
 
     def __init__(self, server_url: str, *, liveness_s: float = LIVENESS_S, **options: Any) -> None:
         self._pace = Pace.of(liveness_s)
+        self._untaken_s = liveness_s + _LATER_THAN_LIVENESS_S
         self._server_url = server_url
         callbacks = {"error_cb": _on_error, "disconnected_cb": self._on_disconnect}
         self._options: dict[str, Any] = {"flush_timeout": liveness_s, **callbacks, **_OPTIONS, **options}
@@ -165,12 +168,12 @@ class NatsTransport:
         client = Client()
 
         async def reconnected() -> None:
-            limit_silence(client)
+            limit_silence(client, self._untaken_s)
 
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await client.connect(self._server_url, reconnected_cb=reconnected, **self._options)
-                limit_silence(client)
+                limit_silence(client, self._untaken_s)
                 await client.subscribe(f"{self._inbox.subject}.*", cb=self._inbox.receive, **LIMITS)
         except (OSError, TimeoutError, nats.errors.Error) as error:
             await client.close()

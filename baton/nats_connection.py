@@ -35,7 +35,6 @@ MAC_BYTES = 16
 _LOG_EVERY_S = 60.0
 ANSWER_S = 1.0
 """A server that takes longer to return a message is away."""
-UNTAKEN_S = 3.0
 _RETRY_S = 0.25
 NO_RESPONDERS = "503"
 # Unsent bytes in this process; beyond it nats-py drops messages, which the frame numbers detect.
@@ -45,8 +44,8 @@ Link = CallerLink | WorkerLink
 log = logging.getLogger(__name__)
 
 
-def limit_silence(client: Client) -> None:
-    """The kernel ends the connection when the server has accepted nothing for UNTAKEN_S.
+def limit_silence(client: Client, limit_s: float) -> None:
+    """The kernel ends the connection when the server has accepted nothing for `limit_s`.
 
     nats-py connects again only when everything unsent was sent or the connection has ended, which TCP on its
     own leaves to retries that grow to minutes.
@@ -54,7 +53,7 @@ def limit_silence(client: Client) -> None:
     transport = client._transport  # noqa: SLF001  nats-py has no option for it
     if isinstance(transport, TcpTransport) and transport._io_writer is not None:  # noqa: SLF001  as above
         sock = transport._io_writer.get_extra_info("socket")  # noqa: SLF001  as above
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNTAKEN_S * 1000))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(limit_s * 1000))
 
 
 class Mac:

@@ -15,9 +15,10 @@ from baton.errors import BatonError, InvalidRequest
 from frontend import openapi
 from frontend.chat.answer import prepare_chat
 from frontend.completions.answer import prepare_completion
+from frontend.http.endpoint import Endpoint, Serve
 from frontend.http.errors import Envelope, ErrorBody, retry_after
 from frontend.http.exchange import Receive, Scope, Send
-from frontend.http.respond import Endpoint, Serve, generating
+from frontend.http.respond import generating
 from frontend.http.services import Services
 from frontend.messages.objects import MessagesError
 from frontend.messages.routes import MessagesRoutes

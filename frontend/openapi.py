@@ -26,6 +26,7 @@ from frontend.completions.objects import Completion
 from frontend.http.browsers import OriginNotAllowed
 from frontend.http.connection import HeadTooLarge, RequestTooSlow
 from frontend.http.errors import BodyTooLarge, EncodedBody, ErrorBody
+from frontend.http.numbered import StreamChanged
 from frontend.messages.body import Counted, MessagesBody
 from frontend.messages.objects import MessageObject, MessagesError, TokenCount
 from frontend.models import ModelBody, ModelList
@@ -104,9 +105,9 @@ def page(title: str, version: str) -> dict[str, Any]:
         "info": {"title": title, "version": version},
         "paths": {
             "/v1/chat/completions": {
-                "post": _generation("Create a chat completion", ChatBody, ChatCompletion)
+                "post": _continued("Create a chat completion", ChatBody, ChatCompletion)
             },
-            "/v1/completions": {"post": _generation("Create a raw completion", CompletionBody, Completion)},
+            "/v1/completions": {"post": _continued("Create a raw completion", CompletionBody, Completion)},
             **_responses(),
             **_messages(),
             "/tokenize": {"post": tokens},
@@ -179,7 +180,7 @@ def _responses() -> dict[str, Any]:
 
 
 def _messages() -> dict[str, Any]:
-    created = _generation("Create a message", MessagesBody, MessageObject, envelope=MessagesError)
+    created = _continued("Create a message", MessagesBody, MessageObject, envelope=MessagesError)
     counted = _operation("Count input tokens", TokenCount, _ASKING, body=Counted, envelope=MessagesError)
     return {"/v1/messages": {"post": created}, "/v1/messages/count_tokens": {"post": counted}}
 
@@ -195,6 +196,23 @@ def _generation(
     """An operation that can stream its answer."""
     operation = _operation(summary, answer, (*_GENERATING, *more), body=body, envelope=envelope)
     _add_stream(operation)
+    return operation
+
+
+def _continued(
+    summary: str,
+    body: type[msgspec.Struct],
+    answer: type[msgspec.Struct],
+    envelope: type[msgspec.Struct] = ErrorBody,
+) -> dict[str, Any]:
+    """A generation whose broken stream can be continued."""
+    operation = _generation(summary, body, answer, (StreamChanged,), envelope=envelope)
+    key = "Makes the answer repeatable, and a stream of one choice continuable: its events get ids."
+    last = "With the same key and body: send the events after this one only."
+    operation["parameters"] = [
+        _parameter("header", "Idempotency-Key", {"type": "string", "maxLength": 255}, key),
+        _parameter("header", "Last-Event-ID", None, last),
+    ]
     return operation
 
 

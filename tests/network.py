@@ -7,6 +7,7 @@ netem, and no address of the machine is touched. The switch is a process of its 
 
 import contextlib
 import fcntl
+import itertools
 import os
 import random
 import select
@@ -22,6 +23,7 @@ _TUNSETIFF = 0x400454CA
 _IFF_TUN_NO_PI = 0x0001 | 0x1000
 _FROM, _TO = slice(12, 16), slice(16, 20)  # of an IPv4 header
 _MAX_PACKET_BYTES = 65_536
+_NUMBERS = itertools.count()
 
 
 def why_not() -> str:
@@ -44,8 +46,9 @@ class Network:
     """Hosts by name, and this machine itself as `here`."""
 
     def __init__(self, *names: str) -> None:
-        pid = os.getpid()
-        self._subnet = f"10.{64 + pid % 64}.{pid // 64 % 256}"
+        pid, number = os.getpid(), next(_NUMBERS)  # of its own: the kernel removes devices a little later
+        self._name = f"bt{pid}x{number}n"
+        self._subnet = f"10.{64 + pid % 64}.{(pid // 64 + number) % 256}"
         self.hosts: dict[str, Host] = {}
         tuns = [self._join(name) for name in ("here", *names)]
         command = [sys.executable, "-m", "tests.network", self._subnet, *map(str, tuns)]
@@ -89,7 +92,7 @@ class Network:
 
     def _join(self, name: str) -> int:
         number = len(self.hosts) + 1
-        address, device = f"{self._subnet}.{number}", f"bt{os.getpid()}n{number}"
+        address, device = f"{self._subnet}.{number}", f"{self._name}{number}"
         tun = os.open(_TUN, os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH22x", device.encode(), _IFF_TUN_NO_PI))
         there: tuple[str, ...] = ()

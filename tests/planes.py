@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
 
 import uvloop
 
@@ -26,18 +27,21 @@ class Plane:
         self.nats_url = nats_url
         self._kind, _, self._loop = name.partition("-")
 
-    def transport(self, liveness_s: float = LIVENESS_S) -> Transport:
+    def transport(self, liveness_s: float = LIVENESS_S, **options: Any) -> Transport:
         if self._kind == "tcp":
             return TcpTransport(liveness_s=liveness_s)
-        return NatsTransport(self.nats_url, liveness_s=liveness_s)
+        return NatsTransport(self.nats_url, liveness_s=liveness_s, **options)
 
     def run(
-        self, scenario: Callable[[Transport, Transport], Awaitable[None]], liveness_s: float = LIVENESS_S
+        self,
+        scenario: Callable[[Transport, Transport], Awaitable[None]],
+        liveness_s: float = LIVENESS_S,
+        **options: Any,
     ) -> None:
-        """Run `scenario(caller, worker)` with two transports, and close them."""
+        """Run `scenario(caller, worker)` with two transports, and close them. `options`: nats-py's."""
 
         async def bounded() -> None:
-            caller, worker = self.transport(liveness_s), self.transport(liveness_s)
+            caller, worker = (self.transport(liveness_s, **options) for _ in range(2))
             async with asyncio.timeout(PATIENCE_S):
                 try:
                     await scenario(caller, worker)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from baton.errors import BatonError
+from baton.errors import BatonError, InvalidRequest
 from frontend.http.errors import BodyTooLarge, EncodedBody, Envelope, ErrorBody, Headers, retry_after
 
 Scope = MutableMapping[str, Any]
@@ -17,6 +17,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+_IDEMPOTENCY_KEY = re.compile(rb"[ -~]{0,255}")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/-]{1,128}")
 
 
@@ -37,6 +38,8 @@ class Exchange:
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+        self._idempotency_key: bytes = headers.get(b"idempotency-key", b"")
+        self.last_event_id: str = headers.get(b"last-event-id", b"").decode(errors="replace")
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.query: str = scope["query_string"].decode(errors="replace")
         self.started = False
@@ -46,6 +49,15 @@ class Exchange:
         self._declared_bytes = headers.get(b"content-length", b"0")
         self._receive = receive
         self._send = send
+
+    @property
+    def idempotency_key(self) -> str:
+        """The client's; empty without one. Raises InvalidRequest."""
+        if not _IDEMPOTENCY_KEY.fullmatch(self._idempotency_key):
+            raise InvalidRequest(
+                "`Idempotency-Key` is limited to 255 printable ASCII characters.", param="Idempotency-Key"
+            )
+        return self._idempotency_key.decode()
 
     @property
     def owner(self) -> str:

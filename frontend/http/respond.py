@@ -1,34 +1,28 @@
 """Sends generated answers to the client, streamed or whole; stops when the client disconnects."""
 
 import asyncio
-import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Protocol, TypeVar
 
 import msgspec
 
-from baton.errors import BatonError, DeadlineExceeded, NotReady
+from baton.errors import BatonError, DeadlineExceeded, InvalidRequest
+from baton.messages import TokenChunk
 from frontend.harmony.deltas import Delta
 from frontend.http import sse
-from frontend.http.errors import Envelope, ErrorBody, as_baton_error
-from frontend.http.exchange import ClientGone, Exchange, Receive, Scope, Send, ignored_header
+from frontend.http.endpoint import GOODBYE_S, SHUTTING_DOWN, Serve
+from frontend.http.errors import as_baton_error
+from frontend.http.exchange import ClientGone, Exchange, ignored_header
+from frontend.http.numbered import EventNumbers
 from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.turn.choice import Choice, num_prompt_tokens
+from frontend.turn.ids import repeatable
 from frontend.turn.request import Asker
-
-log = logging.getLogger(__name__)
-
-CLIENT_GONE_STATUS = 499
-# Extra time beyond the request's deadline for the error to reach the client.
-GRACE_S = 30.0
-# Time to send the shutdown error once the drain timeout has cancelled a request.
-GOODBYE_S = 1.0
-SHUTTING_DOWN = NotReady("The server is shutting down; try again.", retry_after_s=1)
 
 
 class Stream(Protocol):
@@ -83,70 +77,15 @@ AnyAnswer = TypeVar("AnyAnswer", bound=Answer)
 Prepare = Callable[[bytes, Asker, Services], Awaitable[Answer]]
 """Builds the answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
 
-Serve = Callable[[Exchange, Services, Tally], Awaitable[None]]
-"""Serves a request. Its exceptions become error responses."""
-
-
-class Endpoint:
-    """The ASGI app of one route. Failures become error responses and are counted by route."""
-
-    def __init__(
-        self, route: str, serve: Serve, services: Services, envelope: Envelope = ErrorBody.of
-    ) -> None:
-        self._envelope = envelope
-        self._route = route
-        self._serve = serve
-        self._services = services
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        exchange = Exchange(scope, receive, send, self._envelope)
-        tally = self._services.metrics.begin(self._route)
-        try:
-            await self._respond(exchange, tally)
-        except ClientGone:
-            tally.disconnected = True
-            log.info("client gone request_id=%s route=%s", exchange.request_id, self._route)
-        finally:
-            if tally.disconnected:
-                tally.status = CLIENT_GONE_STATUS
-            self._services.metrics.end(tally)
-
-    async def _respond(self, exchange: Exchange, tally: Tally) -> None:
-        services = self._services
-        try:
-            async with asyncio.timeout(services.request_timeout_s + GRACE_S):
-                await self._serve(exchange, services, tally)
-        except ClientGone:
-            raise
-        except asyncio.CancelledError:
-            tally.status = SHUTTING_DOWN.status
-            if not exchange.started:
-                async with asyncio.timeout(GOODBYE_S):
-                    await exchange.answer_error(SHUTTING_DOWN)
-            raise
-        except Exception as error:  # noqa: BLE001 every failure becomes an error response
-            # In its own function: a local variable with the error would be a reference cycle through its
-            # traceback, which keeps the request's body in memory until garbage collection.
-            await _report(error, exchange, tally)
-
-
-async def _report(error: Exception, exchange: Exchange, tally: Tally) -> None:
-    failure = as_baton_error(error, exchange.request_id)
-    tally.status = failure.status
-    log.info("refused request_id=%s status=%d code=%s", exchange.request_id, failure.status, failure.code)
-    if exchange.started:
-        # The client has not read for the whole grace period.
-        raise ClientGone from None
-    await exchange.answer_error(failure)
-
 
 def generating(prepare: Prepare) -> Serve:
     """The Serve of a route that generates one answer."""
 
     async def serve(exchange: Exchange, services: Services, tally: Tally) -> None:
-        answer = await prepared(prepare, exchange, services, tally)
-        await generate(exchange, answer, services, tally)
+        key = exchange.idempotency_key
+        with repeatable(f"{exchange.owner} {key}") if key else nullcontext():
+            answer = await prepared(prepare, exchange, services, tally)
+            await generate(exchange, answer, services, tally, _numbers(exchange, answer))
 
     return serve
 
@@ -171,7 +110,26 @@ async def prepared(
     return answer
 
 
-async def generate(exchange: Exchange, answer: Answer, services: Services, tally: Tally) -> None:
+def _numbers(exchange: Exchange, answer: Answer) -> EventNumbers | None:
+    """Raises InvalidRequest."""
+    if exchange.idempotency_key and answer.stream and len(answer.choices) == 1:
+        return EventNumbers(exchange.last_event_id)
+    if exchange.last_event_id:
+        raise InvalidRequest(
+            "`Last-Event-ID` continues a streamed answer with one choice whose request had the same "
+            "`Idempotency-Key`.",
+            param="Last-Event-ID",
+        )
+    return None
+
+
+async def generate(
+    exchange: Exchange,
+    answer: Answer,
+    services: Services,
+    tally: Tally,
+    numbers: EventNumbers | None = None,
+) -> None:
     """Generate the answer and send it; stops if the client disconnects."""
     outbox = sse.Outbox(len(answer.choices))
     overdue = asyncio.get_running_loop().call_later(
@@ -180,10 +138,10 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, tally
     try:
         async with _tasks(
             _watch_client(exchange, outbox),
-            *(_pump(answer, index, services, outbox, tally) for index in range(len(answer.choices))),
+            *(_pump(answer, index, services, outbox, tally, numbers) for index in range(len(answer.choices))),
         ):
             if answer.stream:
-                await _stream(exchange, answer, outbox, services, tally)
+                await _stream(exchange, answer, outbox, services, tally, numbers)
             else:
                 nothing = await outbox.take()
                 assert not nothing, "an answer that is not streamed produces no bytes"
@@ -211,7 +169,14 @@ async def _watch_client(exchange: Exchange, outbox: sse.Outbox) -> None:
     outbox.fail(ClientGone())
 
 
-async def _pump(answer: Answer, index: int, services: Services, outbox: sse.Outbox, tally: Tally) -> None:
+async def _pump(  # noqa: PLR0917  one call
+    answer: Answer,
+    index: int,
+    services: Services,
+    outbox: sse.Outbox,
+    tally: Tally,
+    numbers: EventNumbers | None,
+) -> None:
     """Feed a choice's chunks to the outbox; the reader reports failures."""
     choice = answer.choices[index]
     try:
@@ -222,14 +187,31 @@ async def _pump(answer: Answer, index: int, services: Services, outbox: sse.Outb
             async for chunk in chunks:
                 if tally.first_token_s is None:
                     tally.first_token_s = time.perf_counter()
-                await outbox.send(answer.write(index, choice.feed(chunk)))
+                if numbers is None:
+                    await outbox.send(answer.write(index, choice.feed(chunk)))
+                else:
+                    await outbox.send(_numbered(numbers, answer, choice, chunk))
                 if choice.stopped:
                     break
-        await outbox.send(answer.write(index, choice.finish()) + answer.end(index))
+        last = answer.write(index, choice.finish()) + answer.end(index)
+        if numbers is not None:
+            numbers.end()
+            last = numbers.number(last)
+        await outbox.send(last)
     except Exception as error:  # noqa: BLE001 handed to the reader, which raises it
         outbox.close(error)
     else:
         outbox.close()
+
+
+def _numbered(numbers: EventNumbers, answer: Answer, choice: Choice, chunk: TokenChunk) -> bytes:
+    """The events of a chunk, token by token, so that they are the same however tokens come together."""
+    events = []
+    for token in numbers.tokens(chunk):
+        events.append(numbers.number(answer.write(0, choice.feed(token))))
+        if choice.stopped:
+            break
+    return b"".join(events)
 
 
 def count(choices: Sequence[Choice], tally: Tally) -> None:
@@ -250,13 +232,19 @@ async def relay(
         await _stream(exchange, stream, outbox, services, tally)
 
 
-async def _stream(
-    exchange: Exchange, answer: Stream, outbox: sse.Outbox, services: Services, tally: Tally
+async def _stream(  # noqa: PLR0917  one call
+    exchange: Exchange,
+    answer: Stream,
+    outbox: sse.Outbox,
+    services: Services,
+    tally: Tally,
+    numbers: EventNumbers | None = None,
 ) -> None:
     """Send headers with the first bytes; from then on errors are sent as events."""
     first = await outbox.take()
     await exchange.start(200, sse.CONTENT_TYPE, [*sse.HEADERS, *ignored_header(answer.ignored)])
-    await exchange.write(answer.opening() + first)
+    opening = answer.opening()
+    await exchange.write((opening if numbers is None else numbers.opening(opening)) + first)
     async with _tasks(outbox.keep_alive(services.keep_alive_s, answer.keep_alive)):
         try:
             while data := await outbox.take(exchange.write):

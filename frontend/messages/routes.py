@@ -3,8 +3,9 @@
 from typing import TypeVar
 
 from frontend.http.body import decode, read
+from frontend.http.endpoint import Serve
 from frontend.http.exchange import Exchange, ignored_header
-from frontend.http.respond import Serve, generating
+from frontend.http.respond import generating
 from frontend.http.services import Services
 from frontend.messages.answer import MessagesAnswer
 from frontend.messages.body import Counted, MessagesBody

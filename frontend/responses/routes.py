@@ -9,8 +9,9 @@ import msgspec
 
 from baton.errors import BatonError, InvalidRequest
 from frontend.http import sse
+from frontend.http.endpoint import Serve
 from frontend.http.exchange import Exchange, ignored_header
-from frontend.http.respond import Serve, generate, prepared, relay
+from frontend.http.respond import generate, prepared, relay
 from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.responses.answer import ResponseAnswer

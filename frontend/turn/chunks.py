@@ -1,13 +1,13 @@
 """The constant parts of chat and completion chunks, encoded once per stream."""
 
 import importlib.metadata
-import secrets
 import time
 from collections.abc import Sequence
 
 import msgspec
 
 from frontend.turn.choice import Choice
+from frontend.turn.ids import new_id
 from frontend.turn.usage import UsageBody
 
 SYSTEM_FINGERPRINT = f"baton-{importlib.metadata.version('baton')}"
@@ -21,7 +21,7 @@ class Envelope:
     everything after that list."""
 
     def __init__(self, kind: str, id_prefix: str, model: str, *, has_usage: bool) -> None:
-        self.id = f"{id_prefix}-{secrets.token_hex(16)}"
+        self.id = new_id(id_prefix, "-")
         self.created = int(time.time())
         self.model = model
         self._has_usage = has_usage

@@ -1,13 +1,40 @@
-"""Unique ids of responses, items and calls."""
+"""What is drawn at random for an answer: ids of responses, items and calls, and seeds."""
 
+import random
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_SEED_BITS = 63
+_source: ContextVar[random.Random | None] = ContextVar("source", default=None)
 
 
-def new_id(prefix: str) -> str:
+@contextmanager
+def repeatable(key: str) -> Iterator[None]:
+    """In this context and its tasks, draw the same for the same `key`; nothing secret may be drawn."""
+    token = _source.set(random.Random(key))  # noqa: S311  it has to be repeatable
+    try:
+        yield
+    finally:
+        _source.reset(token)
+
+
+def new_id(prefix: str, separator: str = "_") -> str:
     """An id with 192 random bits; prefixes are `resp`, `msg`, `rs`, `fc`, `fco`..."""
-    return f"{prefix}_{secrets.token_hex(24)}"
+    return f"{prefix}{separator}{_bits(192):048x}"
 
 
 def new_call_id() -> str:
     """The id of a tool call, which its result refers to."""
-    return f"call_{secrets.token_hex(16)}"
+    return f"call_{_bits(128):032x}"
+
+
+def new_seed() -> int:
+    """For sampling, if the client gave none."""
+    return _bits(_SEED_BITS)
+
+
+def _bits(num: int) -> int:
+    source = _source.get()
+    return secrets.randbits(num) if source is None else source.getrandbits(num)

@@ -1,12 +1,12 @@
 """Builds a worker's Sampling from a request's fields: fills in defaults, checks against the model."""
 
-import secrets
 from typing import TypeVar
 
 from baton.errors import InvalidRequest
 from baton.messages import Sampling
 from frontend.text.served import ContextTooLong, ServedModel
 from frontend.turn.fields import Nvext, SamplingFields
+from frontend.turn.ids import new_seed
 from frontend.turn.request import TurnRequest
 
 # Prompt log probabilities travel in one worker message, and NATS limits those to 1 MB.
@@ -37,7 +37,7 @@ def sampling_of(request: TurnRequest, served: ServedModel, *, num_prompt_tokens:
     return Sampling(
         max_tokens=limit,
         min_tokens=min_tokens,
-        seed=secrets.randbits(63) if body.seed is None else body.seed & _SEED_MASK,
+        seed=new_seed() if body.seed is None else body.seed & _SEED_MASK,
         is_seeded=body.seed is not None,
         temperature=0.0 if greedy else _given(1.0, body.temperature),
         top_p=body.top_p or 1.0,

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import nats
 import nats.errors
@@ -17,6 +18,9 @@ from tests.alive import Newborn
 from tests.conftest import LaunchServer, ServerProcess, free_port
 from tests.planes import Endless, Plane, a_request, count_up, tokens
 from tests.waiting import PATIENCE_S, scaled, until
+
+# For tests whose server stands still, which is not to be noticed.
+PATIENT: dict[str, Any] = {"liveness_s": scaled(600.0), "ping_interval": 600}
 
 
 @pytest.fixture
@@ -79,7 +83,7 @@ def test_a_worker_without_a_server_closes_its_generators_at_once(own_nats: Serve
             await until(endless.closed.is_set, limit_s=5)  # not after the liveness limit
             await running.aclose()
 
-    Plane("nats-asyncio", own_nats.url).run(scenario, liveness_s=scaled(600.0))
+    Plane("nats-asyncio", own_nats.url).run(scenario, **PATIENT)
 
 
 @contextlib.asynccontextmanager
@@ -176,4 +180,4 @@ def test_generators_wait_while_the_server_takes_nothing(own_nats: ServerProcess)
             assert num_before < 150
             assert len(await tokens(running)) == 200 * 100_000
 
-    Plane("nats-asyncio", own_nats.url).run(scenario, liveness_s=scaled(600.0))
+    Plane("nats-asyncio", own_nats.url).run(scenario, **PATIENT)

@@ -13,12 +13,12 @@ import httpx
 import pytest
 
 from tests.stack import MODEL, Process, Stack
-from tests.waiting import wait_for
+from tests.waiting import scaled, wait_for
 
 NUM_CONNECTIONS = 400
 NUM_DESCRIPTORS = 256
 # How much later another client may be answered than without these connections.
-SOON_S = 1.0
+SOON_S = min(scaled(5.0), 20.0)  # who waited for an idle one to be closed would wait 30 s or more
 
 
 @pytest.fixture

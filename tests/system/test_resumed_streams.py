@@ -1,0 +1,79 @@
+"""A frontend dies: its clients go on where they stopped, at another frontend."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import free_port
+from tests.stack import MODEL, Process, Stack
+from tests.waiting import PATIENCE_S, wait_for
+
+NUM_TOKENS = 120
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    stack = Stack(tmp_path_factory.mktemp("resumed"))
+    stack.frontend(), stack.worker("prefill", engine="embedded"), stack.worker("decode", engine="embedded")
+    stack.wait_ready(1, 1)
+    yield stack
+    stack.stop()
+
+
+def another_frontend(stack: Stack, folder: Path) -> tuple[Process, str]:
+    """Ready, with no memory of earlier requests: process and URL."""
+    url = f"http://127.0.0.1:{free_port()}"
+    arguments = ["--http-port", url.rpartition(":")[2], "--response-store", str(folder / "other.sqlite3")]
+    process = stack.start(f"frontend-{len(stack.processes)}", "frontend", *arguments)
+
+    def ready() -> bool:
+        try:
+            return bool(httpx.get(f"{url}/health", verify=False).json()["status"] == "healthy")
+        except httpx.TransportError:
+            return False
+
+    wait_for(ready, PATIENCE_S)
+    return process, url
+
+
+def read(url: str, key: str, after: str = "", num_events: int | None = None) -> tuple[list[Any], str]:
+    """The data of the stream's next events, and the last one's id; sampled, without a seed."""
+    body = {"model": MODEL, "prompt": "one two", "max_tokens": NUM_TOKENS, "stream": True, "ignore_eos": True}
+    headers = {"idempotency-key": key} | ({"last-event-id": after} if after else {})
+    datas, last_id = [], after
+    with (
+        httpx.Client(timeout=PATIENCE_S, verify=False) as client,
+        client.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as response,
+    ):
+        assert response.status_code == 200
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                datas.append(json.loads(line.removeprefix("data: ")))
+            elif line.startswith("id: "):
+                last_id = line.removeprefix("id: ")
+                if len(datas) == num_events:
+                    break
+    return datas, last_id
+
+
+def text_of(datas: list[Any]) -> str:
+    return "".join(choice["text"] for data in datas for choice in data["choices"])
+
+
+def test_a_client_of_a_killed_frontend_goes_on_at_another(stack: Stack, tmp_path: Path) -> None:
+    whole, _ = read(stack.url, "a key")
+    dying, url = another_frontend(stack, tmp_path)
+    begun, last_id = read(url, "a key", num_events=len(whole) // 3)
+    dying.kill()
+
+    rest, _ = read(stack.url, "a key", last_id)
+
+    assert len(begun) == len(whole) // 3
+    assert [data["id"] for data in begun + rest] == [data["id"] for data in whole]
+    assert text_of(begun + rest) == text_of(whole)
+    assert text_of(read(stack.url, "another key")[0]) != text_of(whole)
+    stack.wait_idle()

@@ -1,0 +1,116 @@
+"""Streams with an idempotency key: from any event on, another frontend sends the rest."""
+
+import asyncio
+import re
+from typing import Any
+
+import pytest
+
+from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
+
+CHAT = {
+    "messages": [{"role": "user", "content": "Hi"}],
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": {"prompt": "Hi", "logprobs": 1},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4000},
+}
+TEXT = (
+    "<|channel|>analysis<|message|>Hm, ë<|end|><|start|>assistant to=functions.f<|channel|>commentary json"
+    '<|message|>{"a": 1}<|call|>'
+)
+KEY = {"idempotency-key": "one"}
+
+
+def streamed(
+    path: str, after: str = "", *, tokens_per_chunk: int = 3, text: str = TEXT, **fields: Any
+) -> Reply:
+    """By a frontend of its own."""
+    headers = KEY | ({"last-event-id": after} if after else {})
+    tokens = ScriptedTokens(text, tokens_per_chunk=tokens_per_chunk)
+    body = {"model": MODEL, "stream": True, **BODIES[path], **fields}
+    return asyncio.run(Client(tokens).post(path, body, headers=headers))
+
+
+def events(reply: Reply) -> list[str]:
+    """Without comments, and without the second in which they were sent."""
+    found = [event for event in reply.body.decode().split("\n\n") if event and not event.startswith(":")]
+    return [re.sub(r'"created":\d+', "", event) for event in found]
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_after_any_event_the_rest_is_sent_however_tokens_come_together(path: str) -> None:
+    whole = events(streamed(path, tokens_per_chunk=4))
+    ids = [re.search(r"^id: (\S+)$", event, re.MULTILINE) for event in whole]
+    numbered = [(place, found[1]) for place, found in enumerate(ids) if found]
+    assert len(numbered) >= 10
+    assert all(found is None for found in ids[len(numbered) :])  # only the closing events have no id
+    assert len({event_id for _, event_id in numbered}) == len(numbered)
+    for place, event_id in numbered:
+        rest = events(streamed(path, event_id, tokens_per_chunk=1 + place % 5))
+        assert rest == whole[place + 1 :]
+
+
+def test_an_answer_is_the_same_for_the_same_key_only() -> None:
+    def first_request(**headers: str) -> tuple[int, str]:
+        tokens = ScriptedTokens(TEXT)
+        body = {"model": MODEL, **CHAT}
+        reply = asyncio.run(Client(tokens).post("/v1/chat/completions", body, headers=headers))
+        return tokens.requests[0].sampling.seed, reply.json["choices"][0]["message"]["tool_calls"][0]["id"]
+
+    one = first_request(**KEY)
+    assert first_request(**KEY) == one
+    others = [
+        first_request(),
+        first_request(),
+        first_request(**{"idempotency-key": "two"}),
+        first_request(**KEY, authorization="Bearer another"),
+    ]
+    assert len({one, *others}) == 5
+
+
+def test_without_a_key_events_have_no_ids() -> None:
+    body = {"model": MODEL, "stream": True, **CHAT}
+    reply = asyncio.run(Client(ScriptedTokens(TEXT)).post("/v1/chat/completions", body))
+    assert b"\nid:" not in reply.body
+
+
+def test_another_answer_is_not_continued() -> None:
+    path = "/v1/completions"
+    event_ids = re.findall(r"^id: (\S+)$", streamed(path, text="abcdef").body.decode(), re.MULTILINE)
+    for text in ("abXdef", "ab"):
+        reply = streamed(path, event_ids[3], text=text)
+        assert (reply.status, reply.error["code"]) == (409, "stream_changed")
+    assert streamed(path, event_ids[1], text="abXdef").status == 200
+
+
+@pytest.mark.parametrize("after", ["7", "1.2", "1.2.3", "1.2.0000000g", "-1.1.00000000", "x" * 300])
+def test_an_id_that_no_event_had_is_refused(after: str) -> None:
+    reply = streamed("/v1/completions", after)
+    assert (reply.status, reply.error["param"]) == (400, "Last-Event-ID")
+    assert "send the `id` of the last event" in reply.error["message"]
+
+
+@pytest.mark.parametrize("fields", [{"stream": False}, {"n": 2}], ids=str)
+def test_only_a_stream_of_one_choice_is_continued(fields: dict[str, Any]) -> None:
+    reply = streamed("/v1/completions", "1.1.00000000", **fields)
+    assert (reply.status, reply.error["param"]) == (400, "Last-Event-ID")
+
+
+@pytest.mark.parametrize("key", ["k" * 256, "schlüssel"])
+def test_a_key_that_is_too_odd_is_refused(key: str) -> None:
+    body = {"model": MODEL, **CHAT}
+    reply = asyncio.run(
+        Client(ScriptedTokens(TEXT)).post("/v1/chat/completions", body, headers={"idempotency-key": key})
+    )
+    assert (reply.status, reply.error["param"]) == (400, "Idempotency-Key")
+
+
+def test_without_the_key_it_is_not_known_what_to_continue() -> None:
+    body = {"model": MODEL, "stream": True, **CHAT}
+    headers = {"last-event-id": "1.1.00000000"}
+    reply = asyncio.run(Client(ScriptedTokens(TEXT)).post("/v1/chat/completions", body, headers=headers))
+    assert reply.status == 400
+    assert "`Idempotency-Key`" in reply.error["message"]
