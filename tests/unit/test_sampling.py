@@ -53,7 +53,7 @@ def test_every_field_is_passed_on() -> None:
     }  # fmt: skip
     made = sampling(max_tokens=20, logprobs=2, logit_bias={"0": 1.5, str(LAST_ID): -2}, **fields)
     expected = Sampling(
-        max_tokens=20, logprobs=2, stop_token_ids=made.stop_token_ids,
+        max_tokens=20, logprobs=2, is_seeded=True, stop_token_ids=made.stop_token_ids,
         logit_bias={0: 1.5, LAST_ID: -2}, **fields,
     )  # fmt: skip
     assert made == expected
