@@ -74,6 +74,7 @@ class Stack:
             "BATON_REQUEST_PLANE": "tcp",
             "BATON_FILE_REGISTRY": str(folder / "registry"),
             "BATON_RESPONSE_STORE": str(folder / "responses.sqlite3"),
+            "BATON_CURRENT_DATE": "2026-11-21",  # answers depend on it
             "BATON_LIVENESS_S": str(scaled(10.0)),  # a machine that stands still for a moment is no fault
             **(environ or {}),
         }
