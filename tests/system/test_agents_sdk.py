@@ -1,7 +1,7 @@
 """openai-agents against the running stack: both of its models, tools over several turns, streamed and not."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Literal, TypeVar
 
 import pytest
@@ -19,7 +19,7 @@ from agents import (
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
-from tests.stack import MODEL, Stack, running_stack
+from tests.stack import MODEL, Stack
 from tests.waiting import PATIENCE_S
 
 Found = TypeVar("Found")
@@ -43,12 +43,6 @@ def get_system_health() -> str:
     """Returns the current health status of the LLM runtime—use before critical operations to verify the
     service is live."""
     return '{"status":"ok","uptime_seconds":372045}'
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("stack")) as stack:
-        yield stack
 
 
 def play(stack: Stack, api: str, scene: Callable[[Model], Awaitable[Found]]) -> Found:

@@ -10,18 +10,12 @@ import openai
 import pytest
 import yaml
 
-from tests.stack import MODEL, ROOT, Stack, running_stack
+from tests.stack import MODEL, ROOT, Stack
 from tests.waiting import PATIENCE_S
 
 Json = dict[str, Any]
 TOOLS: dict[str, Json] = yaml.safe_load((ROOT / "tests/data/compatibility_tools.yaml").read_text())
 MAX_TURNS = 10
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("stack")) as stack:
-        yield stack
 
 
 @pytest.fixture(scope="module")
