@@ -157,10 +157,10 @@ PROMPTS: list[Json] = [
 
 
 def _pairs() -> Iterator[object]:
-    """Every prompt with every sampling; fast ones: each prompt greedy, and the longest with each sampling."""
+    """Every prompt with every sampling; fast ones: each greedy, the longest with `n` too."""
     names = ["call", "answer", "longer than chunk and window"]
     for (name, prompt), (number, sampling) in product(zip(names, PROMPTS, strict=True), enumerate(SAMPLINGS)):
-        is_slow = number > 0 and prompt is not PROMPTS[-1]
+        is_slow = number in (1, 2, 4) or (number > 0 and prompt is not PROMPTS[-1])
         marks = [pytest.mark.slow] if is_slow else []
         yield pytest.param(prompt, sampling, id=f"{name}-sampling{number}", marks=marks)
 
