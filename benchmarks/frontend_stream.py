@@ -46,7 +46,7 @@ class SteppedTokens(ScriptedTokens):
     async def generate(
         self,
         request: GenerateRequest,
-        caller: str = "",  # noqa: ARG002
+        caller: str = "",  # noqa: ARG002  the protocol's
         on_taken: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield a chunk for each completed step."""

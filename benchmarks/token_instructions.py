@@ -44,7 +44,7 @@ class PacedTokens(ScriptedTokens):
     async def generate(
         self,
         request: GenerateRequest,
-        caller: str,  # noqa: ARG002
+        caller: str,  # noqa: ARG002  the protocol's
         on_taken: Callable[[], None],
     ) -> AsyncGenerator[TokenChunk, None]:
         """A header, the tokens, the end."""

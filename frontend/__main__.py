@@ -131,6 +131,7 @@ async def serve(
         request_timeout_s=settings.request_timeout_s,
         aliases=parse_aliases(settings.model_alias),
         no_progress_s=settings.no_progress_s,
+        current_date=settings.current_date,
     )
     services = _services(settings, fleet, transport, siblings)
     app = create_app(services, ServerState(responses, seal))

@@ -1,6 +1,7 @@
 """The frontend's command-line flags."""
 
 import dataclasses
+from datetime import date
 from pathlib import Path
 
 from baton.connect import HTTP_HOST, HTTP_PORT, Wires
@@ -41,6 +42,9 @@ class FrontendSettings:
         metavar="PATH",
     )
     model_path: Path | None = flag(None, "folder with tokenizer.json (default: the workers' model path)")
+    current_date: str = flag(
+        "", "date in prompts, YYYY-MM-DD (default: today, UTC)", env="BATON_CURRENT_DATE", metavar="DATE"
+    )
     request_timeout_s: float = flag(600.0, "deadline of a request", metavar="S")
     no_progress_s: float = flag(
         NO_PROGRESS_S, "a worker that gets on with no request for so long is tried", metavar="S"
@@ -61,6 +65,8 @@ class FrontendSettings:
     wires: Wires = dataclasses.field(default_factory=Wires)
 
     def __post_init__(self) -> None:
+        if self.current_date and not _is_date(self.current_date):
+            raise ValueError(f"--current-date {self.current_date!r}: must be YYYY-MM-DD")
         if not 0 <= self.http_port <= 65535:
             raise ValueError(f"--http-port {self.http_port}: must be between 0 and 65535")
         if not 1 <= self.num_processes <= MAX_PROCESSES:
@@ -79,3 +85,10 @@ class FrontendSettings:
     def cors_origins(self) -> list[str]:
         """The allowed CORS origins."""
         return [origin.strip() for origin in self.cors_origin.split(",") if origin.strip()]
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False

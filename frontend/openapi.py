@@ -207,7 +207,7 @@ def _continued(
 ) -> dict[str, Any]:
     """A generation whose broken stream can be continued."""
     operation = _generation(summary, body, answer, (StreamChanged,), envelope=envelope)
-    key = "Makes the answer repeatable, and a stream of one choice continuable: its events get ids."
+    key = "Of this request only, and hard to guess. The events of a stream with one choice get ids."
     last = "With the same key and body: send the events after this one only."
     operation["parameters"] = [
         _parameter("header", "Idempotency-Key", {"type": "string", "maxLength": 255}, key),

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Literal
 
@@ -130,7 +129,6 @@ def _prompt(
                 turns=completed(tuple(turns(messages))),
                 tools=tools(body.tools or ()),
                 reasoning_effort=NEAREST_EFFORT[effort_of(body.reasoning_effort, *args)],
-                current_date=datetime.now(UTC).date().isoformat(),
                 model_identity=identity_of(*args),
             )
         case _:
@@ -142,7 +140,7 @@ def _encoded(
 ) -> list[int]:
     if isinstance(prompt, str):
         return served.tokenizer.encode_text(prompt, allow_special=True)
-    segments = render(prompt)
+    segments = render(msgspec.structs.replace(prompt, current_date=served.current_date))
     if add_generation_prompt is False:
         segments = segments[:-2]  # `<|start|>assistant`
     return served.tokenizer.encode_segments(segments)

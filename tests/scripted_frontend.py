@@ -54,7 +54,7 @@ class ScriptedFleet:
             raise self.error
         if model != MODEL:
             raise ModelNotFound(f"The model {model!r} is not served here.", param="model")
-        return ServedModel(MODEL, self._context_length, TOKENIZER)
+        return ServedModel(MODEL, self._context_length, TOKENIZER, "2026-11-21")
 
     def health(self) -> Health:
         status = "unhealthy" if self.error else "healthy"

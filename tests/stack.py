@@ -74,7 +74,8 @@ class Stack:
             "BATON_REQUEST_PLANE": "tcp",
             "BATON_FILE_REGISTRY": str(folder / "registry"),
             "BATON_RESPONSE_STORE": str(folder / "responses.sqlite3"),
-            "BATON_LIVENESS_S": str(scaled(10.0)),  # a machine that stands still for a moment is no fault
+            "BATON_CURRENT_DATE": "2026-11-21",  # answers depend on it
+            "BATON_LIVENESS_S": str(scaled(5.0)),  # a machine that stands still for a moment is no fault
             **(environ or {}),
         }
 
@@ -174,9 +175,11 @@ class Stack:
 
 
 @contextmanager
-def running_stack(folder: Path, engine: str = "embedded") -> Iterator[Stack]:
+def running_stack(
+    folder: Path, engine: str = "embedded", environ: Mapping[str, str] | None = None
+) -> Iterator[Stack]:
     """One prefill and one decode worker, ready."""
-    stack = Stack(folder)
+    stack = Stack(folder, environ)
     try:
         stack.frontend(), stack.worker("prefill", engine=engine), stack.worker("decode", engine=engine)
         stack.wait_ready(1, 1)

@@ -1,7 +1,6 @@
 """Converts a chat completion body into a TurnRequest."""
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import TypeVar
 
 from baton.errors import InvalidRequest
@@ -58,7 +57,7 @@ def turn_request(body: ChatBody, num_bytes: int) -> TurnRequest:
         raise InvalidRequest("`top_logprobs` needs `logprobs`: true.", param="top_logprobs")
     return TurnRequest(
         model=body.model,
-        prompt=conversation(body, datetime.now(UTC).date().isoformat()),
+        prompt=conversation(body),
         path="messages",
         num_bytes=num_bytes,
         sampling=body,
@@ -80,7 +79,7 @@ def not_enforced(body: ChatBody) -> Iterator[str]:
         yield "reasoning_effort"
 
 
-def conversation(body: ChatBody, current_date: str) -> Conversation:
+def conversation(body: ChatBody) -> Conversation:
     """The body as a conversation; `tool_choice` none leaves the tools out.
 
     Raises InvalidRequest, naming the field, for content that is not text.
@@ -90,7 +89,6 @@ def conversation(body: ChatBody, current_date: str) -> Conversation:
         turns=tuple(turns(body.messages)),
         tools=() if body.tool_choice == "none" else tools(body.tools or ()),
         reasoning_effort=NEAREST_EFFORT[effort(body)],
-        current_date=current_date,
         model_identity=identity_of(*args),
         answer_format=_answer_format(body),
     )

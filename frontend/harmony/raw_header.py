@@ -101,7 +101,7 @@ class RawHeader:
         for start, stop in header.texts:
             if not tokens:
                 text = self._raw[start:stop]
-                start += len(text) - len(text.lstrip())  # noqa: PLW2901
+                start += len(text) - len(text.lstrip())  # noqa: PLW2901  the part without blanks
             tokens += [
                 (position, data[max(start - offset, 0) : stop - offset])
                 for offset, position, data in self._pieces

@@ -41,11 +41,13 @@ class EventNumbers:
             self._had, self._had_checksum = (int(found[1]), int(found[2])), int(found[3], 16)
 
     def tokens(self, chunk: TokenChunk) -> Iterator[TokenChunk]:
-        """Each token of a chunk, for its own events. Raises StreamChanged."""
+        """Each token of a chunk, for its own events; one without tokens as it is. Raises StreamChanged."""
+        if not chunk.token_ids:
+            yield chunk
         for i, token_id in enumerate(chunk.token_ids):
             self._num_tokens += 1
             self._num_events = 0
-            self._checksum = zlib.crc32(token_id.to_bytes(4, "little"), self._checksum)
+            self._checksum = zlib.crc32(b"%d," % token_id, self._checksum)
             if self._num_tokens == self._had[0] and self._checksum != self._had_checksum:
                 raise _changed()
             logprobs = chunk.logprobs and chunk.logprobs[i : i + 1]

@@ -1,7 +1,6 @@
 """Converts a Messages body into a TurnRequest."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 
 import msgspec
 
@@ -69,7 +68,6 @@ class Reading:
             turns=(*instructions, *joined(self._turns())),
             tools=() if is_off else tuple(self._tools()),
             reasoning_effort=_effort(body),
-            current_date=datetime.now(UTC).date().isoformat(),
             answer_format=_answer_format(body),
         )
 

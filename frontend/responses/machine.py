@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from frontend.harmony.conversation import Tool, ToolCall
+from frontend.harmony.conversation import Tool, ToolCall, ToolResult
 from frontend.responses.items import (
     FunctionCallItem,
     LocalShellAction,
@@ -100,14 +100,19 @@ def _call(item: MachineCallItem, name: str, given: dict[str, Any]) -> ToolCall:
     return ToolCall(call_id=item.call_id, name=name, arguments=arguments.decode())
 
 
-def result_of(item: MachineOutputItem) -> tuple[str, str]:
-    """(the id of the call, the text of its result)."""
+def result_of(item: MachineOutputItem, path: str) -> ToolResult:
+    """The item at `path` as the result of its call."""
+    field = "id" if item.call_id is None else "call_id"
+    return ToolResult(call_id=item.call_id or item.id, text=_text_of(item), path=f"{path}.{field}")
+
+
+def _text_of(item: MachineOutputItem) -> str:
     match item:
         case LocalShellOutputItem():
-            return item.call_id or item.id, item.output
+            return item.output
         case ShellOutputItem():
             if isinstance(item.output, str):
-                return item.call_id, item.output
-            return item.call_id, msgspec.json.encode(item.output).decode()
+                return item.output
+            return msgspec.json.encode(item.output).decode()
         case PatchOutputItem():
-            return item.call_id, item.output or item.status
+            return item.output or item.status

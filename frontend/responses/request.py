@@ -1,7 +1,6 @@
 """Converts a Responses body and the items before it into a TurnRequest."""
 
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 
 from baton.errors import InvalidRequest
 from frontend.harmony.conversation import (
@@ -59,7 +58,6 @@ def turn_request(
         tools=tuple(offered.tools),
         namespaces=tuple(offered.namespaces),
         reasoning_effort=NEAREST_EFFORT[effort(body)],
-        current_date=datetime.now(UTC).date().isoformat(),
         model_identity=identity_of(*args),
         answer_format=_answer_format(body),
     )

@@ -198,7 +198,7 @@ class NoOtherRuns:
     def follow(
         self,
         response_id: str,  # noqa: ARG002  the protocol's
-        sequence_number: int,  # noqa: ARG002
+        sequence_number: int,  # noqa: ARG002  the protocol's
     ) -> AbstractAsyncContextManager["FollowedElsewhere | None"]:
         """`OtherRuns.follow`."""
         return nullcontext()

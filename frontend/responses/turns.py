@@ -52,8 +52,7 @@ def _turn(item: Item, path: str) -> Turn:
         case LocalShellCallItem() | ShellCallItem() | PatchCallItem():
             return AssistantTurn(tool_calls=(call_of(item),))
         case LocalShellOutputItem() | ShellOutputItem() | PatchOutputItem():
-            call_id, text = result_of(item)
-            return ToolResult(call_id=call_id, text=text, path=f"{path}.call_id")
+            return result_of(item, path)
 
 
 def _call(item: CallItem) -> ToolCall:

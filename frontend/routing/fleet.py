@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import AsyncGenerator, Sequence, Sized
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from baton.discovery import Discovery
@@ -45,8 +46,10 @@ class Fleet:
         request_timeout_s: float = math.inf,
         aliases: Sequence[Alias] = (),
         no_progress_s: float = NO_PROGRESS_S,
+        current_date: str = "",
     ) -> None:
         self._aliases = aliases
+        self._current_date = current_date
         self._discovery = discovery
         self._transport = transport
         self._model_path = model_path
@@ -134,7 +137,9 @@ class Fleet:
             raise NoWorkers(f"No decode worker of {model!r} is {what}.", retry_after_s=1)
         if model not in self._tokenizers:
             raise NoWorkers(f"The tokenizer of {model!r} is still loading; retry later.", retry_after_s=1)
-        return ServedModel(model, min(w.context_length for w in mine), self._tokenizers[model])
+        context_length = min(worker.context_length for worker in mine)
+        today = self._current_date or datetime.now(UTC).date().isoformat()
+        return ServedModel(model, context_length, self._tokenizers[model], today)
 
     def health(self) -> Health:
         """The body of /health; healthy if at least one model can be served."""

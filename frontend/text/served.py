@@ -8,11 +8,12 @@ from frontend.text.tokenizer import ModelTokenizer
 
 class ServedModel(msgspec.Struct, frozen=True):
     """A model and its tokenizer. `context_length` is the smallest among its workers, in tokens, for prompt
-    and answer together."""
+    and answer together; prompts name the `current_date`, YYYY-MM-DD."""
 
     name: str
     context_length: int
     tokenizer: ModelTokenizer
+    current_date: str
 
 
 class ContextTooLong(BatonError):

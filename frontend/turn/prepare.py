@@ -73,7 +73,8 @@ async def encode(request: TurnRequest, owner: str, served: ServedModel, thoughts
     prompt = request.prompt
     if isinstance(prompt, Conversation):
         turns = thoughts.completed(owner, prompt.turns)
-        request = msgspec.structs.replace(request, prompt=msgspec.structs.replace(prompt, turns=turns))
+        talk = msgspec.structs.replace(prompt, turns=turns, current_date=served.current_date)
+        request = msgspec.structs.replace(request, prompt=talk)
     if request.num_bytes > LONG_BYTES:
         return await asyncio.to_thread(_encoded, request, served)
     return _encoded(request, served)

@@ -66,7 +66,7 @@ class LoseLease:
 def _entries(url: str) -> list[dict[str, str]]:
     """All registrations in etcd, with their leases."""
     found = etcd_api(url, "kv/range", key=PREFIX, range_end=prefix_end(PREFIX))
-    entries: list[dict[str, str]] = found.get("kvs", [])  # type: ignore[assignment]
+    entries: list[dict[str, str]] = found.get("kvs", [])  # type: ignore[assignment]  # etcd's JSON
     return entries
 
 

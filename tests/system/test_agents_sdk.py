@@ -1,7 +1,7 @@
 """openai-agents against the running stack: both of its models, tools over several turns, streamed and not."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Literal, TypeVar
 
 import pytest
@@ -19,7 +19,7 @@ from agents import (
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
-from tests.stack import MODEL, Stack, running_stack
+from tests.stack import MODEL, Stack
 from tests.waiting import PATIENCE_S
 
 Found = TypeVar("Found")
@@ -27,6 +27,7 @@ QUESTION = "Hey, quick check: is everything up and running?"
 LOCAL = RunConfig(tracing_disabled=True)
 SHORT = ModelSettings(temperature=0, max_tokens=300)
 APIS = {"chat": OpenAIChatCompletionsModel, "responses": OpenAIResponsesModel}
+MAINLY_RESPONSES = ["responses", pytest.param("chat", marks=pytest.mark.slow)]
 CALLED = ["reasoning_item", "tool_call_item", "tool_call_output_item"]
 ANSWERED = ["reasoning_item", "message_output_item"]
 
@@ -43,12 +44,6 @@ def get_system_health() -> str:
     """Returns the current health status of the LLM runtime—use before critical operations to verify the
     service is live."""
     return '{"status":"ok","uptime_seconds":372045}'
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("stack")) as stack:
-        yield stack
 
 
 def play(stack: Stack, api: str, scene: Callable[[Model], Awaitable[Found]]) -> Found:
@@ -84,7 +79,7 @@ def test_a_tool_turn_is_run_and_the_conversation_goes_on(stack: Stack, api: str)
     play(stack, api, scene)
 
 
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("api", MAINLY_RESPONSES)
 def test_a_streamed_tool_turn_gives_the_same_items_and_text(stack: Stack, api: str) -> None:
     async def scene(model: Model) -> None:
         whole = await Runner.run(operator(model), QUESTION, run_config=LOCAL)
@@ -100,7 +95,7 @@ def test_a_streamed_tool_turn_gives_the_same_items_and_text(stack: Stack, api: s
     play(stack, api, scene)
 
 
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("api", MAINLY_RESPONSES)
 def test_a_required_tool_is_called_and_then_the_agent_answers(stack: Stack, api: str) -> None:
     async def scene(model: Model) -> None:
         must = SHORT.resolve(ModelSettings(tool_choice="required"))
@@ -112,7 +107,7 @@ def test_a_required_tool_is_called_and_then_the_agent_answers(stack: Stack, api:
     play(stack, api, scene)
 
 
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("api", MAINLY_RESPONSES)
 def test_an_agent_has_a_typed_output(stack: Stack, api: str) -> None:
     async def scene(model: Model) -> None:
         judge = Agent(name="Judge", model=model, output_type=Verdict, model_settings=SHORT)

@@ -2,11 +2,10 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
-from tests.stack import ROOT, Stack, running_stack
+from tests.stack import ROOT, Stack
 from tests.waiting import PATIENCE_S
 
 # What a run prints, apart from the model's own text.
@@ -17,12 +16,6 @@ EXAMPLES = {
     "responses_state.py": ["tool: get_system_health({})", "kept: ['message', 'reasoning', 'function_call',"],
     "structured_output.py": ["chat: Report(", "response: Report(", "call: Report("],
 }
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("stack")) as stack:
-        yield stack
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,16 @@ import openai
 import pytest
 import yaml
 
-from tests.stack import MODEL, ROOT, Stack, running_stack
+from tests.stack import MODEL, ROOT, Stack
 from tests.waiting import PATIENCE_S
 
 Json = dict[str, Any]
 TOOLS: dict[str, Json] = yaml.safe_load((ROOT / "tests/data/compatibility_tools.yaml").read_text())
+SLOW = pytest.mark.slow
+NAMES = [
+    name if name in ("get_system_health", "get_weather") else pytest.param(name, marks=SLOW) for name in TOOLS
+]
 MAX_TURNS = 10
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("stack")) as stack:
-        yield stack
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +93,7 @@ def responses_loop(stack: Stack, name: str, **extra: Any) -> tuple[list[Json], l
     return outputs, arguments
 
 
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("name", NAMES)
 def test_chat_carries_reasoning_as_the_compatibility_test_wants_it(stack: Stack, name: str) -> None:
     messages, arguments = chat_loop(stack, name)
 
@@ -105,7 +103,7 @@ def test_chat_carries_reasoning_as_the_compatibility_test_wants_it(stack: Stack,
         assert [json.loads(text) for text in arguments] == [{}]
 
 
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("name", NAMES)
 def test_responses_carry_reasoning_as_the_compatibility_test_wants_it(stack: Stack, name: str) -> None:
     outputs, arguments = responses_loop(stack, name)
 
@@ -119,7 +117,7 @@ def test_responses_carry_reasoning_as_the_compatibility_test_wants_it(stack: Sta
 
 
 @pytest.mark.parametrize("loop", [chat_loop, responses_loop])
-@pytest.mark.parametrize("name", ["get_system_health", "get_weather", "detect_language"])
+@pytest.mark.parametrize("name", ["get_weather", pytest.param("detect_language", marks=SLOW)])
 def test_a_call_that_is_required_has_arguments_that_validate(stack: Stack, name: str, loop: Any) -> None:
     _, arguments = loop(stack, name, tool_choice="required")
 
@@ -127,7 +125,7 @@ def test_a_call_that_is_required_has_arguments_that_validate(stack: Stack, name:
     jsonschema.validate(json.loads(arguments[0]), TOOLS[name]["parameters"])
 
 
-@pytest.mark.parametrize("effort", ["low", "medium", "high"])
+@pytest.mark.parametrize("effort", ["low", pytest.param("high", marks=SLOW)])
 def test_the_chat_sampler_of_the_evals_gets_text_reasoning_and_usage(
     client: openai.OpenAI, effort: Any
 ) -> None:

@@ -1,7 +1,7 @@
 """Forms are enforced end to end at temperature 1, with prefill and decode on two workers."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -61,16 +61,6 @@ TOOLS: list[Json] = [
     {"type": "function", "function": {"name": "get_system_health", "parameters": HEALTH}},
 ]
 PARAMETERS: dict[str, Json] = {"get_weather": WEATHER, "get_system_health": HEALTH}
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One prefill and one decode worker with the demo model."""
-    stack = Stack(tmp_path_factory.mktemp("guided"))
-    stack.frontend(), stack.worker("prefill", engine="embedded"), stack.worker("decode", engine="embedded")
-    stack.wait_ready(1, 1)
-    yield stack
-    stack.stop()
 
 
 def ask(stack: Stack, **fields: Any) -> Json:

@@ -116,6 +116,7 @@ def processes() -> Iterator[list[Process]]:
         process.kill()
 
 
+@pytest.mark.slow
 def test_the_guides_manual_launch_serves(worker: Image, processes: list[Process], tmp_path: Path) -> None:
     """Dynamo's "Option B" with only the module names changed: no engine is named."""
     port = str(free_port())

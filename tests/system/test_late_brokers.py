@@ -36,7 +36,7 @@ def test_a_stack_starts_before_its_brokers(
     stack.frontend()
     worker, other = stack.worker("agg"), stack.worker("agg")
     for process in stack.processes:
-        wait_for(lambda: "waiting for NATS at nats://127.0.0.1" in process.text())  # noqa: B023
+        wait_for(lambda: "waiting for NATS at nats://127.0.0.1" in process.text())  # noqa: B023  called at once
 
     began_s = time.monotonic()
     other.signal(signal.SIGTERM)

@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMes
 from openai.types.responses import FunctionToolParam, ResponseInputParam
 from pydantic import BaseModel, Field
 
-from tests.stack import MODEL, running_stack
+from tests.stack import MODEL, Stack
 from tests.waiting import PATIENCE_S
 
 QUESTION = "Hey, quick check: is everything up and running?"
@@ -43,13 +43,10 @@ class Report(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    with (
-        running_stack(tmp_path_factory.mktemp("stack")) as stack,
-        openai.OpenAI(
-            base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
-        ) as client,
-    ):
+def client(stack: Stack) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+    ) as client:
         yield client
 
 

@@ -1,27 +1,16 @@
 """A frontend dies: its clients go on where they stopped, at another frontend."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.conftest import free_port
 from tests.stack import MODEL, Process, Stack
 from tests.waiting import PATIENCE_S, wait_for
 
 NUM_TOKENS = 120
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("resumed"))
-    stack.frontend(), stack.worker("prefill", engine="embedded"), stack.worker("decode", engine="embedded")
-    stack.wait_ready(1, 1)
-    yield stack
-    stack.stop()
 
 
 def another_frontend(stack: Stack, folder: Path) -> tuple[Process, str]:

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.stack import MODEL, Stack
+from tests.stack import MODEL, Stack, running_stack
 from tests.waiting import PATIENCE_S, wait_for
 
 HEALTH_TOOL = {
@@ -45,21 +45,21 @@ Json = dict[str, Any]
 @pytest.fixture(
     scope="module", params=["tcp and files", pytest.param("nats and etcd", marks=pytest.mark.slow)]
 )
-def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(
+    request: pytest.FixtureRequest, stack: Stack, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
     """One prefill and one decode worker."""
-    environ = {}
-    if request.param == "nats and etcd":
-        environ = {
-            "BATON_DISCOVERY_BACKEND": "etcd",
-            "BATON_REQUEST_PLANE": "nats",
-            "ETCD_ENDPOINTS": request.getfixturevalue("launch_etcd")().url,
-            "NATS_SERVER": request.getfixturevalue("nats_server"),
-        }
-    stack = Stack(tmp_path_factory.mktemp("stack"), environ)
-    stack.frontend(), stack.worker("prefill", engine="embedded"), stack.worker("decode", engine="embedded")
-    stack.wait_ready(1, 1)
-    yield stack
-    stack.stop()
+    if request.param == "tcp and files":
+        yield stack
+        return
+    environ = {
+        "BATON_DISCOVERY_BACKEND": "etcd",
+        "BATON_REQUEST_PLANE": "nats",
+        "ETCD_ENDPOINTS": request.getfixturevalue("launch_etcd")().url,
+        "NATS_SERVER": request.getfixturevalue("nats_server"),
+    }
+    with running_stack(tmp_path_factory.mktemp("stack"), environ=environ) as other:
+        yield other
 
 
 @pytest.fixture(scope="module")
@@ -157,10 +157,10 @@ PROMPTS: list[Json] = [
 
 
 def _pairs() -> Iterator[object]:
-    """Every prompt with every sampling; fast ones: each prompt greedy, and the longest with each sampling."""
+    """Every prompt with every sampling; fast ones: each greedy, the longest with `n` too."""
     names = ["call", "answer", "longer than chunk and window"]
     for (name, prompt), (number, sampling) in product(zip(names, PROMPTS, strict=True), enumerate(SAMPLINGS)):
-        is_slow = number > 0 and prompt is not PROMPTS[-1]
+        is_slow = number in (1, 2, 4) or (number > 0 and prompt is not PROMPTS[-1])
         marks = [pytest.mark.slow] if is_slow else []
         yield pytest.param(prompt, sampling, id=f"{name}-sampling{number}", marks=marks)
 

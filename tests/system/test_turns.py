@@ -7,7 +7,7 @@ import pytest
 from tests.stack import Stack
 from tests.tool_conversation import Turn, converse, told
 
-NUM_TURNS = 10
+NUM_TURNS = 6
 TOKEN_BYTES = 8 * 2 * 2 * 64 * 4  # layers, K and V, heads, head dim, float32
 
 

@@ -19,7 +19,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
     stack.stop()
 
 
-@pytest.mark.parametrize("engine", ["embedded", "mocker"])
+@pytest.mark.parametrize("engine", [pytest.param("embedded", marks=pytest.mark.slow), "mocker"])
 def test_each_pair_has_moved_kv_before_it_is_ready(stack: Stack, engine: str) -> None:
     workers = [stack.worker(mode, engine=engine) for mode in ("prefill", "prefill", "decode", "decode")]
     stack.wait_ready(2, 2)

@@ -44,7 +44,7 @@ def fault(**fields: Any) -> Fault | None:
         ({"pets": [{"name": "Rex"}]}, "pets[0].kind", "is missing; allowed values: cat, dog"),
         ({"pets": [{"kind": "dog"}]}, "pets[0].name", "is missing"),
         ({"pets": [{"kind": "dog", "name": ""}]}, "pets[0].name", "must not be empty"),
-        ({"pets": [{"kind": "dog", "name": "Goofys"}]}, "pets[0].name", "has 6 characters; at most 5 are allowed"),  # noqa: E501
+        ({"pets": [{"kind": "dog", "name": "Goofys"}]}, "pets[0].name", "has 6 characters; at most 5 are allowed"),  # noqa: E501  one case, one line
         ({"pets": []}, "pets", "must have at least 1 entry"),
         ({"pets": [DOG] * 4}, "pets", "has 4 entries; at most 3 are allowed"),
         ({"pets": {}}, "pets", "must be an array, not an object"),

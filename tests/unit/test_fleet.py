@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -212,6 +213,21 @@ def test_a_tokenizer_is_loaded_once(caplog: pytest.LogCaptureFixture) -> None:
 
     asyncio.run(main())
     assert "no tokenizer" not in caplog.text
+
+
+@pytest.mark.parametrize("given", ["", "2026-02-03"])
+def test_prompts_name_today_or_the_date_given(given: str) -> None:
+    async def main() -> str:
+        registry = Registry(worker("d1"))
+        fleet = Fleet(registry, registry, current_date=given)
+        async with fleet.keep_current():
+            await until(lambda: fleet.models() == ["m"])
+            return fleet.served("m").current_date
+
+    before = datetime.now(UTC).date().isoformat()
+    named = asyncio.run(main())
+    today = {before, datetime.now(UTC).date().isoformat()}  # midnight may have passed
+    assert named in ({given} if given else today)
 
 
 def test_the_frontends_own_model_path_is_read_instead_of_the_workers() -> None:

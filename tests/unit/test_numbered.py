@@ -2,10 +2,12 @@
 
 import asyncio
 import re
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
 
+from baton.messages import GenerateRequest, TokenChunk
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 
 CHAT = {
@@ -69,6 +71,24 @@ def test_an_answer_is_the_same_for_the_same_key_only() -> None:
         first_request(**KEY, authorization="Bearer another"),
     ]
     assert len({one, *others}) == 5
+
+
+def test_a_last_chunk_without_tokens_still_ends_the_answer() -> None:
+    class EndsEmpty(ScriptedTokens):
+        async def generate(
+            self, request: GenerateRequest, caller: str, on_taken: Callable[[], None]
+        ) -> AsyncGenerator[TokenChunk, None]:
+            async for chunk in super().generate(request, caller, on_taken):
+                yield TokenChunk(chunk.token_ids)
+                if chunk.finish_reason:
+                    yield TokenChunk((), "length", chunk.usage)
+
+    body = {"model": MODEL, "prompt": "Hi", "stream": True, "stream_options": {"include_usage": True}}
+    reply = asyncio.run(Client(EndsEmpty("abcdef")).post("/v1/completions", body, headers=KEY))
+    *_, ending, counted, done = reply.events
+    assert ending["choices"][0]["finish_reason"] == "length"
+    assert counted["usage"]["completion_tokens"] == 6
+    assert done == "[DONE]"
 
 
 def test_without_a_key_events_have_no_ids() -> None:

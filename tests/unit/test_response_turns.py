@@ -113,6 +113,12 @@ def test_the_result_of_any_call_knows_its_place_in_the_body(result: Item) -> Non
     assert made_of(call("a"), result)[1:] == [ToolResult(call_id="a", text="out", path="input[1].call_id")]
 
 
+def test_the_output_of_a_local_shell_may_name_its_call_in_id() -> None:
+    (result,) = made_of(call("a"), LocalShellOutputItem(id="a", output="out"))[1:]
+
+    assert result == ToolResult(call_id="a", text="out", path="input[1].id")
+
+
 def test_an_item_that_says_nothing_is_no_turn() -> None:
     assert made_of(answer(""), said("user", "Hi"), answer("Yes."), answer("")) == [
         UserTurn("Hi"),

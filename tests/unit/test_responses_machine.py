@@ -47,7 +47,7 @@ CALLS: dict[str, tuple[Json, Json, Json]] = {
 
 
 def test_a_patch_without_a_log_has_its_status() -> None:
-    assert result_of(PatchOutputItem(call_id="c", status="failed")) == ("c", "failed")
+    assert result_of(PatchOutputItem(call_id="c", status="failed"), "input[0]").text == "failed"
 
 
 def answer(kind: str, arguments: str) -> str:

@@ -17,7 +17,7 @@ from frontend.turn.sampling import sampling_of
 from frontend.turn.thoughts import Thoughts
 from tests.scripted_frontend import TOKENIZER
 
-SERVED = ServedModel("m", 100, TOKENIZER)
+SERVED = ServedModel("m", 100, TOKENIZER, "2026-11-21")
 LAST_ID = TOKENIZER.vocab_size - 1
 
 

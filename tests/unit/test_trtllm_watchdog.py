@@ -17,7 +17,7 @@ THREADS = {"trtllm-watchdog", "trtllm-health"}
 def watched(check: Callable[[], bool], told: list[str], patience: Patience) -> Watchdog:
     """A watchdog of an LLM with this health check; `told` gets its reports, also an exit."""
     llm: Any = SimpleNamespace(_executor=SimpleNamespace(check_health=check))
-    leave: Any = lambda status: told.append(f"exit {status}")  # noqa: E731
+    leave: Any = lambda status: told.append(f"exit {status}")  # noqa: E731  one expression
     return Watchdog(llm, told.append, leave=leave, patience=patience)
 
 

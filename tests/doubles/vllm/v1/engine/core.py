@@ -151,11 +151,11 @@ class Core:
         finally:
             self._jobs.pop(job.request_id, None)
             if job.request_id not in self._pins:
-                self._connector.connector_worker._reqs_to_process.discard(job.request_id)  # noqa: SLF001
+                self._connector.connector_worker._reqs_to_process.discard(job.request_id)  # noqa: SLF001  the core is its process
             self._step([])
 
     async def _prefill(self, job: Job) -> None:
-        self._connector.connector_worker._reqs_to_process.add(job.request_id)  # noqa: SLF001
+        self._connector.connector_worker._reqs_to_process.add(job.request_id)  # noqa: SLF001  the core is its process
         sampling = job.request.sampling
         # The embedded engine ends an answer of one token, or at a stop token, without a handoff.
         stops = sampling.stop_token_ids if sampling.min_tokens else ()
@@ -265,7 +265,7 @@ class Core:
             await asyncio.wait([pin])
             self._pulled.discard(request_id)
         for request_id in self._leaseless:
-            worker._reqs_to_send[request_id] = time.perf_counter() + lease_s(self._config)  # noqa: SLF001
+            worker._reqs_to_send[request_id] = time.perf_counter() + lease_s(self._config)  # noqa: SLF001  the core is its process
         self._leaseless.clear()
 
     def _step(self, outputs: list[Output], *, failed: int = 0) -> None:
