@@ -1,5 +1,6 @@
 """Real servers for the tests: etcd and NATS on free loopback ports, with their data in temporary folders."""
 
+import gc
 import inspect
 import os
 import random
@@ -181,3 +182,9 @@ def _same_environment() -> Iterator[None]:
 def nats_server(launch_nats: LaunchServer) -> str:
     """URL of a nats-server shared by the session: use unique subjects, don't stop it."""
     return launch_nats().url
+
+
+def pytest_collection_finish() -> None:
+    """Keep what the tests' imports made out of garbage collections, which tests that look for leaks force."""
+    gc.collect()
+    gc.freeze()
