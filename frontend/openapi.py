@@ -1,5 +1,6 @@
 """The OpenAPI document: the routes, with the schemas of their request and response structs."""
 
+import importlib.metadata
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -93,7 +94,7 @@ EXAMPLES: Mapping[type[msgspec.Struct], dict[str, Any]] = {
 }
 
 
-def page(title: str, version: str) -> dict[str, Any]:
+def page() -> dict[str, Any]:
     """The OpenAPI document."""
     tokens = _operation("Tokenize a prompt", TokenizeAnswer, _ASKING, body=TokenizeBody)
     text = _operation("Detokenize token ids", DetokenizeAnswer, _ASKING, body=DetokenizeBody)
@@ -102,7 +103,7 @@ def page(title: str, version: str) -> dict[str, Any]:
     health["responses"]["503"] = {"description": "Not ready; `missing` lists the reasons.", **_json(Health)}
     return {
         "openapi": "3.1.0",
-        "info": {"title": title, "version": version},
+        "info": {"title": "Baton", "version": importlib.metadata.version("baton")},
         "paths": {
             "/v1/chat/completions": {
                 "post": _continued("Create a chat completion", ChatBody, ChatCompletion)
