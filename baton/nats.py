@@ -47,7 +47,7 @@ _LATER_THAN_LIVENESS_S = 1.0  # a server that stands still for a moment is no fa
 
 
 class NatsTransport:
-    """`Transport` over a NATS server or cluster; workers' addresses are `nats://SUBJECT#KEY`, both new for each
+    """`Transport` over a NATS server or cluster; addresses are `nats://SUBJECT#KEY`, both new for each
     `serve`. `server_urls`: comma-separated.
 
     Connects on first use and reconnects forever. A worker that is silent for `liveness_s` is lost. `options`
