@@ -157,7 +157,9 @@ def test_without_parallel_tool_calls_a_second_call_ends_the_answer() -> None:
 
 
 def test_an_answer_cut_by_max_tokens_finishes_with_length() -> None:
-    choice = chat(ANSWER, max_completion_tokens=30).json["choices"][0]
+    reply = chat(ANSWER, max_completion_tokens=30, max_tokens=10)
+    assert reply.json["usage"]["completion_tokens"] == 30
+    choice = reply.json["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["content"].startswith("Hello"[: len(choice["message"]["content"])])
 

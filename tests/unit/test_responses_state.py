@@ -189,6 +189,8 @@ def test_a_background_response_is_answered_at_once_and_made_without_its_client()
             assert client.metric("baton_requests_total", **status) == 1
             first_token = "baton_time_to_first_token_seconds_count"
             assert client.metric(first_token, route="background", model=MODEL) == 1
+            num_tokens = done["usage"]["output_tokens"]
+            assert client.metric("baton_completion_tokens_total", model=MODEL) == num_tokens
 
     asyncio.run(scenario())
 
