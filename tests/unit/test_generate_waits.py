@@ -120,7 +120,11 @@ def test_a_running_answer_that_is_refused_waits_for_room() -> None:
     full = failing(Overloaded("full", retry_after_s=2))
     fleet = ScriptedWorkers(d1=in_turn(LOST, answer), d2=in_turn(*[full] * 6, answer))
 
-    assert run_jumping(generate(fleet, wait_for_worker_s=5, deadline_s=60)) == WHOLE
+    async def main() -> float:
+        assert await generate(fleet, wait_for_worker_s=5, deadline_s=60) == WHOLE
+        return asyncio.get_running_loop().time()
+
+    assert run_jumping(main()) == pytest.approx(6 * 2, abs=1)
     assert fleet.asked == ["d1"] + ["d2"] * 7
 
 

@@ -165,6 +165,8 @@ def test_a_name_that_would_break_a_header_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         render(Conversation(turns=(), tools=(Tool(name=name, path="tools[0]"),)))
     assert refused.value.param == "tools[0].name"
+    with pytest.raises(InvalidRequest):
+        render(Conversation(turns=(), tools=(Tool(name="f", namespace=f"a {name}"),)))
 
 
 @pytest.mark.parametrize(
