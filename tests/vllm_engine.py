@@ -33,8 +33,14 @@ async def started(
     lib = load_library()
     typed = {"model": str(checkpoint)}
     loaded = load_vllm_settings(lib.engine_args, mode, override=json.dumps(CONFIG | config), typed=typed)
-    identity = {"worker_id": mode, "incarnation": "1"}
-    engine = VllmEngine(loaded, lib, model_path=checkpoint, max_queue_size=max_queue_size, **identity)
+    engine = VllmEngine(
+        loaded,
+        lib,
+        model_path=checkpoint,
+        worker_id=mode,
+        incarnation="1",
+        max_queue_size=max_queue_size,
+    )
     try:
         await engine.start()
         yield engine
