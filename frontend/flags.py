@@ -19,6 +19,13 @@ class FrontendSettings:
 
     http_host: str = flag("127.0.0.1", "address to listen on", env=HTTP_HOST, metavar="IP")
     http_port: int = flag(8000, "port to listen on", env=HTTP_PORT, metavar="PORT")
+    api_keys_file: Path | None = flag(
+        None,
+        "only clients with a key in this file may send requests: python -m baton key",
+        env="BATON_API_KEYS_FILE",
+        metavar="PATH",
+    )
+    insecure: bool = flag(False, "serve other machines without API keys", env="BATON_INSECURE")
     take_over: bool = flag(False, "take the port over from this user's frontend on it, which then drains")
     num_processes: int = flag(1, "processes that share the port, each with its own event loop", metavar="N")
     router_mode: RouterMode = flag(

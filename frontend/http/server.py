@@ -10,7 +10,7 @@ from baton.errors import NotReady
 from baton.listener import Accepting, Admission, Listener, num_connections
 from baton.streams import Pulse
 from frontend.http.connection import Connection, Patience
-from frontend.http.errors import ErrorBody, retry_after
+from frontend.http.errors import ErrorBody, error_headers
 from frontend.http.exchange import AsgiApp, Exchange, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class HttpServer:
 
 async def _turn_away(scope: Scope, receive: Receive, send: Send) -> None:
     exchange = Exchange(scope, receive, send)
-    headers = [*retry_after(_FULL), (b"connection", b"close")]
+    headers = [*error_headers(_FULL), (b"connection", b"close")]
     await exchange.answer(_FULL.status, ErrorBody.of(_FULL), headers)
 
 
