@@ -32,8 +32,9 @@ from frontend.processes.handover import ProcessEnd
 from frontend.processes.siblings import Siblings
 from frontend.processes.supervisor import Supervisor
 from frontend.processes.takeover import Offer, Taken, inherited
+from frontend.responses.database import MEMORY
 from frontend.responses.runs import ResponseState
-from frontend.responses.store import MEMORY, ResponseStore, StoreFailure
+from frontend.responses.store import ResponseStore, StoreFailure
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
 from frontend.routing.names import parse_aliases

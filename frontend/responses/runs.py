@@ -212,6 +212,11 @@ class ResponseState:
     runs: Runs = dataclasses.field(default_factory=Runs)
     elsewhere: OtherRuns = dataclasses.field(default_factory=NoOtherRuns)
 
+    async def run(self, response_id: str, key_name: str) -> Run | None:
+        """`Runs.get`, if the run is of that key."""
+        run = await self.runs.get(response_id)
+        return run if run is not None and run.answer.key_name == key_name else None
+
     async def close(self) -> None:
         """Stop all runs and close the store."""
         await self.runs.drain(0)

@@ -110,6 +110,20 @@ def test_a_changed_file_counts_soon_in_every_process_and_a_broken_one_does_not(
     assert not keys.are_in(frontend.text())
 
 
+def test_a_response_is_found_with_its_key_only_by_every_process(
+    stack: Stack, keys: Keys, alice: dict[str, str]
+) -> None:
+    dave = keys.add("dave")
+    wait_for(lambda: statuses(stack, dave) == {200})
+    body = {"model": MODEL, "input": "Hi", "max_output_tokens": 3}
+    made = httpx.post(f"{stack.url}/v1/responses", json=body, headers=alice, verify=False).json()
+    url = f"{stack.url}/v1/responses/{made['id']}"
+    for headers, status in ((alice, 200), (dave, 404)):
+        assert {httpx.get(url, headers=headers, verify=False).status_code for _ in range(4)} == {status}
+    assert httpx.delete(url, headers=dave, verify=False).status_code == 404
+    assert httpx.get(url, headers=alice, verify=False).json() == made
+
+
 def test_a_frontend_for_other_machines_wants_keys_or_a_word_that_it_is_meant(tmp_path: Path) -> None:
     stack = Stack(tmp_path, {"BATON_INSECURE": ""})
     try:
