@@ -80,7 +80,7 @@ def _listener(settings: FrontendSettings) -> tuple[socket.socket, Taken]:
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else str(error)
             raise ValueError(f"cannot listen on {where}: {why}; choose another --http-port") from error
-        if settings.api_keys_file is None and not settings.insecure and not _is_loopback(listener):
+        if not (settings.knows_clients or settings.insecure or _is_loopback(listener)):
             raise ValueError(
                 f"other machines can reach {where}, and there are no API keys: give --api-keys-file, or "
                 "--insecure if each of them may send requests (or 127.0.0.1 as --http-host)"
@@ -154,13 +154,14 @@ async def serve(
     fleet = _fleet(settings, discovery, transport)
     services = _services(settings, fleet, transport, siblings)
     app = _app(settings, credentials, services, responses)
-    server = HttpServer(app, settings.drain_timeout_s)
+    server = HttpServer(app, settings.drain_timeout_s, tls=credentials.context)
     answering = siblings.answering(services.thoughts, services.metrics, responses.runs)
     async with fleet.keep_current() as following, answering, kept_current(credentials.rereadable):
         leave_start_uncollected()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         server.start(listener)
-        log.info("listening address=http://%s:%d", *listener.getsockname()[:2])
+        scheme = "http" if credentials.tls is None else "https"
+        log.info("listening address=%s://%s:%d", scheme, *listener.getsockname()[:2])
         await first_of(shutdown.wait(), needed(settings.wires.plane_name(), transport.reachable()))
         await first_of(shutdown.wait(), fleet.synced.wait(), asyncio.sleep(SYNC_TIMEOUT_S))
         siblings.listening()

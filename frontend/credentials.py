@@ -1,6 +1,7 @@
-"""Reads what the flags' files hold that others must not know or change: the seal's key and the API keys."""
+"""Reads the secrets in the files of the flags: the seal's key, the API keys, the certificate of HTTPS."""
 
 import dataclasses
+import ssl
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from frontend.flags import FrontendSettings
 from frontend.http.keys import Keys, read_keys
 from frontend.http.reread import Reread
+from frontend.http.tls import server_context
 from frontend.turn.seal import Seal
 
 MIN_KEY_BYTES = 32
@@ -16,15 +18,20 @@ MIN_KEY_BYTES = 32
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """The frontend's secrets; `keys` is None if everyone may send requests."""
+    """The frontend's secrets. `keys` is None if everyone may send requests, `tls` if over plain HTTP."""
 
     seal: Seal
     keys: Reread[Keys] | None
+    tls: Reread[ssl.SSLContext] | None
 
     @property
     def rereadable(self) -> Sequence[Reread[Any]]:
         """Files that are read again when they change."""
-        return [] if self.keys is None else [self.keys]
+        return [file for file in (self.keys, self.tls) if file is not None]
+
+    def context(self) -> ssl.SSLContext | None:
+        """That of new connections."""
+        return None if self.tls is None else self.tls.value
 
 
 def read_credentials(settings: FrontendSettings) -> Credentials:
@@ -35,9 +42,19 @@ def read_credentials(settings: FrontendSettings) -> Credentials:
         seal = Seal(_seal_key(settings.seal_key_file))
         flag = "--api-keys-file"
         keys = None if keys_path is None else Reread([keys_path], partial(read_keys, keys_path))
+        flag = "--tls-cert-file"
+        tls = _tls(settings)
     except (OSError, ValueError) as error:
         raise ValueError(f"{flag}: {error}") from error
-    return Credentials(seal=seal, keys=keys)
+    return Credentials(seal=seal, keys=keys, tls=tls)
+
+
+def _tls(settings: FrontendSettings) -> Reread[ssl.SSLContext] | None:
+    cert, key, client_ca = settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file
+    if cert is None or key is None:
+        return None
+    paths = [cert, key] if client_ca is None else [cert, key, client_ca]
+    return Reread(paths, partial(server_context, cert, key, client_ca))
 
 
 def _seal_key(path: Path | None) -> bytes | None:

@@ -245,7 +245,8 @@ class Connection(HttpToolsProtocol):
                 f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
             )
             self.transport.write(head.encode() + body)
-            self.transport.write_eof()
+            if self.transport.can_write_eof():  # not over TLS
+                self.transport.write_eof()
             self._wait(self._patience.rest_s)
             if self._num_open > 0:  # the app waits for the body
                 self.cycle.disconnected = True

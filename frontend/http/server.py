@@ -7,7 +7,7 @@ import socket
 import uvicorn
 
 from baton.errors import NotReady
-from baton.listener import Accepting, Admission, Listener, num_connections
+from baton.listener import Accepting, Admission, Listener, Tls, num_connections
 from baton.streams import Pulse
 from frontend.http.connection import Connection, Patience
 from frontend.http.errors import ErrorBody, error_headers
@@ -35,6 +35,7 @@ class HttpServer:
         drain_timeout_s: float,
         patience: Patience | None = None,
         max_connections: int | None = None,
+        tls: Tls = lambda: None,
     ) -> None:
         self._server = _uvicorn(app, drain_timeout_s)
         self._patience = patience or Patience()
@@ -42,12 +43,13 @@ class HttpServer:
         self._admitted = Admission(most, Connection.evict)
         self._turned_away = Admission(num_connections(8, MOST_TURNED_AWAY), Connection.evict)
         self._is_full = False
+        self._tls = tls
         self._listener: Listener | None = None
         self._pulse: Pulse | None = None
 
     def start(self, listener: Accepting) -> None:
         """Accept connections until `drain`."""
-        self._listener = Listener(listener, self._take, self._admitted.make_room)
+        self._listener = Listener(listener, self._take, self._admitted.make_room, self._tls)
         self._pulse = Pulse(_CHECK_EVERY_S, self._check)
 
     async def drain(self) -> None:

@@ -46,3 +46,26 @@ def test_other_machines_are_not_served_without_keys(
     assert said.startswith(f"error: other machines can reach {host}:0, and there are no API keys: give ")
     assert "--api-keys-file" in said
     assert "--insecure" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--tls-cert-file", "c"], "--tls-cert-file and --tls-key-file: give both"),
+        (["--tls-key-file", "k"], "--tls-cert-file and --tls-key-file: give both"),
+        (["--tls-client-ca-file", "a"], "--tls-client-ca-file: needs --tls-cert-file and --tls-key-file"),
+        (
+            ["--tls-cert-file", "no", "--tls-key-file", "k"],
+            "--tls-cert-file: no and k are not a certificate and",
+        ),
+    ],
+)
+def test_tls_flags_that_do_not_fit_end_the_start(
+    flags: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main([f"--file-registry={tmp_path / 'registry'}", "--http-port", "0", *flags])
+    except SystemExit as end:  # of the flags' own checks
+        status = end.code  # type: ignore[assignment]  # it is a number
+    assert status == 2
+    assert f"error: {why}" in capsys.readouterr().err.splitlines()[-1]
