@@ -24,12 +24,13 @@ from frontend.flags import FrontendSettings
 from frontend.http.authentication import Authentication
 from frontend.http.browsers import Browsers
 from frontend.http.exchange import AsgiApp
+from frontend.http.limits import Quotas
 from frontend.http.reread import kept_current
 from frontend.http.server import HttpServer
 from frontend.http.services import Services
 from frontend.metrics import Metrics
 from frontend.processes.handover import ProcessEnd
-from frontend.processes.siblings import Siblings
+from frontend.processes.siblings import Shared, Siblings
 from frontend.processes.supervisor import Supervisor
 from frontend.processes.takeover import Offer, Taken, inherited
 from frontend.responses.database import MEMORY
@@ -153,9 +154,10 @@ async def serve(
     responses = ResponseState(store, elsewhere=siblings)
     fleet = _fleet(settings, discovery, transport)
     services = _services(settings, fleet, transport, siblings)
-    app = _app(settings, credentials, services, responses)
+    quotas = Quotas(siblings.share_use)
+    app = _app(settings, credentials, services, responses, quotas)
     server = HttpServer(app, settings.drain_timeout_s, tls=credentials.context)
-    answering = siblings.answering(services.thoughts, services.metrics, responses.runs)
+    answering = siblings.answering(Shared(services.thoughts, services.metrics, responses.runs, quotas))
     async with fleet.keep_current() as following, answering, kept_current(credentials.rereadable):
         leave_start_uncollected()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -186,11 +188,15 @@ def _fleet(settings: FrontendSettings, discovery: Discovery, transport: Transpor
 
 
 def _app(
-    settings: FrontendSettings, credentials: Credentials, services: Services, responses: ResponseState
+    settings: FrontendSettings,
+    credentials: Credentials,
+    services: Services,
+    responses: ResponseState,
+    quotas: Quotas,
 ) -> AsgiApp:
     app: AsgiApp = create_app(services, ServerState(responses, credentials.seal))
     if (keys := credentials.keys) is not None:
-        app = Authentication(app, lambda: keys.value, envelope_of)
+        app = Authentication(app, lambda: keys.value, envelope_of, quotas, services.metrics)
     return Browsers(app, settings.cors_origins)
 
 

@@ -27,6 +27,7 @@ from frontend.http.authentication import InvalidApiKey
 from frontend.http.browsers import OriginNotAllowed
 from frontend.http.connection import HeadTooLarge, RequestTooSlow
 from frontend.http.errors import BodyTooLarge, EncodedBody, ErrorBody
+from frontend.http.limits import RateLimited
 from frontend.http.numbered import StreamChanged
 from frontend.messages.body import Counted, MessagesBody
 from frontend.messages.objects import MessageObject, MessagesError, TokenCount
@@ -57,8 +58,8 @@ _STRUCTS = (
     TokenizeBody, TokenizeAnswer, DetokenizeBody, DetokenizeAnswer, TokenizerInfo,
 )  # fmt: skip
 _ASKING: Errors = (
-    InvalidRequest, InvalidApiKey, OriginNotAllowed, ModelNotFound, BodyTooLarge, EncodedBody, RequestTooSlow,
-    HeadTooLarge, NoWorkers, BatonError,
+    InvalidRequest, InvalidApiKey, RateLimited, OriginNotAllowed, ModelNotFound, BodyTooLarge, EncodedBody,
+    RequestTooSlow, HeadTooLarge, NoWorkers, BatonError,
 )  # fmt: skip
 _GENERATING: Errors = (
     *_ASKING, ContextTooLong, Overloaded, EngineFailure, WorkerLost, BrokerLost, HandoffFailed,

@@ -11,6 +11,7 @@ import msgspec
 from baton.errors import BatonError, InvalidRequest
 from frontend.http.errors import BodyTooLarge, EncodedBody, Envelope, ErrorBody, Headers, error_headers
 from frontend.http.keys import ApiKey
+from frontend.http.limits import NO_QUOTA, Quota
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -31,7 +32,8 @@ class Exchange:
 
     `request_id` is the client's `x-request-id` if valid, else a new one. `started` is set once the status is
     sent; a later failure cannot change it. `path_params` are the route's path parameters, `query` is the raw
-    query string, `address` the client's, `key_name` that of its API key (empty if keys are not checked).
+    query string, `address` the client's, `key_name` that of its API key (empty if keys are not checked),
+    `quota` what the key may still use.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, envelope: Envelope = ErrorBody.of) -> None:
@@ -47,6 +49,7 @@ class Exchange:
         self._encoding: bytes = headers.get(b"content-encoding", b"identity")
         key: ApiKey | None = scope.get("api_key")
         self.key_name = "" if key is None else key.name
+        self.quota: Quota = scope.get("quota") or NO_QUOTA
         self._key: bytes = headers.get(b"authorization") or headers.get(b"x-api-key", b"")
         self.address: str = (scope.get("client") or ("",))[0]
         self._declared_bytes = headers.get(b"content-length", b"0")
@@ -96,7 +99,8 @@ class Exchange:
         """Send status and headers."""
         self.started = True
         fixed = [(b"content-type", content_type), (b"x-request-id", self.request_id.encode())]
-        await self._send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
+        headers = [*fixed, *headers, *self.quota.headers()]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes) -> None:
         """Send more of the body."""

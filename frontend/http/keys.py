@@ -8,9 +8,12 @@ from pathlib import Path
 
 import msgspec
 
+from frontend.http.limits import UNLIMITED, KeyLimits
+
 MAX_FILE_BYTES = 16 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+_LIMIT = re.compile(r"(requests|tokens)-per-minute=([1-9][0-9]{0,11})")
 _WRITABLE_BY_OTHERS = 0o022
 
 
@@ -18,6 +21,7 @@ class ApiKey(msgspec.Struct, frozen=True):
     """What is known of a key. Keys with the same name are the same client's, e.g. its old and its new one."""
 
     name: str
+    limits: KeyLimits = UNLIMITED
 
 
 Keys = Mapping[bytes, ApiKey]
@@ -41,10 +45,12 @@ def read_keys(path: Path) -> Keys:
 
 
 def parse_keys(text: str) -> Keys:
-    """The keys of the lines `NAME SHA256`; empty lines and those that begin with # are left out. Raises
-    ValueError: `line 3: why`.
+    """The keys of the lines `NAME SHA256`, which may go on with `requests-per-minute=N` and
+    `tokens-per-minute=N`; empty lines and those that begin with # are left out. Raises ValueError: `line 3:
+    why`.
     """
     keys: dict[bytes, ApiKey] = {}
+    limits: dict[str, KeyLimits] = {}
     for number, line in enumerate(text.split("\n"), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
@@ -55,6 +61,8 @@ def parse_keys(text: str) -> Keys:
             raise ValueError(f"line {number}: {error}") from None
         if digest in keys:
             raise ValueError(f"line {number}: this key is already in the file")
+        if limits.setdefault(key.name, key.limits) != key.limits:
+            raise ValueError(f"line {number}: an earlier line of this name has other limits")
         keys[digest] = key
     return keys
 
@@ -65,14 +73,21 @@ def _key(words: list[str]) -> tuple[bytes, ApiKey]:
         raise ValueError("the name must be 1 to 64 letters, digits or ._@-, and begin with a letter or digit")
     if len(words) < 2 or not _DIGEST.fullmatch(words[1]):
         raise ValueError("the second word must be the key's SHA-256: 64 hexadecimal digits")
-    if len(words) > 2:
-        raise ValueError("there is more than a name and a SHA-256")
-    return bytes.fromhex(words[1]), ApiKey(words[0])
+    return bytes.fromhex(words[1]), ApiKey(words[0], _limits(words[2:]))
 
 
-def line_of(name: str, key: str) -> str:
+def _limits(words: list[str]) -> KeyLimits:
+    found = [_LIMIT.fullmatch(word) for word in words]
+    limits = {match[1]: int(match[2]) for match in found if match is not None}
+    if len(limits) < len(words):
+        raise ValueError("only requests-per-minute=N and tokens-per-minute=N may follow, once each")
+    return KeyLimits(limits.get("requests"), limits.get("tokens"))
+
+
+def line_of(name: str, key: str, limits: KeyLimits = UNLIMITED) -> str:
     """The line of a key in the file. Raises ValueError."""
     words = [name, _digest(key.encode()).hex()]
+    words += [f"{what}-per-minute={num}" for what, num in limits.given().items()]
     _key(words)
     return " ".join(words)
 

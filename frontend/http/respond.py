@@ -99,6 +99,7 @@ async def prepared(
     """Read the body and build its answer, ready to be generated."""
     body = await exchange.read_body(services.max_body_bytes)
     answer = await prepare(body, asker_of(exchange, services), services)
+    exchange.quota.take_prompt(num_prompt_tokens(answer.choices))
     services.metrics.count_ignored(answer.ignored)
     tally.model = answer.model
     return answer
@@ -155,6 +156,7 @@ async def generate(
     finally:
         overdue.cancel()
         count(answer.choices, tally)
+        exchange.quota.take_answer(tally.num_completion_tokens)
 
 
 @asynccontextmanager

@@ -91,8 +91,7 @@ class ResponseRoutes:
         if not answer.response.background:
             await generate(exchange, answer, services, tally)
             return
-        timeout_s = services.request_timeout_s
-        run = await self._state.runs.start(answer, services.generator.generate, services.metrics, timeout_s)
+        run = await self._state.runs.start(answer, services, exchange.quota)
         if answer.stream:
             await relay(exchange, _Followed(answer, answer.ignored), run.follow(-1), services, tally)
         else:

@@ -124,6 +124,17 @@ def test_a_response_is_found_with_its_key_only_by_every_process(
     assert httpx.get(url, headers=alice, verify=False).json() == made
 
 
+def test_the_processes_share_a_keys_limit(stack: Stack, keys: Keys) -> None:
+    carol = keys.add("carol", "--requests-per-minute", "6")
+    wait_for(lambda: httpx.get(f"{stack.url}/v1/models", headers=carol, verify=False).status_code == 200)
+    wait_for(lambda: stack.processes[0].text().count("reread=done") % 2 == 0)  # by both
+    replies = [post(stack, carol) for _ in range(9)]
+    assert [reply.status_code for reply in replies[:5]] == [200] * 5
+    assert replies[-1].status_code == 429
+    assert 1 <= int(replies[-1].headers["retry-after"]) <= 10
+    assert replies[0].headers["x-ratelimit-limit-requests"] == "6"
+
+
 def test_a_frontend_for_other_machines_wants_keys_or_a_word_that_it_is_meant(tmp_path: Path) -> None:
     stack = Stack(tmp_path, {"BATON_INSECURE": ""})
     try:

@@ -9,6 +9,7 @@ from frontend.app import ServerState, envelope_of, routes
 from frontend.http.authentication import OPEN_PATHS, Authentication
 from frontend.http.browsers import Browsers
 from frontend.http.keys import Keys, line_of, parse_keys
+from frontend.http.limits import Quotas
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
@@ -21,7 +22,9 @@ ALICE = {"authorization": "Bearer sk-alice"}
 
 def client(keys: Keys = KEYS) -> Client:
     made = Client(ScriptedTokens(ANSWER))
-    made.app = Browsers(Authentication(made.app, lambda: keys, envelope_of), [PAGE])
+    made.app = Browsers(
+        Authentication(made.app, lambda: keys, envelope_of, Quotas(), made.services.metrics), [PAGE]
+    )
     return made
 
 
@@ -47,6 +50,7 @@ def test_any_other_is_refused_in_the_words_of_the_api_asked(headers: dict[str, s
     assert (openai.error["code"], openai.error["type"]) == ("invalid_api_key", "invalid_request_error")
     assert (anthropic.json["type"], anthropic.error["type"]) == ("error", "authentication_error")
     assert made.tokens.requests == []
+    assert made.metric("baton_requests_total", route="authentication", model="", status="401") == 2
 
 
 EVERY_ROUTE = [*routes(ServerState()), ("GET", "/v1/models"), ("GET", "/v1/models/x"), ("GET", "/nope")]
@@ -94,7 +98,7 @@ def test_an_allowed_page_asks_first_without_a_key_and_can_read_the_refusal() -> 
 
 def test_a_key_that_is_taken_out_of_the_file_is_refused() -> None:
     made, keys = Client(ScriptedTokens(ANSWER)), [KEYS]
-    made.app = Authentication(made.app, lambda: keys[0], envelope_of)
+    made.app = Authentication(made.app, lambda: keys[0], envelope_of, Quotas(), made.services.metrics)
     assert asyncio.run(made.post(CHAT, BODY, ALICE)).status == 200
     keys[0] = parse_keys(line_of("bob", "sk-bob"))
     assert asyncio.run(made.post(CHAT, BODY, ALICE)).status == 401

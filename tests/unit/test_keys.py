@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from frontend.http.keys import ApiKey, known, line_of, parse_keys, presented, read_keys
+from frontend.http.limits import KeyLimits
 from frontend.http.reread import Reread
 from operations.key import key as key_tool
 
@@ -27,15 +28,25 @@ def keys_file(folder: Path, text: str | bytes, mode: int = 0o600) -> Path:
     return path
 
 
-@given(st.dictionaries(st.text(min_size=1), names), st.sampled_from(["\n", "\r\n", "\n\n# a comment\n \t\n"]))
-def test_every_key_is_found_under_its_name_and_no_other(made: dict[str, str], between: str) -> None:
-    text = between.join(line_of(name, key) for key, name in made.items())
+numbers = st.none() | st.integers(1, 10**12 - 1)
+clients = st.builds(ApiKey, names, st.builds(KeyLimits, numbers, numbers))
+
+
+@given(
+    st.lists(st.tuples(clients, st.sets(st.text(min_size=1))), unique_by=lambda made: made[0].name),
+    st.sampled_from(["\n", "\r\n", "\n\n# a comment\n \t\n"]),
+)
+def test_every_key_is_found_under_its_name_and_no_other(
+    clients: list[tuple[ApiKey, set[str]]], between: str
+) -> None:
+    made = {key: client for client, keys in clients for key in keys}
+    text = between.join(line_of(client.name, key, client.limits) for key, client in made.items())
 
     keys = parse_keys(text)
 
-    assert keys == {digest(key): ApiKey(name) for key, name in made.items()}
-    for key, name in made.items():
-        assert known(keys, [(b"x-api-key", key.encode())]) in (ApiKey(name), None)  # stripped, or empty
+    assert keys == {digest(key): client for key, client in made.items()}
+    for key, client in made.items():
+        assert known(keys, [(b"x-api-key", key.encode())]) in (client, None)  # stripped, or empty
         assert known(keys, [(b"x-api-key", digest(key).hex().encode())]) is None
 
 
@@ -58,7 +69,19 @@ def test_any_text_is_read_or_refused_by_line_without_quoting_it(text: str) -> No
         ("alice sk-a-secret", "line 1: the second word must be the key's SHA-256: 64 hexadecimal digits"),
         ("alice", "line 1: the second word must be the key's SHA-256: 64 hexadecimal digits"),
         ("\n-a " + "0" * 64, "line 2: the name must be 1 to 64 letters, digits or ._@-, and begin with a le"),
-        ("a " + "0" * 64 + " b", "line 1: there is more than a name and a SHA-256"),
+        (
+            "a " + "0" * 64 + " b",
+            "line 1: only requests-per-minute=N and tokens-per-minute=N may follow, once",
+        ),
+        (f"a {'0' * 64} requests-per-minute=0", "line 1: only requests-per-minute=N and tokens-per-minute=N"),
+        (
+            f"a {'0' * 64} {'requests-per-minute=1 ' * 2}",
+            "line 1: only requests-per-minute=N and tokens-per-",
+        ),
+        (
+            f"a {'0' * 64} tokens-per-minute=1\na {'1' * 64}",
+            "line 2: an earlier line of this name has other limits",
+        ),
         (f"a {'0' * 64}\nb {'0' * 64}", "line 2: this key is already in the file"),
         (b"\xff", "is not UTF-8 text"),
     ],
@@ -120,7 +143,11 @@ def test_the_tool_makes_a_key_and_its_line(capsys: pytest.CaptureFixture[str]) -
     made = err.split()[-1]
     assert parse_keys(out) == {digest(made): ApiKey("alice")}
     assert len(made) > 43  # 256 bits
-    assert key_tool(["alice"]) == 0
-    assert made not in capsys.readouterr().err
+    assert key_tool(["alice", "--requests-per-minute", "2", "--tokens-per-minute", "30"]) == 0
+    out, err = capsys.readouterr()
+    assert made not in err
+    assert list(parse_keys(out).values()) == [ApiKey("alice", KeyLimits(2, 30))]
+    assert key_tool(["alice", "--requests-per-minute", "0"]) == 2
+    assert capsys.readouterr().err.startswith("error: only requests-per-minute=N")
     assert key_tool(["two words"]) == key_tool([]) == 2
     assert capsys.readouterr().err.startswith("error: the name must be")

@@ -10,6 +10,7 @@ from typing import Any
 from frontend.app import envelope_of
 from frontend.http.authentication import Authentication
 from frontend.http.keys import line_of, parse_keys
+from frontend.http.limits import Quotas
 from frontend.responses.store import ResponseStore
 from tests.scripted_frontend import MODEL, Client, Reply, frontend
 from tests.stored_responses import response, rows
@@ -24,7 +25,7 @@ PATH = "/v1/responses"
 @asynccontextmanager
 async def keyed(**settings: Any) -> AsyncIterator[Client]:
     async with frontend(ANSWER, **settings) as client:
-        client.app = Authentication(client.app, lambda: KEYS, envelope_of)
+        client.app = Authentication(client.app, lambda: KEYS, envelope_of, Quotas(), client.services.metrics)
         yield client
 
 
@@ -89,7 +90,9 @@ def test_responses_from_before_there_were_keys_belong_to_none_of_them() -> None:
         async with frontend(ANSWER) as client:
             made = (await client.post(PATH, BODY, ALICE)).json  # not checked
             assert (await client.get(f"{PATH}/{made['id']}")).status == 200
-            client.app = Authentication(client.app, lambda: KEYS, envelope_of)
+            client.app = Authentication(
+                client.app, lambda: KEYS, envelope_of, Quotas(), client.services.metrics
+            )
             assert (await client.request("GET", f"{PATH}/{made['id']}", b"", ALICE)).status == 404
 
     asyncio.run(scenario())
