@@ -4,6 +4,8 @@ import asyncio
 import enum
 import logging
 import math
+import socket
+from contextlib import suppress
 from http import HTTPStatus
 from typing import cast
 
@@ -69,8 +71,16 @@ class _Reading(enum.Enum):
 class Connection(HttpToolsProtocol):
     """Counts as idle in its admission unless a complete request is being answered."""
 
-    def __init__(self, config: uvicorn.Config, state: ServerState, patience: Patience) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        state: ServerState,
+        patience: Patience,
+        sock: socket.socket | None = None,
+    ) -> None:
+        """`sock` is the connection before it has a transport."""
         super().__init__(config, state, {})
+        self._sock = sock
         self._patience = patience
         self._admission: Admission[Connection] | None = None
         self._is_evicted = False
@@ -97,6 +107,9 @@ class Connection(HttpToolsProtocol):
         self._is_evicted = True
         if self.transport is not None:
             self.transport.abort()
+        elif self._sock is not None:
+            with suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)  # which ends the TLS handshake
 
     def check(self, now_s: float) -> None:
         """Close the connection if a timeout has passed. Call about once a second."""

@@ -62,7 +62,7 @@ class HttpServer:
             self._pulse.stop()
 
     def _take(self, sock: socket.socket) -> Connection | None:
-        connection = Connection(self._server.config, self._server.server_state, self._patience)
+        connection = Connection(self._server.config, self._server.server_state, self._patience, sock)
         is_full = not connection.enter(self._admitted)
         if is_full != self._is_full:
             self._is_full = is_full

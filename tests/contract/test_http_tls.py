@@ -7,7 +7,7 @@ import ssl
 import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,10 @@ def authority(tmp_path: Path) -> Authority:
 class Door:
     """A server that serves HTTPS at `port`."""
 
-    def __init__(self, tls: Callable[[], ssl.SSLContext]) -> None:
+    def __init__(self, tls: Callable[[], ssl.SSLContext], max_connections: int | None) -> None:
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port: int = listener.getsockname()[1]
-        self._server: HttpServer | None = HttpServer(app, 5.0, tls=tls)
+        self._server: HttpServer | None = HttpServer(app, 5.0, max_connections=max_connections, tls=tls)
         self._server.start(listener)
 
     async def drain(self) -> None:
@@ -63,10 +63,14 @@ class Door:
         return answer
 
 
-def play(tls: Callable[[], ssl.SSLContext], part: Callable[[Door], Awaitable[None]]) -> None:
+def play(
+    tls: Callable[[], ssl.SSLContext],
+    part: Callable[[Door], Awaitable[None]],
+    max_connections: int | None = None,
+) -> None:
     @asynccontextmanager
     async def opened() -> AsyncIterator[Door]:
-        door = Door(tls)
+        door = Door(tls, max_connections)
         try:
             yield door
         finally:
@@ -148,6 +152,22 @@ def test_clients_that_do_not_shake_hands_leave_nothing_behind_and_hold_up_nothin
         await until(lambda: connections.count() == 0, 30.0, pause_s=0.1)
 
     play(lambda: context, part)
+
+
+def test_the_longest_handshake_makes_room(authority: Authority) -> None:
+    context = server_context(*authority.sign("server"))
+
+    async def part(door: Door) -> None:
+        with ExitStack() as opened:
+            waiting = [
+                opened.enter_context(socket.create_connection(("127.0.0.1", door.port))) for _ in range(10)
+            ]
+            assert await door.get(authority.client())
+            for sock in waiting[:8]:
+                sock.settimeout(scaled(5.0))  # a handshake may take ten
+                assert await asyncio.to_thread(sock.recv, 1) == b""
+
+    play(lambda: context, part, max_connections=3)
 
 
 def test_a_drain_does_not_wait_long_for_a_handshake(authority: Authority) -> None:
