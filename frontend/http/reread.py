@@ -37,17 +37,17 @@ class Reread(Generic[T]):
         else:
             log.info("reread=done files=%s", names)
 
-    def _stamps(self) -> list[tuple[int, int, int] | None]:
+    def _stamps(self) -> list[tuple[int, ...] | None]:
         return [_stamp(path) for path in self._paths]
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def _stamp(path: Path) -> tuple[int, ...] | None:
     """Changes with the file's content and its mode. A name may lead to another file, as in Kubernetes."""
     try:
         status = os.stat(path)
     except OSError:
         return None
-    return status.st_ino, status.st_ctime_ns, status.st_size
+    return status.st_ino, status.st_ctime_ns, status.st_size, status.st_mode
 
 
 @asynccontextmanager
