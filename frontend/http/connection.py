@@ -105,8 +105,9 @@ class Connection(HttpToolsProtocol):
     def evict(self) -> None:
         """Drop the connection now, to make room for another client."""
         self._is_evicted = True
-        if self.transport is not None:
-            self.transport.abort()
+        transport = cast("asyncio.Transport | None", self.transport)  # uvicorn's type leaves the start out
+        if transport is not None:
+            transport.abort()
         elif self._sock is not None:
             with suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)  # which ends the TLS handshake
