@@ -17,7 +17,7 @@ from frontend import openapi
 from frontend.chat.answer import prepare_chat
 from frontend.completions.answer import prepare_completion
 from frontend.http.endpoint import Endpoint, Serve
-from frontend.http.errors import Envelope, ErrorBody, retry_after
+from frontend.http.errors import Envelope, ErrorBody, error_headers
 from frontend.http.exchange import Receive, Scope, Send
 from frontend.http.respond import generating
 from frontend.http.services import Services
@@ -216,7 +216,7 @@ def _hint(request: Request) -> str:
 
 async def _baton_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 the framework's signature
     assert isinstance(error, BatonError)
-    headers = {name.decode(): value.decode() for name, value in retry_after(error)}
+    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
     return _json(ErrorBody.of(error), error.status, headers)
 
 
