@@ -106,8 +106,8 @@ def presented(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
 
 
 def known(keys: Keys, headers: Iterable[tuple[bytes, bytes]]) -> ApiKey | None:
-    """The first presented key that is in the file. Its digest is looked up: the time that takes depends on the
-    digest only, which a guesser cannot choose.
+    """The first presented key that is in the file. Its digest is looked up, which takes a time that depends
+    on the digest only, and a guesser cannot choose that.
     """
     return next((key for each in presented(headers) if (key := keys.get(_digest(each)))), None)
 
