@@ -23,6 +23,7 @@ SETTINGS = {
 _GIVEN = os.environ.get("BATON_FUZZ_EXAMPLES")
 # The frontend's part is the same with both; the embedded engine takes 20 times as long for an answer.
 NUM_EXAMPLES = {"mocker": int(_GIVEN or 60), "embedded": int(_GIVEN or 10)}
+PHASES = {"mocker": "examples,coverage,fuzzing,stateful", "embedded": "examples,fuzzing"}
 SEED = os.environ.get("BATON_FUZZ_SEED", "7")
 REQUEST_TIMEOUT_S = round(scaled(30))
 LIMIT_S = scaled(1800)
@@ -85,7 +86,15 @@ def test_no_request_makes_a_server_error_or_hangs(engine: str, stack: Stack, tmp
     command = [str(Path(sys.executable).with_name("schemathesis")), "run", str(page), "--url", stack.url]
     command += ["--max-examples", str(NUM_EXAMPLES[engine]), "--request-timeout", str(REQUEST_TIMEOUT_S)]
     command += ["--mode", "all", "--continue-on-failure", "--seed", SEED, "--generation-database", "none"]
-    command += ["--exclude-checks", NOT_CHECKED, "--warnings", "off", "--no-color"]
+    command += [
+        "--phases",
+        PHASES[engine],
+        "--exclude-checks",
+        NOT_CHECKED,
+        "--warnings",
+        "off",
+        "--no-color",
+    ]
     run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=tmp_path, check=False)
 
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
