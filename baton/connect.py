@@ -29,7 +29,7 @@ class Wires:
     etcd_endpoints: str = flag(
         "http://127.0.0.1:2379", "etcd addresses", env="ETCD_ENDPOINTS", metavar="URLS"
     )
-    nats_server: str = flag("nats://127.0.0.1:4222", "NATS address", env="NATS_SERVER", metavar="URL")
+    nats_server: str = flag("nats://127.0.0.1:4222", "NATS addresses", env="NATS_SERVER", metavar="URLS")
     file_registry: Path | None = flag(None, "folder of the file registry", env="BATON_FILE_REGISTRY")
     host: str = flag("127.0.0.1", "address to bind and to announce to peers", env="BATON_HOST", metavar="IP")
     liveness_s: float = flag(

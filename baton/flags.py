@@ -62,7 +62,11 @@ def parse(
     and one line, like argparse.
     """
     parser = argparse.ArgumentParser(
-        prog=prog, description=description, allow_abbrev=False, formatter_class=_ONE_LINE_EACH
+        prog=prog,
+        usage="%(prog)s [options]",
+        description=description,
+        allow_abbrev=False,
+        formatter_class=_ONE_LINE_EACH,
     )
     try:
         return _parsed(cls, vars(_with_flags(parser, cls).parse_args(argv)), environ)

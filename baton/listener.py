@@ -5,6 +5,7 @@ import errno
 import logging
 import resource
 import socket
+import ssl
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,6 +18,8 @@ MOST_DESCRIPTORS = 65_536
 _ACCEPTS_A_TURN = 16
 _MOST_LAST_TURNS = 256
 _PAUSE_S = 0.1
+_HANDSHAKE_S = 10.0
+_GOODBYE_S = 2.0
 _LOG_EVERY_S = 60.0
 
 
@@ -45,6 +48,8 @@ class Accepting(Protocol):
 
 
 T = TypeVar("T")
+Tls = Callable[[], ssl.SSLContext | None]
+"""The context for a connection that was just accepted; None: without TLS."""
 Take = Callable[[socket.socket], asyncio.Protocol | None]
 
 
@@ -116,11 +121,18 @@ class Listener:
     for good. This one calls `make_room` and tries again a moment later.
     """
 
-    def __init__(self, listener: Accepting, take: Take, make_room: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        listener: Accepting,
+        take: Take,
+        make_room: Callable[[], object],
+        tls: Tls = lambda: None,
+    ) -> None:
         listener.setblocking(False)
         self._listener = listener
         self._take = take
         self._make_room = make_room
+        self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._connecting: set[asyncio.Task[None]] = set()
         self._paused: asyncio.TimerHandle | None = None
@@ -139,8 +151,13 @@ class Listener:
         self._listener.close()
 
     async def settled(self) -> None:
-        """Return when the event loop runs every connection accepted so far."""
-        await asyncio.gather(*self._connecting)
+        """Return when the event loop runs every connection accepted so far, but for clients that let it wait
+        for their part of the TLS handshake.
+        """
+        if self._connecting:
+            _, late = await asyncio.wait(self._connecting, timeout=_GOODBYE_S)
+            for task in late:
+                task.cancel()
 
     def _accept(self) -> bool:
         """Accept some of those that wait; False if no more can be accepted now."""
@@ -157,7 +174,7 @@ class Listener:
             sock.setblocking(False)
             protocol = self._take(sock)
             if protocol is not None:
-                task = self._loop.create_task(_connect(sock, protocol))
+                task = self._loop.create_task(_connect(sock, protocol, self._tls()))
                 self._connecting.add(task)
                 task.add_done_callback(self._connecting.discard)
         return True
@@ -178,9 +195,13 @@ class Listener:
         self._loop.add_reader(self._listener, self._accept)
 
 
-async def _connect(sock: socket.socket, protocol: asyncio.Protocol) -> None:
+async def _connect(sock: socket.socket, protocol: asyncio.Protocol, tls: ssl.SSLContext | None) -> None:
+    limits = (
+        {} if tls is None else {"ssl_handshake_timeout": _HANDSHAKE_S, "ssl_shutdown_timeout": _GOODBYE_S}
+    )
     try:
-        await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, sock)
+        loop = asyncio.get_running_loop()
+        await loop.connect_accepted_socket(lambda: protocol, sock, ssl=tls, **limits)
     except OSError as error:
         sock.close()
         protocol.connection_lost(error)

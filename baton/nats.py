@@ -47,16 +47,17 @@ _LATER_THAN_LIVENESS_S = 1.0  # a server that stands still for a moment is no fa
 
 
 class NatsTransport:
-    """`Transport` over a NATS server; addresses are `nats://SUBJECT#KEY`, both new for each `serve`.
+    """`Transport` over a NATS server or cluster; addresses are `nats://SUBJECT#KEY`, both new for each
+    `serve`. `server_urls`: comma-separated.
 
     Connects on first use and reconnects forever. A worker that is silent for `liveness_s` is lost. `options`
     are passed to nats-py's `connect`: `user`, `password`, `token`, `user_credentials`, `nkeys_seed`, `tls`.
     """
 
-    def __init__(self, server_url: str, *, liveness_s: float = LIVENESS_S, **options: Any) -> None:
+    def __init__(self, server_urls: str, *, liveness_s: float = LIVENESS_S, **options: Any) -> None:
         self._pace = Pace.of(liveness_s)
         self._untaken_s = liveness_s + _LATER_THAN_LIVENESS_S
-        self._server_url = server_url
+        self._server_urls = [url.strip() for url in server_urls.split(",")]
         callbacks = {"error_cb": _on_error, "disconnected_cb": self._on_disconnect}
         self._options: dict[str, Any] = {"flush_timeout": liveness_s, **callbacks, **_OPTIONS, **options}
         self._connecting: asyncio.Task[Post] | None = None
@@ -172,12 +173,12 @@ class NatsTransport:
 
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await client.connect(self._server_url, reconnected_cb=reconnected, **self._options)
+                await client.connect(self._server_urls, reconnected_cb=reconnected, **self._options)
                 limit_silence(client, self._untaken_s)
                 await client.subscribe(f"{self._inbox.subject}.*", cb=self._inbox.receive, **LIMITS)
         except (OSError, TimeoutError, nats.errors.Error) as error:
             await client.close()
-            place = self._server_url.rpartition("@")[2]  # before the @ there may be credentials
+            place = ", ".join(url.rpartition("@")[2] for url in self._server_urls)  # without credentials
             raise ConnectionError(f"no NATS server at {place}: {error!r}") from error
         return Post(client, self._inbox)
 

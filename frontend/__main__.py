@@ -1,39 +1,46 @@
 """`python -m frontend`: the HTTP server for OpenAI's and Anthropic's APIs."""
 
 import asyncio
+import ipaddress
 import logging
 import os
 import socket
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
+from baton.discovery import Discovery
 from baton.flags import parse
 from baton.listener import Accepting
 from baton.process import Shutdown, first_of, leave_start_uncollected, needed, run
 from baton.registry_folder import UnsafeFolder
 from baton.telemetry import configure_logging
 from baton.transport import Transport
-from frontend.app import ServerState, create_app
+from frontend.app import ServerState, create_app, envelope_of
+from frontend.credentials import Credentials, read_credentials
 from frontend.flags import FrontendSettings
+from frontend.http.authentication import Authentication
 from frontend.http.browsers import Browsers
+from frontend.http.exchange import AsgiApp
+from frontend.http.limits import Quotas
+from frontend.http.reread import kept_current
 from frontend.http.server import HttpServer
 from frontend.http.services import Services
 from frontend.metrics import Metrics
 from frontend.processes.handover import ProcessEnd
-from frontend.processes.siblings import Siblings
+from frontend.processes.siblings import Shared, Siblings
 from frontend.processes.supervisor import Supervisor
 from frontend.processes.takeover import Offer, Taken, inherited
+from frontend.responses.database import MEMORY
 from frontend.responses.runs import ResponseState
-from frontend.responses.store import MEMORY, ResponseStore, StoreFailure
+from frontend.responses.store import ResponseStore, StoreFailure
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
 from frontend.routing.names import parse_aliases
-from frontend.turn.seal import Seal
 from frontend.turn.thoughts import Thoughts
 
-MIN_KEY_BYTES = 32
 SWITCH_INTERVAL_S = 0.001
 """How long a thread that reads a long body keeps the event loop waiting; Python's default is 5 ms."""
 SYNC_TIMEOUT_S = 5.0
@@ -54,27 +61,42 @@ def main(argv: list[str]) -> int:
     log.info("settings %s", " ".join(parsed.lines()))
     try:
         parsed.settings.wires.check()
-    except UnsafeFolder as error:
+        credentials = read_credentials(parsed.settings)
+        listener, taken = _listener(parsed.settings)
+    except (UnsafeFolder, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    try:
-        seal = Seal(_key(parsed.settings.seal_key_file))
-    except (OSError, ValueError) as error:
-        sys.stderr.write(f"error: --seal-key-file: {error}\n")
-        return 2
-    try:
-        taken = Taken(parsed.settings.http_port if parsed.settings.take_over else None)
-        listener = inherited() or taken.listener or _listen(parsed.settings)
-    except OSError as error:
-        where = f"{parsed.settings.http_host}:{parsed.settings.http_port}"
-        why = os.strerror(error.errno) if error.errno else str(error)
-        sys.stderr.write(f"error: cannot listen on {where}: {why}; choose another --http-port\n")
-        return 2
     serve_on = _serve_alone if parsed.settings.num_processes == 1 else _serve_in_processes
-    return serve_on(parsed.settings, seal, listener, taken)
+    return serve_on(parsed.settings, credentials, listener, taken)
 
 
-def _serve_alone(settings: FrontendSettings, seal: Seal, listener: socket.socket, taken: Taken) -> int:
+def _listener(settings: FrontendSettings) -> tuple[socket.socket, Taken]:
+    """The listening socket, and the frontend that it was taken from. Raises ValueError with a sentence."""
+    where = f"{settings.http_host}:{settings.http_port}"
+    with ExitStack() as refusing:
+        taken = Taken(settings.http_port if settings.take_over else None)
+        refusing.callback(taken.close)
+        try:
+            listener = refusing.enter_context(inherited() or taken.listener or _listen(settings))
+        except OSError as error:
+            why = os.strerror(error.errno) if error.errno else str(error)
+            raise ValueError(f"cannot listen on {where}: {why}; choose another --http-port") from error
+        if not (settings.knows_clients or settings.insecure or _is_loopback(listener)):
+            raise ValueError(
+                f"other machines can reach {where}, and there are no API keys: give --api-keys-file, or "
+                "--insecure if each of them may send requests (or 127.0.0.1 as --http-host)"
+            )
+        refusing.pop_all()
+        return listener, taken
+
+
+def _is_loopback(listener: socket.socket) -> bool:
+    return listener.family == socket.AF_UNIX or ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+
+
+def _serve_alone(
+    settings: FrontendSettings, credentials: Credentials, listener: socket.socket, taken: Taken
+) -> int:
     async def main(shutdown: Shutdown) -> int:
         offer = Offer(listener, _watch, shutdown.ask)
 
@@ -83,7 +105,7 @@ def _serve_alone(settings: FrontendSettings, seal: Seal, listener: socket.socket
             offer.open()
 
         try:
-            return await serve(settings, seal, listener, Siblings(listening=listening), shutdown)
+            return await serve(settings, credentials, listener, Siblings(listening=listening), shutdown)
         finally:
             offer.close()
 
@@ -98,7 +120,9 @@ def _watch(readable: socket.socket, callback: Callable[[], object] | None) -> No
         loop.add_reader(readable, callback)
 
 
-def _serve_in_processes(settings: FrontendSettings, seal: Seal, listener: socket.socket, taken: Taken) -> int:
+def _serve_in_processes(
+    settings: FrontendSettings, credentials: Credentials, listener: socket.socket, taken: Taken
+) -> int:
     address = listener.getsockname()[:2]
     with tempfile.TemporaryDirectory(prefix="baton-frontend-") as folder:
 
@@ -106,7 +130,7 @@ def _serve_in_processes(settings: FrontendSettings, seal: Seal, listener: socket
             async def main(shutdown: Shutdown) -> int:
                 end = ProcessEnd(channel, address, shutdown.ask)
                 siblings = Siblings(Path(folder), index, settings.num_processes, end.ready)
-                return await serve(settings, seal, end, siblings, shutdown)
+                return await serve(settings, credentials, end, siblings, shutdown)
 
             return run(main)
 
@@ -114,7 +138,11 @@ def _serve_in_processes(settings: FrontendSettings, seal: Seal, listener: socket
 
 
 async def serve(
-    settings: FrontendSettings, seal: Seal, listener: Accepting, siblings: Siblings, shutdown: Shutdown
+    settings: FrontendSettings,
+    credentials: Credentials,
+    listener: Accepting,
+    siblings: Siblings,
+    shutdown: Shutdown,
 ) -> int:
     """Serve until shutdown, then let running answers finish within the drain timeout."""
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
@@ -124,24 +152,18 @@ async def serve(
         sys.stderr.write(f"error: --response-store: {error.message}\n")
         return 2
     responses = ResponseState(store, elsewhere=siblings)
-    fleet = Fleet(
-        discovery,
-        transport,
-        model_path=settings.model_path,
-        request_timeout_s=settings.request_timeout_s,
-        aliases=parse_aliases(settings.model_alias),
-        no_progress_s=settings.no_progress_s,
-        current_date=settings.current_date,
-    )
+    fleet = _fleet(settings, discovery, transport)
     services = _services(settings, fleet, transport, siblings)
-    app = create_app(services, ServerState(responses, seal))
-    server = HttpServer(Browsers(app, settings.cors_origins), settings.drain_timeout_s)
-    answering = siblings.answering(services.thoughts, services.metrics, responses.runs)
-    async with fleet.keep_current() as following, answering:
+    quotas = Quotas(siblings.share_use)
+    app = _app(settings, credentials, services, responses, quotas)
+    server = HttpServer(app, settings.drain_timeout_s, tls=credentials.context)
+    answering = siblings.answering(Shared(services.thoughts, services.metrics, responses.runs, quotas))
+    async with fleet.keep_current() as following, answering, kept_current(credentials.rereadable):
         leave_start_uncollected()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         server.start(listener)
-        log.info("listening address=http://%s:%d", *listener.getsockname()[:2])
+        scheme = "http" if credentials.tls is None else "https"
+        log.info("listening address=%s://%s:%d", scheme, *listener.getsockname()[:2])
         await first_of(shutdown.wait(), needed(settings.wires.plane_name(), transport.reachable()))
         await first_of(shutdown.wait(), fleet.synced.wait(), asyncio.sleep(SYNC_TIMEOUT_S))
         siblings.listening()
@@ -151,6 +173,31 @@ async def serve(
     await transport.close()
     await discovery.close()
     return 0
+
+
+def _fleet(settings: FrontendSettings, discovery: Discovery, transport: Transport) -> Fleet:
+    return Fleet(
+        discovery,
+        transport,
+        model_path=settings.model_path,
+        request_timeout_s=settings.request_timeout_s,
+        aliases=parse_aliases(settings.model_alias),
+        no_progress_s=settings.no_progress_s,
+        current_date=settings.current_date,
+    )
+
+
+def _app(
+    settings: FrontendSettings,
+    credentials: Credentials,
+    services: Services,
+    responses: ResponseState,
+    quotas: Quotas,
+) -> AsgiApp:
+    app: AsgiApp = create_app(services, ServerState(responses, credentials.seal))
+    if (keys := credentials.keys) is not None:
+        app = Authentication(app, lambda: keys.value, envelope_of, quotas, services.metrics)
+    return Browsers(app, settings.cors_origins)
 
 
 def _services(settings: FrontendSettings, fleet: Fleet, transport: Transport, siblings: Siblings) -> Services:
@@ -188,15 +235,6 @@ async def _open_store(path: str, shared: Path | None) -> ResponseStore:
         log.warning("responses are lost when this frontend ends error=%s", error)
         store = ResponseStore(memory)
     return store
-
-
-def _key(path: Path | None) -> bytes | None:
-    if path is None:
-        return None
-    key = path.read_bytes().strip()
-    if len(key) < MIN_KEY_BYTES:
-        raise ValueError(f"{path} has {len(key)} bytes; it must have at least {MIN_KEY_BYTES}")
-    return key
 
 
 def _listen(settings: FrontendSettings) -> socket.socket:

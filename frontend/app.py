@@ -6,9 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from fastapi import FastAPI, Request, Response
-from fastapi.routing import APIRoute
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from baton.errors import BatonError, InvalidRequest
@@ -16,7 +17,7 @@ from frontend import openapi
 from frontend.chat.answer import prepare_chat
 from frontend.completions.answer import prepare_completion
 from frontend.http.endpoint import Endpoint, Serve
-from frontend.http.errors import Envelope, ErrorBody, retry_after
+from frontend.http.errors import Envelope, ErrorBody, error_headers
 from frontend.http.exchange import Receive, Scope, Send
 from frontend.http.respond import generating
 from frontend.http.services import Services
@@ -72,7 +73,7 @@ class App:
     """ASGI app that sends fixed paths directly to their endpoints. Other requests go through the framework,
     whose middleware would add three calls to every write of a stream."""
 
-    def __init__(self, endpoints: Mapping[tuple[str, str], Endpoint], framework: FastAPI) -> None:
+    def __init__(self, endpoints: Mapping[tuple[str, str], Endpoint], framework: Starlette) -> None:
         self._endpoints = {key: endpoint for key, endpoint in endpoints.items() if "{" not in key[1]}
         self._framework = framework
 
@@ -113,23 +114,24 @@ def envelope_of(path: str) -> Envelope:
     return MessagesError.of if path.startswith("/v1/messages") else ErrorBody.of
 
 
-def _framework(services: Services, endpoints: Mapping[tuple[str, str], Endpoint]) -> FastAPI:
-    # FastAPI's documentation pages would load scripts from other hosts.
-    app = FastAPI(title="Baton", docs_url=None, redoc_url=None, redirect_slashes=False)
+def _framework(services: Services, endpoints: Mapping[tuple[str, str], Endpoint]) -> Starlette:
+    routes = []
     for path in dict.fromkeys(path for _, path in endpoints):  # all paths, so that a wrong method is a 405
         methods = {method: endpoint for (method, p), endpoint in endpoints.items() if p == path}
-        app.router.routes.append(Route(path, ByMethod(methods)))
-    _add_reading_routes(app, services)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(BatonError, _baton_error)
-    app.add_exception_handler(Exception, _unexpected_error)
-    page = openapi.page(app.title, app.version)
-    # FastAPI only documents its own path functions; this page has the structs that validate the bodies.
-    app.openapi = lambda: page  # type: ignore[method-assign]  # FastAPI's documented way
+        routes.append(Route(path, ByMethod(methods)))
+    app = Starlette(
+        routes=[*routes, *_reading_routes(services), *_pages(services)],
+        exception_handlers={
+            HTTPException: _http_error,
+            BatonError: _baton_error,
+            Exception: _unexpected_error,
+        },
+    )
+    app.router.redirect_slashes = False
     return app
 
 
-def _add_reading_routes(app: FastAPI, services: Services) -> None:
+def _reading_routes(services: Services) -> list[Route]:
     fleet = services.fleet
     started_s = int(time.time())
 
@@ -137,43 +139,45 @@ def _add_reading_routes(app: FastAPI, services: Services) -> None:
         length = fleet.served(name).context_length
         return ModelBody(id=name, created=started_s, context_length=length, max_model_len=length)
 
-    @app.get("/v1/models")
-    async def models() -> Response:
+    async def models(_: Request) -> Response:
         return _json(ModelList(data=[model_body(name) for name in fleet.models()]))
 
-    # Names may contain slashes: openai/gpt-oss-120b.
-    @app.get("/v1/models/{model:path}")
-    async def model(model: str) -> Response:
-        return _json(model_body(model))
+    async def model(request: Request) -> Response:
+        return _json(model_body(request.path_params["model"]))
 
-    @app.get("/health")
-    async def health() -> Response:
+    async def health(_: Request) -> Response:
         found = fleet.health()
         return _json(found, 200 if found.status == "healthy" else 503)
 
-    @app.get("/live")
-    async def live() -> Response:
+    async def live(_: Request) -> Response:
         return Response(b'{"status":"live"}', media_type="application/json")
 
-    @app.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(_: Request) -> Response:
         page = services.metrics.page(await fleet.stats(), await services.other_metrics())
         return Response(page, headers={"content-type": CONTENT_TYPE.decode()})
 
-    _add_pages(app, services)
-    for route in app.router.routes:
-        if isinstance(route, APIRoute) and route.methods is not None:
-            route.methods.add("HEAD")
+    return [
+        Route("/v1/models", models),
+        Route("/v1/models/{model:path}", model),  # names may contain slashes: openai/gpt-oss-120b
+        Route("/health", health),
+        Route("/live", live),
+        Route("/metrics", metrics),
+    ]
 
 
-def _add_pages(app: FastAPI, services: Services) -> None:
-    @app.get("/docs")
-    async def docs() -> Response:
-        return Response(reference_page(app.openapi()), media_type="text/html; charset=utf-8")
+def _pages(services: Services) -> list[Route]:
+    document = openapi.page()
 
-    @app.get("/")
-    async def about() -> Response:
+    async def described(_: Request) -> Response:
+        return Response(msgspec.json.encode(document), media_type="application/json")
+
+    async def docs(_: Request) -> Response:
+        return Response(reference_page(document), media_type="text/html; charset=utf-8")
+
+    async def about(_: Request) -> Response:
         return Response(_page(services.fleet.models()), media_type="text/html; charset=utf-8")
+
+    return [Route("/openapi.json", described), Route("/docs", docs), Route("/", about)]
 
 
 def _page(models: Sequence[str]) -> str:
@@ -212,10 +216,10 @@ def _hint(request: Request) -> str:
 
 async def _baton_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 the framework's signature
     assert isinstance(error, BatonError)
-    headers = {name.decode(): value.decode() for name, value in retry_after(error)}
+    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
     return _json(ErrorBody.of(error), error.status, headers)
 
 
-async def _unexpected_error(request: Request, error: Exception) -> Response:  # noqa: ARG001  FastAPI's call
+async def _unexpected_error(request: Request, error: Exception) -> Response:  # noqa: ARG001  the framework's call
     # The framework re-raises the error once this is sent, so that the server logs it with its traceback.
     return _json(ErrorBody.of(BatonError("Internal server error; see the server's log.")), 500)

@@ -19,6 +19,20 @@ class FrontendSettings:
 
     http_host: str = flag("127.0.0.1", "address to listen on", env=HTTP_HOST, metavar="IP")
     http_port: int = flag(8000, "port to listen on", env=HTTP_PORT, metavar="PORT")
+    api_keys_file: Path | None = flag(
+        None,
+        "only clients with a key in this file may send requests: python -m baton key",
+        env="BATON_API_KEYS_FILE",
+        metavar="PATH",
+    )
+    tls_cert_file: Path | None = flag(None, "serve HTTPS with this certificate chain (PEM)", metavar="PATH")
+    tls_key_file: Path | None = flag(None, "key of that certificate", metavar="PATH")
+    tls_client_ca_file: Path | None = flag(
+        None, "only clients with a certificate of this authority may connect", metavar="PATH"
+    )
+    insecure: bool = flag(
+        False, "serve other machines without API keys or client certificates", env="BATON_INSECURE"
+    )
     take_over: bool = flag(False, "take the port over from this user's frontend on it, which then drains")
     num_processes: int = flag(1, "processes that share the port, each with its own event loop", metavar="N")
     router_mode: RouterMode = flag(
@@ -76,10 +90,19 @@ class FrontendSettings:
             raise ValueError(f"--local-prefill-tokens {self.local_prefill_tokens}: must be 0 or more")
         if self.wait_for_worker_s < 0:
             raise ValueError(f"--wait-for-worker-s {self.wait_for_worker_s:g}: must be 0 or more")
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("--tls-cert-file and --tls-key-file: give both")
+        if self.tls_client_ca_file is not None and self.tls_cert_file is None:
+            raise ValueError("--tls-client-ca-file: needs --tls-cert-file and --tls-key-file")
         if self.request_timeout_s <= 0:
             raise ValueError(f"--request-timeout-s {self.request_timeout_s}: must be greater than 0")
         if self.no_progress_s <= 0:
             raise ValueError(f"--no-progress-s {self.no_progress_s:g}: must be greater than 0")
+
+    @property
+    def knows_clients(self) -> bool:
+        """Whether only clients that prove themselves are served."""
+        return self.api_keys_file is not None or self.tls_client_ca_file is not None
 
     @property
     def cors_origins(self) -> list[str]:

@@ -1,5 +1,6 @@
 """The OpenAPI document: the routes, with the schemas of their request and response structs."""
 
+import importlib.metadata
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,9 +24,11 @@ from frontend.chat.body import ChatBody
 from frontend.chat.objects import ChatCompletion
 from frontend.completions.body import CompletionBody
 from frontend.completions.objects import Completion
+from frontend.http.authentication import InvalidApiKey
 from frontend.http.browsers import OriginNotAllowed
 from frontend.http.connection import HeadTooLarge, RequestTooSlow
 from frontend.http.errors import BodyTooLarge, EncodedBody, ErrorBody
+from frontend.http.limits import RateLimited
 from frontend.http.numbered import StreamChanged
 from frontend.messages.body import Counted, MessagesBody
 from frontend.messages.objects import MessageObject, MessagesError, TokenCount
@@ -56,14 +59,19 @@ _STRUCTS = (
     TokenizeBody, TokenizeAnswer, DetokenizeBody, DetokenizeAnswer, TokenizerInfo,
 )  # fmt: skip
 _ASKING: Errors = (
-    InvalidRequest, OriginNotAllowed, ModelNotFound, BodyTooLarge, EncodedBody, RequestTooSlow, HeadTooLarge,
-    NoWorkers, BatonError,
+    InvalidRequest, InvalidApiKey, RateLimited, OriginNotAllowed, ModelNotFound, BodyTooLarge, EncodedBody,
+    RequestTooSlow, HeadTooLarge, NoWorkers, BatonError,
 )  # fmt: skip
 _GENERATING: Errors = (
     *_ASKING, ContextTooLong, Overloaded, EngineFailure, WorkerLost, BrokerLost, HandoffFailed,
     HandoffStalled, NotReady, DeadlineExceeded,
 )  # fmt: skip
-_STORED: Errors = (InvalidRequest, ResponseNotFound, StoreFailure)
+_STORED: Errors = (InvalidRequest, InvalidApiKey, ResponseNotFound, StoreFailure)
+# Without --api-keys-file no key is needed, so the document's `security` allows that, too.
+_KEY_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
 _WITH_RETRY_AFTER = frozenset({429, 503})
 
 _MODEL = "openai/gpt-oss-120b"
@@ -93,16 +101,16 @@ EXAMPLES: Mapping[type[msgspec.Struct], dict[str, Any]] = {
 }
 
 
-def page(title: str, version: str) -> dict[str, Any]:
+def page() -> dict[str, Any]:
     """The OpenAPI document."""
     tokens = _operation("Tokenize a prompt", TokenizeAnswer, _ASKING, body=TokenizeBody)
     text = _operation("Detokenize token ids", DetokenizeAnswer, _ASKING, body=DetokenizeBody)
-    model = _operation("Get a model", ModelBody, (ModelNotFound, NoWorkers))
+    model = _operation("Get a model", ModelBody, (InvalidApiKey, ModelNotFound, NoWorkers))
     health = _operation("Readiness, with workers", Health)
     health["responses"]["503"] = {"description": "Not ready; `missing` lists the reasons.", **_json(Health)}
     return {
         "openapi": "3.1.0",
-        "info": {"title": title, "version": version},
+        "info": {"title": "Baton", "version": importlib.metadata.version("baton")},
         "paths": {
             "/v1/chat/completions": {
                 "post": _continued("Create a chat completion", ChatBody, ChatCompletion)
@@ -113,13 +121,14 @@ def page(title: str, version: str) -> dict[str, Any]:
             "/tokenize": {"post": tokens},
             "/detokenize": {"post": text},
             "/tokenizer_info": {"get": _operation("Get the tokenizer's settings", TokenizerInfo, _ASKING)},
-            "/v1/models": {"get": _operation("List available models", ModelList)},
+            "/v1/models": {"get": _operation("List available models", ModelList, (InvalidApiKey,))},
             "/v1/models/{model}": {"get": model, "parameters": [_parameter("path", "model")]},
             "/health": {"get": health},
             "/live": {"get": _operation("Liveness", None)},
             "/metrics": {"get": _operation("Prometheus metrics", None, media_type="text/plain")},
         },
-        "components": {"schemas": _schemas()},
+        "components": {"schemas": _schemas(), "securitySchemes": _KEY_SCHEMES},
+        "security": [{}, *({name: []} for name in _KEY_SCHEMES)],
     }
 
 
@@ -239,6 +248,8 @@ def _operation(
         "summary": summary,
         "responses": {"200": {"description": summary, **content}, **_refusals(errors, envelope)},
     }
+    if InvalidApiKey not in errors:
+        operation["security"] = []
     if body is not None:
         operation["requestBody"] = {"required": True, **_json(body)}
         operation["requestBody"]["content"]["application/json"]["example"] = EXAMPLES[body]

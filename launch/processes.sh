@@ -5,6 +5,7 @@
 #   STOP_STATUS     exit status after Ctrl-C or SIGTERM [128 + signal]
 #   STOP_TIMEOUT_S  time that processes get to end before they are killed [35]
 #   HTTP_HOST, HTTP_PORT  where the frontend listens [127.0.0.1, 8000; 0.0.0.0 in the images]
+#   BATON_API_KEYS_FILE, or BATON_INSECURE=1, which the frontend wants if that is not a loopback address
 # shellcheck shell=bash
 
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 501)) || { echo "error: bash 5.1 or newer is needed" >&2; exit 2; }
@@ -67,6 +68,7 @@ wait_until_ready() { # wait_until_ready NUM_PREFILL NUM_DECODE
         if [[ $seen == "$1 prefill, $2 decode" ]]; then
             echo "ready: $url ($seen)"
             echo "try:   curl -s $url/v1/chat/completions -H 'Content-Type: application/json'" \
+                ${BATON_API_KEYS_FILE:+"-H \"Authorization: Bearer \$KEY\""} \
                 "-d '{\"model\": \"$SERVED_MODEL_NAME\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'"
             return
         fi

@@ -7,6 +7,7 @@ _TOOLS = {
     "status": "operations.status",
     "doctor": "operations.doctor.command",
     "download": "operations.download",
+    "key": "operations.key",
 }
 
 

@@ -1,5 +1,6 @@
 """Real servers for the tests: etcd and NATS on free loopback ports, with their data in temporary folders."""
 
+import gc
 import inspect
 import os
 import random
@@ -103,7 +104,8 @@ LaunchServer = Callable[..., ServerProcess]
 """Starts a server with extra command-line arguments (`scheme="https"`: etcd with TLS)."""
 
 
-def _binary(name: str, package: str) -> str:
+def binary(name: str, package: str) -> str:
+    """Its path; fails the test if the package is missing."""
     path = shutil.which(name)
     if path is None:
         pytest.fail(f"{name} is not on the PATH: apt-get install {package}")
@@ -126,7 +128,7 @@ def launch_etcd(_servers: list[ServerProcess], tmp_path_factory: pytest.TempPath
     def launch(*extra: str, scheme: str = "http") -> ServerProcess:
         data, port, peer = tmp_path_factory.mktemp("etcd") / "data", free_port(), free_port()
         url, peer_url = f"{scheme}://127.0.0.1:{port}", f"http://127.0.0.1:{peer}"
-        command = [_binary("etcd", "etcd-server"), f"--data-dir={data}"]
+        command = [binary("etcd", "etcd-server"), f"--data-dir={data}"]
         command += [f"--listen-client-urls={url}", f"--advertise-client-urls={url}"]
         command += [f"--listen-peer-urls={peer_url}", f"--initial-advertise-peer-urls={peer_url}"]
         command += [f"--initial-cluster=default={peer_url}", *extra]
@@ -144,7 +146,7 @@ def launch_nats(_servers: list[ServerProcess], tmp_path_factory: pytest.TempPath
 
     def launch(*extra: str) -> ServerProcess:
         data, port = tmp_path_factory.mktemp("nats") / "data", free_port()
-        command = [_binary("nats-server", "nats-server"), "-a", "127.0.0.1", "-p", str(port), *extra]
+        command = [binary("nats-server", "nats-server"), "-a", "127.0.0.1", "-p", str(port), *extra]
         server = ServerProcess(command, f"nats://127.0.0.1:{port}", data, ready=b"Server is ready")
         _servers.append(server)
         server.start()
@@ -181,3 +183,9 @@ def _same_environment() -> Iterator[None]:
 def nats_server(launch_nats: LaunchServer) -> str:
     """URL of a nats-server shared by the session: use unique subjects, don't stop it."""
     return launch_nats().url
+
+
+def pytest_collection_finish() -> None:
+    """Keep what the tests' imports made out of garbage collections, which tests that look for leaks force."""
+    gc.collect()
+    gc.freeze()

@@ -42,6 +42,7 @@ class ScriptedWorkers:
         self.broker_is_away = False
         self.max_batch_size: int | None = None
         self.answering: set[str] = set()
+        self.lost: list[str] = []
         self._joined = asyncio.Event()
 
     def join(self, name: str, script: Script) -> None:
@@ -83,7 +84,7 @@ class ScriptedWorkers:
         raise NotImplementedError
 
     def lose(self, address: str, reason: str) -> None:
-        raise NotImplementedError
+        self.lost.append(address)
 
     async def reachable(self) -> None:
         while self.broker_is_away:

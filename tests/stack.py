@@ -95,6 +95,14 @@ class Stack:
         port = self.url.rpartition(":")[2]
         return self.start("next-frontend", "frontend", "--http-port", port, "--take-over", *arguments)
 
+    def another_frontend(self, *arguments: str) -> tuple[Process, str]:
+        """One more frontend of the same workers, ready: process and URL."""
+        port = free_port()
+        name = f"frontend-{len(self.processes)}"
+        process = self.start(name, "frontend", "--http-port", str(port), *arguments)
+        wait_for(lambda: _health(f"http://127.0.0.1:{port}").get("status") == "healthy", START_TIMEOUT_S)
+        return process, f"http://127.0.0.1:{port}"
+
     def worker(
         self, mode: str, *, engine: str = "mocker", yaml: Path | None = None, name: str = ""
     ) -> Process:
@@ -128,11 +136,7 @@ class Stack:
 
     def health(self) -> dict[str, Any]:
         """The body of /health; empty while the frontend does not listen."""
-        try:
-            found: dict[str, Any] = self._get("/health").json()
-        except httpx.TransportError:
-            return {}
-        return found
+        return _health(self.url)
 
     def _get(self, path: str) -> httpx.Response:
         # Without certificates, which take 45 ms of CPU to load: a polling test used a whole core.
@@ -172,6 +176,14 @@ class Stack:
             process.popen.kill()
         for process in self.processes:
             process.popen.wait()
+
+
+def _health(url: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = httpx.get(f"{url}/health", verify=False).json()
+    except httpx.TransportError:
+        return {}
+    return found
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 from baton.messages import GenerateRequest, Sampling
 from tests.tiny_gpt_oss import prompt
 from tests.waiting import until
-from workers.engines.vllm.engine import VllmEngine
+from workers.engines.vllm.engine import MAX_QUEUE_SIZE, VllmEngine
 from workers.engines.vllm.library import load_library
 from workers.engines.vllm.settings import load_vllm_settings
 from workers.flags import DisaggregationMode
@@ -24,13 +24,23 @@ CONFIG: dict[str, Any] = {
 
 @asynccontextmanager
 async def started(
-    checkpoint: Path, mode: DisaggregationMode = "prefill", **config: Any
+    checkpoint: Path,
+    mode: DisaggregationMode = "prefill",
+    max_queue_size: int = MAX_QUEUE_SIZE,
+    **config: Any,
 ) -> AsyncGenerator[VllmEngine, None]:
     """An engine in this mode, which must hold nothing at the end of the test."""
     lib = load_library()
     typed = {"model": str(checkpoint)}
     loaded = load_vllm_settings(lib.engine_args, mode, override=json.dumps(CONFIG | config), typed=typed)
-    engine = VllmEngine(loaded, lib, model_path=checkpoint, worker_id=mode, incarnation="1")
+    engine = VllmEngine(
+        loaded,
+        lib,
+        model_path=checkpoint,
+        worker_id=mode,
+        incarnation="1",
+        max_queue_size=max_queue_size,
+    )
     try:
         await engine.start()
         yield engine

@@ -4,6 +4,8 @@ import asyncio
 import enum
 import logging
 import math
+import socket
+from contextlib import suppress
 from http import HTTPStatus
 from typing import cast
 
@@ -69,8 +71,16 @@ class _Reading(enum.Enum):
 class Connection(HttpToolsProtocol):
     """Counts as idle in its admission unless a complete request is being answered."""
 
-    def __init__(self, config: uvicorn.Config, state: ServerState, patience: Patience) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        state: ServerState,
+        patience: Patience,
+        sock: socket.socket | None = None,
+    ) -> None:
+        """`sock` is the connection before it has a transport."""
         super().__init__(config, state, {})
+        self._sock = sock
         self._patience = patience
         self._admission: Admission[Connection] | None = None
         self._is_evicted = False
@@ -95,8 +105,12 @@ class Connection(HttpToolsProtocol):
     def evict(self) -> None:
         """Drop the connection now, to make room for another client."""
         self._is_evicted = True
-        if self.transport is not None:
-            self.transport.abort()
+        transport = cast("asyncio.Transport | None", self.transport)  # uvicorn's type leaves the start out
+        if transport is not None:
+            transport.abort()
+        elif self._sock is not None:
+            with suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)  # which ends the TLS handshake
 
     def check(self, now_s: float) -> None:
         """Close the connection if a timeout has passed. Call about once a second."""
@@ -245,7 +259,8 @@ class Connection(HttpToolsProtocol):
                 f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
             )
             self.transport.write(head.encode() + body)
-            self.transport.write_eof()
+            if self.transport.can_write_eof():  # not over TLS
+                self.transport.write_eof()
             self._wait(self._patience.rest_s)
             if self._num_open > 0:  # the app waits for the body
                 self.cycle.disconnected = True

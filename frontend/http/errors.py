@@ -67,8 +67,10 @@ def as_baton_error(error: Exception, request_id: str) -> BatonError:
             return BatonError(f"Internal server error; see the server's log for request {request_id}.")
 
 
-def retry_after(error: BatonError) -> Headers:
-    """The Retry-After header of 429 and 503: whole seconds, rounded up, at least 1."""
+def error_headers(error: BatonError) -> Headers:
+    """401: how to authenticate. 429 and 503: Retry-After in whole seconds, rounded up, at least 1."""
+    if error.status == 401:
+        return [(b"www-authenticate", b"Bearer")]
     if error.status not in {429, 503}:
         return []
     return [(b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s or 1)))]

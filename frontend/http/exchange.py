@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 
 from baton.errors import BatonError, InvalidRequest
-from frontend.http.errors import BodyTooLarge, EncodedBody, Envelope, ErrorBody, Headers, retry_after
+from frontend.http.errors import BodyTooLarge, EncodedBody, Envelope, ErrorBody, Headers, error_headers
+from frontend.http.keys import ApiKey
+from frontend.http.limits import NO_QUOTA, Quota
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -30,7 +32,8 @@ class Exchange:
 
     `request_id` is the client's `x-request-id` if valid, else a new one. `started` is set once the status is
     sent; a later failure cannot change it. `path_params` are the route's path parameters, `query` is the raw
-    query string, `address` the client's.
+    query string, `address` the client's, `key_name` that of its API key (empty if keys are not checked),
+    `quota` what the key may still use.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, envelope: Envelope = ErrorBody.of) -> None:
@@ -44,6 +47,9 @@ class Exchange:
         self.query: str = scope["query_string"].decode(errors="replace")
         self.started = False
         self._encoding: bytes = headers.get(b"content-encoding", b"identity")
+        key: ApiKey | None = scope.get("api_key")
+        self.key_name = "" if key is None else key.name
+        self.quota: Quota = scope.get("quota") or NO_QUOTA
         self._key: bytes = headers.get(b"authorization") or headers.get(b"x-api-key", b"")
         self.address: str = (scope.get("client") or ("",))[0]
         self._declared_bytes = headers.get(b"content-length", b"0")
@@ -61,7 +67,9 @@ class Exchange:
 
     @property
     def owner(self) -> str:
-        """A digest of the client's API key; empty without one."""
+        """The name of the client's API key or, if keys are not checked, a digest; empty without a key."""
+        if self.key_name:
+            return f"key {self.key_name}"
         return hashlib.sha256(self._key).hexdigest() if self._key else ""
 
     async def read_body(self, max_bytes: int) -> bytes:
@@ -91,7 +99,8 @@ class Exchange:
         """Send status and headers."""
         self.started = True
         fixed = [(b"content-type", content_type), (b"x-request-id", self.request_id.encode())]
-        await self._send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
+        headers = [*fixed, *headers, *self.quota.headers()]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes) -> None:
         """Send more of the body."""
@@ -108,8 +117,8 @@ class Exchange:
         await self.end(data)
 
     async def answer_error(self, error: BatonError) -> None:
-        """Send an error response, with Retry-After for 429 and 503."""
-        await self.answer(error.status, self._envelope(error), retry_after(error))
+        """Send an error response, with the headers that its status needs."""
+        await self.answer(error.status, self._envelope(error), error_headers(error))
 
 
 def ignored_header(ignored: tuple[str, ...]) -> Headers:

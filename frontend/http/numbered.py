@@ -23,8 +23,8 @@ class StreamChanged(BatonError):
 
 
 class EventNumbers:
-    """The ids of one answer's events: how many tokens it had, which event of the last one it was, and a
-    checksum of the tokens.
+    """The ids of one answer's events: how many tokens it had, which event it was, and a checksum of the
+    tokens.
     """
 
     def __init__(self, last_event_id: str) -> None:
@@ -46,7 +46,6 @@ class EventNumbers:
             yield chunk
         for i, token_id in enumerate(chunk.token_ids):
             self._num_tokens += 1
-            self._num_events = 0
             self._checksum = zlib.crc32(b"%d," % token_id, self._checksum)
             if self._num_tokens == self._had[0] and self._checksum != self._had_checksum:
                 raise _changed()

@@ -98,16 +98,22 @@ async def prepared(
 ) -> AnyAnswer:
     """Read the body and build its answer, ready to be generated."""
     body = await exchange.read_body(services.max_body_bytes)
-    asker = Asker(
+    answer = await prepare(body, asker_of(exchange, services), services)
+    exchange.quota.take_prompt(num_prompt_tokens(answer.choices))
+    services.metrics.count_ignored(answer.ignored)
+    tally.model = answer.model
+    return answer
+
+
+def asker_of(exchange: Exchange, services: Services) -> Asker:
+    """Who asks, and until when."""
+    return Asker(
         request_id=exchange.request_id,
         deadline_s=services.request_timeout_s,
         owner=exchange.owner,
         address=exchange.address,
+        key_name=exchange.key_name,
     )
-    answer = await prepare(body, asker, services)
-    services.metrics.count_ignored(answer.ignored)
-    tally.model = answer.model
-    return answer
 
 
 def _numbers(exchange: Exchange, answer: Answer) -> EventNumbers | None:
@@ -150,6 +156,7 @@ async def generate(
     finally:
         overdue.cancel()
         count(answer.choices, tally)
+        exchange.quota.take_answer(tally.num_completion_tokens)
 
 
 @asynccontextmanager

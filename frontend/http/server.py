@@ -7,10 +7,10 @@ import socket
 import uvicorn
 
 from baton.errors import NotReady
-from baton.listener import Accepting, Admission, Listener, num_connections
+from baton.listener import Accepting, Admission, Listener, Tls, num_connections
 from baton.streams import Pulse
 from frontend.http.connection import Connection, Patience
-from frontend.http.errors import ErrorBody, retry_after
+from frontend.http.errors import ErrorBody, error_headers
 from frontend.http.exchange import AsgiApp, Exchange, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class HttpServer:
         drain_timeout_s: float,
         patience: Patience | None = None,
         max_connections: int | None = None,
+        tls: Tls = lambda: None,
     ) -> None:
         self._server = _uvicorn(app, drain_timeout_s)
         self._patience = patience or Patience()
@@ -42,12 +43,13 @@ class HttpServer:
         self._admitted = Admission(most, Connection.evict)
         self._turned_away = Admission(num_connections(8, MOST_TURNED_AWAY), Connection.evict)
         self._is_full = False
+        self._tls = tls
         self._listener: Listener | None = None
         self._pulse: Pulse | None = None
 
     def start(self, listener: Accepting) -> None:
         """Accept connections until `drain`."""
-        self._listener = Listener(listener, self._take, self._admitted.make_room)
+        self._listener = Listener(listener, self._take, self._admitted.make_room, self._tls)
         self._pulse = Pulse(_CHECK_EVERY_S, self._check)
 
     async def drain(self) -> None:
@@ -60,7 +62,7 @@ class HttpServer:
             self._pulse.stop()
 
     def _take(self, sock: socket.socket) -> Connection | None:
-        connection = Connection(self._server.config, self._server.server_state, self._patience)
+        connection = Connection(self._server.config, self._server.server_state, self._patience, sock)
         is_full = not connection.enter(self._admitted)
         if is_full != self._is_full:
             self._is_full = is_full
@@ -81,7 +83,7 @@ class HttpServer:
 
 async def _turn_away(scope: Scope, receive: Receive, send: Send) -> None:
     exchange = Exchange(scope, receive, send)
-    headers = [*retry_after(_FULL), (b"connection", b"close")]
+    headers = [*error_headers(_FULL), (b"connection", b"close")]
     await exchange.answer(_FULL.status, ErrorBody.of(_FULL), headers)
 
 

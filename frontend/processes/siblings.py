@@ -1,22 +1,37 @@
 """What a frontend's processes share, over Unix sockets: metrics, background runs, kept reasoning."""
 
 import asyncio
+import dataclasses
 import logging
-from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from baton.errors import BatonError, ErrorInfo, NotReady, from_wire
+from baton.errors import BatonError, NotReady, from_wire
+from frontend.http.limits import Quotas, Used
 from frontend.metrics import Metrics, Sampled
+from frontend.processes.sibling_messages import (
+    ANSWERS,
+    QUESTIONS,
+    Answer,
+    Done,
+    Events,
+    FollowRun,
+    Found,
+    Keep,
+    Question,
+    Refused,
+    Scrape,
+    Spend,
+    StopRun,
+    Values,
+    frame,
+    read,
+)  # fmt: skip
 from frontend.responses.runs import FollowedElsewhere, Runs
 from frontend.turn.thoughts import Kept, Thoughts
 
-MAX_FRAME_BYTES = 64 << 20
-_LENGTH_BYTES = 4
 MAX_UNSENT_BYTES = 16 << 20
 """A process that reads entries more slowly misses some."""
 SCRAPE_TIMEOUT_S = 1.0
@@ -25,68 +40,14 @@ STOP_TIMEOUT_S = 10.0
 log = logging.getLogger(__name__)
 
 
-class Keep(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """Add an entry to the reasoning kept; no answer."""
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """What a process's siblings ask for or add to."""
 
-    kept: Kept
-
-
-class Scrape(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Answered with the process's metrics."""
-
-
-class StopRun(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Cancel a background run; answered with `Found` once it is stored, if the process has it."""
-
-    response_id: str
-
-
-class FollowRun(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Answered with `Found` and the run's events, if the process has it."""
-
-    response_id: str
-    sequence_number: int
-
-
-class Found(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """The process has the run."""
-
-
-class Values(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """The process's metrics."""
-
-    metrics: list[Sampled]
-
-
-class Events(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Some events of the run that is followed."""
-
-    data: bytes
-
-
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """The request failed."""
-
-    error: ErrorInfo
-
-
-class Done(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """The answer is complete."""
-
-
-Question = Keep | Scrape | StopRun | FollowRun
-Answer = Found | Values | Events | Refused | Done
-
-
-def _token_ids(kind: type, value: object) -> object:
-    if kind is array and isinstance(value, list):
-        return array("I", value)
-    raise NotImplementedError(kind)
-
-
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=list)
-_QUESTIONS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Question, dec_hook=_token_ids)
-_ANSWERS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Answer)
+    thoughts: Thoughts
+    metrics: Metrics
+    runs: Runs
+    quotas: Quotas
 
 
 class Siblings:
@@ -112,7 +73,7 @@ class Siblings:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
-    async def answering(self, thoughts: Thoughts, metrics: Metrics, runs: Runs) -> AsyncIterator[None]:
+    async def answering(self, shared: Shared) -> AsyncIterator[None]:
         """Answer the others during the context."""
         if self._own is None:
             yield
@@ -120,7 +81,7 @@ class Siblings:
         self._own.unlink(missing_ok=True)  # of a process that died
 
         def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self._start(_answer(reader, writer, thoughts, metrics, runs))
+            self._start(_answer(reader, writer, shared))
 
         server = await asyncio.start_unix_server(take, self._own)
         try:
@@ -134,17 +95,24 @@ class Siblings:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def share(self, kept: Kept) -> None:
-        """Give an entry to all processes that are running."""
-        frame = _frame(Keep(kept))
+        """Give an entry of reasoning to all processes that are running."""
+        self._tell(Keep(kept))
+
+    def share_use(self, used: Used) -> None:
+        """Tell all processes that are running that an API key was used."""
+        self._tell(Spend(used))
+
+    def _tell(self, message: Keep | Spend) -> None:
+        data = frame(message)
         for path in self._paths:
             writer = self._writers.get(path)
             if path in self._unsent:
-                self._unsent[path].append(frame)
+                self._unsent[path].append(data)
             elif writer is None or writer.is_closing():
-                self._unsent[path] = [frame]
+                self._unsent[path] = [data]
                 self._start(self._connect(path))
             elif writer.transport.get_write_buffer_size() < MAX_UNSENT_BYTES:
-                writer.write(frame)
+                writer.write(data)
 
     async def metrics(self) -> list[Sequence[Sampled]]:
         """The metrics of the processes that answer in time."""
@@ -200,38 +168,35 @@ class Siblings:
         return None
 
 
-async def _answer(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    thoughts: Thoughts,
-    metrics: Metrics,
-    runs: Runs,
-) -> None:
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, shared: Shared) -> None:
     """Answer the questions of one connection."""
     with suppress(OSError, asyncio.IncompleteReadError):
         async with _closing(writer):
             while True:
-                question = _QUESTIONS.decode(await _read(reader))
+                question = QUESTIONS.decode(await read(reader))
                 if isinstance(question, Keep):
-                    thoughts.take(question.kept)
+                    shared.thoughts.take(question.kept)
                     continue
-                async with aclosing(_answers(question, metrics, runs)) as answers:
+                if isinstance(question, Spend):
+                    shared.quotas.note(question.used)
+                    continue
+                async with aclosing(_answers(question, shared)) as answers:
                     async for part in answers:
-                        writer.write(_frame(part))
+                        writer.write(frame(part))
                         await writer.drain()
 
 
-async def _answers(question: Question, metrics: Metrics, runs: Runs) -> AsyncGenerator[Answer, None]:
+async def _answers(question: Question, shared: Shared) -> AsyncGenerator[Answer, None]:
     match question:
         case Scrape():
-            yield Values(metrics.samples())
+            yield Values(shared.metrics.samples())
         case StopRun(response_id):
-            run = await runs.get(response_id)
+            run = await shared.runs.get(response_id)
             if run is not None:
                 await run.stop()
                 yield Found()
         case FollowRun(response_id, sequence_number):
-            run = await runs.get(response_id)
+            run = await shared.runs.get(response_id)
             if run is not None:
                 try:
                     outbox = run.follow(sequence_number)
@@ -253,9 +218,9 @@ async def _ask(path: Path, question: Question) -> AsyncGenerator[Answer, None]:
     except OSError:
         return
     async with _closing(writer):
-        writer.write(_frame(question))
+        writer.write(frame(question))
         try:
-            while not isinstance(answer := _ANSWERS.decode(await _read(reader)), Done):
+            while not isinstance(answer := ANSWERS.decode(await read(reader)), Done):
                 yield answer
         except (OSError, asyncio.IncompleteReadError) as error:
             raise NotReady("The process that ran the response has ended; send the request again.") from error
@@ -283,15 +248,3 @@ async def _hang_up(writer: asyncio.StreamWriter) -> None:
     writer.close()
     with suppress(OSError):
         await writer.wait_closed()
-
-
-async def _read(reader: asyncio.StreamReader) -> bytes:
-    length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES))
-    if length > MAX_FRAME_BYTES:
-        raise ConnectionAbortedError(f"a frame of {length} bytes")
-    return await reader.readexactly(length)
-
-
-def _frame(message: Question | Answer) -> bytes:
-    data = _ENCODER.encode(message)
-    return len(data).to_bytes(_LENGTH_BYTES) + data

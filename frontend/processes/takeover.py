@@ -124,6 +124,12 @@ class Taken:
             self._channel.send(_SERVING)
             self._channel.recv(1)
 
+    def close(self) -> None:
+        """Leave the running frontend as it is."""
+        self._channel.close()
+        if self.listener is not None:
+            self.listener.close()
+
 
 def inherited(environ: MutableMapping[str, str] = os.environ) -> socket.socket | None:
     """The listening socket that systemd passes to this process (sd_listen_fds(3)), if any. Raises OSError if

@@ -29,7 +29,7 @@ MAX_KEPT_STREAM_BYTES = 16 << 20
 
 
 class ResponseAnswer:
-    """An `Answer` of `frontend.http.respond` that stores its events."""
+    """An `Answer` of `frontend.http.respond` that stores its events. It belongs to the key `key_name`."""
 
     keep_alive = sse.KEEP_ALIVE
 
@@ -42,12 +42,14 @@ class ResponseAnswer:
         output: OutputWriter,
         writer: EventWriter | None,
         store: ResponseStore,
+        key_name: str = "",
         ignored: tuple[str, ...] = (),
     ) -> None:
         self.model = response.model
         self.stream = writer is not None
         self.ignored = ignored
         self.response = response
+        self.key_name = key_name
         self.choice = choice
         self.choices = [choice]
         self._items = items
@@ -132,6 +134,7 @@ class ResponseAnswer:
             previous_id=body.previous_response_id,
             is_background=body.background,
             events=self.kept_stream,
+            key_name=self.key_name,
         )
         await self._store.save(kept, [item.id for item in (*self._items, *body.output)])
 

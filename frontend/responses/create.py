@@ -38,7 +38,7 @@ async def prepare_response(
     raw: bytes, asker: Asker, services: Services, state: ResponseState, seal: Seal
 ) -> ResponseAnswer:
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
-    asked = await _asked(raw, asker.owner, services, state, seal)
+    asked = await _asked(raw, asker, services, state, seal)
     body, request = asked.body, asked.request
     served = services.fleet.served(body.model)
     (choice,) = await prepare(
@@ -62,27 +62,29 @@ async def prepare_response(
         output=OutputWriter(choice, served.tokenizer, shape, writer),
         writer=writer,
         store=state.store,
+        key_name=asker.key_name,
         ignored=(*asked.ignored, *unstored),
     )
 
 
 async def count_input_tokens(
-    raw: bytes, owner: str, services: Services, state: ResponseState, seal: Seal
+    raw: bytes, asker: Asker, services: Services, state: ResponseState, seal: Seal
 ) -> tuple[str, int]:
     """(the model, the number of prompt tokens). Raises as `prepare_response` does."""
-    asked = await _asked(raw, owner, services, state, seal)
+    asked = await _asked(raw, asker, services, state, seal)
     served = services.fleet.served(asked.body.model)
-    (prompt,) = await encode(asked.request, owner, served, services.thoughts)
+    (prompt,) = await encode(asked.request, asker.owner, served, services.thoughts)
     return served.name, len(prompt.token_ids)
 
 
-async def _asked(raw: bytes, owner: str, services: Services, state: ResponseState, seal: Seal) -> Asked:
+async def _asked(raw: bytes, asker: Asker, services: Services, state: ResponseState, seal: Seal) -> Asked:
     body, unknown = await read(raw, partial(decode, body_type=ResponseBody))
     check_served(body)
-    reader = InputReader(seal, partial(services.thoughts.recall, owner))
-    items = [await resolved(item, i, state.store) for i, item in enumerate(reader.read(body.input))]
+    reader = InputReader(seal, partial(services.thoughts.recall, asker.owner))
+    given = enumerate(reader.read(body.input))
+    items = [await resolved(item, i, state.store, asker.key_name) for i, item in given]
     previous_id = body.previous_response_id
-    earlier = [] if previous_id is None else await history(previous_id, state)
+    earlier = [] if previous_id is None else await history(previous_id, state, asker.key_name)
     offered = offered_tools(body)
     services.check_tools(offered.left_out)
     # A short body may continue a long conversation.

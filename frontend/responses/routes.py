@@ -11,7 +11,7 @@ from baton.errors import BatonError, InvalidRequest
 from frontend.http import sse
 from frontend.http.endpoint import Serve
 from frontend.http.exchange import Exchange, ignored_header
-from frontend.http.respond import generate, prepared, relay
+from frontend.http.respond import asker_of, generate, prepared, relay
 from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.responses.answer import ResponseAnswer
@@ -91,8 +91,7 @@ class ResponseRoutes:
         if not answer.response.background:
             await generate(exchange, answer, services, tally)
             return
-        timeout_s = services.request_timeout_s
-        run = await self._state.runs.start(answer, services.generator.generate, services.metrics, timeout_s)
+        run = await self._state.runs.start(answer, services, exchange.quota)
         if answer.stream:
             await relay(exchange, _Followed(answer, answer.ignored), run.follow(-1), services, tally)
         else:
@@ -102,7 +101,7 @@ class ResponseRoutes:
         """`POST /v1/responses/input_tokens`."""
         raw = await exchange.read_body(services.max_body_bytes)
         tally.model, num_tokens = await count_input_tokens(
-            raw, exchange.owner, services, self._state, self._seal
+            raw, asker_of(exchange, services), services, self._state, self._seal
         )
         await exchange.answer(200, InputTokens(input_tokens=num_tokens))
 
@@ -128,7 +127,9 @@ class ResponseRoutes:
                 if other is not None:
                     await relay(exchange, _Followed(other), other.outbox, services, tally)
                     return
-            stored = await self._state.store.load(stored.id) or stored  # it has ended meanwhile
+            stored = (
+                await self._state.store.load(stored.id, exchange.key_name) or stored
+            )  # it has ended meanwhile
         data = _rest_of(stored, sequence_number)
         await exchange.start(200, sse.CONTENT_TYPE, sse.HEADERS)
         await exchange.end(data)
@@ -165,7 +166,7 @@ class ResponseRoutes:
         limit = query.one("limit", _page_size, DEFAULT_PAGE)
         order = query.one("order", _order, "desc")
         response_id = exchange.path_params["response_id"]
-        items = await context_items(response_id, self._state.store)
+        items = await context_items(response_id, self._state.store, exchange.key_name)
         if items is None:
             raise _not_found(response_id)
         page, has_more = _page(items if order == "asc" else items[::-1], query.one("after", str, None), limit)
@@ -181,16 +182,16 @@ class ResponseRoutes:
         if run is not None:
             await run.stop()
         elif stored is not None and stored.status == RUNNING and await self._state.elsewhere.stop(stored.id):
-            stored = await self._state.store.load(stored.id) or stored
+            stored = await self._state.store.load(stored.id, exchange.key_name) or stored
         return run, stored
 
     async def _find(self, exchange: Exchange) -> tuple[Run | None, StoredResponse | None]:
         """The run or the stored response of the path's id. Raises ResponseNotFound."""
         response_id = exchange.path_params["response_id"]
-        run = await self._state.runs.get(response_id)
+        run = await self._state.run(response_id, exchange.key_name)
         if run is not None:
             return run, None
-        stored = await self._state.store.load(response_id)
+        stored = await self._state.store.load(response_id, exchange.key_name)
         if stored is None:
             raise _not_found(response_id)
         return None, stored

@@ -4,16 +4,15 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Protocol
 
 from baton.errors import BatonError, InvalidRequest, NotReady, Overloaded
-from baton.messages import GenerateRequest, TokenChunk
 from frontend.http.errors import as_baton_error
+from frontend.http.limits import Quota
 from frontend.http.respond import count
+from frontend.http.services import Services
 from frontend.http.sse import Outbox
-from frontend.metrics import Metrics
 from frontend.responses.answer import ResponseAnswer
 from frontend.responses.events import after
 from frontend.responses.object import RUNNING
@@ -26,23 +25,18 @@ MAX_RUNS = 1000
 ROUTE = "background"
 
 
-Generate = Callable[[GenerateRequest, str, Callable[[], None]], AsyncGenerator[TokenChunk, None]]
-"""See `frontend.http.services.TokenSource`."""
-
-
 class Run:
     """One background response, running from construction until it ends or is stopped."""
 
-    def __init__(
-        self, answer: ResponseAnswer, generate: Generate, metrics: Metrics, timeout_s: float
-    ) -> None:
+    def __init__(self, answer: ResponseAnswer, services: Services, quota: Quota) -> None:
         self.answer = answer
-        self._metrics = metrics
+        self._metrics = services.metrics
+        self._quota = quota
         self._outboxes: list[Outbox] = []
         self._reason: BatonError | None = None
-        self._tally = metrics.begin(ROUTE)
+        self._tally = services.metrics.begin(ROUTE)
         # Only this task is ever cancelled, so that `_finish` always runs.
-        self._making = asyncio.create_task(self._make(generate, timeout_s))
+        self._making = asyncio.create_task(self._make(services))
         self.task = asyncio.create_task(self._finish())
 
     def follow(self, sequence_number: int) -> Outbox:
@@ -59,10 +53,10 @@ class Run:
         self._making.cancel()
         await asyncio.wait([self.task])
 
-    async def _make(self, generate: Generate, timeout_s: float) -> None:
+    async def _make(self, services: Services) -> None:
         choice = self.answer.choice
-        made = generate(choice.request, choice.caller, lambda: None)
-        async with asyncio.timeout(timeout_s), aclosing(made) as chunks:
+        made = services.generator.generate(choice.request, choice.caller, lambda: None)
+        async with asyncio.timeout(services.request_timeout_s), aclosing(made) as chunks:
             async for chunk in chunks:
                 self._tally.first_token_s = self._tally.first_token_s or time.perf_counter()
                 self._publish(self.answer.write(0, choice.feed(chunk)))
@@ -80,6 +74,7 @@ class Run:
                 outbox.close()
             self._tally.model = self.answer.model
             count(self.answer.choices, self._tally)
+            self._quota.take_answer(self._tally.num_completion_tokens)
             self._metrics.end(self._tally)
 
     async def _last_event(self) -> bytes:
@@ -115,9 +110,7 @@ class Runs:
         await asyncio.wait([run.task])
         return None
 
-    async def start(
-        self, answer: ResponseAnswer, generate: Generate, metrics: Metrics, timeout_s: float
-    ) -> Run:
+    async def start(self, answer: ResponseAnswer, services: Services, quota: Quota) -> Run:
         """Store the response, then generate it. Raises Overloaded."""
         if len(self._runs) >= MAX_RUNS:
             raise Overloaded(
@@ -125,7 +118,7 @@ class Runs:
                 retry_after_s=5,
             )
         await answer.save()
-        run = Run(answer, generate, metrics, timeout_s)
+        run = Run(answer, services, quota)
         self._runs[answer.response.id] = run
         run.task.add_done_callback(lambda _: self._runs.pop(answer.response.id, None))
         return run
@@ -211,6 +204,11 @@ class ResponseState:
     store: ResponseStore = dataclasses.field(default_factory=ResponseStore)
     runs: Runs = dataclasses.field(default_factory=Runs)
     elsewhere: OtherRuns = dataclasses.field(default_factory=NoOtherRuns)
+
+    async def run(self, response_id: str, key_name: str) -> Run | None:
+        """`Runs.get`, if the run is of that key."""
+        run = await self.runs.get(response_id)
+        return run if run is not None and run.answer.key_name == key_name else None
 
     async def close(self) -> None:
         """Stop all runs and close the store."""

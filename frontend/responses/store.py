@@ -8,46 +8,29 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from baton.errors import BatonError
+from frontend.responses.database import MEMORY, connect
 from frontend.responses.object import RUNNING
 from frontend.responses.owner import Owner
 from frontend.responses.stored import StoredResponse
 from frontend.responses.unwritten import Entry, Unwritten
 
-SCHEMA_VERSION = 1
-MEMORY = ":memory:"
 DIED = "The server process stopped before the response was complete; send the request again."
 # Limits of a conversation that can be continued.
 MAX_CHAIN = 1000
 MAX_CHAIN_BYTES = 64 << 20
 
-# Another process may hold the file for so long: at the start, and later, when requests wait.
-_OPEN_BUSY_S = 5.0
-_BUSY_S = 0.2
 _ANSWER_S = 2.0
 _FLUSH_S = 5.0
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS responses (
-    id TEXT PRIMARY KEY, previous_id TEXT, status TEXT NOT NULL, is_background INTEGER NOT NULL,
-    owner TEXT NOT NULL, used_s REAL NOT NULL, num_bytes INTEGER NOT NULL,
-    body BLOB NOT NULL, items BLOB NOT NULL, events BLOB
-);
-CREATE INDEX IF NOT EXISTS responses_by_use ON responses (used_s, num_bytes, status);
-CREATE TABLE IF NOT EXISTS item_ids (
-    item_id TEXT NOT NULL, response_id TEXT NOT NULL REFERENCES responses ON DELETE CASCADE,
-    PRIMARY KEY (item_id, response_id)
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS item_ids_by_response ON item_ids (response_id);
-"""
-_COLUMNS = "id, previous_id, status, is_background, owner, num_bytes, body, items"
+_COLUMNS = "id, previous_id, status, is_background, owner, num_bytes, body, items, key_name"
 _SAVE = """
-INSERT INTO responses (id, previous_id, status, is_background, owner, used_s, num_bytes, body, items, events)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO responses
+    (id, previous_id, status, is_background, owner, used_s, num_bytes, body, items, events, key_name)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET status = excluded.status, used_s = excluded.used_s,
     num_bytes = excluded.num_bytes, body = excluded.body, events = excluded.events
 """
@@ -118,25 +101,25 @@ class ResponseStore:
         """Insert or update a response. It is found from then on, and soon in the file."""
         await self._unwritten.add(response, list(item_ids))
 
-    async def load(self, response_id: str) -> StoredResponse | None:
-        """The response, or None. A running response of a dead frontend becomes failed, as does one of this
-        frontend: the caller must check its own runs first."""
-        unwritten = self._unwritten.find(response_id)
+    async def load(self, response_id: str, key_name: str = "") -> StoredResponse | None:
+        """The response, or None unless it is of that API key. A running response of a dead frontend becomes
+        failed, as does one of this frontend: the caller must check its own runs first."""
+        found = self._unwritten.find(response_id)
+        if found is not None:
+            return found if found.key_name == key_name else None
+        return await self._in_thread(self._load, response_id, key_name)
+
+    async def chain(self, response_id: str, key_name: str = "") -> list[StoredResponse] | None:
+        """The response and all that it continues, oldest first, without events; None if one is missing or not
+        of that key. Marks them as used."""
+        return await self._in_thread(self._chain, response_id, key_name)
+
+    async def with_item(self, item_id: str, key_name: str = "") -> StoredResponse | None:
+        """The latest response of that key with this item in its input or output."""
+        unwritten = self._unwritten.with_item(item_id, key_name)
         if unwritten is not None:
             return unwritten
-        return await self._in_thread(self._load, response_id)
-
-    async def chain(self, response_id: str) -> list[StoredResponse] | None:
-        """The response and all that it continues, oldest first, without events; None if one is missing. Marks
-        them as used."""
-        return await self._in_thread(self._chain, response_id)
-
-    async def with_item(self, item_id: str) -> StoredResponse | None:
-        """The latest response with this item in its input or output."""
-        unwritten = self._unwritten.with_item(item_id)
-        if unwritten is not None:
-            return unwritten
-        return await self._in_thread(self._with_item, item_id)
+        return await self._in_thread(self._with_item, item_id, key_name)
 
     async def delete(self, response_id: str) -> bool:
         """Delete a response; returns whether it existed."""
@@ -159,7 +142,7 @@ class ResponseStore:
 
     def _connection(self) -> sqlite3.Connection:
         if self._db is None:
-            self._db = _connect(self.path)
+            self._db = connect(self.path)
         return self._db
 
     def _close(self) -> None:
@@ -183,7 +166,7 @@ class ResponseStore:
         num_bytes = len(response.body) + len(response.items) + len(events or b"")
         values = (
             response.id, response.previous_id, response.status, response.is_background, self._owner.name,
-            self._clock(), num_bytes, response.body, response.items, events,
+            self._clock(), num_bytes, response.body, response.items, events, response.key_name,
         )  # fmt: skip
         db.execute(_SAVE, values)
         pairs = [(item_id, response.id) for item_id in item_ids]
@@ -195,9 +178,11 @@ class ResponseStore:
         db.execute("DELETE FROM responses WHERE used_s < ? AND status != 'in_progress'", (oldest_s,))
         db.execute(_TOO_MANY, (kept.max_responses, kept.max_bytes))
 
-    def _load(self, response_id: str) -> StoredResponse | None:
+    def _load(self, response_id: str, key_name: str) -> StoredResponse | None:
         row = self._row(response_id, "*")
-        if row is not None and row["status"] == RUNNING and not self._owner.lives_elsewhere(row["owner"]):
+        if row is None or row["key_name"] != key_name:
+            return None
+        if row["status"] == RUNNING and not self._owner.lives_elsewhere(row["owner"]):
             self._fail(row)
             row = self._row(response_id, "*")
         return None if row is None else _stored(row)
@@ -221,7 +206,7 @@ class ResponseStore:
             values = (msgspec.json.encode(body), row["id"])
             db.execute("UPDATE responses SET status = 'failed', body = ? WHERE id = ?", values)
 
-    def _chain(self, response_id: str) -> list[StoredResponse] | None:
+    def _chain(self, response_id: str, key_name: str) -> list[StoredResponse] | None:
         chain: list[StoredResponse] = []
         next_id: str | None = response_id
         num_bytes = 0
@@ -231,7 +216,9 @@ class ResponseStore:
             if row is not None:
                 found = _stored(row)
                 num_bytes += row["num_bytes"]
-            if found is None or len(chain) == MAX_CHAIN or num_bytes > MAX_CHAIN_BYTES:
+            if found is None or found.key_name != key_name:
+                return None
+            if len(chain) == MAX_CHAIN or num_bytes > MAX_CHAIN_BYTES:
                 return None
             chain.append(found)
             next_id = found.previous_id
@@ -240,37 +227,17 @@ class ResponseStore:
             db.executemany("UPDATE responses SET used_s = ? WHERE id = ?", used)
         return chain[::-1]
 
-    def _with_item(self, item_id: str) -> StoredResponse | None:
+    def _with_item(self, item_id: str, key_name: str) -> StoredResponse | None:
         query = (
-            "SELECT responses.* FROM item_ids JOIN responses ON id = response_id WHERE item_id = ? "
-            "ORDER BY responses.rowid DESC LIMIT 1"
+            "SELECT responses.* FROM item_ids JOIN responses ON id = response_id "
+            "WHERE item_id = ? AND key_name = ? ORDER BY responses.rowid DESC LIMIT 1"
         )
-        row = self._connection().execute(query, (item_id,)).fetchone()
+        row = self._connection().execute(query, (item_id, key_name)).fetchone()
         return None if row is None else _stored(row)
 
     def _delete(self, response_id: str) -> bool:
         with self._connection() as db:
             return db.execute("DELETE FROM responses WHERE id = ?", (response_id,)).rowcount > 0
-
-
-def _connect(path: str) -> sqlite3.Connection:
-    if path != MEMORY:
-        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Conversations are private; SQLite gives its other files the same mode.
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    db = sqlite3.connect(path, timeout=_OPEN_BUSY_S)
-    db.row_factory = sqlite3.Row
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = NORMAL")
-    db.execute("PRAGMA foreign_keys = ON")
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version not in {0, SCHEMA_VERSION}:
-        db.close()
-        raise sqlite3.DatabaseError(f"its schema has version {version}; this server needs {SCHEMA_VERSION}")
-    db.executescript(_SCHEMA)
-    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    db.execute(f"PRAGMA busy_timeout = {round(_BUSY_S * 1000)}")
-    return db
 
 
 def _stored(row: sqlite3.Row) -> StoredResponse:
@@ -283,4 +250,5 @@ def _stored(row: sqlite3.Row) -> StoredResponse:
         body=row["body"],
         items=row["items"],
         events=None if events is None else zlib.decompress(events),
+        key_name=row["key_name"],
     )

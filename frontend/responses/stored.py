@@ -5,7 +5,8 @@ import msgspec
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A stored response. `body` is its JSON, `items` the JSON array of its own input items, `events` its
-    whole stream, if any, as server-sent events."""
+    whole stream, if any, as server-sent events. It belongs to the API key `key_name`, and if that is empty to
+    everyone, as long as keys are not checked."""
 
     id: str
     status: str
@@ -14,6 +15,7 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     previous_id: str | None = None
     is_background: bool = False
     events: bytes | None = None
+    key_name: str = ""
 
     @property
     def num_bytes(self) -> int:

@@ -57,10 +57,10 @@ class Unwritten:
         entry = self._entries.get(response_id)
         return None if entry is None else entry.response
 
-    def with_item(self, item_id: str) -> StoredResponse | None:
-        """The latest of them that has this item."""
+    def with_item(self, item_id: str, key_name: str) -> StoredResponse | None:
+        """The latest of them that has this item and is of that key."""
         found = (each.response for each in reversed(self._entries.values()) if item_id in each.item_ids)
-        return next(found, None)
+        return next((response for response in found if response.key_name == key_name), None)
 
     def discard(self, response_id: str) -> bool:
         """Forget a response; returns whether it was here."""

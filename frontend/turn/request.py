@@ -40,12 +40,15 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):
-    """The HTTP request's id, its deadline, the owner of its API key, and the client's address."""
+    """The HTTP request's id, its deadline, the owner of its API key, and the client's address. `key_name` is
+    that of the key, empty if keys are not checked: stored responses belong to it.
+    """
 
     request_id: str
     deadline_s: float
     owner: str = ""
     address: str = ""
+    key_name: str = ""
 
     def caller(self, user: str | None) -> str:
         """Who takes turns with others when workers are full: a key and a user, or an address."""

@@ -130,7 +130,8 @@ def _services(wires: Wires) -> Iterator[tuple[Probe, str]]:
         for url in wires.etcd_endpoints.split(","):
             yield probe_etcd, url.strip().rstrip("/")
     if "plane=nats" in used:
-        yield probe_nats, wires.nats_server
+        for url in wires.nats_server.split(","):
+            yield probe_nats, url.strip()
 
 
 def examine(facts: Facts) -> Report:

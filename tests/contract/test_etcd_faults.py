@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import subprocess
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
@@ -12,6 +11,7 @@ import pytest
 
 from baton.etcd import PREFIX, EtcdDiscovery
 from baton.etcd_rpc import EtcdError, EtcdRpc
+from tests.certificates import Authority
 from tests.conftest import LaunchServer, ServerProcess, free_port
 from tests.registry import Onlooker, etcd_api, onlooker, worker
 from tests.waiting import PATIENCE_S, scaled
@@ -246,26 +246,9 @@ def test_closing_the_client_ends_its_watches(etcd: ServerProcess) -> None:
     asyncio.run(main())
 
 
-@pytest.fixture
-def certificates(tmp_path: Path) -> Path:
-    """A folder with ca.pem, and a cert.pem with key.pem for 127.0.0.1 signed by it."""
-    if shutil.which("openssl") is None:
-        pytest.fail("openssl is not on the PATH: apt-get install openssl")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=tmp_path, check=True, capture_output=True)
-
-    ec = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    openssl("req", "-x509", *ec, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "1")
-    openssl("req", *ec, "-keyout", "key.pem", "-out", "cert.csr", "-subj", "/CN=etcd")
-    (tmp_path / "san").write_text("subjectAltName=IP:127.0.0.1")
-    signing = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "1", "-extfile", "san"]
-    openssl("x509", "-req", "-in", "cert.csr", "-out", "cert.pem", *signing)
-    return tmp_path
-
-
-def test_tls_with_client_certificates(launch: LaunchServer, certificates: Path) -> None:
-    ca, cert, key = (certificates / name for name in ("ca.pem", "cert.pem", "key.pem"))
+def test_tls_with_client_certificates(launch: LaunchServer, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    ca, (cert, key) = authority.ca, authority.sign("etcd")
     server = [f"--cert-file={cert}", f"--key-file={key}", f"--trusted-ca-file={ca}", "--client-cert-auth"]
     etcd = launch(*server, scheme="https")
 

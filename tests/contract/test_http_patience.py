@@ -18,7 +18,9 @@ from frontend.http.endpoint import Endpoint
 from frontend.http.exchange import ClientGone, Exchange, Receive, Scope, Send
 from frontend.http.server import HttpServer
 from frontend.http.services import Services
+from frontend.http.tls import server_context
 from tests.alive import Newborn
+from tests.certificates import Authority
 from tests.scripted_frontend import Client, ScriptedFleet, ScriptedTokens
 from tests.waiting import until
 
@@ -95,28 +97,32 @@ class Peer:
 
 
 class Scene:
-    """A server with short deadlines, and its clients."""
+    """A server with short deadlines, and its clients, which use TLS if there is an authority."""
 
-    def __init__(self, app: Echo, port: int) -> None:
+    def __init__(self, app: Echo, port: int, authority: Authority | None) -> None:
         self.app = app
         self.port = port
+        self._tls = authority and authority.client()
         self.peers: list[Peer] = []
 
     async def peer(self, first_bytes: bytes = b"") -> Peer:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, ssl=self._tls)
         self.peers.append(Peer(reader, writer))
         self.peers[-1].say(first_bytes)
         return self.peers[-1]
 
 
 @asynccontextmanager
-async def serving(patience: Patience, max_connections: int | None) -> AsyncIterator[Scene]:
+async def serving(
+    patience: Patience, max_connections: int | None, authority: Authority | None
+) -> AsyncIterator[Scene]:
     app = Echo()
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-    server = HttpServer(app, 1.0, patience, max_connections)
+    context = None if authority is None else server_context(*authority.sign("server"))
+    server = HttpServer(app, 1.0, patience, max_connections, lambda: context)
     port = listener.getsockname()[1]
     server.start(listener)
-    scene = Scene(app, port)
+    scene = Scene(app, port, authority)
     try:
         yield scene
     finally:
@@ -126,16 +132,28 @@ async def serving(patience: Patience, max_connections: int | None) -> AsyncItera
         await until(lambda: app.num_running == 0)
 
 
-def play(
-    part: Callable[[Scene], Awaitable[None]],
-    patience: Patience = HURRIED,
-    max_connections: int | None = None,
-) -> None:
-    async def main() -> None:
-        async with serving(patience, max_connections) as scene:
-            await part(scene)
+class Play:
+    """Runs a part with a server and its clients; over TLS if there is an authority."""
 
-    uvloop.run(main())
+    def __init__(self, authority: Authority | None) -> None:
+        self.authority = authority
+
+    def __call__(
+        self,
+        part: Callable[[Scene], Awaitable[None]],
+        patience: Patience = HURRIED,
+        max_connections: int | None = None,
+    ) -> None:
+        async def main() -> None:
+            async with serving(patience, max_connections, self.authority) as scene:
+                await part(scene)
+
+        uvloop.run(main())
+
+
+@pytest.fixture(scope="module", params=["http", "https"])
+def play(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Play:
+    return Play(Authority(tmp_path_factory.mktemp("tls")) if request.param == "https" else None)
 
 
 def error_code(answer: bytes) -> tuple[int, str]:
@@ -162,14 +180,14 @@ async def drip(peer: Peer, data: bytes = b"a", every_s: float = 0.05) -> bytes:
     ],
     ids=["headers", "body", "chunk"],
 )
-def test_a_request_that_comes_by_drops_is_a_408(start: bytes) -> None:
+def test_a_request_that_comes_by_drops_is_a_408(play: Play, start: bytes) -> None:
     async def part(scene: Scene) -> None:
         assert error_code(await drip(await scene.peer(start))) == (408, "request_timeout")
 
     play(part)
 
 
-def test_a_request_that_is_refused_in_its_body_ends_before_its_connection() -> None:
+def test_a_request_that_is_refused_in_its_body_ends_before_its_connection(play: Play) -> None:
     async def part(scene: Scene) -> None:
         await scene.peer(b"POST / HTTP/1.1\r\ncontent-length: 100000\r\n\r\n")
         await until(lambda: scene.app.num_running == 1)
@@ -178,7 +196,7 @@ def test_a_request_that_is_refused_in_its_body_ends_before_its_connection() -> N
     play(part, Patience(request_s=0.2, rest_s=60.0))
 
 
-def test_a_large_body_gets_the_time_it_needs() -> None:
+def test_a_large_body_gets_the_time_it_needs(play: Play) -> None:
     """At twice the minimum rate, much longer than `request_s` alone would allow."""
 
     async def part(scene: Scene) -> None:
@@ -191,7 +209,7 @@ def test_a_large_body_gets_the_time_it_needs() -> None:
     play(part, Patience(request_s=0.5, bytes_a_s=10_000))
 
 
-def test_an_idle_connection_is_closed_silently_and_an_active_one_is_kept() -> None:
+def test_an_idle_connection_is_closed_silently_and_an_active_one_is_kept(play: Play) -> None:
     async def part(scene: Scene) -> None:
         silent, used, asking = [await scene.peer() for _ in range(3)]
         used.say(GET)
@@ -210,7 +228,7 @@ def test_an_idle_connection_is_closed_silently_and_an_active_one_is_kept() -> No
     play(part)
 
 
-def test_a_client_that_does_not_read_its_answer_is_dropped() -> None:
+def test_a_client_that_does_not_read_its_answer_is_dropped(play: Play) -> None:
     async def part(scene: Scene) -> None:
         peer = await scene.peer()
         peer.mute()
@@ -221,7 +239,7 @@ def test_a_client_that_does_not_read_its_answer_is_dropped() -> None:
     play(part)
 
 
-def test_a_client_that_reads_slowly_or_asked_ahead_is_not() -> None:
+def test_a_client_that_reads_slowly_or_asked_ahead_is_not(play: Play) -> None:
     async def part(scene: Scene) -> None:
         peer = await scene.peer(GET + b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
         assert await peer.answer() == b"0"
@@ -246,7 +264,7 @@ def test_a_client_that_reads_slowly_or_asked_ahead_is_not() -> None:
     ],
     ids=["bytes", "TLS", "version", "negative length", "two lengths", "chunk", "path"],
 )
-def test_garbage_instead_of_http_is_a_400(garbage: bytes) -> None:
+def test_garbage_instead_of_http_is_a_400(play: Play, garbage: bytes) -> None:
     async def part(scene: Scene) -> None:
         assert error_code(await (await scene.peer(garbage)).rest()) == (400, "invalid_request")
 
@@ -254,7 +272,7 @@ def test_garbage_instead_of_http_is_a_400(garbage: bytes) -> None:
 
 
 @pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\nx: ", b"GET /"], ids=["header", "path"])
-def test_a_head_without_end_is_a_431(start: bytes) -> None:
+def test_a_head_without_end_is_a_431(play: Play, start: bytes) -> None:
     async def part(scene: Scene) -> None:
         peer = await scene.peer(start + b"a" * (MAX_HEAD_BYTES + 1))
         assert error_code(await peer.rest()) == (431, "headers_too_large")
@@ -262,7 +280,7 @@ def test_a_head_without_end_is_a_431(start: bytes) -> None:
     play(part)
 
 
-def test_a_head_at_its_limit_is_served() -> None:
+def test_a_head_at_its_limit_is_served(play: Play) -> None:
     async def part(scene: Scene) -> None:
         peer = await scene.peer(b"GET / HTTP/1.1\r\nx: " + b"a" * (MAX_HEAD_BYTES - 100) + b"\r\n\r\n")
         assert await peer.answer() == b"0"
@@ -273,7 +291,7 @@ def test_a_head_at_its_limit_is_served() -> None:
 @pytest.mark.parametrize(
     "odd", [b"1;" + b"x" * 200_000, b"0\r\nx: " + b"y" * 200_000], ids=["extension", "trailer"]
 )
-def test_what_is_no_body_ends_within_a_body_too(odd: bytes) -> None:
+def test_what_is_no_body_ends_within_a_body_too(play: Play, odd: bytes) -> None:
     async def part(scene: Scene) -> None:
         peer = await scene.peer(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + odd)
         assert error_code(await peer.rest()) == (431, "headers_too_large")
@@ -282,7 +300,7 @@ def test_what_is_no_body_ends_within_a_body_too(odd: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [b"content-length: 99999999", b"transfer-encoding: chunked"])
-def test_a_body_over_the_limit_is_a_413_and_its_rest_is_not_read_for_long(size: bytes) -> None:
+def test_a_body_over_the_limit_is_a_413_and_its_rest_is_not_read_for_long(play: Play, size: bytes) -> None:
     async def part(scene: Scene) -> None:
         peer = await scene.peer(b"POST / HTTP/1.1\r\n" + size + b"\r\n\r\n")
         chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
@@ -292,7 +310,7 @@ def test_a_body_over_the_limit_is_a_413_and_its_rest_is_not_read_for_long(size: 
     play(part, Patience(request_s=60, rest_s=0.3))
 
 
-def test_requests_sent_ahead_are_answered_in_order_but_not_any_number_of_them() -> None:
+def test_requests_sent_ahead_are_answered_in_order_but_not_any_number_of_them(play: Play) -> None:
     async def part(scene: Scene) -> None:
         few = await scene.peer(GET * MAX_PIPELINED)
         assert [await few.answer() for _ in range(MAX_PIPELINED)] == [b"0"] * MAX_PIPELINED
@@ -303,7 +321,7 @@ def test_requests_sent_ahead_are_answered_in_order_but_not_any_number_of_them() 
     play(part)
 
 
-def test_clients_that_reset_their_connections_leave_nothing_behind() -> None:
+def test_clients_that_reset_their_connections_leave_nothing_behind(play: Play) -> None:
     connections = Newborn(Connection)
 
     async def part(scene: Scene) -> None:
@@ -335,7 +353,7 @@ def test_a_refused_body_is_not_kept_until_the_garbage_collector_comes() -> None:
     asyncio.run(main())
 
 
-def test_garbage_after_a_request_ends_the_connection_and_not_the_server() -> None:
+def test_garbage_after_a_request_ends_the_connection_and_not_the_server(play: Play) -> None:
     async def part(scene: Scene) -> None:
         peer = await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
         await peer.reader.readexactly(100)
@@ -359,7 +377,7 @@ def test_a_server_that_drains_refuses_connections() -> None:
     uvloop.run(main())
 
 
-def test_connections_beyond_the_limit_get_a_503_if_all_others_are_busy() -> None:
+def test_connections_beyond_the_limit_get_a_503_if_all_others_are_busy(play: Play) -> None:
     async def part(scene: Scene) -> None:
         streams = [await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n") for _ in range(4)]
         await until(lambda: scene.app.num_running == 4)
@@ -375,7 +393,7 @@ def test_connections_beyond_the_limit_get_a_503_if_all_others_are_busy() -> None
     play(part, Patience(), max_connections=4)
 
 
-def test_the_longest_waiting_connection_makes_room() -> None:
+def test_the_longest_waiting_connection_makes_room(play: Play) -> None:
     async def part(scene: Scene) -> None:
         streaming = await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
         oldest = await scene.peer(b"POST / HTTP/1.1\r\n")
@@ -392,7 +410,7 @@ def test_the_longest_waiting_connection_makes_room() -> None:
     play(part, Patience(), max_connections=3)
 
 
-def test_a_client_that_does_not_read_makes_room_too() -> None:
+def test_a_client_that_does_not_read_makes_room_too(play: Play) -> None:
     async def part(scene: Scene) -> None:
         for _ in range(10):
             peer = await scene.peer()

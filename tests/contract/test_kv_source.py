@@ -263,6 +263,21 @@ def test_one_connection_more_than_the_limit_takes_the_place_of_the_oldest_that_a
     run_jumping(main())
 
 
+def test_pullers_that_hung_up_half_way_leave_their_places() -> None:
+    async def main() -> None:
+        async with source() as here:
+            ticket = offer(here)
+            for _ in range(256):
+                async with puller(ticket) as half_way:
+                    await half_way.ask()
+                    await half_way.fetch()
+            async with puller(ticket) as another:
+                await another.ask()
+                assert await another.fetch() == PAYLOAD
+
+    asyncio.run(main())
+
+
 def test_closing_hangs_up_on_every_puller_and_offers_nothing_any_more() -> None:
     async def main() -> None:
         async with source() as here:

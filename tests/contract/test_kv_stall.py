@@ -13,6 +13,7 @@ from tests.clock import run_jumping
 from workers.kv.memory import host_memory
 from workers.kv.pulls import Pulls
 from workers.kv.source import Peer
+from workers.kv.stall import STALL_S, stalling
 from workers.kv.transceiver import Ticket
 from workers.kv.wire import Ask, Connection, Fetched, Grant, Stands
 
@@ -116,3 +117,18 @@ def test_a_process_that_stood_still_itself_first_reads_what_has_arrived() -> Non
             assert took_s > 100
 
     run_jumping(main())
+
+
+def test_a_pause_is_no_stall_but_silence_after_it_is() -> None:
+    async def pause_then_silence() -> None:
+        async with stalling() as stall:
+            with stall.paused():
+                await asyncio.sleep(30)
+            await asyncio.sleep(30)
+
+    async def main() -> float:
+        with pytest.raises(TimeoutError):
+            await pause_then_silence()
+        return asyncio.get_running_loop().time()
+
+    assert run_jumping(main()) == pytest.approx(30 + STALL_S, abs=STALL_S / 4)

@@ -10,9 +10,10 @@ import pytest
 
 from baton.errors import InvalidRequest, NotReady
 from frontend.harmony.conversation import AssistantTurn, WrittenMessage
+from frontend.http.limits import KeyLimits, Quotas, RateLimited
 from frontend.metrics import Metrics
-from frontend.processes import siblings as wire
-from frontend.processes.siblings import Siblings
+from frontend.processes import sibling_messages as wire
+from frontend.processes.siblings import Shared, Siblings
 from frontend.responses.runs import Runs
 from frontend.turn.thoughts import Kept, Thoughts
 from frontend.turn.written import WrittenTurn
@@ -31,7 +32,7 @@ async def process(folder: Path, index: int) -> AsyncIterator[tuple[Siblings, Tho
     """Process `index` of two."""
     own = Siblings(folder, index, 2)
     thoughts, metrics = Thoughts(share=own.share), Metrics()
-    async with own.answering(thoughts, metrics, Runs()):
+    async with own.answering(Shared(thoughts, metrics, Runs(), Quotas())):
         yield own, thoughts, metrics
 
 
@@ -54,8 +55,7 @@ async def faulty(folder: Path, reply: Reply) -> AsyncIterator[Siblings]:
 async def send(writer: asyncio.StreamWriter, *parts: wire.Answer) -> None:
     """Send these parts and close, with or without an end; nothing: hang."""
     for part in parts:
-        data = wire._ENCODER.encode(part)  # noqa: SLF001  the processes' own
-        writer.write(len(data).to_bytes(4) + data)
+        writer.write(wire.frame(part))
     if parts:
         writer.close()
 
@@ -71,6 +71,40 @@ def test_entries_arrive_in_order_and_whole(tmp_path: Path) -> None:
             (told,) = other.completed("key", [AssistantTurn(text="Hello")])
             assert isinstance(told, AssistantTurn)
             assert told.written == (MESSAGE,)
+
+    run_jumping(scenario())
+
+
+def test_what_a_key_uses_counts_in_every_process(tmp_path: Path) -> None:
+    limits = KeyLimits(requests_per_minute=3)
+
+    @asynccontextmanager
+    async def counting(index: int) -> AsyncIterator[Quotas]:
+        own = Siblings(tmp_path, index, 3)
+        quotas = Quotas(own.share_use)
+        async with own.answering(Shared(Thoughts(), Metrics(), Runs(), quotas)):
+            yield quotas
+
+    def is_used_up(quotas: Quotas) -> bool:
+        quota = quotas.of("alice", limits)
+        assert quota is not None
+        return (b"x-ratelimit-remaining-requests", b"0") in quota.headers()
+
+    async def scenario() -> None:
+        async with counting(0) as first, counting(1) as second, counting(2) as third:
+            for quotas in (first, first, second):
+                quota = quotas.of("alice", limits)
+                assert quota is not None
+                quota.admit()
+            for quotas in (first, second, third):
+                await until(lambda quotas=quotas: is_used_up(quotas))  # type: ignore[misc]  # bound now
+            other = third.of("bob", limits)
+            assert other is not None
+            other.admit()
+            last = third.of("alice", limits)
+            assert last is not None
+            with pytest.raises(RateLimited):
+                last.admit()
 
     run_jumping(scenario())
 

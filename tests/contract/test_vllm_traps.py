@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +201,16 @@ def test_the_lease_frees_kv_that_is_not_pulled(checkpoint: Path) -> None:
             await until(lambda: not core(engine)._pins)  # noqa: SLF001  the double is ours
             with pytest.raises(HandoffFailed, match=r"took the KV within 0\.2 s"):
                 await anext(replies)
+
+    asyncio.run(main())
+
+
+def test_pinned_requests_take_no_place_in_the_queue(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint, max_num_seqs=1, max_queue_size=1) as engine, AsyncExitStack() as pins:
+            for _ in range(3):
+                call = await pins.enter_async_context(aclosing(engine.prefill(ask())))
+                assert isinstance(await anext(call), KvHandoff)
 
     asyncio.run(main())
 

@@ -6,27 +6,10 @@ from typing import Any
 
 import httpx
 
-from tests.conftest import free_port
-from tests.stack import MODEL, Process, Stack
-from tests.waiting import PATIENCE_S, wait_for
+from tests.stack import MODEL, Stack
+from tests.waiting import PATIENCE_S
 
 NUM_TOKENS = 120
-
-
-def another_frontend(stack: Stack, folder: Path) -> tuple[Process, str]:
-    """Ready, with no memory of earlier requests: process and URL."""
-    url = f"http://127.0.0.1:{free_port()}"
-    arguments = ["--http-port", url.rpartition(":")[2], "--response-store", str(folder / "other.sqlite3")]
-    process = stack.start(f"frontend-{len(stack.processes)}", "frontend", *arguments)
-
-    def ready() -> bool:
-        try:
-            return bool(httpx.get(f"{url}/health", verify=False).json()["status"] == "healthy")
-        except httpx.TransportError:
-            return False
-
-    wait_for(ready, PATIENCE_S)
-    return process, url
 
 
 def read(url: str, key: str, after: str = "", num_events: int | None = None) -> tuple[list[Any], str]:
@@ -55,7 +38,7 @@ def text_of(datas: list[Any]) -> str:
 
 def test_a_client_of_a_killed_frontend_goes_on_at_another(stack: Stack, tmp_path: Path) -> None:
     whole, _ = read(stack.url, "a key")
-    dying, url = another_frontend(stack, tmp_path)
+    dying, url = stack.another_frontend("--response-store", str(tmp_path / "other.sqlite3"))
     begun, last_id = read(url, "a key", num_events=len(whole) // 3)
     dying.kill()
 

@@ -312,7 +312,7 @@ def test_a_worker_that_joins_gets_what_waits() -> None:
 @pytest.mark.parametrize("is_let_in", [False, True])
 def test_a_client_that_leaves_the_queue_frees_its_place(is_let_in: bool) -> None:
     async def main() -> None:
-        load = Load(num_running=1, num_waiting=9)
+        load = Load(num_running=1, num_waiting=9, num_starting=1)
         first, second, third = load.several("a", 3)
         await turn()
         if is_let_in:  # the first one's end, and the second one's before it has noticed

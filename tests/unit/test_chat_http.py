@@ -157,7 +157,9 @@ def test_without_parallel_tool_calls_a_second_call_ends_the_answer() -> None:
 
 
 def test_an_answer_cut_by_max_tokens_finishes_with_length() -> None:
-    choice = chat(ANSWER, max_completion_tokens=30).json["choices"][0]
+    reply = chat(ANSWER, max_completion_tokens=30, max_tokens=10)
+    assert reply.json["usage"]["completion_tokens"] == 30
+    choice = reply.json["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["content"].startswith("Hello"[: len(choice["message"]["content"])])
 
@@ -233,6 +235,13 @@ def test_logprobs_are_those_of_the_visible_text(stream: bool) -> None:
     assert [top["logprob"] for top in entries[0]["top_logprobs"]] == [-0.5, -9999.0]
 
 
+def test_logprobs_of_a_second_message_begin_with_its_own_text() -> None:
+    preamble = "<|channel|>commentary<|message|>One<|end|><|start|>assistant"
+    reply = chat(f"{preamble}<|channel|>final<|message|>Two<|return|>", logprobs=True, stop="~")
+    [choice] = reply.json["choices"]
+    assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == "OneTwo"
+
+
 def test_a_call_without_text_has_no_logprobs() -> None:
     [choice] = chat(CALL, tools=[TOOL], logprobs=True).json["choices"]
     assert (choice["message"]["content"], choice["logprobs"]) == (None, None)
@@ -284,6 +293,13 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers() -> None
     assert reply.error["code"] == "context_length_exceeded"
     assert reply.error["param"] == "messages"
     assert str(CONTEXT_LENGTH) in reply.error["message"]
+
+
+def test_a_prompt_of_more_than_two_contexts_is_not_counted_to_its_end() -> None:
+    many = [{"role": "user", "content": "x" * CONTEXT_LENGTH}] * 3
+    reply = chat(ANSWER, messages=many)
+    assert (reply.status, reply.error["param"]) == (400, "messages")
+    assert f"has more than {2 * CONTEXT_LENGTH} tokens" in reply.error["message"]
 
 
 @pytest.mark.parametrize(

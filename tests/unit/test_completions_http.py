@@ -30,6 +30,12 @@ def test_a_completion_is_the_raw_text_of_the_answer() -> None:
     assert reply.json["usage"]["completion_tokens"] == len(TEXT) + 1
 
 
+def test_a_stop_token_that_did_not_end_the_answer_is_text() -> None:
+    [last_id] = TOKENIZER.encode_text("c")
+    reply = complete("x", text="Once upon", stop_token_ids=[last_id], ignore_eos=True, max_tokens=3)
+    assert reply.json["choices"][0]["text"] == "Onc"
+
+
 def test_sixteen_tokens_are_the_default() -> None:
     assert complete("x", text="y" * 50).json["choices"][0]["text"] == "y" * 16
 

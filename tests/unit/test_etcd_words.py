@@ -1,11 +1,14 @@
-"""The bytes sent to etcd and read from it: keys, endpoints, messages."""
+"""What is sent to etcd, and when: keys, endpoints, messages, renewals."""
+
+import asyncio
 
 import msgspec
 import pytest
 
 from baton.discovery import MAX_WORKERS, decode_worker
-from baton.etcd import instance_key
-from baton.etcd_rpc import _MESSAGES, _target, prefix_end
+from baton.etcd import EtcdDiscovery, _Registration, instance_key
+from baton.etcd_rpc import _MESSAGES, EtcdError, _target, prefix_end
+from tests.clock import run_jumping
 from tests.registry import worker
 
 
@@ -70,3 +73,26 @@ def test_a_registration_is_read_up_to_64_kib() -> None:
 )
 def test_what_is_no_registration_is_skipped(junk: bytes) -> None:
     assert decode_worker(junk, "here") is None
+
+
+class Lease(_Registration):
+    """A lease whose first renewal fails; records when it is renewed."""
+
+    def __init__(self) -> None:
+        self.renewed_s: list[float] = []
+
+    async def hold(self) -> None:
+        self.renewed_s.append(asyncio.get_running_loop().time())
+        if len(self.renewed_s) == 1:
+            raise EtcdError("unreachable")
+
+
+def test_a_lease_that_could_not_be_renewed_is_tried_again_soon() -> None:
+    async def main() -> list[float]:
+        lease = Lease()
+        keeping = asyncio.create_task(EtcdDiscovery("http://none", lease_ttl_s=30)._keep(lease))  # noqa: SLF001  the leases of real servers take as long
+        await asyncio.sleep(25)
+        keeping.cancel()
+        return lease.renewed_s
+
+    assert run_jumping(main()) == pytest.approx([10, 10.5, 20.5])

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, NotReady, Overloaded
-from frontend.http.errors import BodyTooLarge, as_baton_error, retry_after
+from frontend.http.errors import BodyTooLarge, as_baton_error, error_headers
 from frontend.http.exchange import ClientGone, Exchange, ignored_header
 
 
@@ -112,7 +112,7 @@ def test_any_other_request_id_is_replaced_by_a_long_random_one(given: str) -> No
     ],
 )
 def test_who_should_come_back_is_told_when(error: BatonError, header: list[tuple[bytes, bytes]]) -> None:
-    assert retry_after(error) == header
+    assert error_headers(error) == header
 
 
 def test_the_header_of_ignored_fields_is_short_and_printable() -> None:

@@ -19,3 +19,53 @@ def test_a_key_that_seals_nothing_ends_the_start_with_a_sentence(
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("error: --seal-key-file: ")
     assert str(path) in said
+
+
+@pytest.mark.parametrize("content", [None, "alice sk-a-key", ""])
+def test_a_keys_file_that_cannot_be_used_ends_the_start(
+    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "api-keys"
+    if content is not None:
+        path.write_text(content)
+        path.chmod(0o666)
+    assert (
+        main(["--http-port", "0", f"--file-registry={tmp_path / 'registry'}", f"--api-keys-file={path}"]) == 2
+    )
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("error: --api-keys-file: ")
+    assert str(path) in said
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "", "::"])
+def test_other_machines_are_not_served_without_keys(
+    host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--http-host", host, "--http-port", "0", f"--file-registry={tmp_path / 'registry'}"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"error: other machines can reach {host}:0, and there are no API keys: give ")
+    assert "--api-keys-file" in said
+    assert "--insecure" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--tls-cert-file", "c"], "--tls-cert-file and --tls-key-file: give both"),
+        (["--tls-key-file", "k"], "--tls-cert-file and --tls-key-file: give both"),
+        (["--tls-client-ca-file", "a"], "--tls-client-ca-file: needs --tls-cert-file and --tls-key-file"),
+        (
+            ["--tls-cert-file", "no", "--tls-key-file", "k"],
+            "--tls-cert-file: no and k are not a certificate and",
+        ),
+    ],
+)
+def test_tls_flags_that_do_not_fit_end_the_start(
+    flags: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main([f"--file-registry={tmp_path / 'registry'}", "--http-port", "0", *flags])
+    except SystemExit as end:  # of the flags' own checks
+        status = end.code  # type: ignore[assignment]  # it is a number
+    assert status == 2
+    assert f"error: {why}" in capsys.readouterr().err.splitlines()[-1]

@@ -168,6 +168,16 @@ def test_a_garbled_header_without_end_says_nothing(garbled: str) -> None:
     assert parser.repairs["noise_in_header"] > 1
 
 
+def test_after_garbage_in_a_header_no_role_is_missing() -> None:
+    garbled = "commentary?" * 200
+    deltas, parser = parse(
+        "<|channel|>analysis<|message|>Hm<|end|>"
+        f"<|start|>assistant<|channel|>commentary {garbled}<|message|>Hi<|end|>"
+    )
+    assert messages(deltas) == [{"reasoning": "Hm"}, {"preamble": "Hi"}]
+    assert parser.repairs["missing_role"] == 0
+
+
 def test_ids_outside_the_vocabulary_say_nothing() -> None:
     parser = HarmonyParser(VOCABULARY, TOOLS)
     ids = [-1, 10**9, *encode("<|channel|>final<|message|>H"), -1, -257, 10**9, *encode("i<|return|>")]

@@ -125,6 +125,11 @@ def test_calls_of_built_in_tools_are_code_on_analysis() -> None:
     )
 
 
+def test_made_up_names_of_a_call_stay_one_word_of_the_header() -> None:
+    call = ToolCall(call_id="1", name="a b", namespace="c<|end|>", arguments="{}")
+    assert "<|start|>assistant to=c__end__.a_b<|channel|>" in history(AssistantTurn(tool_calls=(call,)))
+
+
 def test_a_function_may_have_a_built_in_tools_name() -> None:
     call = ToolCall(call_id="1", name="python", arguments="{}")
     assert "assistant to=functions.python<|channel|>commentary <|constrain|>json" in history(
@@ -160,6 +165,8 @@ def test_a_name_that_would_break_a_header_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         render(Conversation(turns=(), tools=(Tool(name=name, path="tools[0]"),)))
     assert refused.value.param == "tools[0].name"
+    with pytest.raises(InvalidRequest):
+        render(Conversation(turns=(), tools=(Tool(name="f", namespace=f"a {name}"),)))
 
 
 @pytest.mark.parametrize(

@@ -146,12 +146,23 @@ def test_results_of_tools_say_whether_they_are_errors() -> None:
     assert "Error: no such city" in prompt(messages=turns, tools=[TOOL])
 
 
-@pytest.mark.parametrize("kind", ["image", "document"])
-def test_what_is_not_text_is_left_out_and_named(kind: str) -> None:
-    content = {"type": kind, "source": {"type": "base64", "media_type": "image/png", "data": "eA=="}}
+IMAGE = {"type": "base64", "media_type": "image/png", "data": "eA=="}
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"), [("image", IMAGE), ("document", IMAGE), ("document", {"type": "text", "data": 5})]
+)
+def test_what_is_not_text_is_left_out_and_named(kind: str, source: Json) -> None:
+    content = {"type": kind, "source": source}
     reply = ask(messages=[{"role": "user", "content": [content, {"type": "text", "text": "What is it?"}]}])
     assert reply.status == 200
     assert reply.headers["x-baton-ignored"] == f"messages[].content[].{kind}"
+
+
+def test_thinking_that_the_client_does_not_want_to_see_is_left_out() -> None:
+    assert [block["type"] for block in ask(thinking=SHOWN).json["content"]] == ["thinking", "text"]
+    hidden = ask(thinking=SHOWN | {"display": "omitted"}).json["content"]
+    assert [block["type"] for block in hidden] == ["text"]
 
 
 def test_a_call_that_is_not_json_is_shown_as_the_model_wrote_it() -> None:

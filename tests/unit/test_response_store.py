@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from frontend.responses.store import (
     Retention,
     StoreFailure,
 )
-from frontend.responses.unwritten import MAX_UNWRITTEN_BYTES, Unwritten
+from frontend.responses.unwritten import MAX_UNWRITTEN_BYTES, Entry, Unwritten
 from tests.stored_responses import response, rows
 from tests.waiting import until
 
@@ -281,6 +282,28 @@ def test_what_cannot_be_written_is_found_at_once_and_written_later(
 
     asyncio.run(scenario())
     assert caplog.text.count("response_store=failing") == 1
+
+
+def test_a_response_that_is_saved_again_while_it_is_written_is_written_again() -> None:
+    async def scenario() -> None:
+        written: list[bytes] = []
+        goes_on = asyncio.Event()
+
+        async def slowly(entries: Sequence[Entry]) -> None:
+            await goes_on.wait()
+            written.extend(entry.response.body for entry in entries)
+
+        unwritten = Unwritten(slowly)
+        first = asyncio.create_task(unwritten.add(response("a", body=b"1"), []))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(unwritten.add(response("a", body=b"2"), []))
+        await asyncio.sleep(0)
+        goes_on.set()
+        await asyncio.gather(first, second)
+        assert written == [b"1", b"2"]
+        assert unwritten.find("a") is None
+
+    asyncio.run(scenario())
 
 
 def test_closing_writes_what_is_left(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_the_input_items_are_all_that_the_response_was_made_from_page_by_page() 
             assert page["data"][0]["content"] == [{"type": "input_text", "text": "One"}]
             assert page["data"][1:3] == first["output"]
             assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
-            latest = (await client.get(url + "?limit=3")).json
+            latest = (await client.get(url + "?limit=1&limit=3")).json
             assert latest["data"] == page["data"][:0:-1]
             assert latest["has_more"]
             rest = (await client.get(f"{url}?limit=3&after={latest['last_id']}")).json
@@ -189,6 +189,8 @@ def test_a_background_response_is_answered_at_once_and_made_without_its_client()
             assert client.metric("baton_requests_total", **status) == 1
             first_token = "baton_time_to_first_token_seconds_count"
             assert client.metric(first_token, route="background", model=MODEL) == 1
+            num_tokens = done["usage"]["output_tokens"]
+            assert client.metric("baton_completion_tokens_total", model=MODEL) == num_tokens
 
     asyncio.run(scenario())
 

@@ -75,6 +75,14 @@ def test_one_thought_cannot_drive_out_all_others() -> None:
     assert (thoughts.recall("", "small"), thoughts.recall("", "large")) == ("x", None)
 
 
+def test_what_is_kept_again_counts_once() -> None:
+    thoughts = Thoughts()
+    thoughts.keep("", ["a"], "Think.")
+    num_bytes = thoughts.num_bytes
+    thoughts.keep("", ["a"], "Think.")
+    assert thoughts.num_bytes == num_bytes
+
+
 def test_a_thought_is_forgotten_when_it_is_too_old() -> None:
     clock = Clock()
     thoughts = Thoughts(max_age_s=10, clock=clock)

@@ -187,6 +187,8 @@ def test_requests_are_salted_where_a_dummy_request_could_share_their_blocks(
             assert llm.salts == [salt]  # the warm-up's
             await tokens(engine.decode(ask()))
             assert llm.salts == [salt, salt]
+            await tokens(engine.decode(msgspec.structs.replace(ask(), cache_salt="client's")))
+            assert llm.salts == [salt, salt, "client's"]
 
     asyncio.run(main())
 

@@ -93,6 +93,7 @@ def test_a_resumed_answer_asks_for_the_rest() -> None:
 
     assert (told["max_tokens"], told["min_tokens"], told["prompt_ignore_length"]) == (6, 2, 5)
     assert "min_tokens" not in params(ask(9, num_generated=4, min_tokens=3))
+    assert params(ask(9, num_generated=4, min_tokens=50))["min_tokens"] == told["max_tokens"]
 
 
 def test_the_answer_is_cut_to_the_context() -> None:

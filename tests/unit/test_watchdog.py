@@ -29,9 +29,9 @@ class Scene:
         await asyncio.sleep(self.takes_s)
         return self.is_stuck
 
-    def run(self, scenario: Coroutine[None, None, None]) -> None:
+    def run(self, scenario: Coroutine[None, None, None], *, is_registered: bool = True) -> None:
         async def main() -> None:
-            checking = asyncio.create_task(self.watchdog.check(lambda _: True))
+            checking = asyncio.create_task(self.watchdog.check(lambda _: is_registered))
             await scenario
             checking.cancel()
             await asyncio.gather(checking, return_exceptions=True)
@@ -117,3 +117,17 @@ def test_a_worker_that_gets_on_while_it_is_judged_is_not_given_up() -> None:
 
     scene.run(scenario())
     assert (len(scene.judged), scene.given_up) == (1, [])
+
+
+def test_a_worker_that_has_left_is_forgotten_with_its_last_request() -> None:
+    scene = Scene()
+    held = scene.watchdog._held  # noqa: SLF001  it is only memory
+
+    async def scenario() -> None:
+        with scene.watchdog.waiting(D1, []):
+            await asyncio.sleep(5)
+            assert held
+        await asyncio.sleep(5)
+        assert not held
+
+    scene.run(scenario(), is_registered=False)

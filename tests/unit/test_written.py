@@ -238,11 +238,23 @@ def test_any_answer_comes_back_in_its_own_tokens(  # noqa: PLR0917  drawn by nam
     assert after[: len(before) + len(ids)] == before + ids
 
 
+def test_an_answer_takes_as_much_memory_as_its_text_and_tokens() -> None:
+    ids = TOKENIZER.encode_text("<|channel|>final<|message|>Hi<|return|>", allow_special=True)
+    choice = Choice(request_of(ids), HarmonyParser(TOKENIZER.vocabulary, frozenset()))
+    choice.feed(TokenChunk(tuple(ids), "stop"))
+    written = choice.writing.turn(TOKENIZER)
+    assert written is not None
+    assert written.num_bytes == 4 * len("Hi") + 4 * len(ids)
+
+
+def request_of(ids: list[int]) -> GenerateRequest:
+    sampling = Sampling(max_tokens=len(ids), seed=0, stop_token_ids=TOKENIZER.stop_token_ids)
+    return GenerateRequest(request_id="r", model=MODEL, token_ids=[1], sampling=sampling, deadline_s=1.0)
+
+
 def answered(ids: list[int], size: int) -> tuple[Choice, AssistantTurn]:
     """An answer that came in chunks of that size, and the turn that a client makes of it."""
-    sampling = Sampling(max_tokens=len(ids), seed=0, stop_token_ids=TOKENIZER.stop_token_ids)
-    request = GenerateRequest(request_id="r", model=MODEL, token_ids=[1], sampling=sampling, deadline_s=1.0)
-    choice = Choice(request, HarmonyParser(TOKENIZER.vocabulary, frozenset({"f"})))
+    choice = Choice(request_of(ids), HarmonyParser(TOKENIZER.vocabulary, frozenset({"f"})))
     deltas: list[Delta] = []
     for start in range(0, len(ids), size):
         last = start + size >= len(ids)

@@ -1,0 +1,160 @@
+"""Limits of an API key: how many requests and tokens it may use in a minute."""
+
+import math
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from baton.errors import BatonError
+from frontend.http.errors import Headers
+
+MINUTE_S = 60.0
+
+
+class RateLimited(BatonError):
+    """The API key has used its requests or tokens per minute; retry after `retry_after_s`."""
+
+    code = "rate_limit_exceeded"
+    status = 429
+    kind = "rate_limit_error"
+
+
+class KeyLimits(msgspec.Struct, frozen=True):
+    """What a key may use in a minute; None: any number."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+    def given(self) -> dict[str, int]:
+        """Those that there are, by what they limit."""
+        limits = {"requests": self.requests_per_minute, "tokens": self.tokens_per_minute}
+        return {what: num for what, num in limits.items() if num is not None}
+
+
+UNLIMITED = KeyLimits()
+
+
+class Used(msgspec.Struct, frozen=True, array_like=True):
+    """What a key of that name and with these limits used."""
+
+    name: str
+    limits: KeyLimits
+    num_requests: int = 0
+    num_tokens: int = 0
+
+
+class _Allowance:
+    """Fills up to `per_minute` within a minute. It may be overdrawn, as the length of an answer is known at
+    its end; then nothing is allowed until that is made up for.
+    """
+
+    def __init__(self, what: str, per_minute: int, clock: Callable[[], float]) -> None:
+        self._what = what
+        self._per_minute = per_minute
+        self._clock = clock
+        self._left = float(per_minute)
+        self._since_s = clock()
+
+    def take(self, num: int) -> None:
+        self._fill()
+        self._left -= num
+
+    def check(self, name: str) -> None:
+        self._fill()
+        if self._left < 1:
+            wait_s = (1 - self._left) / self._per_minute * MINUTE_S
+            raise RateLimited(
+                f"The API key {name!r} has reached its limit of {self._per_minute} {self._what} per minute; "
+                f"retry in {math.ceil(wait_s)} s.",
+                retry_after_s=wait_s,
+            )
+
+    def headers(self) -> Headers:
+        """OpenAI's."""
+        self._fill()
+        full_s = (self._per_minute - self._left) / self._per_minute * MINUTE_S
+        values = {"limit": self._per_minute, "remaining": max(0, int(self._left)), "reset": f"{full_s:.3f}s"}
+        return [(f"x-ratelimit-{name}-{self._what}".encode(), str(v).encode()) for name, v in values.items()]
+
+    def _fill(self) -> None:
+        now_s = self._clock()
+        filled = (now_s - self._since_s) * self._per_minute / MINUTE_S
+        self._left = min(self._left + filled, float(self._per_minute))
+        self._since_s = now_s
+
+
+class Quota:
+    """What the keys of one name may still use."""
+
+    def __init__(
+        self, name: str, limits: KeyLimits, share: Callable[[Used], None], clock: Callable[[], float]
+    ) -> None:
+        self.limits = limits
+        self._name = name
+        self._share = share
+        requests, tokens = limits.requests_per_minute, limits.tokens_per_minute
+        self._requests = None if requests is None else _Allowance("requests", requests, clock)
+        self._tokens = None if tokens is None else _Allowance("tokens", tokens, clock)
+        self._allowances = [each for each in (self._requests, self._tokens) if each is not None]
+
+    def admit(self) -> None:
+        """Take a request. Raises RateLimited."""
+        for allowance in self._allowances:
+            allowance.check(self._name)
+        self._use(Used(self._name, self.limits, num_requests=1))
+
+    def take_prompt(self, num_tokens: int) -> None:
+        """Take a prompt's tokens. Raises RateLimited if other requests have used them since `admit`."""
+        if self._tokens is not None:
+            self._tokens.check(self._name)
+        self.take_answer(num_tokens)
+
+    def take_answer(self, num_tokens: int) -> None:
+        """Take an answer's tokens."""
+        if num_tokens and self._tokens is not None:
+            self._use(Used(self._name, self.limits, num_tokens=num_tokens))
+
+    def note(self, used: Used) -> None:
+        """Take what was used, here or in another process."""
+        if self._requests is not None:
+            self._requests.take(used.num_requests)
+        if self._tokens is not None:
+            self._tokens.take(used.num_tokens)
+
+    def headers(self) -> Headers:
+        """The x-ratelimit headers of an answer."""
+        return [pair for allowance in self._allowances for pair in allowance.headers()]
+
+    def _use(self, used: Used) -> None:
+        self.note(used)
+        self._share(used)
+
+
+class Quotas:
+    """The quotas by name; `share` tells the frontend's other processes what is used."""
+
+    def __init__(
+        self, share: Callable[[Used], None] = lambda _: None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._share = share
+        self._clock = clock
+        self._quotas: dict[str, Quota] = {}
+
+    def of(self, name: str, limits: KeyLimits) -> Quota | None:
+        """The quota of that name; a new one if its limits have changed, None without any."""
+        if limits == UNLIMITED:
+            return None
+        quota = self._quotas.get(name)
+        if quota is None or quota.limits != limits:
+            quota = self._quotas[name] = Quota(name, limits, self._share, self._clock)
+        return quota
+
+    def note(self, used: Used) -> None:
+        """Another process's use."""
+        if (quota := self.of(used.name, used.limits)) is not None:
+            quota.note(used)
+
+
+NO_QUOTA = Quota("", UNLIMITED, lambda _: None, time.monotonic)
+"""Of a key without limits, or of no key."""

@@ -1,0 +1,148 @@
+"""A frontend that other machines can reach: its API keys, from the file to each process."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.stack import MODEL, ROOT, Stack
+from tests.waiting import PATIENCE_S, wait_for
+
+BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+CHAT = "/v1/chat/completions"
+
+
+class Keys:
+    """A keys file, whose lines come from the operator's tool."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._made: dict[str, str] = {}
+
+    def add(self, name: str, *flags: str) -> dict[str, str]:
+        """Make a key; the headers that present it."""
+        command = [sys.executable, "-m", "baton", "key", name, *flags]
+        made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        with self.path.open("a") as file:
+            file.write(made.stdout)
+        self.path.chmod(0o600)
+        self._made[name] = made.stderr.split()[-1]
+        return {"authorization": f"Bearer {self._made[name]}"}
+
+    def remove(self, name: str) -> None:
+        """Take a key out of the file, as an editor does: by another file of that name."""
+        lines = [line for line in self.path.read_text().splitlines(True) if not line.startswith(f"{name} ")]
+        changed = self.path.with_suffix(".new")
+        changed.write_text("".join(lines))
+        changed.chmod(0o600)
+        changed.replace(self.path)
+
+    def are_in(self, text: str) -> bool:
+        return any(key in text for key in self._made.values())
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return Keys(tmp_path_factory.mktemp("keys") / "api-keys")
+
+
+@pytest.fixture(scope="module")
+def alice(keys: Keys) -> dict[str, str]:
+    return keys.add("alice")
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, keys: Keys, alice: dict[str, str]) -> Iterator[Stack]:
+    made = Stack(tmp_path_factory.mktemp("stack"), {"BATON_API_KEYS_FILE": str(keys.path)})
+    try:
+        made.frontend("--http-host", "0.0.0.0", "--num-processes", "2")
+        made.worker("prefill"), made.worker("decode")
+        made.wait_ready(1, 1)
+        yield made
+    finally:
+        made.stop()
+
+
+def post(stack: Stack, headers: dict[str, str], path: str = CHAT) -> httpx.Response:
+    # A new connection each time, as the frontend's processes take turns.
+    return httpx.post(f"{stack.url}{path}", json=BODY, headers=headers, verify=False)
+
+
+def statuses(stack: Stack, headers: dict[str, str]) -> set[int]:
+    return {post(stack, headers).status_code for _ in range(4)}
+
+
+def test_only_a_known_key_is_served_in_every_process(stack: Stack, alice: dict[str, str]) -> None:
+    assert statuses(stack, alice) == {200}
+    assert statuses(stack, {}) == statuses(stack, {"x-api-key": "sk-baton-guess"}) == {401}
+    assert post(stack, {}, "/v1/messages").json()["error"]["type"] == "authentication_error"
+    assert httpx.get(f"{stack.url}/v1/models", verify=False).status_code == 401
+    assert httpx.get(f"{stack.url}/live", verify=False).status_code == 200
+
+
+def test_the_refusal_comes_before_the_body(stack: Stack) -> None:
+    port = int(stack.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as client:
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: b\r\nexpect: 100-continue\r\ncontent-length: 1000\r\n\r\n"
+        client.sendall(head.encode())
+        assert client.recv(4096).startswith(b"HTTP/1.1 401 ")
+
+
+def test_a_changed_file_counts_soon_in_every_process_and_a_broken_one_does_not(
+    stack: Stack, keys: Keys, alice: dict[str, str]
+) -> None:
+    bob = keys.add("bob")
+    wait_for(lambda: statuses(stack, bob) == {200})
+    keys.remove("bob")
+    wait_for(lambda: statuses(stack, bob) == {401})
+
+    whole = keys.path.read_text()
+    keys.path.write_text(whole + "carol sk-baton-not-a-digest\n")
+    frontend = stack.processes[0]
+    wait_for(lambda: frontend.text().count("reread=failed") == 2)
+    assert statuses(stack, alice) == {200}
+    keys.path.write_text(whole)
+    assert "sk-baton" not in frontend.text()
+    assert not keys.are_in(frontend.text())
+
+
+def test_a_response_is_found_with_its_key_only_by_every_process(
+    stack: Stack, keys: Keys, alice: dict[str, str]
+) -> None:
+    dave = keys.add("dave")
+    wait_for(lambda: statuses(stack, dave) == {200})
+    body = {"model": MODEL, "input": "Hi", "max_output_tokens": 3}
+    made = httpx.post(f"{stack.url}/v1/responses", json=body, headers=alice, verify=False).json()
+    url = f"{stack.url}/v1/responses/{made['id']}"
+    for headers, status in ((alice, 200), (dave, 404)):
+        assert {httpx.get(url, headers=headers, verify=False).status_code for _ in range(4)} == {status}
+    assert httpx.delete(url, headers=dave, verify=False).status_code == 404
+    assert httpx.get(url, headers=alice, verify=False).json() == made
+
+
+def test_the_processes_share_a_keys_limit(stack: Stack, keys: Keys) -> None:
+    carol = keys.add("carol", "--requests-per-minute", "6")
+    wait_for(lambda: httpx.get(f"{stack.url}/v1/models", headers=carol, verify=False).status_code == 200)
+    wait_for(lambda: stack.processes[0].text().count("reread=done") % 2 == 0)  # by both
+    replies = [post(stack, carol) for _ in range(9)]
+    assert [reply.status_code for reply in replies[:5]] == [200] * 5
+    assert replies[-1].status_code == 429
+    assert 1 <= int(replies[-1].headers["retry-after"]) <= 10
+    assert replies[0].headers["x-ratelimit-limit-requests"] == "6"
+
+
+def test_a_frontend_for_other_machines_wants_keys_or_a_word_that_it_is_meant(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, {"BATON_INSECURE": ""})
+    try:
+        refused = stack.frontend("--http-host", "0.0.0.0")
+        assert refused.wait() == 2
+        assert "--api-keys-file" in refused.text().splitlines()[-1]
+        stack.frontend("--http-host", "0.0.0.0", "--insecure")
+        wait_for(lambda: "status" in stack.health())
+        assert httpx.get(f"{stack.url}/v1/models", verify=False).status_code == 200
+    finally:
+        stack.stop()

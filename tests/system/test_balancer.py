@@ -1,0 +1,75 @@
+"""Two frontends behind a plain TCP load balancer, sharing the file of stored responses."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.stack import MODEL, Process, Stack
+from tests.system.test_resumed_streams import read
+from tests.tcp_balancer import TcpBalancer, balanced
+from tests.waiting import PATIENCE_S, wait_for
+
+NUM_TURNS = 4
+
+
+@pytest.fixture
+def other(stack: Stack) -> Iterator[tuple[Process, str]]:
+    """A second frontend of the shared stack, with the same file of responses."""
+    process, url = stack.another_frontend()
+    yield process, url
+    process.kill()
+
+
+@pytest.fixture
+def balancer(stack: Stack, other: tuple[Process, str]) -> Iterator[tuple[str, TcpBalancer]]:
+    """Its URL; each request that opens a connection goes to the next frontend."""
+    with balanced(*(int(url.rpartition(":")[2]) for url in (stack.url, other[1]))) as found:
+        yield found
+
+
+def create(url: str, **fields: object) -> httpx.Response:
+    body = {"model": MODEL, "temperature": 0, "max_output_tokens": 20, **fields}
+    return httpx.post(f"{url}/v1/responses", json=body, timeout=PATIENCE_S)
+
+
+def test_a_conversation_goes_on_at_either_frontend(balancer: tuple[str, TcpBalancer]) -> None:
+    url, counted = balancer
+    last_id = None
+    for turn in range(NUM_TURNS):
+        answer = create(url, input=f"This is turn {turn}.", previous_response_id=last_id)
+        assert answer.status_code == 200, answer.text
+        last_id = answer.json()["id"]
+
+    items = httpx.get(f"{url}/v1/responses/{last_id}/input_items", params={"order": "asc"}).json()["data"]
+    said = [item["content"][0]["text"] for item in items if item.get("role") == "user"]
+    assert said == [f"This is turn {turn}." for turn in range(NUM_TURNS)]
+    assert min(counted.num_connections.values()) >= NUM_TURNS // 2
+
+
+def test_a_background_response_is_seen_and_streamed_by_either_frontend(
+    stack: Stack, other: tuple[Process, str]
+) -> None:
+    created = create(stack.url, input="Count.", background=True, stream=True, max_output_tokens=400)
+    response_id = created.text.partition('"id":"')[2].partition('"')[0]
+    path = f"/v1/responses/{response_id}"
+
+    wait_for(lambda: httpx.get(other[1] + path).json()["status"] not in ("queued", "in_progress"))
+
+    here, there = (httpx.get(url + path, params={"stream": "true"}).text for url in (stack.url, other[1]))
+    assert here == there
+    assert created.text == here
+
+
+def test_a_stream_goes_on_through_the_balancer_when_its_frontend_is_killed(
+    stack: Stack, other: tuple[Process, str], balancer: tuple[str, TcpBalancer]
+) -> None:
+    process, other_url = other
+    whole, _ = read(stack.url, "this key")
+    begun, last_id = read(other_url, "this key", num_events=len(whole) // 3)
+    process.kill()
+
+    rest, _ = read(balancer[0], "this key", last_id)
+
+    assert [data["id"] for data in begun + rest] == [data["id"] for data in whole]
+    assert httpx.get(f"{balancer[0]}/health").status_code == 200  # past the one that refuses

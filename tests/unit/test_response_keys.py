@@ -1,0 +1,157 @@
+"""Whose a response is: that of the key which asked for it, also of a new key with its name."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+from frontend.app import envelope_of
+from frontend.http.authentication import Authentication
+from frontend.http.keys import line_of, parse_keys
+from frontend.http.limits import Quotas
+from frontend.responses.store import ResponseStore
+from tests.scripted_frontend import MODEL, Client, Reply, frontend
+from tests.stored_responses import response, rows
+
+ANSWER = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Hello<|return|>"
+KEYS = parse_keys("\n".join(line_of(key.split()[0], key) for key in ("alice 1", "alice 2", "bob 1")))
+ALICE, NEW_ALICE, BOB = ({"x-api-key": key} for key in ("alice 1", "alice 2", "bob 1"))
+BODY = {"model": MODEL, "input": "Hi"}
+PATH = "/v1/responses"
+
+
+@asynccontextmanager
+async def keyed(**settings: Any) -> AsyncIterator[Client]:
+    async with frontend(ANSWER, **settings) as client:
+        client.app = Authentication(client.app, lambda: KEYS, envelope_of, Quotas(), client.services.metrics)
+        yield client
+
+
+async def create(client: Client, headers: dict[str, str], **fields: object) -> Reply:
+    return await client.post(PATH, BODY | fields, headers)
+
+
+async def every_use(client: Client, response_id: str, item_id: str, headers: dict[str, str]) -> list[Any]:
+    """(status, code) of each way to a response: read, list, go on with, refer to, cancel, delete."""
+    one = f"{PATH}/{response_id}"
+    replies = [
+        await client.request("GET", one, b"", headers),
+        await client.request("GET", f"{one}?stream=true", b"", headers),
+        await client.request("GET", f"{one}/input_items", b"", headers),
+        await create(client, headers, previous_response_id=response_id),
+        await client.post(f"{PATH}/input_tokens", BODY | {"previous_response_id": response_id}, headers),
+        await create(client, headers, input=[{"type": "item_reference", "id": item_id}]),
+        await client.request("POST", f"{one}/cancel", b"", headers),
+        await client.request("DELETE", one, b"", headers),
+    ]
+    return [(reply.status, None if reply.status == 200 else reply.error["code"]) for reply in replies]
+
+
+MISSING = [
+    *[(404, "response_not_found")] * 3,
+    *[(400, "previous_response_not_found")] * 2,
+    (400, "invalid_request"),
+    *[(404, "response_not_found")] * 2,
+]
+
+
+def test_another_key_finds_nothing_and_a_new_key_of_that_name_finds_all() -> None:
+    async def scenario() -> None:
+        async with keyed() as client:
+            made = (await create(client, ALICE)).json
+            item_id = made["output"][-1]["id"]
+            assert await every_use(client, made["id"], item_id, BOB) == MISSING
+            assert await every_use(client, "resp_none", "msg_none", BOB) == MISSING  # the same words
+            again = await client.request("GET", f"{PATH}/{made['id']}", b"", NEW_ALICE)
+            assert again.json == made
+            used = await every_use(client, made["id"], item_id, NEW_ALICE)
+            assert [status for status, _ in used] == [200, 400, 200, 200, 200, 200, 400, 200]
+
+    asyncio.run(scenario())
+
+
+def test_another_key_does_not_touch_a_running_response() -> None:
+    async def scenario() -> None:
+        async with keyed(script={"pause_at": 1}) as client:
+            made = (await create(client, ALICE, background=True, stream=False)).json
+            assert await every_use(client, made["id"], "msg_none", BOB) == MISSING
+            found = await client.request("GET", f"{PATH}/{made['id']}", b"", ALICE)
+            assert found.json["status"] in {"queued", "in_progress"}
+            stored = await client.responses.store.load(made["id"], "alice")
+            assert stored is not None
+
+    asyncio.run(scenario())
+
+
+def test_responses_from_before_there_were_keys_belong_to_none_of_them() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER) as client:
+            made = (await client.post(PATH, BODY, ALICE)).json  # not checked
+            assert (await client.get(f"{PATH}/{made['id']}")).status == 200
+            client.app = Authentication(
+                client.app, lambda: KEYS, envelope_of, Quotas(), client.services.metrics
+            )
+            assert (await client.request("GET", f"{PATH}/{made['id']}", b"", ALICE)).status == 404
+
+    asyncio.run(scenario())
+
+
+def test_reasoning_is_remembered_under_the_keys_name() -> None:
+    async def scenario() -> None:
+        async with keyed() as client:
+            made = (await create(client, ALICE, store=False)).json
+            call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+            result = {"type": "function_call_output", "call_id": "c", "output": "1"}
+            reasoning = {"type": "reasoning", "id": made["output"][0]["id"], "summary": []}
+
+            async def num_tokens(headers: dict[str, str], *items: object) -> int:
+                body = BODY | {"input": [{"role": "user", "content": "Hi"}, *items]}
+                num: int = (await client.post(f"{PATH}/input_tokens", body, headers)).json["input_tokens"]
+                return num
+
+            without = await num_tokens(BOB, call, result)
+            assert await num_tokens(BOB, reasoning, call, result) == without
+            assert await num_tokens(NEW_ALICE, reasoning, call, result) > without
+
+    asyncio.run(scenario())
+
+
+def test_a_file_of_an_earlier_release_opens_and_that_release_can_still_write_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite3"
+
+    async def saved(name: str, key_name: str) -> None:
+        store = ResponseStore(str(path))
+        await store.open()
+        await store.save(response(name, key_name=key_name), [f"msg_{name}"])
+        assert await store.load("old") is not None
+        assert (await store.load(name, key_name)) is not None
+        assert (await store.load(name)) is None
+        await store.close()
+
+    asyncio.run(_with_one_response(path))
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("ALTER TABLE responses DROP COLUMN key_name")
+        db.commit()
+    asyncio.run(saved("new", "alice"))
+    asyncio.run(saved("newer", "alice"))
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(
+            "INSERT INTO responses (id, status, is_background, owner, used_s, num_bytes, body, items) "
+            "VALUES ('older', 'completed', 0, '', 0, 0, '', '')"
+        )
+        db.commit()
+    assert rows(path, "SELECT id, key_name FROM responses ORDER BY id") == [
+        ("new", "alice"),
+        ("newer", "alice"),
+        ("old", ""),
+        ("older", ""),
+    ]
+
+
+async def _with_one_response(path: Path) -> None:
+    store = ResponseStore(str(path))
+    await store.open()
+    await store.save(response("old"), [])
+    await store.close()
