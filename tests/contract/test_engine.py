@@ -167,7 +167,6 @@ WITHOUT_RELEASE = {"trtllm"}  # engines that cannot release a pin: it expires
 # contents (vllm).
 WITHOUT_LATE_PULL = {"trtllm", "vllm"}
 BLIND_ENGINES = (TrtllmEngine, VllmEngine)  # do not know when their KV has moved: the caller closes
-UNPOSITIONAL_ENGINES = (TrtllmEngine, VllmEngine)  # do not resume a sampled answer exactly
 
 
 @pytest.fixture(scope="module")
@@ -243,6 +242,11 @@ def ask(token_ids: list[int], **options: Any) -> GenerateRequest:
 async def chunks(answer: AsyncGenerator[T, None]) -> list[T]:
     async with asyncio.timeout(PATIENCE_S), aclosing(answer):
         return [chunk async for chunk in answer]
+
+
+def is_positional(engine: Engine) -> bool:
+    """Whether it resumes a sampled answer exactly."""
+    return engine.is_positional if isinstance(engine, VllmEngine) else not isinstance(engine, TrtllmEngine)
 
 
 def tokens(answer: list[TokenChunk]) -> list[int]:
@@ -475,7 +479,7 @@ def test_a_first_token_that_ends_the_answer_needs_no_handoff(build_sampling: Bui
 def test_a_resumed_answer_goes_on_exactly(build: Build, num_generated: int, sampling: dict[str, Any]) -> None:
     async def main() -> None:
         async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
-            if isinstance(decode, UNPOSITIONAL_ENGINES) and sampling is SEEDED:
+            if not is_positional(decode) and sampling is SEEDED:
                 pytest.skip("its sampling is not positional")
             whole = await alone(decode, ask(prompt(30), **sampling))
             so_far = prompt(30) + whole[:num_generated]

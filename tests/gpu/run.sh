@@ -13,7 +13,7 @@ done
 "$PYTHON" - <<'END'
 import sys
 from importlib.util import find_spec
-missing = [name for name in ("vllm", "nixl", "fastapi", "pytest_timeout", "openai") if find_spec(name) is None]
+missing = [name for name in ("vllm", "nixl", "starlette", "pytest_timeout", "openai") if find_spec(name) is None]
 if missing:
     sys.exit(f"{sys.executable} lacks {', '.join(missing)}: pip install '.[frontend,vllm]' --group test")
 from tools.fetch_vocab import vocabulary_folder

@@ -69,6 +69,7 @@ class VllmEngine:
         self._context_length = 0
         self._max_open = 0
         self._has_priorities = False
+        self.is_positional = False
         self._held = HeldPrefixes(_HELD_BLOCK, 0)
         self._calls = Calls(lib)
         self._handoffs = Handoffs("vLLM", lib.version, worker_id=worker_id, incarnation=incarnation)
@@ -86,6 +87,7 @@ class VllmEngine:
         self._context_length = config.model_config.max_model_len
         self._max_open = config.scheduler_config.max_num_seqs + self._max_queue_size
         self._has_priorities = config.scheduler_config.policy == "priority"
+        self.is_positional = bool(getattr(config, "use_v2_model_runner", False))
         self._figures.num_blocks = config.cache_config.num_gpu_blocks or 0
         await self._warm_up(llm)
         if config.cache_config.enable_prefix_caching:
@@ -112,7 +114,7 @@ class VllmEngine:
                 async for chunk in chunks:
                     yield chunk
             return
-        sampling = sampling_params(request, self._lib, self._facts, max_tokens=1, transfer=dict(KEEP))
+        sampling = self._sampling(request, max_tokens=1, transfer=dict(KEEP))
         async with self._calls.opened(request, sampling, self._place(request)) as call:
             try:
                 result = await self._calls.step(call)
@@ -167,7 +169,7 @@ class VllmEngine:
             transfer = envelope.params | {NUM_TOKENS: request.handoff.num_prompt_tokens}
             num_cached = envelope.num_cached_tokens
         max_tokens = num_left(request, self._context_length)
-        sampling = sampling_params(request, self._lib, self._facts, max_tokens=max_tokens, transfer=transfer)
+        sampling = self._sampling(request, max_tokens=max_tokens, transfer=transfer)
         chunker = Chunker(request, num_cached)
         token_ids = request.token_ids.copy()
         async with self._calls.opened(request, sampling, self._place(request)) as call:
@@ -185,6 +187,18 @@ class VllmEngine:
                 if chunk.finish_reason:
                     return
                 chunk = chunker.chunk(await self._calls.step(call))
+
+    def _sampling(
+        self, request: GenerateRequest, *, max_tokens: int, transfer: dict[str, Any] | None
+    ) -> Any:
+        return sampling_params(
+            request,
+            self._lib,
+            self._facts,
+            max_tokens=max_tokens,
+            transfer=transfer,
+            is_positional=self.is_positional,
+        )
 
     def _place(self, request: GenerateRequest) -> int:
         """vLLM's priority, lower is sooner. Among equals, each waits as if it had come later, by what it has
@@ -214,7 +228,7 @@ class VllmEngine:
         if not result.kv_transfer_params:
             raise HandoffFailed("vLLM returned no kv_transfer_params for an unfinished answer")
         self._figures.num_handoffs += 1
-        goes_on = is_continued_exactly(call.request.sampling)
+        goes_on = is_continued_exactly(call.request.sampling, is_positional=self.is_positional)
         return self._handoffs.write(
             call.request,
             result.kv_transfer_params,

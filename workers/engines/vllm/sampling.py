@@ -17,18 +17,18 @@ def sampling_params(
     *,
     max_tokens: int,
     transfer: dict[str, Any] | None = None,
+    is_positional: bool = False,
 ) -> Any:
     """The SamplingParams of one attempt; `transfer` are NIXL's parameters. Raises InvalidRequest.
 
-    For a resumed answer, `max_tokens` and `min_tokens` are what is left. vLLM's sampling is not positional,
-    and its frequency and presence penalties ignore the existing tokens: the answer continues exactly only if
-    it is greedy and has neither penalty.
+    For a resumed answer, `max_tokens` and `min_tokens` are what is left. vLLM's frequency and presence
+    penalties ignore the existing tokens. `is_positional`: what a seed draws depends on a token's place.
     """
     asked = request.sampling
     params: dict[str, Any] = {
         "max_tokens": max_tokens,
         "min_tokens": min(max_tokens, max(0, asked.min_tokens - request.num_generated)),
-        "seed": seed_of_attempt(asked, request.num_generated),
+        "seed": seed_of_attempt(asked, 0 if is_positional else request.num_generated),
         "temperature": asked.temperature,
         "top_p": asked.top_p,
         "top_k": max(0, asked.top_k),
@@ -52,12 +52,13 @@ def sampling_params(
     return _built(lib, params)
 
 
-def is_continued_exactly(asked: Sampling) -> bool:
+def is_continued_exactly(asked: Sampling, *, is_positional: bool) -> bool:
     """Whether an answer that prefill began can be continued as if one worker had sampled all of it: nothing
     counts generated tokens from the first one, and a seed that the client chose is not used anew.
     """
     is_counted = asked.guided is not None or asked.frequency_penalty or asked.presence_penalty
-    return not is_counted and asked.prompt_logprobs is None and not (asked.is_seeded and asked.temperature)
+    is_drawn_anew = asked.is_seeded and asked.temperature and not is_positional
+    return not is_counted and asked.prompt_logprobs is None and not is_drawn_anew
 
 
 def _guided(form: Guided, lib: Library, facts: ModelFacts) -> dict[str, Any]:
