@@ -38,6 +38,7 @@ from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoreFailure
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
+from frontend.routing.local_prefill import LocalPrefill
 from frontend.routing.names import parse_aliases
 from frontend.turn.thoughts import Thoughts
 
@@ -209,7 +210,7 @@ def _services(settings: FrontendSettings, fleet: Fleet, transport: Transport, si
             fleet,
             settings.router_mode,
             metrics.routing,
-            local_prefill_tokens=settings.local_prefill_tokens,
+            local_prefill=LocalPrefill(settings.local_prefill_tokens, settings.local_prefill_after_s),
             wait_for_worker_s=settings.wait_for_worker_s,
             num_processes=settings.num_processes,
         ),

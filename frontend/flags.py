@@ -43,6 +43,9 @@ class FrontendSettings:
         "prompts of which decode lacks at most N tokens skip the prefill worker",
         metavar="N",
     )
+    local_prefill_after_s: float = flag(
+        0.0, "only while the prefill worker has kept a request waiting for so long", metavar="S"
+    )
     cors_origin: str = flag(
         "", "allowed CORS origins, comma-separated, or *: https://app.example", metavar="URL"
     )
@@ -88,6 +91,8 @@ class FrontendSettings:
         parse_aliases(self.model_alias)
         if self.local_prefill_tokens < 0:
             raise ValueError(f"--local-prefill-tokens {self.local_prefill_tokens}: must be 0 or more")
+        if self.local_prefill_after_s < 0:
+            raise ValueError(f"--local-prefill-after-s {self.local_prefill_after_s:g}: must be 0 or more")
         if self.wait_for_worker_s < 0:
             raise ValueError(f"--wait-for-worker-s {self.wait_for_worker_s:g}: must be 0 or more")
         if (self.tls_cert_file is None) != (self.tls_key_file is None):

@@ -80,7 +80,8 @@ check_first() { # check_first DOCTOR...: fails if it exits with 2 (errors)
 
 start_frontend() {
     start frontend "$PYTHON" -m frontend --router-mode "$ROUTER_MODE" --http-port "$HTTP_PORT" \
-        ${LOCAL_PREFILL_TOKENS:+--local-prefill-tokens "$LOCAL_PREFILL_TOKENS"}
+        ${LOCAL_PREFILL_TOKENS:+--local-prefill-tokens "$LOCAL_PREFILL_TOKENS"} \
+        ${LOCAL_PREFILL_AFTER_S:+--local-prefill-after-s "$LOCAL_PREFILL_AFTER_S"}
 }
 
 start_workers() { # start_workers MODE NUM_WORKERS GPUS YAML FLAGS...

@@ -23,6 +23,7 @@ from baton.messages import (
 from frontend.metrics import Metrics
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
+from frontend.routing.local_prefill import LocalPrefill
 from frontend.routing.router import RouterMode
 from tests.waiting import until
 
@@ -150,6 +151,7 @@ async def generator_over(
     mode: RouterMode = "round-robin",
     local_prefill_tokens: int = 0,
     wait_for_worker_s: float = 0,
+    local_prefill_after_s: float = 0,
 ) -> AsyncGenerator[Generator, None]:
     live = Fleet(fleet, fleet, model_path=Path("/none"))
     async with live.keep_current():
@@ -159,7 +161,7 @@ async def generator_over(
             live,
             mode,
             fleet.metrics.routing,
-            local_prefill_tokens=local_prefill_tokens,
+            local_prefill=LocalPrefill(local_prefill_tokens, local_prefill_after_s),
             wait_for_worker_s=wait_for_worker_s,
         )
 

@@ -28,6 +28,7 @@ from frontend.metrics import RoutingMetrics
 from frontend.routing.admission import Admission
 from frontend.routing.capacity import Capacity, capacity_of
 from frontend.routing.fleet import Fleet
+from frontend.routing.local_prefill import LocalPrefill
 from frontend.routing.progress import Progress
 from frontend.routing.router import RouterMode, make_router
 
@@ -60,18 +61,17 @@ class Generator:
         mode: RouterMode,
         metrics: RoutingMetrics,
         *,
-        local_prefill_tokens: int = 0,
+        local_prefill: LocalPrefill | None = None,
         wait_for_worker_s: float = 0.0,
         num_processes: int = 1,
     ) -> None:
-        """A prompt of which decode lacks at most `local_prefill_tokens` needs no prefill worker. A request
-        without a live decode worker waits `wait_for_worker_s` for one. `num_processes` of this frontend share
-        the workers.
+        """A request without a live decode worker waits `wait_for_worker_s` for one. `num_processes` of this
+        frontend share the workers.
         """
         self._transport = transport
         self._fleet = fleet
         self._metrics = metrics
-        self._local_prefill_tokens = local_prefill_tokens
+        self._local_prefill = local_prefill or LocalPrefill()
         self._wait_for_worker_s = wait_for_worker_s
         self._num_processes = num_processes
         self._admissions: dict[str, Admission] = {}
@@ -174,13 +174,14 @@ class Generator:
         over. `calls` closes the calls.
         """
         request, decode = progress.remaining(), None
-        if self._local_prefill_tokens and self._eligible(Role.PREFILL, progress):
+        if self._local_prefill.max_tokens and self._eligible(Role.PREFILL, progress):
             decode = self._choose(Role.DECODE, progress)
-            if decode is not None and (stream := await self._locally(request, decode, progress, calls)):
-                return stream
         prefill = self._choose(Role.PREFILL, progress, paired_with=decode)
-        if decode is None and prefill is not None:
-            self._metrics.count_prefill("prefill", "always")
+        if prefill is not None and decode is not None and self._local_prefill.is_due(prefill):
+            if stream := await self._locally(request, decode, progress, calls):
+                return stream
+        elif prefill is not None:
+            self._metrics.count_prefill("prefill", "always" if decode is None else "free")
         if prefill is None:
             self._metrics.count_prefill("decode", "stalled" if progress.is_stalled else "no_prefill_worker")
             decode = decode or self._choose(Role.DECODE, progress)
@@ -190,7 +191,7 @@ class Generator:
         prefilling = await calls.enter_async_context(AsyncExitStack())
         pinned = await self._call(prefill, request, progress, prefilling)
         began_s = time.perf_counter()
-        with self._fleet.waiting(prefill, arrived := []):
+        with self._fleet.waiting(prefill, arrived := []), self._local_prefill.waiting(prefill):
             first = await anext(pinned, None)
             arrived.append(first)
         self._metrics.prefill_s.observe(time.perf_counter() - began_s)
@@ -219,7 +220,7 @@ class Generator:
         self, request: GenerateRequest, decode: WorkerInfo, progress: Progress, calls: AsyncExitStack
     ) -> _Stream | None:
         """The answer of a decode worker that lacks little of the prompt; None if prefill is needed."""
-        request = msgspec.structs.replace(request, local_prefill_tokens=self._local_prefill_tokens)
+        request = msgspec.structs.replace(request, local_prefill_tokens=self._local_prefill.max_tokens)
         async with AsyncExitStack() as trying:
             trying.enter_context(self._fleet.waiting(decode, progress.token_ids))
             tokens = await self._call(decode, request, progress, trying)

@@ -169,6 +169,24 @@ def test_a_killed_prefill_worker_loses_no_request(scene: Scene) -> None:
     scene.stack.wait_idle(60)
 
 
+def test_what_failed_pulls_left_is_not_found(scene: Scene) -> None:
+    """The next turns of the prompts that were on their way when the prefill worker died."""
+    asked = [
+        begin + more
+        for begin, more in zip(prompts(64, 8_000, seed=5), prompts(64, 200, seed=10), strict=True)
+    ]
+    found = ask_all(scene.stack, asked, 32)
+    alone, control = _computed_anew(scene, asked, (32, 16))
+    num_cached = sum(answer.num_cached_tokens for answer in found)
+    scene.figures["prefill_killed"] |= {
+        "next_turn_cached_tokens": num_cached,
+        "next_turn_vs_calm": _same(found, alone),
+        "next_turn_calm_vs_calm": _same(control, alone),
+    }
+    assert num_cached > 0
+    _check_as_good_as(found, control, alone)
+
+
 def test_the_decode_worker_alone_gives_the_same_answers(scene: Scene) -> None:
     """As often as the control: the decode worker itself with other batch sizes. Those change the order of
     sums, and random weights leave the top two tokens close together.
@@ -219,24 +237,6 @@ def test_answers_were_right_while_the_prefill_worker_died(scene: Scene) -> None:
         "calm_vs_calm": _same(control, alone),
     }
     _check_as_good_as(killed, control, alone)
-
-
-def test_what_failed_pulls_left_is_not_found(scene: Scene) -> None:
-    """The next turns of the prompts that were on their way when the prefill worker died."""
-    asked = [
-        begin + more
-        for begin, more in zip(prompts(64, 8_000, seed=5), prompts(64, 200, seed=10), strict=True)
-    ]
-    found = ask_all(scene.stack, asked, 32)
-    alone, control = _computed_anew(scene, asked, (32, 16))
-    num_cached = sum(answer.num_cached_tokens for answer in found)
-    scene.figures["prefill_killed"] |= {
-        "next_turn_cached_tokens": num_cached,
-        "next_turn_vs_calm": _same(found, alone),
-        "next_turn_calm_vs_calm": _same(control, alone),
-    }
-    assert num_cached > 0
-    _check_as_good_as(found, control, alone)
 
 
 def test_a_seeded_answer_is_the_same_without_a_handoff(scene: Scene) -> None:

@@ -13,13 +13,13 @@ _NUM_PROGRAMS = 24  # of an H200's 132 multiprocessors: enough for NVLink, and d
 
 
 @triton.jit(do_not_specialize=["num_blocks", "num_copies"])  # type: ignore[untyped-decorator]
-def _copy(targets, sources, words, to_blocks, from_blocks, num_blocks, num_copies, TILE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803, PLR0917  Triton's ways
+def _copy(targets, sources, words, blocks, num_blocks, num_copies, TILE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803, PLR0917  Triton's ways
     for copy in range(tl.program_id(0), num_copies, tl.num_programs(0)):
         region = copy // num_blocks
         block = copy % num_blocks
         num_words = tl.load(words + region)
-        target = tl.load(targets + region) + tl.load(to_blocks + block) * num_words * 8
-        source = tl.load(sources + region) + tl.load(from_blocks + block) * num_words * 8
+        target = tl.load(targets + region) + tl.load(blocks + block) * num_words * 8
+        source = tl.load(sources + region) + tl.load(blocks + num_blocks + block) * num_words * 8
         target = tl.multiple_of(target.to(tl.pointer_type(tl.int64)), 16)
         source = tl.multiple_of(source.to(tl.pointer_type(tl.int64)), 16)
         for start in range(0, num_words, TILE):
@@ -79,13 +79,11 @@ class Regions:
         self._stream.wait_stream(torch.cuda.current_stream())  # steps that still use the blocks
         with torch.cuda.stream(self._stream):
             blocks = torch.tensor([to_blocks, from_blocks], dtype=torch.int64, pin_memory=True)
-            to_table, from_table = blocks.to("cuda", non_blocking=True)
             copy.begin()
             num_copies = self._num * len(to_blocks)
             _copy[(min(_NUM_PROGRAMS, num_copies),)](
                 *self._tables,
-                to_table,
-                from_table,
+                blocks.to("cuda", non_blocking=True),
                 len(to_blocks),
                 num_copies,
                 TILE=_TILE_WORDS,
