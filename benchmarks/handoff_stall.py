@@ -144,6 +144,7 @@ def main() -> None:
         for override, way in itertools.product(options.engines.split(";"), options.ways.split(",")):
             engine = ENGINE | json.loads(override)
             engines = dict.fromkeys(("PREFILL_FLAGS", "DECODE_FLAGS", "FLAGS"), engine)
+            os.environ["LOCAL_PREFILL_TOKENS"] = "0"  # every prompt is handed over
             run: dict[str, Any] = {"way": way, "engine": json.loads(override), "rows": []}
             results["runs"].append(run)
             arguments = [] if way == "apart" else ["--agg"]

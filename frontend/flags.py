@@ -89,20 +89,16 @@ class FrontendSettings:
         if not 1 <= self.num_processes <= MAX_PROCESSES:
             raise ValueError(f"--num-processes {self.num_processes}: must be between 1 and {MAX_PROCESSES}")
         parse_aliases(self.model_alias)
-        if self.local_prefill_tokens < 0:
-            raise ValueError(f"--local-prefill-tokens {self.local_prefill_tokens}: must be 0 or more")
-        if self.local_prefill_after_s < 0:
-            raise ValueError(f"--local-prefill-after-s {self.local_prefill_after_s:g}: must be 0 or more")
-        if self.wait_for_worker_s < 0:
-            raise ValueError(f"--wait-for-worker-s {self.wait_for_worker_s:g}: must be 0 or more")
+        for name in ("local_prefill_tokens", "local_prefill_after_s", "wait_for_worker_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{_option(name)} {getattr(self, name):g}: must be 0 or more")
+        for name in ("request_timeout_s", "no_progress_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{_option(name)} {getattr(self, name):g}: must be greater than 0")
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError("--tls-cert-file and --tls-key-file: give both")
         if self.tls_client_ca_file is not None and self.tls_cert_file is None:
             raise ValueError("--tls-client-ca-file: needs --tls-cert-file and --tls-key-file")
-        if self.request_timeout_s <= 0:
-            raise ValueError(f"--request-timeout-s {self.request_timeout_s}: must be greater than 0")
-        if self.no_progress_s <= 0:
-            raise ValueError(f"--no-progress-s {self.no_progress_s:g}: must be greater than 0")
 
     @property
     def knows_clients(self) -> bool:
@@ -120,3 +116,7 @@ def _is_date(text: str) -> bool:
         return date.fromisoformat(text).isoformat() == text
     except ValueError:
         return False
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")

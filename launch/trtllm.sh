@@ -1,5 +1,6 @@
 # Sourced by the gpt-oss launch scripts. Set in the environment to override:
-#   MODEL_PATH SERVED_MODEL_NAME HTTP_HOST HTTP_PORT ROUTER_MODE LOCAL_PREFILL_TOKENS ENGINE START_TIMEOUT_S PYTHON
+#   MODEL_PATH SERVED_MODEL_NAME HTTP_HOST HTTP_PORT ROUTER_MODE LOCAL_PREFILL_TOKENS
+#   LOCAL_PREFILL_AFTER_S ENGINE START_TIMEOUT_S PYTHON
 #   ETCD_ENDPOINTS NATS_SERVER  [servers on ports 2379 and 4222, else a folder and TCP]
 #   SKIP_DOCTOR=1               [skips `python -m baton doctor`, which stops a start that cannot succeed]
 # shellcheck shell=bash

@@ -78,6 +78,30 @@ def test_decode_goes_on_after_prefills_first_token(checkpoint: Path, options: di
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("num_generated", [0, 5])
+def test_seeded_answers_go_on_exactly_with_the_second_runner(
+    checkpoint: Path, num_generated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    options: dict[str, Any] = {"temperature": 1.5, "is_seeded": True}
+
+    async def main() -> None:
+        async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
+            whole = await tokens(decode.decode(ask(**options)))
+            asked = ask(**options)
+            asked = msgspec.structs.replace(
+                asked, token_ids=asked.token_ids + whole[:num_generated], num_generated=num_generated
+            )
+            assert await tokens(decode.decode(asked)) == whole[num_generated:]
+            async with aclosing(prefill.prefill(asked)) as replies:
+                handoff = await next_handoff(replies)
+                assert handoff.first_chunk is not None
+                rest = await tokens(decode.decode(after_handoff(asked, handoff)))
+            assert [*handoff.first_chunk.token_ids, *rest] == whole[num_generated:]
+
+    asyncio.run(main())
+
+
 def test_a_prefill_that_is_closed_before_its_handoff_ends_in_the_core_and_leaves_no_pin(
     checkpoint: Path,
 ) -> None:

@@ -428,6 +428,37 @@ def test_what_it_lacks_more_is_prefilled_and_handed_to_the_same_worker(is_busy: 
     assert prefills(fleet) == {("prefill", reason): 2}
 
 
+def test_a_short_prompt_joins_decode_only_while_prefill_keeps_others_waiting() -> None:
+    released = asyncio.Event()
+
+    async def slow(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        await released.wait()
+        async with aclosing(hand_off(asked)) as replies:
+            async for reply in replies:
+                yield reply
+
+    fleet = ScriptedWorkers(p1=slow, d1=lacking(50))
+
+    async def main() -> None:
+        async with generator_over(fleet, local_prefill_tokens=50, local_prefill_after_s=0.01) as generator:
+
+            async def answer_of() -> list[int]:
+                return [i async for c in generator.generate(request()) for i in c.token_ids]
+
+            first = asyncio.create_task(answer_of())
+            await until(lambda: fleet.asked == ["p1"])
+            await asyncio.sleep(0.02)  # longer than the limit
+            assert await answer_of() == WHOLE
+            assert fleet.asked == ["p1", "d1"]
+            released.set()
+            assert await first == WHOLE
+            assert await answer_of() == WHOLE
+            assert fleet.asked == ["p1", "d1", "d1", "p1", "d1"]
+
+    asyncio.run(main())
+    assert prefills(fleet) == {("prefill", "free"): 2, ("decode", "cached"): 1}
+
+
 def test_without_a_prefill_worker_no_limit_is_set() -> None:
     fleet = ScriptedWorkers(d1=lacking(51))
 

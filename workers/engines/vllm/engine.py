@@ -188,9 +188,7 @@ class VllmEngine:
                     return
                 chunk = chunker.chunk(await self._calls.step(call))
 
-    def _sampling(
-        self, request: GenerateRequest, *, max_tokens: int, transfer: dict[str, Any] | None
-    ) -> Any:
+    def _sampling(self, request: GenerateRequest, *, max_tokens: int, transfer: dict[str, Any] | None) -> Any:
         return sampling_params(
             request,
             self._lib,

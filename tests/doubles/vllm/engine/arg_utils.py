@@ -1,5 +1,6 @@
 """The double's engine arguments, and the configuration that Baton and the double read."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,7 @@ def _create_engine_config(self: Any) -> SimpleNamespace:
         ),
         parallel_config=SimpleNamespace(tensor_parallel_size=self.tensor_parallel_size),
         kv_transfer_config=self.kv_transfer_config,
+        use_v2_model_runner=os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1",
         args=self,
     )
 

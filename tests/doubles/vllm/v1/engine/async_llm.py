@@ -7,6 +7,8 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
+import msgspec
+
 from baton.messages import GenerateRequest, Sampling, TokenLogprob
 from vllm.outputs import CompletionOutput, Logprob, RequestOutput, SchedulerStats
 from vllm.sampling_params import RequestOutputKind
@@ -188,10 +190,16 @@ class AsyncLLM:
             logit_bias=params.logit_bias or {},
             stop_token_ids=tuple(i for i in (*params.stop_token_ids, *eos) if i >= 0),
         )
+        # The second runner draws by a token's place in the whole sequence (vllm/v1/worker/gpu/sample).
+        before = len(token_ids) - 1 if self.vllm_config.use_v2_model_runner else 0
+        sampling = msgspec.structs.replace(
+            sampling, max_tokens=sampling.max_tokens + before, min_tokens=sampling.min_tokens + before
+        )
         return GenerateRequest(
             request_id=own_id,
             model="double",
             token_ids=token_ids,
+            num_generated=before,
             sampling=sampling,
             deadline_s=_FOREVER_S,
             cache_salt=salt or "",

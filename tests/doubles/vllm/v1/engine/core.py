@@ -159,7 +159,8 @@ class Core:
         sampling = job.request.sampling
         # The embedded engine ends an answer of one token, or at a stop token, without a handoff.
         stops = sampling.stop_token_ids if sampling.min_tokens else ()
-        asked = msgspec.structs.replace(sampling, max_tokens=2, stop_token_ids=stops)
+        num_tokens = job.request.num_generated + 2
+        asked = msgspec.structs.replace(sampling, max_tokens=num_tokens, stop_token_ids=stops)
         replies = self._engine.prefill(msgspec.structs.replace(job.request, sampling=asked))
         try:
             handoff = await anext(replies)
@@ -203,12 +204,15 @@ class Core:
     async def _with_given_first(self, job: Job) -> GenerateRequest:
         """The prompt goes on after the kept KV, with a token that prefill sampled."""
         *token_ids, first = job.request.token_ids
+        num_generated = max(0, job.request.num_generated - 1)
+        num_more = 1 - (job.request.num_generated - num_generated)
         sampling = msgspec.structs.replace(
-            job.request.sampling, max_tokens=job.request.sampling.max_tokens + 1
+            job.request.sampling, max_tokens=job.request.sampling.max_tokens + num_more
         )
         return msgspec.structs.replace(
             job.request,
             token_ids=token_ids,
+            num_generated=num_generated,
             sampling=sampling,
             handoff=msgspec.structs.replace(opened(job.transfer), first_token=first),
         )
@@ -217,7 +221,7 @@ class Core:
         """vLLM recomputes the prompt's last token and samples the first token itself. Here it recomputes the
         whole prompt: the embedded engine transfers only the part of a window that the next token needs.
         """
-        sampling = msgspec.structs.replace(job.request.sampling, max_tokens=1)
+        sampling = msgspec.structs.replace(job.request.sampling, max_tokens=job.request.num_generated + 1)
         async with aclosing(
             self._engine.decode(msgspec.structs.replace(job.request, sampling=sampling))
         ) as chunks:
