@@ -53,10 +53,10 @@ vocab: dev ## get the o200k vocabulary through npm, for tests against openai-har
 	$(BIN)/python tools/fetch_vocab.py
 
 test: dev servers ## all tests except slow, GPU and client tests
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not gpu and not slow"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not slow"
 
 test-slow: dev servers ## expensive variants of the tests above
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "slow and not gpu"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "slow and not gpu"
 
 # Without its dependencies for GPUs.
 $(VENV)-dynamo/.made:

@@ -1,7 +1,7 @@
 """Every type that crosses a process boundary: frozen structs, with durations instead of instants."""
 
 import enum
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -98,6 +98,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
 
 
 FinishReason = Literal["stop", "length"]
+TokenId = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TokenChunk(msgspec.Struct, frozen=True, array_like=True, tag="t"):
@@ -107,7 +108,7 @@ class TokenChunk(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     request asked for them; `prompt_logprobs` one per token of the prompt except the first.
     """
 
-    token_ids: tuple[int, ...]
+    token_ids: tuple[TokenId, ...]
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
@@ -125,7 +126,7 @@ class KvHandoff(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=
 
     worker_id: str
     incarnation: str
-    first_token: int
+    first_token: TokenId
     num_prompt_tokens: int
     ttl_s: float
     engine_state: bytes

@@ -56,6 +56,7 @@ def _details(health: Health) -> Iterator[str]:
     yield from (f"{worker_id}  warming" for worker_id in health.warming)
     yield from (f"{worker_id}  lost" for worker_id in health.lost)
     yield from (f"{worker_id}  stuck" for worker_id in health.stuck)
+    yield from (f"refused worker {reason}" for reason in health.refused)
     yield from (f"cold pair {pair}" for pair in health.cold_pairs)
     yield from (f"cut pair {pair}" for pair in health.cut_pairs)
     yield from (f"refused pair {reason}" for reason in health.refused_pairs)

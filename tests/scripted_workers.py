@@ -31,8 +31,8 @@ Script = Callable[[GenerateRequest], AsyncGenerator[Reply, None]]
 
 
 class ScriptedWorkers:
-    """A transport and a discovery with scripted workers; records their requests. Those that are `answering`
-    answer probes.
+    """A transport and a discovery with scripted workers; records their requests. All answer their first
+    probe, except `strangers`, and those that are `answering` later ones, too.
     """
 
     def __init__(self, **scripts: Script) -> None:
@@ -43,6 +43,8 @@ class ScriptedWorkers:
         self.broker_is_away = False
         self.max_batch_size: int | None = None
         self.answering: set[str] = set()
+        self.strangers: set[str] = set()
+        self._known: set[str] = set()
         self.lost: list[str] = []
         self._joined = asyncio.Event()
 
@@ -58,8 +60,9 @@ class ScriptedWorkers:
 
     async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
         if not isinstance(request, GenerateRequest):
-            if address not in self.answering:
+            if address in self.strangers or (address in self._known and address not in self.answering):
                 raise WorkerLost("gone")
+            self._known.add(address)
             yield WorkerStats()
             return
         self.calls.append((address, request))
@@ -72,6 +75,7 @@ class ScriptedWorkers:
             self.open.remove(address)
 
     async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
+        self._known.clear()  # by another frontend
         while True:
             self._joined.clear()
             live = (worker(name) for name in sorted(self.scripts))

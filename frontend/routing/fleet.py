@@ -18,6 +18,7 @@ from baton.trial import works
 from frontend.routing.health import Health, Instance
 from frontend.routing.names import Alias, model_of, other_names
 from frontend.routing.pairs import CutPairs
+from frontend.routing.suspects import Suspects
 from frontend.routing.watchdog import NO_PROGRESS_S, Watchdog
 from frontend.text.served import ServedModel
 from frontend.text.tokenizer import ModelTokenizer
@@ -25,7 +26,6 @@ from frontend.text.tokenizer import ModelTokenizer
 log = logging.getLogger(__name__)
 
 STATS_TIMEOUT_S = 1.0
-PROBE_EVERY_S = 0.5
 _TOO_SHORT = (
     "--request-timeout-s %g is not above the KV timeout of %g s of worker=%s: when a prefill worker is lost, "
     "requests fail with deadline_exceeded instead of being retried"
@@ -56,8 +56,7 @@ class Fleet:
         self._request_timeout_s = request_timeout_s
         self._workers: tuple[WorkerInfo, ...] = ()
         self._tokenizers: dict[str, ModelTokenizer] = {}
-        self._probes: dict[str, asyncio.Task[None]] = {}
-        self._stuck: set[str] = set()
+        self._suspects = Suspects(self._answers, self._works, self._is_registered, self._note_change)
         self._cut = CutPairs(transport, self._is_registered)
         self._no_progress_s = no_progress_s
         self._watchdog = Watchdog(self._is_stuck, self._give_up, no_progress_s)
@@ -73,7 +72,7 @@ class Fleet:
         try:
             yield follow
         finally:
-            tasks = [follow, watch, *self._probes.values(), *self._cut.trials]
+            tasks = [follow, watch, *self._suspects.tasks(), *self._cut.trials]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -94,11 +93,16 @@ class Fleet:
         return [w for w in found if any(self._can_pair(w, d) for d in decodes)]
 
     def suspect(self, worker: WorkerInfo) -> None:
-        """Exclude a worker that a request has lost until it answers a probe: its lease may take long to
-        expire, and a frozen process keeps it.
-        """
-        if worker.incarnation not in self._probes:
-            self._probes[worker.incarnation] = asyncio.create_task(self._probe(worker))
+        """Exclude a worker that a request has lost until it answers a probe."""
+        self._suspects.add(worker)
+
+    def refuse(self, worker: WorkerInfo, reason: str) -> None:
+        """Exclude a worker that sent what no genuine one sends, for good."""
+        self._suspects.refuse(worker, reason)
+
+    def num_token_ids(self, model: str) -> float:
+        """How many token ids the model has; infinity if its tokenizer is not known yet."""
+        return self._tokenizers[model].num_token_ids if model in self._tokenizers else math.inf
 
     def part(self, prefill: WorkerInfo, decode: WorkerInfo) -> None:
         """Exclude a pair between which no KV moved until a trial shows that it does."""
@@ -145,15 +149,17 @@ class Fleet:
         """The body of /health; healthy if at least one model can be served."""
         ready, live = set(self.models()), self._live()
         known = {w.worker_id for w in self._workers}
+        suspects = self._suspects.among(self._workers)
         missing = [] if ready else [f"{w.model}: decode" for w in self._workers] or ["prefill", "decode"]
         return Health(
             status="healthy" if ready else "unhealthy",
             endpoints=sorted({w.endpoint for w in live}),
             instances=[_instance(w) for w in live],
             missing=sorted(set(missing)),
-            warming=[w.worker_id for w in self._workers if not w.is_ready],
-            lost=[w.worker_id for w in self._workers if w.incarnation in self._probes.keys() - self._stuck],
-            stuck=[w.worker_id for w in self._workers if w.incarnation in self._stuck],
+            warming=[w.worker_id for w in self._workers if not w.is_ready] + suspects["greeted"],
+            lost=suspects["lost"],
+            stuck=suspects["stuck"],
+            refused=suspects["refused"],
             cold_pairs=[f"{w.worker_id} with {p}" for w in self._workers for p in w.cold_peers if p in known],
             refused_pairs=refused_pairs(self._workers),
             cut_pairs=self._cut.names(),
@@ -165,7 +171,7 @@ class Fleet:
         return [pair for pair in found if pair is not None]
 
     def _live(self) -> list[WorkerInfo]:
-        return [w for w in self._workers if w.is_ready and w.incarnation not in self._probes]
+        return [w for w in self._workers if w.is_ready and not self._suspects.has(w)]
 
     def _is_registered(self, worker: WorkerInfo) -> bool:
         return worker in self._workers
@@ -173,20 +179,11 @@ class Fleet:
     def _can_pair(self, prefill: WorkerInfo, decode: WorkerInfo) -> bool:
         return why_not_paired(prefill, decode) is None and not self._cut.has(prefill, decode)
 
-    async def _probe(self, worker: WorkerInfo) -> None:
-        """Probe a suspect until it answers or is no longer registered."""
-        log.warning("lost worker=%s stuck=%s", worker.worker_id, worker.incarnation in self._stuck)
-        while worker in self._workers and not await self._is_back(worker):  # noqa: ASYNC110 it has to be polled
-            await asyncio.sleep(PROBE_EVERY_S)
-        del self._probes[worker.incarnation]
-        self._stuck.discard(worker.incarnation)
-        self._note_change()
-        log.info("probed worker=%s registered=%s", worker.worker_id, worker in self._workers)
+    async def _answers(self, worker: WorkerInfo) -> bool:
+        return await self._ask(worker) is not None
 
-    async def _is_back(self, worker: WorkerInfo) -> bool:
-        """A lost worker answers; one whose engine was stuck also does a request through a pair."""
-        if worker.incarnation not in self._stuck:
-            return await self._ask(worker) is not None
+    async def _works(self, worker: WorkerInfo) -> bool:
+        """Whether it does a request through a pair."""
         role = Role.PREFILL if worker.role is Role.DECODE else Role.DECODE
         partners = self.workers(worker.model, role, paired_with=worker)
         partner = random.choice(partners) if partners else None  # noqa: S311  not security-relevant
@@ -201,8 +198,7 @@ class Fleet:
         return after is not None and _computed(before[1]) == _computed(after[1])
 
     def _give_up(self, worker: WorkerInfo) -> None:
-        self._stuck.add(worker.incarnation)
-        self.suspect(worker)
+        self._suspects.add(worker, is_stuck=True)
         self._transport.lose(worker.address, "its engine makes no progress")
 
     async def _ask(self, worker: WorkerInfo) -> tuple[WorkerInfo, WorkerStats] | None:
@@ -219,11 +215,12 @@ class Fleet:
     async def _follow(self) -> None:
         async with aclosing(self._discovery.watch()) as snapshots:
             async for workers in snapshots:
-                self._log_change(workers)
-                self._workers = workers
+                self._greet(workers)
                 self._note_change()
                 for worker in workers:
                     await self._load_tokenizer(worker)
+                if not self.synced.is_set():
+                    await self._suspects.greetings(STATS_TIMEOUT_S)
                 self.synced.set()
 
     def _note_change(self) -> None:
@@ -239,7 +236,8 @@ class Fleet:
         except (OSError, ValueError) as error:
             log.warning("no tokenizer model=%s folder=%s error=%s", worker.model, folder, error)
 
-    def _log_change(self, workers: tuple[WorkerInfo, ...]) -> None:
+    def _greet(self, workers: tuple[WorkerInfo, ...]) -> None:
+        """Take over what is registered."""
         before = {w.incarnation: w for w in self._workers if w.is_ready}
         after = {w.incarnation: w for w in workers if w.is_ready}
         for incarnation in after.keys() - before.keys():
@@ -251,6 +249,10 @@ class Fleet:
                 log.warning(_TOO_SHORT, self._request_timeout_s, worker.kv_timeout_s, worker.worker_id)
         for incarnation in before.keys() - after.keys():
             log.info("left worker=%s", before[incarnation].worker_id)
+        self._workers = workers
+        for incarnation in after.keys() - before.keys():
+            self._suspects.greet(after[incarnation])
+        self._suspects.forget(workers)
 
 
 def _computed(stats: WorkerStats) -> tuple[int, int, int]:

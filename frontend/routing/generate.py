@@ -93,6 +93,7 @@ class Generator:
         Raises a BatonError: NoWorkers, Overloaded, DeadlineExceeded, WorkerLost, ...
         """
         progress = Progress(request)
+        num_ids = self._fleet.num_token_ids(request.model)
         async with self._admission(request.model).place(request, caller) as on_start:
             while True:
                 await self._reach_broker(progress)
@@ -103,6 +104,7 @@ class Generator:
                     try:
                         started = await self._start(progress, calls)
                         if isinstance(started, _Prefilled):
+                            self._check(_tokens_of(started.handoff), num_ids, progress)
                             if (first := started.handoff.first_chunk) is not None:
                                 on_start()
                                 progress.token_ids += first.token_ids
@@ -111,6 +113,7 @@ class Generator:
                         on_start()
                         chunk, rest = started
                         while isinstance(chunk, TokenChunk):
+                            self._check(chunk.token_ids, num_ids, progress)
                             progress.token_ids += chunk.token_ids
                             if chunk.usage is not None:
                                 self._metrics.note_usage(chunk.usage)
@@ -121,6 +124,13 @@ class Generator:
                         raise WorkerLost("The worker ended the stream before the answer was complete.")
                     except BatonError as error:
                         self._note_failure(error, progress)
+
+    def _check(self, token_ids: tuple[int, ...], num_ids: float, progress: Progress) -> None:
+        """Use a worker no more that sends tokens which the model does not have. Raises WorkerLost then."""
+        if token_ids and max(token_ids) >= num_ids:
+            unknown = f"it sent the token id {max(token_ids)}, which {progress.request.model} does not have"
+            self._fleet.refuse(progress.asked[-1], unknown)
+            raise WorkerLost(f"A worker is not what it says: {unknown}.")
 
     def _note_failure(self, error: BatonError, progress: Progress) -> None:
         """Record a failed attempt. Raises the error if the request cannot be retried."""
@@ -268,6 +278,10 @@ class Generator:
         self._num_running[worker.worker_id] += 1
         calls.callback(self._num_running.subtract, [worker.worker_id])
         return await calls.enter_async_context(aclosing(self._transport.call(worker.address, request)))
+
+
+def _tokens_of(handoff: KvHandoff) -> tuple[int, ...]:
+    return (handoff.first_token, *(handoff.first_chunk.token_ids if handoff.first_chunk else ()))
 
 
 async def _first_chunk(

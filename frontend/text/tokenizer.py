@@ -33,6 +33,10 @@ class TooManyTokens(Exception):
     """The text has more tokens than the limit; the rest was not tokenised."""
 
 
+class _Config(msgspec.Struct):
+    vocab_size: int = 0
+
+
 class ModelTokenizer:
     """Byte-level BPE with Harmony's control tokens. Thread-safe.
 
@@ -51,6 +55,8 @@ class ModelTokenizer:
             special_ids=self.special_ids, token_bytes=_byte_table(vocab, frozenset(added.values()))
         )
         self.vocab_size = len(self.vocabulary.token_bytes)
+        self.num_token_ids = self.vocab_size
+        """With those that the model has beyond its vocabulary, if its folder tells."""
         for name, token_id in added.items():
             if token_id in self._encode(name):
                 raise ValueError(f"the tokenizer encodes the plain text {name} as a control token")
@@ -72,9 +78,11 @@ class ModelTokenizer:
         parts["added_tokens"] = msgspec.Raw(b"[]")
         try:
             ordinary = Tokenizer.from_str(msgspec.json.encode(parts).decode())
-            return cls(ordinary, vocab, {token.content: token.id for token in added})
+            tokenizer = cls(ordinary, vocab, {token.content: token.id for token in added})
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"{path}: {error}") from error
+        tokenizer.num_token_ids = max(tokenizer.vocab_size, _num_outputs(folder))
+        return tokenizer
 
     def encode_segments(self, segments: Iterable[Segment], *, limit: int | None = None) -> list[int]:
         """The prompt's token ids; text that spells a control token stays plain text. Raises TooManyTokens as
@@ -197,6 +205,14 @@ def _special_ids(added: dict[str, int]) -> dict[SpecialToken, int]:
     if missing:
         raise ValueError(f"the vocabulary has no {', '.join(missing)}")
     return found
+
+
+def _num_outputs(folder: Path) -> int:
+    """`vocab_size` of the model's config.json, which is padded; 0 if there is none."""
+    try:
+        return msgspec.json.decode((folder / "config.json").read_bytes(), type=_Config).vocab_size
+    except (OSError, msgspec.DecodeError):
+        return 0
 
 
 def _byte_table(vocab: dict[str, int], special: frozenset[int]) -> tuple[bytes, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from baton.messages import after_handoff
 from tests import trtllm_engine, vllm_engine
 from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import write_checkpoint
@@ -29,7 +30,7 @@ async def salts(
     asked = replace(vllm_engine.ask(), cache_salt=salt)
     async with aclosing(prefill.prefill(asked)) as replies:
         handoff = await next_handoff(replies)
-        assert await tokens(decode.decode(replace(asked, handoff=handoff)))
+        assert await tokens(decode.decode(after_handoff(asked, handoff)))
     assert await tokens(decode.decode(asked))
     return got
 

@@ -9,8 +9,10 @@ import msgspec
 import pytest
 import torch
 
-from workers.engines.vllm.block_copy import Regions
 from workers.engines.vllm.peer_memory import Exported, PeerMemory
+
+pytest.importorskip("triton")
+from workers.engines.vllm.block_copy import Regions
 
 pytestmark = pytest.mark.gpu
 

@@ -156,12 +156,12 @@ def test_a_lost_worker_that_leaves_the_registry_is_probed_no_more() -> None:
             await until(lambda: fleet.models() == ["m"])
             registry.dead.add("d1")
             fleet.suspect(lost)
-            await until(lambda: registry.num_probes == 1)
+            await until(lambda: registry.num_probes == 2)
             assert fleet.health().status == "unhealthy"
 
             registry.show()
             await asyncio.sleep(10)  # time for what must not be sent
-            assert registry.num_probes == 1
+            assert registry.num_probes == 2
             assert fleet.health().lost == []
 
     run_jumping(main())
@@ -172,11 +172,16 @@ def test_closing_leaves_no_task_and_no_call_behind() -> None:
         alone = asyncio.all_tasks()
         lost = worker("d1")
         registry = Registry(lost)
-        registry.hung.add("d1")
         fleet = Fleet(registry, registry)
         with none_abandoned():
             async with fleet.keep_current():
                 await until(lambda: fleet.models() == ["m"])
+                registry.hung.add("d1")
+                registry.show(lost, worker("d2"))  # d2 is greeted
+                await until(lambda: fleet.health().instances[1:])
+                registry.hung.add("d3")
+                registry.show(lost, worker("d2"), worker("d3"))
+                registry.dead.add("d2")
                 fleet.suspect(lost)
                 assert await fleet.stats() == []
             assert asyncio.all_tasks() == alone
@@ -291,17 +296,71 @@ def test_a_lost_worker_that_hangs_is_asked_again_and_comes_back() -> None:
     async def main() -> None:
         lost = worker("d1")
         registry = Registry(lost)
-        registry.hung.add("d1")
         fleet = Fleet(registry, registry)
         async with fleet.keep_current():
             await until(lambda: fleet.models() == ["m"])
+            registry.hung.add("d1")
             fleet.suspect(lost)
             fleet.suspect(lost)
             await asyncio.sleep(10)  # it is asked for a second, then left alone for half a one
-            assert registry.num_probes == 7
+            assert registry.num_probes == 1 + 7
             assert fleet.health().lost == ["d1"]
             registry.hung.clear()
             await until(lambda: fleet.models() == ["m"], limit_s=1.5)
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize("fault", ["dead", "hung"])
+def test_a_worker_that_never_answered_gets_no_request_until_it_does(fault: str) -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1"), worker("d2"))
+        getattr(registry, fault).add("d1")
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await fleet.synced.wait()
+            assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
+            await until(lambda: fleet.health().lost == ["d1"])
+            assert fleet.health().warming == []
+            getattr(registry, fault).clear()
+            await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+            assert fleet.health().lost == []
+
+    run_jumping(main())
+
+
+def test_a_new_worker_is_warming_until_it_has_answered() -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1"))
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await fleet.synced.wait()
+            registry.hung.add("d2")
+            registry.show(worker("d1"), worker("d2"))
+            await until(lambda: registry.num_probes == 2)
+            assert (fleet.health().warming, fleet.health().lost) == (["d2"], [])
+            assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d1"]
+
+    asyncio.run(main())
+
+
+def test_a_refused_worker_gets_no_request_and_is_named_while_it_is_registered() -> None:
+    async def main() -> None:
+        strange = worker("d1")
+        registry = Registry(strange, worker("d2"))
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+            fleet.refuse(strange, "it is odd")
+            fleet.refuse(strange, "it is odder")
+            fleet.suspect(strange)
+            await asyncio.sleep(10)  # time in which it answers probes
+            assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
+            assert fleet.health().refused == ["d1: it is odd"]
+            registry.show(worker("d2"))
+            await until(lambda: not fleet.health().refused)
+            registry.show(strange, worker("d2"))
+            await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
 
     run_jumping(main())
 
@@ -401,10 +460,10 @@ def test_a_model_whose_workers_are_all_lost_is_still_accepted() -> None:
     async def main() -> None:
         lost = worker("d1")
         registry = Registry(lost)
-        registry.dead.add("d1")
         fleet = Fleet(registry, registry)
         async with fleet.keep_current():
             await until(lambda: fleet.models() == ["m"])
+            registry.dead.add("d1")
             fleet.suspect(lost)
             assert not fleet.models()
             assert fleet.served("m").name == "m"

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +20,9 @@ from baton.errors import (
     WorkerLost,
 )
 from baton.messages import GenerateRequest, KvHandoff, PrefillFirst, Reply, TokenChunk, Usage
+from frontend.routing.fleet import Fleet
+from frontend.routing.generate import Generator
+from frontend.routing.health import Health
 from tests.clock import run_jumping
 from tests.generators import none_abandoned
 from tests.scripted_workers import (
@@ -33,6 +38,8 @@ from tests.scripted_workers import (
 from tests.waiting import until
 
 WHOLE = [10, 11, 12, 13]
+DEMO = Path("models/demo")
+NUM_IDS = 3072  # of the demo model
 
 
 def test_prefill_hands_its_baton_to_decode() -> None:
@@ -426,6 +433,38 @@ def test_what_it_lacks_more_is_prefilled_and_handed_to_the_same_worker(is_busy: 
     assert fleet.asked == ["d1", "p1", "d1", "d2", "p1", "d2"]
     assert [call.handoff is not None for _, call in fleet.calls] == [False, False, True] * 2
     assert prefills(fleet) == {("prefill", reason): 2}
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill", "first chunk"])
+def test_a_worker_that_sends_unknown_tokens_is_refused_and_the_answer_is_right(role: str) -> None:
+    async def strange(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        if role == "decode":
+            yield TokenChunk((10 + asked.num_generated, NUM_IDS))
+            return
+        async with aclosing(hand_off(asked)) as replies:
+            async for reply in replies:
+                assert isinstance(reply, KvHandoff)
+                changed: dict[str, Any] = {"first_token": NUM_IDS}
+                if role == "first chunk":
+                    changed = {"first_chunk": TokenChunk((NUM_IDS,))}
+                yield msgspec.structs.replace(reply, **changed)
+
+    genuine = {"d2": answer} if role == "decode" else {"d1": answer, "p2": hand_off}
+    fleet = ScriptedWorkers(**genuine, **{"d1" if role == "decode" else "p1": strange})
+
+    async def main() -> Health:
+        live = Fleet(fleet, fleet, model_path=DEMO)
+        async with live.keep_current():
+            await live.synced.wait()
+            generator = Generator(fleet, live, "round-robin", fleet.metrics.routing)
+            for _ in range(3):
+                assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
+            return live.health()
+
+    health = asyncio.run(main())
+    name = "d1" if role == "decode" else "p1"
+    assert fleet.asked.count(name) == 1
+    assert health.refused == [f"{name}: it sent the token id {NUM_IDS}, which m does not have"]
 
 
 def test_a_short_prompt_joins_decode_only_while_prefill_keeps_others_waiting() -> None:
