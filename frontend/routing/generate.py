@@ -1,7 +1,6 @@
 """Runs one token request: prefill -> handoff -> decode, with retries on other workers within the deadline."""
 
 import asyncio
-import dataclasses
 import logging
 import math
 import time
@@ -29,6 +28,7 @@ from frontend.routing.admission import Admission
 from frontend.routing.capacity import Capacity, capacity_of
 from frontend.routing.fleet import Fleet
 from frontend.routing.local_prefill import LocalPrefill
+from frontend.routing.prefilled import Prefilled
 from frontend.routing.progress import Progress
 from frontend.routing.router import RouterMode, make_router
 
@@ -36,19 +36,6 @@ log = logging.getLogger(__name__)
 
 _Stream = tuple[Reply | None, AsyncGenerator[Reply, None]]
 """A worker's first reply and the rest."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Prefilled:
-    """What prefill answered `request` with; `prefilling` closes its call, which pins the KV. `decode`: the
-    decode worker, if it is already chosen.
-    """
-
-    request: GenerateRequest
-    handoff: KvHandoff
-    pinned: AsyncGenerator[Reply, None]
-    prefilling: AsyncExitStack
-    decode: WorkerInfo | None
 
 
 class Generator:
@@ -92,8 +79,7 @@ class Generator:
 
         Raises a BatonError: NoWorkers, Overloaded, DeadlineExceeded, WorkerLost, ...
         """
-        progress = Progress(request)
-        num_ids = self._fleet.num_token_ids(request.model)
+        progress = Progress(request, self._fleet.num_token_ids(request.model))
         async with self._admission(request.model).place(request, caller) as on_start:
             while True:
                 await self._reach_broker(progress)
@@ -103,8 +89,7 @@ class Generator:
                 async with AsyncExitStack() as calls:
                     try:
                         started = await self._start(progress, calls)
-                        if isinstance(started, _Prefilled):
-                            self._check(_tokens_of(started.handoff), num_ids, progress)
+                        if isinstance(started, Prefilled):
                             if (first := started.handoff.first_chunk) is not None:
                                 on_start()
                                 progress.token_ids += first.token_ids
@@ -113,7 +98,7 @@ class Generator:
                         on_start()
                         chunk, rest = started
                         while isinstance(chunk, TokenChunk):
-                            self._check(chunk.token_ids, num_ids, progress)
+                            self._check(chunk.token_ids, progress)
                             progress.token_ids += chunk.token_ids
                             if chunk.usage is not None:
                                 self._metrics.note_usage(chunk.usage)
@@ -125,9 +110,9 @@ class Generator:
                     except BatonError as error:
                         self._note_failure(error, progress)
 
-    def _check(self, token_ids: tuple[int, ...], num_ids: float, progress: Progress) -> None:
+    def _check(self, token_ids: tuple[int, ...], progress: Progress) -> None:
         """Use a worker no more that sends tokens which the model does not have. Raises WorkerLost then."""
-        if token_ids and max(token_ids) >= num_ids:
+        if token_ids and max(token_ids) >= progress.num_ids:
             unknown = f"it sent the token id {max(token_ids)}, which {progress.request.model} does not have"
             self._fleet.refuse(progress.asked[-1], unknown)
             raise WorkerLost(f"A worker is not what it says: {unknown}.")
@@ -179,7 +164,7 @@ class Generator:
         except TimeoutError:
             raise progress.ended_by(self._no_decode(progress.request)) from None
 
-    async def _start(self, progress: Progress, calls: AsyncExitStack) -> _Stream | _Prefilled:
+    async def _start(self, progress: Progress, calls: AsyncExitStack) -> _Stream | Prefilled:
         """Send the remaining request to workers; returns the first chunk and the rest, or what prefill hands
         over. `calls` closes the calls.
         """
@@ -209,9 +194,11 @@ class Generator:
             return first, pinned
         if not isinstance(first, KvHandoff):
             raise HandoffFailed(f"Prefill worker {prefill.worker_id} did not send a handoff.")
-        return _Prefilled(request, first, pinned, prefilling, decode)
+        prefilled = Prefilled(request, first, pinned, prefilling, decode)
+        self._check(prefilled.token_ids, progress)
+        return prefilled
 
-    async def _hand_over(self, progress: Progress, prefilled: _Prefilled, calls: AsyncExitStack) -> _Stream:
+    async def _hand_over(self, progress: Progress, prefilled: Prefilled, calls: AsyncExitStack) -> _Stream:
         """Decode what prefill hands over.
 
         The prefill call stays open until decode's first chunk, since not every engine reports when the KV
@@ -221,7 +208,7 @@ class Generator:
         decode = prefilled.decode or self._choose(Role.DECODE, progress, paired_with=progress.prefill)
         tokens = await self._decode(request, progress, calls, decode)
         began_s = time.perf_counter()
-        chunk = await _first_chunk(prefilled.pinned, tokens)
+        chunk = await prefilled.decoded(tokens)
         self._metrics.handoff_s.observe(time.perf_counter() - began_s)
         await prefilled.prefilling.aclose()
         return chunk, tokens
@@ -278,27 +265,3 @@ class Generator:
         self._num_running[worker.worker_id] += 1
         calls.callback(self._num_running.subtract, [worker.worker_id])
         return await calls.enter_async_context(aclosing(self._transport.call(worker.address, request)))
-
-
-def _tokens_of(handoff: KvHandoff) -> tuple[int, ...]:
-    return (handoff.first_token, *(handoff.first_chunk.token_ids if handoff.first_chunk else ()))
-
-
-async def _first_chunk(
-    pinned: AsyncGenerator[Reply, None], tokens: AsyncGenerator[Reply, None]
-) -> Reply | None:
-    """Decode's first chunk. Raises HandoffFailed as soon as prefill fails, since the KV is lost with it."""
-    arriving = asyncio.ensure_future(anext(tokens, None))
-    moved = asyncio.ensure_future(anext(pinned, None))
-    try:
-        await asyncio.wait((arriving, moved), return_when=asyncio.FIRST_COMPLETED)
-        if not arriving.done() and (error := moved.exception()) is not None:
-            if isinstance(error, BrokerLost):
-                raise error
-            failed = f"The prefill worker failed before the KV was transferred: {error}"
-            raise HandoffFailed(failed) from error
-        return await arriving
-    finally:
-        arriving.cancel()
-        moved.cancel()
-        await asyncio.gather(arriving, moved, return_exceptions=True)

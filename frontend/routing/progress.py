@@ -25,10 +25,13 @@ _PAUSE_S = 0.1
 
 
 class Progress:
-    """The state of one request across its attempts. `error` is how the last one ended."""
+    """The state of one request across its attempts. `error` is how the last one ended; `num_ids` is how many
+    token ids the model has.
+    """
 
-    def __init__(self, request: GenerateRequest) -> None:
+    def __init__(self, request: GenerateRequest, num_ids: float) -> None:
         self.request = request
+        self.num_ids = num_ids
         self.token_ids: list[int] = []
         self.asked: list[WorkerInfo] = []
         self.prefill: WorkerInfo | None = None
