@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from baton.messages import WorkerInfo
+from baton.strangers import strangers
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +45,11 @@ def decode_worker(value: bytes, source: str) -> WorkerInfo | None:
     """Decode the registration at `source`; None, with a log line, if it is invalid."""
     if len(value) > MAX_WORKER_BYTES:
         log.warning("registration=skipped source=%r error=longer than %d bytes", source, MAX_WORKER_BYTES)
+        strangers.note("the registry")
         return None
     try:
         return msgspec.json.decode(value, type=WorkerInfo)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         log.warning("registration=skipped source=%r error=%s", source, error)
+        strangers.note("the registry")
         return None

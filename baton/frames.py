@@ -215,7 +215,7 @@ class FrameReader(Generic[T]):
         if hello.version != VERSION:
             raise LinkBroken(f"it uses protocol version {hello.version}, this process {VERSION}")
         if hello.worker != self._worker:
-            raise LinkBroken(f"this is worker {self._worker}, not {hello.worker}")
+            raise LinkBroken("it does not know this worker by its name")
 
 
 def with_length(frame: bytes) -> bytes:

@@ -184,8 +184,8 @@ class PrefillFirst(msgspec.Struct, frozen=True, array_like=True, tag="prefill"):
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="stats"):
     """A worker's live metrics; each becomes a gauge `baton_<field>` in /metrics, by worker and role.
 
-    `kv_cached_blocks` are free, but their KV can be found again. `num_prompt_tokens` were computed here,
-    `num_cached_tokens` found instead.
+    `num_strange_messages` came from no process of Baton's and were ignored. `kv_cached_blocks` are free, but
+    their KV can be found again. `num_prompt_tokens` were computed here, `num_cached_tokens` found instead.
     """
 
     num_running: int = 0
@@ -201,6 +201,7 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
     kv_move_s: float = 0.0
     kv_cached_blocks: int = 0
     num_cached_tokens: int = 0
+    num_strange_messages: int = 0
 
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,9 +9,7 @@ import contextlib
 import functools
 import hmac
 import logging
-import math
 import socket
-import time
 from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
@@ -25,6 +23,7 @@ from nats.aio.transport import TcpTransport
 
 from baton import frames
 from baton.serving import WorkerLink
+from baton.strangers import strangers
 from baton.streams import CallerLink
 
 CONNECT_TIMEOUT_S = 3
@@ -32,7 +31,6 @@ CLOSE_S = 1
 _HIGH_WATER_BYTES = 1024 * 1024
 ECHO = "echo"
 MAC_BYTES = 16
-_LOG_EVERY_S = 60.0
 ANSWER_S = 1.0
 """A server that takes longer to return a message is away."""
 _RETRY_S = 0.25
@@ -96,8 +94,6 @@ class Box:
         self.echo = asyncio.Event()
         self._key = key
         self._accept = accept
-        self._num_forged = 0
-        self._logged_s = -math.inf
 
     async def receive(self, message: Msg) -> None:
         """Pass a frame to its link; a worker's box creates the link for a new caller."""
@@ -112,7 +108,7 @@ class Box:
             if frame is not None:
                 link.receive(frame)
             else:
-                self._note_forged()
+                strangers.note(self.subject)
         elif token == ECHO:
             self.echo.set()
         elif self._accept is not None and message.reply:
@@ -122,19 +118,11 @@ class Box:
         mac = Mac(self._key, message.subject)
         frame = mac.opened(message.data)
         if frame is None:
-            self._note_forged()
+            strangers.note(self.subject)
             return
         link = accept(message.reply, message.subject, functools.partial(self.links.pop, token, None))
         self.links[token] = link, mac
         link.receive(frame)
-
-    def _note_forged(self) -> None:
-        """Count a frame that is ignored; logged once a minute."""
-        self._num_forged += 1
-        now_s = time.monotonic()
-        if now_s - self._logged_s >= _LOG_EVERY_S:
-            self._logged_s = now_s
-            log.warning("forged_frames=%d subject=%s", self._num_forged, self.subject)
 
 
 class Post:

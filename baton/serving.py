@@ -9,6 +9,7 @@ from baton import frames
 from baton.errors import BatonError, EngineFailure, ErrorInfo, NotReady, Overloaded, WorkerLost
 from baton.frames import Beat, Cancel, Credit, End, Envelope, Fail, Goodbye, Hello, Next, Open
 from baton.messages import GenerateRequest, Request
+from baton.strangers import strangers
 from baton.streams import WINDOW, Bell, Pace, Pulse
 from baton.transport import Respond
 
@@ -50,7 +51,7 @@ class WorkerLink:
         self._streams: dict[int, _Stream] = {}
         self._reader = frames.FrameReader(frames.FROM_CALLER, service.worker)
         self._writer = frames.FrameWriter(wire, self._cannot_send)
-        self._writer.put(Hello(frames.VERSION, service.worker))
+        self._is_known = False  # the caller knows this worker's name
         self._pulse = Pulse(service.pace.tick_s, self._tick)
 
     def receive(self, frame: bytes | bytearray) -> None:
@@ -59,6 +60,8 @@ class WorkerLink:
             for envelope in self._reader.open(frame):
                 self._take(envelope)
         except frames.LinkBroken as broken:
+            if not self._is_known:
+                strangers.note("the request plane")
             self.lose(str(broken))
 
     def lose(self, reason: str) -> None:
@@ -72,6 +75,8 @@ class WorkerLink:
         for stream in self._streams.values():
             stream.cancel()
         self._service.links.discard(self)
+        if not self._is_known:
+            self._writer.put(Hello(frames.VERSION, ""))  # tells an old or a new caller why
         self._writer.close(Goodbye(reason))
         self._wire.close()
 
@@ -85,6 +90,8 @@ class WorkerLink:
     def _take(self, envelope: frames.ToWorker) -> None:
         match envelope:
             case Hello():
+                self._is_known = True
+                self._writer.put(Hello(frames.VERSION, self._service.worker))
                 self._service.admit(self)
             case Open(number, request):
                 self._open(number, request)
@@ -153,7 +160,7 @@ class WorkerLink:
     def _tick(self) -> None:
         if self._reader.tick() >= CALLER_PATIENCE * self._service.pace.num_silent:
             self.lose("the caller is silent")
-        else:
+        elif self._is_known:
             self._writer.put(Beat())
 
 

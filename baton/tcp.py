@@ -14,6 +14,7 @@ from baton.errors import WorkerLost
 from baton.listener import Admission, Listener, num_connections
 from baton.messages import Reply, Request
 from baton.serving import MAX_CALLERS, Service, WorkerLink
+from baton.strangers import strangers
 from baton.streams import LIVENESS_S, CallerLink, Pace, call_over
 from baton.transport import Respond
 
@@ -164,6 +165,8 @@ class _Connection(asyncio.Protocol):
                 if not self._greeted:
                     self._greet()
         except frames.LinkBroken as broken:
+            if not self._greeted:
+                strangers.note("the request plane")
             self.link.lose(str(broken))
 
     def pause_writing(self) -> None:

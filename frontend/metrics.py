@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from baton.messages import Role, Usage, WorkerInfo, WorkerStats
+from baton.strangers import strangers
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -56,6 +57,8 @@ class Metrics:
         self._disconnects = counter("baton_disconnects", "Requests whose client disconnected.", route)
         self._repairs = counter("baton_harmony_repairs", "Repairs of malformed Harmony output.", ("kind",))
         self._ignored = counter("baton_ignored_fields", "Ignored fields in request bodies.", ("field",))
+        strange = gauge("baton_frontend_strange_messages", "Messages of strangers; ignored.")
+        strange.set_function(lambda: strangers.num_messages)
         self._seen_fields: set[str] = set()
         self._child = cache(_child)  # one dictionary lookup instead of the library's lock and checks
 

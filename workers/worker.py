@@ -20,6 +20,7 @@ from baton.messages import (
     WorkerInfo,
 )
 from baton.process import Shutdown, first_of, needed
+from baton.strangers import strangers
 from baton.transport import Transport
 from workers.engine import Engine, EngineInfo
 from workers.flags import WorkerSettings
@@ -45,7 +46,7 @@ class Worker:
     async def answer(self, request: Request) -> AsyncGenerator[Reply, None]:
         """The replies to one request; closing the generator cancels the work."""
         if isinstance(request, StatsRequest):
-            yield self._engine.stats()
+            yield msgspec.structs.replace(self._engine.stats(), num_strange_messages=strangers.num_messages)
             return
         self._num_running += 1
         self._idle.clear()

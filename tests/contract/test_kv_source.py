@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
+from baton.strangers import strangers
 from tests.clock import run_jumping
 from tests.waiting import until
 from workers.kv.memory import Memory, host_memory
@@ -154,9 +155,11 @@ def test_a_puller_that_hangs_up_before_it_confirms_has_moved_nothing() -> None:
 @pytest.mark.parametrize("wrong", [{"offer_id": 99}, {"secret": b""}, {"secret": bytes(16)}])
 def test_a_puller_without_a_ticket_gets_no_bytes(wrong: dict[str, Any]) -> None:
     async def main() -> None:
+        num_before = strangers.num_messages
         async with source() as here, puller(offer(here)) as there:
             await there.ask(**wrong)
             await refused(there.fetch())
+        assert strangers.num_messages == num_before + ("secret" in wrong)
 
     run_jumping(main())
 
@@ -228,6 +231,7 @@ def test_noise_closes_its_own_connection_only() -> None:
         async with source() as here:
             ticket = offer(here)
             loop = asyncio.get_running_loop()
+            num_before = strangers.num_messages
             for noise in (b"GET / HTTP/1.1\r\n\r\n", b"\xff\xff\xff\xff", b"\x01\0\0\0\xc1"):
                 async with puller(ticket) as noisy:
                     await loop.sock_sendall(noisy.sock, noise)
@@ -235,9 +239,11 @@ def test_noise_closes_its_own_connection_only() -> None:
                     with pytest.raises(ConnectionError):
                         await noisy.connection.receive_bytes(memoryview(bytearray(1)))
                     assert loop.time() - began_s < 1
+            assert strangers.num_messages == num_before + 3
             async with puller(ticket) as there:
                 await there.ask()
                 assert await there.fetch() == PAYLOAD
+            assert strangers.num_messages == num_before + 3
 
     run_jumping(main())
 

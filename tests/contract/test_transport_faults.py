@@ -18,6 +18,7 @@ from baton.errors import BrokerLost, WorkerLost
 from baton.messages import Reply, Request, TokenChunk
 from baton.nats import NatsTransport
 from baton.nats_connection import ANSWER_S
+from baton.strangers import strangers
 from baton.tcp import TcpTransport
 from baton.transport import Transport
 from tests.conftest import LaunchServer, ServerProcess, free_port
@@ -305,9 +306,46 @@ def test_a_worker_hangs_up_on_noise_and_serves_on(noise: bytes) -> None:
     async def scenario() -> None:
         transport = TcpTransport()
         async with transport.serve("w", count_up) as address:
+            num_before = strangers.num_messages
             async with raw_connection(address) as (reader, writer), within(SOON_S):
                 writer.write(noise)
                 await reader.read()
+            assert strangers.num_messages == num_before + 1
+            assert await tokens(transport.call(address, a_request(2))) == [0, 1]
+        await transport.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("version", [frames.VERSION, frames.VERSION + 1])
+def test_a_caller_without_the_workers_name_is_not_told_it(version: int) -> None:
+    async def scenario() -> bytes:
+        transport = TcpTransport()
+        async with transport.serve("w", count_up) as address:
+            name = address.rpartition("/")[2]
+            assert "." in name
+            num_before = strangers.num_messages
+            async with raw_connection(address) as (reader, writer), within(SOON_S):
+                hello = msgspec.msgpack.encode((0, [frames.Hello(version, "w.guess")]))
+                writer.write(frames.with_length(hello))
+                told = await reader.read()
+            assert strangers.num_messages == num_before + 1
+            assert name.encode() not in told
+            assert name.rpartition(".")[2].encode() not in told
+        await transport.close()
+        return told
+
+    told = asyncio.run(scenario())
+    assert (b"protocol version" if version != frames.VERSION else b"by its name") in told
+
+
+def test_a_silent_caller_is_told_nothing() -> None:
+    async def scenario() -> None:
+        transport = TcpTransport(liveness_s=1.0)
+        async with transport.serve("w", count_up) as address:
+            async with raw_connection(address) as (reader, _):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(reader.read(1), 1.0)  # several heartbeats long
             assert await tokens(transport.call(address, a_request(2))) == [0, 1]
         await transport.close()
 

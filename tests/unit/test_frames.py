@@ -54,7 +54,7 @@ def test_bytes_that_are_no_frame_break_the_link_and_nothing_else(noise: bytes) -
     ("first", "reason"),
     [
         (frame(0, Hello(frames.VERSION + 1, "w")), f"uses protocol version {frames.VERSION + 1}"),
-        (frame(0, Hello(frames.VERSION, "v")), "this is worker w, not v"),
+        (frame(0, Hello(frames.VERSION, "v")), "does not know this worker by its name"),
         (frame(0, End(1)), "did not send a Hello"),
         (frame(0), "did not send a Hello"),
         (frame(1, Hello(frames.VERSION, "w")), "frame 0 was lost"),

@@ -14,6 +14,7 @@ import msgspec
 
 from baton.errors import HandoffFailed
 from baton.listener import Admission, Listener, num_connections
+from baton.strangers import strangers
 from workers.kv.memory import Memory, host_view
 from workers.kv.transceiver import Ticket
 from workers.kv.wire import Ask, Connection, Fetched, Grant, Refused, Stands, notice_dead_host
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 _SECRET_BYTES = 16
 _ASK_LIMIT_S = 5.0
 _MAX_SESSIONS = 256
+_PLACE = "the KV socket"
 _GONE = "the KV is no longer offered: it was pulled or withdrawn, or it expired"
 
 Lend = Callable[[Connection, Memory, int], AbstractAsyncContextManager[None]]
@@ -140,7 +142,7 @@ class Source:
                 notice_dead_host(sock, idle_s=15, every_s=5, num_probes=3)
                 connection = Connection(sock)
                 async with asyncio.timeout(_ASK_LIMIT_S):
-                    ask: Ask | None = await connection.receive(Ask)
+                    ask = await _first_ask(connection)
                 while ask is not None and await self._answer(connection, ask):
                     self._sessions.wait(sock)
                     ask = await _next_ask(connection)
@@ -171,7 +173,10 @@ class Source:
     def _granted(self, ask: Ask) -> tuple[_Offer, Lend]:
         """The offer that was asked for, and how to serve it. Raises HandoffFailed."""
         offer = self._offers.get(ask.offer_id)
-        if offer is None or not hmac.compare_digest(offer.secret, ask.secret) or offer.moved.done():
+        is_known = offer is not None and hmac.compare_digest(offer.secret, ask.secret)
+        if offer is not None and not is_known:
+            strangers.note(_PLACE)
+        if offer is None or not is_known or offer.moved.done():
             raise HandoffFailed(_GONE)
         num_offered = offer.payload.num_bytes
         if not 1 <= ask.num_bytes <= num_offered:
@@ -186,6 +191,17 @@ class Source:
 async def _stream(connection: Connection, payload: Memory, num_bytes: int) -> AsyncIterator[None]:
     await connection.send_between(Grant(), host_view(payload)[-num_bytes:], Stands())
     yield
+
+
+async def _first_ask(connection: Connection) -> Ask | None:
+    """The first message must be an Ask. Raises OSError."""
+    try:
+        return await connection.receive(Ask)
+    except ConnectionResetError:
+        raise
+    except ConnectionError:
+        strangers.note(_PLACE)
+        raise
 
 
 async def _next_ask(connection: Connection) -> Ask | None:
