@@ -14,7 +14,7 @@ from tests.chaos.kinds import INJECTORS, possible_on
 from tests.chaos.load import asks, expected_of
 from tests.chaos.run import episode, scene_on
 from tests.chaos.scene import PLANES, Scene
-from tests.chaos.schedule import faults
+from tests.chaos.schedule import faults, overlapping
 from tests.chaos.scorecard import Episode, printed, write
 
 _SIZES = {"mocker": (300, 900), "embedded": (60, 100)}
@@ -50,7 +50,8 @@ def _episodes(scene: Scene, flags: argparse.Namespace, seed: int, end_s: float) 
         _say(f"{scene.plane}: not possible here: {', '.join(sorted(left_out))}")
     expected = expected_of(scene.stack.url, asks(seed, *_SIZES[scene.engine]))
     most = flags.faults and flags.skip + flags.faults
-    for number, fault in islice(enumerate(faults(seed, kinds)), flags.skip, most):
+    source = overlapping if flags.overlap else faults
+    for number, fault in islice(enumerate(source(seed, kinds)), flags.skip, most):
         if time.monotonic() > end_s:
             return
         yield (done := episode(scene, fault, expected, seed=seed, number=number, num_streams=flags.streams))
@@ -72,6 +73,7 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--kinds", nargs="+", choices=INJECTORS, help="only these")
     parser.add_argument("--skip", type=int, default=0, help="faults at the beginning to leave out")
     parser.add_argument("--faults", type=int, help="at most so many for each seed and plane")
+    parser.add_argument("--overlap", action="store_true", help="two faults at a time")
     parser.add_argument("--streams", type=int, default=8, help="concurrent streams")
     parser.add_argument("--out", type=Path, default=Path(".run/chaos.json"))
     return parser.parse_args()

@@ -59,15 +59,27 @@ _EVERYWHERE = (
 _MOCKER = (Kind(name="hang_engine", targets=_EACH, gap_s=23.5),)
 _CLOCK = (Kind(name="jump_clock", targets=(("forwards",), ("backwards",)), hold_s=(0.5, 4.0)),)
 _NETWORK = (
-    Kind(name="cut", targets=_EACH, hold_s=(0.5, 6.0)),
-    Kind(name="cut_pair", targets=tuple((prefill, *DECODES) for prefill in PREFILLS), hold_s=(0.5, 6.0)),
-    Kind(name="lose_packets", targets=(("network",),), hold_s=(1.0, 4.0), gap_s=5.0),
-    Kind(name="repeat_packets", targets=(("network",),), hold_s=(1.0, 4.0)),
-    Kind(name="corrupt_packets", targets=(("network",),), hold_s=(1.0, 4.0), gap_s=5.0),
+    Kind(name="cut", targets=_EACH, hold_s=(0.5, 6.0), is_of_network=True),
+    Kind(
+        name="cut_pair",
+        targets=tuple((prefill, *DECODES) for prefill in PREFILLS),
+        hold_s=(0.5, 6.0),
+        is_of_network=True,
+    ),
+    Kind(name="lose_packets", targets=(("network",),), hold_s=(1.0, 4.0), gap_s=5.0, is_of_network=True),
+    Kind(name="repeat_packets", targets=(("network",),), hold_s=(1.0, 4.0), is_of_network=True),
+    Kind(name="corrupt_packets", targets=(("network",),), hold_s=(1.0, 4.0), gap_s=5.0, is_of_network=True),
 )
 _SOME_BROKERS = (("nats",), ("etcd",), ("nats", "etcd"))
 _BROKERS = tuple(
-    Kind(name=name, targets=_SOME_BROKERS, hold_s=(0.5, 20.0), gap_s=6.0, blocks=True)
+    Kind(
+        name=name,
+        targets=_SOME_BROKERS,
+        hold_s=(0.5, 20.0),
+        gap_s=6.0,
+        blocks=True,
+        is_of_network=name == "cut_broker",
+    )
     for name in ("kill_broker", "freeze_broker", "cut_broker")
 )
 

@@ -1,6 +1,7 @@
 """One fault after another on a scene, each with its own streams from before its beginning until recovery."""
 
 import contextlib
+import dataclasses
 import subprocess
 import time
 from collections.abc import Iterator
@@ -68,7 +69,7 @@ def _happened(scene: Scene, fault: Fault, load: Load) -> tuple[str, str]:
     load.wait_running()
     time.sleep(fault.pause_s)  # the schedule's moment
     try:
-        return _injected(INJECTORS[fault.kind](scene, fault.targets), fault.hold_s), ""
+        return _injected(scene, fault), ""
     except (NotEffectiveError, AssertionError) as error:
         return "", f"{type(error).__name__}: {error}"
 
@@ -81,10 +82,35 @@ def _has_recovered(scene: Scene) -> bool:
     return True
 
 
-def _injected(injector: Injector, hold_s: float) -> str:
-    try:
-        injector.begin()
-        time.sleep(hold_s)  # the schedule's duration
-        return injector.proof()
-    finally:
-        injector.end()
+def _injected(scene: Scene, fault: Fault) -> str:
+    """Carry a fault out, and the one that it overlaps with; returns their proofs."""
+    began_s, proofs = time.monotonic(), []
+    plan = [_Injected(INJECTORS[fault.kind](scene, fault.targets), 0.0, fault.hold_s)]
+    if (other := fault.other) is not None:
+        begin_s = min(other.pause_s, fault.hold_s)
+        plan.append(_Injected(INJECTORS[other.kind](scene, other.targets), begin_s, begin_s + other.hold_s))
+    with contextlib.ExitStack() as repairs:
+        for each in plan:
+            time.sleep(max(0.0, began_s + each.begin_s - time.monotonic()))  # the schedule's moment
+            repairs.callback(each.repair)
+            each.injector.begin()
+        for each in sorted(plan, key=lambda each: each.end_s):
+            time.sleep(max(0.0, began_s + each.end_s - time.monotonic()))  # the schedule's duration
+            proofs.append(each.injector.proof())
+            each.repair()
+    return "; ".join(proofs)
+
+
+@dataclasses.dataclass
+class _Injected:
+    """When it begins and ends, after the first one began."""
+
+    injector: Injector
+    begin_s: float
+    end_s: float
+    is_over: bool = False
+
+    def repair(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self.injector.end()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 Targets = tuple[str, ...]
@@ -12,7 +13,8 @@ Targets = tuple[str, ...]
 class Kind:
     """A kind of fault: the targets to choose from, and how long it lasts, in seconds. `may_lose`: the
     architecture lets it end streams; those that go on must be exact all the same. `gap_s`: how long streams
-    may pause, on an idle machine; beyond the fault's own duration if it `blocks` them.
+    may pause, on an idle machine; beyond the fault's own duration if it `blocks` them. `is_of_network`: it
+    changes what the network does.
     """
 
     name: str
@@ -21,11 +23,14 @@ class Kind:
     may_lose: bool = False
     gap_s: float = 3.5
     blocks: bool = False
+    is_of_network: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One fault: it begins `pause_s` after all streams run, and lasts `hold_s`."""
+    """One fault: it begins `pause_s` after all streams run, and lasts `hold_s`. `other` begins its own
+    `pause_s` later, if that is not after the end.
+    """
 
     kind: str
     targets: Targets
@@ -33,9 +38,16 @@ class Fault:
     hold_s: float
     may_lose: bool
     gap_s: float
+    other: "Fault | None" = None
 
     def __str__(self) -> str:
-        return f"{self.kind} {'+'.join(self.targets)} for {self.hold_s:.1f} s"
+        also = f" and {self.other}" if self.other else ""
+        return f"{self.kind} {'+'.join(self.targets)} for {self.hold_s:.1f} s{also}"
+
+    @property
+    def row(self) -> str:
+        """The kinds."""
+        return " and ".join(sorted([self.kind, *([self.other.kind] if self.other else [])]))
 
 
 def faults(seed: int, kinds: Sequence[Kind]) -> Iterator[Fault]:
@@ -53,3 +65,28 @@ def faults(seed: int, kinds: Sequence[Kind]) -> Iterator[Fault]:
                 may_lose=kind.may_lose,
                 gap_s=kind.gap_s + kind.blocks * hold_s,
             )
+
+
+def overlapping(seed: int, kinds: Sequence[Kind]) -> Iterator[Fault]:
+    """Two of them at a time, on different processes; never two of the network's."""
+    of_network = {kind.name for kind in kinds if kind.is_of_network}
+    waiting: deque[Fault] = deque()
+    for fault in faults(seed, kinds):
+        apart = (
+            other
+            for other in waiting
+            if not set(fault.targets) & set(other.targets)
+            and not {fault.kind, other.kind} <= of_network
+            and fault.kind != other.kind
+        )
+        first = next(apart, None)
+        if first is None:
+            waiting.append(fault)
+            continue
+        waiting.remove(first)
+        yield dataclasses.replace(
+            first,
+            other=fault,
+            may_lose=first.may_lose or fault.may_lose,
+            gap_s=first.gap_s + fault.gap_s,
+        )

@@ -58,7 +58,7 @@ class Episode:
     @property
     def row(self) -> str:
         """The row of the table in which it counts."""
-        return f"{self.plane} {self.fault.kind}"
+        return f"{self.plane} {self.fault.row}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

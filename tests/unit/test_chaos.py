@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.chaos.load import Ask, Outcome, answered
-from tests.chaos.schedule import Fault, Kind, faults
+from tests.chaos.schedule import Fault, Kind, faults, overlapping
 from tests.chaos.scorecard import Episode, printed, scores
 from tests.waiting import scaled
 
@@ -124,3 +124,23 @@ def test_a_seed_gives_the_same_faults_again_and_each_kind_once_a_round() -> None
     assert first == again != other
     assert sorted(fault.kind for fault in first) == sorted("xxyyzz")
     assert sorted(fault.kind for fault in first[:3]) == ["x", "y", "z"]
+
+
+def test_overlapping_faults_follow_from_the_seed_and_harm_different_processes() -> None:
+    wires = Kind(name="cut", targets=(("a",), ("c",)), is_of_network=True)
+    loss = Kind(name="loss", targets=(("network",),), is_of_network=True, may_lose=True, gap_s=5.0)
+    kinds = (*KINDS, wires, loss)
+
+    pairs = list(islice(overlapping(7, kinds), 60))
+
+    assert pairs == list(islice(overlapping(7, kinds), 60))
+    assert pairs != list(islice(overlapping(8, kinds), 60))
+    for first in pairs:
+        second = first.other
+        assert second is not None
+        assert not set(first.targets) & set(second.targets)
+        assert first.kind != second.kind
+        assert {first.kind, second.kind} != {"cut", "loss"}
+        assert first.may_lose == ("loss" in {first.kind, second.kind})
+        assert first.gap_s == (8.5 if first.may_lose else 7.0)
+    assert {pair.row for pair in pairs} >= {"loss and x", "cut and y", "x and z"}
