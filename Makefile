@@ -74,7 +74,8 @@ MINUTES ?= 10
 chaos: dev servers ## kill, freeze and cut a running stack off, at random (MINUTES=10 SEED=... OVERLAP=1); as root, networks too
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(OVERLAP),--overlap)
 
-fuzz: dev ## fuzz the Harmony parser: 10 million token streams, 1 million hypothesis examples (hours)
+fuzz: dev ## fuzz the planes (1 million messages) and the Harmony parser (10 million token streams; hours)
+	$(BIN)/python -m tests.fuzz_planes --messages 1000000
 	$(BIN)/python -m tests.fuzz_harmony --streams 10000000
 	BATON_FUZZ_EXAMPLES=1000000 $(BIN)/python -m pytest --timeout 0 tests/unit/test_harmony_properties.py
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from baton.messages import WorkerInfo
+from baton.messages import UNDECODABLE, WorkerInfo
 from baton.strangers import strangers
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def decode_worker(value: bytes, source: str) -> WorkerInfo | None:
         return None
     try:
         return msgspec.json.decode(value, type=WorkerInfo)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         log.warning("registration=skipped source=%r error=%s", source, error)
         strangers.note("the registry")
         return None

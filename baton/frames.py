@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from baton.errors import BatonError, EngineFailure, ErrorInfo, InvalidRequest
-from baton.messages import Reply, Request
+from baton.messages import UNDECODABLE, Reply, Request
 
 VERSION = 2
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -191,7 +191,7 @@ class FrameReader(Generic[T]):
         """Decode the next frame. Raises LinkBroken."""
         try:
             number, envelopes = self._decoder.decode(frame)
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise LinkBroken(f"version {VERSION} cannot decode its frame: {error}") from None
         if number < self._number:
             return []  # on a shared medium, anyone may send again what was sent before

@@ -97,6 +97,9 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     num_moved_bytes: int | None = None
 
 
+UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not the message that was expected."""
+
 FinishReason = Literal["stop", "length"]
 TokenId = Annotated[int, msgspec.Meta(ge=0)]
 

@@ -224,7 +224,7 @@ async def _connect(connection: _Connection, host: str, port: int) -> None:
             await loop.create_connection(lambda: connection, host, port)
     except TimeoutError:
         connection.link.lose(f"{host}:{port} did not accept the connection within {CONNECT_TIMEOUT_S} s")
-    except OSError as error:
+    except (OSError, ValueError, OverflowError) as error:  # no host may have such a name
         connection.link.lose(f"cannot connect to {host}:{port}: {error}")
 
 

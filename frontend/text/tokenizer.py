@@ -11,6 +11,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from baton.errors import InvalidRequest
+from baton.messages import UNDECODABLE
 from frontend.text.pieces import PIECE_CHARS, pieces
 from frontend.text.specials import Segment, SpecialToken
 from frontend.text.vocabulary import Vocabulary
@@ -73,7 +74,7 @@ class ModelTokenizer:
             parts = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
             added = msgspec.json.decode(parts["added_tokens"], type=list[_AddedToken])
             vocab = msgspec.json.decode(parts["model"], type=_Model).vocab
-        except (msgspec.DecodeError, KeyError) as error:
+        except (*UNDECODABLE, KeyError) as error:
             raise ValueError(f"{path} is not a file of the `tokenizers` library: {error}") from error
         parts["added_tokens"] = msgspec.Raw(b"[]")
         try:
@@ -211,7 +212,7 @@ def _num_outputs(folder: Path) -> int:
     """`vocab_size` of the model's config.json, which is padded; 0 if there is none."""
     try:
         return msgspec.json.decode((folder / "config.json").read_bytes(), type=_Config).vocab_size
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNDECODABLE):
         return 0
 
 

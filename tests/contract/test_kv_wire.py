@@ -70,7 +70,7 @@ def test_a_refusal_keeps_its_reason() -> None:
         after_receiving(encoded(Refused("not today")), word(Grant))
 
 
-@pytest.mark.parametrize("body", [b"\xc1", b"\x80", b"", b"\x91\xa3ask"])
+@pytest.mark.parametrize("body", [b"\xc1", b"\x80", b"", b"\x91\xa3ask", b"\x91\xa3\xff\xff\xff"])
 def test_an_invalid_message_is_a_connection_error(body: bytes) -> None:
     with pytest.raises(ConnectionError, match="not a message"):
         after_receiving(len(body).to_bytes(4, "little") + body, word(Ask))

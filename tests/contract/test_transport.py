@@ -293,7 +293,7 @@ def test_a_worker_that_its_caller_gives_up_is_told_and_can_be_called_again(plane
 
 
 @pytest.mark.parametrize(
-    "address", ["", "http://127.0.0.1:80/", "tcp://127.0.0.1:x/w", "tcp://h", "nats://x"]
+    "address", ["", "http://127.0.0.1:80/", "tcp://127.0.0.1:x/w", "tcp://h", "nats://x", "tcp://a..b:1/w"]
 )
 def test_an_address_of_another_plane_is_a_lost_worker(plane: Plane, address: str) -> None:
     async def scenario(caller: Transport, _: Transport) -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from baton import frames
@@ -44,6 +44,7 @@ def test_a_length_at_the_limit_is_waited_for() -> None:
     assert frames.MAX_FRAME_BYTES == 16 << 20
 
 
+@example(b"\x92\x00\x91\x93\x00\x02\xa1\xff")  # not UTF-8
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_frame_break_the_link_and_nothing_else(noise: bytes) -> None:
     with pytest.raises(LinkBroken):

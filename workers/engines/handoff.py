@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from baton.errors import HandoffFailed
-from baton.messages import GenerateRequest, KvHandoff, TokenChunk
+from baton.messages import UNDECODABLE, GenerateRequest, KvHandoff, TokenChunk
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="engine-1"):
@@ -69,7 +69,7 @@ class Handoffs:
         source = handoff.worker_id
         try:
             envelope = _DECODER.decode(handoff.engine_state)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise HandoffFailed(f"the handoff of worker {source} is not {self._engine}'s: {error}") from error
         if envelope.engine != self._engine:
             raise HandoffFailed(

@@ -213,7 +213,7 @@ class MockerEngine:
         """Pulls the KV that is not cached; returns (tokens that prefill had cached, bytes pulled)."""
         try:
             offered = msgspec.msgpack.decode(handoff.engine_state, type=_Offered)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, ValueError) as error:
             raise HandoffFailed("The handoff was not written by a mocker.") from error
         prompt = request.token_ids[: -1 if handoff.first_chunk else None]
         expected = _kv(prompt[self._num_held(request) :])

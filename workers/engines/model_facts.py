@@ -5,6 +5,8 @@ from typing import TypeVar
 
 import msgspec
 
+from baton.messages import UNDECODABLE
+
 T = TypeVar("T")
 
 NO_TOKEN = -1  # in TensorRT-LLM's spelling
@@ -86,7 +88,7 @@ def _decode(path: Path, kind: type[T], default: T | None = None) -> T:
         return default
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise ValueError(f"{path}: {error}") from error
 
 

@@ -40,8 +40,10 @@ class Connections:
             notice_dead_host(sock, idle_s=1, every_s=1, num_probes=2)
             await asyncio.get_running_loop().sock_connect(sock, place)
             return Connection(sock)
-        except BaseException:  # re-raised after its descriptor is released
+        except BaseException as error:  # re-raised after its descriptor is released
             sock.close()
+            if isinstance(error, ValueError | OverflowError):
+                raise OSError(f"{place} is no address: {error}") from error
             raise
 
     def keep(self, place: Place, connection: Connection) -> None:

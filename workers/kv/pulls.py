@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from baton.errors import HandoffFailed, HandoffStalled
+from baton.messages import UNDECODABLE
 from workers.kv.connections import Connections, Place
 from workers.kv.memory import Memory, host_view
 from workers.kv.source import Peer
@@ -44,7 +45,7 @@ class Pulls:
                 await task
         except TimeoutError:
             raise HandoffFailed(f"the KV did not arrive within {deadline_s:g} s") from None
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *UNDECODABLE) as error:
             raise HandoffFailed(f"the source of the KV was lost: {error}") from error
         except asyncio.CancelledError:
             caller = asyncio.current_task()

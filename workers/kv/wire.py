@@ -24,6 +24,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from baton.errors import HandoffFailed
+from baton.messages import UNDECODABLE
 from workers.kv.stall import Stall
 
 _LENGTH = struct.Struct("<I")
@@ -117,7 +118,7 @@ class Connection:
         self._start = begin + num_bytes
         try:
             word = _decoder.decode(memoryview(self._buffer)[begin : self._start])
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise ConnectionError(f"not a message of this protocol: {error}") from error
         if isinstance(word, Refused):
             raise HandoffFailed(word.reason)

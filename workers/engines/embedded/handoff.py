@@ -3,7 +3,7 @@
 import msgspec
 
 from baton.errors import HandoffFailed
-from baton.messages import KvHandoff, KvLayout, TokenLogprob
+from baton.messages import UNDECODABLE, KvHandoff, KvLayout, TokenLogprob
 from workers.kv.transceiver import Ticket
 
 
@@ -37,7 +37,7 @@ def unpack(handoff: KvHandoff, *, version: str, layout: KvLayout) -> HandoffStat
     """
     try:
         state = _DECODER.decode(handoff.engine_state)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNDECODABLE as error:
         raise HandoffFailed(
             f"the handoff of worker {handoff.worker_id} is not the embedded engine's: {error}"
         ) from error

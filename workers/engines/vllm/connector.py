@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPull
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG, NixlHandshakePayload
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 
+from baton.messages import UNDECODABLE
 from workers.engines.vllm.handoff import NUM_TOKENS
 from workers.engines.vllm.peer_memory import Exported, PeerMemory, PeerMemoryError, export
 
@@ -218,6 +219,6 @@ def offered_memory(host: str, port: int, rank: int) -> Exported | None:
         socket.send(msgspec.msgpack.encode((GET_META_MSG, rank)))
         try:
             return msgspec.msgpack.decode(socket.recv(), type=PeerHandshake).memory
-        except (zmq.ZMQError, msgspec.DecodeError) as error:
+        except (zmq.ZMQError, *UNDECODABLE) as error:
             log.warning("KV of %s:%d moves over NIXL: %s", host, port, error)
             return None
