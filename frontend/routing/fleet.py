@@ -149,17 +149,17 @@ class Fleet:
         """The body of /health; healthy if at least one model can be served."""
         ready, live = set(self.models()), self._live()
         known = {w.worker_id for w in self._workers}
-        suspects = self._suspects.among(self._workers)
+        excluded = self._suspects.among(self._workers)
         missing = [] if ready else [f"{w.model}: decode" for w in self._workers] or ["prefill", "decode"]
         return Health(
             status="healthy" if ready else "unhealthy",
             endpoints=sorted({w.endpoint for w in live}),
             instances=[_instance(w) for w in live],
             missing=sorted(set(missing)),
-            warming=[w.worker_id for w in self._workers if not w.is_ready] + suspects["greeted"],
-            lost=suspects["lost"],
-            stuck=suspects["stuck"],
-            refused=suspects["refused"],
+            warming=[w.worker_id for w in self._workers if not w.is_ready] + excluded.greeted,
+            lost=excluded.lost,
+            stuck=excluded.stuck,
+            refused=excluded.refused,
             cold_pairs=[f"{w.worker_id} with {p}" for w in self._workers for p in w.cold_peers if p in known],
             refused_pairs=refused_pairs(self._workers),
             cut_pairs=self._cut.names(),
@@ -215,7 +215,7 @@ class Fleet:
     async def _follow(self) -> None:
         async with aclosing(self._discovery.watch()) as snapshots:
             async for workers in snapshots:
-                self._greet(workers)
+                self._take_over(workers)
                 self._note_change()
                 for worker in workers:
                     await self._load_tokenizer(worker)
@@ -236,8 +236,8 @@ class Fleet:
         except (OSError, ValueError) as error:
             log.warning("no tokenizer model=%s folder=%s error=%s", worker.model, folder, error)
 
-    def _greet(self, workers: tuple[WorkerInfo, ...]) -> None:
-        """Take over what is registered."""
+    def _take_over(self, workers: tuple[WorkerInfo, ...]) -> None:
+        """Know these workers, and greet the new ones."""
         before = {w.incarnation: w for w in self._workers if w.is_ready}
         after = {w.incarnation: w for w in workers if w.is_ready}
         for incarnation in after.keys() - before.keys():

@@ -4,6 +4,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
+import msgspec
+
 from baton.messages import WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -12,6 +14,15 @@ PROBE_EVERY_S = 0.5
 
 Answers = Callable[[WorkerInfo], Awaitable[bool]]
 """Whether the worker answers a probe, soon."""
+
+
+class Excluded(msgspec.Struct, kw_only=True):
+    """Worker ids by why they get no requests; of refused ones, the whole reason."""
+
+    greeted: list[str] = []
+    lost: list[str] = []
+    stuck: list[str] = []
+    refused: list[str] = []
 
 
 class Suspects:
@@ -72,17 +83,17 @@ class Suspects:
         if probes:
             await asyncio.wait(probes, timeout=limit_s)
 
-    def among(self, workers: Iterable[WorkerInfo]) -> dict[str, list[str]]:
-        """The worker ids that are `greeted`, `lost` and `stuck`, and the reasons of those `refused`."""
-        found: dict[str, list[str]] = {"greeted": [], "lost": [], "stuck": []}
+    def among(self, workers: Iterable[WorkerInfo]) -> "Excluded":
+        """Those of the workers that get no requests."""
+        found = Excluded(refused=list(self._refused.values()))
         for worker in workers:
             if worker.incarnation in self._greeted:
-                found["greeted"].append(worker.worker_id)
+                found.greeted.append(worker.worker_id)
             elif worker.incarnation in self._stuck:
-                found["stuck"].append(worker.worker_id)
+                found.stuck.append(worker.worker_id)
             elif worker.incarnation in self._probes:
-                found["lost"].append(worker.worker_id)
-        return found | {"refused": list(self._refused.values())}
+                found.lost.append(worker.worker_id)
+        return found
 
     def tasks(self) -> list[asyncio.Task[None]]:
         """The running probes."""
