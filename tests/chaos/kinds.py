@@ -56,7 +56,9 @@ _EVERYWHERE = (
     Kind(name="kill_frontend", targets=_FRONTEND, may_lose=True),
     Kind(name="fill_disk", targets=_FRONTEND, hold_s=(0.5, 3.0)),
 )
-_MOCKER = (Kind(name="hang_engine", targets=_EACH, gap_s=23.5),)
+_MOCKER = (
+    Kind(name="hang_engine", targets=_EACH, gap_s=23.5, witnesses=("frontend", "nats", "etcd", "network")),
+)
 _CLOCK = (Kind(name="jump_clock", targets=(("forwards",), ("backwards",)), hold_s=(0.5, 4.0)),)
 _NETWORK = (
     Kind(name="cut", targets=_EACH, hold_s=(0.5, 6.0), is_of_network=True),

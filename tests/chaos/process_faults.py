@@ -117,7 +117,7 @@ class HangEngine:
             file.touch()
 
     def proof(self) -> str:
-        wait_for(lambda: set(self._ids) <= set(self._scene.stack.health()["stuck"]))
+        wait_for(lambda: set(self._ids) <= set(self._scene.stack.health().get("stuck", [])))
         return "stuck in /health, although it sends heartbeats"
 
     def end(self) -> None:

@@ -14,7 +14,7 @@ class Kind:
     """A kind of fault: the targets to choose from, and how long it lasts, in seconds. `may_lose`: the
     architecture lets it end streams; those that go on must be exact all the same. `gap_s`: how long streams
     may pause, on an idle machine; beyond the fault's own duration if it `blocks` them. `is_of_network`: it
-    changes what the network does.
+    changes what the network does. `witnesses` must be well for its proof.
     """
 
     name: str
@@ -24,6 +24,7 @@ class Kind:
     gap_s: float = 3.5
     blocks: bool = False
     is_of_network: bool = False
+    witnesses: Targets = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,12 +71,14 @@ def faults(seed: int, kinds: Sequence[Kind]) -> Iterator[Fault]:
 def overlapping(seed: int, kinds: Sequence[Kind]) -> Iterator[Fault]:
     """Two of them at a time, on different processes; never two of the network's."""
     of_network = {kind.name for kind in kinds if kind.is_of_network}
+    involved = {kind.name: set(kind.witnesses) for kind in kinds}
     waiting: deque[Fault] = deque()
     for fault in faults(seed, kinds):
         apart = (
             other
             for other in waiting
-            if not set(fault.targets) & set(other.targets)
+            if not involved[fault.kind].union(fault.targets) & set(other.targets)
+            and not involved[other.kind] & set(fault.targets)
             and not {fault.kind, other.kind} <= of_network
             and fault.kind != other.kind
         )
