@@ -14,6 +14,7 @@ from tests.chaos.schedule import Kind, Targets
 _EACH = tuple((name,) for name in WORKERS)
 _BOTH_ROLES = tuple(product(PREFILLS, DECODES))
 _FRONTEND = (("frontend",),)
+_OTHERS = ("frontend", "nats", "etcd")
 
 INJECTORS: dict[str, Callable[[Scene, Targets], Injector]] = {
     "kill": Kill,
@@ -50,16 +51,16 @@ _EVERYWHERE = (
     Kind(name="freeze_frontend", targets=_FRONTEND, hold_s=(0.5, 20.0), blocks=True),
     Kind(name="slow", targets=_EACH, hold_s=(1.0, 5.0)),
     Kind(name="drain", targets=(*_EACH, PREFILLS, DECODES), gap_s=_START_S),
-    Kind(name="roll", targets=(WORKERS,)),
-    Kind(name="take_over", targets=_FRONTEND),
-    Kind(name="lose_lease", targets=_EACH, hold_s=(0.0, 1.0)),
+    Kind(name="roll", targets=(WORKERS,), witnesses=_OTHERS),
+    Kind(name="take_over", targets=_FRONTEND, witnesses=_OTHERS),
+    Kind(name="lose_lease", targets=_EACH, hold_s=(0.0, 1.0), witnesses=("etcd",)),
     Kind(name="kill_frontend", targets=_FRONTEND, may_lose=True),
     Kind(name="fill_disk", targets=_FRONTEND, hold_s=(0.5, 3.0)),
 )
-_MOCKER = (
-    Kind(name="hang_engine", targets=_EACH, gap_s=23.5, witnesses=("frontend", "nats", "etcd", "network")),
+_MOCKER = (Kind(name="hang_engine", targets=_EACH, gap_s=23.5, witnesses=(*_OTHERS, "network")),)
+_CLOCK = (
+    Kind(name="jump_clock", targets=(("forwards",), ("backwards",)), hold_s=(0.5, 4.0), witnesses=_OTHERS),
 )
-_CLOCK = (Kind(name="jump_clock", targets=(("forwards",), ("backwards",)), hold_s=(0.5, 4.0)),)
 _NETWORK = (
     Kind(name="cut", targets=_EACH, hold_s=(0.5, 6.0), is_of_network=True),
     Kind(
