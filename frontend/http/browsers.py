@@ -72,15 +72,14 @@ async def _allow(origin: bytes, asked: bytes, send: Send) -> None:
 
 
 def _readable(origin: bytes, send: Send) -> Send:
-    added = [
-        (b"access-control-allow-origin", origin),
-        (b"access-control-expose-headers", b"x-request-id, x-baton-ignored, retry-after"),
-        (b"vary", b"origin"),
-    ]
+    added = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
 
     async def forward(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], *added]}
+            headers = [*message["headers"]]
+            ours = {name for name, _ in headers if name.startswith(b"x-")} | {b"retry-after"}
+            headers.append((b"access-control-expose-headers", b", ".join(sorted(ours))))
+            message = {**message, "headers": headers + added}
         await send(message)
 
     return forward
