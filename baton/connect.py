@@ -7,6 +7,7 @@ from typing import Literal
 
 from baton.discovery import Discovery
 from baton.flags import flag, without_secrets
+from baton.nats_login import nats_options
 from baton.registry_folder import default_registry, make_private
 from baton.streams import LIVENESS_S, TICK_S
 from baton.transport import Transport
@@ -67,7 +68,7 @@ class Wires:
         if self._plane() == "nats":
             from baton.nats import NatsTransport
 
-            return NatsTransport(self.nats_server, liveness_s=self.liveness_s)
+            return NatsTransport(self.nats_server, liveness_s=self.liveness_s, **nats_options())
         from baton.tcp import TcpTransport
 
         return TcpTransport(host=self.host, liveness_s=self.liveness_s)
@@ -83,9 +84,13 @@ class Wires:
         return f"the registry {self._registry_folder()}"
 
     def check(self) -> None:
-        """Raise UnsafeFolder, with advice in its message, if the file registry is not safe."""
+        """Raise UnsafeFolder, with advice in its message, if the file registry is not safe, and LoginError if
+        the one to NATS is not complete.
+        """
         if self._registry() == "file":
             make_private(self._registry_folder())
+        if self._plane() == "nats":
+            nats_options()
 
     def __str__(self) -> str:
         return f"discovery={self._registry()} plane={self._plane()}"

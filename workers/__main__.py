@@ -4,6 +4,7 @@ import logging
 import sys
 
 from baton.flags import parse
+from baton.nats_login import LoginError
 from baton.process import Shutdown, leave_start_uncollected, run
 from baton.registry_folder import UnsafeFolder
 from baton.telemetry import configure_logging
@@ -28,7 +29,7 @@ def main(argv: list[str]) -> int:
             settings.wires.check()
             complete = with_engine(parsed)
             engine, lines = build_engine(complete, identity)
-        except (SettingsError, UnsafeFolder) as error:
+        except (SettingsError, UnsafeFolder, LoginError) as error:
             sys.stderr.write(f"error: {error}\n")
             return 2
         log.info("settings %s", " ".join(complete.lines()))

@@ -11,6 +11,7 @@ import msgspec
 
 from baton.connect import HTTP_HOST, HTTP_PORT, Wires
 from baton.flags import flag, parse
+from baton.nats_login import LoginError
 from baton.registry_folder import UnsafeFolder
 from operations.doctor import (
     check_environment,
@@ -119,7 +120,7 @@ def asked_for(settings: DoctorSettings, visible_devices: str | None) -> Iterator
 def _registry_problem(wires: Wires) -> str | None:
     try:
         wires.check()
-    except UnsafeFolder as problem:
+    except (UnsafeFolder, LoginError) as problem:
         return str(problem)
     return None
 

@@ -20,6 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from baton.flags import without_secrets
+from baton.nats_login import nats_options
 from operations.doctor.facts import Service
 
 _TIMEOUT_S = 3.0
@@ -167,10 +168,15 @@ def _greet(url: str, parts: SplitResult, connection: socket.socket) -> Service:
 
 
 def _login(parts: SplitResult) -> dict[str, str]:
-    """Credentials as nats-py reads them from the URL: a user without password is a token."""
+    """Credentials as nats-py reads them from the URL: a user without password is a token. Else those of the
+    environment.
+    """
     if parts.password is not None:
         return {"user": unquote(parts.username or ""), "pass": unquote(parts.password)}
-    return {"auth_token": unquote(parts.username)} if parts.username else {}
+    if parts.username:
+        return {"auth_token": unquote(parts.username)}
+    names = {"user": "user", "password": "pass", "token": "auth_token"}
+    return {names[name]: value for name, value in nats_options().items() if name in names}
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -1,0 +1,122 @@
+"""NATS with TLS, clients' certificates and logins, from Dynamo's environment variables."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from baton.connect import Wires
+from baton.errors import BrokerLost
+from baton.nats_login import LoginError, nats_options
+from tests.certificates import Authority
+from tests.conftest import LaunchServer, ServerProcess
+from tests.planes import a_request, count_up, tokens
+from tests.waiting import PATIENCE_S
+
+SetUp = Callable[[LaunchServer, Path, pytest.MonkeyPatch], ServerProcess]
+
+
+def certificates(launch: LaunchServer, folder: Path, patch: pytest.MonkeyPatch) -> ServerProcess:
+    """The server wants clients' certificates."""
+    authority = Authority(folder)
+    cert, key = authority.sign("server")
+    tls = ["--tlsverify", f"--tlscert={cert}", f"--tlskey={key}", f"--tlscacert={authority.ca}"]
+    own = authority.sign("client")
+    patch.setenv("NATS_AUTH_CA", str(authority.ca))
+    patch.setenv("NATS_AUTH_CLIENT_CERT", str(own.cert))
+    patch.setenv("NATS_AUTH_CLIENT_KEY", str(own.key))
+    return launch(*tls)
+
+
+def password(launch: LaunchServer, folder: Path, patch: pytest.MonkeyPatch) -> ServerProcess:
+    patch.setenv("NATS_AUTH_USERNAME", "u")
+    patch.setenv("NATS_AUTH_PASSWORD", "p:w")
+    return launch("--user", "u", "--pass", "p:w")
+
+
+def token(launch: LaunchServer, folder: Path, patch: pytest.MonkeyPatch) -> ServerProcess:
+    patch.setenv("NATS_AUTH_TOKEN", "sesame")
+    return launch("--auth", "sesame")
+
+
+def wires(server: ServerProcess) -> Wires:
+    return Wires(request_plane="nats", nats_server=server.url)
+
+
+@pytest.mark.parametrize("set_up", [certificates, password, token])
+def test_the_environments_login_is_used_also_when_the_server_returns(
+    set_up: SetUp, launch_nats: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = set_up(launch_nats, tmp_path, monkeypatch)
+
+    async def main() -> None:
+        wires(server).check()
+        worker, caller = wires(server).transport(), wires(server).transport()
+        async with asyncio.timeout(PATIENCE_S), worker.serve("w", count_up) as address:
+            assert await tokens(caller.call(address, a_request(2))) == [0, 1]
+            server.kill()
+            with pytest.raises(BrokerLost):
+                await tokens(caller.call(address, a_request(2)))
+            server.start()
+            await caller.reachable()
+            await worker.reachable()
+            assert await tokens(caller.call(address, a_request(2))) == [0, 1]
+        await caller.close()
+        await worker.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("set_up", [certificates, password, token])
+def test_without_the_login_there_is_no_server(
+    set_up: SetUp, launch_nats: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as own:
+        server = set_up(launch_nats, tmp_path, own)
+
+    async def main() -> None:
+        stranger = wires(server).transport()
+        with pytest.raises(ConnectionError):
+            async with asyncio.timeout(PATIENCE_S), stranger.serve("w", count_up):
+                pass
+        await stranger.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"NATS_AUTH_USERNAME": "u"}, "NATS_AUTH_USERNAME and NATS_AUTH_PASSWORD: set both"),
+        ({"NATS_AUTH_PASSWORD": "p"}, "NATS_AUTH_USERNAME and NATS_AUTH_PASSWORD: set both"),
+        ({"NATS_AUTH_CA": "/none"}, "NATS_AUTH_CA=/none: No such file"),
+        ({"NATS_AUTH_CLIENT_CERT": "/x"}, "NATS_AUTH_CLIENT_CERT and NATS_AUTH_CLIENT_KEY: set both"),
+        (
+            {"NATS_AUTH_CLIENT_CERT": "/x", "NATS_AUTH_CLIENT_KEY": "/y"},
+            "NATS_AUTH_CLIENT_CERT: needs NATS_AUTH_CA",
+        ),
+    ],
+)
+def test_what_is_missing_is_said_at_the_start(
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LoginError, match=message):
+        Wires(request_plane="nats").check()
+    Wires(request_plane="tcp", discovery_backend="etcd").check()
+
+
+def test_a_key_that_does_not_fit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority(tmp_path)
+    cert, other = authority.sign("one"), authority.sign("two")
+    monkeypatch.setenv("NATS_AUTH_CA", str(authority.ca))
+    monkeypatch.setenv("NATS_AUTH_CLIENT_CERT", str(cert.cert))
+    monkeypatch.setenv("NATS_AUTH_CLIENT_KEY", str(other.key))
+    with pytest.raises(LoginError, match="NATS_AUTH_CLIENT_CERT="):
+        nats_options()
+    authority.encrypt(cert.key)
+    monkeypatch.setenv("NATS_AUTH_CLIENT_KEY", str(cert.key))
+    with pytest.raises(LoginError, match="NATS_AUTH_CLIENT_CERT="):
+        nats_options()
