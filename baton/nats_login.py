@@ -28,7 +28,7 @@ def nats_options() -> dict[str, Any]:
 
 def _context() -> ssl.SSLContext | None:
     """Trusts only the authority in NATS_AUTH_CA; None without one."""
-    ca, cert, key = (os.environ.get(name) for name in (CA, CERT, KEY))
+    ca, cert, key = (os.environ.get(name) or None for name in (CA, CERT, KEY))
     if (cert is None) != (key is None):
         raise LoginError(f"{CERT} and {KEY}: set both")
     if not ca:
