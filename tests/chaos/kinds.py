@@ -55,7 +55,7 @@ _EVERYWHERE = (
     Kind(name="take_over", targets=_FRONTEND, witnesses=_OTHERS),
     Kind(name="lose_lease", targets=_EACH, hold_s=(0.0, 1.0), witnesses=("etcd",)),
     Kind(name="kill_frontend", targets=_FRONTEND, may_lose=True),
-    Kind(name="fill_disk", targets=_FRONTEND, hold_s=(0.5, 3.0)),
+    Kind(name="fill_disk", targets=_FRONTEND, hold_s=(0.5, 3.0), witnesses=("nats", "etcd")),
 )
 _MOCKER = (Kind(name="hang_engine", targets=_EACH, gap_s=23.5, witnesses=(*_OTHERS, "network")),)
 _CLOCK = (
