@@ -57,7 +57,10 @@ _EVERYWHERE = (
     Kind(name="kill_frontend", targets=_FRONTEND, may_lose=True),
     Kind(name="fill_disk", targets=_FRONTEND, hold_s=(0.5, 3.0), witnesses=("nats", "etcd")),
 )
-_MOCKER = (Kind(name="hang_engine", targets=_EACH, gap_s=23.5, witnesses=(*_OTHERS, "network")),)
+_HANG_S = (20.0, 20.0)  # as long as it takes to find out, so that another fault is over before
+_MOCKER = (
+    Kind(name="hang_engine", targets=_EACH, hold_s=_HANG_S, gap_s=23.5, witnesses=(*_OTHERS, "network")),
+)
 _CLOCK = (
     Kind(name="jump_clock", targets=(("forwards",), ("backwards",)), hold_s=(0.5, 4.0), witnesses=_OTHERS),
 )
