@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import time
 from pathlib import Path
 
 SCHEMA_VERSION = 1
@@ -10,6 +11,7 @@ MEMORY = ":memory:"
 # Another process may hold the file for so long: at the start, and later, when requests wait.
 _OPEN_BUSY_S = 5.0
 _BUSY_S = 0.2
+_OPEN_AGAIN_S = 0.02
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, previous_id TEXT, status TEXT NOT NULL, is_background INTEGER NOT NULL,
@@ -31,14 +33,27 @@ def connect(path: str) -> sqlite3.Connection:
         Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Conversations are private; SQLite gives its other files the same mode.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    db = sqlite3.connect(path, timeout=_OPEN_BUSY_S)
+    give_up_s = time.monotonic() + _OPEN_BUSY_S
+    while True:
+        db = sqlite3.connect(path, timeout=_OPEN_BUSY_S)
+        try:
+            return _set_up(db)
+        except sqlite3.Error as error:
+            db.close()
+            is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_busy or time.monotonic() > give_up_s:
+                raise
+            # SQLite does not wait for another process that turns a new file's log on, too.
+            time.sleep(_OPEN_AGAIN_S)
+
+
+def _set_up(db: sqlite3.Connection) -> sqlite3.Connection:
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
     db.execute("PRAGMA foreign_keys = ON")
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version not in {0, SCHEMA_VERSION}:
-        db.close()
         raise sqlite3.DatabaseError(f"its schema has version {version}; this server needs {SCHEMA_VERSION}")
     db.executescript(_SCHEMA)
     _add_key_name(db)

@@ -3,12 +3,15 @@
 import asyncio
 import os
 import sqlite3
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from frontend.responses.database import connect
 from frontend.responses.store import (
     MAX_CHAIN,
     MAX_CHAIN_BYTES,
@@ -18,7 +21,7 @@ from frontend.responses.store import (
 )
 from frontend.responses.unwritten import MAX_UNWRITTEN_BYTES, Entry, Unwritten
 from tests.stored_responses import response, rows
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 async def kept(store: ResponseStore, *names: str) -> list[str]:
@@ -232,6 +235,20 @@ def test_a_file_that_another_process_writes_to_is_waited_for(tmp_path: Path) -> 
         await store.close()
 
     asyncio.run(scenario())
+
+
+def test_processes_that_create_the_file_together_all_open_it(tmp_path: Path) -> None:
+    # About one of 40 was refused; threads are as good, since SQLite locks connections.
+    together = threading.Barrier(4)
+
+    def opened(path: Path) -> None:
+        together.wait(PATIENCE_S)
+        connect(str(path)).close()
+
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(100):
+            path = tmp_path / f"{number}.sqlite3"
+            assert list(pool.map(opened, [path] * 4)) == [None] * 4
 
 
 def test_a_path_in_the_home_folder_is_found_there() -> None:

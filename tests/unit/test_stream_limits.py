@@ -149,6 +149,7 @@ def test_both_sides_send_a_heartbeat_each_tick() -> None:
         wire = Sent()
         CallerLink(wire, "w", pace)
         caller = RawCaller(Service("w", count_up, pace))
+        caller.say(Hello(frames.VERSION, "w"))
         await asyncio.sleep(3.5)
         sent = [each for one in wire.frames for each in frames.FROM_CALLER.decode(one)[1]]
         assert sent[1:] == [Beat()] * 3

@@ -23,6 +23,7 @@ from baton.messages import (
     WorkerStats,
 )
 from baton.process import Shutdown
+from baton.strangers import strangers
 from tests import waiting
 from tests.clock import run_jumping
 from tests.generators import none_abandoned
@@ -149,7 +150,8 @@ def test_each_role_runs_its_half_and_both_tell_their_figures() -> None:
         prefill, decode = Worker(ScriptedEngine(), Role.PREFILL), Worker(ScriptedEngine(), Role.DECODE)
         assert isinstance(await anext(prefill.answer(REQUEST)), KvHandoff)
         assert isinstance(await anext(decode.answer(REQUEST)), TokenChunk)
-        assert [reply async for reply in decode.answer(StatsRequest())] == [WorkerStats(num_running=7)]
+        told = WorkerStats(num_running=7, num_strange_messages=strangers.num_messages)
+        assert [reply async for reply in decode.answer(StatsRequest())] == [told]
 
     asyncio.run(main())
 
