@@ -13,8 +13,8 @@ class LoginError(ValueError):
 
 
 def nats_options() -> dict[str, Any]:
-    """nats-py's options from the environment; credentials in the URL count before these. Raises LoginError
-    with the variable's name.
+    """nats-py's options from the environment; they count before those in the URL. Raises LoginError with the
+    variable's name.
     """
     options: dict[str, Any] = {
         name: os.environ[variable] for name, variable in _LOGIN.items() if os.environ.get(variable)

@@ -137,6 +137,7 @@ def main() -> None:
         "hardware": gpus()[: servers.NUM_GPUS],
         "versions": {name: version(name) for name in ("torch", "vllm", "nixl-cu13")},
     }
+    os.environ["LOCAL_PREFILL_TOKENS"] = "0"  # every prompt is handed over
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_dummy_model(Path(scratch) / f"gpt-oss-{options.size}", options.size)
         plugin = random_weights.install(Path(scratch) / "plugin")
@@ -144,7 +145,6 @@ def main() -> None:
         for override, way in itertools.product(options.engines.split(";"), options.ways.split(",")):
             engine = ENGINE | json.loads(override)
             engines = dict.fromkeys(("PREFILL_FLAGS", "DECODE_FLAGS", "FLAGS"), engine)
-            os.environ["LOCAL_PREFILL_TOKENS"] = "0"  # every prompt is handed over
             run: dict[str, Any] = {"way": way, "engine": json.loads(override), "rows": []}
             results["runs"].append(run)
             arguments = [] if way == "apart" else ["--agg"]

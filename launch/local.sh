@@ -3,7 +3,8 @@
 #   launch/local.sh             file registry and TCP; nothing else to install
 #   launch/local.sh --cluster   etcd and NATS: those of ETCD_ENDPOINTS and NATS_SERVER, else started from the PATH
 # Environment variables: HTTP_HOST HTTP_PORT PREFILL_WORKERS DECODE_WORKERS MODEL_PATH SERVED_MODEL_NAME ENGINE
-# PREFILL_ENGINE_ARGS DECODE_ENGINE_ARGS ROUTER_MODE LOCAL_PREFILL_TOKENS START_TIMEOUT_S.
+# PREFILL_ENGINE_ARGS DECODE_ENGINE_ARGS ROUTER_MODE LOCAL_PREFILL_TOKENS
+# LOCAL_PREFILL_AFTER_S START_TIMEOUT_S.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -66,7 +67,8 @@ else
 fi
 
 start frontend "$PYTHON" -m frontend --http-host "$HTTP_HOST" --http-port "$HTTP_PORT" \
-    ${ROUTER_MODE:+--router-mode "$ROUTER_MODE"} ${LOCAL_PREFILL_TOKENS:+--local-prefill-tokens "$LOCAL_PREFILL_TOKENS"}
+    ${ROUTER_MODE:+--router-mode "$ROUTER_MODE"} ${LOCAL_PREFILL_TOKENS:+--local-prefill-tokens "$LOCAL_PREFILL_TOKENS"} \
+    ${LOCAL_PREFILL_AFTER_S:+--local-prefill-after-s "$LOCAL_PREFILL_AFTER_S"}
 worker=("$PYTHON" -m workers --engine "$ENGINE" --model-path "$MODEL_PATH" --served-model-name "$SERVED_MODEL_NAME")
 for ((i = 0; i < PREFILL_WORKERS; i++)); do
     start "prefill-$i" "${worker[@]}" --disaggregation-mode prefill --extra-engine-args "$PREFILL_ENGINE_ARGS"

@@ -43,7 +43,7 @@ class Mutations:
         self._chance = random.Random(seed)
 
     def of(self, message: bytes) -> bytes:
-        """With up to four changes; one in eight has none."""
+        """With up to four changes; one in sixteen has none."""
         changed = bytearray(message)
         for _ in range(self._chance.randrange(8) // 2 + (self._chance.random() < 0.75)):
             at = self._chance.randrange(len(changed) + 1)

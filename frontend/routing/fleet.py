@@ -56,7 +56,7 @@ class Fleet:
         self._request_timeout_s = request_timeout_s
         self._workers: tuple[WorkerInfo, ...] = ()
         self._tokenizers: dict[str, ModelTokenizer] = {}
-        self._suspects = Suspects(self._answers, self._works, self._is_registered, self._note_change)
+        self._suspects = Suspects(self._answers, self._works, self._has_address, self._note_change)
         self._cut = CutPairs(transport, self._is_registered)
         self._no_progress_s = no_progress_s
         self._watchdog = Watchdog(self._is_stuck, self._give_up, no_progress_s)
@@ -176,6 +176,10 @@ class Fleet:
     def _is_registered(self, worker: WorkerInfo) -> bool:
         return worker in self._workers
 
+    def _has_address(self, worker: WorkerInfo) -> bool:
+        """Whether it is registered, perhaps with other facts than before."""
+        return any(other.address == worker.address for other in self._workers)
+
     def _can_pair(self, prefill: WorkerInfo, decode: WorkerInfo) -> bool:
         return why_not_paired(prefill, decode) is None and not self._cut.has(prefill, decode)
 
@@ -215,7 +219,7 @@ class Fleet:
     async def _follow(self) -> None:
         async with aclosing(self._discovery.watch()) as snapshots:
             async for workers in snapshots:
-                self._take_over(workers)
+                self._update(workers)
                 self._note_change()
                 for worker in workers:
                     await self._load_tokenizer(worker)
@@ -236,22 +240,22 @@ class Fleet:
         except (OSError, ValueError) as error:
             log.warning("no tokenizer model=%s folder=%s error=%s", worker.model, folder, error)
 
-    def _take_over(self, workers: tuple[WorkerInfo, ...]) -> None:
+    def _update(self, workers: tuple[WorkerInfo, ...]) -> None:
         """Know these workers, and greet the new ones."""
-        before = {w.incarnation: w for w in self._workers if w.is_ready}
-        after = {w.incarnation: w for w in workers if w.is_ready}
-        for incarnation in after.keys() - before.keys():
-            worker = after[incarnation]
+        before = {w.address: w for w in self._workers if w.is_ready}
+        after = {w.address: w for w in workers if w.is_ready}
+        for address in after.keys() - before.keys():
+            worker = after[address]
             log.info(
                 "joined worker=%s role=%s kv=%s", worker.worker_id, worker.role.value, worker.kv_transfer
             )
             if worker.kv_timeout_s is not None and worker.kv_timeout_s >= self._request_timeout_s:
                 log.warning(_TOO_SHORT, self._request_timeout_s, worker.kv_timeout_s, worker.worker_id)
-        for incarnation in before.keys() - after.keys():
-            log.info("left worker=%s", before[incarnation].worker_id)
+        for address in before.keys() - after.keys():
+            log.info("left worker=%s", before[address].worker_id)
         self._workers = workers
-        for incarnation in after.keys() - before.keys():
-            self._suspects.greet(after[incarnation])
+        for address in after.keys() - before.keys():
+            self._suspects.greet(after[address])
         self._suspects.forget(workers)
 
 

@@ -26,8 +26,8 @@ class Excluded(msgspec.Struct, kw_only=True):
 
 
 class Suspects:
-    """Workers by incarnation. A new one is `greeted`: it must answer once. A `lost` one must answer again; a
-    `stuck` one `works` again, too. A `refused` one sent what no genuine worker sends.
+    """Workers by address, which is new with each start. A new one is `greeted`: it must answer once. A `lost`
+    one must answer again; a `stuck` one `works` again, too. A `refused` one sent what no genuine worker does.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Suspects:
 
     def has(self, worker: WorkerInfo) -> bool:
         """Whether it gets no requests."""
-        return worker.incarnation in self._probes or worker.incarnation in self._refused
+        return worker.address in self._probes or worker.address in self._refused
 
     def greet(self, worker: WorkerInfo) -> None:
         """Exclude a worker that has just registered until it answers: its address may be anything."""
-        if worker.incarnation not in self._probes:
-            self._greeted.add(worker.incarnation)
+        if worker.address not in self._probes:
+            self._greeted.add(worker.address)
             self._start(worker)
 
     def add(self, worker: WorkerInfo, *, is_stuck: bool = False) -> None:
@@ -61,25 +61,25 @@ class Suspects:
         keeps it.
         """
         if is_stuck:
-            self._stuck.add(worker.incarnation)
-        if worker.incarnation not in self._probes:
+            self._stuck.add(worker.address)
+        if worker.address not in self._probes:
             self._note_lost(worker)
             self._start(worker)
 
     def refuse(self, worker: WorkerInfo, reason: str) -> None:
         """Exclude a worker for as long as it is registered; /health has the reason."""
-        if worker.incarnation not in self._refused:
+        if worker.address not in self._refused:
             log.error("refused worker=%s: %s", worker.worker_id, reason)
-            self._refused[worker.incarnation] = f"{worker.worker_id}: {reason}"
+            self._refused[worker.address] = f"{worker.worker_id}: {reason}"
 
     def forget(self, registered: Iterable[WorkerInfo]) -> None:
         """Drop what is known of refused workers that are not registered any more."""
-        live = {worker.incarnation for worker in registered}
+        live = {worker.address for worker in registered}
         self._refused = {key: reason for key, reason in self._refused.items() if key in live}
 
     async def greetings(self, limit_s: float) -> None:
         """Wait until those that were greeted have answered, at most so long."""
-        probes = [self._probes[incarnation] for incarnation in self._greeted]
+        probes = [self._probes[address] for address in self._greeted]
         if probes:
             await asyncio.wait(probes, timeout=limit_s)
 
@@ -87,11 +87,11 @@ class Suspects:
         """Those of the workers that get no requests."""
         found = Excluded(refused=list(self._refused.values()))
         for worker in workers:
-            if worker.incarnation in self._greeted:
+            if worker.address in self._greeted:
                 found.greeted.append(worker.worker_id)
-            elif worker.incarnation in self._stuck:
+            elif worker.address in self._stuck:
                 found.stuck.append(worker.worker_id)
-            elif worker.incarnation in self._probes:
+            elif worker.address in self._probes:
                 found.lost.append(worker.worker_id)
         return found
 
@@ -100,26 +100,26 @@ class Suspects:
         return list(self._probes.values())
 
     def _start(self, worker: WorkerInfo) -> None:
-        self._probes[worker.incarnation] = asyncio.create_task(self._probe(worker))
+        self._probes[worker.address] = asyncio.create_task(self._probe(worker))
 
     def _note_lost(self, worker: WorkerInfo) -> None:
-        log.warning("lost worker=%s stuck=%s", worker.worker_id, worker.incarnation in self._stuck)
+        log.warning("lost worker=%s stuck=%s", worker.worker_id, worker.address in self._stuck)
 
     async def _probe(self, worker: WorkerInfo) -> None:
         """Probe until it answers or is no longer registered."""
         while self._is_registered(worker) and not await self._is_back(worker):
-            if worker.incarnation in self._greeted:
-                self._greeted.discard(worker.incarnation)
+            if worker.address in self._greeted:
+                self._greeted.discard(worker.address)
                 self._note_lost(worker)
             await asyncio.sleep(PROBE_EVERY_S)
-        was_lost = worker.incarnation not in self._greeted
+        was_lost = worker.address not in self._greeted
         for group in (self._greeted, self._stuck):
-            group.discard(worker.incarnation)
-        del self._probes[worker.incarnation]
+            group.discard(worker.address)
+        del self._probes[worker.address]
         self._on_change()
         if was_lost:
             log.info("probed worker=%s registered=%s", worker.worker_id, self._is_registered(worker))
 
     async def _is_back(self, worker: WorkerInfo) -> bool:
-        is_stuck = worker.incarnation in self._stuck
+        is_stuck = worker.address in self._stuck
         return await (self._works(worker) if is_stuck else self._answers(worker))

@@ -168,15 +168,13 @@ def _greet(url: str, parts: SplitResult, connection: socket.socket) -> Service:
 
 
 def _login(parts: SplitResult) -> dict[str, str]:
-    """Credentials as nats-py reads them from the URL: a user without password is a token. Else those of the
-    environment.
-    """
+    """Those of the environment, else as nats-py reads the URL: a user without password is a token."""
+    names = {"user": "user", "password": "pass", "token": "auth_token"}
+    if login := {names[name]: value for name, value in nats_options().items() if name in names}:
+        return login
     if parts.password is not None:
         return {"user": unquote(parts.username or ""), "pass": unquote(parts.password)}
-    if parts.username:
-        return {"auth_token": unquote(parts.username)}
-    names = {"user": "user", "password": "pass", "token": "auth_token"}
-    return {names[name]: value for name, value in nats_options().items() if name in names}
+    return {"auth_token": unquote(parts.username)} if parts.username else {}
 
 
 def _version(text: str) -> tuple[int, ...]:

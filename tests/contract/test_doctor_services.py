@@ -32,13 +32,20 @@ def test_nats_answers_with_latency_payload_and_version(launch_nats: LaunchServer
     assert service.version >= (2, 9)
 
 
-def test_nats_lets_in_who_has_the_password(launch_nats: LaunchServer) -> None:
+def test_nats_lets_in_who_has_the_password(
+    launch_nats: LaunchServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = launch_nats("--user", "u", "--pass", "p:w").url
     assert probe_nats(url).refusal == "Authorization Violation"
     assert probe_nats(url.replace("//", "//u:wrong@")).refusal == "Authorization Violation"
     service = probe_nats(url.replace("//", "//u:p%3Aw@"))
     assert (service.problem, service.refusal) == (None, None)
     assert service.url == url.replace("//", "//***@")  # it is printed
+    monkeypatch.setenv("NATS_AUTH_USERNAME", "u")
+    monkeypatch.setenv("NATS_AUTH_PASSWORD", "p:w")
+    assert probe_nats(url).refusal is None
+    assert probe_nats(url.replace("//", "//u:wrong@")).refusal is None  # as for nats-py
+    monkeypatch.undo()
     token = launch_nats("--auth", "sesame").url
     assert probe_nats(token.replace("//", "//sesame@")).refusal is None
 

@@ -40,11 +40,18 @@ def token(launch: LaunchServer, folder: Path, patch: pytest.MonkeyPatch) -> Serv
     return launch("--auth", "sesame")
 
 
+def over_the_url(launch: LaunchServer, folder: Path, patch: pytest.MonkeyPatch) -> ServerProcess:
+    """The URL has another password."""
+    server = password(launch, folder, patch)
+    server.url = server.url.replace("//", "//u:wrong@")
+    return server
+
+
 def wires(server: ServerProcess) -> Wires:
     return Wires(request_plane="nats", nats_server=server.url)
 
 
-@pytest.mark.parametrize("set_up", [certificates, password, token])
+@pytest.mark.parametrize("set_up", [certificates, password, token, over_the_url])
 def test_the_environments_login_is_used_also_when_the_server_returns(
     set_up: SetUp, launch_nats: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

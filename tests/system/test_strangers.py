@@ -58,7 +58,7 @@ def strangers(folder: Path) -> Iterator[None]:
     thread = threading.Thread(target=asyncio.run, args=[main()])
     thread.start()
     try:
-        assert ready.wait(PATIENCE_S)
+        assert ready.wait(2 * PATIENCE_S)
         yield
     finally:
         done.set()
@@ -68,7 +68,7 @@ def strangers(folder: Path) -> Iterator[None]:
 @asynccontextmanager
 async def registered(discovery: FilesDiscovery) -> AsyncIterator[None]:
     """Like the genuine ones, except for their names and addresses."""
-    async with aclosing(discovery.watch()) as snapshots:
+    async with asyncio.timeout(PATIENCE_S), aclosing(discovery.watch()) as snapshots:
         genuine = await anext(found async for found in snapshots if len({w.role for w in found}) == 2)
     of_role = {worker.role: worker for worker in genuine}
     async with AsyncExitStack() as exits:

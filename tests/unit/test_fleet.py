@@ -329,6 +329,21 @@ def test_a_worker_that_never_answered_gets_no_request_until_it_does(fault: str) 
     run_jumping(main())
 
 
+def test_a_silent_worker_that_registers_with_other_facts_gets_no_request() -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1"), worker("d2"))
+        registry.hung.update(("d1", "elsewhere"))
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            for changes in ({"context_length": 50}, {"address": "elsewhere"}):
+                registry.show(worker("d1", **changes), worker("d2"))
+                await asyncio.sleep(10)  # time for several probes
+                assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
+                assert fleet.health().lost == ["d1"]
+
+    run_jumping(main())
+
+
 def test_a_new_worker_is_warming_until_it_has_answered() -> None:
     async def main() -> None:
         registry = Registry(worker("d1"))

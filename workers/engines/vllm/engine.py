@@ -42,11 +42,12 @@ class VllmEngine:
 
     Limitations of vLLM:
 
-    * vLLM's sampling has no positions. Where that shows (`is_continued_exactly`), decode samples the first
-      token again from the transferred KV; prefill's only shows whether the answer ends with it.
+    * The sampling of vLLM's default runner has no positions. Where that shows (`is_continued_exactly`),
+      decode samples the first token again from the transferred KV; prefill's only shows whether the answer
+      ends with it.
     * vLLM does not report to this process when a handoff's KV has moved. `prefill` ends when it is closed,
       which the frontend does at decode's first chunk, or with HandoffFailed at the end of the lease.
-    * A resumed answer continues exactly only if it is greedy: sampling is not positional.
+    * A resumed answer continues exactly only if it is greedy, or the second runner samples it.
     """
 
     def __init__(
