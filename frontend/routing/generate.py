@@ -74,8 +74,7 @@ class Generator:
     ) -> AsyncGenerator[TokenChunk, None]:
         """The answer's chunks. If the workers are full, it waits for the caller's turn; then `on_taken` is
         called. If a worker is lost, another one prefills the prompt and the tokens so far, and the stream
-        continues without repeated or missing tokens. If none is live, or the plane's broker is away, it
-        waits.
+        continues without repeated or missing tokens. If none is live, or the broker is away, it waits.
 
         Raises a BatonError: NoWorkers, Overloaded, DeadlineExceeded, WorkerLost, ...
         """
@@ -98,7 +97,8 @@ class Generator:
                         on_start()
                         chunk, rest = started
                         while isinstance(chunk, TokenChunk):
-                            self._check(chunk.token_ids, progress)
+                            if chunk.token_ids and max(chunk.token_ids) >= progress.num_ids:
+                                self._refuse(chunk.token_ids, progress)
                             progress.token_ids += chunk.token_ids
                             if chunk.usage is not None:
                                 self._metrics.note_usage(chunk.usage)
@@ -110,12 +110,11 @@ class Generator:
                     except BatonError as error:
                         self._note_failure(error, progress)
 
-    def _check(self, token_ids: tuple[int, ...], progress: Progress) -> None:
-        """Use a worker no more that sends tokens which the model does not have. Raises WorkerLost then."""
-        if token_ids and max(token_ids) >= progress.num_ids:
-            unknown = f"it sent the token id {max(token_ids)}, which {progress.request.model} does not have"
-            self._fleet.refuse(progress.asked[-1], unknown)
-            raise WorkerLost(f"A worker is not what it says: {unknown}.")
+    def _refuse(self, token_ids: tuple[int, ...], progress: Progress) -> None:
+        """Use the worker no more that sent these, which the model does not have. Raises WorkerLost."""
+        unknown = f"it sent the token id {max(token_ids)}, which {progress.request.model} does not have"
+        self._fleet.refuse(progress.asked[-1], unknown)
+        raise WorkerLost(f"A worker is not what it says: {unknown}.")
 
     def _note_failure(self, error: BatonError, progress: Progress) -> None:
         """Record a failed attempt. Raises the error if the request cannot be retried."""
@@ -195,7 +194,8 @@ class Generator:
         if not isinstance(first, KvHandoff):
             raise HandoffFailed(f"Prefill worker {prefill.worker_id} did not send a handoff.")
         prefilled = Prefilled(request, first, pinned, prefilling, decode)
-        self._check(prefilled.token_ids, progress)
+        if max(prefilled.token_ids) >= progress.num_ids:
+            self._refuse(prefilled.token_ids, progress)
         return prefilled
 
     async def _hand_over(self, progress: Progress, prefilled: Prefilled, calls: AsyncExitStack) -> _Stream:
