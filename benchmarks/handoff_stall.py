@@ -30,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import vllm_aiperf as servers
-from benchmarks.agent_turns import ENGINE, VOCABULARY, ask, quantile_ms
+from benchmarks.agent_turns import ENGINE, VOCABULARY, ask, quantile_ms, request
 from tests.gpu import random_weights
 from tests.gpu.dummy_model import write_dummy_model
 from tests.gpu.vllm_scene import gpus
@@ -44,23 +44,25 @@ TOKENS_PER_S = 300  # more than a stream generates, so that none ends early
 PAUSE_S = 0.3
 
 
-def new_tokens(num_tokens: int) -> list[int]:
-    """A prompt that no cache holds."""
-    return [random.randrange(*VOCABULARY) for _ in range(num_tokens)]
+def new_request(num_tokens: int, num_answer: int) -> bytes:
+    """With a prompt that no cache holds."""
+    return request([random.randrange(*VOCABULARY) for _ in range(num_tokens)], num_answer)
 
 
 async def gaps(url: str, num_tokens: int, seconds: float) -> dict[str, Any]:
     """The gaps of the running answers while prompts of `num_tokens` are handed over; 0: none are."""
-    prompts = [new_tokens(num_tokens) for _ in range(1 + int(seconds / PAUSE_S))]  # not while it measures
+    requests = [
+        new_request(num_tokens, 2) for _ in range(1 + int(seconds / PAUSE_S))
+    ]  # not while it measures
     streams: list[list[float]] = [[] for _ in range(NUM_STREAMS)]
     num_answer = int(TOKENS_PER_S * (seconds + 2))
-    running = [asyncio.create_task(ask(url, new_tokens(500), num_answer, times)) for times in streams]
+    running = [asyncio.create_task(ask(url, new_request(500, num_answer), times)) for times in streams]
     while not all(len(times) > 100 for times in streams):  # noqa: ASYNC110  simple, and not measured
         await asyncio.sleep(0.1)
     began, ttfts = time.perf_counter(), []
     while time.perf_counter() - began < seconds:
         if num_tokens:
-            ttfts.append((await ask(url, prompts.pop(), 2))["ttft"])
+            ttfts.append((await ask(url, requests.pop()))["ttft"])
         await asyncio.sleep(PAUSE_S)
     ended = time.perf_counter()
     if any(task.done() for task in running):
@@ -90,7 +92,7 @@ def figures(of_streams: list[list[float]], ttfts: list[float]) -> dict[str, Any]
 
 async def alone(url: str, num_tokens: int) -> dict[str, Any]:
     """The first token's time of a prompt beside which nothing runs."""
-    ttfts = [(await ask(url, new_tokens(num_tokens), 2))["ttft"] for _ in range(NUM_ALONE)]
+    ttfts = [(await ask(url, new_request(num_tokens, 2)))["ttft"] for _ in range(NUM_ALONE)]
     return {"alone_tokens": num_tokens, "ttft_p50_ms": quantile_ms(ttfts, 0.5)}
 
 
@@ -110,7 +112,7 @@ def spying(folder: Path, seconds: float) -> Iterator[None]:
 def measured(url: str, way: str, spy: Path | None, seconds: float) -> Iterator[dict[str, Any]]:
     """The rows of one way and set of engine arguments."""
     for num_tokens in ALONE:
-        asyncio.run(ask(url, new_tokens(num_tokens), 2))  # the connection is made with the first handoff
+        asyncio.run(ask(url, new_request(num_tokens, 2)))  # the connection is made with the first handoff
         yield asyncio.run(alone(url, num_tokens))
     if way != "apart":
         return

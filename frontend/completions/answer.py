@@ -1,6 +1,7 @@
 """A raw completion: from the body to the answer, streamed or whole."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 
@@ -85,8 +86,8 @@ def prompts_of(body: CompletionBody) -> list[str | list[int]]:
     prompts: list[str | list[int]] = []
     if isinstance(prompt, str):
         prompts = [prompt]
-    elif all(isinstance(item, int) for item in prompt):
-        prompts = [[item for item in prompt if isinstance(item, int)]]
+    elif set(map(type, prompt)) <= {int}:  # quick, as token ids may be many
+        prompts = [cast("list[int]", prompt)]
     else:
         prompts = [item for item in prompt if not isinstance(item, int)]
         if len(prompts) != len(prompt):
