@@ -108,7 +108,7 @@ async def ask(url: str, sent: bytes, times: list[float] | None = None) -> dict[s
         while line := await reader.readline():
             if line.startswith(b"data: {"):
                 times.append(time.perf_counter())
-                if b'"error"' in line:
+                if line.startswith(b'data: {"error"'):
                     raise RuntimeError(line[:300])
     finally:
         writer.close()

@@ -51,18 +51,18 @@ def new_request(num_tokens: int, num_answer: int) -> bytes:
 
 async def gaps(url: str, num_tokens: int, seconds: float) -> dict[str, Any]:
     """The gaps of the running answers while prompts of `num_tokens` are handed over; 0: none are."""
-    requests = [
-        new_request(num_tokens, 2) for _ in range(1 + int(seconds / PAUSE_S))
-    ]  # not while it measures
+    num_handoffs = 1 + int(seconds / PAUSE_S)
+    requests = [new_request(num_tokens, 2) for _ in range(num_handoffs)]  # not while it measures
     streams: list[list[float]] = [[] for _ in range(NUM_STREAMS)]
     num_answer = int(TOKENS_PER_S * (seconds + 2))
     running = [asyncio.create_task(ask(url, new_request(500, num_answer), times)) for times in streams]
     while not all(len(times) > 100 for times in streams):  # noqa: ASYNC110  simple, and not measured
         await asyncio.sleep(0.1)
-    began, ttfts = time.perf_counter(), []
+    began, handoffs = time.perf_counter(), list[tuple[float, float]]()
     while time.perf_counter() - began < seconds:
         if num_tokens:
-            ttfts.append((await ask(url, requests.pop()))["ttft"])
+            sent = time.perf_counter()
+            handoffs.append((sent, (await ask(url, requests.pop()))["ttft"]))
         await asyncio.sleep(PAUSE_S)
     ended = time.perf_counter()
     if any(task.done() for task in running):
@@ -71,7 +71,24 @@ async def gaps(url: str, num_tokens: int, seconds: float) -> dict[str, Any]:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
     of_streams = [[b - a for a, b in itertools.pairwise(times) if began < b < ended] for times in streams]
-    return {"handed_over_tokens": num_tokens, **figures(of_streams, ttfts)}
+    return {
+        "handed_over_tokens": num_tokens,
+        **figures(of_streams, [ttft for _, ttft in handoffs]),
+        "longest_of_each": [longest_beside(streams[0], *handoff) for handoff in handoffs],
+    }
+
+
+def longest_beside(times: list[float], sent: float, ttft: float) -> list[dict[str, float]]:
+    """A stream's three longest gaps during a handoff: when they ended, before or after its first token."""
+    beside = [(b - a, b) for a, b in itertools.pairwise(times) if sent < b < sent + ttft + PAUSE_S]
+    return [
+        {
+            "gap_ms": round(1e3 * gap, 1),
+            "sent_ms": round(1e3 * (end - sent)),
+            "first_token_ms": round(1e3 * (end - sent - ttft)),
+        }
+        for gap, end in sorted(beside, reverse=True)[:3]
+    ]
 
 
 def figures(of_streams: list[list[float]], ttfts: list[float]) -> dict[str, Any]:

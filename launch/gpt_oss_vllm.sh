@@ -17,9 +17,9 @@ done
 
 configs=engine_configs/vllm/gpt-oss-$size
 ENGINE=${ENGINE:-vllm}
-# Turns of a conversation go where their KV is; short ones join decode while prefill is busy. Measured: benchmarks/results/agent_turns_20b.json.
+# Turns of a conversation go where their KV is; decode prefills some while prefill is busy. Measured: benchmarks/results/agent_turns_20b.json.
 ROUTER_MODE=${ROUTER_MODE:-prefix}
-[[ -n $agg ]] || LOCAL_PREFILL_TOKENS=${LOCAL_PREFILL_TOKENS:-2048} LOCAL_PREFILL_AFTER_S=${LOCAL_PREFILL_AFTER_S:-0.1}
+[[ -n $agg ]] || LOCAL_PREFILL_TOKENS=${LOCAL_PREFILL_TOKENS:-8192} LOCAL_PREFILL_AFTER_S=${LOCAL_PREFILL_AFTER_S:-0.3}
 SERVED_MODEL_NAME=${SERVED_MODEL_NAME:-openai/gpt-oss-$size}
 NUM_PREFILL=${NUM_PREFILL:-1}
 NUM_DECODE=${NUM_DECODE:-1}

@@ -253,7 +253,7 @@ def test_what_vllm_refuses_is_the_clients_fault(checkpoint: Path) -> None:
 def test_a_dead_core_ends_every_request_and_takes_no_other(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DOUBLE_VLLM_DIES_AFTER", "30")
+    monkeypatch.setenv("DOUBLE_VLLM_DIES_AFTER", "60")
 
     async def main() -> None:
         async with started(checkpoint, "agg") as engine:

@@ -212,7 +212,18 @@ def test_a_handshake_tells_nixls_readers_and_ours() -> None:
 
 
 def test_memory_that_cannot_be_shared_is_not_offered() -> None:
-    assert Decode().xfer_handshake_metadata == PeerHandshake("hash", b"metadata", None)
+    decode = Decode()
+    assert decode.xfer_handshake_metadata == PeerHandshake("hash", b"metadata", None)
+    assert decode.regions.copies == []
+
+
+def test_the_kernel_is_compiled_before_memory_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Exported("here", 1, [b"h"], [])
+    monkeypatch.setattr("workers.engines.vllm.connector.export", lambda _: memory)
+    decode = Decode()
+    assert decode.xfer_handshake_metadata == PeerHandshake("hash", b"metadata", memory)
+    assert [(copy.to_blocks, copy.from_blocks) for copy in decode.regions.copies] == [([0], [0])]
+    assert decode.regions.waited
 
 
 @pytest.mark.parametrize(

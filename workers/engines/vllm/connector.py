@@ -84,16 +84,23 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """NIXL's, and offer the memory to workers of this host."""
         super().register_kv_caches(kv_caches)
-        memory = None
+        memory, own = None, self.kv_caches_base_addr[self.engine_id][self.tp_rank]
         try:
-            memory = export(self.kv_caches_base_addr[self.engine_id][self.tp_rank])
-        except PeerMemoryError as error:
+            memory = export(own)
+            self._compile(own)
+        except (PeerMemoryError, ValueError) as error:
             log.warning("KV moves over NIXL, since its memory cannot be shared: %s", error)
         self.xfer_handshake_metadata: NixlHandshakePayload = PeerHandshake(
             self.xfer_handshake_metadata.compatibility_hash,
             self.xfer_handshake_metadata.agent_metadata_bytes,
             memory,
         )
+
+    def _compile(self, own: list[int]) -> None:
+        """Compile the kernel before the first read, with the first block onto itself. Raises ValueError."""
+        regions = self._regions(own, own, self.block_len_per_layer)
+        regions.copy([0], [0])
+        regions.wait()
 
     def _nixl_handshake(
         self, host: str, port: int, remote_tp_size: int, expected_engine_id: str

@@ -20,7 +20,7 @@ from workers.engines.vllm.calls import Call, Calls
 from workers.engines.vllm.chunker import Chunker
 from workers.engines.vllm.figures import Figures
 from workers.engines.vllm.handoff import KEEP, NUM_TOKENS, num_blocks
-from workers.engines.vllm.kernels import warm_up_lengths
+from workers.engines.vllm.kernels import WARM_UP_LOGPROBS, warm_up_lengths
 from workers.engines.vllm.library import Library, Result
 from workers.engines.vllm.pins import Releases
 from workers.engines.vllm.sampling import is_continued_exactly, sampling_params
@@ -266,11 +266,14 @@ class VllmEngine:
 
     async def _warm_up(self, llm: Any) -> None:
         """Run the step sizes that compile new kernel variants, so that no client waits for them."""
-        params = self._lib.sampling_params(max_tokens=2, temperature=0.0, ignore_eos=True, detokenize=False)
         longest = min(llm.vllm_config.scheduler_config.max_num_batched_tokens, self._context_length - 2)
+        runs = [(length, None) for length in warm_up_lengths(longest)] + [(1, n) for n in WARM_UP_LOGPROBS]
         try:
             async with asyncio.timeout(_WARM_UP_S):
-                for number, length in enumerate(warm_up_lengths(longest)):
+                for number, (length, logprobs) in enumerate(runs):
+                    params = self._lib.sampling_params(
+                        max_tokens=2, temperature=0.0, ignore_eos=True, detokenize=False, logprobs=logprobs
+                    )
                     prompt = {"prompt_token_ids": [number] * length}  # no common prefix to cache
                     async for _ in llm.generate(prompt, params, f"warm-up-{number}"):
                         pass
