@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -14,6 +15,8 @@ from baton.listener import raise_descriptor_limit
 
 START_S = 60.0
 """How long a process waits at start for what it needs: brokers often start at the same time."""
+SWITCH_INTERVAL_S = 0.001
+"""How long a thread that reads a long body, say, keeps the event loop waiting; Python's default is 5 ms."""
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -68,6 +71,7 @@ def leave_start_uncollected() -> None:
 def run(main: Callable[[Shutdown], Coroutine[Any, Any, int]]) -> int:
     """Run `main` on uvloop with signal handling; returns its exit status, 1 after NotStarted."""
     raise_descriptor_limit()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     async def listening() -> int:
         shutdown = Shutdown()

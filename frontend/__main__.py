@@ -42,8 +42,6 @@ from frontend.routing.local_prefill import LocalPrefill
 from frontend.routing.names import parse_aliases
 from frontend.turn.thoughts import Thoughts
 
-SWITCH_INTERVAL_S = 0.001
-"""How long a thread that reads a long body keeps the event loop waiting; Python's default is 5 ms."""
 SYNC_TIMEOUT_S = 5.0
 """A process gets connections when it knows the workers, or after this time."""
 
@@ -161,7 +159,6 @@ async def serve(
     answering = siblings.answering(Shared(services.thoughts, services.metrics, responses.runs, quotas))
     async with fleet.keep_current() as following, answering, kept_current(credentials.rereadable):
         leave_start_uncollected()
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
         server.start(listener)
         scheme = "http" if credentials.tls is None else "https"
         log.info("listening address=%s://%s:%d", scheme, *listener.getsockname()[:2])

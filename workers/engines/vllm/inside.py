@@ -1,10 +1,13 @@
-"""Runs inside vLLM's processes (`worker_extension_cls`): releases pins, kills orphans, patches kernels."""
+"""Runs inside vLLM's processes (`worker_extension_cls`): releases pins, kills orphans, patches kernels, and
+lets steps go on while a thread reads a long prompt.
+"""
 
 import contextlib
 import importlib
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -14,6 +17,8 @@ from workers.engines.vllm.library import SIDE_CHANNEL_PORT, WORKER_PID
 
 # NIXL checks for notices once per step, and a prefill step may take a second.
 NOTICE_S = 2.0
+# Another thread hashes the blocks of new prompts; the default lets it keep a step waiting for 5 ms at a time.
+SWITCH_INTERVAL_S = 0.0005
 
 
 class KvPins:
@@ -74,5 +79,6 @@ if WORKER_PID in os.environ and os.environ[WORKER_PID] != str(os.getpid()):
         daemon=True,
         name="end-with-worker",
     ).start()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     pass_strides()
     reuse_compiled({SIDE_CHANNEL_PORT})
