@@ -17,6 +17,8 @@ import tempfile
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
+import uvloop
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from baton.messages import GenerateRequest, TokenChunk, Usage
@@ -94,6 +96,6 @@ def counted() -> dict[str, int]:
 if __name__ == "__main__":
     if sys.argv[1:] == ["--stream"]:
         gc.disable()
-        asyncio.run(stream())
+        uvloop.run(stream())
     else:
         print(json.dumps(counted(), indent=2))

@@ -13,7 +13,7 @@ import torch
 from baton.messages import Sampling
 from workers.engines.embedded.grammar_server import Next
 from workers.engines.embedded.matcher import Matcher
-from workers.engines.embedded.sampling import Draw, sample, uniform
+from workers.engines.embedded.sampling import Draw, key, sample
 
 VOCAB = 8
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0, -3.0])
@@ -54,12 +54,25 @@ def test_draws_follow_the_distribution(temperature: float) -> None:
 
 
 def test_a_token_depends_on_seed_choice_and_place_only() -> None:
-    numbers = {
-        uniform(seed, choice, index) for seed in range(5) for choice in range(5) for index in range(40)
-    }
-    assert len(numbers) == 5 * 5 * 40
-    assert all(0 <= number < 1 for number in numbers)
-    assert uniform(-1, 0, 3) == uniform(-1, 0, 3) != uniform(1, 0, 3)
+    keys = {key(seed, choice, index) for seed in range(5) for choice in range(5) for index in range(40)}
+    assert len(keys) == 5 * 5 * 40
+    assert all(-(2**63) <= number < 2**63 for number in keys)
+    assert key(-1, 0, 3) == key(-1, 0, 3) != key(1, 0, 3)
+
+
+def test_every_token_of_a_large_vocabulary_is_as_likely() -> None:
+    num, vocab = 20_000, 50
+    draws = [draw(seed=seed, temperature=1.0) for seed in range(num)]
+    drawn = [sampled.token_id for sampled in sample(torch.zeros(num, vocab), draws)]
+    assert_follows(np.bincount(drawn, minlength=vocab) / num, np.full(vocab, 1 / vocab))
+
+
+def test_rounding_errors_draw_the_same_tokens() -> None:
+    num, vocab, rng = 2_000, 1_000, torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(num, vocab, generator=rng)
+    draws = [draw(seed=seed, temperature=1.0) for seed in range(num)]
+    noisy = logits + 1e-5 * torch.randn(num, vocab, generator=rng)
+    assert [s.token_id for s in sample(logits, draws)] == [s.token_id for s in sample(noisy, draws)]
 
 
 def test_the_rest_of_the_batch_changes_nothing() -> None:

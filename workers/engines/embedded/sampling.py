@@ -1,4 +1,4 @@
-"""Positional sampling: token i of choice c uses the random number of (seed, c, i)."""
+"""Positional sampling: token i of choice c uses the random numbers of (seed, c, i)."""
 
 import math
 from dataclasses import dataclass
@@ -10,6 +10,9 @@ from baton.messages import Sampling, TokenLogprob
 from workers.engines.embedded.matcher import Matcher
 
 _UINT64 = (1 << 64) - 1
+# SplitMix64's constants, as signed numbers.
+_GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,10 @@ class Sampled:
     logprob: TokenLogprob | None = None
 
 
-def uniform(seed: int, choice: int, index: int) -> float:
-    """A number in [0, 1) that depends only on its arguments: Philox is counter-based and stateless."""
+def key(seed: int, choice: int, index: int) -> int:
+    """64 bits, signed, that depend only on the arguments: Philox is counter-based and stateless."""
     bits = np.random.Philox(key=(choice << 64) | (seed & _UINT64), counter=index).random_raw()
-    return float(int(bits) >> 11) * 2.0**-53
+    return int(np.uint64(bits).view(np.int64))
 
 
 def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
@@ -118,15 +121,35 @@ def _hold_to_form(row: torch.Tensor, draw: Draw, stops: list[int]) -> list[int]:
 
 
 def _draw(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
-    """Inverse transform sampling, in id order and float64: `logits` [B, vocab] -> [B]."""
+    """The Gumbel-max trick in float64: `logits` [B, vocab] -> [B]. Another token is drawn only where the two
+    best are as close as the rounding errors of `logits`; inverse transform sampling has such a place between
+    any two tokens.
+    """
     temperatures = [draw.sampling.temperature for draw in draws]
-    probs = torch.softmax(logits.double() / _column(temperatures, logits), dim=-1)
+    scores = logits.double().div_(_column(temperatures, logits))
     if any(draw.sampling.top_k or draw.sampling.top_p < 1 or draw.sampling.min_p for draw in draws):
-        probs = _truncate(probs, draws)
-    cumulated = probs.cumsum(dim=-1)
-    numbers = [uniform(draw.sampling.seed, draw.sampling.choice, draw.index) for draw in draws]
-    wanted = _column(numbers, logits) * cumulated[:, -1:]
-    return torch.searchsorted(cumulated, wanted, right=True).squeeze(1).clamp_(max=logits.shape[1] - 1)
+        kept = _truncate(torch.softmax(scores, dim=-1), draws)
+        scores.masked_fill_(kept == 0, -torch.inf)
+    keys = [key(draw.sampling.seed, draw.sampling.choice, draw.index) for draw in draws]
+    return scores.add_(_gumbel(keys, logits)).argmax(dim=-1)
+
+
+def _gumbel(keys: list[int], like: torch.Tensor) -> torch.Tensor:
+    """Gumbel noise, float64 [B, vocab]: a row has the numbers of SplitMix64 (Steele, Lea, Flood, 2014) from
+    its key on, one for each token id.
+    """
+    rows = torch.tensor(keys, dtype=torch.int64, device=like.device)[:, None]
+    numbers = rows + torch.arange(1, like.shape[1] + 1, device=like.device) * _GAMMA
+    for bits, factor in _MIX:
+        numbers = numbers.bitwise_xor_(_shifted(numbers, bits)).mul_(factor)
+    numbers.bitwise_xor_(_shifted(numbers, 31))
+    uniform = _shifted(numbers, 12).double().add_(0.5).mul_(2.0**-52)  # in (0, 1)
+    return uniform.log_().neg_().log_().neg_()
+
+
+def _shifted(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """To the right, as if unsigned."""
+    return (numbers >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _truncate(probs: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
