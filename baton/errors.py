@@ -89,6 +89,12 @@ class WorkerLost(BatonError):
     retryable = True
 
 
+class PeerDistrusted(WorkerLost):
+    """This process and the worker do not trust each other: one has no TLS, or another authority."""
+
+    code = "peer_distrusted"
+
+
 class BrokerLost(BatonError):
     """The request plane's broker is unreachable. That says nothing about the workers behind it."""
 
@@ -140,7 +146,7 @@ _BY_CODE: dict[str, type[BatonError]] = {
     cls.code: cls
     for cls in (
         BatonError, InvalidRequest, ModelNotFound, Overloaded, NoWorkers, NotReady, WorkerLost,
-        BrokerLost, HandoffFailed, HandoffStalled, DeadlineExceeded, EngineFailure,
+        PeerDistrusted, BrokerLost, HandoffFailed, HandoffStalled, DeadlineExceeded, EngineFailure,
     )
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from baton.discovery import Discovery
-from baton.errors import BatonError, ModelNotFound, NoWorkers
+from baton.errors import BatonError, ModelNotFound, NoWorkers, PeerDistrusted
 from baton.messages import Role, StatsRequest, WorkerInfo, WorkerStats
 from baton.pairing import refused_pairs, why_not_paired
 from baton.transport import Transport
@@ -214,6 +214,8 @@ class Fleet:
                             return worker, reply
         except (BatonError, TimeoutError) as error:
             log.debug("no stats worker=%s error=%s", worker.worker_id, error)
+            if isinstance(error, PeerDistrusted):
+                self._suspects.distrust(worker, error.message)
         return None
 
     async def _follow(self) -> None:

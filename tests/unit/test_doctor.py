@@ -411,6 +411,7 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("no such port", "port-bad", E, lambda f: replace(f, http_port=80_000)),
     ("address of another machine", "host-bad", E, lambda f: replace(f, host_problem="Cannot assign address")),
     ("another's registry", "registry-unsafe", E, lambda f: replace(f, registry_problem="/x: not safe")),
+    ("no such certificate", "credentials", E, lambda f: replace(f, credential_problem="BATON_PEER_CERT: no")),
     ("loopback, several nodes", "host-loopback", W,
      lambda f: _service(f, "etcd", url="http://10.0.0.1:2379")),
     ("memlock", "memlock", W, lambda f: _host(f, memlock_bytes=8 << 20)),

@@ -50,7 +50,7 @@ def _embedded(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tupl
     transceiver = None
     if settings.disaggregation_mode != "agg":
         try:
-            transceiver = choose_transceiver(wire, host=settings.wires.host)
+            transceiver = choose_transceiver(wire, host=settings.wires.host, tls=settings.wires.tls())
         except (ImportError, OSError) as error:
             raise SettingsError(
                 f"cache_transceiver_config.backend: {wire} is unavailable: {error}; use DEFAULT or TCP"
@@ -78,7 +78,7 @@ def _mocker(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[
         model_path=settings.model_path,
         worker_id=identity[0],
         incarnation=identity[1],
-        transceiver=choose_transceiver("TCP", host=settings.wires.host),
+        transceiver=choose_transceiver("TCP", host=settings.wires.host, tls=settings.wires.tls()),
     )
     return engine, loaded.lines()
 
