@@ -4,8 +4,11 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -256,3 +259,25 @@ def test_files_that_no_peer_would_accept_are_named_at_the_start(
                 own.setenv(name, value)
             with pytest.raises(CredentialError, match=f"{CERT}, {KEY},? (and )?{CA}: .*{message}"):
                 Wires(request_plane="nats", discovery_backend="etcd").check()
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [("workers --check --engine mocker", 2), ("frontend --http-port 0", 2), ("baton doctor", 2)],
+)
+def test_each_command_names_a_missing_file(
+    ours: Authority, tmp_path: Path, command: str, status: int
+) -> None:
+    environ = ours.environ("good") | {KEY: "/none", "BATON_FILE_REGISTRY": str(tmp_path / "registry")}
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split()],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == status
+    told = f"{CERT}, {KEY}, {CA}: {environ[CERT]} and /none are not a certificate and its key"
+    assert told in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
