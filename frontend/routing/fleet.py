@@ -214,8 +214,7 @@ class Fleet:
                             return worker, reply
         except (BatonError, TimeoutError) as error:
             log.debug("no stats worker=%s error=%s", worker.worker_id, error)
-            if isinstance(error, PeerDistrusted):
-                self._suspects.distrust(worker, error.message)
+            self._suspects.distrust(worker, error.message if isinstance(error, PeerDistrusted) else None)
         return None
 
     async def _follow(self) -> None:

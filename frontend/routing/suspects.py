@@ -74,9 +74,13 @@ class Suspects:
             log.error("refused worker=%s: %s", worker.worker_id, reason)
             self._refused[worker.address] = f"{worker.worker_id}: {reason}"
 
-    def distrust(self, worker: WorkerInfo, reason: str) -> None:
-        """Say in /health why a worker does not answer: it and this process do not trust each other."""
-        if worker.address in self._probes and self._distrusted.get(worker.address) != reason:
+    def distrust(self, worker: WorkerInfo, reason: str | None) -> None:
+        """Say in /health why a worker did not answer: it and this process do not trust each other. Without a
+        reason: this was not why.
+        """
+        if reason is None:
+            self._distrusted.pop(worker.address, None)
+        elif worker.address in self._probes and self._distrusted.get(worker.address) != reason:
             log.error("distrusted worker=%s: %s", worker.worker_id, reason)
             self._distrusted[worker.address] = reason
 

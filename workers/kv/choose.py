@@ -22,7 +22,7 @@ def choose_transceiver(
     if backend not in {"DEFAULT", "UCX", "TCP"}:
         raise ValueError(f"unknown KV transfer backend {backend!r}: allowed are DEFAULT, UCX, TCP")
     if backend == "UCX" and tls is not None:
-        raise OSError(f"UCX has no TLS, which {CERT} asks for")
+        raise OSError(f"it has no TLS, which {CERT} asks for")
     if backend == "TCP" or tls is not None:
         return TcpTransceiver(host, tls)
     try:
