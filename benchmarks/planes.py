@@ -6,7 +6,8 @@ One worker process and one caller process. Each step of the worker's engine yiel
 stream. The next step starts when all were taken: at once (a fast worker joins several steps in one frame), or
 after 5 ms like an engine (each step is a frame, each chunk wakes its consumer). `none` iterates the same
 generators without a plane, which is the lower bound.
-NATS needs `nats-server` on the PATH. BATON_PEER_CERT and its like make TCP one with TLS. Compare ratios of one run: figures vary by 20 to 40 % on a busy machine.
+NATS needs `nats-server` on the PATH. With BATON_PEER_CERT, _KEY and _CA set, `tcp` uses TLS. Compare ratios of
+one run: figures vary by 20 to 40 % on a busy machine.
 """
 
 import argparse
