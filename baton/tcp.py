@@ -176,7 +176,9 @@ class _Connection(asyncio.Protocol):
         self._admission = admission
         self._handshaking = handshaking
         self._greeted = False
-        self._splitter = frames.Splitter(frames.MAX_HELLO_BYTES if admission else frames.MAX_FRAME_BYTES)
+        self._splitter = frames.Splitter(
+            frames.MAX_FRAME_BYTES if admission is None else frames.MAX_HELLO_BYTES
+        )
         self._transport: asyncio.Transport | None = None
         self._early: list[bytes] = []
         self._closing = False

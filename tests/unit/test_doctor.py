@@ -423,6 +423,7 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("GPUs hidden from decode", "gpu-hidden", W,
      lambda f: _only(_env(f, NVIDIA_VISIBLE_DEVICES="4,5,6,7"), "decode")),
     ("proxy for localhost", "proxy", W, lambda f: _env(f, http_proxy="http://proxy:3128", NO_PROXY="intra")),
+    ("KV of TensorRT-LLM in clear", "kv-plain", W, lambda f: _env(f, BATON_PEER_CERT="/x")),
     ("UCX over TCP", "ucx-tls", W, lambda f: _env(f, UCX_TLS="tcp,self")),
     ("UCX without CUDA IPC", "ucx-tls", W, lambda f: _env(f, UCX_TLS="^cuda_ipc")),
     ("no such card for UCX", "ucx-device", E, lambda f: _env(f, UCX_NET_DEVICES="mlx5_7:1")),
