@@ -46,7 +46,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def public_name(worker: str) -> str:
-    """A worker's name for messages: without its last part, a secret that only callers know."""
+    """A worker's name or address for messages: without its last part, a secret that only callers know."""
     return worker.rpartition(".")[0] or worker
 
 
