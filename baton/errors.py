@@ -90,9 +90,9 @@ class WorkerLost(BatonError):
 
 
 class PeerDistrusted(WorkerLost):
-    """This process and the worker do not trust each other: one has no TLS, or another authority."""
-
-    code = "peer_distrusted"
+    """This process and the worker do not trust each other: one has no TLS, or another authority. To others it
+    is a WorkerLost.
+    """
 
 
 class BrokerLost(BatonError):
@@ -146,7 +146,7 @@ _BY_CODE: dict[str, type[BatonError]] = {
     cls.code: cls
     for cls in (
         BatonError, InvalidRequest, ModelNotFound, Overloaded, NoWorkers, NotReady, WorkerLost,
-        PeerDistrusted, BrokerLost, HandoffFailed, HandoffStalled, DeadlineExceeded, EngineFailure,
+        BrokerLost, HandoffFailed, HandoffStalled, DeadlineExceeded, EngineFailure,
     )
 }  # fmt: skip
 
