@@ -89,12 +89,6 @@ class WorkerLost(BatonError):
     retryable = True
 
 
-class PeerDistrusted(WorkerLost):
-    """This process and the worker do not trust each other: one has no TLS, or another authority. To others it
-    is a WorkerLost.
-    """
-
-
 class BrokerLost(BatonError):
     """The request plane's broker is unreachable. That says nothing about the workers behind it."""
 

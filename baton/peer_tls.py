@@ -8,11 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from baton.errors import WorkerLost
 from baton.reread import EVERY_S, Reread
 from baton.tls import CredentialError, client_context, reason, server_context
 
 CERT, KEY, CA = "BATON_PEER_CERT", "BATON_PEER_KEY", "BATON_PEER_CA"
 _ROUND_TRIPS = 4
+
+
+class PeerDistrusted(WorkerLost):
+    """This process and a worker do not trust each other: one has no TLS, or another authority."""
 
 
 class _Contexts(NamedTuple):

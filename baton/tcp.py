@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import cast
 
 from baton import frames
-from baton.errors import PeerDistrusted, WorkerLost
+from baton.errors import WorkerLost
 from baton.listener import Admission, Listener, num_connections
 from baton.messages import Reply, Request
-from baton.peer_tls import CERT, PeerTls
+from baton.peer_tls import CERT, PeerDistrusted, PeerTls
 from baton.serving import MAX_CALLERS, Service, WorkerLink
 from baton.strangers import strangers
 from baton.streams import LIVENESS_S, CallerLink, Pace, call_over

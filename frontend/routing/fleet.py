@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from baton.discovery import Discovery
-from baton.errors import BatonError, ModelNotFound, NoWorkers, PeerDistrusted
+from baton.errors import BatonError, ModelNotFound, NoWorkers
 from baton.messages import Role, StatsRequest, WorkerInfo, WorkerStats
 from baton.pairing import refused_pairs, why_not_paired
+from baton.peer_tls import PeerDistrusted
 from baton.transport import Transport
 from baton.trial import works
 from frontend.routing.health import Health, Instance

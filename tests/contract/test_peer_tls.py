@@ -16,8 +16,8 @@ import pytest
 
 from baton import peer_tls as peer_tls_module
 from baton.connect import Wires
-from baton.errors import PeerDistrusted, WorkerLost
-from baton.peer_tls import CA, CERT, KEY, PeerTls
+from baton.errors import WorkerLost
+from baton.peer_tls import CA, CERT, KEY, PeerDistrusted, PeerTls
 from baton.strangers import strangers
 from baton.tcp import TcpTransport
 from baton.tls import CredentialError

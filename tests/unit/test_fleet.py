@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baton.errors import ModelNotFound, NoWorkers, PeerDistrusted, WorkerLost
+from baton.errors import ModelNotFound, NoWorkers, WorkerLost
 from baton.messages import KvLayout, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
+from baton.peer_tls import PeerDistrusted
 from frontend.routing.fleet import Fleet
 from frontend.routing.names import parse_aliases
 from tests.clock import run_jumping
