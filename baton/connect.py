@@ -8,6 +8,7 @@ from typing import Literal
 from baton.discovery import Discovery
 from baton.flags import flag, without_secrets
 from baton.nats_login import nats_options
+from baton.peer_tls import PeerTls, peer_tls
 from baton.registry_folder import default_registry, make_private
 from baton.streams import LIVENESS_S, TICK_S
 from baton.transport import Transport
@@ -71,7 +72,11 @@ class Wires:
             return NatsTransport(self.nats_server, liveness_s=self.liveness_s, **nats_options())
         from baton.tcp import TcpTransport
 
-        return TcpTransport(host=self.host, liveness_s=self.liveness_s)
+        return TcpTransport(host=self.host, liveness_s=self.liveness_s, tls=self.tls())
+
+    def tls(self) -> PeerTls | None:
+        """That of connections between this process and others, if the environment asks for it."""
+        return peer_tls()
 
     def plane_name(self) -> str:
         """The request plane, for messages."""
@@ -84,9 +89,10 @@ class Wires:
         return f"the registry {self._registry_folder()}"
 
     def check(self) -> None:
-        """Raise UnsafeFolder, with advice in its message, if the file registry is not safe, and LoginError if
-        the one to NATS is not complete.
+        """Raise UnsafeFolder, with advice in its message, if the file registry is not safe; CredentialError
+        if the login to NATS or the certificate for peers is not complete.
         """
+        self.tls()
         if self._registry() == "file":
             make_private(self._registry_folder())
         if self._plane() == "nats":

@@ -10,7 +10,7 @@ from baton.errors import BatonError, EngineFailure, ErrorInfo, NotReady, Overloa
 from baton.frames import Beat, Cancel, Credit, End, Envelope, Fail, Goodbye, Hello, Next, Open
 from baton.messages import GenerateRequest, Request
 from baton.strangers import strangers
-from baton.streams import WINDOW, Bell, Pace, Pulse
+from baton.streams import WINDOW, Bell, Pace, Pulse, public_name
 from baton.transport import Respond
 
 MAX_STREAMS = 16_384
@@ -82,7 +82,7 @@ class WorkerLink:
 
     def stop_streams(self) -> None:
         """Close every generator. Callers get WorkerLost at once; later output is dropped."""
-        stopped = WorkerLost(f"worker {self._service.worker} has stopped").to_wire()
+        stopped = WorkerLost(f"worker {public_name(self._service.worker)} has stopped").to_wire()
         for number, stream in self._streams.items():
             self._writer.put(Fail(number, stopped))
             stream.cancel()

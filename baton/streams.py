@@ -45,6 +45,11 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def public_name(worker: str) -> str:
+    """A worker's name or address for messages: without its last part, a secret that only callers know."""
+    return worker.rpartition(".")[0] or worker
+
+
 class Pulse:
     """Calls `tick` every `tick_s` until stopped."""
 
@@ -119,7 +124,7 @@ class CallerLink:
         self._on_silence = on_silence or self.lose_if_silent
         self.writable = wire.writable
         self._wire = wire
-        self._worker = worker
+        self._name = public_name(worker)
         self._pace = pace
         self._calls: dict[int, _Call] = {}
         self._num_opened = 0
@@ -152,9 +157,9 @@ class CallerLink:
         self.lost = reason
         self._pulse.stop()
         if self._calls:
-            log.debug("worker_lost worker=%s calls=%d reason=%s", self._worker, len(self._calls), reason)
+            log.debug("worker_lost worker=%s calls=%d reason=%s", self._name, len(self._calls), reason)
         for call in self._calls.values():
-            call.end(error(f"worker {self._worker} was lost: {reason}"))
+            call.end(error(f"worker {self._name} was lost: {reason}"))
         self._calls.clear()
         self._writer.close(Goodbye(reason))
         self._wire.close()
@@ -162,7 +167,7 @@ class CallerLink:
     def open(self, request: Request) -> _Call:
         """Start a call. Raises WorkerLost if the link is lost."""
         if self.lost is not None:
-            raise WorkerLost(f"worker {self._worker} was lost: {self.lost}")
+            raise WorkerLost(f"worker {self._name} was lost: {self.lost}")
         self._num_opened += 1
         self._num_idle = 0
         call = self._calls[self._num_opened] = _Call(self._num_opened)

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import secrets
 import socket
+import ssl
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import cast
@@ -13,9 +14,11 @@ from baton import frames
 from baton.errors import WorkerLost
 from baton.listener import Admission, Listener, num_connections
 from baton.messages import Reply, Request
+from baton.peer_tls import CERT, PeerDistrusted, PeerTls
 from baton.serving import MAX_CALLERS, Service, WorkerLink
 from baton.strangers import strangers
 from baton.streams import LIVENESS_S, CallerLink, Pace, call_over
+from baton.tls import peers_fault
 from baton.transport import Respond
 
 CONNECT_TIMEOUT_S = 3.0
@@ -24,19 +27,29 @@ CLOSE_S = 1.0
 IDLE_S = 60.0
 """A caller closes a connection after this time without a call."""
 _TURNED_AWAY = 64
+_UNLIKE = {
+    "tcp": f"does not use TLS, and this process does ({CERT})",
+    "tls": f"uses TLS, and this process does not ({CERT} is not set)",
+}
+_HUNG_UP = "it hung up on this process's certificate; its log may say why"
 _HIGH_WATER_BYTES = 1024 * 1024
 """With more than this unsent, generators wait; the frame of one turn may exceed it."""
 
 
 class TcpTransport:
-    """`Transport` over plain TCP; addresses are `tcp://HOST:PORT/WORKER.TOKEN`, with a new token each time.
+    """`Transport` over TCP; addresses are `tcp://HOST:PORT/WORKER.TOKEN`, with a new token each time, and
+    `tls://` with `tls`. A process of one kind does not connect to one of the other.
 
     `serve` listens on a free port of `host`, which callers connect to. A worker that is silent for
     `liveness_s` is lost.
     """
 
-    def __init__(self, *, host: str = "127.0.0.1", liveness_s: float = LIVENESS_S) -> None:
+    def __init__(
+        self, *, host: str = "127.0.0.1", liveness_s: float = LIVENESS_S, tls: PeerTls | None = None
+    ) -> None:
         self._host = host
+        self._tls = tls
+        self._scheme = "tcp" if tls is None else "tls"
         self._pace = Pace.of(liveness_s, IDLE_S)
         self._links: dict[str, CallerLink] = {}
         self._connecting: set[asyncio.Task[None]] = set()
@@ -53,10 +66,11 @@ class TcpTransport:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         sock = socket.create_server((host, 0), family=family, backlog=MAX_CALLERS)
         port = sock.getsockname()[1]
-        callers = _Callers(service)
-        listener = Listener(sock, callers.take, callers.admission.make_room)
+        callers, tls = _Callers(service, is_tls=self._tls is not None), self._tls
+        context = (lambda: None) if tls is None else (lambda: tls.accepting)
+        listener = Listener(sock, callers.take, callers.admission.make_room, context)
         try:
-            yield f"tcp://{f'[{host}]' if ':' in host else host}:{port}/{service.worker}"
+            yield f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}/{service.worker}"
         finally:
             listener.close()
             await service.stop()
@@ -91,28 +105,46 @@ class TcpTransport:
             return link
         if self._closed:
             raise WorkerLost("this process closed its transport")
-        host, port, worker = _parts(address)
+        host, port, worker = self._parts(address)
         connection = _Connection(self._sockets, forget=functools.partial(self._links.pop, address, None))
         link = self._links[address] = connection.link = CallerLink(connection, worker, self._pace)
-        task = asyncio.get_running_loop().create_task(_connect(connection, host, port))
+        context = None if self._tls is None else self._tls.connecting
+        task = asyncio.get_running_loop().create_task(_connect(connection, link, host, port, context))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
         return link
+
+    def _parts(self, address: str) -> tuple[str, int, str]:
+        """Host, port and worker of an address. Raises PeerDistrusted if only one side has TLS; WorkerLost if
+        it is not a TCP worker address.
+        """
+        try:
+            url = urllib.parse.urlsplit(address)
+            if url.scheme in _UNLIKE and url.hostname and url.port:
+                if url.scheme != self._scheme:
+                    raise PeerDistrusted(f"{url.hostname}:{url.port} {_UNLIKE[url.scheme]}")
+                return url.hostname, url.port, url.path.removeprefix("/")
+        except ValueError:
+            pass
+        raise WorkerLost(f"{address!r} is not a TCP worker address")
 
 
 class _Callers:
     """Connections to one worker. Callers that know the worker's name keep their place; others make room."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, *, is_tls: bool) -> None:
         self.sockets: set[asyncio.Future[None]] = set()
         # A few more than the service admits, so that the surplus gets an error message.
         limit = num_connections(4, MAX_CALLERS + _TURNED_AWAY)
         self.admission: Admission[_Connection] = Admission(limit, _Connection.evict)
         self._service = service
+        self._is_tls = is_tls
 
     def take(self, sock: socket.socket) -> "_Connection | None":
         """The protocol for a new connection, or None if it was closed."""
-        connection = _Connection(self.sockets, admission=self.admission)
+        connection = _Connection(
+            self.sockets, admission=self.admission, handshaking=sock if self._is_tls else None
+        )
         if not self.admission.enter(connection):
             sock.close()
             return None
@@ -121,7 +153,9 @@ class _Callers:
 
 
 class _Connection(asyncio.Protocol):
-    """One socket: the Wire of its link. Data sent before it is connected waits."""
+    """One socket: the Wire of its link. Data sent before it is connected waits. `handshaking` is an accepted
+    socket that is not connected before the TLS handshake.
+    """
 
     max_frame_bytes = frames.MAX_FRAME_BYTES
 
@@ -132,6 +166,7 @@ class _Connection(asyncio.Protocol):
         sockets: set[asyncio.Future[None]],
         forget: Callable[[], object] = lambda: None,
         admission: "Admission[_Connection] | None" = None,
+        handshaking: socket.socket | None = None,
     ) -> None:
         self.writable = asyncio.Event()
         self.writable.set()
@@ -139,8 +174,11 @@ class _Connection(asyncio.Protocol):
         self._sockets = sockets
         self._forget = forget
         self._admission = admission
-        self._greeted = admission is None
-        self._splitter = frames.Splitter(frames.MAX_FRAME_BYTES if self._greeted else frames.MAX_HELLO_BYTES)
+        self._handshaking = handshaking
+        self._greeted = False
+        self._splitter = frames.Splitter(
+            frames.MAX_FRAME_BYTES if admission is None else frames.MAX_HELLO_BYTES
+        )
         self._transport: asyncio.Transport | None = None
         self._early: list[bytes] = []
         self._closing = False
@@ -151,6 +189,7 @@ class _Connection(asyncio.Protocol):
         transport = cast("asyncio.Transport", transport)  # uvloop's transport is one in all but type
         transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
         self._transport = transport
+        self._handshaking = None
         self._sockets.add(self._gone)
         transport.writelines(self._early)
         self._early.clear()
@@ -165,7 +204,7 @@ class _Connection(asyncio.Protocol):
                 if not self._greeted:
                     self._greet()
         except frames.LinkBroken as broken:
-            if not self._greeted:
+            if not self._greeted and self._admission is not None:
                 strangers.note("the request plane")
             self.link.lose(str(broken))
 
@@ -183,7 +222,13 @@ class _Connection(asyncio.Protocol):
         if self._admission is not None:
             self._admission.leave(self)
         self._gone.set_result(None)
-        self.link.lose(f"the connection broke: {exc}" if exc else "the connection was closed")
+        if isinstance(exc, ssl.SSLError) and self._handshaking is not None:
+            strangers.note(f"the request plane: TLS with a caller failed: {peers_fault(exc)}")
+        why = f"the connection broke: {exc}" if exc else "the connection was closed"
+        if isinstance(self.link, CallerLink) and self._is_unheard_over_tls():
+            self.link.lose(peers_fault(exc) if isinstance(exc, ssl.SSLError) else _HUNG_UP, PeerDistrusted)
+        else:
+            self.link.lose(why)
 
     def send(self, frame: bytes) -> None:
         """`Wire.send`."""
@@ -199,6 +244,9 @@ class _Connection(asyncio.Protocol):
         self._forget()
         if self._transport is not None:
             self._hang_up(self._transport)
+        elif self._handshaking is not None:
+            with contextlib.suppress(OSError):
+                self._handshaking.shutdown(socket.SHUT_RDWR)  # which ends the handshake
 
     def evict(self) -> None:
         """Close, to make room for another caller."""
@@ -210,33 +258,34 @@ class _Connection(asyncio.Protocol):
         if self._admission is not None and not self._closing:
             self._admission.busy(self)
 
+    def _is_unheard_over_tls(self) -> bool:
+        """Whether the worker has not answered a TLS handshake that is complete on this side."""
+        return (
+            not self._greeted
+            and self._transport is not None
+            and self._transport.get_extra_info("ssl_object") is not None
+        )
+
     def _hang_up(self, transport: asyncio.Transport) -> None:
         transport.close()
         abort = self._loop.call_later(CLOSE_S, transport.abort)
         self._gone.add_done_callback(lambda _: abort.cancel())
 
 
-async def _connect(connection: _Connection, host: str, port: int) -> None:
+async def _connect(
+    connection: _Connection, link: CallerLink, host: str, port: int, tls: ssl.SSLContext | None
+) -> None:
     """Connect, or drop the link."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            await loop.create_connection(lambda: connection, host, port)
+            await loop.create_connection(lambda: connection, host, port, ssl=tls)
     except TimeoutError:
-        connection.link.lose(f"{host}:{port} did not accept the connection within {CONNECT_TIMEOUT_S} s")
+        link.lose(f"{host}:{port} did not accept the connection within {CONNECT_TIMEOUT_S} s")
+    except ssl.SSLError as error:
+        link.lose(f"{host}:{port} is not trusted: {peers_fault(error)}", PeerDistrusted)
     except (OSError, ValueError, OverflowError) as error:  # no host may have such a name
-        connection.link.lose(f"cannot connect to {host}:{port}: {error}")
-
-
-def _parts(address: str) -> tuple[str, int, str]:
-    """Host, port and worker of an address. Raises WorkerLost if it is not a TCP worker address."""
-    try:
-        url = urllib.parse.urlsplit(address)
-        if url.scheme == "tcp" and url.hostname and url.port:
-            return url.hostname, url.port, url.path.removeprefix("/")
-    except ValueError:
-        pass
-    raise WorkerLost(f"{address!r} is not a TCP worker address")
+        link.lose(f"cannot connect to {host}:{port}: {error}")
 
 
 async def _all_closed(sockets: set[asyncio.Future[None]]) -> None:

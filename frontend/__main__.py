@@ -16,6 +16,7 @@ from baton.flags import parse
 from baton.listener import Accepting
 from baton.process import Shutdown, first_of, leave_start_uncollected, needed, run
 from baton.registry_folder import UnsafeFolder
+from baton.reread import kept_current
 from baton.telemetry import configure_logging
 from baton.transport import Transport
 from frontend.app import ServerState, create_app, envelope_of
@@ -25,7 +26,6 @@ from frontend.http.authentication import Authentication
 from frontend.http.browsers import Browsers
 from frontend.http.exchange import AsgiApp
 from frontend.http.limits import Quotas
-from frontend.http.reread import kept_current
 from frontend.http.server import HttpServer
 from frontend.http.services import Services
 from frontend.metrics import Metrics

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from baton.reread import Reread
+from baton.tls import server_context
 from frontend.flags import FrontendSettings
 from frontend.http.keys import Keys, read_keys
-from frontend.http.reread import Reread
-from frontend.http.tls import server_context
 from frontend.turn.seal import Seal
 
 MIN_KEY_BYTES = 32
@@ -54,7 +54,13 @@ def _tls(settings: FrontendSettings) -> Reread[ssl.SSLContext] | None:
     if cert is None or key is None:
         return None
     paths = [cert, key] if client_ca is None else [cert, key, client_ca]
-    return Reread(paths, partial(server_context, cert, key, client_ca))
+    return Reread(paths, partial(_https, cert, key, client_ca))
+
+
+def _https(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
+    context = server_context(cert, key, client_ca)
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 def _seal_key(path: Path | None) -> bytes | None:

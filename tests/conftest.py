@@ -16,6 +16,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.certificates import SHARED, Authority
 from tests.waiting import PATIENCE_S, scaled, signal_process
 
 # Two busy cores are slow at times, which is not a failure.
@@ -177,6 +178,16 @@ def _same_environment() -> Iterator[None]:
     for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def shared_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """The one of `shared_peer`, also in processes that tests start."""
+    folder = tmp_path_factory.mktemp("authority")
+    authority = Authority(folder)
+    authority.sign("peer")
+    os.environ[SHARED] = str(folder)
+    return authority
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """A process with one cache transceiver, controlled by a test: the remote peer.
 
-Started as `python -m tests.kv_peer tcp|ucx|ucx-stream`; one JSON command per line on stdin, one answer per
-line.
+Started as `python -m tests.kv_peer tcp|tls|ucx|ucx-stream`; one JSON command per line on stdin, one answer
+per line.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
+from tests.certificates import shared_peer
 from tests.waiting import PATIENCE_S, scaled, signal_process
 from workers.kv.choose import choose_transceiver
 from workers.kv.memory import Memory, host_memory
@@ -29,13 +30,13 @@ from workers.kv.transceiver import CacheTransceiver, Ticket
 
 LARGE_BYTES = 128 << 20
 SOON_S = scaled(1.0)
-KINDS = ("tcp", "ucx", "ucx-stream")
+KINDS = ("tcp", "tls", "ucx", "ucx-stream")
 
 
 needs_nixl = pytest.mark.skipif(
     importlib.util.find_spec("nixl_cu13") is None, reason="nixl_cu13 is not installed"
 )
-WIRES = [pytest.param(kind, marks=[] if kind == "tcp" else [needs_nixl]) for kind in KINDS]
+WIRES = [pytest.param(kind, marks=[needs_nixl] if kind.startswith("ucx") else []) for kind in KINDS]
 
 
 def open_transceiver(kind: str) -> CacheTransceiver:
@@ -45,6 +46,8 @@ def open_transceiver(kind: str) -> CacheTransceiver:
     else:
         os.environ.pop("UCX_TLS", None)
     os.environ["UCX_LOG_LEVEL"] = "fatal"  # it reports each lost peer as an error
+    if kind == "tls":
+        return choose_transceiver("TCP", tls=shared_peer())
     return choose_transceiver(kind.partition("-")[0].upper())
 
 

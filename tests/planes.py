@@ -10,6 +10,7 @@ from baton.messages import GenerateRequest, KvHandoff, Reply, Request, Sampling,
 from baton.nats import NatsTransport
 from baton.tcp import TcpTransport
 from baton.transport import Transport
+from tests.certificates import shared_peer
 from tests.waiting import PATIENCE_S, scaled
 
 Stream = AsyncGenerator[Reply, None]
@@ -28,8 +29,9 @@ class Plane:
         self._kind, _, self._loop = name.partition("-")
 
     def transport(self, liveness_s: float = LIVENESS_S, **options: Any) -> Transport:
-        if self._kind == "tcp":
-            return TcpTransport(liveness_s=liveness_s)
+        if self._kind in ("tcp", "tls"):
+            tls = shared_peer() if self._kind == "tls" else None
+            return TcpTransport(liveness_s=liveness_s, tls=tls)
         return NatsTransport(self.nats_url, liveness_s=liveness_s, **options)
 
     def run(

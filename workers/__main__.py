@@ -4,10 +4,10 @@ import logging
 import sys
 
 from baton.flags import parse
-from baton.nats_login import LoginError
 from baton.process import Shutdown, leave_start_uncollected, run
 from baton.registry_folder import UnsafeFolder
 from baton.telemetry import configure_logging
+from baton.tls import CredentialError
 from workers.engines.build import build_engine
 from workers.engines.choose import with_engine
 from workers.flags import WorkerSettings
@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
             settings.wires.check()
             complete = with_engine(parsed)
             engine, lines = build_engine(complete, identity)
-        except (SettingsError, UnsafeFolder, LoginError) as error:
+        except (SettingsError, UnsafeFolder, CredentialError) as error:
             sys.stderr.write(f"error: {error}\n")
             return 2
         log.info("settings %s", " ".join(complete.lines()))

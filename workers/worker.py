@@ -21,6 +21,7 @@ from baton.messages import (
 )
 from baton.process import Shutdown, first_of, needed
 from baton.strangers import strangers
+from baton.streams import public_name
 from baton.transport import Transport
 from workers.engine import Engine, EngineInfo
 from workers.flags import WorkerSettings
@@ -165,7 +166,7 @@ async def _join(
             "ready worker=%s endpoint=%s address=%s kv=%s",
             card.worker_id,
             card.endpoint,
-            card.address.partition("#")[0],  # what follows is a key
+            public_name(card.address),
             card.kv_transfer,
         )
         await asyncio.Event().wait()

@@ -13,6 +13,7 @@ from baton.discovery import Discovery
 from baton.errors import BatonError, ModelNotFound, NoWorkers
 from baton.messages import Role, StatsRequest, WorkerInfo, WorkerStats
 from baton.pairing import refused_pairs, why_not_paired
+from baton.peer_tls import PeerDistrusted
 from baton.transport import Transport
 from baton.trial import works
 from frontend.routing.health import Health, Instance
@@ -214,6 +215,7 @@ class Fleet:
                             return worker, reply
         except (BatonError, TimeoutError) as error:
             log.debug("no stats worker=%s error=%s", worker.worker_id, error)
+            self._suspects.distrust(worker, error.message if isinstance(error, PeerDistrusted) else None)
         return None
 
     async def _follow(self) -> None:

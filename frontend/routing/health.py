@@ -22,7 +22,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     `warming` are workers that try their handoffs before they get requests, `lost` those that are registered
     and do not answer, `stuck` those that only send heartbeats. In `cold_pairs` that trial failed, of
     `refused_pairs` it is known that it would; over `cut_pairs` no KV moves. Stuck workers and cut pairs are
-    not used until a later trial succeeds; `refused` workers sent what no genuine worker sends.
+    not used until a later trial succeeds; `refused` workers sent what no genuine worker sends, or this
+    frontend and they do not trust each other's certificates.
     """
 
     status: str

@@ -28,6 +28,7 @@ class Excluded(msgspec.Struct, kw_only=True):
 class Suspects:
     """Workers by address, which is new with each start. A new one is `greeted`: it must answer once. A `lost`
     one must answer again; a `stuck` one `works` again, too. A `refused` one sent what no genuine worker does.
+    A `distrusted` one may be trusted later, as certificates are renewed.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Suspects:
         self._greeted: set[str] = set()
         self._stuck: set[str] = set()
         self._refused: dict[str, str] = {}
+        self._distrusted: dict[str, str] = {}
 
     def has(self, worker: WorkerInfo) -> bool:
         """Whether it gets no requests."""
@@ -72,6 +74,16 @@ class Suspects:
             log.error("refused worker=%s: %s", worker.worker_id, reason)
             self._refused[worker.address] = f"{worker.worker_id}: {reason}"
 
+    def distrust(self, worker: WorkerInfo, reason: str | None) -> None:
+        """Say in /health why a worker did not answer: it and this process do not trust each other. Without a
+        reason: this was not why.
+        """
+        if reason is None:
+            self._distrusted.pop(worker.address, None)
+        elif worker.address in self._probes and self._distrusted.get(worker.address) != reason:
+            log.error("distrusted worker=%s: %s", worker.worker_id, reason)
+            self._distrusted[worker.address] = reason
+
     def forget(self, registered: Iterable[WorkerInfo]) -> None:
         """Drop what is known of refused workers that are not registered any more."""
         live = {worker.address for worker in registered}
@@ -87,7 +99,9 @@ class Suspects:
         """Those of the workers that get no requests."""
         found = Excluded(refused=list(self._refused.values()))
         for worker in workers:
-            if worker.address in self._greeted:
+            if worker.address in self._distrusted:
+                found.refused.append(f"{worker.worker_id}: {self._distrusted[worker.address]}")
+            elif worker.address in self._greeted:
                 found.greeted.append(worker.worker_id)
             elif worker.address in self._stuck:
                 found.stuck.append(worker.worker_id)
@@ -115,6 +129,7 @@ class Suspects:
         was_lost = worker.address not in self._greeted
         for group in (self._greeted, self._stuck):
             group.discard(worker.address)
+        self._distrusted.pop(worker.address, None)
         del self._probes[worker.address]
         self._on_change()
         if was_lost:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from baton.peer_tls import CERT
 from operations.doctor.facts import Facts
 from operations.doctor.findings import Finding, error, warning
 
@@ -16,6 +17,7 @@ _SLOW = {
 def environment(facts: Facts) -> Iterator[Finding]:
     """Inherited variables that break the processes or slow them down."""
     yield from _proxy(facts)
+    yield from _plain_kv(facts)
     if not facts.wants_gpus:
         return
     yield from _ucx(facts)
@@ -51,6 +53,16 @@ def _proxy(facts: Facts) -> Iterator[Finding]:
             "proxy", f"{proxy} is set, and no_proxy does not include 127.0.0.1",
             breaks="curl and other clients send requests for this machine's frontend to the proxy",
             repair="export no_proxy=localhost,127.0.0.1 NO_PROXY=localhost,127.0.0.1",
+        )  # fmt: skip
+
+
+def _plain_kv(facts: Facts) -> Iterator[Finding]:
+    pairs = any(worker.mode in ("prefill", "decode") for worker in facts.workers)
+    if facts.host.environment.get(CERT) and pairs and facts.engine in ("trtllm", "vllm"):
+        yield warning(
+            "kv-plain", f"{CERT} is set, and {facts.engine} moves KV itself, without TLS",
+            breaks="who can read the network between prefill and decode can read the KV of prompts",
+            repair="a network of their own for the workers",
         )  # fmt: skip
 
 

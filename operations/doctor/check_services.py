@@ -11,7 +11,15 @@ _OLDEST = {"etcd": (3, 4), "NATS": (2, 9)}
 
 
 def services(facts: Facts) -> Iterator[Finding]:
-    """Do etcd and NATS answer quickly, grant access, and accept large enough messages?"""
+    """Do etcd and NATS answer quickly, grant access, and accept large enough messages? Are the logins and
+    certificates of the environment usable?
+    """
+    if facts.credential_problem:
+        yield error(
+            "credentials", facts.credential_problem,
+            breaks="frontend and workers exit at start",
+            repair="deploy/README.md, Security: each variable and what its file must be",
+        )  # fmt: skip
     for service in facts.services:
         if service.problem:
             yield _down(facts, service)

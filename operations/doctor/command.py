@@ -11,8 +11,8 @@ import msgspec
 
 from baton.connect import HTTP_HOST, HTTP_PORT, Wires
 from baton.flags import flag, parse
-from baton.nats_login import LoginError
 from baton.registry_folder import UnsafeFolder
+from baton.tls import CredentialError
 from operations.doctor import (
     check_environment,
     check_gpu_health,
@@ -96,7 +96,8 @@ def gather(settings: DoctorSettings) -> Facts:
         services=probe_services(list(_services(wires))),
         bind_host=wires.host,
         host_problem=bind_problem(wires.host, 0),
-        registry_problem=_registry_problem(wires),
+        registry_problem=_problem(wires, UnsafeFolder),
+        credential_problem=_problem(wires, CredentialError),
         http_port=settings.http_port,
         http_port_problem=bind_problem(settings.http_host, settings.http_port),
         engine=settings.engine,
@@ -117,11 +118,11 @@ def asked_for(settings: DoctorSettings, visible_devices: str | None) -> Iterator
         yield from planned(s.engine, mode, lists, path, line)
 
 
-def _registry_problem(wires: Wires) -> str | None:
+def _problem(wires: Wires, kind: type[Exception]) -> str | None:
     try:
         wires.check()
-    except (UnsafeFolder, LoginError) as problem:
-        return str(problem)
+    except (UnsafeFolder, CredentialError) as problem:
+        return str(problem) if isinstance(problem, kind) else None
     return None
 
 

@@ -202,7 +202,9 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """All facts. `http_port_problem`: why the port is not free; `host_problem`: why --host cannot be bound;
-    `registry_problem`: why the file registry, if in use, cannot be trusted."""
+    `registry_problem`: why the file registry, if in use, cannot be trusted. `credential_problem`: which login
+    or certificate of the environment is not usable, and why.
+    """
 
     host: Host
     nvidia: Nvidia
@@ -212,6 +214,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     bind_host: str = "127.0.0.1"
     host_problem: str | None = None
     registry_problem: str | None = None
+    credential_problem: str | None = None
     http_port: int = 8000
     http_port_problem: str | None = None
     engine: EngineName = "trtllm"

@@ -17,7 +17,9 @@ from operations.doctor.facts import Host
 _CAP_SYS_PTRACE = 19
 _FRONTEND_PACKAGES = ("httptools", "prometheus_client", "starlette", "tokenizers", "uvicorn")
 _TIMEOUT_S = 10
-_VARIABLES = re.compile(r"(CUDA|NCCL|NVIDIA|UCX|TRTLLM|TRT_LLM)_\w+|(https?|all|no)_proxy", re.IGNORECASE)
+_VARIABLES = re.compile(
+    r"(CUDA|NCCL|BATON_PEER|NVIDIA|UCX|TRTLLM|TRT_LLM)_\w+|(https?|all|no)_proxy", re.IGNORECASE
+)
 
 
 def probe_host() -> Host:

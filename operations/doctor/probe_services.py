@@ -7,12 +7,12 @@ import json
 import os
 import re
 import socket
-import ssl
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from baton.flags import without_secrets
 from baton.nats_login import nats_options
+from baton.tls import client_context
 from operations.doctor.facts import Service
 
 _TIMEOUT_S = 3.0
@@ -91,10 +92,8 @@ class _Etcd:
     """etcd's HTTP API, reached as Baton reaches its gRPC API: same certificates, no HTTP proxy."""
 
     def __init__(self, url: str) -> None:
-        environ = os.environ.get
-        context = ssl.create_default_context(cafile=environ("ETCD_AUTH_CA") or None)
-        if certificate := environ("ETCD_AUTH_CLIENT_CERT"):
-            context.load_cert_chain(certificate, environ("ETCD_AUTH_CLIENT_KEY") or None)
+        names = ("ETCD_AUTH_CA", "ETCD_AUTH_CLIENT_CERT", "ETCD_AUTH_CLIENT_KEY")
+        context = client_context(*(Path(path) if (path := os.environ.get(name)) else None for name in names))
         self._url = url
         self._opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)

@@ -13,12 +13,12 @@ from typing import Any, cast
 import pytest
 import uvloop
 
+from baton.tls import server_context
 from frontend.http.connection import MAX_HEAD_BYTES, MAX_PIPELINED, Connection, Patience
 from frontend.http.endpoint import Endpoint
 from frontend.http.exchange import ClientGone, Exchange, Receive, Scope, Send
 from frontend.http.server import HttpServer
 from frontend.http.services import Services
-from frontend.http.tls import server_context
 from tests.alive import Newborn
 from tests.certificates import Authority
 from tests.scripted_frontend import Client, ScriptedFleet, ScriptedTokens

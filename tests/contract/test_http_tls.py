@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import uvloop
 
+from baton.reread import Reread
+from baton.tls import server_context
 from frontend.http.connection import Connection
 from frontend.http.exchange import Exchange
-from frontend.http.reread import Reread
 from frontend.http.server import HttpServer
-from frontend.http.tls import server_context
 from tests.alive import Newborn
 from tests.certificates import Authority
 from tests.waiting import scaled, until

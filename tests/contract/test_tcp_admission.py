@@ -3,12 +3,16 @@
 import asyncio
 import contextlib
 import resource
+import socket
 from collections.abc import AsyncIterator, Iterator
+from urllib.parse import urlsplit
 
 import msgspec
+import pytest
 
 from baton import frames
 from baton.tcp import TcpTransport
+from tests.certificates import shared_peer
 from tests.planes import Endless, a_request, count_up, tokens
 from tests.waiting import PATIENCE_S, until
 
@@ -28,7 +32,7 @@ def few_descriptors() -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def raw_connection(address: str) -> AsyncIterator[asyncio.StreamWriter]:
-    host, _, port = address.removeprefix("tcp://").partition("/")[0].partition(":")
+    host, _, port = urlsplit(address).netloc.partition(":")
     _, writer = await asyncio.open_connection(host, int(port))
     try:
         yield writer
@@ -53,6 +57,34 @@ def test_a_caller_that_said_hello_keeps_its_place() -> None:
         await running.aclose()
         await until(endless.closed.is_set)
         await serving.__aexit__(None, None, None)
+        await caller.close()
+        await worker.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("shared_authority")
+def test_connections_that_do_not_shake_hands_make_room() -> None:
+    async def main() -> None:
+        caller, worker = TcpTransport(tls=shared_peer()), TcpTransport(tls=shared_peer())
+        with few_descriptors():
+            serving = worker.serve("w", count_up)
+            address = await serving.__aenter__()
+        loop, place = asyncio.get_running_loop(), urlsplit(address)
+        async with asyncio.timeout(PATIENCE_S):
+            with contextlib.ExitStack() as opened:
+                silent = [
+                    opened.enter_context(socket.create_connection((place.hostname, place.port)))
+                    for _ in range(NUM_ADMITTED)
+                ]
+                for sock in silent:
+                    sock.setblocking(False)
+                assert await tokens(caller.call(address, a_request(2))) == [0, 1]
+                assert await loop.sock_recv(silent[0], 1) == b""
+                with pytest.raises(BlockingIOError):
+                    silent[-1].recv(1)
+                await serving.__aexit__(None, None, None)
+                assert await loop.sock_recv(silent[-1], 1) == b""
         await caller.close()
         await worker.close()
 

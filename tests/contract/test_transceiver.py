@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
+from tests.certificates import Authority
 from tests.kv_peer import (
     SOON_S,
     WIRES,
@@ -26,7 +27,7 @@ from workers.kv.source import Peer as SourcePeer
 
 
 @pytest.fixture(scope="module", params=WIRES)
-def far(request: pytest.FixtureRequest) -> Iterator[Far]:
+def far(request: pytest.FixtureRequest, shared_authority: Authority) -> Iterator[Far]:
     """One process for all tests that do not kill it."""
     process = Far(request.param)
     yield process.started()
@@ -200,7 +201,7 @@ def test_a_ticket_for_another_wire_or_another_size_is_refused(far: Far) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [b"GET / HTTP/1.1\r\n\r\n", struct.pack("<I", 5) + b"\xc1\xc1\xc1\xc1\xc1", b"\xff\xff\xff\xff"]
+    "words", [b"GET / HTTP/1.1\r\n\r\n", struct.pack("<I", 5) + b"\xc1\xc1\xc1\xc1\xc1", b"\xff" * 8]
 )
 def test_an_unknown_caller_that_sends_garbage_is_disconnected(far: Far, words: bytes) -> None:
     async def scenario() -> None:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
+from tests.certificates import Authority
 from tests.kv_peer import (
     LARGE_BYTES,
     SOON_S,
@@ -31,7 +32,7 @@ from workers.kv.transceiver import CacheTransceiver
 
 
 @pytest.fixture(scope="module", params=WIRES)
-def far(request: pytest.FixtureRequest) -> Iterator[Far]:
+def far(request: pytest.FixtureRequest, shared_authority: Authority) -> Iterator[Far]:
     """One process for all tests that do not kill it."""
     process = Far(request.param)
     yield process.started()
@@ -89,6 +90,7 @@ def test_a_frozen_puller_does_not_keep_the_source_from_its_memory(far: Far) -> N
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("shared_authority")
 @pytest.mark.parametrize("kind", WIRES)
 def test_a_killed_source_fails_the_pull_at_once_and_its_successor_is_pulled_from(kind: str) -> None:
     async def scenario() -> None:
@@ -113,6 +115,7 @@ def test_a_killed_source_fails_the_pull_at_once_and_its_successor_is_pulled_from
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("shared_authority")
 @pytest.mark.parametrize("kind", WIRES)
 def test_a_killed_puller_leaves_the_offer_to_the_next_one(kind: str) -> None:
     async def scenario() -> None:

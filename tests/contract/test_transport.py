@@ -21,12 +21,15 @@ from baton.messages import (
 )
 from baton.streams import WINDOW
 from baton.transport import Transport
+from tests.certificates import Authority
 from tests.planes import HANDOFF, Endless, Plane, Stream, a_request, count_up, first_tokens, tokens
 from tests.waiting import PATIENCE_S, until
 
 
-@pytest.fixture(params=["tcp-uvloop", "tcp-asyncio", "nats-uvloop", "nats-asyncio"])
-def plane(request: pytest.FixtureRequest, nats_server: str) -> Plane:
+@pytest.fixture(
+    params=["tcp-uvloop", "tcp-asyncio", "tls-uvloop", "tls-asyncio", "nats-uvloop", "nats-asyncio"]
+)
+def plane(request: pytest.FixtureRequest, nats_server: str, shared_authority: Authority) -> Plane:
     return Plane(request.param, nats_server)
 
 

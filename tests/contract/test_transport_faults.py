@@ -21,6 +21,7 @@ from baton.nats_connection import ANSWER_S
 from baton.strangers import strangers
 from baton.tcp import TcpTransport
 from baton.transport import Transport
+from tests.certificates import Authority
 from tests.conftest import LaunchServer, ServerProcess, free_port
 from tests.planes import Endless, Plane, a_request, count_up, tokens
 from tests.waiting import PATIENCE_S, scaled, signal_process
@@ -31,8 +32,8 @@ SHORT_LIVENESS_S = scaled(0.2)
 CALLER_LIVENESS_S = scaled(2.0)
 
 
-@pytest.fixture(params=["tcp-uvloop", "tcp-asyncio", "nats-uvloop"])
-def plane(request: pytest.FixtureRequest, nats_server: str) -> Plane:
+@pytest.fixture(params=["tcp-uvloop", "tcp-asyncio", "tls-uvloop", "tls-asyncio", "nats-uvloop"])
+def plane(request: pytest.FixtureRequest, nats_server: str, shared_authority: Authority) -> Plane:
     return Plane(request.param, nats_server)
 
 

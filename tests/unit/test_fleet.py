@@ -12,6 +12,7 @@ import pytest
 
 from baton.errors import ModelNotFound, NoWorkers, WorkerLost
 from baton.messages import KvLayout, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
+from baton.peer_tls import PeerDistrusted
 from frontend.routing.fleet import Fleet
 from frontend.routing.names import parse_aliases
 from tests.clock import run_jumping
@@ -41,11 +42,14 @@ def worker(name: str, **changes: object) -> WorkerInfo:
 
 
 class Registry:
-    """A discovery and a transport in which `dead` workers are lost at once and `hung` ones say nothing."""
+    """A discovery and a transport in which `dead` workers are lost at once, `hung` ones say nothing, and
+    `foreign` ones have a certificate of others.
+    """
 
     def __init__(self, *workers: WorkerInfo) -> None:
         self.dead: set[str] = set()
         self.hung: set[str] = set()
+        self.foreign: set[str] = set()
         self.num_probes = 0
         self._snapshots: asyncio.Queue[tuple[WorkerInfo, ...]] = asyncio.Queue()
         self.show(*workers)
@@ -62,6 +66,8 @@ class Registry:
         self.num_probes += 1
         if address in self.dead:
             raise WorkerLost("no answer")
+        if address in self.foreign:
+            raise PeerDistrusted("its certificate is odd")
         if address in self.hung:
             await asyncio.Event().wait()
         yield WorkerStats(num_running=3)
@@ -340,6 +346,31 @@ def test_a_silent_worker_that_registers_with_other_facts_gets_no_request() -> No
                 await asyncio.sleep(10)  # time for several probes
                 assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
                 assert fleet.health().lost == ["d1"]
+
+    run_jumping(main())
+
+
+def test_a_worker_that_is_not_trusted_is_named_with_the_reason_until_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1"), worker("d2"))
+        registry.foreign.add("d1")
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: fleet.health().refused == ["d1: its certificate is odd"])
+            await asyncio.sleep(10)  # time for several probes
+            assert caplog.text.count("distrusted worker=d1: its certificate is odd") == 1
+            assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
+            assert (fleet.health().lost, fleet.health().warming) == ([], [])
+            registry.dead.add("d1")
+            await until(lambda: fleet.health().lost == ["d1"])
+            assert fleet.health().refused == []
+            registry.dead.clear()
+            await until(lambda: fleet.health().refused)
+            registry.foreign.clear()
+            await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+            assert fleet.health().refused == []
 
     run_jumping(main())
 

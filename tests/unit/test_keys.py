@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from baton.reread import Reread
 from frontend.http.keys import ApiKey, known, line_of, parse_keys, presented, read_keys
 from frontend.http.limits import KeyLimits
-from frontend.http.reread import Reread
 from operations.key import key as key_tool
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", fullmatch=True)

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests.certificates import shared_peer
 from workers.kv.choose import choose_transceiver
 from workers.kv.tcp import TcpTransceiver
 
@@ -39,6 +40,15 @@ def test_the_default_without_nixl_is_tcp_and_says_why(caplog: pytest.LogCaptureF
 def test_insisting_on_ucx_without_nixl_fails() -> None:
     with pytest.raises(ImportError):
         choose_transceiver("UCX")
+
+
+@pytest.mark.usefixtures("shared_authority")
+def test_with_tls_the_default_is_tcp_and_ucx_is_refused() -> None:
+    tls = shared_peer()
+    assert choose_transceiver("DEFAULT", tls=tls).transport_name == "tcp+tls"
+    assert choose_transceiver("TCP", tls=tls).transport_name == "tcp+tls"
+    with pytest.raises(OSError, match="it has no TLS, which BATON_PEER_CERT asks for"):
+        choose_transceiver("UCX", tls=tls)
 
 
 def test_tcp_refuses_device_memory() -> None:

@@ -11,7 +11,7 @@ from baton.errors import BatonError, EngineFailure, InvalidRequest, NotReady, Ov
 from baton.frames import Goodbye, Hello, Next
 from baton.messages import GenerateRequest, Reply, Request, TokenChunk, TokenLogprob, Usage, WorkerStats
 from baton.serving import MAX_STREAMS, Service
-from baton.streams import WINDOW, CallerLink, Pace
+from baton.streams import WINDOW, CallerLink, Pace, public_name
 from tests.links import PACE, Pair, Sent, a_request, frame, turns
 from tests.planes import count_up, first_tokens, tokens
 from tests.waiting import PATIENCE_S, until
@@ -256,3 +256,16 @@ def test_an_idle_link_is_dropped() -> None:
         assert Goodbye("idle") in frames.FROM_CALLER.decode(wire.frames[-1])[1]
 
     in_loop(scenario)
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("tcp://10.0.0.1:4000/decode-1.5ec6e7", "tcp://10.0.0.1:4000/decode-1"),
+        ("nats://baton.v1.worker.decode-1.5ec6#e7", "nats://baton.v1.worker.decode-1"),
+        ("decode.1.5ec6e7", "decode.1"),
+        ("w", "w"),
+    ],
+)
+def test_messages_do_not_contain_the_secret_of_a_name(address: str, shown: str) -> None:
+    assert public_name(address) == shown

@@ -1,9 +1,11 @@
 """Builds the engine that the settings select; imports nothing of the others."""
 
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
 from baton.flags import Parsed
+from baton.peer_tls import CERT
 from workers.engine import Engine
 from workers.engines.loading import importing
 from workers.flags import WorkerSettings, typed_engine_flags
@@ -11,6 +13,7 @@ from workers.settings import Loaded, load_settings
 from workers.settings_text import SettingsError
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 def build_engine(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
@@ -50,7 +53,7 @@ def _embedded(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tupl
     transceiver = None
     if settings.disaggregation_mode != "agg":
         try:
-            transceiver = choose_transceiver(wire, host=settings.wires.host)
+            transceiver = choose_transceiver(wire, host=settings.wires.host, tls=settings.wires.tls())
         except (ImportError, OSError) as error:
             raise SettingsError(
                 f"cache_transceiver_config.backend: {wire} is unavailable: {error}; use DEFAULT or TCP"
@@ -78,7 +81,7 @@ def _mocker(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[
         model_path=settings.model_path,
         worker_id=identity[0],
         incarnation=identity[1],
-        transceiver=choose_transceiver("TCP", host=settings.wires.host),
+        transceiver=choose_transceiver("TCP", host=settings.wires.host, tls=settings.wires.tls()),
     )
     return engine, loaded.lines()
 
@@ -125,6 +128,8 @@ def _of_library(
     identity: tuple[str, str],
 ) -> Engine:
     """A third-party engine. Raises SettingsError if the model folder is invalid."""
+    if settings.disaggregation_mode != "agg" and settings.wires.tls() is not None:
+        log.warning("kv=plain: %s moves KV itself, without the TLS of %s", settings.engine, CERT)
     worker_id, incarnation = identity
     try:
         return kind(loaded, lib, model_path=settings.model_path, worker_id=worker_id, incarnation=incarnation)

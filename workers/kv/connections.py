@@ -4,6 +4,8 @@ import asyncio
 import socket
 from collections import defaultdict
 
+from baton.peer_tls import PeerTls
+from workers.kv.tls import called
 from workers.kv.wire import Connection, notice_dead_host
 
 IDLE_S = 60.0
@@ -16,7 +18,8 @@ Place = tuple[str, int]
 class Connections:
     """Idle connections by source; each serves one pull at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: PeerTls | None = None) -> None:
+        self._tls = tls
         self._idle: defaultdict[Place, list[Connection]] = defaultdict(list)
         self._timers: dict[Connection, asyncio.TimerHandle] = {}
 
@@ -39,12 +42,18 @@ class Connections:
             # A direct read sends nothing over this socket, so that only probes show a cut network.
             notice_dead_host(sock, idle_s=1, every_s=1, num_probes=2)
             await asyncio.get_running_loop().sock_connect(sock, place)
-            return Connection(sock)
+            connection = called(sock, self._tls)
         except BaseException as error:  # re-raised after its descriptor is released
             sock.close()
             if isinstance(error, ValueError | OverflowError):
                 raise OSError(f"{place} is no address: {error}") from error
             raise
+        try:
+            await connection.open()
+        except BaseException:  # re-raised after its descriptor is released
+            connection.close()
+            raise
+        return connection
 
     def keep(self, place: Place, connection: Connection) -> None:
         """Keep a connection that has served a pull."""

@@ -8,6 +8,7 @@ import msgspec
 
 from baton.errors import HandoffFailed, HandoffStalled
 from baton.messages import UNDECODABLE
+from baton.peer_tls import PeerTls
 from workers.kv.connections import Connections, Place
 from workers.kv.memory import Memory, host_view
 from workers.kv.source import Peer
@@ -22,10 +23,10 @@ Fetch = Callable[[Ticket, Memory], Awaitable[None]]
 class Pulls:
     """The running pulls of a transceiver of kind `wire`."""
 
-    def __init__(self, wire: str, fetch: Fetch | None = None) -> None:
+    def __init__(self, wire: str, fetch: Fetch | None = None, tls: PeerTls | None = None) -> None:
         self._wire = wire
         self._fetch = fetch or self.fetch_stream
-        self._connections = Connections()
+        self._connections = Connections(tls)
         self._running: set[asyncio.Future[None]] = set()
         self._closed = False
 

@@ -14,8 +14,10 @@ import msgspec
 
 from baton.errors import HandoffFailed
 from baton.listener import Admission, Listener, num_connections
+from baton.peer_tls import PeerTls
 from baton.strangers import strangers
 from workers.kv.memory import Memory, host_view
+from workers.kv.tls import accepted
 from workers.kv.transceiver import Ticket
 from workers.kv.wire import Ask, Connection, Fetched, Grant, Refused, Stands, notice_dead_host
 
@@ -46,7 +48,7 @@ class _Offer:
         self.payload = payload
         self.secret = secrets.token_bytes(_SECRET_BYTES)
         self.moved: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.readers: set[socket.socket] = set()
+        self.readers: set[Connection] = set()
 
     def end(self, num_bytes: int) -> None:
         """End the offer, once; active readers see it by the end of the connection's sending half.
@@ -55,8 +57,8 @@ class _Offer:
         """
         if not self.moved.done():
             self.moved.set_result(num_bytes)
-            for sock in self.readers:
-                _shut_down(sock, socket.SHUT_WR)
+            for reader in self.readers:
+                reader.shut_down(socket.SHUT_WR)
 
 
 class Source:
@@ -65,14 +67,17 @@ class Source:
     Every source can stream host memory; `lend_direct` serves pullers that read it directly.
     """
 
-    def __init__(self, wire: str, host: str, lend_direct: Lend | None = None) -> None:
+    def __init__(
+        self, wire: str, host: str, lend_direct: Lend | None = None, tls: PeerTls | None = None
+    ) -> None:
         self._wire = wire
         self._host = host
         self._lend_direct = lend_direct
+        self._tls = tls
         self._offers: dict[int, _Offer] = {}
         self._ids = itertools.count(1)
         self._listener: Listener | None = None
-        self._sessions = Admission(num_connections(4, _MAX_SESSIONS), _evict)
+        self._sessions: Admission[Connection] = Admission(num_connections(4, _MAX_SESSIONS), _evict)
         self._port = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -122,29 +127,34 @@ class Source:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _take(self, sock: socket.socket) -> None:
-        if not self._sessions.enter(sock):
-            log.warning("puller refused wire=%s sessions=%d", self._wire, len(self._tasks))
+        try:
+            connection = accepted(sock, self._tls)
+        except OSError as error:  # it hung up before the TLS handshake
+            log.info("puller lost wire=%s reason=%s", self._wire, error)
             sock.close()
             return
-        task = asyncio.create_task(self._session(sock))
+        if not self._sessions.enter(connection):
+            log.warning("puller refused wire=%s sessions=%d", self._wire, len(self._tasks))
+            connection.close()
+            return
+        task = asyncio.create_task(self._session(connection))
         self._tasks.add(task)
-        task.add_done_callback(functools.partial(self._ended, sock))
+        task.add_done_callback(functools.partial(self._ended, connection))
 
-    def _ended(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+    def _ended(self, connection: Connection, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._sessions.leave(sock)
+        self._sessions.leave(connection)
 
-    async def _session(self, sock: socket.socket) -> None:
+    async def _session(self, connection: Connection) -> None:
         """Serve one puller until it hangs up."""
-        with sock:
+        with connection.sock as sock:
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 notice_dead_host(sock, idle_s=15, every_s=5, num_probes=3)
-                connection = Connection(sock)
                 async with asyncio.timeout(_ASK_LIMIT_S):
                     ask = await _first_ask(connection)
                 while ask is not None and await self._answer(connection, ask):
-                    self._sessions.wait(sock)
+                    self._sessions.wait(connection)
                     ask = await _next_ask(connection)
             except (OSError, HandoffFailed, TimeoutError) as error:
                 log.info("puller lost wire=%s reason=%s", self._wire, error)
@@ -156,13 +166,13 @@ class Source:
         except HandoffFailed as refusal:
             await connection.send(Refused(refusal.message))
             return False
-        self._sessions.busy(connection.sock)
-        offer.readers.add(connection.sock)
+        self._sessions.busy(connection)
+        offer.readers.add(connection)
         try:
             async with lend(connection, offer.payload, ask.num_bytes):
                 await connection.receive(Fetched)
         finally:
-            offer.readers.discard(connection.sock)
+            offer.readers.discard(connection)
         if ask.direct and not connection.is_quiet():
             return False  # it gave up meanwhile, and did not get it
         offer.end(ask.num_bytes)
@@ -194,13 +204,14 @@ async def _stream(connection: Connection, payload: Memory, num_bytes: int) -> As
 
 
 async def _first_ask(connection: Connection) -> Ask | None:
-    """The first message must be an Ask. Raises OSError."""
+    """The first message must be an Ask, after the TLS handshake if there is one. Raises OSError."""
     try:
+        await connection.open()
         return await connection.receive(Ask)
     except ConnectionResetError:
         raise
-    except ConnectionError:
-        strangers.note(_PLACE)
+    except ConnectionError as error:
+        strangers.note(f"{_PLACE}: {error}")
         raise
 
 
@@ -212,13 +223,6 @@ async def _next_ask(connection: Connection) -> Ask | None:
         return None
 
 
-def _evict(sock: socket.socket) -> None:
+def _evict(connection: Connection) -> None:
     """Wake its session, which then ends."""
-    _shut_down(sock, socket.SHUT_RDWR)
-
-
-def _shut_down(sock: socket.socket, how: int) -> None:
-    try:
-        sock.shutdown(how)
-    except OSError as error:
-        log.debug("shutdown error=%s", error)  # the puller was faster
+    connection.shut_down(socket.SHUT_RDWR)

@@ -1,5 +1,6 @@
-"""The cache transceiver over plain TCP: host memory only, no dependencies."""
+"""The cache transceiver over TCP, plain or with TLS: host memory only, no dependencies."""
 
+from baton.peer_tls import PeerTls
 from workers.kv.memory import Memory, host_view
 from workers.kv.pulls import Pulls
 from workers.kv.source import Source
@@ -9,13 +10,13 @@ from workers.kv.transceiver import Ticket
 class TcpTransceiver:
     """Implements CacheTransceiver; the bytes follow the source's Grant on the same connection."""
 
-    transport_name = "tcp"
     moves_device_memory = False
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, tls: PeerTls | None = None) -> None:
         """`host`: the address to listen on and to announce to pullers."""
-        self._source = Source("tcp", host)
-        self._pulls = Pulls("tcp")
+        self.transport_name = "tcp" if tls is None else "tcp+tls"
+        self._source = Source(self.transport_name, host, tls=tls)
+        self._pulls = Pulls(self.transport_name, tls=tls)
 
     async def start(self) -> None:
         """See CacheTransceiver."""

@@ -17,6 +17,7 @@ the connection tells each side at once that the other is lost. Otherwise it is u
 """
 
 import asyncio
+import logging
 import socket
 import struct
 from typing import Final, TypeVar
@@ -26,6 +27,8 @@ import msgspec
 from baton.errors import HandoffFailed
 from baton.messages import UNDECODABLE
 from workers.kv.stall import Stall
+
+log = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct("<I")
 _MAX_WORD_BYTES = 64 * 1024
@@ -91,17 +94,17 @@ class Connection:
 
     async def send(self, *words: Word) -> None:
         """Send messages."""
-        await self._loop.sock_sendall(self.sock, b"".join(map(_framed, words)))
+        await self._write(b"".join(map(_framed, words)))
 
     async def send_between(self, first: Word, payload: memoryview, last: Word) -> None:
         """Send a message, bytes, and a message. Larger payloads are not copied."""
         if len(payload) <= _SMALL_BYTES:
-            await self._loop.sock_sendall(self.sock, _framed(first) + payload + _framed(last))
+            await self._write(_framed(first) + payload + _framed(last))
             return
         await self.send(first)
         for start in range(0, len(payload), _SLICE_BYTES):
-            await self._loop.sock_sendall(self.sock, payload[start : start + _SLICE_BYTES])
-            await asyncio.sleep(0)  # sock_sendall does not suspend while there is room
+            await self._write(payload[start : start + _SLICE_BYTES])
+            await asyncio.sleep(0)  # writing does not suspend while there is room
         await self.send(last)
 
     async def receive(self, expected: type[_W]) -> _W:
@@ -133,23 +136,39 @@ class Connection:
         self._start += done
         while done < len(into):
             done += await self._receive_into(into[done : done + _SLICE_BYTES])
-            await asyncio.sleep(0)  # sock_recv_into does not suspend while data is available
+            await asyncio.sleep(0)  # reading does not suspend while data is available
 
     def is_quiet(self) -> bool:
         """Whether the peer neither hung up nor sent anything that was not read."""
         if self._start < self._stop:
             return False
         try:
-            self.sock.recv(1, socket.MSG_PEEK)
+            socket.socket.recv(self.sock, 1, socket.MSG_PEEK)  # also of an SSLSocket
         except BlockingIOError:
             return True
         except OSError:
             pass  # reset: it hung up
         return False
 
+    async def open(self) -> None:
+        """Do what is needed before the first message."""
+
+    def shut_down(self, how: int) -> None:
+        """End one direction or both, which wakes the tasks at both ends."""
+        try:
+            socket.socket.shutdown(self.sock, how)  # an SSLSocket's own method would drop its keys
+        except OSError as error:
+            log.debug("shutdown error=%s", error)  # the peer was faster
+
     def close(self) -> None:
         """Close the socket."""
         self.sock.close()
+
+    async def _write(self, data: bytes | memoryview) -> None:
+        await self._loop.sock_sendall(self.sock, data)
+
+    async def _read_into(self, into: memoryview) -> int:
+        return await self._loop.sock_recv_into(self.sock, into)
 
     async def _fill(self, num_bytes: int) -> None:
         """Receive until so many bytes are in the buffer."""
@@ -162,7 +181,7 @@ class Connection:
             self._stop += await self._receive_into(memoryview(self._buffer)[self._stop :])
 
     async def _receive_into(self, into: memoryview) -> int:
-        received = await self._loop.sock_recv_into(self.sock, into)
+        received = await self._read_into(into)
         if received == 0:
             raise ConnectionResetError("the peer closed the connection")
         if self.stall is not None:

@@ -1,0 +1,88 @@
+"""TLS between Baton's own processes: each shows a certificate, and talks only with those of its authority."""
+
+import contextlib
+import os
+import ssl
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from baton.errors import WorkerLost
+from baton.reread import EVERY_S, Reread
+from baton.tls import CredentialError, client_context, reason, server_context
+
+CERT, KEY, CA = "BATON_PEER_CERT", "BATON_PEER_KEY", "BATON_PEER_CA"
+_ROUND_TRIPS = 4
+
+
+class PeerDistrusted(WorkerLost):
+    """This process and a worker do not trust each other: one has no TLS, or another authority."""
+
+
+class _Contexts(NamedTuple):
+    accepting: ssl.SSLContext
+    connecting: ssl.SSLContext
+
+
+class PeerTls:
+    """This process's certificate, for both ends of a connection, read again when its files change.
+
+    A peer is who has a certificate of the authority: workers register by address, and a certificate for each
+    address would have to be issued before a worker knows its own. Raises ValueError with a sentence.
+    """
+
+    def __init__(self, cert: Path, key: Path, ca: Path) -> None:
+        self._files = Reread([cert, key, ca], lambda: _contexts(cert, key, ca))
+        self._checked_s = time.monotonic()
+
+    @property
+    def accepting(self) -> ssl.SSLContext:
+        """For a connection that a peer has made."""
+        return self._current().accepting
+
+    @property
+    def connecting(self) -> ssl.SSLContext:
+        """For a connection to a peer."""
+        return self._current().connecting
+
+    def _current(self) -> _Contexts:
+        now_s = time.monotonic()
+        if now_s - self._checked_s >= EVERY_S:
+            self._checked_s = now_s
+            self._files.check()
+        return self._files.value
+
+
+def peer_tls(environ: Mapping[str, str] = os.environ) -> PeerTls | None:
+    """The one that the environment asks for, if any. Raises CredentialError with the variables' names."""
+    cert, key, ca = (Path(environ[name]) if environ.get(name) else None for name in (CERT, KEY, CA))
+    if cert is None and key is None and ca is None:
+        return None
+    if cert is None or key is None or ca is None:
+        raise CredentialError(f"{CERT}, {KEY} and {CA}: set all three, or none")
+    try:
+        return PeerTls(cert, key, ca)
+    except ValueError as error:
+        raise CredentialError(f"{CERT}, {KEY}, {CA}: {error}") from error
+
+
+def _contexts(cert: Path, key: Path, ca: Path) -> _Contexts:
+    accepting, connecting = server_context(cert, key, ca), client_context(ca, cert, key)
+    accepting.num_tickets = 0  # sessions are never resumed
+    connecting.check_hostname = False
+    try:
+        _meet(accepting, connecting)
+    except ssl.SSLError as error:
+        raise ValueError(f"{cert} is not valid for the authority {ca}: {reason(error)}") from None
+    return _Contexts(accepting, connecting)
+
+
+def _meet(accepting: ssl.SSLContext, connecting: ssl.SSLContext) -> None:
+    """Shake hands with oneself: what no peer would accept is found at the start. Raises ssl.SSLError."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = connecting.wrap_bio(back, there), accepting.wrap_bio(there, back, server_side=True)
+    for _ in range(_ROUND_TRIPS):
+        for end in ends:
+            with contextlib.suppress(ssl.SSLWantReadError):  # it is the other's turn
+                end.do_handshake()

@@ -1,0 +1,79 @@
+"""Builds every TLS context, and says in a sentence why one cannot be built or a handshake failed."""
+
+import ssl
+from pathlib import Path
+
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "RECORD_LAYER_FAILURE"})
+
+
+class CredentialError(ValueError):
+    """A login or a certificate is missing or cannot be read; the message names the variable."""
+
+
+def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.SSLContext:
+    """TLS 1.2 or newer with that certificate chain; with `client_ca`, clients must have a certificate of it.
+    Raises ValueError with a sentence.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _show(context, cert, key)
+    if client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        _trust(context, client_ca)
+    return context
+
+
+def client_context(
+    ca: Path | None = None, cert: Path | None = None, key: Path | None = None
+) -> ssl.SSLContext:
+    """TLS 1.2 or newer with servers whose certificate is of `ca` (default: the system's authorities) and has
+    their name; shows `cert` if there is one. Raises ValueError with a sentence.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if ca is None:
+        context.load_default_certs()
+    else:
+        _trust(context, ca)
+    if cert is not None:
+        _show(context, cert, key)
+    return context
+
+
+def reason(error: OSError) -> str:
+    """OpenSSL's reason without the line of its source."""
+    found = getattr(error, "verify_message", None) or getattr(error, "reason", None) or error.strerror
+    return str(found or error).lower().replace("_", " ")
+
+
+def peers_fault(error: ssl.SSLError) -> str:
+    """Why a handshake with a peer failed: a sentence about `it`."""
+    told = str(error.reason or "")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not valid for this process's authority: {reason(error)}"
+    if told == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return "it has no certificate"
+    if "ALERT" in told:
+        return f"it refuses this process's certificate: {reason(error)}"
+    return "it does not speak TLS" if told in _NO_TLS else f"TLS failed: {reason(error)}"
+
+
+def _show(context: ssl.SSLContext, cert: Path, key: Path | None) -> None:
+    try:
+        context.load_cert_chain(cert, key, password=_refuse_password)
+    except OSError as error:
+        raise ValueError(
+            f"{cert} and {key or cert} are not a certificate and its key in PEM: {reason(error)}"
+        ) from None
+
+
+def _trust(context: ssl.SSLContext, ca: Path) -> None:
+    try:
+        context.load_verify_locations(ca)
+    except OSError as error:
+        raise ValueError(f"{ca} has no certificates in PEM: {reason(error)}") from None
+
+
+def _refuse_password() -> str:
+    # Otherwise OpenSSL asks on the terminal.
+    raise ValueError("the key is encrypted; give one without a password")

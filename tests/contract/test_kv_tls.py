@@ -1,0 +1,205 @@
+"""TLS between a source of KV and its pullers: who gets bytes, and what those are told who get none."""
+
+import asyncio
+import logging
+import math
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import uvloop
+
+from baton.errors import HandoffFailed, HandoffStalled
+from baton.peer_tls import PeerTls
+from baton.strangers import strangers
+from tests.certificates import Authority
+from tests.clock import run_jumping
+from tests.waiting import until
+from workers.kv.memory import host_memory
+from workers.kv.source import Peer
+from workers.kv.tcp import TcpTransceiver
+from workers.kv.transceiver import Ticket
+
+PAYLOAD = bytes(range(256)) * 4096
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "ours")
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """What this process says of the next stranger."""
+    monkeypatch.setattr(strangers, "_logged_s", -math.inf)
+    caplog.set_level(logging.INFO)
+    return caplog
+
+
+@asynccontextmanager
+async def transceiver(tls: PeerTls | None) -> AsyncIterator[TcpTransceiver]:
+    made = TcpTransceiver("127.0.0.1", tls)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def place_of(ticket: Ticket) -> tuple[str, int]:
+    peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
+    return peer.host, peer.port
+
+
+async def pull(here: TcpTransceiver, ticket: Ticket) -> bytes:
+    into = bytearray(ticket.num_bytes)
+    await here.pull(ticket, host_memory(into), 30)
+    return bytes(into)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_pull_over_tls_leaves_a_connection_for_the_next_one(
+    ours: Authority, run: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    async def main() -> None:
+        async with transceiver(ours.peer("one")) as one, transceiver(ours.peer("two")) as two:
+            for _ in range(3):
+                ticket = one.offer(host_memory(bytearray(PAYLOAD)))
+                assert ticket.wire == one.transport_name == "tcp+tls"
+                assert await pull(two, ticket) == PAYLOAD
+                assert await one.moved(ticket) == len(PAYLOAD)
+                assert len(one._source._tasks) == 1  # noqa: SLF001  a session is a connection
+
+    run(main())
+
+
+@pytest.mark.parametrize("source_has_it", [True, False])
+def test_with_tls_on_one_side_only_nothing_is_sent(ours: Authority, source_has_it: bool) -> None:
+    tls = ours.peer()
+
+    async def main() -> None:
+        async with (
+            transceiver(tls if source_has_it else None) as source,
+            transceiver(None if source_has_it else tls) as here,
+        ):
+            ticket = source.offer(host_memory(bytearray(PAYLOAD)))
+            names = ("tcp+tls", "tcp") if source_has_it else ("tcp", "tcp+tls")
+            told = "the KV is offered over {}, this worker uses {}".format(*names)
+            with pytest.raises(HandoffFailed) as failed:
+                await pull(here, ticket)
+            assert failed.value.message == told
+            assert not source._source._tasks  # noqa: SLF001  there is no connection
+
+    asyncio.run(main())
+
+
+def test_a_puller_that_is_not_trusted_gets_nothing_while_another_pulls(
+    ours: Authority, tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    foreign = Authority(tmp_path / "theirs")
+    tls, mixed = ours.peer(), ours.peer("mixed")
+    mixed.connecting.load_cert_chain(*foreign.sign("stranger"))
+
+    async def main() -> None:
+        num_before = strangers.num_messages
+        async with transceiver(tls) as source, transceiver(tls) as good, transceiver(mixed) as bad:
+            large = source.offer(host_memory(bytearray(PAYLOAD * 24)))
+            running = asyncio.ensure_future(pull(good, large))
+            ticket = source.offer(host_memory(bytearray(PAYLOAD)))
+            with pytest.raises(HandoffFailed, match=r"refuses this process's certificate|lost"):
+                await pull(bad, ticket)
+            assert strangers.num_messages == num_before + 1
+            assert "last=the KV socket: its certificate is not valid for this process's authority" in log.text
+            async with transceiver(foreign.peer()) as other:
+                with pytest.raises(HandoffFailed, match="lost: its certificate is not valid for this"):
+                    await pull(other, ticket)
+            assert await running == PAYLOAD * 24
+            assert await pull(good, ticket) == PAYLOAD
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("has_tls", [True, False])
+def test_a_stranger_without_a_certificate_gets_nothing_and_is_counted(
+    ours: Authority, log: pytest.LogCaptureFixture, has_tls: bool
+) -> None:
+    async def main() -> None:
+        num_before = strangers.num_messages
+        async with transceiver(ours.peer()) as source:
+            place = place_of(source.offer(host_memory(bytearray(PAYLOAD))))
+            reader, writer = await asyncio.open_connection(*place, ssl=ours.client() if has_tls else None)
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            with suppress(OSError):  # a reset, or the alert
+                assert await reader.read() == b""
+            writer.transport.abort()
+            assert strangers.num_messages == num_before + 1
+            told = "it has no certificate" if has_tls else "it does not speak TLS"
+            assert f"last=the KV socket: {told}" in log.text
+
+    asyncio.run(main())
+
+
+def test_a_handshake_that_does_not_end_is_ended_after_five_seconds(ours: Authority) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with transceiver(ours.peer()) as source:
+            place = place_of(source.offer(host_memory(bytearray(PAYLOAD))))
+            for first in (b"", b"\x16\x03\x01\x02\x00"):
+                with socket.create_connection(place) as sock:
+                    sock.setblocking(False)
+                    began_s = loop.time()
+                    await loop.sock_sendall(sock, first)
+                    with suppress(ConnectionResetError):
+                        assert await loop.sock_recv(sock, 1) == b""
+                    assert loop.time() - began_s == pytest.approx(5.0, abs=0.1)
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize("says", [b"", b"\x05\0\0\0\x91\xa5grant"])
+def test_a_source_that_does_not_shake_hands_hears_no_secret(ours: Authority, says: bytes) -> None:
+    heard = bytearray()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(says)
+        with suppress(ConnectionResetError):
+            while data := await reader.read(4096):
+                heard.extend(data)
+        writer.close()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        peer = msgspec.msgpack.encode(Peer("127.0.0.1", server.sockets[0].getsockname()[1], b"secret"))
+        ticket = Ticket(wire="tcp+tls", offer_id=1, num_bytes=9, peer=peer)
+        async with transceiver(ours.peer()) as here:
+            began_s = loop.time()
+            with pytest.raises(HandoffFailed if says else HandoffStalled) as failed:
+                await pull(here, ticket)
+            assert loop.time() - began_s < 3
+            if says:
+                assert "does not speak TLS" in failed.value.message
+        server.close()
+        await until(lambda: heard)
+        assert b"secret" not in heard
+
+    run_jumping(main())
+
+
+def test_withdrawing_ends_a_pull_over_tls_at_once(ours: Authority) -> None:
+    async def main() -> None:
+        async with transceiver(ours.peer()) as source, transceiver(ours.peer()) as here:
+            large = source.offer(host_memory(bytearray(PAYLOAD * 48)))
+            running = asyncio.ensure_future(pull(here, large))
+            offer = source._source._offers[large.offer_id]  # noqa: SLF001  nothing public tells
+            await until(lambda: offer.readers, pause_s=0)
+            source.withdraw(large)
+            with pytest.raises(HandoffFailed):
+                await running
+            assert await pull(here, source.offer(host_memory(bytearray(PAYLOAD)))) == PAYLOAD
+
+    asyncio.run(main())

@@ -1,0 +1,283 @@
+"""TLS between processes over the TCP plane: who talks with whom, and what those are told who may not."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from baton import peer_tls as peer_tls_module
+from baton.connect import Wires
+from baton.errors import WorkerLost
+from baton.peer_tls import CA, CERT, KEY, PeerDistrusted, PeerTls
+from baton.strangers import strangers
+from baton.tcp import TcpTransport
+from baton.tls import CredentialError
+from tests.certificates import Authority
+from tests.clock import run_jumping
+from tests.planes import Endless, a_request, count_up, tokens
+from tests.waiting import PATIENCE_S, until
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "ours")
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "theirs")
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """What this process says of the next stranger."""
+    monkeypatch.setattr(strangers, "_logged_s", -math.inf)
+    caplog.set_level(logging.INFO)
+    return caplog
+
+
+def mixed(own: Authority, trusted: Authority) -> PeerTls:
+    """A process that trusts another authority than the one of its certificate. It finds that at its start, so
+    that only a process of a stranger can be like that.
+    """
+    tls, stranger = trusted.peer("trusted"), own.sign("mixed")
+    tls.connecting.load_cert_chain(*stranger)
+    tls.accepting.load_cert_chain(*stranger)
+    return tls
+
+
+@contextlib.asynccontextmanager
+async def serving(tls: PeerTls | None) -> AsyncIterator[str]:
+    worker = TcpTransport(tls=tls)
+    async with asyncio.timeout(PATIENCE_S), worker.serve("w", count_up) as address:
+        yield address
+    await worker.close()
+
+
+async def refusal(address: str, tls: PeerTls | None) -> str:
+    """Why a call fails; nothing is lost but that call."""
+    caller = TcpTransport(tls=tls)
+    try:
+        with pytest.raises(PeerDistrusted) as refused:
+            await tokens(caller.call(address, a_request(2)))
+        return refused.value.message
+    finally:
+        await caller.close()
+
+
+def test_a_process_with_tls_and_one_without_do_not_even_connect(ours: Authority) -> None:
+    async def main() -> None:
+        async with serving(ours.peer()) as address:
+            assert address.startswith("tls://127.0.0.1:")
+            assert "uses TLS, and this process does not (BATON_PEER_CERT is not set)" in await refusal(
+                address, None
+            )
+        with socket.create_server(("127.0.0.1", 0)) as plain:
+            address = f"tcp://127.0.0.1:{plain.getsockname()[1]}/w.secret"
+            told = await refusal(address, ours.peer())
+            assert "does not use TLS, and this process does (BATON_PEER_CERT)" in told
+            assert "secret" not in told
+            plain.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                plain.accept()
+
+    asyncio.run(main())
+
+
+def test_a_caller_of_another_authority_is_refused_by_name_while_streams_go_on(
+    ours: Authority, theirs: Authority, log: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        endless, caller, worker = Endless(), TcpTransport(tls=ours.peer()), TcpTransport(tls=ours.peer())
+        async with worker.serve("w", endless.answer) as address:
+            running = caller.call(address, a_request())
+            await anext(running)
+            told = await refusal(address, theirs.peer())
+            assert "its certificate is not valid for this process's authority: self-signed" in told
+            num_before = strangers.num_messages
+            told = await refusal(address, mixed(own=theirs, trusted=ours))
+            assert "it hung up on this process's certificate" in told
+            assert "worker w was lost" in told, "the rest of its name is a secret"
+            await until(lambda: strangers.num_messages > num_before)
+            assert "its certificate is not valid for this process's authority: unable to get" in log.text
+            assert not endless.closed.is_set()
+            await running.aclose()
+            await endless.closed.wait()
+        await caller.close()
+        await worker.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_stranger_without_a_certificate_learns_nothing_and_is_counted(
+    ours: Authority, log: pytest.LogCaptureFixture, version: ssl.TLSVersion
+) -> None:
+    context = ours.client()
+    context.minimum_version = context.maximum_version = version
+
+    async def main() -> None:
+        async with serving(ours.peer()) as address:
+            port = int(address.split(":")[2].partition("/")[0])
+            num_before = strangers.num_messages
+            with contextlib.suppress(ConnectionError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+                writer.write(b"let me in")
+                assert await reader.read() == b""
+                writer.transport.abort()
+            await until(lambda: strangers.num_messages == num_before + 1)
+            assert "last=the request plane: TLS with a caller failed: it has no certificate" in log.text
+
+    asyncio.run(main())
+
+
+def test_a_plain_stranger_is_disconnected_and_counted(ours: Authority, log: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with serving(ours.peer()) as address:
+            port = int(address.split(":")[2].partition("/")[0])
+            num_before = strangers.num_messages
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            assert await reader.read() == b""
+            writer.close()
+            assert strangers.num_messages == num_before + 1
+            assert "it does not speak TLS" in log.text
+
+    asyncio.run(main())
+
+
+def test_a_handshake_ends_after_ten_seconds_and_holds_up_no_end(ours: Authority) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        tls = ours.peer()
+        async with serving(tls) as address:
+            host, port = "127.0.0.1", int(address.split(":")[2].partition("/")[0])
+            reader, writer = await asyncio.open_connection(host, port)
+            began_s = loop.time()
+            assert await reader.read() == b""
+            assert loop.time() - began_s == pytest.approx(10, abs=0.5)
+            writer.close()
+            _, writer = await asyncio.open_connection(host, port)
+            caller = TcpTransport(tls=tls)
+            assert await tokens(caller.call(address, a_request(2))) == [0, 1]
+            await caller.close()
+            began_s = loop.time()
+        assert loop.time() - began_s < 5
+        writer.close()
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize("says", [b"", b"SSH-2.0-OpenSSH_9.2\r\n"])
+def test_a_worker_that_does_not_shake_hands_is_lost_within_the_liveness_limit(
+    ours: Authority, says: bytes
+) -> None:
+    heard = bytearray()
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(says)
+        with contextlib.suppress(ConnectionResetError):
+            while data := await reader.read(4096):
+                heard.extend(data)
+        writer.close()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        server = await asyncio.start_server(greet, "127.0.0.1", 0)
+        caller = TcpTransport(tls=ours.peer())
+        began_s = loop.time()
+        address = f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}/w.secret"
+        with pytest.raises(WorkerLost, match="does not speak TLS" if says else "does not respond"):
+            await tokens(caller.call(address, a_request()))
+        assert loop.time() - began_s < 3
+        await caller.close()
+        server.close()
+        await until(lambda: heard)
+        assert b"secret" not in heard
+
+    run_jumping(main())
+
+
+def test_renewed_certificates_are_for_new_connections(
+    ours: Authority, theirs: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_tls_module, "EVERY_S", 0)
+    cert, key = ours.sign("worker")
+    tls = PeerTls(cert, key, ours.ca)
+
+    async def main() -> None:
+        endless, caller, worker = Endless(), TcpTransport(tls=ours.peer()), TcpTransport(tls=tls)
+        later = TcpTransport(tls=theirs.peer())
+        async with worker.serve("w", endless.answer) as address:
+            running = caller.call(address, a_request())
+            await anext(running)
+            renewed = theirs.sign("worker")
+            cert.write_bytes(renewed.cert.read_bytes())
+            key.write_bytes(renewed.key.read_bytes())
+            await refusal(address, theirs.peer())  # its authority is not renewed yet: nothing has changed
+            ours.ca.write_bytes(theirs.ca.read_bytes())
+            another = later.call(address, a_request())
+            await anext(another)
+            assert not endless.closed.is_set()
+            await another.aclose()
+            await running.aclose()
+        for each in (later, caller, worker):
+            await each.close()
+
+    asyncio.run(main())
+
+
+def broken(ours: Authority, theirs: Authority) -> Iterator[tuple[dict[str, str], str]]:
+    """Environments, and what is wrong with them."""
+    good, other, foreign = ours.environ("good"), ours.environ("other"), theirs.environ("foreign")
+    for missing in good:
+        yield {k: v for k, v in good.items() if k != missing}, "set all three, or none"
+    yield good | {KEY: "/none"}, "/none are not a certificate and its key in PEM: no such file"
+    yield good | {KEY: other[KEY]}, "are not a certificate and its key in PEM: key values mismatch"
+    yield good | {CA: "/none"}, "/none has no certificates in PEM: no such file"
+    yield good | {CA: good[KEY]}, "has no certificates in PEM: no certificate or crl found"
+    yield good | {CA: foreign[CA]}, "is not valid for the authority .*: unable to get local issuer"
+    yield ours.environ("expired", days=0), "is not valid for the authority .*: certificate has expired"
+    yield ours.environ("server", extension="extendedKeyUsage=serverAuth"), "unsuitable certificate purpose"
+
+
+def test_files_that_no_peer_would_accept_are_named_at_the_start(
+    ours: Authority, theirs: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for environ, message in broken(ours, theirs):
+        with monkeypatch.context() as own:
+            for name, value in environ.items():
+                own.setenv(name, value)
+            with pytest.raises(CredentialError, match=f"{CERT}, {KEY},? (and )?{CA}: .*{message}"):
+                Wires(request_plane="nats", discovery_backend="etcd").check()
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [("workers --check --engine mocker", 2), ("frontend --http-port 0", 2), ("baton doctor", 2)],
+)
+def test_each_command_names_a_missing_file(
+    ours: Authority, tmp_path: Path, command: str, status: int
+) -> None:
+    environ = ours.environ("good") | {KEY: "/none", "BATON_FILE_REGISTRY": str(tmp_path / "registry")}
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split()],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == status
+    told = f"{CERT}, {KEY}, {CA}: {environ[CERT]} and /none are not a certificate and its key"
+    assert told in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
