@@ -203,13 +203,12 @@ class Post:
         self._closing = True
         self._wake.set()
         await asyncio.wait({self._publisher}, timeout=CLOSE_S)
+        self.forget_all()  # nats-py swallows the cancellation of a publish, and the task would go on
         self._publisher.cancel()
-        with contextlib.suppress(nats.errors.Error, TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                await self._client.flush()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
-                await self._client.close()
+                # nats-py may cancel what it waits for itself here, which does not cancel this task.
+                await asyncio.gather(self._client.close(), return_exceptions=True)
 
     async def _publish(self) -> None:
         while not self._closing or self._waiting:
