@@ -127,9 +127,9 @@ class Admission:
 
     @property
     def _rate(self) -> float:
-        """Places that become free in a second (Little's law)."""
+        """Places that become free in a second (Little's law), while at least one request runs."""
         mean_s = _UNMEASURED_S if self._mean_s is None else self._mean_s
-        return min(self._num_places, max(1, self._num_running)) / max(mean_s, 1e-3)
+        return min(self._num_places, self._num_running) / max(mean_s, 1e-3)
 
     @property
     def _num_places(self) -> float:

@@ -154,8 +154,8 @@ def test_an_idle_process_that_is_cut_off_connects_again(nats_server: str) -> Non
             worker = NatsTransport(url)
             async with worker.serve("w", count_up) as address:
                 is_cut.set()
-                with pytest.raises(WorkerLost):
-                    while True:
+                with contextlib.suppress(WorkerLost):
+                    while True:  # until what the relay had begun to read is through
                         await tokens(caller.call(address, a_request()))
                 async with asyncio.timeout(scaled(15)):
                     await eventually(lambda: tokens(caller.call(address, a_request())))

@@ -16,7 +16,7 @@ from baton.streams import TICK_S
 from baton.transport import Transport
 from tests.alive import Newborn
 from tests.conftest import LaunchServer, ServerProcess
-from tests.planes import Endless, Plane, a_request, count_up, tokens
+from tests.planes import Endless, Plane, a_request, tokens
 from tests.waiting import scaled, until
 
 LIVENESS_S = scaled(1.0)

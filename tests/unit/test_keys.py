@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from frontend.http.keys import ApiKey, known, line_of, parse_keys, presented, read_keys
+from frontend.http.keys import MAX_FILE_BYTES, ApiKey, known, line_of, parse_keys, presented, read_keys
 from frontend.http.limits import KeyLimits
 from frontend.http.reread import Reread
 from operations.key import key as key_tool
@@ -53,6 +53,7 @@ def test_every_key_is_found_under_its_name_and_no_other(
 
 @given(st.text() | st.lists(st.text(alphabet="ab0 #=\n\t")).map("".join))
 @example("alice " + "0" * 64 + "\x85bob " + "1" * 64)
+@example("#bob " + "1" * 64)
 def test_any_text_is_read_or_refused_by_line_without_quoting_it(text: str) -> None:
     try:
         keys = parse_keys(text)
@@ -104,8 +105,17 @@ def test_a_file_that_others_can_write_is_refused(mode: int, tmp_path: Path) -> N
     assert len(read_keys(path)) == 1
 
 
+def test_a_file_of_more_than_sixteen_mebibytes_is_refused(tmp_path: Path) -> None:
+    path = keys_file(tmp_path, "#" * MAX_FILE_BYTES)
+    assert not read_keys(path)
+    with path.open("a") as file:
+        file.write("#")
+    with pytest.raises(ValueError, match="has more than 16777216 bytes"):
+        read_keys(path)
+
+
 def test_a_key_comes_as_bearer_or_in_anthropics_header() -> None:
-    assert presented([(b"authorization", b"bearer  a "), (b"x-api-key", b"b")]) == [b"a", b"b"]
+    assert presented([(b"authorization", b"bearer  a "), (b"x-api-key", b" b ")]) == [b"a", b"b"]
     assert (
         presented([(b"authorization", b"Basic a"), (b"authorization", b"Bearer "), (b"x-api-key", b"")]) == []
     )
