@@ -57,11 +57,9 @@ def test_of_one_callers_requests_the_lower_priority_goes_first() -> None:
 def test_no_more_places_become_free_than_requests_run() -> None:
     async def main() -> None:
         admission = admission_of(10, 1)
-        async with admission.place(
-            request(600), "a"
-        ) as start:  # how long requests last is known from here on
+        async with admission.place(request(600), "a") as start:
             start()
-            await asyncio.sleep(10)
+            await asyncio.sleep(10)  # how long requests last is known from here on
         running = [asyncio.create_task(hold(admission, 10)) for _ in range(2)]  # the second waits
         await asyncio.sleep(0)
         with pytest.raises(Overloaded):  # it would wait for 10 s, and run for 10 s
