@@ -203,8 +203,7 @@ class Post:
         self._closing = True
         self._wake.set()
         await asyncio.wait({self._publisher}, timeout=CLOSE_S)
-        self.forget_all()  # nats-py swallows the cancellation of a publish, and the task would go on
-        self._publisher.cancel()
+        self.forget_all()  # so that the task ends with its publish, whose cancellation nats-py swallows
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 # nats-py may cancel what it waits for itself here, which does not cancel this task.

@@ -12,15 +12,15 @@ from baton.etcd_rpc import EtcdError, EtcdRpc
 from baton.messages import WorkerInfo
 from tests.conftest import LaunchServer, free_port
 from tests.registry import worker
-from tests.waiting import PATIENCE_S, scaled
+from tests.waiting import PATIENCE_S, scaled, until
 
 KEY = b"test_etcd_answers"
-Answer = Callable[[str, dict[str, str]], grpc.StatusCode | tuple[grpc.StatusCode, str] | bytes]
+Answer = Callable[[str, dict[str, str]], grpc.StatusCode | tuple[grpc.StatusCode, str] | bytes | None]
 Watched = Callable[[], AsyncIterator[bytes]]
 
 
 class Scripted(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stubs' class takes arguments
-    """Answers calls with bytes or a status, and watches with what `watched` yields; notes what was asked."""
+    """Answers calls with bytes or a status, or never, and watches with what `watched` yields."""
 
     def __init__(
         self, answer: Answer = lambda _method, _metadata: b"", watched: Watched | None = None
@@ -36,8 +36,11 @@ class Scripted(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the st
 
         async def one(_: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
             answer = self._answer(method, metadata)
+            if answer is None:
+                await asyncio.Event().wait()
             if isinstance(answer, bytes):
                 return answer
+            assert answer is not None
             code, words = answer if isinstance(answer, tuple) else (answer, "")
             await context.abort(code, words)
             raise AssertionError("abort raises")
@@ -196,6 +199,33 @@ def test_the_endpoint_of_a_watch_without_an_answer_is_left() -> None:
         assert [method for method, _ in second.asked] == ["Range"]
 
     asyncio.run(main())
+
+
+def test_closing_ends_a_call_without_an_answer() -> None:
+    async def main() -> None:
+        handler = Scripted(lambda _method, _metadata: None)
+        async with serving(handler) as url, client(url) as rpc:
+            asking = asyncio.ensure_future(rpc.has(KEY))
+            await until(lambda: handler.asked)
+            await rpc.close()
+            with pytest.raises(EtcdError, match="closed"):
+                await asking
+
+    asyncio.run(main())
+
+
+def test_one_who_is_cancelled_while_the_client_closes_is_cancelled() -> None:
+    async def check(rpc: EtcdRpc, _: Scripted) -> None:
+        async with aclosing(rpc.watch(KEY, 1, None)) as batches:
+            await anext(batches)
+            waiting = asyncio.ensure_future(anext(batches))
+            await asyncio.sleep(0)  # `anext` waits now
+            rpc.closed = True
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+    watching(confirmed_and_silent, check)
 
 
 def test_no_proxy_is_asked_for_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,24 @@ def test_generators_wait_while_more_than_a_megabyte_does(nats_server: str) -> No
     asyncio.run(scenario())
 
 
+async def later(post: Post, subject: str) -> None:
+    post.put(subject, b"late", "")
+
+
+def test_what_is_put_while_disconnected_is_forgotten(
+    nats_server: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with connected(nats_server) as (client, post, subject):
+            await client.close()
+            post.put(subject, b"lost", "")
+            for _ in range(5):
+                await asyncio.sleep(0)  # turns for what must not happen
+
+    asyncio.run(scenario())
+    assert "publish_failed" not in caplog.text
+
+
 def test_what_waits_is_published_before_it_closes_and_nothing_after(nats_server: str) -> None:
     async def scenario() -> None:
         async with connected(nats_server) as (client, _, subject):
@@ -72,10 +90,7 @@ def test_what_waits_is_published_before_it_closes_and_nothing_after(nats_server:
             await client.flush()
             async with connected(nats_server) as (_, post, _):
                 post.put(subject, b"waits", "")
-                closing = asyncio.ensure_future(post.close())
-                await asyncio.sleep(0)  # it has begun
-                post.put(subject, b"late", "")
-                await closing
+                await asyncio.gather(post.close(), later(post, subject))
             await client.publish(subject, b"last")
             messages = [(await received.next_msg(timeout=PATIENCE_S)).data for _ in range(2)]
             assert messages == [b"waits", b"last"]
