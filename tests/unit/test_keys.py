@@ -1,5 +1,6 @@
 """The API keys file: what a line may be, who may write it, and what a changed file does."""
 
+import asyncio
 import hashlib
 import logging
 from functools import partial
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from frontend.http.keys import MAX_FILE_BYTES, ApiKey, known, line_of, parse_keys, presented, read_keys
 from frontend.http.limits import KeyLimits
-from frontend.http.reread import Reread
+from frontend.http.reread import Reread, kept_current
 from operations.key import key as key_tool
+from tests.waiting import until
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", fullmatch=True)
 
@@ -122,6 +124,19 @@ def test_a_key_comes_as_bearer_or_in_anthropics_header() -> None:
     keys = parse_keys(line_of("alice", "a"))
     both = [(b"authorization", b"Bearer stale"), (b"x-api-key", b"a")]
     assert known(keys, both) == ApiKey("alice")
+
+
+def test_files_are_kept_current_during_a_context_only(tmp_path: Path) -> None:
+    path = keys_file(tmp_path, line_of("alice", "a"))
+    keys = Reread([path], partial(read_keys, path))
+
+    async def main() -> None:
+        async with kept_current([keys], every_s=0.01):
+            keys_file(tmp_path, line_of("robert", "b"))
+            await until(lambda: list(keys.value.values()) == [ApiKey("robert")])
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
 
 
 def test_a_changed_file_is_read_again_and_a_broken_one_changes_nothing(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from frontend.harmony.conversation import AssistantTurn, ToolCall, ToolResult, Turn, UserTurn
 from frontend.turn.seal import Changed, Seal
-from frontend.turn.thoughts import Thoughts
+from frontend.turn.thoughts import Kept, Thoughts
 
 
 def called(*call_ids: str, reasoning: str | None = None) -> AssistantTurn:
@@ -30,6 +30,19 @@ class Clock:
 
 def reasonings(turns: tuple[Turn, ...]) -> list[str | None]:
     return [turn.reasoning for turn in turns if isinstance(turn, AssistantTurn)]
+
+
+def test_a_thought_that_is_kept_is_shared_once() -> None:
+    there = Thoughts()
+    shared: list[Kept] = []
+    here = Thoughts(share=shared.append, max_bytes=80_000)
+    here.keep("alice", ["a"], "Think.")
+    here.keep("alice", ["b"], "x" * 10_000)  # too long to be kept
+    for kept in shared:
+        there.take(kept)
+        here.take(kept)
+    assert [kept.ids for kept in shared] == [("a",)]
+    assert there.recall("alice", "a") == "Think."
 
 
 def test_a_call_that_comes_back_without_its_thought_gets_it() -> None:
