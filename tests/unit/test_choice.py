@@ -1,0 +1,95 @@
+"""One choice of an answer: the same however its tokens come together, up to where it is stopped."""
+
+from collections.abc import Sequence
+from itertools import islice
+
+import pytest
+
+from baton.messages import TokenChunk
+from frontend.harmony.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
+from frontend.harmony.parse import HarmonyParser
+from frontend.turn.choice import Choice
+from tests.scripted_frontend import TOKENIZER
+from tests.scripted_workers import request
+
+THINK = "<|channel|>analysis<|message|>Let me think.<|end|><|start|>assistant"
+CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}<|call|>'
+ANSWER = THINK + "<|channel|>final<|message|>Hello, world. And more.<|return|>"
+TWO_CALLS = THINK + CALL + "<|start|>assistant" + CALL
+
+
+def choice_of(*stop_strings: str, max_calls: int | None = None) -> Choice:
+    reader = HarmonyParser(TOKENIZER.vocabulary, frozenset({"functions.f", "f"}), may_call=True)
+    return Choice(request(), reader, stop_strings=stop_strings, max_calls=max_calls)
+
+
+def fed(choice: Choice, text: str, tokens_per_chunk: int) -> list[Delta]:
+    """All deltas of a text, of which nothing is left out after a stop."""
+    token_ids = iter(TOKENIZER.encode_text(text, allow_special=True))
+    deltas: list[Delta] = []
+    while ids := tuple(islice(token_ids, tokens_per_chunk)):
+        deltas += choice.feed(TokenChunk(ids))
+    return [*deltas, *choice.finish()]
+
+
+def shown(deltas: Sequence[Delta]) -> tuple[str, str, str]:
+    """(text, reasoning, calls)."""
+    text, thought, calls = "", "", ""
+    for delta in deltas:
+        match delta:
+            case TextDelta():
+                text += delta.text
+            case ReasoningDelta():
+                thought += delta.text
+            case ToolCallStart():
+                calls += f" {delta.name}:"
+            case ToolCallArguments():
+                calls += delta.text
+    return text, thought, calls
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 2, 7, 1000])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (ANSWER, ("Hello, world. And more.", "Let me think.", "")),
+        (TWO_CALLS, ("", "Let me think.", ' f:{"x": 1} f:{"x": 1}')),
+    ],
+)
+def test_an_answer_is_told_and_written_down_whole(
+    text: str, expected: tuple[str, str, str], tokens_per_chunk: int
+) -> None:
+    choice = choice_of()
+    assert shown(fed(choice, text, tokens_per_chunk)) == expected
+    assert choice.thought == "Let me think."
+    written = choice.writing.turn(TOKENIZER)
+    assert written is not None
+    assert written.thought == "Let me think."
+    assert written.said == expected[0]
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 2, 7, 1000])
+@pytest.mark.parametrize(
+    ("stop", "expected", "met"),
+    [
+        (", w", "Hello", ", w"),
+        ("more.X", "Hello, world. And more.", None),  # its beginning is held back until the end
+        ("think", "Hello, world. And more.", None),  # reasoning is not text
+    ],
+)
+def test_a_stop_string_ends_the_text_only(
+    stop: str, expected: str, met: str | None, tokens_per_chunk: int
+) -> None:
+    choice = choice_of(stop)
+    assert shown(fed(choice, ANSWER, tokens_per_chunk))[:2] == (expected, "Let me think.")
+    assert choice.stop_string == met
+    assert choice.stopped == (met is not None)
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 2, 7, 1000])
+def test_nothing_is_told_after_the_last_call_that_is_allowed(tokens_per_chunk: int) -> None:
+    choice = choice_of(max_calls=1)
+    more = "<|start|>assistant<|channel|>final<|message|>Hello"
+    assert shown(fed(choice, TWO_CALLS + more, tokens_per_chunk)) == ("", "Let me think.", ' f:{"x": 1}')
+    assert choice.stopped
+    assert len(choice.call_ids) == 1
