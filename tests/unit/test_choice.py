@@ -9,6 +9,7 @@ from baton.messages import TokenChunk
 from frontend.harmony.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
 from frontend.harmony.parse import HarmonyParser
 from frontend.turn.choice import Choice
+from frontend.turn.raw_text import RawText
 from tests.scripted_frontend import TOKENIZER
 from tests.scripted_workers import request
 
@@ -93,3 +94,35 @@ def test_nothing_is_told_after_the_last_call_that_is_allowed(tokens_per_chunk: i
     assert shown(fed(choice, TWO_CALLS + more, tokens_per_chunk)) == ("", "Let me think.", ' f:{"x": 1}')
     assert choice.stopped
     assert len(choice.call_ids) == 1
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 1000])
+def test_raw_text_that_might_have_become_a_stop_string_is_told_at_the_end(tokens_per_chunk: int) -> None:
+    choice = Choice(request(), RawText(TOKENIZER), stop_strings=("more.X",))
+    assert shown(fed(choice, "Hello and more.", tokens_per_chunk))[0] == "Hello and more."
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 1000])
+def test_a_stop_string_does_not_span_two_messages(tokens_per_chunk: int) -> None:
+    choice = choice_of("hereHello")
+    preamble = "<|channel|>commentary<|message|>Look here<|end|><|start|>assistant"
+    deltas = fed(choice, preamble + "<|channel|>final<|message|>Hello<|return|>", tokens_per_chunk)
+    assert not choice.stopped
+    texts = "".join(delta.text if isinstance(delta, TextDelta) else "|" for delta in deltas)
+    assert texts == "Look here|Hello|"
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 2, 1000])
+@pytest.mark.parametrize("stop", ["never", "world. And less", "more.X"])
+def test_each_token_of_the_text_is_in_one_delta_even_if_held_back(stop: str, tokens_per_chunk: int) -> None:
+    whole = [delta for delta in fed(choice_of(), ANSWER, 1) if isinstance(delta, TextDelta)]
+    said = [delta for delta in fed(choice_of(stop), ANSWER, tokens_per_chunk) if isinstance(delta, TextDelta)]
+    assert (said[0].start, said[-1].stop) == (whole[0].start, whole[-1].stop)
+    assert [delta.stop for delta in said[:-1]] == [delta.start for delta in said[1:]]
+
+
+def test_an_answer_that_is_cut_after_a_call_was_cut() -> None:
+    choice = choice_of()
+    choice.feed(TokenChunk(tuple(TOKENIZER.encode_text(THINK + CALL, allow_special=True)), "length"))
+    choice.finish()
+    assert (choice.finish_reason, choice.is_cut) == ("length", True)
