@@ -6,6 +6,7 @@ from itertools import islice
 import pytest
 
 from baton.messages import TokenChunk
+from frontend.harmony.conversation import AssistantTurn, ToolCall
 from frontend.harmony.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
 from frontend.harmony.parse import HarmonyParser
 from frontend.turn.choice import Choice
@@ -106,10 +107,15 @@ def test_raw_text_that_might_have_become_a_stop_string_is_told_at_the_end(tokens
 def test_a_stop_string_does_not_span_two_messages(tokens_per_chunk: int) -> None:
     choice = choice_of("hereHello")
     preamble = "<|channel|>commentary<|message|>Look here<|end|><|start|>assistant"
-    deltas = fed(choice, preamble + "<|channel|>final<|message|>Hello<|return|>", tokens_per_chunk)
+    text = preamble + "<|channel|>final<|message|>Hello<|return|>"
+    deltas = fed(choice, text, tokens_per_chunk)
     assert not choice.stopped
     texts = "".join(delta.text if isinstance(delta, TextDelta) else "|" for delta in deltas)
     assert texts == "Look here|Hello|"
+    said = [delta for delta in deltas if isinstance(delta, TextDelta)]
+    whole = [delta for delta in fed(choice_of(), text, 1) if isinstance(delta, TextDelta)]
+    starts = {delta.start for delta in whole}
+    assert all(delta.start in starts or delta.start == delta.stop for delta in said)
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 2, 1000])
@@ -126,3 +132,13 @@ def test_an_answer_that_is_cut_after_a_call_was_cut() -> None:
     choice.feed(TokenChunk(tuple(TOKENIZER.encode_text(THINK + CALL, allow_special=True)), "length"))
     choice.finish()
     assert (choice.finish_reason, choice.is_cut) == ("length", True)
+
+
+def test_an_answer_of_which_a_call_is_left_out_was_not_told() -> None:
+    choice = choice_of()
+    fed(choice, TWO_CALLS, 7)
+    written = choice.writing.turn(TOKENIZER)
+    assert written is not None
+    call = ToolCall(call_id="a", name="f", arguments='{"x":1}')
+    assert written.is_told_by(AssistantTurn(tool_calls=(call, call)))
+    assert not written.is_told_by(AssistantTurn(tool_calls=(call,)))

@@ -198,8 +198,8 @@ def test_a_stream_ends_when_its_response_is_kept() -> None:
 
 def test_a_follower_of_a_silent_run_soon_gets_a_comment() -> None:
     async def scenario() -> None:
-        waits = {"first_event_wait_s": 0.001, "keep_alive_s": 3600.0}
-        async with frontend(ANSWER, script={"pause_at": 0}, **waits) as client:
+        script = {"pause_at": 0}
+        async with frontend(ANSWER, script=script, first_event_wait_s=0.001, keep_alive_s=3600.0) as client:
             making = asyncio.create_task(client.respond(background=True, stream=True))
             await client.tokens.paused.wait()
             (response_id,) = client.responses.runs._runs  # noqa: SLF001  its id is not known yet
