@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from tests.alive import Newborn
 from tests.kv_peer import near, needs_nixl, pattern
 from tests.waiting import PATIENCE_S
 from workers.kv.direct import DirectTransceiver
@@ -112,6 +113,35 @@ def test_a_transceiver_that_does_not_start_leaves_no_thread() -> None:
         with pytest.raises(OSError, match="assign"):
             await DirectTransceiver("192.0.2.1").start()
         assert "kv-ucx" not in {thread.name for thread in threading.enumerate()}
+
+    asyncio.run(main())
+
+
+def test_after_a_pull_nothing_is_polled_and_closing_frees_the_agents() -> None:
+    agents = Newborn(Agent)
+
+    async def is_idle(transceiver: DirectTransceiver) -> bool:
+        poll = transceiver._poller.submit(transceiver._fabric.poll)  # noqa: SLF001  nothing public tells
+        return await asyncio.wrap_future(poll) is None
+
+    async def main() -> None:
+        both = source, puller = DirectTransceiver("127.0.0.1"), DirectTransceiver("127.0.0.1")
+        for transceiver in both:
+            await transceiver.start()
+        buffer = bytearray(NUM_BYTES)
+        ticket = source.offer(host_memory(pattern(NUM_BYTES, 1)))
+        moved = asyncio.ensure_future(source.moved(ticket))
+        await puller.pull(ticket, host_memory(buffer), PATIENCE_S)
+        await moved
+        assert buffer == pattern(NUM_BYTES, 1)
+        async with asyncio.timeout(PATIENCE_S):
+            for transceiver in both:
+                while not await is_idle(transceiver):
+                    await asyncio.sleep(0.01)  # the end of a read has no event
+        for transceiver in both:
+            await transceiver.close()
+        assert agents.count() == 0
+        assert len(both) == 2  # they live
 
     asyncio.run(main())
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from baton.connect import Wires
+from baton.nats_login import nats_options
 from baton.streams import TICK_S
 
 Given = dict[str, Any]
@@ -65,3 +66,9 @@ def test_the_shortest_liveness_limit_is_four_heartbeats() -> None:
     assert Wires(liveness_s=4 * TICK_S).liveness_s == 4 * TICK_S
     with pytest.raises(ValueError, match="must be at least 1, as workers send a heartbeat every"):
         Wires(liveness_s=4 * TICK_S - 0.01)
+
+
+def test_empty_variables_are_no_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AUTH_USERNAME", "AUTH_PASSWORD", "AUTH_TOKEN", "AUTH_CA", "AUTH_CLIENT_CERT"):
+        monkeypatch.setenv(f"NATS_{name}", "")
+    assert nats_options() == {}

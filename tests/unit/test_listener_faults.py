@@ -90,3 +90,16 @@ def test_one_that_is_closed_in_its_pause_accepts_no_more() -> None:
         taken.close()
 
     asyncio.run(main())
+
+
+def test_one_that_is_closed_after_a_pause_accepts_those_that_wait() -> None:
+    async def main() -> None:
+        taken = Taken(Failing(OSError(errno.EMFILE, "no descriptors")))
+        await until(lambda: taken.socks)
+        late = socket.create_connection(taken.failing.getsockname())
+        taken.listener.close()
+        assert len(taken.socks) == 2
+        late.close()
+        taken.close()
+
+    asyncio.run(main())

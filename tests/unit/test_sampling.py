@@ -138,6 +138,10 @@ def test_each_choice_of_each_prompt_is_a_request_of_its_own() -> None:
     assert {(r.model, r.deadline_s, r.priority) for r in requests} == {("m", 7.0, -5)}
 
 
+def test_the_longest_prompt_leaves_the_room_of_all_answers() -> None:
+    assert {r.sampling.max_tokens for r in made(asked({}, [1], [1] * 60, [1]))} == {40}
+
+
 def test_a_single_request_keeps_the_id_that_it_was_given() -> None:
     (request,) = made(asked({}, [1]))
     assert (request.request_id, request.priority) == ("r", 0)
