@@ -204,10 +204,11 @@ class Post:
         self._wake.set()
         await asyncio.wait({self._publisher}, timeout=CLOSE_S)
         self.forget_all()  # so that the task ends with its publish, whose cancellation nats-py swallows
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                # nats-py may cancel what it waits for itself here, which does not cancel this task.
-                await asyncio.gather(self._client.close(), return_exceptions=True)
+        for ending in (self._client.flush, self._client.close):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    # nats-py may cancel what it waits for itself here, which does not cancel this task.
+                    await asyncio.gather(ending(), return_exceptions=True)
 
     async def _publish(self) -> None:
         while not self._closing or self._waiting:

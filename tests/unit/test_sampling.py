@@ -1,6 +1,7 @@
 """A body's sampling fields as token requests: defaults, limits, whose word counts when two speak."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -140,6 +141,27 @@ def test_each_choice_of_each_prompt_is_a_request_of_its_own() -> None:
 
 def test_the_longest_prompt_leaves_the_room_of_all_answers() -> None:
     assert {r.sampling.max_tokens for r in made(asked({}, [1], [1] * 60, [1]))} == {40}
+
+
+@pytest.mark.parametrize(("num_bytes", "is_apart"), [(8192, False), (8193, True)])
+def test_a_long_prompt_is_encoded_in_a_thread_so_that_streams_go_on(
+    num_bytes: int, is_apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    encode = TOKENIZER.encode_text
+
+    def noted(*args: Any, **options: Any) -> list[int]:
+        threads.append(threading.current_thread())
+        return encode(*args, **options)
+
+    monkeypatch.setattr(TOKENIZER, "encode_text", noted)
+    made(msgspec.structs.replace(asked({}), num_bytes=num_bytes))
+    assert [thread is not threading.main_thread() for thread in threads] == [is_apart]
+
+
+def test_zero_is_a_seed_too() -> None:
+    assert sampling(seed=0).is_seeded
+    assert not sampling().is_seeded
 
 
 def test_a_single_request_keeps_the_id_that_it_was_given() -> None:

@@ -143,3 +143,8 @@ def test_what_was_changed_is_refused() -> None:
 
 def test_without_a_key_of_the_operators_a_seal_is_the_process_own() -> None:
     assert Seal().open(Seal().close("Think.")) is None
+
+
+def test_no_more_than_four_mebibytes_of_a_sealed_text_are_unpacked() -> None:
+    seal = Seal(b"key")
+    assert len(seal.open(seal.close("x" * (5 << 20))) or "") == 4 << 20
