@@ -7,10 +7,18 @@ import pytest
 
 from baton.messages import TokenChunk
 from frontend.harmony.conversation import AssistantTurn, ToolCall
-from frontend.harmony.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
+from frontend.harmony.deltas import (
+    Delta,
+    MessageEnd,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallStart,
+)
 from frontend.harmony.parse import HarmonyParser
 from frontend.turn.choice import Choice
 from frontend.turn.raw_text import RawText
+from frontend.turn.text_calls import TextCalls
 from tests.scripted_frontend import TOKENIZER
 from tests.scripted_workers import request
 
@@ -142,3 +150,12 @@ def test_an_answer_of_which_a_call_is_left_out_was_not_told() -> None:
     call = ToolCall(call_id="a", name="f", arguments='{"x":1}')
     assert written.is_told_by(AssistantTurn(tool_calls=(call, call)))
     assert not written.is_told_by(AssistantTurn(tool_calls=(call,)))
+
+
+def test_the_input_of_a_custom_tool_is_unwrapped_and_that_of_others_is_not_held_back() -> None:
+    held = [ToolCallStart(0, "patch"), ToolCallArguments(0, '{"input":'), ToolCallArguments(0, ' "x"}')]
+    passed = [ToolCallStart(1, "f"), ToolCallArguments(1, '{"input":'), ToolCallArguments(1, ' "x"}')]
+    calls = TextCalls(frozenset({"patch"}))
+    assert list(calls.pass_on(held)) == [held[0]]
+    assert list(calls.pass_on([MessageEnd()])) == [ToolCallArguments(0, "x"), MessageEnd()]
+    assert list(calls.pass_on([*passed, MessageEnd()])) == [*passed, MessageEnd()]

@@ -159,6 +159,26 @@ def test_a_long_prompt_is_encoded_in_a_thread_so_that_streams_go_on(
     assert [thread is not threading.main_thread() for thread in threads] == [is_apart]
 
 
+def test_a_text_of_more_than_two_contexts_is_not_tokenised_to_its_end() -> None:
+    long = TurnRequest(
+        model="alias",
+        prompt=RawPrompts(("x y " * 50_000,)),
+        path="prompt",
+        num_bytes=1,
+        sampling=SamplingFields(),
+    )
+    with pytest.raises(ContextTooLong, match="`prompt` has more than 200 tokens"):
+        made(long)
+
+
+def test_prompts_of_8192_tokens_can_be_scored_and_longer_ones_not() -> None:
+    served = ServedModel("m", 10_000, TOKENIZER, "2026-11-21")
+    scored = asked({}, prompt_logprobs=0)
+    assert sampling_of(scored, served, num_prompt_tokens=8192).prompt_logprobs == 0
+    with pytest.raises(InvalidRequest, match="limited to prompts of 8192 tokens"):
+        sampling_of(scored, served, num_prompt_tokens=8193)
+
+
 def test_zero_is_a_seed_too() -> None:
     assert sampling(seed=0).is_seeded
     assert not sampling().is_seeded

@@ -148,3 +148,7 @@ def test_without_a_key_of_the_operators_a_seal_is_the_process_own() -> None:
 def test_no_more_than_four_mebibytes_of_a_sealed_text_are_unpacked() -> None:
     seal = Seal(b"key")
     assert len(seal.open(seal.close("x" * (5 << 20))) or "") == 4 << 20
+
+
+def test_a_signature_has_128_bits() -> None:
+    assert len(Seal(b"key").sign("x").rpartition(".")[2]) == 32
