@@ -56,6 +56,37 @@ def test_a_source_with_new_registrations_is_met_again(fabrics: list[Fabric]) -> 
     assert peer.epoch == first.epoch + 1
 
 
+def test_every_read_that_has_ended_is_released(
+    fabrics: list[Fabric], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released: list[object] = []
+    release = Agent.release
+
+    def noted(agent: Agent, handle: object) -> None:
+        released.append(handle)
+        release(agent, handle)
+
+    monkeypatch.setattr(Agent, "release", noted)
+    source, *_, reader = fabrics
+    source.lend()
+    reach = source.reach(host_memory(pattern(NUM_BYTES, 1)))
+    for number in (1, 2):
+        read = Read(reach, host_memory(bytearray(NUM_BYTES)))
+        reader.begin(read)
+        assert ended(read, source, reader) is None
+        assert len(released) == number
+
+
+def test_a_read_that_is_given_up_twice_gets_no_second_grace(fabrics: list[Fabric]) -> None:
+    source, *_, reader = fabrics
+    read = Read(source.reach(host_memory(bytearray(NUM_BYTES))), host_memory(bytearray(NUM_BYTES)))
+    reader.give_up(read)
+    first = read.give_up_at
+    assert first < float("inf")
+    reader.give_up(read)
+    assert read.give_up_at == first
+
+
 def test_the_number_of_kept_peers_is_bounded(fabrics: list[Fabric]) -> None:
     *sources, reader = fabrics
     for seed, source in enumerate(sources):

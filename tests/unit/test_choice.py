@@ -153,8 +153,16 @@ def test_an_answer_of_which_a_call_is_left_out_was_not_told() -> None:
 
 
 def test_the_input_of_a_custom_tool_is_unwrapped_and_that_of_others_is_not_held_back() -> None:
-    held = [ToolCallStart(0, "patch"), ToolCallArguments(0, '{"input":'), ToolCallArguments(0, ' "x"}')]
-    passed = [ToolCallStart(1, "f"), ToolCallArguments(1, '{"input":'), ToolCallArguments(1, ' "x"}')]
+    held: list[Delta] = [
+        ToolCallStart(0, "patch"),
+        ToolCallArguments(0, '{"input":'),
+        ToolCallArguments(0, ' "x"}'),
+    ]
+    passed: list[Delta] = [
+        ToolCallStart(1, "f"),
+        ToolCallArguments(1, '{"input":'),
+        ToolCallArguments(1, ' "x"}'),
+    ]
     calls = TextCalls(frozenset({"patch"}))
     assert list(calls.pass_on(held)) == [held[0]]
     assert list(calls.pass_on([MessageEnd()])) == [ToolCallArguments(0, "x"), MessageEnd()]
