@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from baton.errors import EngineFailure, HandoffFailed
+from baton.errors import BatonError, EngineFailure, HandoffFailed, InvalidRequest
+from baton.messages import Guided, MessageForm
 from tests.planes import a_request
 from workers.engines.trtllm.calls import Abort, Call, as_error
 
@@ -120,3 +121,26 @@ def test_an_error_before_the_kv_has_arrived_is_the_handoffs() -> None:
     waiting.has_answered = True
     assert isinstance(as_error(OSError("cut"), waiting), EngineFailure)
     assert "OSError" in as_error(OSError(), waiting).message
+
+
+def form_of(param: str) -> MessageForm:
+    return MessageForm(headers=("h",), grammar="{}", end="e", param=param)
+
+
+@pytest.mark.parametrize(
+    ("params", "text", "kind", "param"),
+    [
+        (["tools[0]"], "Guided decoding error: bad schema", InvalidRequest, "tools[0]"),
+        (["tools[0]", "tools[1]"], "Guided decoding error: bad schema", InvalidRequest, None),
+        (["tools[0]"], "Guided decoding error: internal error", EngineFailure, None),
+        (["tools[0]"], "out of memory", EngineFailure, None),
+        ([], "Guided decoding error: bad schema", EngineFailure, None),
+    ],
+)
+def test_only_a_form_that_does_not_compile_is_the_clients_fault(
+    params: list[str], text: str, kind: type[BatonError], param: str | None
+) -> None:
+    form = Guided(last=tuple(map(form_of, params))) if params else None
+    request = replace(a_request(), sampling=replace(a_request().sampling, guided=form))
+    error = as_error(RuntimeError(text), Call(request, Result(), deadline=0.0))
+    assert (type(error), getattr(error, "param", None)) == (kind, param)
