@@ -29,6 +29,8 @@ def test_what_comes_again_or_too_late_begins_a_turn() -> None:
     assert list(joined([preamble, preamble])) == [preamble, preamble]
     assert list(joined([said, called, said])) == [both, said]
     assert list(joined([called, preamble])) == [called, preamble]
+    assert list(joined([called, said])) == [called, said]
+    assert list(joined([said, AssistantTurn(text="More.")])) == [said, AssistantTurn(text="More.")]
 
 
 def test_a_user_comes_between_turns() -> None:
