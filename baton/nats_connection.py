@@ -203,13 +203,12 @@ class Post:
         self._closing = True
         self._wake.set()
         await asyncio.wait({self._publisher}, timeout=CLOSE_S)
-        self._publisher.cancel()
-        with contextlib.suppress(nats.errors.Error, TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                await self._client.flush()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                await self._client.close()
+        self.forget_all()  # so that the task ends with its publish, whose cancellation nats-py swallows
+        for ending in (self._client.flush, self._client.close):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    # nats-py may cancel what it waits for itself here, which does not cancel this task.
+                    await asyncio.gather(ending(), return_exceptions=True)
 
     async def _publish(self) -> None:
         while not self._closing or self._waiting:

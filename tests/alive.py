@@ -13,8 +13,12 @@ class Newborn:
 
     def count(self) -> int:
         """The number of living objects after garbage collection."""
+        return len(self.all())
+
+    def all(self) -> list[object]:
+        """The living objects after garbage collection."""
         gc.collect()
-        return sum(not any(each is older for older in self._older) for each in self._all())
+        return [each for each in self._all() if not any(each is older for older in self._older)]
 
     def _all(self) -> list[object]:
         return [each for each in gc.get_objects() if type(each) is self._kind]

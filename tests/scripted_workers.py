@@ -118,10 +118,15 @@ def worker(name: str) -> WorkerInfo:
     )
 
 
-def request(deadline_s: float = 5.0) -> GenerateRequest:
+def request(deadline_s: float = 5.0, priority: int = 0) -> GenerateRequest:
     sampling = Sampling(max_tokens=4, seed=0)
     return GenerateRequest(
-        request_id="r", model="m", token_ids=[1, 2], sampling=sampling, deadline_s=deadline_s
+        request_id="r",
+        model="m",
+        token_ids=[1, 2],
+        sampling=sampling,
+        deadline_s=deadline_s,
+        priority=priority,
     )
 
 

@@ -124,7 +124,7 @@ class Choice:
 
     def finish(self) -> Sequence[Delta]:
         """The deltas left after the last chunk."""
-        deltas = () if self.stopped else self._upto_stop(self._reader.finish())
+        deltas = self._upto_stop(self._reader.finish())
         deltas = self._noted(deltas if self.stopped else [*deltas, *self._held()])
         self._on_finish(self)
         return deltas

@@ -56,7 +56,7 @@ async def prepare(
     requests = _token_requests(request, asker, served.name, prompts, sampling)
 
     def keep(choice: Choice) -> None:
-        is_whole = choice.finish_reason != "length" and not choice.stopped and not choice.repairs
+        is_whole = choice.finish_reason != "length" and not choice.repairs
         turn = choice.writing.turn(served.tokenizer) if is_whole else None
         if turn is not None:
             thoughts.keep_turn(asker.owner, choice.call_ids, turn)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from tests.alive import Newborn
 from tests.kv_peer import near, needs_nixl, pattern
 from tests.waiting import PATIENCE_S
 from workers.kv.direct import DirectTransceiver
@@ -53,6 +54,37 @@ def test_a_source_with_new_registrations_is_met_again(fabrics: list[Fabric]) -> 
         assert ended(read, source, reader) is None
     (peer,) = reader._peers.values()  # noqa: SLF001  nothing public tells
     assert peer.epoch == first.epoch + 1
+
+
+def test_every_read_that_has_ended_is_released(
+    fabrics: list[Fabric], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released: list[object] = []
+    release = Agent.release
+
+    def noted(agent: Agent, handle: object) -> None:
+        released.append(handle)
+        release(agent, handle)
+
+    monkeypatch.setattr(Agent, "release", noted)
+    source, *_, reader = fabrics
+    source.lend()
+    reach = source.reach(host_memory(pattern(NUM_BYTES, 1)))
+    for number in (1, 2):
+        read = Read(reach, host_memory(bytearray(NUM_BYTES)))
+        reader.begin(read)
+        assert ended(read, source, reader) is None
+        assert len(released) == number
+
+
+def test_a_read_that_is_given_up_twice_gets_no_second_grace(fabrics: list[Fabric]) -> None:
+    source, *_, reader = fabrics
+    read = Read(source.reach(host_memory(bytearray(NUM_BYTES))), host_memory(bytearray(NUM_BYTES)))
+    reader.give_up(read)
+    first = read.give_up_at
+    assert first < float("inf")
+    reader.give_up(read)
+    assert read.give_up_at == first
 
 
 def test_the_number_of_kept_peers_is_bounded(fabrics: list[Fabric]) -> None:
@@ -112,6 +144,35 @@ def test_a_transceiver_that_does_not_start_leaves_no_thread() -> None:
         with pytest.raises(OSError, match="assign"):
             await DirectTransceiver("192.0.2.1").start()
         assert "kv-ucx" not in {thread.name for thread in threading.enumerate()}
+
+    asyncio.run(main())
+
+
+def test_after_a_pull_nothing_is_polled_and_closing_frees_the_agents() -> None:
+    agents = Newborn(Agent)
+
+    async def is_idle(transceiver: DirectTransceiver) -> bool:
+        poll = transceiver._poller.submit(transceiver._fabric.poll)  # noqa: SLF001  nothing public tells
+        return await asyncio.wrap_future(poll) is None
+
+    async def main() -> None:
+        both = source, puller = DirectTransceiver("127.0.0.1"), DirectTransceiver("127.0.0.1")
+        for transceiver in both:
+            await transceiver.start()
+        buffer = bytearray(NUM_BYTES)
+        ticket = source.offer(host_memory(pattern(NUM_BYTES, 1)))
+        moved = asyncio.ensure_future(source.moved(ticket))
+        await puller.pull(ticket, host_memory(buffer), PATIENCE_S)
+        await moved
+        assert buffer == pattern(NUM_BYTES, 1)
+        async with asyncio.timeout(PATIENCE_S):
+            for transceiver in both:
+                while not await is_idle(transceiver):
+                    await asyncio.sleep(0.01)  # the end of a read has no event
+        for transceiver in both:
+            await transceiver.close()
+        assert agents.count() == 0
+        assert len(both) == 2  # they live
 
     asyncio.run(main())
 

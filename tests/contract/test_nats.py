@@ -12,6 +12,8 @@ import pytest
 from baton.errors import BrokerLost, WorkerLost
 from baton.messages import Reply, Request, TokenChunk
 from baton.nats import NatsTransport
+from baton.nats_connection import Box
+from baton.serving import WorkerLink
 from baton.streams import CallerLink
 from baton.transport import Transport
 from tests.alive import Newborn
@@ -30,6 +32,8 @@ def own_nats(launch_nats: LaunchServer) -> ServerProcess:
 
 
 def test_a_worker_that_left_has_no_subscription(nats_server: str) -> None:
+    boxes = Newborn(Box)
+
     async def scenario(caller: Transport, worker: Transport) -> None:
         async with worker.serve("w", count_up) as address:
             assert await tokens(caller.call(address, a_request(2))) == [0, 1]
@@ -41,17 +45,18 @@ def test_a_worker_that_left_has_no_subscription(nats_server: str) -> None:
                 )
         finally:
             await client.close()
+        await until(lambda: boxes.count() == 2, pause_s=0.05)  # each transport's own
 
     Plane("nats-asyncio", nats_server).run(scenario)
 
 
 def test_idle_links_are_forgotten(nats_server: str) -> None:
-    links = Newborn(CallerLink)
+    links, worker_links = Newborn(CallerLink), Newborn(WorkerLink)
 
     async def scenario(caller: Transport, worker: Transport) -> None:
         async with worker.serve("w", count_up) as address:
             assert await tokens(caller.call(address, a_request(2))) == [0, 1]
-            await until(lambda: not links.count(), pause_s=0.05)
+            await until(lambda: not (links.count() or worker_links.count()), pause_s=0.05)
 
     Plane("nats-asyncio", nats_server).run(scenario, liveness_s=scaled(1.0))
 
@@ -141,6 +146,22 @@ def test_a_process_that_is_cut_off_with_unsent_data_connects_again(nats_server: 
             await worker.close()
 
     Plane(f"nats-{loop}", nats_server).run(scenario)
+
+
+def test_an_idle_process_that_is_cut_off_connects_again(nats_server: str) -> None:
+    async def scenario(caller: Transport, _: Transport) -> None:
+        async with relayed(nats_server) as (url, is_cut):
+            worker = NatsTransport(url)
+            async with worker.serve("w", count_up) as address:
+                is_cut.set()
+                with contextlib.suppress(WorkerLost):
+                    while True:  # until what the relay had begun to read is through
+                        await tokens(caller.call(address, a_request()))
+                async with asyncio.timeout(scaled(15)):
+                    await eventually(lambda: tokens(caller.call(address, a_request())))
+            await worker.close()
+
+    Plane("nats-asyncio", nats_server).run(scenario, liveness_s=scaled(1.0))
 
 
 async def eventually(attempt: Callable[[], Awaitable[object]]) -> None:

@@ -34,6 +34,7 @@ def pool(name: str, *sizes: Sizes) -> list[WorkerInfo]:
         ([], [(8, 256)], 4, Capacity(2, math.inf, 9, 57)),
         ([(8, 8)], [(8, 8)], 4, Capacity(2, 4, 4, 0)),
         ([], [(2, 1)], 4, Capacity(0.5, math.inf, 1, 0)),
+        ([(1, 0)], [(8, 8)], 4, Capacity(2, 1, 4, 0)),
         # Workers that do not announce what they hold refuse for themselves.
         ([], [(None, 0)], 1, None),
         ([], [(8, 8), (None, 0)], 1, None),

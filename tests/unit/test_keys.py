@@ -1,5 +1,6 @@
 """The API keys file: what a line may be, who may write it, and what a changed file does."""
 
+import asyncio
 import hashlib
 import logging
 from functools import partial
@@ -9,10 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from baton.reread import Reread
-from frontend.http.keys import ApiKey, known, line_of, parse_keys, presented, read_keys
+from baton.reread import Reread, kept_current
+from frontend.http.keys import MAX_FILE_BYTES, ApiKey, known, line_of, parse_keys, presented, read_keys
 from frontend.http.limits import KeyLimits
 from operations.key import key as key_tool
+from tests.waiting import until
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", fullmatch=True)
 
@@ -53,6 +55,7 @@ def test_every_key_is_found_under_its_name_and_no_other(
 
 @given(st.text() | st.lists(st.text(alphabet="ab0 #=\n\t")).map("".join))
 @example("alice " + "0" * 64 + "\x85bob " + "1" * 64)
+@example("#bob " + "1" * 64)
 def test_any_text_is_read_or_refused_by_line_without_quoting_it(text: str) -> None:
     try:
         keys = parse_keys(text)
@@ -104,14 +107,36 @@ def test_a_file_that_others_can_write_is_refused(mode: int, tmp_path: Path) -> N
     assert len(read_keys(path)) == 1
 
 
+def test_a_file_of_more_than_sixteen_mebibytes_is_refused(tmp_path: Path) -> None:
+    path = keys_file(tmp_path, "#" * MAX_FILE_BYTES)
+    assert not read_keys(path)
+    with path.open("a") as file:
+        file.write("#")
+    with pytest.raises(ValueError, match="has more than 16777216 bytes"):
+        read_keys(path)
+
+
 def test_a_key_comes_as_bearer_or_in_anthropics_header() -> None:
-    assert presented([(b"authorization", b"bearer  a "), (b"x-api-key", b"b")]) == [b"a", b"b"]
+    assert presented([(b"authorization", b"bearer  a "), (b"x-api-key", b" b ")]) == [b"a", b"b"]
     assert (
         presented([(b"authorization", b"Basic a"), (b"authorization", b"Bearer "), (b"x-api-key", b"")]) == []
     )
     keys = parse_keys(line_of("alice", "a"))
     both = [(b"authorization", b"Bearer stale"), (b"x-api-key", b"a")]
     assert known(keys, both) == ApiKey("alice")
+
+
+def test_files_are_kept_current_during_a_context_only(tmp_path: Path) -> None:
+    path = keys_file(tmp_path, line_of("alice", "a"))
+    keys = Reread([path], partial(read_keys, path))
+
+    async def main() -> None:
+        async with kept_current([keys], every_s=0.01):
+            keys_file(tmp_path, line_of("robert", "b"))
+            await until(lambda: list(keys.value.values()) == [ApiKey("robert")])
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
 
 
 def test_a_changed_file_is_read_again_and_a_broken_one_changes_nothing(

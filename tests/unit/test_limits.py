@@ -56,15 +56,23 @@ def test_prompt_and_answer_count_and_what_is_overdrawn_is_made_up_for() -> None:
 
 
 def test_a_prompt_is_refused_if_others_used_the_tokens_since_the_request_came() -> None:
-    time = Minutes(tokens=60)
+    time = Minutes(tokens=90)
     quota = time.quota
     quota.admit()
     quota.admit()
-    quota.take_prompt(60)
+    quota.take_prompt(90)
     with pytest.raises(
-        RateLimited, match="'alice' has reached its limit of 60 tokens per minute; retry in 1 s"
+        RateLimited, match="'alice' has reached its limit of 90 tokens per minute; retry in 1 s"
     ):
         quota.take_prompt(1)
+
+
+def test_a_long_answer_is_taken_when_it_ends() -> None:
+    time = Minutes(tokens=60)
+    time.quota.admit()
+    time.now_s += 60.0
+    time.quota.take_answer(60)
+    assert time.refused_s() == pytest.approx(1.0)
 
 
 def test_a_refused_request_costs_nothing() -> None:
@@ -86,6 +94,10 @@ def test_the_headers_are_openais() -> None:
         "x-ratelimit-remaining-tokens": "0",
         "x-ratelimit-reset-tokens": "90.000s",
     }
+    time.now_s += 45.0
+    now = {name.decode(): value.decode() for name, value in time.quota.headers()}
+    assert now["x-ratelimit-remaining-requests"] == "2"
+    assert now["x-ratelimit-remaining-tokens"] == "15"
 
 
 def test_without_limits_there_is_no_quota_and_with_new_ones_a_new_quota() -> None:
@@ -101,6 +113,8 @@ def test_what_another_process_reports_counts_here_too() -> None:
     there.quota.admit()
     there.quota.take_prompt(30)
     there.quota.take_answer(30)
+    there.quota.take_answer(0)  # nothing to tell
+    assert [(used.num_requests, used.num_tokens) for used in there.told] == [(1, 0), (0, 30), (0, 30)]
     for used in there.told:
         here.quotas.note(used)
     assert here.refused_s() == there.refused_s() == 1.0

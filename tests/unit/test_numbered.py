@@ -55,6 +55,22 @@ def test_after_any_event_the_rest_is_sent_however_tokens_come_together(path: str
         assert rest == whole[place + 1 :]
 
 
+def test_the_event_that_ends_the_answer_has_an_id_too() -> None:
+    ending = next(event for event in events(streamed("/v1/completions")) if '"length"' in event)
+    assert "\nid: " in ending
+
+
+def test_a_stop_text_ends_the_answer_at_the_same_token_however_tokens_come_together() -> None:
+    fields: dict[str, Any] = {
+        "text": "abcdefgh" * 5,
+        "stop": ["def"],
+        "stream_options": {"include_usage": True},
+    }
+    assert events(streamed("/v1/completions", tokens_per_chunk=1, **fields)) == events(
+        streamed("/v1/completions", tokens_per_chunk=30, **fields)
+    )
+
+
 def test_an_answer_is_the_same_for_the_same_key_only() -> None:
     def first_request(**headers: str) -> tuple[int, str]:
         tokens = ScriptedTokens(TEXT)

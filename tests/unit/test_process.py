@@ -190,3 +190,18 @@ sys.exit(run(main))
 def test_a_process_that_does_not_start_says_why_without_a_traceback() -> None:
     process = subprocess.run([sys.executable, "-c", NOT_STARTED], capture_output=True, text=True, check=False)
     assert (process.returncode, process.stderr) == (1, "NATS did not answer\n")
+
+
+LIMITED = """
+import resource, sys
+from baton.process import run
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+async def main(shutdown):
+    return 0 if resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 128 else 3
+sys.exit(run(main))
+"""
+
+
+def test_a_process_gets_more_descriptors_than_its_shell_allows() -> None:
+    assert subprocess.run([sys.executable, "-c", LIMITED], check=False).returncode == 0

@@ -45,6 +45,26 @@ def test_it_is_made_with_its_parents_for_this_user_alone(tmp_path: Path) -> None
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b")] == [0o700, 0o700]
 
 
+@pytest.mark.parametrize("target", ["../to", "{folder}/to", "../from/../to"])
+def test_links_lead_where_the_kernel_follows_them(tmp_path: Path, target: str) -> None:
+    for name in ("from", "to"):
+        (tmp_path / name).mkdir(mode=0o700)
+    (tmp_path / "from" / "link").symlink_to(target.format(folder=tmp_path))
+    make_private(tmp_path / "from" / "link" / "registry")
+    assert (tmp_path / "to" / "registry").is_dir()
+    assert os.listdir(tmp_path / "from") == ["link"]
+
+
+@as_root
+def test_a_group_without_a_name_is_not_the_users_own(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    os.chown(shared, 0, 54_321)
+    shared.chmod(0o770)
+    with pytest.raises(UnsafeFolder, match="Others can write"):
+        make_private(shared / "registry")
+
+
 def test_a_parent_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     (shared / "mine" / "registry").mkdir(parents=True, mode=0o700)

@@ -7,6 +7,7 @@ import pytest
 
 from baton.errors import NotReady
 from frontend.harmony.deltas import TextDelta
+from frontend.http.sse import KEEP_ALIVE
 from frontend.responses.answer import MAX_KEPT_STREAM_BYTES
 from frontend.responses.object import RUNNING
 from frontend.responses.runs import MAX_RUNS, ResponseState
@@ -14,7 +15,7 @@ from frontend.responses.store import ResponseStore
 from tests.clock import run_jumping
 from tests.generators import none_abandoned
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens, ended, frontend
-from tests.waiting import until
+from tests.waiting import scaled, until
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 
@@ -167,6 +168,46 @@ def test_what_a_run_came_to_is_shown_once_it_is_kept_and_not_before() -> None:
         await streaming
         assert b"response.completed" in written
         await client.responses.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_ends_when_its_response_is_kept() -> None:
+    can_save = threading.Event()
+
+    def clock() -> float:
+        assert can_save.wait(20)
+        return 0.0
+
+    async def scenario() -> None:
+        client = Client(ScriptedTokens(ANSWER), responses=ResponseState(ResponseStore(clock=clock)))
+        written = bytearray()
+        client.on_write = written.extend
+        streaming = asyncio.create_task(client.respond(stream=True))
+        await until(lambda: client.tokens.num_ended)
+        for _ in range(20):
+            await asyncio.sleep(0)  # turns for what must not happen
+        assert b"response.completed" not in written
+        can_save.set()
+        await streaming
+        assert b"response.completed" in written
+        await client.responses.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_follower_of_a_silent_run_soon_gets_a_comment() -> None:
+    async def scenario() -> None:
+        script = {"pause_at": 0}
+        async with frontend(ANSWER, script=script, first_event_wait_s=0.001, keep_alive_s=3600.0) as client:
+            making = asyncio.create_task(client.respond(background=True, stream=True))
+            await client.tokens.paused.wait()
+            (response_id,) = client.responses.runs._runs  # noqa: SLF001  its id is not known yet
+            client.on_write = lambda data: client.tokens.go_on.set() if data == KEEP_ALIVE else None
+            url = f"/v1/responses/{response_id}?stream=true&starting_after=1"
+            reply = await asyncio.wait_for(client.get(url), scaled(10))
+            assert reply.events[-1]["type"] == "response.completed"
+            await making
 
     asyncio.run(scenario())
 

@@ -9,7 +9,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from baton.errors import BatonError, EngineFailure, Overloaded, WorkerLost
-from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
+from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens, frontend
 
 END = "<|end|><|start|>assistant"
 THINK = f"<|channel|>analysis<|message|>Think.{END}"
@@ -216,6 +216,16 @@ def test_a_failure_in_mid_stream_is_a_failed_response_and_the_end(error: BatonEr
     assert last["response"]["status"] == "failed"
     assert last["response"]["error"] == {"code": code, "message": error.message}
     assert [item["status"] for item in last["response"]["output"]] == ["completed", "incomplete"]
+
+
+def test_a_failed_response_is_stored() -> None:
+    async def scenario() -> None:
+        async with frontend(THINK + FINAL, script={"fail_at": 40, "error": WorkerLost("Dead.")}) as client:
+            streamed = await client.respond(stream=True)
+            made = streamed.events[0]["response"]["id"]
+            assert (await client.get(f"/v1/responses/{made}")).json["status"] == "failed"
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,6 +1,7 @@
 """A body's sampling fields as token requests: defaults, limits, whose word counts when two speak."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -136,6 +137,51 @@ def test_each_choice_of_each_prompt_is_a_request_of_its_own() -> None:
         ("r-0", [1], 0), ("r-1", [1], 1), ("r-2", [2], 0), ("r-3", [2], 1),
     ]  # fmt: skip
     assert {(r.model, r.deadline_s, r.priority) for r in requests} == {("m", 7.0, -5)}
+
+
+def test_the_longest_prompt_leaves_the_room_of_all_answers() -> None:
+    assert {r.sampling.max_tokens for r in made(asked({}, [1], [1] * 60, [1]))} == {40}
+
+
+@pytest.mark.parametrize(("num_bytes", "is_apart"), [(8192, False), (8193, True)])
+def test_a_long_prompt_is_encoded_in_a_thread_so_that_streams_go_on(
+    num_bytes: int, is_apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    encode = TOKENIZER.encode_text
+
+    def noted(*args: Any, **options: Any) -> list[int]:
+        threads.append(threading.current_thread())
+        return encode(*args, **options)
+
+    monkeypatch.setattr(TOKENIZER, "encode_text", noted)
+    made(msgspec.structs.replace(asked({}), num_bytes=num_bytes))
+    assert [thread is not threading.main_thread() for thread in threads] == [is_apart]
+
+
+def test_a_text_of_more_than_two_contexts_is_not_tokenised_to_its_end() -> None:
+    long = TurnRequest(
+        model="alias",
+        prompt=RawPrompts(("x y " * 50_000,)),
+        path="prompt",
+        num_bytes=1,
+        sampling=SamplingFields(),
+    )
+    with pytest.raises(ContextTooLong, match="`prompt` has more than 200 tokens"):
+        made(long)
+
+
+def test_prompts_of_8192_tokens_can_be_scored_and_longer_ones_not() -> None:
+    served = ServedModel("m", 10_000, TOKENIZER, "2026-11-21")
+    scored = asked({}, prompt_logprobs=0)
+    assert sampling_of(scored, served, num_prompt_tokens=8192).prompt_logprobs == 0
+    with pytest.raises(InvalidRequest, match="limited to prompts of 8192 tokens"):
+        sampling_of(scored, served, num_prompt_tokens=8193)
+
+
+def test_zero_is_a_seed_too() -> None:
+    assert sampling(seed=0).is_seeded
+    assert not sampling().is_seeded
 
 
 def test_a_single_request_keeps_the_id_that_it_was_given() -> None:

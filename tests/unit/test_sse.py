@@ -204,6 +204,40 @@ def test_a_writer_keeps_its_order_while_the_reader_writes() -> None:
     assert run(scenario()) == [b"reader: a", b"reader: bc"]
 
 
+def test_what_is_sent_before_the_reader_wakes_is_written_with_what_was_put() -> None:
+    async def scenario() -> list[bytes]:
+        outbox, client = Outbox(1), Client()
+        reading = asyncio.create_task(reader(outbox, client))
+        await asyncio.sleep(0)  # the reader waits
+        outbox.put(b"a")
+        await outbox.send(b"b")
+        outbox.close()
+        await asyncio.wait_for(reading, PATIENCE_S)
+        return client.received
+
+    assert run(scenario()) == [b"reader: ab"]
+
+
+def test_what_is_sent_while_a_reader_that_waited_writes_comes_after_it() -> None:
+    async def scenario() -> list[bytes]:
+        outbox, client = Outbox(1), Client()
+        reading = asyncio.create_task(reader(outbox, client))
+        await asyncio.sleep(0)  # the reader waits
+        client.is_quick.clear()
+        outbox.put(b"a")
+        for _ in range(5):
+            await asyncio.sleep(0)  # the reader writes
+        sending = asyncio.create_task(outbox.send(b"b"))
+        await asyncio.sleep(0)  # it was sent
+        assert sending.done()
+        client.is_quick.set()
+        outbox.close()
+        await asyncio.wait_for(reading, PATIENCE_S)
+        return client.received
+
+    assert run(scenario()) == [b"reader: a", b"reader: b"]
+
+
 def test_a_writer_waits_for_a_client_that_does_not_read() -> None:
     async def scenario() -> list[bytes]:
         outbox, client = Outbox(1), Client()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from frontend.harmony.conversation import AssistantTurn, ToolCall, ToolResult, Turn, UserTurn
 from frontend.turn.seal import Changed, Seal
-from frontend.turn.thoughts import Thoughts
+from frontend.turn.thoughts import Kept, Thoughts
 
 
 def called(*call_ids: str, reasoning: str | None = None) -> AssistantTurn:
@@ -30,6 +30,19 @@ class Clock:
 
 def reasonings(turns: tuple[Turn, ...]) -> list[str | None]:
     return [turn.reasoning for turn in turns if isinstance(turn, AssistantTurn)]
+
+
+def test_a_thought_that_is_kept_is_shared_once() -> None:
+    there = Thoughts()
+    shared: list[Kept] = []
+    here = Thoughts(share=shared.append, max_bytes=80_000)
+    here.keep("alice", ["a"], "Think.")
+    here.keep("alice", ["b"], "x" * 10_000)  # too long to be kept
+    for kept in shared:
+        there.take(kept)
+        here.take(kept)
+    assert [kept.ids for kept in shared] == [("a",)]
+    assert there.recall("alice", "a") == "Think."
 
 
 def test_a_call_that_comes_back_without_its_thought_gets_it() -> None:
@@ -130,3 +143,12 @@ def test_what_was_changed_is_refused() -> None:
 
 def test_without_a_key_of_the_operators_a_seal_is_the_process_own() -> None:
     assert Seal().open(Seal().close("Think.")) is None
+
+
+def test_no_more_than_four_mebibytes_of_a_sealed_text_are_unpacked() -> None:
+    seal = Seal(b"key")
+    assert len(seal.open(seal.close("x" * (5 << 20))) or "") == 4 << 20
+
+
+def test_a_signature_has_128_bits() -> None:
+    assert len(Seal(b"key").sign("x").rpartition(".")[2]) == 32

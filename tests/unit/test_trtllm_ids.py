@@ -32,3 +32,8 @@ def test_two_incarnations_at_the_same_time_differ() -> None:
     assert (
         len({worker.next() >> 10 for worker in workers}) > 15
     )  # of 2^14 random parts, whatever the counters
+
+
+def test_ids_of_one_incarnation_share_its_random_part() -> None:
+    ids = HandoffIds(lambda: 1_750_000_000_000)
+    assert len({(ids.next() >> 10) & ((1 << 14) - 1) for _ in range(3000)}) == 1

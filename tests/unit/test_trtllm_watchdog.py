@@ -86,3 +86,30 @@ def test_the_threads_end_with_the_loop() -> None:
 
     asyncio.run(main())  # without a stop
     wait_for(lambda: not threads())
+
+
+def test_a_health_check_that_hangs_is_reported() -> None:
+    may_end = threading.Event()
+
+    async def main() -> None:
+        told: list[str] = []
+        dog = watched(lambda: may_end.wait(PATIENCE_S), told, Patience(poll_s=0.002, health_s=0.02))
+        await until(lambda: told)
+        may_end.set()
+        dog.stop()
+        assert told[0] == "TensorRT-LLM's health check did not end within 0.02 s"
+        await until(lambda: not threads())
+
+    asyncio.run(main())
+
+
+def test_a_frozen_loop_ends_the_process() -> None:
+    async def main() -> None:
+        told: list[str] = []
+        dog = watched(lambda: True, told, Patience(poll_s=0.002, health_s=0.02))
+        wait_for(lambda: told)  # which blocks the loop
+        dog.stop()
+        assert told[0] == "exit 1"
+        await until(lambda: not threads())
+
+    asyncio.run(main())

@@ -13,7 +13,8 @@ import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from workers.engines.vllm.connector import Peer, PeerConnector, PeerHandshake, PeerWorker
-from workers.engines.vllm.peer_memory import Exported, place
+from workers.engines.vllm.handoff import NUM_TOKENS
+from workers.engines.vllm.peer_memory import Exported, PeerMemory, place
 
 OWN, BLOCK_BYTES = [4096, 8192], [32, 64]
 
@@ -203,6 +204,69 @@ def test_a_shutdown_waits_for_copies(prefill: subprocess.Popen[bytes]) -> None:
     assert decode.is_shut_down
     assert decode.regions.waited
     assert decode.peers == []
+
+
+@pytest.fixture
+def unmapped(monkeypatch: pytest.MonkeyPatch) -> list[PeerMemory]:
+    """The memory that was unmapped."""
+    closed: list[PeerMemory] = []
+    close = PeerMemory.close
+
+    def noted(memory: PeerMemory) -> None:
+        closed.append(memory)
+        close(memory)
+
+    monkeypatch.setattr(PeerMemory, "close", noted)
+    return closed
+
+
+def test_a_shutdown_unmaps(prefill: subprocess.Popen[bytes], unmapped: list[PeerMemory]) -> None:
+    decode = Decode()
+    decode.introduce(prefill.pid)
+    decode.read("one", [[1]], [[1]])
+    decode.shutdown()
+    assert len(unmapped) == 1
+
+
+def test_memory_of_a_worker_that_has_ended_is_unmapped(
+    prefill: subprocess.Popen[bytes], unmapped: list[PeerMemory]
+) -> None:
+    decode = Decode()
+    decode.introduce(prefill.pid)
+    decode.read("one", [[1]], [[1]])
+    decode.regions.copies[0].done = True
+    decode.get_finished()
+    assert unmapped == []
+    prefill.kill()
+    prefill.wait()
+    decode.get_finished()
+    assert len(unmapped) == 1
+
+
+def test_memory_that_does_not_fit_is_unmapped_and_its_kv_moves_over_nixl(
+    prefill: subprocess.Popen[bytes], unmapped: list[PeerMemory]
+) -> None:
+    class Other(Decode):
+        def _regions(self, targets: list[int], sources: list[int], block_bytes: list[int]) -> Any:
+            raise ValueError("their layers differ")
+
+    decode = Other()
+    decode.introduce(prefill.pid)
+    decode.read("one", [[1]], [[1]])
+    assert decode.over_nixl == ["one"]
+    assert len(unmapped) == 1
+
+
+@pytest.mark.parametrize(
+    ("num_kept", "num_computed", "num_lacking"), [(12, 4, 6), (8, 4, 4), (8, 8, 0), (4, 8, 0)]
+)
+def test_what_decode_lacks_of_the_prompt_is_read(num_kept: int, num_computed: int, num_lacking: int) -> None:
+    config = SimpleNamespace(kv_transfer_config=SimpleNamespace(engine_id="engine"))
+    connector = PeerConnector(config, KVConnectorRole.SCHEDULER, None)
+    params = {"do_remote_prefill": True, NUM_TOKENS: num_kept}
+    request = SimpleNamespace(kv_transfer_params=params, num_prompt_tokens=10)
+    found = connector.get_num_new_matched_tokens(request, num_computed)
+    assert found == (num_lacking, num_lacking > 0)
 
 
 def test_a_handshake_tells_nixls_readers_and_ours() -> None:

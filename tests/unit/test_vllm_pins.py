@@ -130,6 +130,19 @@ def test_an_engine_that_does_not_answer_costs_the_lease_and_no_more(caplog: pyte
     assert "pins not released num=1" in caplog.text
 
 
+def test_pins_that_came_while_an_engine_did_not_answer_are_released_next() -> None:
+    async def main() -> None:
+        llm, releases = Llm(TimeoutError()), Releases()
+        releases.add(llm, "a")
+        await until(lambda: llm.asked)
+        releases.add(llm, "b")
+        await released(llm, releases, 1)
+        await released(llm, releases, 2)
+        assert llm.asked == [["a"], ["b"]]
+
+    run_jumping(main())
+
+
 # A worker, vLLM's core under it, and a GPU worker under that, each with the extension loaded.
 _TREE = """
 import importlib, os, subprocess, sys, time

@@ -178,6 +178,21 @@ def test_only_workers_that_can_be_paired_are_asked(caplog: pytest.LogCaptureFixt
     assert "refused pair me -> agg: kv transfer tcp is not none" in caplog.text
 
 
+def test_a_refused_pair_is_named_from_prefill_to_decode(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = [worker("me", DECODE), worker("unlike", PREFILL, engine_version="2")]
+
+    assert warmed(fleet[0], Peer(DECODE), House(fleet, {})) == ()
+    assert "refused pair unlike -> me: engine version 2 is not 1" in caplog.text
+
+
+def test_a_trial_may_take_twenty_seconds() -> None:
+    peers = {"p": Peer(PREFILL)}
+    fleet = [worker("me", DECODE), worker("p", PREFILL)]
+
+    assert warmed(fleet[0], Peer(DECODE), House(fleet, peers)) == ()
+    assert [request.deadline_s for request in peers["p"].asked] == [20.0]
+
+
 def test_an_aggregated_worker_has_no_pairs() -> None:
     fleet = [worker("me", DECODE, kv_transfer=""), worker("p", PREFILL, kv_transfer="")]
 

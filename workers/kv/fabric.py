@@ -67,7 +67,6 @@ class _Peer:
         self.agent.close()
         for read in self.reads:
             read.ended.set_exception(error)
-        self.reads.clear()
 
 
 class Fabric:

@@ -1,0 +1,351 @@
+"""What the etcd client makes of each answer: refusals, stale tokens, and watches that end."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+
+import grpc
+import pytest
+
+from baton.etcd import EtcdDiscovery
+from baton.etcd_rpc import EtcdError, EtcdRpc
+from baton.messages import WorkerInfo
+from tests.conftest import LaunchServer, free_port
+from tests.registry import worker
+from tests.waiting import PATIENCE_S, scaled, until
+
+KEY = b"test_etcd_answers"
+Answer = Callable[[str, dict[str, str]], grpc.StatusCode | tuple[grpc.StatusCode, str] | bytes | None]
+Watched = Callable[[], AsyncIterator[bytes]]
+
+
+class Scripted(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stubs' class takes arguments
+    """Answers calls with bytes or a status, or never, and watches with what `watched` yields."""
+
+    def __init__(
+        self, answer: Answer = lambda _method, _metadata: b"", watched: Watched | None = None
+    ) -> None:
+        self._answer = answer
+        self._watched = watched
+        self.asked: list[tuple[str, dict[str, str]]] = []
+
+    def service(self, details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes]":
+        method = details.method.rpartition("/")[2]
+        metadata = {str(key): str(value) for key, value in details.invocation_metadata}
+        self.asked.append((method, metadata))
+
+        async def one(_: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+            answer = self._answer(method, metadata)
+            if answer is None:
+                await asyncio.Event().wait()
+            if isinstance(answer, bytes):
+                return answer
+            assert answer is not None
+            code, words = answer if isinstance(answer, tuple) else (answer, "")
+            await context.abort(code, words)
+            raise AssertionError("abort raises")
+
+        async def many(
+            _: bytes, context: grpc.aio.ServicerContext[bytes, bytes]
+        ) -> AsyncGenerator[bytes, None]:
+            assert self._watched is not None
+            async for response in self._watched():
+                yield response
+            answer = self._answer(method, metadata)
+            if isinstance(answer, grpc.StatusCode):
+                await context.abort(answer)
+
+        if method == "Watch":
+            return grpc.unary_stream_rpc_method_handler(many)
+        return grpc.unary_unary_rpc_method_handler(one)
+
+
+@asynccontextmanager
+async def serving(handler: Scripted) -> AsyncIterator[str]:
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def client(
+    *urls: str, timeout_s: float = PATIENCE_S, username: str | None = None
+) -> AsyncIterator[EtcdRpc]:
+    rpc = EtcdRpc(",".join(urls), timeout_s=timeout_s, username=username)
+    try:
+        yield rpc
+    finally:
+        await rpc.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "is_refused"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, True),
+        (grpc.StatusCode.FAILED_PRECONDITION, True),
+        (grpc.StatusCode.PERMISSION_DENIED, True),
+        (grpc.StatusCode.UNAUTHENTICATED, True),
+        (grpc.StatusCode.UNIMPLEMENTED, True),
+        (grpc.StatusCode.UNAVAILABLE, False),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, False),
+        (grpc.StatusCode.UNKNOWN, False),
+    ],
+)
+def test_a_refusal_is_told_apart_and_leaves_no_endpoint(code: grpc.StatusCode, is_refused: bool) -> None:
+    async def main() -> None:
+        first, second = Scripted(lambda _method, _metadata: code), Scripted()
+        async with serving(first) as url, serving(second) as other, client(url, other) as rpc:
+            with pytest.raises(EtcdError, match=code.name) as failed:
+                await rpc.has(KEY)
+            assert failed.value.refused == is_refused
+            if is_refused:
+                with pytest.raises(EtcdError):
+                    await rpc.has(KEY)
+            else:
+                assert not await rpc.has(KEY)
+            assert len(second.asked) == (not is_refused)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "words", ["invalid auth token", "auth: revision of auth store is old", "etcdserver: user name is empty"]
+)
+def test_a_stale_token_is_renewed_once(words: str) -> None:
+    num_logins = 0
+
+    def answer(method: str, metadata: dict[str, str]) -> tuple[grpc.StatusCode, str] | bytes:
+        nonlocal num_logins
+        if method == "Authenticate":
+            num_logins += 1
+            return b"\x12\x01%d" % num_logins  # the token
+        return b"" if metadata["token"] == "2" else (grpc.StatusCode.UNAUTHENTICATED, words)
+
+    async def main() -> None:
+        async with serving(Scripted(answer)) as url, client(url, username="root") as rpc:
+            assert not await rpc.has(KEY)
+
+    asyncio.run(main())
+    assert num_logins == 2
+
+
+async def confirmed() -> AsyncIterator[bytes]:
+    yield b""
+
+
+async def confirmed_and_silent() -> AsyncIterator[bytes]:
+    yield b""
+    await asyncio.Event().wait()
+
+
+async def silent() -> AsyncIterator[bytes]:
+    await asyncio.Event().wait()
+    yield b""
+
+
+def watching(watched: Watched, check: Callable[[EtcdRpc, Scripted], Awaitable[None]]) -> None:
+    async def main() -> None:
+        handler = Scripted(watched=watched)
+        async with serving(handler) as url, client(url) as rpc:
+            await check(rpc, handler)
+
+    asyncio.run(main())
+
+
+def test_a_watch_needs_a_leader_and_says_when_etcd_ends_it() -> None:
+    async def check(rpc: EtcdRpc, handler: Scripted) -> None:
+        async with aclosing(rpc.watch(KEY, 1, None)) as batches:
+            assert await anext(batches) == []
+            with pytest.raises(EtcdError, match="ended the watch"):
+                await anext(batches)
+        assert [metadata["hasleader"] for _, metadata in handler.asked] == ["true"]
+
+    watching(confirmed, check)
+
+
+def test_a_watch_of_limited_time_ends_quietly() -> None:
+    async def check(rpc: EtcdRpc, _: Scripted) -> None:
+        assert [batch async for batch in rpc.watch(KEY, 1, 1.0)] == [[]]
+
+    watching(confirmed_and_silent, check)
+
+
+def test_a_watch_of_limited_time_that_breaks_early_fails() -> None:
+    async def main() -> None:
+        handler = Scripted(lambda _method, _metadata: grpc.StatusCode.UNAVAILABLE, confirmed)
+        async with serving(handler) as url, client(url) as rpc:
+            with pytest.raises(EtcdError, match="UNAVAILABLE"):
+                _ = [batch async for batch in rpc.watch(KEY, 1, PATIENCE_S)]
+
+    asyncio.run(main())
+
+
+def test_the_endpoint_of_a_watch_without_an_answer_is_left() -> None:
+    async def main() -> None:
+        first, second = Scripted(watched=silent), Scripted()
+        async with (
+            serving(first) as url,
+            serving(second) as other,
+            client(url, other, timeout_s=scaled(0.5)) as rpc,
+        ):
+            with pytest.raises(EtcdError, match="did not answer"):
+                _ = [batch async for batch in rpc.watch(KEY, 1, None)]
+            assert not await rpc.has(KEY)
+        assert [method for method, _ in second.asked] == ["Range"]
+
+    asyncio.run(main())
+
+
+def test_closing_ends_a_call_without_an_answer() -> None:
+    async def main() -> None:
+        handler = Scripted(lambda _method, _metadata: None)
+        async with serving(handler) as url, client(url) as rpc:
+            asking = asyncio.ensure_future(rpc.has(KEY))
+            await until(lambda: handler.asked)
+            await rpc.close()
+            with pytest.raises(EtcdError, match="closed"):
+                await asking
+
+    asyncio.run(main())
+
+
+def test_one_who_is_cancelled_while_the_client_closes_is_cancelled() -> None:
+    async def check(rpc: EtcdRpc, _: Scripted) -> None:
+        async with aclosing(rpc.watch(KEY, 1, None)) as batches:
+            await anext(batches)
+            waiting = asyncio.ensure_future(anext(batches))
+            await asyncio.sleep(0)  # `anext` waits now
+            rpc.closed = True
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+    watching(confirmed_and_silent, check)
+
+
+def test_no_proxy_is_asked_for_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+
+    async def main() -> None:
+        async with serving(Scripted()) as url, client(url) as rpc:
+            assert not await rpc.has(KEY)
+
+    asyncio.run(main())
+
+
+def test_a_large_fleet_is_listed(own_etcd: str) -> None:
+    async def main() -> None:
+        async with client(own_etcd) as rpc:
+            lease = await rpc.grant(600)
+            for i in range(5):
+                await rpc.put(b"%b/%d" % (KEY, i), bytes(1 << 20), lease)
+            values, _ = await rpc.list_prefix(KEY, 9)
+            assert len(values) == 5
+
+    asyncio.run(main())
+
+
+def test_a_change_between_the_list_and_the_watch_is_seen(
+    own_etcd: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = EtcdRpc.list_prefix
+    has_registered, may_watch = asyncio.Event(), asyncio.Event()
+
+    async def list_and_wait(rpc: EtcdRpc, prefix: bytes, limit: int) -> tuple[dict[bytes, bytes], int]:
+        found = await listed(rpc, prefix, limit)
+        has_registered.set()
+        await may_watch.wait()
+        return found
+
+    monkeypatch.setattr(EtcdRpc, "list_prefix", list_and_wait)
+
+    async def main() -> None:
+        discovery = EtcdDiscovery(own_etcd)
+        async with aclosing(discovery.watch()) as snapshots:
+            first = asyncio.ensure_future(anext(snapshots))
+            await has_registered.wait()
+            async with discovery.register(worker("w1")):
+                may_watch.set()
+                async with asyncio.timeout(PATIENCE_S):
+                    fleet: tuple[WorkerInfo, ...] = await first
+                    while not fleet:
+                        fleet = await anext(snapshots)
+        await discovery.close()
+
+    asyncio.run(main())
+
+
+def test_a_worker_is_shown_once_and_only_while_its_registration_can_be_read(
+    launch_etcd: LaunchServer,
+) -> None:
+    async def main() -> None:
+        server = launch_etcd()
+        discovery = EtcdDiscovery(server.url)
+        async with client(server.url) as rpc, aclosing(discovery.watch()) as snapshots:
+            assert await anext(snapshots) == ()
+            async with discovery.register(worker("w1")):
+                assert len(await anext(snapshots)) == 1
+                values, _ = await rpc.list_prefix(b"v1/", 9)
+                ((key, value),) = values.items()
+                lease = await rpc.grant(600)
+                await rpc.put(key, value, lease)  # the same again, which is no change
+                await rpc.put(key, b"garbage", lease)
+                assert await anext(snapshots) == ()
+        await discovery.close()
+        server.kill()
+
+    asyncio.run(main())
+
+
+def test_closing_ends_a_registration_that_waits_for_etcd() -> None:
+    async def main() -> None:
+        discovery = EtcdDiscovery(f"http://127.0.0.1:{free_port()}")
+        registering = asyncio.ensure_future(discovery.register(worker("w1")).__aenter__())
+        await asyncio.sleep(0.1)  # it has begun
+        await discovery.close()
+        async with asyncio.timeout(scaled(10)):
+            with pytest.raises(EtcdError):
+                await registering
+
+    asyncio.run(main())
+
+
+def test_an_outage_is_logged_when_it_begins_and_when_it_ends(
+    launch_etcd: LaunchServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "baton")
+
+    async def main() -> None:
+        server = launch_etcd()
+        discovery = EtcdDiscovery(server.url, lease_ttl_s=2.0)
+
+        async def watch_to_the_end() -> None:
+            async for _ in discovery.watch():
+                pass
+
+        watching = asyncio.ensure_future(watch_to_the_end())
+        async with discovery.register(worker("w1")):
+            for _ in range(2):
+                server.kill()
+                await until_logged(caplog, "registry=unreachable")
+                server.start()
+                await until_logged(caplog, "registry=reachable")
+        await discovery.close()
+        await watching
+        server.kill()
+
+    asyncio.run(main())
+
+
+async def until_logged(caplog: pytest.LogCaptureFixture, words: str) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while words not in caplog.text:
+            await asyncio.sleep(0.01)  # log lines do not notify
+    assert caplog.text.count("registry=") == 1
+    caplog.clear()

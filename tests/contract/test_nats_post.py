@@ -1,0 +1,163 @@
+"""What one connection to NATS publishes, how much of it may wait, and what strangers publish to it."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import nats
+import pytest
+from nats.aio.client import Client
+
+from baton import frames
+from baton.nats_connection import MAC_BYTES, Box, Mac, Post
+from baton.strangers import strangers
+from baton.transport import Transport
+from tests.conftest import LaunchServer
+from tests.planes import Endless, Plane, a_request
+from tests.waiting import PATIENCE_S, until
+
+HALF = bytes(600_000)
+"""More than half of what may wait."""
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str) -> AsyncIterator[tuple[Client, Post, str]]:
+    """A client, a post over it, and a subject of this test's own."""
+    client, subject = Client(), f"test.{secrets.token_hex(8)}"
+    await client.connect(url)
+    post = Post(client, Box(f"{subject}.inbox"))
+    try:
+        yield client, post, subject
+    finally:
+        await post.close()
+
+
+def test_frames_that_were_forgotten_are_never_published(nats_server: str) -> None:
+    async def scenario() -> None:
+        async with connected(nats_server) as (client, post, subject):
+            received = await client.subscribe(subject)
+            post.put(subject, b"old", "")
+            post.forget_all()
+            post.put(subject, b"new", "")
+            assert (await received.next_msg(timeout=PATIENCE_S)).data == b"new"
+
+    asyncio.run(scenario())
+
+
+def test_generators_wait_while_more_than_a_megabyte_does(nats_server: str) -> None:
+    async def scenario() -> None:
+        async with connected(nats_server) as (_, post, subject):
+            for _ in range(2):  # the second time after all of it was published
+                post.put(subject, HALF, "")
+                assert post.writable.is_set()
+                post.put(subject, HALF, "")
+                assert not post.writable.is_set()
+                await until(post.writable.is_set)
+            for _ in range(3):
+                post.put(subject, HALF, "")
+            post.forget_all()
+            assert post.writable.is_set()
+            post.put(subject, HALF, "")
+            assert post.writable.is_set()
+
+    asyncio.run(scenario())
+
+
+async def later(post: Post, subject: str) -> None:
+    post.put(subject, b"late", "")
+
+
+def test_what_is_put_while_disconnected_is_forgotten(
+    nats_server: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with connected(nats_server) as (client, post, subject):
+            await client.close()
+            post.put(subject, b"lost", "")
+            for _ in range(5):
+                await asyncio.sleep(0)  # turns for what must not happen
+
+    asyncio.run(scenario())
+    assert "publish_failed" not in caplog.text
+
+
+def test_what_waits_is_published_before_it_closes_and_nothing_after(nats_server: str) -> None:
+    async def scenario() -> None:
+        async with connected(nats_server) as (client, _, subject):
+            received = await client.subscribe(subject)
+            await client.flush()
+            async with connected(nats_server) as (_, post, _):
+                post.put(subject, b"waits", "")
+                await asyncio.gather(post.close(), later(post, subject))
+            await client.publish(subject, b"last")
+            messages = [(await received.next_msg(timeout=PATIENCE_S)).data for _ in range(2)]
+            assert messages == [b"waits", b"last"]
+
+    asyncio.run(scenario())
+
+
+def test_a_frame_that_cannot_be_published_holds_up_no_other(nats_server: str) -> None:
+    async def scenario() -> None:
+        async with connected(nats_server) as (client, post, subject):
+            received = await client.subscribe(subject)
+            post.put("no subject", b"", "")
+            post.put(subject, b"next", "")
+            assert (await received.next_msg(timeout=PATIENCE_S)).data == b"next"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("max_payload", "expected"), [(70_000, 70_000), (2 * frames.MAX_FRAME_BYTES, frames.MAX_FRAME_BYTES)]
+)
+def test_a_frame_and_its_mac_fit_a_message(
+    launch_nats: LaunchServer, tmp_path: Path, max_payload: int, expected: int
+) -> None:
+    settings = tmp_path / "nats.conf"
+    settings.write_text(f"max_payload: {max_payload}\nmax_pending: 256MB", encoding="utf-8")
+
+    async def scenario() -> None:
+        server = launch_nats("-c", str(settings))
+        async with connected(server.url) as (_, post, _):
+            assert post.max_frame_bytes == expected - MAC_BYTES
+        server.kill()
+
+    asyncio.run(scenario())
+
+
+def test_a_frame_is_genuine_with_its_key_on_its_subject_only() -> None:
+    signed = Mac("key", "subject").sign(b"frame")
+    assert Mac("key", "subject").opened(signed) == b"frame"
+    assert Mac("key", "another").opened(signed) is None
+    assert Mac("another", "subject").opened(signed) is None
+
+
+def test_what_strangers_publish_is_counted_and_changes_nothing(nats_server: str) -> None:
+    async def scenario(caller: Transport, worker: Transport) -> None:
+        endless = Endless()
+        stranger = await nats.connect(nats_server)
+        async with worker.serve("w", endless.answer) as address:
+            subject = address.removeprefix("nats://").partition("#")[0]
+            seen = await stranger.subscribe(f"{subject}.*")
+            await stranger.flush()
+            running = caller.call(address, a_request())
+            await anext(running)
+            frame = await seen.next_msg(timeout=PATIENCE_S)
+            num_before = strangers.num_messages
+            await stranger.publish(f"{subject}.new", b"garbage")  # from no one, so it is not even read
+            await stranger.publish(f"{subject}.new", b"garbage", reply="someone")
+            await stranger.publish(frame.subject, b"garbage", reply=frame.reply)
+            await stranger.publish(frame.reply, b"garbage", headers={"Status": "404"})
+            await stranger.publish(frame.reply, frame.data)  # genuine, elsewhere
+            await until(lambda: strangers.num_messages >= num_before + 4)
+            another = caller.call(address, a_request())
+            await anext(another)
+            assert strangers.num_messages == num_before + 4
+            assert not endless.closed.is_set()
+            await another.aclose()
+            await running.aclose()
+        await stranger.close()
+
+    Plane("nats-asyncio", nats_server).run(scenario)

@@ -1,0 +1,169 @@
+"""One choice of an answer: the same however its tokens come together, up to where it is stopped."""
+
+from collections.abc import Sequence
+from itertools import islice
+
+import pytest
+
+from baton.messages import TokenChunk
+from frontend.harmony.conversation import AssistantTurn, ToolCall
+from frontend.harmony.deltas import (
+    Delta,
+    MessageEnd,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from frontend.harmony.parse import HarmonyParser
+from frontend.turn.choice import Choice
+from frontend.turn.raw_text import RawText
+from frontend.turn.text_calls import TextCalls
+from tests.scripted_frontend import TOKENIZER
+from tests.scripted_workers import request
+
+THINK = "<|channel|>analysis<|message|>Let me think.<|end|><|start|>assistant"
+CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}<|call|>'
+ANSWER = THINK + "<|channel|>final<|message|>Hello, world. And more.<|return|>"
+TWO_CALLS = THINK + CALL + "<|start|>assistant" + CALL
+
+
+def choice_of(*stop_strings: str, max_calls: int | None = None) -> Choice:
+    reader = HarmonyParser(TOKENIZER.vocabulary, frozenset({"functions.f", "f"}), may_call=True)
+    return Choice(request(), reader, stop_strings=stop_strings, max_calls=max_calls)
+
+
+def fed(choice: Choice, text: str, tokens_per_chunk: int) -> list[Delta]:
+    """All deltas of a text, of which nothing is left out after a stop."""
+    token_ids = iter(TOKENIZER.encode_text(text, allow_special=True))
+    deltas: list[Delta] = []
+    while ids := tuple(islice(token_ids, tokens_per_chunk)):
+        deltas += choice.feed(TokenChunk(ids))
+    return [*deltas, *choice.finish()]
+
+
+def shown(deltas: Sequence[Delta]) -> tuple[str, str, str]:
+    """(text, reasoning, calls)."""
+    text, thought, calls = "", "", ""
+    for delta in deltas:
+        match delta:
+            case TextDelta():
+                text += delta.text
+            case ReasoningDelta():
+                thought += delta.text
+            case ToolCallStart():
+                calls += f" {delta.name}:"
+            case ToolCallArguments():
+                calls += delta.text
+    return text, thought, calls
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 2, 7, 1000])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (ANSWER, ("Hello, world. And more.", "Let me think.", "")),
+        (TWO_CALLS, ("", "Let me think.", ' f:{"x": 1} f:{"x": 1}')),
+    ],
+)
+def test_an_answer_is_told_and_written_down_whole(
+    text: str, expected: tuple[str, str, str], tokens_per_chunk: int
+) -> None:
+    choice = choice_of()
+    assert shown(fed(choice, text, tokens_per_chunk)) == expected
+    assert choice.thought == "Let me think."
+    written = choice.writing.turn(TOKENIZER)
+    assert written is not None
+    assert written.thought == "Let me think."
+    assert written.said == expected[0]
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 2, 7, 1000])
+@pytest.mark.parametrize(
+    ("stop", "expected", "met"),
+    [
+        (", w", "Hello", ", w"),
+        ("more.X", "Hello, world. And more.", None),  # its beginning is held back until the end
+        ("think", "Hello, world. And more.", None),  # reasoning is not text
+    ],
+)
+def test_a_stop_string_ends_the_text_only(
+    stop: str, expected: str, met: str | None, tokens_per_chunk: int
+) -> None:
+    choice = choice_of(stop)
+    assert shown(fed(choice, ANSWER, tokens_per_chunk))[:2] == (expected, "Let me think.")
+    assert choice.stop_string == met
+    assert choice.stopped == (met is not None)
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 2, 7, 1000])
+def test_nothing_is_told_after_the_last_call_that_is_allowed(tokens_per_chunk: int) -> None:
+    choice = choice_of(max_calls=1)
+    more = "<|start|>assistant<|channel|>final<|message|>Hello"
+    assert shown(fed(choice, TWO_CALLS + more, tokens_per_chunk)) == ("", "Let me think.", ' f:{"x": 1}')
+    assert choice.stopped
+    assert len(choice.call_ids) == 1
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 1000])
+def test_raw_text_that_might_have_become_a_stop_string_is_told_at_the_end(tokens_per_chunk: int) -> None:
+    choice = Choice(request(), RawText(TOKENIZER), stop_strings=("more.X",))
+    assert shown(fed(choice, "Hello and more.", tokens_per_chunk))[0] == "Hello and more."
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 1000])
+def test_a_stop_string_does_not_span_two_messages(tokens_per_chunk: int) -> None:
+    choice = choice_of("hereHello")
+    preamble = "<|channel|>commentary<|message|>Look here<|end|><|start|>assistant"
+    text = preamble + "<|channel|>final<|message|>Hello<|return|>"
+    deltas = fed(choice, text, tokens_per_chunk)
+    assert not choice.stopped
+    texts = "".join(delta.text if isinstance(delta, TextDelta) else "|" for delta in deltas)
+    assert texts == "Look here|Hello|"
+    said = [delta for delta in deltas if isinstance(delta, TextDelta)]
+    whole = [delta for delta in fed(choice_of(), text, 1) if isinstance(delta, TextDelta)]
+    starts = {delta.start for delta in whole}
+    assert all(delta.start in starts or delta.start == delta.stop for delta in said)
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 2, 1000])
+@pytest.mark.parametrize("stop", ["never", "world. And less", "more.X"])
+def test_each_token_of_the_text_is_in_one_delta_even_if_held_back(stop: str, tokens_per_chunk: int) -> None:
+    whole = [delta for delta in fed(choice_of(), ANSWER, 1) if isinstance(delta, TextDelta)]
+    said = [delta for delta in fed(choice_of(stop), ANSWER, tokens_per_chunk) if isinstance(delta, TextDelta)]
+    assert (said[0].start, said[-1].stop) == (whole[0].start, whole[-1].stop)
+    assert [delta.stop for delta in said[:-1]] == [delta.start for delta in said[1:]]
+
+
+def test_an_answer_that_is_cut_after_a_call_was_cut() -> None:
+    choice = choice_of()
+    choice.feed(TokenChunk(tuple(TOKENIZER.encode_text(THINK + CALL, allow_special=True)), "length"))
+    choice.finish()
+    assert (choice.finish_reason, choice.is_cut) == ("length", True)
+
+
+def test_an_answer_of_which_a_call_is_left_out_was_not_told() -> None:
+    choice = choice_of()
+    fed(choice, TWO_CALLS, 7)
+    written = choice.writing.turn(TOKENIZER)
+    assert written is not None
+    call = ToolCall(call_id="a", name="f", arguments='{"x":1}')
+    assert written.is_told_by(AssistantTurn(tool_calls=(call, call)))
+    assert not written.is_told_by(AssistantTurn(tool_calls=(call,)))
+
+
+def test_the_input_of_a_custom_tool_is_unwrapped_and_that_of_others_is_not_held_back() -> None:
+    held: list[Delta] = [
+        ToolCallStart(0, "patch"),
+        ToolCallArguments(0, '{"input":'),
+        ToolCallArguments(0, ' "x"}'),
+    ]
+    passed: list[Delta] = [
+        ToolCallStart(1, "f"),
+        ToolCallArguments(1, '{"input":'),
+        ToolCallArguments(1, ' "x"}'),
+    ]
+    calls = TextCalls(frozenset({"patch"}))
+    assert list(calls.pass_on(held)) == [held[0]]
+    assert list(calls.pass_on([MessageEnd()])) == [ToolCallArguments(0, "x"), MessageEnd()]
+    assert list(calls.pass_on([*passed, MessageEnd()])) == [*passed, MessageEnd()]

@@ -1,0 +1,74 @@
+"""What the flags and the environment make of the registry and the request plane."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.connect import Wires
+from baton.nats_login import nats_options
+from baton.streams import TICK_S
+
+Given = dict[str, Any]
+
+
+def given(**values: Any) -> Given:
+    return values
+
+
+def positional(name: str, first: str, **values: Any) -> Given:
+    return {name: first, **values}
+
+
+@pytest.mark.parametrize("plane", ["tcp", "nats"])
+def test_the_request_plane_gets_the_liveness_limit(monkeypatch: pytest.MonkeyPatch, plane: Any) -> None:
+    monkeypatch.setattr("baton.tcp.TcpTransport", given)
+    monkeypatch.setattr("baton.nats.NatsTransport", partial(positional, "servers"))
+    monkeypatch.setenv("NATS_AUTH_TOKEN", "secret")
+    wires = Wires(request_plane=plane, liveness_s=7.5, host="127.0.0.2", nats_server="nats://n:1")
+    made: Any = wires.transport()
+    assert made["liveness_s"] == 7.5
+    if plane == "tcp":
+        assert made["host"] == "127.0.0.2"
+    else:
+        assert (made["servers"], made["token"]) == ("nats://n:1", "secret")
+
+
+def test_etcd_gets_its_login_and_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "baton.etcd.EtcdDiscovery", lambda endpoints, **values: {"endpoints": endpoints, **values}
+    )
+    for name in ("USERNAME", "PASSWORD", "CA", "CLIENT_CERT", "CLIENT_KEY"):
+        monkeypatch.setenv(f"ETCD_AUTH_{name}", name.lower())
+    made: Any = Wires(discovery_backend="etcd", etcd_endpoints="http://e:1").discovery()
+    assert made == {
+        "endpoints": "http://e:1",
+        "username": "username",
+        "password": "password",
+        "ca_file": Path("ca"),
+        "cert_file": Path("client_cert"),
+        "key_file": Path("client_key"),
+    }
+
+
+def test_names_have_no_secrets() -> None:
+    wires = Wires(
+        discovery_backend="etcd",
+        etcd_endpoints="http://root:secret@e:1",
+        request_plane="nats",
+        nats_server="nats://root:secret@n:1",
+    )
+    assert "secret" not in wires.registry_name() + wires.plane_name()
+
+
+def test_the_shortest_liveness_limit_is_four_heartbeats() -> None:
+    assert Wires(liveness_s=4 * TICK_S).liveness_s == 4 * TICK_S
+    with pytest.raises(ValueError, match="must be at least 1, as workers send a heartbeat every"):
+        Wires(liveness_s=4 * TICK_S - 0.01)
+
+
+def test_empty_variables_are_no_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AUTH_USERNAME", "AUTH_PASSWORD", "AUTH_TOKEN", "AUTH_CA", "AUTH_CLIENT_CERT"):
+        monkeypatch.setenv(f"NATS_{name}", "")
+    assert nats_options() == {}

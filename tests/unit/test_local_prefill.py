@@ -1,0 +1,43 @@
+"""When a short prompt does not join those that wait at the prefill worker."""
+
+import asyncio
+
+from frontend.routing.local_prefill import LocalPrefill
+from tests.scripted_workers import worker
+from tests.waiting import until
+
+P1, P2 = worker("p1"), worker("p2")
+
+
+def test_the_oldest_wait_of_the_same_worker_counts() -> None:
+    local = LocalPrefill(max_tokens=1, after_s=0.2)
+
+    async def scenario() -> None:
+        with local.waiting(P1):
+            await until(lambda: local.is_due(P1))
+            with local.waiting(P1):
+                assert local.is_due(P1)
+            assert local.is_due(P1)
+            assert not local.is_due(P2)
+        assert not local.is_due(P1)
+
+    asyncio.run(scenario())
+
+
+def test_the_wait_of_one_goes_on_when_anothers_ends() -> None:
+    local = LocalPrefill(max_tokens=1, after_s=0.05)
+
+    async def scenario() -> None:
+        first, second = local.waiting(P1), local.waiting(P1)
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        await until(lambda: local.is_due(P1))
+        second.__exit__(None, None, None)
+
+    asyncio.run(scenario())
+    assert not local._waits  # noqa: SLF001  it is only memory
+
+
+def test_without_a_limit_it_is_always_due() -> None:
+    assert LocalPrefill(max_tokens=1).is_due(P1)

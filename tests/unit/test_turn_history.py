@@ -1,0 +1,38 @@
+"""The history's items become the turns that the model wrote."""
+
+from frontend.harmony.conversation import AssistantTurn, ToolCall, UserTurn
+from frontend.turn.history import joined
+
+A, B = (ToolCall(call_id=name, name=name, arguments="{}") for name in "ab")
+
+
+def test_what_belongs_together_is_one_turn() -> None:
+    parts = [
+        AssistantTurn(reasoning="Think."),
+        AssistantTurn(),
+        AssistantTurn(preamble="Now."),
+        AssistantTurn(text="Said."),
+        AssistantTurn(tool_calls=(A,)),
+        AssistantTurn(tool_calls=(B,)),
+    ]
+    whole = AssistantTurn(reasoning="Think.", preamble="Now.", text="Said.", tool_calls=(A, B))
+    assert list(joined(parts)) == [whole]
+
+
+def test_what_comes_again_or_too_late_begins_a_turn() -> None:
+    said, called = AssistantTurn(text="Said."), AssistantTurn(tool_calls=(A,))
+    thought, preamble = AssistantTurn(reasoning="Think."), AssistantTurn(preamble="Now.")
+    both = AssistantTurn(text="Said.", tool_calls=(A,))
+    assert list(joined([said, said])) == [said, said]
+    assert list(joined([said, thought])) == [said, thought]
+    assert list(joined([said, preamble])) == [said, preamble]
+    assert list(joined([preamble, preamble])) == [preamble, preamble]
+    assert list(joined([said, called, said])) == [both, said]
+    assert list(joined([called, preamble])) == [called, preamble]
+    assert list(joined([called, said])) == [called, said]
+    assert list(joined([said, AssistantTurn(text="More.")])) == [said, AssistantTurn(text="More.")]
+
+
+def test_a_user_comes_between_turns() -> None:
+    hi, said = UserTurn("Hi"), AssistantTurn(text="Said.")
+    assert list(joined([AssistantTurn(), hi, said, hi])) == [hi, said, hi]
