@@ -165,9 +165,9 @@ def test_what_a_failed_pull_left_in_the_cache_is_never_found(checkpoint: Path) -
 def test_the_last_token_of_an_answer_has_no_kv_yet(checkpoint: Path) -> None:
     async def main() -> None:
         async with started(checkpoint, "decode") as decode:
-            answer = await tokens(decode.decode(ask(500)))  # 12 more make 512, two blocks of the estimate
-            again = msgspec.structs.replace(ask(500), token_ids=[*ask(500).token_ids, *answer, 1])
-            assert decode.num_lacking_tokens(again) == 513 - 256
+            answer = await tokens(decode.decode(ask(116)))  # 12 more make 128, two blocks of the estimate
+            again = msgspec.structs.replace(ask(116), token_ids=[*ask(116).token_ids, *answer, 1])
+            assert decode.num_lacking_tokens(again) == 129 - 64
 
     asyncio.run(main())
 

@@ -28,3 +28,27 @@ def test_what_is_used_again_is_kept() -> None:
         held.hold(token_ids, "")
     assert held.num_held(SHORT, "") == 4
     assert held.num_held([5, 6, 7, 8], "") == 0
+
+
+def test_a_sequence_that_grows_is_held_like_a_whole_one() -> None:
+    held, whole = HeldPrefixes(4, max_blocks=9), HeldPrefixes(4, max_blocks=9)
+    chain = held.hold(LONG[:3], "a")
+    for token_id in LONG[3:]:
+        held.extend(chain, [token_id])
+    whole.hold(LONG, "a")
+    assert held.num_held([*LONG, 1], "a") == whole.num_held([*LONG, 1], "a") == 8
+    assert len(held) == len(whole) == 2
+
+
+def test_a_sequence_that_grows_is_used() -> None:
+    held = HeldPrefixes(4, max_blocks=3)
+    chain = held.hold(SHORT, "")
+    held.hold(LONG, "")
+    held.extend(chain, [5, 6, 7, 8])
+    assert (held.num_held([*SHORT, 5, 6, 7, 8], ""), held.num_held(LONG, "")) == (8, 4)
+
+
+def test_an_engine_without_a_cache_hashes_nothing() -> None:
+    held = HeldPrefixes(4, max_blocks=0)
+    assert held.hold(LONG, "").keys == []
+    assert held.num_held(LONG, "") == 0

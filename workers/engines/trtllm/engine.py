@@ -188,16 +188,16 @@ class TrtllmEngine:
         async with self._requests.opened(request, sampling, params, abort) as call:
             call.num_cached_tokens = num_cached
             chunk = self._chunk(call, await self._requests.step(call))
-            token_ids = request.token_ids.copy()
-            self._held.hold(token_ids, request.cache_salt)
+            generated: list[int] = []
+            held = self._held.hold(request.token_ids, request.cache_salt)
             if handoff is None:
                 self._figures.count_prompt(call)
             else:
                 self._figures.num_handoffs += 1
             while True:
-                token_ids += chunk.token_ids
+                generated += chunk.token_ids
                 if chunk.finish_reason:
-                    self._held.hold(token_ids[:-1], request.cache_salt)
+                    self._held.extend(held, generated[:-1])
                 if chunk.token_ids or chunk.finish_reason:
                     yield chunk
                 if chunk.finish_reason:

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 MAX_QUEUE_SIZE = 256
 _RETRY_AFTER_S = 1.0
 _WARM_UP_S = 600.0
-_HELD_BLOCK = 256  # tokens; hashing them all keeps the event loop waiting
+_HELD_BLOCK = 64  # tokens
 _OVERTAKEN_TOKENS_PER_S = 2000.0
 _PRIORITY_MS = 10**12  # more than any time
 
@@ -172,17 +172,17 @@ class VllmEngine:
         max_tokens = num_left(request, self._context_length)
         sampling = self._sampling(request, max_tokens=max_tokens, transfer=transfer)
         chunker = Chunker(request, num_cached)
-        token_ids = request.token_ids.copy()
+        generated: list[int] = []
         async with self._calls.opened(request, sampling, self._place(request)) as call:
             result = await self._calls.step(call)
             self._count_prompt(request, result)
-            self._held.hold(token_ids, call.cache_salt)
+            held = self._held.hold(request.token_ids, call.cache_salt)
             chunk = chunker.chunk(result)
             while True:
                 self._figures.num_generated_tokens += len(chunk.token_ids)
-                token_ids += chunk.token_ids
+                generated += chunk.token_ids
                 if chunk.finish_reason:
-                    self._held.hold(token_ids[:-1], call.cache_salt)
+                    self._held.extend(held, generated[:-1])
                 if chunk.token_ids or chunk.finish_reason:
                     yield chunk
                 if chunk.finish_reason:
