@@ -142,17 +142,17 @@ class Stack:
         # Without certificates, which take 45 ms of CPU to load: a polling test used a whole core.
         return httpx.get(f"{self.url}{path}", verify=False)
 
-    def gauge(self, name: str) -> float:
-        """The sum of a gauge over all workers, once each has reported it."""
-        found: list[str] = []
+    def gauge(self, name: str, role: str = "") -> float:
+        """The sum of a gauge over all workers, or those of one role, once each has reported it."""
+        found: list[tuple[str, str]] = []
 
         def told_by_all() -> bool:
             text = self._get("/metrics").text
-            found[:] = re.findall(rf"^{name}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE)
+            found[:] = re.findall(rf'^{name}\{{[^}}]*role="(\w+)"[^}}]*\}} (\S+)$', text, re.MULTILINE)
             return len(found) == len(self.health()["instances"]) > 0
 
         wait_for(told_by_all)
-        return sum(map(float, found))
+        return sum(float(value) for of_role, value in found if role in ("", of_role))
 
     def spent(self, name: str) -> tuple[float, int]:
         """Sum and count of one of the frontend's histograms, all labels together."""

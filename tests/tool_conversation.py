@@ -19,12 +19,13 @@ TOOL = {
     },
 }
 CITIES = ("Oslo", "Lisbon", "Paris", "Berlin", "Rome")
-_COUNTERS = ("num_prompt_tokens", "kv_moved_bytes", "num_handoffs")
+# Of what both sides of a handoff count, decode's: prefill misses a pull whose first token closes its call.
+_COUNTED_OF = {"num_prompt_tokens": "", "kv_moved_bytes": "decode", "num_handoffs": "decode"}
 
 
 class Turn(msgspec.Struct, frozen=True):
     """One request: its prompt, the part of it that does not repeat the last prompt and its answer, and what
-    all workers together did for it. Bytes and handoffs count once.
+    all workers together did for it.
     """
 
     num_prompt_tokens: int
@@ -60,8 +61,8 @@ def converse(stack: Stack, num_turns: int, *, salt: str | None = "shared") -> li
                     num_prompt_tokens=len(prompt),
                     num_new_tokens=len(prompt) - num_same,
                     num_computed_tokens=spent["num_prompt_tokens"],
-                    moved_bytes=spent["kv_moved_bytes"] // 2,
-                    num_handoffs=spent["num_handoffs"] // 2,
+                    moved_bytes=spent["kv_moved_bytes"],
+                    num_handoffs=spent["num_handoffs"],
                     ttft_s=first_at - began,
                     answer=message,
                 )
@@ -144,4 +145,4 @@ def _ask(
 
 def _counted(stack: Stack) -> dict[str, float]:
     stack.wait_idle(60)
-    return {name: stack.gauge(f"baton_{name}") for name in _COUNTERS}
+    return {name: stack.gauge(f"baton_{name}", role) for name, role in _COUNTED_OF.items()}
