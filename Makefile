@@ -71,8 +71,8 @@ bench: dev servers $(if $(PEER),$(VENV)-$(PEER)/.made) ## speed of the serving p
 	$(BIN)/python -m benchmarks.serving_plane $(if $(PEER),--peer $(PEER))
 
 MINUTES ?= 10
-chaos: dev servers ## kill, freeze and cut a running stack off, at random (MINUTES=10 SEED=... OVERLAP=1); as root, networks too
-	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(OVERLAP),--overlap)
+chaos: dev servers ## kill, freeze and cut a running stack off, at random (MINUTES=10 SEED=... ENGINE=embedded OVERLAP=1); as root, networks too
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(OVERLAP),--overlap)
 
 fuzz: dev ## fuzz the planes (1 million messages) and the Harmony parser (10 million token streams; hours)
 	$(BIN)/python -m tests.fuzz_planes --messages 1000000

@@ -11,9 +11,11 @@ KINDS = ["drain", "freeze", "kill", "kill_broker"]
 
 
 @pytest.mark.slow
-def test_no_stream_is_lost_or_changed_by_seeded_faults(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["mocker", "embedded"])
+def test_no_stream_is_lost_or_changed_by_seeded_faults(tmp_path: Path, engine: str) -> None:
     command = [PYTHON, "-m", "tests.chaos", "--planes", "nats+etcd", "--seed", "16", "--kinds", *KINDS]
-    command += ["--faults", str(len(KINDS)), "--streams", "4", "--out", str(tmp_path / "chaos.json")]
+    command += ["--engine", engine, "--faults", str(len(KINDS)), "--streams", "4"]
+    command += ["--out", str(tmp_path / "chaos.json")]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     for kind in KINDS:
