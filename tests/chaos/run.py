@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.chaos.injector import Injector, NotEffectiveError
 from tests.chaos.kinds import INJECTORS
 from tests.chaos.load import Ask, Load
+from tests.chaos.process_faults import TakeOver
 from tests.chaos.scene import WORKERS, Scene, brokers_of
 from tests.chaos.schedule import Fault
 from tests.chaos.scorecard import Episode
@@ -94,7 +95,8 @@ def _injected(scene: Scene, fault: Fault) -> str:
             time.sleep(max(0.0, began_s + each.begin_s - time.monotonic()))  # the schedule's moment
             repairs.callback(each.repair)
             each.injector.begin()
-        for each in sorted(plan, key=lambda each: each.end_s):
+        # Last a frontend that drains: its streams may wait for what the other fault took.
+        for each in sorted(plan, key=lambda each: (isinstance(each.injector, TakeOver), each.end_s)):
             time.sleep(max(0.0, began_s + each.end_s - time.monotonic()))  # the schedule's duration
             proofs.append(each.injector.proof())
             each.repair()
