@@ -33,7 +33,7 @@ class OpenMessage:
         self._last_read = position  # position after the last token that had any bytes
         self._decoder = IncrementalDecoder()
         # Python 3.11 takes long to look up an enum's members.
-        self._is_text = kind in {Kind.TEXT, Kind.PREAMBLE}
+        self._is_text = kind is Kind.TEXT or kind is Kind.PREAMBLE
         self._is_preamble = kind is Kind.PREAMBLE
         self._is_reasoning = kind is Kind.REASONING
         self._is_dropped = kind is Kind.DROPPED

@@ -85,9 +85,9 @@ def _unknown(fields: Mapping[str, msgspec.Raw], body_type: type) -> set[str]:
     expected = type_of(body_type)
     assert isinstance(expected, inspect.StructType), "bodies are structs"
     unknown = set(fields.keys() - _defined(body_type))
-    deep: frozenset[str] = getattr(body_type, "deep", frozenset())
-    for field in expected.fields:
-        if field.encode_name in deep & fields.keys():
+    searched = fields.keys() & getattr(body_type, "deep", ())
+    for field in expected.fields if searched else ():
+        if field.encode_name in searched:
             value = msgspec.json.decode(fields[field.encode_name])
             unknown |= {_NUMBER.sub("[]", p) for p in _undefined(value, field.type, field.encode_name)}
     return unknown

@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 from baton.errors import BatonError, InvalidRequest
 from baton.listener import Admission
 from frontend.http.errors import ErrorBody
+from frontend.http.joined import JoinedHead
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +128,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the idle timeout."""
         super().connection_made(cast("asyncio.Transport", transport))
+        self.transport = JoinedHead(self.transport)
         self._since_s = self.loop.time()
         self._wait(self._patience.idle_s)
         if self._is_evicted:

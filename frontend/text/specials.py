@@ -18,6 +18,8 @@ class SpecialToken(enum.Enum):
     CALL = "<|call|>"
     RETURN = "<|return|>"
 
+    __hash__ = object.__hash__  # Enum's own is written in Python
+
 
 Segment: TypeAlias = "str | SpecialToken | array[int]"
 """Plain text, even if it spells a control token; one control token; or tokens as the model wrote them."""

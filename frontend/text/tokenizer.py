@@ -90,14 +90,15 @@ class ModelTokenizer:
         soon as there are more than `limit`."""
         ids: list[int] = []
         for segment in segments:
-            if isinstance(segment, SpecialToken):
-                ids.append(self.special_ids[segment])
-            elif isinstance(segment, array):
-                ids.extend(segment)
-            else:
-                ids.extend(self._encode_cached(segment, _rest(limit, ids)))
-            _rest(limit, ids)
+            ids += self.encode_segment(segment, _rest(limit, ids))
+        _rest(limit, ids)
         return ids
+
+    def encode_segment(self, segment: Segment, limit: int | None = None) -> Sequence[int]:
+        """See `encode_segments`; only a text of several pieces is compared with `limit`."""
+        if isinstance(segment, SpecialToken):
+            return (self.special_ids[segment],)
+        return segment if isinstance(segment, array) else self._encode_cached(segment, limit)
 
     def encode_text(self, text: str, *, allow_special: bool = False, limit: int | None = None) -> list[int]:
         """Token ids of raw text; `allow_special` encodes spelled-out control tokens as such. Raises

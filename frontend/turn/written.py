@@ -9,7 +9,7 @@ import msgspec
 from frontend.harmony.conversation import AssistantTurn, Kind, ToolCall, WrittenMessage
 from frontend.harmony.deltas import Delta, MessageEnd, ReasoningDelta, TextDelta, ToolCallStart
 from frontend.text.specials import Segment, SpecialToken
-from frontend.text.tokenizer import ModelTokenizer
+from frontend.text.tokenizer import ModelTokenizer, TooManyTokens
 
 # Separates two Harmony messages of one kind, such as a preamble and the answer.
 PARAGRAPH = "\n\n"
@@ -117,7 +117,9 @@ def encoded(segments: Iterable[Segment], tokenizer: ModelTokenizer, limit: int) 
             author = segment
             if not num_opening and _is_assistant(author):
                 num_opening = start
-        token_ids += tokenizer.encode_segments([segment], limit=limit - len(token_ids))
+        token_ids += tokenizer.encode_segment(segment, limit - len(token_ids))
+        if len(token_ids) > limit:
+            raise TooManyTokens
         if isinstance(segment, array):
             nums["written"] += len(segment)
         elif segment in _ENDS and _is_assistant(author):
