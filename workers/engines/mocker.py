@@ -88,6 +88,7 @@ class MockerEngine:
         """Yield the handoff after the prompt's simulated time; pinned until it is pulled."""
         async with self._slot(request) as deadline:
             num_cached = await self._run_prompt(request, deadline)
+            self._held.hold(request.token_ids, request.cache_salt)
             answer = self._answer(request)
             if request.num_generated + 1 >= answer.num_tokens:
                 yield self._last_chunk(request, answer, (num_cached, 0))
@@ -123,6 +124,7 @@ class MockerEngine:
                 told = await self._run_prompt(request, deadline), 0
             else:
                 told = await self._take_over(request, request.handoff, deadline)
+            held = self._held.hold(request.token_ids, request.cache_salt)
             answer = self._answer(request)
             loop, generated = asyncio.get_running_loop(), []
             for token_id in answer.tokens(request.num_generated, answer.num_tokens - 1):
@@ -134,7 +136,7 @@ class MockerEngine:
                     raise WorkerLost("The worker is stopping.")
                 if loop.time() > deadline:
                     raise DeadlineExceeded
-            self._held.hold(request.token_ids + generated, request.cache_salt)  # the last token has no KV yet
+            self._held.extend(held, generated)  # the last token has no KV yet
             yield self._last_chunk(request, answer, told)
 
     def num_lacking_tokens(self, request: GenerateRequest) -> int:
@@ -200,7 +202,6 @@ class MockerEngine:
         await _within(deadline, asyncio.sleep(prefill_s))  # as long as a real prefill
         self._figures["num_prompt_tokens"] += num_lacking
         self._figures["num_cached_tokens"] += num_held
-        self._held.hold(request.token_ids, request.cache_salt)
         return num_held
 
     def _num_held(self, request: GenerateRequest) -> int:
@@ -224,7 +225,6 @@ class MockerEngine:
             await self._transceiver.pull(offered.ticket, host_memory(pulled), left_s)
         if pulled != expected or handoff.num_prompt_tokens != _num_prompt_tokens(request):
             raise HandoffFailed("The handoff is for another prompt.")
-        self._held.hold(request.token_ids, request.cache_salt)
         self._figures["num_handoffs"] += 1
         self._figures["kv_moved_bytes"] += len(pulled)
         return offered.num_cached_tokens, len(pulled)
