@@ -1,6 +1,8 @@
-"""How this process proves itself to NATS: Dynamo's variables for logins, and certificates."""
+"""How this process proves itself to NATS: Dynamo's variables for logins, keys and JWTs, and certificates."""
 
+import base64
 import os
+import re
 import ssl
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 from baton.tls import CredentialError, client_context
 
 _LOGIN = {"user": "NATS_AUTH_USERNAME", "password": "NATS_AUTH_PASSWORD", "token": "NATS_AUTH_TOKEN"}
+NKEY, CREDENTIALS_FILE = "NATS_AUTH_NKEY", "NATS_AUTH_CREDENTIALS_FILE"
 CA, CERT, KEY = "NATS_AUTH_CA", "NATS_AUTH_CLIENT_CERT", "NATS_AUTH_CLIENT_KEY"
 
 
@@ -20,9 +23,72 @@ def nats_options() -> dict[str, Any]:
     }
     if ("user" in options) != ("password" in options):
         raise CredentialError(f"{_LOGIN['user']} and {_LOGIN['password']}: set both")
+    seed, file = os.environ.get(NKEY), os.environ.get(CREDENTIALS_FILE)
+    if seed and file:
+        raise CredentialError(f"{NKEY} and {CREDENTIALS_FILE}: set one of them")
+    if seed:
+        _key_pair(seed, NKEY)
+        options["nkeys_seed_str"] = seed
+    if file:
+        options |= _callbacks(Path(file))
     if (context := _context()) is not None:
         options["tls"] = context
     return options
+
+
+def proof(nonce: str) -> dict[str, str]:
+    """The fields of CONNECT that answer a server's nonce with a key or a JWT; empty without one. Raises
+    CredentialError.
+    """
+    options = nats_options()
+    if seed := options.get("nkeys_seed_str"):
+        pair = _key_pair(seed, NKEY)
+        public: bytes = pair.public_key
+        return {"nkey": public.decode(), "sig": base64.b64encode(pair.sign(nonce.encode())).decode()}
+    if "user_jwt_cb" in options:
+        return {"jwt": options["user_jwt_cb"]().decode(), "sig": options["signature_cb"](nonce).decode()}
+    return {}
+
+
+def _callbacks(file: Path) -> dict[str, Any]:
+    """Read the file with each connection, since a JWT expires. nats-py's own reading of an incomplete file
+    never ends.
+    """
+
+    def signature(nonce: str) -> bytes:
+        signed: bytes = _key_pair(_section(file, "USER NKEY SEED"), CREDENTIALS_FILE).sign(nonce.encode())
+        return base64.b64encode(signed)
+
+    def jwt() -> bytes:
+        return _section(file, "NATS USER JWT").encode()
+
+    jwt(), signature("")
+    return {"user_jwt_cb": jwt, "signature_cb": signature}
+
+
+def _section(file: Path, name: str) -> str:
+    """The line below `BEGIN {name}`. Raises CredentialError."""
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CredentialError(f"{CREDENTIALS_FILE}: {file} cannot be read: {error}") from error
+    found = re.search(rf"-+BEGIN {name}-+\s+(\S+)\s+-+END", text)
+    if found is None:
+        raise CredentialError(f"{CREDENTIALS_FILE}: {file} has no part BEGIN {name}")
+    return found[1]
+
+
+def _key_pair(seed: str, variable: str) -> Any:
+    try:
+        import nkeys  # noqa: PLC0415  an extra
+    except ImportError:
+        raise CredentialError(f"{variable}: needs the package nkeys: pip install nkeys") from None
+    if seed.startswith("SU"):
+        try:
+            return nkeys.from_seed(bytearray(seed.strip().encode()))
+        except (nkeys.NkeysError, ValueError):
+            pass  # said below, without the seed
+    raise CredentialError(f"{variable}: the seed is not that of a NATS user, SU...")
 
 
 def _context() -> ssl.SSLContext | None:

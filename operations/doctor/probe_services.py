@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from baton.flags import without_secrets
-from baton.nats_login import nats_options
+from baton.nats_login import nats_options, proof
 from baton.tls import client_context
 from operations.doctor.facts import Service
 
@@ -37,6 +37,7 @@ class _Info(msgspec.Struct):
     max_payload: int | None = None
     version: str = ""
     tls_required: bool = False
+    nonce: str = ""
 
 
 def probe_services(
@@ -151,7 +152,7 @@ def _greet(url: str, parts: SplitResult, connection: socket.socket) -> Service:
     service = replace(service, max_payload_bytes=info.max_payload or None, version=_version(info.version))
     if info.tls_required:
         return service  # only the processes' NATS client has the certificates
-    stream.write(b"CONNECT " + json.dumps({"verbose": False} | _login(parts)).encode() + b"\r\n")
+    stream.write(b"CONNECT " + json.dumps({"verbose": False} | _login(parts, info.nonce)).encode() + b"\r\n")
     latencies_s = []
     for _ in range(_KNOCKS):
         begin_s = time.perf_counter()
@@ -166,10 +167,11 @@ def _greet(url: str, parts: SplitResult, connection: socket.socket) -> Service:
     return replace(service, latency_s=min(latencies_s))
 
 
-def _login(parts: SplitResult) -> dict[str, str]:
+def _login(parts: SplitResult, nonce: str) -> dict[str, str]:
     """Those of the environment, else as nats-py reads the URL: a user without password is a token."""
     names = {"user": "user", "password": "pass", "token": "auth_token"}
-    if login := {names[name]: value for name, value in nats_options().items() if name in names}:
+    login = {names[name]: value for name, value in nats_options().items() if name in names}
+    if login := login | (proof(nonce) if nonce else {}):
         return login
     if parts.password is not None:
         return {"user": unquote(parts.username or ""), "pass": unquote(parts.password)}

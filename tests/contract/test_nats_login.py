@@ -1,15 +1,21 @@
 """NATS with TLS, clients' certificates and logins, from Dynamo's environment variables."""
 
 import asyncio
+import base64
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+import nkeys
 import pytest
 
 from baton.connect import Wires
 from baton.errors import BrokerLost
 from baton.nats_login import nats_options
 from baton.tls import CredentialError
+from operations.doctor.probe_services import probe_nats
 from tests.certificates import Authority
 from tests.conftest import LaunchServer, ServerProcess
 from tests.planes import a_request, count_up, tokens
@@ -41,6 +47,65 @@ def token(launch: LaunchServer, folder: Path, patch: pytest.MonkeyPatch) -> Serv
     return launch("--auth", "sesame")
 
 
+def nkey(launch: LaunchServer, folder: Path, patch: pytest.MonkeyPatch) -> ServerProcess:
+    """The server knows the public key."""
+    user = Key(nkeys.PREFIX_BYTE_USER)
+    patch.setenv("NATS_AUTH_NKEY", user.seed)
+    config = folder / "nats.conf"
+    config.write_text(f'authorization {{ users: [ {{ nkey: "{user.public}" }} ] }}')
+    return launch("-c", str(config))
+
+
+def jwt(launch: LaunchServer, folder: Path, patch: pytest.MonkeyPatch) -> ServerProcess:
+    """The server knows the operator, who signs accounts, which sign users."""
+    operator, account, user = map(
+        Key, (nkeys.PREFIX_BYTE_OPERATOR, nkeys.PREFIX_BYTE_ACCOUNT, nkeys.PREFIX_BYTE_USER)
+    )
+    limits = dict.fromkeys(("subs", "data", "payload"), -1)
+    whole = limits | dict.fromkeys(("conn", "leaf", "imports", "exports"), -1) | {"wildcards": True}
+    own = operator.sign(operator, {"type": "operator"})
+    signed = operator.sign(account, {"type": "account", "limits": whole})
+    config = folder / "nats.conf"
+    config.write_text(
+        f'operator: {own}\nresolver: MEMORY\nresolver_preload: {{ {account.public}: "{signed}" }}\n'
+    )
+    file = folder / "user.creds"
+    file.write_text(
+        credentials(account.sign(user, {"type": "user", "pub": {}, "sub": {}, **limits}), user.seed)
+    )
+    patch.setenv("NATS_AUTH_CREDENTIALS_FILE", str(file))
+    return launch("-c", str(config))
+
+
+def credentials(jwt: str, seed: str) -> str:
+    """The file that NATS's tool `nsc` writes."""
+    return (
+        f"-----BEGIN NATS USER JWT-----\n{jwt}\n------END NATS USER JWT------\n\n"
+        f"-----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
+    )
+
+
+class Key:
+    """A new key of a NATS operator, account or user."""
+
+    def __init__(self, kind: int) -> None:
+        raw: bytes = nkeys.encode_seed(os.urandom(32), kind)
+        self.seed = raw.decode()
+        self._pair = nkeys.from_seed(bytearray(raw))
+        self.public: str = self._pair.public_key.decode()
+
+    def sign(self, subject: "Key", claims: dict[str, object]) -> str:
+        """The subject's JWT."""
+        said = {"jti": "1", "iat": 1, "iss": self.public, "name": "n", "sub": subject.public}
+        parts = ({"typ": "JWT", "alg": "ed25519-nkey"}, said | {"nats": claims | {"version": 2}})
+        text = ".".join(_base64(msgspec.json.encode(part)) for part in parts)
+        return f"{text}.{_base64(self._pair.sign(text.encode()))}"
+
+
+def _base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
 def over_the_url(launch: LaunchServer, folder: Path, patch: pytest.MonkeyPatch) -> ServerProcess:
     """The URL has another password."""
     server = password(launch, folder, patch)
@@ -52,7 +117,7 @@ def wires(server: ServerProcess) -> Wires:
     return Wires(request_plane="nats", nats_server=server.url)
 
 
-@pytest.mark.parametrize("set_up", [certificates, password, token, over_the_url])
+@pytest.mark.parametrize("set_up", [certificates, password, token, nkey, jwt, over_the_url])
 def test_the_environments_login_is_used_also_when_the_server_returns(
     set_up: SetUp, launch_nats: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,7 +141,7 @@ def test_the_environments_login_is_used_also_when_the_server_returns(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("set_up", [certificates, password, token])
+@pytest.mark.parametrize("set_up", [certificates, password, token, nkey, jwt])
 def test_without_the_login_there_is_no_server(
     set_up: SetUp, launch_nats: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +169,19 @@ def test_without_the_login_there_is_no_server(
             {"NATS_AUTH_CLIENT_CERT": "/x", "NATS_AUTH_CLIENT_KEY": "/y"},
             "NATS_AUTH_CLIENT_CERT: needs NATS_AUTH_CA",
         ),
+        ({"NATS_AUTH_NKEY": "SUAX"}, "NATS_AUTH_NKEY: the seed is not that of a NATS user, SU...$"),
+        (
+            {"NATS_AUTH_NKEY": Key(nkeys.PREFIX_BYTE_ACCOUNT).seed},
+            "NATS_AUTH_NKEY: the seed is not that of a NATS user",
+        ),
+        (
+            {"NATS_AUTH_NKEY": "SU", "NATS_AUTH_CREDENTIALS_FILE": "/x"},
+            "NATS_AUTH_NKEY and NATS_AUTH_CREDENTIALS_FILE: set one of them",
+        ),
+        (
+            {"NATS_AUTH_CREDENTIALS_FILE": "/none"},
+            "NATS_AUTH_CREDENTIALS_FILE: /none cannot be read: .*No such file",
+        ),
     ],
 )
 def test_what_is_missing_is_said_at_the_start(
@@ -127,4 +205,40 @@ def test_a_key_that_does_not_fit_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     authority.encrypt(cert.key)
     monkeypatch.setenv("NATS_AUTH_CLIENT_KEY", str(cert.key))
     with pytest.raises(CredentialError, match=r"NATS_AUTH_CLIENT_CERT, .* the key is encrypted"):
+        nats_options()
+
+
+@pytest.mark.parametrize("set_up", [nkey, jwt])
+def test_the_doctor_has_the_same_key(
+    set_up: SetUp, launch_nats: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as own:
+        server = set_up(launch_nats, tmp_path, own)
+        service = probe_nats(server.url)
+        assert (service.problem, service.refusal) == (None, None)
+    assert "Authorization Violation" in (probe_nats(server.url).refusal or "")
+
+
+def test_without_the_package_the_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NATS_AUTH_NKEY", Key(nkeys.PREFIX_BYTE_USER).seed)
+    monkeypatch.setitem(sys.modules, "nkeys", None)
+    with pytest.raises(CredentialError, match="NATS_AUTH_NKEY: needs the package nkeys: pip install nkeys"):
+        nats_options()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no part BEGIN NATS USER JWT"),
+        (credentials("jwt", "").replace("USER NKEY", "NO"), "has no part BEGIN USER NKEY SEED"),
+        (credentials("jwt", "SUxyz"), "the seed is not that of a NATS user"),
+    ],
+)
+def test_an_incomplete_credentials_file_is_told(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "user.creds"
+    file.write_text(text)
+    monkeypatch.setenv("NATS_AUTH_CREDENTIALS_FILE", str(file))
+    with pytest.raises(CredentialError, match=message):
         nats_options()
