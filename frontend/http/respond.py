@@ -204,7 +204,7 @@ async def _pump(  # noqa: PLR0917  one call
         if numbers is not None:
             numbers.end()
             last = numbers.number(last)
-        await outbox.send(last)
+        outbox.put(last)
     except Exception as error:  # noqa: BLE001 handed to the reader, which raises it
         outbox.close(error)
     else:
@@ -255,6 +255,8 @@ async def _stream(  # noqa: PLR0917  one call
     async with _tasks(outbox.keep_alive(services.keep_alive_s, answer.keep_alive)):
         try:
             while data := await outbox.take(exchange.write):
+                if outbox.is_over:
+                    break  # the last bytes go out with the closing events
                 await exchange.write(data)
         except ClientGone:
             raise
@@ -267,6 +269,6 @@ async def _stream(  # noqa: PLR0917  one call
             tally.status = failure.status
             data = answer.failure(failure)
         else:
-            data = answer.closing()
+            data += answer.closing()
         await answer.settle()
     await exchange.end(data)

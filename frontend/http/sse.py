@@ -93,6 +93,11 @@ class Outbox:
         self._drained.set()
         return data
 
+    @property
+    def is_over(self) -> bool:
+        """Whether every byte was taken and no writer is left, nor an error."""
+        return not self._parts and self._num_writers <= 0 and self._error is None
+
     async def room(self) -> None:
         """Wait until the reader has taken the buffered bytes."""
         while self.full:

@@ -125,6 +125,18 @@ def test_a_server_that_must_stop_waits_a_second_for_a_client_that_does_not_read(
     run_jumping(main())
 
 
+def test_a_streams_last_events_are_one_message() -> None:
+    async def main() -> None:
+        slow = Slow(num_taken=1000)
+        await ask(Client(ScriptedTokens(ANSWER)), slow, stream=True)
+        last = slow.messages[-1]["body"]
+        assert b'"finish_reason":"stop"' in last
+        assert last.endswith(b"data: [DONE]\n\n")
+        assert slow.body.count(b"[DONE]") == 1
+
+    run_jumping(main())
+
+
 def test_a_generation_far_ahead_of_its_client_waits_for_it() -> None:
     async def main() -> None:
         text = "<|channel|>final<|message|>" + "x" * 3900
