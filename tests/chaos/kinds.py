@@ -54,7 +54,7 @@ _EVERYWHERE = (
     Kind(name="roll", targets=(WORKERS,), witnesses=_OTHERS),
     Kind(name="take_over", targets=_FRONTEND, witnesses=_OTHERS),
     Kind(name="lose_lease", targets=_EACH, hold_s=(0.0, 1.0), witnesses=("etcd",)),
-    Kind(name="kill_frontend", targets=_FRONTEND, may_lose=True),
+    Kind(name="kill_frontend", targets=_FRONTEND, cuts=True, gap_s=_START_S),
     Kind(name="fill_disk", targets=_FRONTEND, hold_s=(0.5, 3.0), witnesses=("nats", "etcd")),
 )
 _HANG_S = (20.0, 20.0)  # as long as it takes to find out, so that another fault is over before

@@ -5,6 +5,7 @@ import json
 import random
 import threading
 import time
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
@@ -17,6 +18,8 @@ from tests.waiting import scaled
 HUNG_S = scaled(40.0)
 """More than what the architecture lets a stream wait for: 15 s for a worker, 20 s for a stuck one."""
 _REFUSED = {429, 503}
+_AGAIN_S = 0.2
+_DONE = "[DONE]"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,21 +39,37 @@ class Ask:
 @dataclasses.dataclass(kw_only=True)
 class Outcome:
     """What a client saw. `error` says why its stream ended early; `longest_gap_s` includes its first token.
-    `num_refused`: how often it was asked to come back later, and did.
+    `num_refused`: how often it was asked to come back later, and did. `num_resumed`: how often its connection
+    was cut, and it came back for the rest. `event_id`: of the last event.
     """
 
     ask: Ask
     text: str = ""
     error: str = ""
+    is_finished: bool = False
     is_hung: bool = False
     is_different: bool = False
     longest_gap_s: float = 0.0
     num_refused: int = 0
+    num_resumed: int = 0
+    event_id: str = ""
+    has_last_token: bool = False
 
     def judge(self, expected: str) -> None:
         """Compare its text with that of the undisturbed run."""
         is_whole = not (self.error or self.is_hung)
         self.is_different = self.text != expected if is_whole else not expected.startswith(self.text)
+
+    def take(self, data: str) -> None:
+        """One event of the stream."""
+        if data == _DONE:
+            self.is_finished = self.has_last_token
+            return
+        event = json.loads(data)
+        self.error = str(event.get("error", self.error))
+        for choice in event.get("choices", []):
+            self.text += choice["text"]
+            self.has_last_token |= choice["finish_reason"] == "length"
 
     @property
     def end(self) -> Literal["exact", "different", "hung", "lost"]:
@@ -73,10 +92,15 @@ def asks(seed: int, num_tokens: int, most_words: int) -> list[Ask]:
 
 
 class Load:
-    """Clients that each read one stream after another until they are stopped."""
+    """Clients that each read one stream after another until they are stopped; if they `resume`, they come
+    back for the rest of a stream that is cut.
+    """
 
-    def __init__(self, url: str, expected: dict[Ask, str], num_streams: int, seed: int) -> None:
+    def __init__(
+        self, url: str, expected: dict[Ask, str], num_streams: int, seed: int, *, resume: bool = False
+    ) -> None:
         self._url = url
+        self._resume = resume
         self._expected = expected
         self._stopping = threading.Event()
         self._begun = [threading.Event() for _ in range(num_streams)]
@@ -101,7 +125,8 @@ class Load:
         with httpx.Client(timeout=HUNG_S, verify=False) as client:
             while not self._stopping.is_set():
                 ask = chance.choice(list(self._expected))
-                outcomes.append(outcome := answered(client, self._url, ask, self._begun[number]))
+                key = uuid.uuid4().hex if self._resume else ""
+                outcomes.append(outcome := answered(client, self._url, ask, self._begun[number], key))
                 outcome.judge(self._expected[ask])
                 if outcome.error:
                     time.sleep(1.0)  # nothing may listen yet
@@ -116,48 +141,63 @@ def expected_of(url: str, wanted: Sequence[Ask]) -> dict[Ask, str]:
     return {outcome.ask: outcome.text for outcome in outcomes}
 
 
-def answered(client: httpx.Client, url: str, ask: Ask, begun: threading.Event) -> Outcome:
-    """Read one stream to its end; comes back later as often as it is asked to, for HUNG_S at most."""
+def answered(
+    client: httpx.Client, url: str, ask: Ask, begun: threading.Event, idempotency_key: str = ""
+) -> Outcome:
+    """Read one stream to its end; comes back later as often as it is asked to and, with a key, for the rest
+    of a stream that was cut, for HUNG_S at most.
+    """
     outcome = Outcome(ask=ask)
-    give_up_s = time.monotonic() + HUNG_S
-    try:
-        while time.monotonic() < give_up_s:
+    began_s = time.monotonic()
+    give_up_s = began_s + HUNG_S
+    while time.monotonic() < give_up_s:
+        if not outcome.num_resumed:
             began_s = time.monotonic()
-            with client.stream("POST", f"{url}/v1/completions", json=ask.body()) as response:
-                if response.status_code not in _REFUSED:
-                    _read(response, outcome, began_s, begun)
+        headers = {"idempotency-key": idempotency_key} if idempotency_key else {}
+        headers |= {"last-event-id": outcome.event_id} if outcome.event_id else {}
+        try:
+            with client.stream("POST", f"{url}/v1/completions", json=ask.body(), headers=headers) as response:
+                if response.status_code in _REFUSED:
+                    outcome.num_refused += 1
+                    time.sleep(float(response.headers["retry-after"]))  # as the server asks
+                    continue
+                began_s = _read(response, outcome, began_s, begun)
+                if outcome.is_hung or outcome.error or outcome.is_finished:
                     return outcome
-            outcome.num_refused += 1
-            time.sleep(float(response.headers["retry-after"]))  # as the server asks
-        outcome.error = "refused for too long"
-    except httpx.TimeoutException:
-        outcome.is_hung = True
-    except httpx.TransportError as error:
-        outcome.error = repr(error)
+                outcome.error = "cut"
+        except httpx.TimeoutException:
+            outcome.is_hung = True
+            return outcome
+        except httpx.TransportError as error:
+            outcome.error = repr(error)
+        if not idempotency_key:
+            return outcome
+        outcome.error = ""
+        outcome.num_resumed += 1
+        time.sleep(_AGAIN_S)
+    outcome.error = "refused for too long"
     return outcome
 
 
-def _read(response: httpx.Response, outcome: Outcome, last_s: float, begun: threading.Event) -> None:
-    """`last_s`: when the request was sent."""
+def _read(response: httpx.Response, outcome: Outcome, last_s: float, begun: threading.Event) -> float:
+    """`last_s`: when the request was sent, or its last event came; returns that of the last one now."""
     if response.status_code != httpx.codes.OK:
         outcome.error = f"{response.status_code} {response.read().decode()}"
-        return
-    is_done = is_finished = False
+        return last_s
+    data = event_id = ""
     for line in response.iter_lines():
         gap_s = time.monotonic() - last_s
         outcome.longest_gap_s = max(outcome.longest_gap_s, gap_s)
         if gap_s > HUNG_S:  # although comments keep the connection alive
             outcome.is_hung = True
-            return
-        is_done |= line == "data: [DONE]"
-        if not line.startswith("data: {"):
-            continue
-        last_s = time.monotonic()
-        event = json.loads(line.removeprefix("data: "))
-        outcome.error = str(event.get("error", outcome.error))
-        for choice in event.get("choices", []):
+            return last_s
+        if line.startswith("data: "):
+            data = line.removeprefix("data: ")
+        elif line.startswith("id: "):
+            event_id = line.removeprefix("id: ")
+        elif not line and data:
+            last_s = time.monotonic()
+            outcome.take(data)
+            outcome.event_id, data = event_id or outcome.event_id, ""
             begun.set()
-            outcome.text += choice["text"]
-            is_finished |= choice["finish_reason"] == "length"
-    if not outcome.error and not (is_done and is_finished):
-        outcome.error = "cut"
+    return last_s

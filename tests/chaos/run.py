@@ -45,7 +45,7 @@ def episode(
     scene: Scene, fault: Fault, expected: dict[Ask, str], *, seed: int, number: int, num_streams: int
 ) -> Episode:
     """Inject one fault under load, and look at what it did."""
-    load = Load(scene.stack.url, expected, num_streams, seed=seed * 1000 + number)
+    load = Load(scene.stack.url, expected, num_streams, seed=seed * 1000 + number, resume=fault.cuts)
     try:
         proof, problem = _happened(scene, fault, load)
         has_recovered = _has_recovered(scene)

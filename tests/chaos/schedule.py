@@ -11,16 +11,16 @@ Targets = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of fault: the targets to choose from, and how long it lasts, in seconds. `may_lose`: the
-    architecture lets it end streams; those that go on must be exact all the same. `gap_s`: how long streams
-    may pause, on an idle machine; beyond the fault's own duration if it `blocks` them. `is_of_network`: it
-    changes what the network does. `witnesses` must be well for its proof.
+    """A kind of fault: the targets to choose from, and how long it lasts, in seconds. `cuts`: it ends
+    clients' connections, and they come back for the rest. `gap_s`: how long streams may pause, on an idle
+    machine; beyond the fault's own duration if it `blocks` them. `is_of_network`: it changes what the network
+    does. `witnesses` must be well for its proof.
     """
 
     name: str
     targets: tuple[Targets, ...]
     hold_s: tuple[float, float] = (0.0, 0.0)
-    may_lose: bool = False
+    cuts: bool = False
     gap_s: float = 3.5
     blocks: bool = False
     is_of_network: bool = False
@@ -37,7 +37,7 @@ class Fault:
     targets: Targets
     pause_s: float
     hold_s: float
-    may_lose: bool
+    cuts: bool
     gap_s: float
     other: "Fault | None" = None
 
@@ -63,7 +63,7 @@ def faults(seed: int, kinds: Sequence[Kind]) -> Iterator[Fault]:
                 targets=targets,
                 pause_s=pause_s,
                 hold_s=hold_s,
-                may_lose=kind.may_lose,
+                cuts=kind.cuts,
                 gap_s=kind.gap_s + kind.blocks * hold_s,
             )
 
@@ -90,6 +90,6 @@ def overlapping(seed: int, kinds: Sequence[Kind]) -> Iterator[Fault]:
         yield dataclasses.replace(
             first,
             other=fault,
-            may_lose=first.may_lose or fault.may_lose,
+            cuts=first.cuts or fault.cuts,
             gap_s=first.gap_s + fault.gap_s,
         )

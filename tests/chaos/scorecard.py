@@ -42,8 +42,7 @@ class Episode:
     @property
     def broken(self) -> list[Outcome]:
         """The streams that should have ended otherwise."""
-        promised = {"exact", "lost"} if self.fault.may_lose else {"exact"}
-        return [outcome for outcome in self.outcomes if outcome.end not in promised]
+        return [outcome for outcome in self.outcomes if outcome.end != "exact"]
 
     @property
     def longest_gap_s(self) -> float:
@@ -75,6 +74,7 @@ class Score:
     hung: int
     orphaned: int
     refused: int
+    resumed: int
     longest_gap_s: float
 
 
@@ -93,6 +93,7 @@ def score(name: str, episodes: Sequence[Episode]) -> Score:
         hung=ends["hung"],
         orphaned=sum(bool(episode.orphans) for episode in episodes),
         refused=sum(outcome.num_refused for outcome in outcomes),
+        resumed=sum(bool(outcome.num_resumed) for outcome in outcomes),
         longest_gap_s=round(max((each.longest_gap_s for each in episodes), default=0.0), 2),
     )
 

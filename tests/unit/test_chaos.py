@@ -2,7 +2,8 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import islice
@@ -27,12 +28,16 @@ WHOLE = [data("1 "), data("2 "), data("3", "length"), "data: [DONE]\n\n"]
 
 
 @contextmanager
-def serving(events: list[str]) -> Iterator[str]:
-    """A server that answers one request with these events; its URL."""
+def serving(*answers: list[str], after: Sequence[str | None] = (None,)) -> Iterator[str]:
+    """A server that answers each request with the next events, if its Last-Event-ID is as in `after`; its
+    URL.
+    """
+    coming = deque(zip(answers, after, strict=True))
 
     class Answer(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.send_response(200)
+            events, last = coming.popleft()
+            self.send_response(200 if self.headers["last-event-id"] == last else 400)
             self.end_headers()
             self.wfile.write("".join(events).encode())
 
@@ -40,7 +45,12 @@ def serving(events: list[str]) -> Iterator[str]:
             """Silent."""
 
     with HTTPServer(("127.0.0.1", 0), Answer) as server:
-        thread = threading.Thread(target=server.handle_request)
+
+        def handle() -> None:
+            for _ in answers:
+                server.handle_request()
+
+        thread = threading.Thread(target=handle)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         thread.join()
@@ -53,9 +63,9 @@ def outcome_of(events: list[str]) -> Outcome:
     return outcome
 
 
-def episode(outcome: Outcome, *, may_lose: bool = False, problem: str = "") -> Episode:
+def episode(outcome: Outcome, *, problem: str = "") -> Episode:
     target = ("decode-1",)
-    fault = Fault(kind="kill", targets=target, pause_s=0.0, hold_s=1.0, may_lose=may_lose, gap_s=2.0)
+    fault = Fault(kind="kill", targets=target, pause_s=0.0, hold_s=1.0, cuts=False, gap_s=2.0)
     return Episode(
         plane="tcp+files",
         engine="mocker",
@@ -95,11 +105,20 @@ def test_the_client_notices_how_a_stream_ends(events: list[str], end: str) -> No
     assert outcome_of(events).end == end
 
 
-def test_a_frontend_that_is_killed_may_cut_streams_but_not_change_them() -> None:
-    lost, different = outcome_of(WHOLE[:2]), outcome_of([data("2 ")])
-    assert not episode(lost, may_lose=True).findings
-    assert len(episode(lost).findings) == 1
-    assert len(episode(different, may_lose=True).findings) == 1
+def test_a_client_with_a_key_comes_back_for_the_rest() -> None:
+    numbered = [event[:-1] + f"id: {i}\n\n" for i, event in enumerate(WHOLE[:3])]
+    cut = [*numbered[:2], numbered[2].removesuffix("\n")]  # before the event's end
+    answers, after = (cut, numbered[2:], ["data: [DONE]\n\n"]), (None, "1", "2")
+    with serving(*answers, after=after) as url, httpx.Client(verify=False) as client:
+        outcome = answered(client, url, ASK, threading.Event(), "key")
+    outcome.judge("1 2 3")
+    assert (outcome.end, outcome.num_resumed) == ("exact", 2)
+
+
+def test_a_stream_that_does_not_end_as_expected_is_a_finding() -> None:
+    assert not episode(outcome_of(WHOLE)).findings
+    for events in (WHOLE[:2], [data("2 ")]):
+        assert len(episode(outcome_of(events)).findings) == 1
 
 
 def test_a_fault_without_effect_is_a_finding() -> None:
@@ -128,7 +147,7 @@ def test_a_seed_gives_the_same_faults_again_and_each_kind_once_a_round() -> None
 
 def test_overlapping_faults_follow_from_the_seed_and_harm_different_processes() -> None:
     wires = Kind(name="cut", targets=(("a",), ("c",)), is_of_network=True)
-    loss = Kind(name="loss", targets=(("network",),), is_of_network=True, may_lose=True, gap_s=5.0)
+    loss = Kind(name="loss", targets=(("network",),), is_of_network=True, cuts=True, gap_s=5.0)
     kinds = (*KINDS, wires, loss)
 
     pairs = list(islice(overlapping(7, kinds), 60))
@@ -141,6 +160,6 @@ def test_overlapping_faults_follow_from_the_seed_and_harm_different_processes() 
         assert not set(first.targets) & set(second.targets)
         assert first.kind != second.kind
         assert {first.kind, second.kind} != {"cut", "loss"}
-        assert first.may_lose == ("loss" in {first.kind, second.kind})
-        assert first.gap_s == (8.5 if first.may_lose else 7.0)
+        assert first.cuts == ("loss" in {first.kind, second.kind})
+        assert first.gap_s == (8.5 if first.cuts else 7.0)
     assert {pair.row for pair in pairs} >= {"loss and x", "cut and y", "x and z"}
