@@ -1,6 +1,7 @@
 """The kinds of faults: what each is called, does, may hit, and needs."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 from tests.chaos import network_faults
@@ -8,7 +9,7 @@ from tests.chaos.host_faults import FillDisk, JumpClock, LoseLease
 from tests.chaos.injector import Injector
 from tests.chaos.network_faults import Cut, CutPair
 from tests.chaos.process_faults import Drain, Freeze, HangEngine, Kill, Roll, Slow, TakeOver
-from tests.chaos.scene import DECODES, PREFILLS, WORKERS, Scene
+from tests.chaos.scene import DECODES, PREFILLS, START_S, WORKERS, Scene
 from tests.chaos.schedule import Kind, Targets
 
 _EACH = tuple((name,) for name in WORKERS)
@@ -41,20 +42,18 @@ INJECTORS: dict[str, Callable[[Scene, Targets], Injector]] = {
     "freeze_broker": Freeze,
 }
 
-_START_S = 10.0
-"""For new processes: no worker of a role is left until they serve."""
 _EVERYWHERE = (
     Kind(name="kill", targets=_EACH + _BOTH_ROLES),
-    Kind(name="kill_role", targets=(PREFILLS, DECODES), hold_s=(0.0, 6.0), gap_s=_START_S, blocks=True),
+    Kind(name="kill_role", targets=(PREFILLS, DECODES), hold_s=(0.0, 6.0), starts=True, blocks=True),
     Kind(name="freeze", targets=_EACH + _BOTH_ROLES, hold_s=(0.5, 6.0)),
     Kind(name="freeze_role", targets=(PREFILLS, DECODES), hold_s=(0.5, 6.0), blocks=True),
     Kind(name="freeze_frontend", targets=_FRONTEND, hold_s=(0.5, 20.0), blocks=True),
     Kind(name="slow", targets=_EACH, hold_s=(1.0, 5.0)),
-    Kind(name="drain", targets=(*_EACH, PREFILLS, DECODES), gap_s=_START_S),
+    Kind(name="drain", targets=(*_EACH, PREFILLS, DECODES), starts=True),
     Kind(name="roll", targets=(WORKERS,), witnesses=_OTHERS),
     Kind(name="take_over", targets=_FRONTEND, witnesses=_OTHERS),
     Kind(name="lose_lease", targets=_EACH, hold_s=(0.0, 1.0), witnesses=("etcd",)),
-    Kind(name="kill_frontend", targets=_FRONTEND, cuts=True, gap_s=_START_S),
+    Kind(name="kill_frontend", targets=_FRONTEND, cuts=True, starts=True),
     Kind(name="fill_disk", targets=_FRONTEND, hold_s=(0.5, 3.0), witnesses=("nats", "etcd")),
 )
 _HANG_S = (20.0, 20.0)  # as long as it takes to find out, so that another fault is over before
@@ -92,10 +91,12 @@ _BROKERS = tuple(
 
 def possible_on(scene: Scene) -> tuple[Kind, ...]:
     """What can be done here."""
-    return (
+    kinds = (
         *_EVERYWHERE,
         *(_MOCKER if scene.engine == "mocker" else ()),
         *(_CLOCK if "LD_PRELOAD" in scene.stack.environ else ()),
         *(_NETWORK if scene.network else ()),
         *(kind for kind in _BROKERS if scene.brokers and (scene.network or kind.name != "cut_broker")),
     )
+    start_s = START_S[scene.engine]
+    return tuple(replace(kind, gap_s=kind.gap_s + kind.starts * start_s) for kind in kinds)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.alive import is_running
 from tests.chaos.injector import require
-from tests.chaos.scene import PATIENT, WORKERS, Scene
+from tests.chaos.scene import WORKERS, Scene
 from tests.chaos.schedule import Targets
 from tests.stack import Process
 from tests.waiting import signal_process, thread_states, wait_for
@@ -177,7 +177,7 @@ class TakeOver:
         self._new: Process | None = None
 
     def begin(self) -> None:
-        self._new = self._scene.stack.next_frontend(*PATIENT)
+        self._new = self._scene.stack.next_frontend(*self._scene.patient)
         self._scene.processes["frontend"] = self._new
 
     def proof(self) -> str:

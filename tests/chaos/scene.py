@@ -15,7 +15,8 @@ PLANES = ("tcp+files", "nats+etcd")
 PREFILLS, DECODES = ("prefill-1", "prefill-2"), ("decode-1", "decode-2")
 WORKERS = PREFILLS + DECODES
 BROKERS = ("nats", "etcd")
-PATIENT = ("--wait-for-worker-s", f"{scaled(15.0):.0f}")
+START_S = {"mocker": 10.0, "embedded": 30.0}
+"""Until a new process of that engine serves, while a fault is injected beside it; torch takes its time."""
 """The frontend's only flag: on a slow machine new processes start later."""
 _READY = {"nats": "Server is ready", "etcd": "ready to serve client requests"}
 _LEAKS = ("num_running", "num_waiting", "kv_used_blocks", "kv_pinned_blocks")
@@ -62,13 +63,18 @@ class Scene:
         if old is not None and old.popen.poll() is not None:
             self.stack.processes.remove(old)
         if name == "frontend":
-            process = self.stack.frontend(*PATIENT)
+            process = self.stack.frontend(*self.patient)
         elif name in BROKERS:
             process = self._broker(name)
         else:
             process = self._worker(name)
         self.processes[name] = process
         return process
+
+    @property
+    def patient(self) -> tuple[str, str]:
+        """A frontend's flag: streams wait for as long as a restart takes."""
+        return "--wait-for-worker-s", f"{scaled(START_S[self.engine] + 5.0):.0f}"
 
     def hang_file(self, name: str) -> Path:
         """The mocker of this worker hangs while it exists."""

@@ -13,8 +13,9 @@ Targets = tuple[str, ...]
 class Kind:
     """A kind of fault: the targets to choose from, and how long it lasts, in seconds. `cuts`: it ends
     clients' connections, and they come back for the rest. `gap_s`: how long streams may pause, on an idle
-    machine; beyond the fault's own duration if it `blocks` them. `is_of_network`: it changes what the network
-    does. `witnesses` must be well for its proof.
+    machine; beyond the fault's own duration if it `blocks` them, and beyond a new process's start if it
+    `starts` one that they wait for. `is_of_network`: it changes what the network does. `witnesses` must be
+    well for its proof.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Kind:
     cuts: bool = False
     gap_s: float = 3.5
     blocks: bool = False
+    starts: bool = False
     is_of_network: bool = False
     witnesses: Targets = ()
 
