@@ -73,7 +73,7 @@ _NETWORK = (
     ),
     Kind(name="lose_packets", targets=(("network",),), hold_s=(1.0, 4.0), gap_s=5.0, is_of_network=True),
     Kind(name="repeat_packets", targets=(("network",),), hold_s=(1.0, 4.0), is_of_network=True),
-    Kind(name="corrupt_packets", targets=(("network",),), hold_s=(1.0, 4.0), gap_s=5.0, is_of_network=True),
+    Kind(name="corrupt_packets", targets=(("network",),), hold_s=(2.0, 5.0), gap_s=5.0, is_of_network=True),
 )
 _SOME_BROKERS = (("nats",), ("etcd",), ("nats", "etcd"))
 _BROKERS = tuple(
