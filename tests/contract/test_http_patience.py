@@ -393,6 +393,18 @@ def test_connections_beyond_the_limit_get_a_503_if_all_others_are_busy(play: Pla
     play(part, Patience(), max_connections=4)
 
 
+def test_connections_far_beyond_the_limit_are_closed(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.http.server.MOST_TURNED_AWAY", 0)
+
+    async def part(scene: Scene) -> None:
+        await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
+        await until(lambda: scene.app.num_running == 1)
+        with suppress(ConnectionError):  # of the TLS handshake
+            assert await (await scene.peer(GET)).rest() == b""
+
+    play(part, Patience(), max_connections=1)
+
+
 def test_the_longest_waiting_connection_makes_room(play: Play) -> None:
     async def part(scene: Scene) -> None:
         streaming = await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")

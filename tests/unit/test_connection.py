@@ -1,4 +1,4 @@
-"""One HTTP connection, second by second: clients that read slowly, send slowly, or send what they should not."""
+"""One HTTP connection, second by second, whose client reads slowly, sends slowly, or sends garbage."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -223,8 +223,8 @@ def test_a_client_that_is_answered_before_its_body_has_come_is_idle_afterwards()
         scene.check(100)
         assert not scene.pipe.closes
         scene.check(2e6)
-        assert scene.pipe.closes
         assert scene.statuses == [b"200"]
+        assert scene.pipe.closes
 
     converse(part)
 
