@@ -123,8 +123,12 @@ class ResponseStore:
 
     async def delete(self, response_id: str) -> bool:
         """Delete a response; returns whether it existed."""
+        is_unwritten = self._unwritten.find(response_id) is not None
         was_written = await self._in_thread(self._delete, response_id)
-        return self._unwritten.discard(response_id) or was_written
+        if is_unwritten:
+            self._unwritten.discard(response_id)
+            await self._in_thread(self._delete, response_id)  # it may have been written meanwhile
+        return is_unwritten or was_written
 
     async def _write(self, entries: Sequence[Entry]) -> None:
         await self._in_thread(self._save, entries, limit_s=None)

@@ -42,6 +42,7 @@ class Pipe(asyncio.Transport):
         self.closes = False
         self.is_aborted = False
         self.written = b""
+        self.has_ended = False
 
     def get_write_buffer_size(self) -> int:
         """See asyncio.Transport."""
@@ -65,7 +66,11 @@ class Pipe(asyncio.Transport):
 
     def can_write_eof(self) -> bool:
         """See asyncio.Transport."""
-        return False
+        return True
+
+    def write_eof(self) -> None:
+        """See asyncio.Transport."""
+        self.has_ended = True
 
     def pause_reading(self) -> None:
         """See asyncio.Transport."""
@@ -247,6 +252,7 @@ def test_what_comes_after_a_refused_head_is_not_read() -> None:
             await asyncio.sleep(0)  # turns for what must not happen
         assert scene.app.num_asked == 0
         assert scene.statuses == [b"431"]
+        assert scene.pipe.has_ended
 
     converse(part)
 
