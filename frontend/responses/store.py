@@ -208,7 +208,8 @@ class ResponseStore:
         body |= {"status": "failed", "error": {"code": "server_error", "message": DIED}}
         with contextlib.suppress(sqlite3.OperationalError), self._connection() as db:  # full or locked
             values = (msgspec.json.encode(body), row["id"])
-            db.execute("UPDATE responses SET status = 'failed', body = ? WHERE id = ?", values)
+            # Its events lack the last one.
+            db.execute("UPDATE responses SET status = 'failed', body = ?, events = NULL WHERE id = ?", values)
 
     def _chain(self, response_id: str, key_name: str) -> list[StoredResponse] | None:
         chain: list[StoredResponse] = []
