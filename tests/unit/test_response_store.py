@@ -375,6 +375,21 @@ def test_a_response_that_is_not_written_yet_is_its_keys_only() -> None:
     asyncio.run(scenario())
 
 
+def test_a_file_that_does_not_answer_is_a_named_failure() -> None:
+    async def scenario() -> None:
+        disk = Disk()
+        store = ResponseStore(clock=disk)
+        saving = asyncio.create_task(store.save(response("a"), []))
+        await until(disk.is_asked.is_set)
+        with pytest.raises(StoreFailure, match="does not answer"):
+            await store.load("b")
+        disk.goes_on.set()
+        await saving
+        await store.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_response_that_is_deleted_before_it_is_written_is_gone() -> None:
     async def scenario() -> None:
         disk = Disk()
