@@ -86,6 +86,7 @@ def test_the_deadline_ends_an_answer_when_it_is_over_and_not_later(pause_at: int
         await ask(client, slow, stream=stream)
         assert now_s() == pytest.approx(100)
         assert b'"code":"deadline_exceeded"' in slow.body
+        assert tokens.requests[0].deadline_s == 100
         assert tokens.num_ended == 1
         assert requests(client, "504") == 1
 
