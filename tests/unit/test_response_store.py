@@ -303,7 +303,8 @@ def test_what_cannot_be_written_is_found_at_once_and_written_later(
             other.execute("BEGIN IMMEDIATE")
             await store.save(response("b", previous_id="a"), ["msg_1"])
             assert store.is_failing
-            assert await kept(store, "a", "b") == ["a", "b"]
+            await store.save(response("c"), [])
+            assert await kept(store, "a", "b", "c") == ["a", "b", "c"]
             item = await store.with_item("msg_1")
             assert item is not None
             assert item.id == "b"
@@ -313,6 +314,8 @@ def test_what_cannot_be_written_is_found_at_once_and_written_later(
             with pytest.raises(StoreFailure, match="locked"):
                 await store.delete("b")
             other.execute("COMMIT")
+        assert await store.delete("c")
+        assert await kept(store, "c") == []
         await until(lambda: not store.is_failing)
         assert rows(path, "SELECT id FROM responses ORDER BY id") == [("a",), ("b",)]
         await store.close()
