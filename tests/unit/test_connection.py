@@ -9,6 +9,7 @@ from uvicorn.server import ServerState
 
 from frontend.http.connection import MAX_HEAD_BYTES, MAX_PIPELINED, Connection, Patience
 from frontend.http.exchange import Receive, Scope, Send
+from tests.clock import run_jumping
 from tests.waiting import until
 
 UNREAD_S = 60.0
@@ -113,7 +114,7 @@ def converse(part: Callable[[Scene], Awaitable[None]]) -> None:
         scene.connection.connection_made(scene.pipe)
         await part(scene)
 
-    asyncio.run(main())
+    run_jumping(main())
 
 
 def play(part: Callable[[Connection, Pipe, float], None]) -> None:
@@ -271,6 +272,20 @@ def test_an_answer_that_begins_during_a_drain_tells_that_it_is_the_last() -> Non
         scene.connection.shutdown()
         await scene.answered()
         assert b"\r\nconnection: close\r\n" in scene.pipe.written
+        assert scene.pipe.closes
+
+    converse(part)
+
+
+def test_a_client_that_was_answered_just_before_a_drain_may_ask_once_more() -> None:
+    async def part(scene: Scene) -> None:
+        await asyncio.sleep(100)
+        scene.say(GET)
+        await scene.answered()
+        scene.connection.shutdown()
+        scene.check(102)
+        assert not scene.pipe.closes
+        scene.check(104)
         assert scene.pipe.closes
 
     converse(part)
