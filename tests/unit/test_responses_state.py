@@ -222,6 +222,26 @@ def test_a_background_response_is_answered_at_once_and_made_without_its_client()
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_background_response_tells_which_fields_it_ignores(stream: bool) -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER) as client:
+            reply = await client.respond(background=True, stream=stream, foo=1)
+            assert reply.headers["x-baton-ignored"] == "foo"
+
+    asyncio.run(scenario())
+
+
+def test_counting_input_tokens_counts_as_a_request_of_its_model() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER) as client:
+            route = "/v1/responses/input_tokens"
+            assert (await client.post(route, {"model": MODEL, "input": "Hi"})).status == 200
+            assert client.metric("baton_requests_total", route=route, model=MODEL, status="200") == 1
+
+    asyncio.run(scenario())
+
+
 def test_a_background_response_that_shows_as_completed_is_kept_already() -> None:
     async def scenario() -> None:
         can_save = threading.Event()
