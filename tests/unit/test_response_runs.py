@@ -123,6 +123,16 @@ def test_a_run_stops_generating_when_it_has_said_enough() -> None:
     asyncio.run(scenario())
 
 
+def test_a_run_says_at_its_end_what_was_held_back() -> None:
+    async def scenario() -> None:
+        async with frontend("<|channel|>final Hello") as client:
+            made = (await client.respond(background=True)).json
+            (message,) = (await ended(client, made["id"]))["output"]
+            assert message["content"][0]["text"] == "Hello"
+
+    asyncio.run(scenario())
+
+
 def test_a_background_response_is_kept_before_its_client_is_answered() -> None:
     async def scenario() -> None:
         async with frontend(ANSWER, script={"pause_at": 0}) as client:

@@ -158,7 +158,7 @@ def test_what_is_too_much_goes_with_every_so_many_saves() -> None:
 
 def test_the_events_of_a_response_count_among_its_bytes() -> None:
     async def scenario() -> None:
-        store = ResponseStore(retention=Retention(max_bytes=50_000, prune_every=1))
+        store = ResponseStore(retention=Retention(max_bytes=50_000, prune_every=1), clock=lambda: 0.0)
         for name in "ab":
             await store.save(response(name, events=os.urandom(30_000)), [])
         assert await kept(store, *"ab") == ["b"]
