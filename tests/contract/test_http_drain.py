@@ -163,11 +163,12 @@ def test_a_new_connection_that_asks_for_nothing_ends_the_drain_soon() -> None:
     async def part(scene: Scene) -> None:
         reader, _ = await scene.connect()
         await until(lambda: scene.num_connections == 1)
-        await scene.server.drain()
+        async with asyncio.timeout(PATIENCE_S / 2):  # an idle one would have twice as long
+            await scene.server.drain()
         assert await to_end(reader) == b""
         assert scene.num_asked == 0
 
-    play(part, Patience(rest_s=0.1))
+    play(part, Patience(rest_s=0.1, idle_s=PATIENCE_S))
 
 
 def test_an_answer_that_does_not_end_ends_with_the_drains_time() -> None:
