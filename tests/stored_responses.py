@@ -17,7 +17,10 @@ from frontend.responses.stored import StoredResponse
 async def main():
     store = ResponseStore(sys.argv[1])
     body = b'{"status": "in_progress"}'
-    made = StoredResponse(id="theirs", status="in_progress", is_background=True, body=body, items=b"[]")
+    events = b'event: response.created\\ndata: {"sequence_number":0}\\n\\n'
+    made = StoredResponse(
+        id="theirs", status="in_progress", is_background=True, body=body, items=b"[]", events=events
+    )
     await store.save(made, [])
     print("saved", flush=True)
     await asyncio.Event().wait()

@@ -54,7 +54,7 @@ def call_name(recipient: str, offered: frozenset[str], repairs: list[str]) -> st
         return recipient if {recipient, recipient.partition(".")[0]} & offered else None
     name = recipient.removeprefix("functions.")
     is_of_namespace = recipient in offered and "." in recipient
-    if name == recipient and not is_of_namespace:
+    if name == recipient and not is_of_namespace and "bare_recipient" not in repairs:
         repairs.append("bare_recipient")
     if name in offered:
         return name

@@ -183,7 +183,6 @@ class Connection(HttpToolsProtocol):
         """The last byte of a request."""
         super().on_message_complete()
         self._reading = _Reading.NOTHING
-        self._num_odd_bytes = 0
         if self._num_open == 0:
             self._wait(self._patience.idle_s)
             return

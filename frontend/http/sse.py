@@ -54,8 +54,8 @@ class Outbox:
             await self._write(data)
 
     def put(self, data: bytes) -> None:
-        """Add bytes; empty bytes are ignored."""
-        if data:
+        """Add bytes; ignored if they are empty or come after an error."""
+        if data and self._error is None:
             self._parts.append(data)
             self._num_bytes += len(data)
             self._num_puts += 1

@@ -123,8 +123,12 @@ class ResponseStore:
 
     async def delete(self, response_id: str) -> bool:
         """Delete a response; returns whether it existed."""
+        is_unwritten = self._unwritten.find(response_id) is not None
         was_written = await self._in_thread(self._delete, response_id)
-        return self._unwritten.discard(response_id) or was_written
+        if is_unwritten:
+            self._unwritten.discard(response_id)
+            await self._in_thread(self._delete, response_id)  # it may have been written meanwhile
+        return is_unwritten or was_written
 
     async def _write(self, entries: Sequence[Entry]) -> None:
         await self._in_thread(self._save, entries, limit_s=None)
@@ -204,7 +208,8 @@ class ResponseStore:
         body |= {"status": "failed", "error": {"code": "server_error", "message": DIED}}
         with contextlib.suppress(sqlite3.OperationalError), self._connection() as db:  # full or locked
             values = (msgspec.json.encode(body), row["id"])
-            db.execute("UPDATE responses SET status = 'failed', body = ? WHERE id = ?", values)
+            # Its events lack the last one.
+            db.execute("UPDATE responses SET status = 'failed', body = ?, events = NULL WHERE id = ?", values)
 
     def _chain(self, response_id: str, key_name: str) -> list[StoredResponse] | None:
         chain: list[StoredResponse] = []

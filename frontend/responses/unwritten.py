@@ -22,7 +22,7 @@ class Entry:
     def __init__(self, response: StoredResponse, item_ids: Sequence[str]) -> None:
         self.response = response
         self.item_ids = item_ids
-        self.written = asyncio.Event()
+        self.left = asyncio.Event()  # set when it is written, replaced or discarded
 
 
 class Unwritten:
@@ -48,7 +48,7 @@ class Unwritten:
             self._writing = asyncio.create_task(self._write_all())
         if not self.is_failing:
             try:
-                await asyncio.wait_for(entry.written.wait(), WAIT_S)
+                await asyncio.wait_for(entry.left.wait(), WAIT_S)
             except TimeoutError:
                 self._note(f"it takes longer than {WAIT_S} s")
 
@@ -62,12 +62,12 @@ class Unwritten:
         found = (each.response for each in reversed(self._entries.values()) if item_id in each.item_ids)
         return next((response for response in found if response.key_name == key_name), None)
 
-    def discard(self, response_id: str) -> bool:
-        """Forget a response; returns whether it was here."""
+    def discard(self, response_id: str) -> None:
+        """Forget a response."""
         entry = self._entries.pop(response_id, None)
         if entry is not None:
+            entry.left.set()
             self._num_bytes -= entry.response.num_bytes
-        return entry is not None
 
     async def flush(self, timeout_s: float) -> None:
         """Write all, unless that takes longer."""
@@ -88,7 +88,6 @@ class Unwritten:
                 continue
             self._note(None)
             for entry in batch:
-                entry.written.set()
                 if self._entries.get(entry.response.id) is entry:
                     self.discard(entry.response.id)
 

@@ -23,14 +23,14 @@ LINGERING = msgspec.structs.replace(PATIENT, linger_s=PATIENCE_S)
 class Scene:
     """A server that says how often it was asked."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: Patience, drain_timeout_s: float) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.num_asked = 0
         self.may_finish = asyncio.Event()
         self.may_finish.set()
         self._clients: list[asyncio.StreamWriter] = []
-        self.server = HttpServer(self, PATIENCE_S, patience)
+        self.server = HttpServer(self, drain_timeout_s, patience)
         self.server.start(self.listener)
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
@@ -68,9 +68,13 @@ async def to_end(reader: asyncio.StreamReader) -> bytes:
     return found
 
 
-def play(part: Callable[[Scene], Awaitable[None]], patience: Patience = PATIENT) -> None:
+def play(
+    part: Callable[[Scene], Awaitable[None]],
+    patience: Patience = PATIENT,
+    drain_timeout_s: float = PATIENCE_S,
+) -> None:
     async def main() -> None:
-        scene = Scene(patience)
+        scene = Scene(patience, drain_timeout_s)
         try:
             await part(scene)
         finally:
@@ -148,7 +152,8 @@ def test_a_connection_that_was_idle_for_long_is_closed_at_once() -> None:
         reader, _ = await scene.connect(GET)
         async with asyncio.timeout(PATIENCE_S):
             assert (await reader.readuntil(b"\r\n\r\n1")).startswith(b"HTTP/1.1 200")
-        await scene.server.drain()
+        async with asyncio.timeout(PATIENCE_S / 2):  # a new connection would have twice as long
+            await scene.server.drain()
         assert await to_end(reader) == b""
 
     play(part)
@@ -158,8 +163,20 @@ def test_a_new_connection_that_asks_for_nothing_ends_the_drain_soon() -> None:
     async def part(scene: Scene) -> None:
         reader, _ = await scene.connect()
         await until(lambda: scene.num_connections == 1)
-        await scene.server.drain()
+        async with asyncio.timeout(PATIENCE_S / 2):  # an idle one would have twice as long
+            await scene.server.drain()
         assert await to_end(reader) == b""
         assert scene.num_asked == 0
 
-    play(part, Patience(rest_s=0.1))
+    play(part, Patience(rest_s=0.1, idle_s=PATIENCE_S))
+
+
+def test_an_answer_that_does_not_end_ends_with_the_drains_time() -> None:
+    async def part(scene: Scene) -> None:
+        scene.may_finish.clear()
+        reader, _ = await scene.connect(GET)
+        await reader.readuntil(b"\r\n\r\n")
+        await scene.server.drain()
+        assert await to_end(reader) == b""
+
+    play(part, drain_timeout_s=0.0)

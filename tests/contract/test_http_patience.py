@@ -1,6 +1,7 @@
 """Real sockets with clients that are slow, endless, too many, or do not speak HTTP: all are disconnected."""
 
 import asyncio
+import errno
 import gc
 import json
 import socket
@@ -22,7 +23,7 @@ from frontend.http.services import Services
 from tests.alive import Newborn
 from tests.certificates import Authority
 from tests.scripted_frontend import Client, ScriptedFleet, ScriptedTokens
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 MAX_BODY_BYTES = 1 << 20
 HURRIED = Patience(request_s=0.5, idle_s=1.5, unread_s=0.5, rest_s=0.3)
@@ -393,6 +394,18 @@ def test_connections_beyond_the_limit_get_a_503_if_all_others_are_busy(play: Pla
     play(part, Patience(), max_connections=4)
 
 
+def test_connections_far_beyond_the_limit_are_closed(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.http.server.MOST_TURNED_AWAY", 0)
+
+    async def part(scene: Scene) -> None:
+        await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
+        await until(lambda: scene.app.num_running == 1)
+        with suppress(ConnectionError):  # of the TLS handshake
+            assert await (await scene.peer(GET)).rest() == b""
+
+    play(part, Patience(), max_connections=1)
+
+
 def test_the_longest_waiting_connection_makes_room(play: Play) -> None:
     async def part(scene: Scene) -> None:
         streaming = await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -408,6 +421,42 @@ def test_the_longest_waiting_connection_makes_room(play: Play) -> None:
         await streaming.reader.readexactly(1 << 20)
 
     play(part, Patience(), max_connections=3)
+
+
+class Descriptors:
+    """A listening socket, for as long as there are descriptors left."""
+
+    def __init__(self) -> None:
+        self.are_left = True
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.fileno = self._socket.fileno
+        self.setblocking = self._socket.setblocking
+        self.getsockname = self._socket.getsockname
+        self.close = self._socket.close
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if not self.are_left:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self._socket.accept()
+
+
+def test_a_waiting_connection_makes_room_when_descriptors_run_out() -> None:
+    async def main() -> None:
+        listener, server = Descriptors(), HttpServer(Echo(), 1.0)
+        server.start(listener)
+        address: tuple[str, int] = listener.getsockname()
+        waiting, first = await asyncio.open_connection(*address)
+        first.write(GET)
+        await waiting.readuntil(b"\r\n\r\n0")
+        listener.are_left = False
+        _, second = await asyncio.open_connection(*address)
+        async with asyncio.timeout(PATIENCE_S / 2):  # its own deadline is longer
+            assert await waiting.read() == b""
+        for writer in (first, second):
+            writer.transport.abort()
+        await server.drain()
+
+    uvloop.run(main())
 
 
 def test_a_client_that_does_not_read_makes_room_too(play: Play) -> None:

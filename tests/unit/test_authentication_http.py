@@ -49,6 +49,10 @@ def test_any_other_is_refused_in_the_words_of_the_api_asked(headers: dict[str, s
     assert openai.headers["www-authenticate"] == anthropic.headers["www-authenticate"] == "Bearer"
     assert (openai.error["code"], openai.error["type"]) == ("invalid_api_key", "invalid_request_error")
     assert (anthropic.json["type"], anthropic.error["type"]) == ("error", "authentication_error")
+    is_told_how = all(
+        "authorization: bearer" in each.error["message"].lower() for each in (openai, anthropic)
+    )
+    assert is_told_how is (not headers or headers == {"authorization": "sk-alice"})
     assert made.tokens.requests == []
     assert made.metric("baton_requests_total", route="authentication", model="", status="401") == 2
 

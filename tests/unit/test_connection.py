@@ -1,16 +1,37 @@
-"""One HTTP connection whose client reads slowly or not at all, second by second."""
+"""One HTTP connection, second by second, whose client reads slowly, sends slowly, or sends garbage."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from frontend.http.connection import Connection, Patience
+from frontend.http.connection import MAX_HEAD_BYTES, MAX_PIPELINED, Connection, Patience
+from frontend.http.exchange import Receive, Scope, Send
+from tests.clock import run_jumping
+from tests.waiting import until
 
 UNREAD_S = 60.0
+PATIENCE = Patience(request_s=30.0, idle_s=1e6, unread_s=UNREAD_S, rest_s=5.0, linger_s=3.0)
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n"
+
+
+class App:
+    """Begins its answers when it may, and ends them when it may; it does not read bodies."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self.may_begin = asyncio.Event()
+        self.may_end = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.num_asked += 1
+        await self.may_begin.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
+        await self.may_end.wait()
+        await send({"type": "http.response.body", "body": b"."})
 
 
 class Pipe(asyncio.Transport):
@@ -21,6 +42,8 @@ class Pipe(asyncio.Transport):
         self.unsent_bytes = 0
         self.closes = False
         self.is_aborted = False
+        self.written = b""
+        self.has_ended = False
 
     def get_write_buffer_size(self) -> int:
         """See asyncio.Transport."""
@@ -34,25 +57,75 @@ class Pipe(asyncio.Transport):
         """See asyncio.Transport."""
         self.is_aborted = True
 
+    def close(self) -> None:
+        """See asyncio.Transport."""
+        self.closes = True
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """See asyncio.Transport."""
+        self.written += bytes(data)
+
+    def can_write_eof(self) -> bool:
+        """See asyncio.Transport."""
+        return True
+
+    def write_eof(self) -> None:
+        """See asyncio.Transport."""
+        self.has_ended = True
+
     def pause_reading(self) -> None:
         """See asyncio.Transport."""
+
+    def resume_reading(self) -> None:
+        """See asyncio.Transport."""
+
+
+class Scene:
+    """A connection to the app; seconds count from its beginning."""
+
+    def __init__(self) -> None:
+        self.app = App()
+        config = uvicorn.Config(self.app, lifespan="off", log_config=None)
+        config.load()
+        self.connection = Connection(config, ServerState(), PATIENCE)
+        self.pipe = Pipe()
+        self._begin_s = asyncio.get_running_loop().time()
+
+    def say(self, data: bytes) -> None:
+        self.connection.data_received(data)
+
+    def check(self, second: float) -> None:
+        self.connection.check(self._begin_s + second)
+
+    async def answered(self) -> None:
+        """Let the app answer, and wait for that."""
+        self.app.may_begin.set()
+        self.app.may_end.set()
+        await until(lambda: self.pipe.written.endswith(b"\r\n\r\n."))
+
+    @property
+    def statuses(self) -> list[bytes]:
+        return [part[:3] for part in self.pipe.written.split(b"HTTP/1.1 ")[1:]]
+
+
+def converse(part: Callable[[Scene], Awaitable[None]]) -> None:
+    async def main() -> None:
+        scene = Scene()
+        scene.connection.connection_made(scene.pipe)
+        await part(scene)
+
+    run_jumping(main())
 
 
 def play(part: Callable[[Connection, Pipe, float], None]) -> None:
     """Run `part` with a connection that was last checked at the given time, when nothing was unsent."""
 
     async def main() -> None:
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            """Never asked."""
-
-        config = uvicorn.Config(app, lifespan="off", log_config=None)
-        config.load()
-        patience = Patience(unread_s=UNREAD_S, idle_s=1e9)
-        connection, pipe = Connection(config, ServerState(), patience), Pipe()
-        connection.connection_made(pipe)
+        scene = Scene()
+        scene.connection.connection_made(scene.pipe)
         now_s = asyncio.get_running_loop().time()
-        connection.check(now_s)
-        part(connection, pipe, now_s)
+        scene.connection.check(now_s)
+        part(scene.connection, scene.pipe, now_s)
 
     asyncio.run(main())
 
@@ -107,3 +180,126 @@ def test_a_client_that_catches_up_between_two_checks_has_read() -> None:
         assert dropped_at(connection, pipe, (at_s + 62, 100)) == at_s + 62
 
     play(part)
+
+
+def test_a_connection_that_made_room_before_it_was_set_up_is_dropped_then() -> None:
+    async def main() -> None:
+        scene = Scene()
+        scene.connection.evict()
+        scene.connection.connection_made(scene.pipe)
+        assert scene.pipe.is_aborted
+
+    asyncio.run(main())
+
+
+def test_a_request_may_come_slowly_while_the_client_waits_for_an_earlier_answer() -> None:
+    async def part(scene: Scene) -> None:
+        scene.say(GET + GET[:5])
+        scene.check(1000)
+        assert not scene.pipe.closes
+        await scene.answered()
+
+    converse(part)
+
+
+@pytest.mark.parametrize(
+    "begun", [GET[:5], POST, POST + b"12345"], ids=["head", "no body", "part of the body"]
+)
+def test_a_request_that_began_before_the_last_answer_ended_has_a_deadline_too(begun: bytes) -> None:
+    async def part(scene: Scene) -> None:
+        scene.say(GET + begun)
+        scene.app.may_begin.set()
+        await until(lambda: scene.statuses)
+        scene.app.may_begin.clear()
+        scene.app.may_end.set()
+        await until(lambda: scene.pipe.written.endswith(b"\r\n\r\n."))
+        scene.check(25)
+        assert scene.statuses == [b"200"]
+        scene.check(100)
+        assert scene.statuses == [b"200", b"408"]
+
+    converse(part)
+
+
+def test_a_client_that_is_answered_before_its_body_has_come_is_idle_afterwards() -> None:
+    async def part(scene: Scene) -> None:
+        scene.say(POST)
+        await scene.answered()
+        scene.say(b"1234567890")
+        scene.check(100)
+        assert not scene.pipe.closes
+        scene.check(2e6)
+        assert scene.statuses == [b"200"]
+        assert scene.pipe.closes
+
+    converse(part)
+
+
+def test_so_many_requests_may_wait_behind_one_and_no_more() -> None:
+    async def part(scene: Scene) -> None:
+        scene.say(GET * (1 + MAX_PIPELINED))
+        assert not scene.pipe.closes
+        scene.say(GET)
+        assert scene.pipe.closes
+
+    converse(part)
+
+
+def test_what_comes_after_a_refused_head_is_not_read() -> None:
+    async def part(scene: Scene) -> None:
+        scene.say(b"GET / HTTP/1.1\r\nx: " + b"a" * MAX_HEAD_BYTES)
+        scene.say(b"\r\n\r\n")
+        for _ in range(20):
+            await asyncio.sleep(0)  # turns for what must not happen
+        assert scene.app.num_asked == 0
+        assert scene.statuses == [b"431"]
+        assert scene.pipe.has_ended
+
+    converse(part)
+
+
+def test_much_garbage_is_refused_once() -> None:
+    async def part(scene: Scene) -> None:
+        scene.say(bytes(2 * MAX_HEAD_BYTES))
+        assert scene.statuses == [b"400"]
+
+    converse(part)
+
+
+def test_an_answer_that_begins_during_a_drain_tells_that_it_is_the_last() -> None:
+    async def part(scene: Scene) -> None:
+        scene.say(GET)
+        scene.connection.shutdown()
+        await scene.answered()
+        assert b"\r\nconnection: close\r\n" in scene.pipe.written
+        assert scene.pipe.closes
+
+    converse(part)
+
+
+def test_a_client_that_was_answered_just_before_a_drain_may_ask_once_more() -> None:
+    async def part(scene: Scene) -> None:
+        await asyncio.sleep(100)
+        scene.say(GET)
+        await scene.answered()
+        scene.connection.shutdown()
+        scene.check(102)
+        assert not scene.pipe.closes
+        scene.check(104)
+        assert scene.pipe.closes
+
+    converse(part)
+
+
+def test_a_client_that_was_promised_more_and_asks_for_nothing_is_not_waited_for_long() -> None:
+    async def part(scene: Scene) -> None:
+        scene.say(GET)
+        scene.app.may_begin.set()
+        await until(lambda: scene.statuses)
+        scene.connection.shutdown()
+        await scene.answered()
+        assert not scene.pipe.closes
+        scene.check(1000)
+        assert scene.pipe.closes
+
+    converse(part)

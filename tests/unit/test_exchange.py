@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, NotReady, Overloaded
-from frontend.http.errors import BodyTooLarge, as_baton_error, error_headers
+from frontend.http.errors import BodyTooLarge, EncodedBody, as_baton_error, error_headers
 from frontend.http.exchange import ClientGone, Exchange, ignored_header
 
 
@@ -83,6 +83,19 @@ def test_a_body_may_come_in_parts_up_to_the_limit() -> None:
 def test_a_body_over_the_limit_is_refused_as_soon_as_that_is_known(each: Exchange) -> None:
     with pytest.raises(BodyTooLarge, match="10 bytes"):
         read(each)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "identity, br"])
+def test_a_compressed_body_is_refused_before_it_is_read(encoding: str) -> None:
+    with pytest.raises(EncodedBody, match=encoding):
+        read(exchange(content_encoding=encoding))
+
+
+def test_a_client_is_gone_when_it_has_disconnected_and_not_when_it_sends() -> None:
+    messages = [part(b"1", more=True), part(b"2"), {"type": "http.disconnect"}, part(b"3")]
+    each = exchange(*messages)
+    asyncio.run(each.client_gone())
+    assert read(each) == b"3"
 
 
 def test_a_client_that_leaves_while_it_sends_is_gone() -> None:

@@ -128,6 +128,8 @@ def test_deltas_say_which_tokens_they_are() -> None:
 def test_text_of_a_broken_header_says_which_tokens_it_is() -> None:
     deltas, _ = parse("<|channel|>final  Hi<|return|>")
     assert deltas == [TextDelta("Hi", 8, 10), MessageEnd()]
+    deltas, _ = parse("<|channel|>final  H<|reserved|>i<|return|>")
+    assert deltas == [TextDelta("Hi", 8, 11), MessageEnd()]
 
 
 def test_reasoning_tokens_are_counted_without_headers_and_control_tokens() -> None:
@@ -136,6 +138,8 @@ def test_reasoning_tokens_are_counted_without_headers_and_control_tokens() -> No
         "<|start|>assistant<|channel|>final<|message|>answer<|return|>"
     )
     assert parser.num_reasoning_tokens == 8
+    parser.feed(encode("<|start|>assistant<|channel|>analysis<|message|>90"))
+    assert parser.num_reasoning_tokens == 10
 
 
 def test_text_is_not_held_back_for_ever_when_its_message_token_is_missing() -> None:
@@ -156,6 +160,7 @@ def test_text_without_any_header_is_for_the_user_once_it_is_long() -> None:
 def test_header_marks_without_end_are_not_kept() -> None:
     parser = HarmonyParser(VOCABULARY, TOOLS)
     assert parser.feed(encode("<|channel|>" * 5000)) == []
+    assert parser.repairs["noise_in_header"] > 100
     assert messages(parser.feed(encode("final<|message|>Hi"))) == [{"text": "Hi"}]
 
 
@@ -165,7 +170,14 @@ def test_a_garbled_header_without_end_says_nothing(garbled: str) -> None:
     assert parser.feed(encode("<|channel|>commentary " + garbled * 200)) == []
     deltas = parser.feed(encode("<|end|><|start|>assistant<|channel|>final<|message|>Hi<|return|>"))
     assert messages(deltas) == [{"text": "Hi"}]
-    assert parser.repairs["noise_in_header"] > 1
+    assert 1 < parser.repairs["noise_in_header"] < 50  # it is dropped piece by piece
+
+
+def test_a_header_may_be_longer_by_a_tools_name() -> None:
+    name = "a" * MAX_HEADER_BYTES_AFTER_CHANNEL
+    parser = HarmonyParser(VOCABULARY, frozenset({name, "b"}))
+    deltas = parser.feed(encode(f"<|channel|>commentary to=functions.{name} json<|message|>{{}}<|call|>"))
+    assert messages(deltas) == [{"call": name, "arguments": "{}"}]
 
 
 def test_after_garbage_in_a_header_no_role_is_missing() -> None:

@@ -1,5 +1,8 @@
 """What the renderer makes of a conversation, where openai-harmony is no measure: order, repairs, refusals."""
 
+from array import array
+from typing import Any
+
 import pytest
 
 from baton.errors import InvalidRequest
@@ -8,11 +11,13 @@ from frontend.harmony.conversation import (
     AssistantTurn,
     Conversation,
     Instructions,
+    Namespace,
     Tool,
     ToolCall,
     ToolResult,
     Turn,
     UserTurn,
+    WrittenMessage,
 )
 from frontend.harmony.render import render
 from frontend.harmony.typescript import MAX_DEPTH, type_of
@@ -106,6 +111,20 @@ def test_reasoning_is_kept_only_after_the_last_answer() -> None:
     )
 
 
+def test_a_thought_as_the_model_wrote_it_is_kept_only_after_the_last_answer() -> None:
+    thought = WrittenMessage(kind="thought", text="Hm.", token_ids=array("I", [1, 2]), is_first=True)
+    said = WrittenMessage(kind="text", text="Yes.", token_ids=array("I", [3]), is_first=False)
+    called = WrittenMessage(kind="call", text="{}", token_ids=array("I", [4]), is_first=False)
+    turns = (
+        AssistantTurn(reasoning="Hm.", text="Yes.", written=(thought, said)),
+        UserTurn("b"),
+        AssistantTurn(reasoning="Hm.", tool_calls=(CALL,), written=(thought, called)),
+        ToolResult(call_id="1", text="r"),
+    )
+    found = [each.tolist() for each in render(Conversation(turns=turns)) if isinstance(each, array)]
+    assert found == [[3], [1, 2], [4]]
+
+
 def test_white_space_next_to_a_call_is_no_preamble() -> None:
     assert history(AssistantTurn(text="\n", tool_calls=(CALL,))) == history(AssistantTurn(tool_calls=(CALL,)))
 
@@ -167,6 +186,25 @@ def test_a_name_that_would_break_a_header_is_refused(name: str) -> None:
     assert refused.value.param == "tools[0].name"
     with pytest.raises(InvalidRequest):
         render(Conversation(turns=(), tools=(Tool(name="f", namespace=f"a {name}"),)))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_tools_of_two_namespaces_may_have_one_name(order: int) -> None:
+    tools = (Tool(name="close"), Tool(name="close", namespace="agents"))[::order]
+    prompt = spelled(render(Conversation(turns=(), tools=tools, namespaces=(Namespace(name="agents"),))))
+    assert prompt.count("type close = () => any;") == 2
+    with pytest.raises(InvalidRequest, match="not unique"):
+        render(Conversation(turns=(), tools=(*tools, *tools)))
+
+
+def test_a_schema_is_shown_under_its_name_and_with_its_description() -> None:
+    def shown(**fields: Any) -> str:
+        answer_format = AnswerFormat(schema={"type": "object"}, **fields)
+        return spelled(render(Conversation(turns=(), answer_format=answer_format)))
+
+    expected = '# Response Formats\n\n## a\n\n{"description":"All.","type":"object"}<|end|>'
+    assert expected in shown(name="a", description="All.")
+    assert "Response Formats" not in shown()
 
 
 @pytest.mark.parametrize(

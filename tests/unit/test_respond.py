@@ -86,6 +86,7 @@ def test_the_deadline_ends_an_answer_when_it_is_over_and_not_later(pause_at: int
         await ask(client, slow, stream=stream)
         assert now_s() == pytest.approx(100)
         assert b'"code":"deadline_exceeded"' in slow.body
+        assert tokens.requests[0].deadline_s == 100
         assert tokens.num_ended == 1
         assert requests(client, "504") == 1
 
@@ -211,6 +212,12 @@ def test_what_a_request_came_to_is_counted_once_it_has_ended() -> None:
         assert requests(client, "200") == 1
         for name in ("request_duration", "time_to_first_token", "inter_token_latency"):
             assert client.metric(f"baton_{name}_seconds_count", route=ROUTE, model=MODEL) == 1
+        whole_s, first_s, mean_s = (
+            client.metric(f"baton_{name}_seconds_sum", route=ROUTE, model=MODEL)
+            for name in ("request_duration", "time_to_first_token", "inter_token_latency")
+        )
+        num_gaps = client.metric("baton_completion_tokens_total", model=MODEL) / 2 - 1  # choices run together
+        assert mean_s == pytest.approx((whole_s - first_s) / num_gaps)
 
     run_jumping(main())
 

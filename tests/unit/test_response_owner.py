@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,22 @@ def test_a_response_of_its_own_that_nobody_makes_any_more_has_failed(tmp_path: P
         assert await status_of(store, "a") == "failed"
         await store.close()
         assert num_locks(tmp_path) == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_locked_file_still_tells_what_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite3"
+
+    async def scenario() -> None:
+        store = ResponseStore(str(path))
+        await store.open()
+        await store.save(response("a", status="in_progress", body=b"{}"), [])
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            assert await status_of(store, "a") == "in_progress"
+        assert await status_of(store, "a") == "failed"
+        await store.close()
 
     asyncio.run(scenario())
 

@@ -7,10 +7,10 @@ import pytest
 
 from baton.errors import NotReady
 from frontend.harmony.deltas import TextDelta
-from frontend.http.sse import KEEP_ALIVE
+from frontend.http.sse import KEEP_ALIVE, MAX_UNSENT_BYTES
 from frontend.responses.answer import MAX_KEPT_STREAM_BYTES
 from frontend.responses.object import RUNNING
-from frontend.responses.runs import MAX_RUNS, ResponseState
+from frontend.responses.runs import MAX_RUNS, FollowedElsewhere, ResponseState
 from frontend.responses.store import ResponseStore
 from tests.clock import run_jumping
 from tests.generators import none_abandoned
@@ -123,6 +123,16 @@ def test_a_run_stops_generating_when_it_has_said_enough() -> None:
     asyncio.run(scenario())
 
 
+def test_a_run_says_at_its_end_what_was_held_back() -> None:
+    async def scenario() -> None:
+        async with frontend("<|channel|>final Hello") as client:
+            made = (await client.respond(background=True)).json
+            (message,) = (await ended(client, made["id"]))["output"]
+            assert message["content"][0]["text"] == "Hello"
+
+    asyncio.run(scenario())
+
+
 def test_a_background_response_is_kept_before_its_client_is_answered() -> None:
     async def scenario() -> None:
         async with frontend(ANSWER, script={"pause_at": 0}) as client:
@@ -208,6 +218,36 @@ def test_a_follower_of_a_silent_run_soon_gets_a_comment() -> None:
             reply = await asyncio.wait_for(client.get(url), scaled(10))
             assert reply.events[-1]["type"] == "response.completed"
             await making
+
+    asyncio.run(scenario())
+
+
+def test_the_first_token_of_a_run_is_the_first_and_not_the_last() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER, script={"pause_at": 6}) as client:
+            made = (await client.respond(background=True)).json
+            await client.tokens.paused.wait()
+            await asyncio.sleep(0.05)  # that long the answer takes at least
+            client.tokens.go_on.set()
+            await ended(client, made["id"])
+            labels = {"route": "background", "model": MODEL}
+            whole_s = client.metric("baton_request_duration_seconds_sum", **labels)
+            first_s = client.metric("baton_time_to_first_token_seconds_sum", **labels)
+            assert whole_s - first_s > 0.045
+
+    asyncio.run(scenario())
+
+
+def test_the_events_of_another_process_wait_for_a_slow_client() -> None:
+    async def scenario() -> None:
+        followed = FollowedElsewhere(0)
+        events = b"x" * MAX_UNSENT_BYTES + b"\n\n"
+        putting = asyncio.create_task(followed.put(events))
+        for _ in range(20):
+            await asyncio.sleep(0)  # turns for what must not happen
+        assert not putting.done()
+        assert await followed.outbox.take() == events
+        await putting
 
     asyncio.run(scenario())
 

@@ -19,7 +19,9 @@ from frontend.responses.store import (
     Retention,
     StoreFailure,
 )
-from frontend.responses.unwritten import MAX_UNWRITTEN_BYTES, Entry, Unwritten
+from frontend.responses.stored import StoredResponse
+from frontend.responses.unwritten import MAX_UNWRITTEN_BYTES, WAIT_S, Entry, Unwritten
+from tests.clock import run_jumping
 from tests.stored_responses import response, rows
 from tests.waiting import PATIENCE_S, until
 
@@ -156,7 +158,7 @@ def test_what_is_too_much_goes_with_every_so_many_saves() -> None:
 
 def test_the_events_of_a_response_count_among_its_bytes() -> None:
     async def scenario() -> None:
-        store = ResponseStore(retention=Retention(max_bytes=50_000, prune_every=1))
+        store = ResponseStore(retention=Retention(max_bytes=50_000, prune_every=1), clock=lambda: 0.0)
         for name in "ab":
             await store.save(response(name, events=os.urandom(30_000)), [])
         assert await kept(store, *"ab") == ["b"]
@@ -185,6 +187,24 @@ def test_old_responses_go_and_so_do_those_beyond_the_bytes_but_never_a_running_o
         await store.save(response("larger", items=b"x" * 950), [])
         assert await kept(store, "large", "larger") == ["larger"]
         assert await store.delete("running")
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_response_is_as_new_and_as_large_as_it_was_when_it_ended() -> None:
+    async def scenario() -> None:
+        now_s = [0.0]
+        retention = Retention(max_age_s=10, max_bytes=1000, prune_every=1)
+        store = ResponseStore(retention=retention, clock=lambda: now_s[0])
+        await store.save(response("a", status="in_progress"), [])
+        now_s[0] = 9
+        await store.save(response("a", body=b"x" * 900), [])
+        now_s[0] = 15
+        await store.save(response("b"), [])
+        assert await kept(store, "a", "b") == ["a", "b"]
+        await store.save(response("c", body=b"x" * 200), [])
+        assert await kept(store, "a", "b", "c") == ["b", "c"]
         await store.close()
 
     asyncio.run(scenario())
@@ -283,7 +303,8 @@ def test_what_cannot_be_written_is_found_at_once_and_written_later(
             other.execute("BEGIN IMMEDIATE")
             await store.save(response("b", previous_id="a"), ["msg_1"])
             assert store.is_failing
-            assert await kept(store, "a", "b") == ["a", "b"]
+            await store.save(response("c"), [])
+            assert await kept(store, "a", "b", "c") == ["a", "b", "c"]
             item = await store.with_item("msg_1")
             assert item is not None
             assert item.id == "b"
@@ -293,6 +314,8 @@ def test_what_cannot_be_written_is_found_at_once_and_written_later(
             with pytest.raises(StoreFailure, match="locked"):
                 await store.delete("b")
             other.execute("COMMIT")
+        assert await store.delete("c")
+        assert await kept(store, "c") == []
         await until(lambda: not store.is_failing)
         assert rows(path, "SELECT id FROM responses ORDER BY id") == [("a",), ("b",)]
         await store.close()
@@ -319,8 +342,81 @@ def test_a_response_that_is_saved_again_while_it_is_written_is_written_again() -
         await asyncio.gather(first, second)
         assert written == [b"1", b"2"]
         assert unwritten.find("a") is None
+        assert asyncio.get_running_loop().time() == 0  # neither waited longer than for its write
 
-    asyncio.run(scenario())
+    run_jumping(scenario())
+
+
+class Disk:
+    """A clock of a store that writes nothing until the disk `goes_on`, at the latest at the end."""
+
+    def __init__(self) -> None:
+        self.is_asked = threading.Event()
+        self.goes_on = threading.Event()
+
+    def __enter__(self) -> "Disk":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.goes_on.set()
+
+    def __call__(self) -> float:
+        self.is_asked.set()
+        assert self.goes_on.wait(PATIENCE_S)
+        return 0.0
+
+
+def test_a_response_that_is_not_written_yet_is_its_keys_only() -> None:
+    async def scenario(disk: Disk) -> None:
+        store = ResponseStore(clock=disk)
+        made = response("a", key_name="alice")
+        saving = asyncio.create_task(store.save(made, ["msg_1"]))
+        await until(disk.is_asked.is_set)
+        assert await store.load("a", "bob") is None
+        assert await store.load("a", "alice") == made
+        finding = asyncio.create_task(store.with_item("msg_1", "bob"))
+        assert await store.with_item("msg_1", "alice") == made
+        disk.goes_on.set()
+        assert await finding is None
+        await saving
+        await store.close()
+
+    with Disk() as disk:
+        asyncio.run(scenario(disk))
+
+
+def test_a_file_that_does_not_answer_is_a_named_failure() -> None:
+    async def scenario(disk: Disk) -> None:
+        store = ResponseStore(clock=disk)
+        saving = asyncio.create_task(store.save(response("a"), []))
+        await until(disk.is_asked.is_set)
+        with pytest.raises(StoreFailure, match="does not answer"):
+            await store.load("b")
+        disk.goes_on.set()
+        await saving
+        await store.close()
+
+    with Disk() as disk:
+        asyncio.run(scenario(disk))
+
+
+def test_a_response_that_is_deleted_before_it_is_written_is_gone() -> None:
+    async def scenario(disk: Disk) -> None:
+        store = ResponseStore(clock=disk)
+        saving = [asyncio.create_task(store.save(response("a"), []))]
+        await until(disk.is_asked.is_set)
+        saving.append(asyncio.create_task(store.save(response("b"), [])))
+        await asyncio.sleep(0)
+        deleting = asyncio.create_task(store.delete("b"))
+        await asyncio.sleep(0)
+        disk.goes_on.set()
+        assert await deleting
+        await asyncio.gather(*saving)
+        assert await kept(store, "a", "b") == ["a"]
+        await store.close()
+
+    with Disk() as disk:
+        asyncio.run(scenario(disk))
 
 
 def test_closing_writes_what_is_left(tmp_path: Path) -> None:
@@ -340,17 +436,48 @@ def test_closing_writes_what_is_left(tmp_path: Path) -> None:
     assert rows(path, "SELECT id FROM responses ORDER BY id") == [("a",), ("b",), ("c",)]
 
 
+async def fails(_: object) -> None:
+    raise StoreFailure("full")
+
+
+def third(response_id: str) -> StoredResponse:
+    """As large as a third of what may wait."""
+    return response(response_id, body=b"x" * (MAX_UNWRITTEN_BYTES // 3 - 2))
+
+
 def test_the_newest_are_kept_in_memory_up_to_a_number_of_bytes(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        async def failing(_: object) -> None:
-            raise StoreFailure("full")
-
-        unwritten = Unwritten(failing)
-        for i in range(4):
-            await unwritten.add(response(str(i), body=b"x" * (MAX_UNWRITTEN_BYTES // 3 - 2)), [])
-        assert [i for i in range(4) if unwritten.find(str(i))] == [1, 2, 3]
+        unwritten = Unwritten(fails)
+        for name in "abacd":
+            await unwritten.add(third(name), ["msg_1"])
+        assert [name for name in "abcd" if unwritten.find(name)] == ["a", "c", "d"]
+        latest = unwritten.with_item("msg_1", "")
+        assert latest is not None
+        assert latest.id == "d"
+        await unwritten.add(response("e", body=b"x" * (MAX_UNWRITTEN_BYTES - 2)), [])
+        assert [name for name in "abcde" if unwritten.find(name)] == ["e"]
         await unwritten.flush(0)
 
-    asyncio.run(scenario())
-    assert "response not stored response_id=0" in caplog.text
-    assert "responses lost num=3" in caplog.text
+    run_jumping(scenario())
+    assert "response not stored response_id=b" in caplog.text
+    assert "responses lost num=1" in caplog.text
+
+
+def test_only_the_first_save_waits_for_a_disk_that_hangs() -> None:
+    async def scenario() -> None:
+        goes_on = asyncio.Event()
+
+        async def hangs(_: object) -> None:
+            await goes_on.wait()
+
+        unwritten = Unwritten(hangs)
+        loop = asyncio.get_running_loop()
+        await unwritten.add(response("a"), [])
+        assert unwritten.is_failing
+        await unwritten.add(response("b"), [])
+        assert loop.time() == pytest.approx(WAIT_S)
+        goes_on.set()
+        await unwritten.flush(1)
+        assert not unwritten.is_failing
+
+    run_jumping(scenario())

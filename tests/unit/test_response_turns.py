@@ -120,7 +120,8 @@ def test_the_output_of_a_local_shell_may_name_its_call_in_id() -> None:
 
 
 def test_an_item_that_says_nothing_is_no_turn() -> None:
-    assert made_of(answer(""), said("user", "Hi"), answer("Yes."), answer("")) == [
+    silent = answer(""), answer("", "commentary")
+    assert made_of(*silent, said("user", "Hi"), answer("Yes."), answer("")) == [
         UserTurn("Hi"),
         AssistantTurn(text="Yes."),
     ]

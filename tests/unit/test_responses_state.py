@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -11,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.errors import WorkerLost
-from frontend.responses.runs import ResponseState
+from frontend.responses.runs import NoOtherRuns, ResponseState
 from frontend.responses.store import ResponseStore
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens, ended, frontend
-from tests.stored_responses import another_frontend
+from tests.stored_responses import another_frontend, response
 from tests.waiting import until
 
 THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
@@ -115,7 +117,32 @@ def test_the_input_items_are_all_that_the_response_was_made_from_page_by_page() 
             assert latest["has_more"]
             rest = (await client.get(f"{url}?limit=3&after={latest['last_id']}")).json
             assert (rest["data"], rest["has_more"]) == (page["data"][:1], False)
-            assert not (await client.get(url + "?limit=4")).json["has_more"]
+            for limit in (4, 100):
+                assert not (await client.get(f"{url}?limit={limit}")).json["has_more"]
+
+    asyncio.run(scenario())
+
+
+def test_input_items_are_told_as_they_were_given() -> None:
+    written = {"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}
+    given: list[dict[str, Any]] = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "message", "role": "assistant", "content": [written], "phase": "commentary"},
+        {"type": "function_call", "call_id": "a", "name": "f", "namespace": "agents", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "1"}]},
+        {"type": "custom_tool_call", "call_id": "b", "name": "p", "namespace": "agents", "input": "***"},
+        {"type": "custom_tool_call_output", "call_id": "b", "output": [{"type": "input_text", "text": "2"}]},
+        {"type": "apply_patch_call", "call_id": "c", "operation": {"type": "delete_file", "path": "a"}},
+        {"type": "apply_patch_call_output", "call_id": "c", "status": "completed"},
+    ]
+
+    async def scenario() -> None:
+        async with frontend(ANSWER) as client:
+            made = (await client.respond(given)).json
+            told = (await client.get(f"/v1/responses/{made['id']}/input_items?order=asc")).json["data"]
+            assert [
+                {name: item[name] for name in asked} for item, asked in zip(told, given, strict=True)
+            ] == given
 
     asyncio.run(scenario())
 
@@ -195,6 +222,26 @@ def test_a_background_response_is_answered_at_once_and_made_without_its_client()
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_background_response_tells_which_fields_it_ignores(stream: bool) -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER) as client:
+            reply = await client.respond(background=True, stream=stream, foo=1)
+            assert reply.headers["x-baton-ignored"] == "foo"
+
+    asyncio.run(scenario())
+
+
+def test_counting_input_tokens_counts_as_a_request_of_its_model() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER) as client:
+            route = "/v1/responses/input_tokens"
+            assert (await client.post(route, {"model": MODEL, "input": "Hi"})).status == 200
+            assert client.metric("baton_requests_total", route=route, model=MODEL, status="200") == 1
+
+    asyncio.run(scenario())
+
+
 def test_a_background_response_that_shows_as_completed_is_kept_already() -> None:
     async def scenario() -> None:
         can_save = threading.Event()
@@ -221,17 +268,78 @@ def test_a_background_response_that_shows_as_completed_is_kept_already() -> None
 def test_a_response_that_another_frontend_is_making_is_neither_continued_nor_cancelled(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> tuple[Reply, Reply]:
+    async def scenario() -> tuple[Reply, Reply, Reply]:
         async with frontend(ANSWER, path=tmp_path / "responses.sqlite3") as client:
             continued = await client.respond(previous_response_id="theirs")
-            return continued, await client.post("/v1/responses/theirs/cancel", {})
+            followed = await client.get("/v1/responses/theirs?stream=true")
+            return continued, followed, await client.post("/v1/responses/theirs/cancel", {})
 
     with another_frontend(tmp_path / "responses.sqlite3"):
-        continued, cancelled = asyncio.run(scenario())
+        continued, followed, cancelled = asyncio.run(scenario())
+    assert (followed.status, followed.error["param"]) == (400, "stream")
     assert (continued.status, continued.error["param"]) == (400, "previous_response_id")
     assert "in progress" in continued.error["message"]
     assert (cancelled.status, cancelled.error["param"]) == (400, "response_id")
     assert "another frontend" in cancelled.error["message"]
+
+
+def test_the_stream_of_a_response_whose_frontend_died_ends_with_its_failure(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite3"
+
+    async def scenario() -> list[Any]:
+        async with frontend(ANSWER, path=path) as client:
+            urls = [f"/v1/responses/theirs?stream=true&starting_after={number}" for number in (0, 7)]
+            return [(await client.get(url)).events for url in urls]
+
+    with another_frontend(path):
+        pass
+    for (failed,), number in zip(asyncio.run(scenario()), (1, 8), strict=True):
+        assert (failed["type"], failed["sequence_number"]) == ("response.failed", number)
+        assert failed["response"]["status"] == "failed"
+
+
+class Sibling(NoOtherRuns):
+    """Another process of the frontend, which makes `theirs` until it is asked about it."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    async def save(self, status: str) -> None:
+        events = b'event: response.created\ndata: {"sequence_number":0}\n\n'
+        body = b'{"status":"%b"}' % status.encode()
+        await self._store.save(
+            response("theirs", status=status, body=body, events=events, is_background=True), []
+        )
+
+    async def stop(self, response_id: str) -> bool:
+        await self.save("cancelled")
+        return True
+
+    @asynccontextmanager
+    async def follow(self, response_id: str, sequence_number: int) -> AsyncIterator[None]:
+        await self.save("completed")
+        yield None
+
+
+@pytest.mark.parametrize("asked", ["cancel", "stream"])
+def test_a_response_that_another_process_ends_when_asked_is_told_as_it_ended(
+    asked: str, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        theirs, ours = (ResponseStore(str(tmp_path / "responses.sqlite3")) for _ in range(2))
+        sibling = Sibling(theirs)
+        await sibling.save("in_progress")
+        client = Client(ScriptedTokens(ANSWER), responses=ResponseState(ours, elsewhere=sibling))
+        if asked == "cancel":
+            reply = await client.post("/v1/responses/theirs/cancel", {})
+            assert (reply.status, reply.json) == (200, {"status": "cancelled"})
+        else:
+            reply = await client.get("/v1/responses/theirs?stream=true")
+            assert (reply.status, reply.events) == (200, [{"sequence_number": 0}])
+        await client.responses.close()
+        await theirs.close()
+
+    asyncio.run(scenario())
 
 
 def test_a_background_response_that_fails_says_why() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from baton.errors import InvalidRequest
 from frontend.responses.given import InputReader
-from frontend.responses.items import ReasoningItem
+from frontend.responses.items import MessageItem, ReasoningItem
 from frontend.turn.seal import Seal
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
 
@@ -117,6 +118,16 @@ def test_an_input_item_keeps_its_id_or_gets_one(item: Json, prefix: str) -> None
     [made, named] = reader.read([item, {**item, "id": "x"}])
     assert made.id.startswith(f"{prefix}_")
     assert named.id == "x"
+
+
+def test_a_refusal_of_an_earlier_answer_is_its_text() -> None:
+    reader = InputReader(Seal(b"key"), lambda _: None)
+    said: Json = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    [message] = reader.read([said])
+    assert isinstance(message, MessageItem)
+    assert [part.text for part in message.content] == ["No."]
+    with pytest.raises(InvalidRequest, match="refusal"):
+        reader.read([said | {"content": [{"type": "refusal", "text": "No."}]}])
 
 
 def test_reasoning_that_is_sent_back_counts_more_than_what_is_remembered() -> None:

@@ -90,11 +90,12 @@ def test_a_reader_that_waits_is_told_of_the_end(error: ValueError | None) -> Non
             run(scenario())
 
 
-def test_to_fail_is_to_drop_what_was_not_taken() -> None:
+def test_to_fail_is_to_drop_what_was_not_taken_and_what_comes_later() -> None:
     async def scenario() -> None:
         outbox = Outbox(1)
         outbox.put(b"a")
         outbox.fail(ValueError("gone"))
+        outbox.put(b"b")  # as a background response does, which goes on
         await outbox.take()
 
     with pytest.raises(ValueError, match="gone"):
