@@ -116,6 +116,7 @@ def test_a_staging_buffer_has_the_next_power_of_two_and_is_used_again(num_bytes:
     assert (buffer.memory.num_bytes, buffer.used.num_bytes) == (size, num_bytes)
     staging.give_back(buffer)
     assert staging.take(size).tensor is buffer.tensor
+    assert staging.take(size).tensor is not buffer.tensor, "two are never in the same memory"
 
 
 def test_kv_that_comes_too_late_is_not_stored(checkpoint: Path) -> None:
