@@ -86,7 +86,7 @@ def test_a_request_that_vllm_fails_on_tells_the_cause_and_ends_alone() -> None:
     async def main() -> None:
         calls = calls_of(Llm(dies_of=wrapper))
         async with calls.opened(a_request(), None, 0) as call:
-            with pytest.raises(EngineFailure, match="on this request: .*no such page"):
+            with pytest.raises(EngineFailure, match=r"on this request: .*no such page"):
                 await calls.step(call)
         assert not calls.open.broke.is_set()
 
