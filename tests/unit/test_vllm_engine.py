@@ -123,7 +123,8 @@ def test_a_stopped_engine_leaves_nothing_running(checkpoint: Path) -> None:
         inside = core(engine)
         async with aclosing(engine.prefill(ask())) as replies:
             await next_handoff(replies)
-        await engine.stop()  # while the pin is released
+        await asyncio.sleep(0)  # vLLM is asked to release the pin
+        await engine.stop()
         await asyncio.sleep(0)  # cancelled tasks end
         assert asyncio.all_tasks() == before
         assert not inside._thread.is_alive()  # noqa: SLF001  the double is ours
