@@ -1,12 +1,17 @@
 """The vllm engine over vLLM's double: what it announces, expects in the cache and counts."""
 
 import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+import vllm.v1.engine.core
+from vllm.outputs import CompletionOutput
+from vllm.v1.engine.async_llm import AsyncLLM
 
 from baton.errors import HandoffFailed
 from baton.messages import KvLayout, TokenChunk, after_handoff
@@ -44,8 +49,11 @@ def test_the_worker_announces_what_it_serves(checkpoint: Path) -> None:
             head_dim=16,
             tensor_parallel_size=1,
         )
-        other = await info_of(checkpoint, "agg", kv_cache_dtype="fp8", tensor_parallel_size=2)
-        assert other.kv_transfer == ""
+        # Its steps could be longer than its context, which its warm-up must not be.
+        other = await info_of(
+            checkpoint, "agg", kv_cache_dtype="fp8", tensor_parallel_size=2, max_model_len=20
+        )
+        assert (other.kv_transfer, other.context_length) == ("", 20)
         assert other.kv_layout is not None
         assert (other.kv_layout.dtype, other.kv_layout.tensor_parallel_size) == ("fp8", 2)
 
@@ -86,6 +94,60 @@ def test_a_handoff_and_its_answer_are_counted_once_each(checkpoint: Path) -> Non
             stats = decode.stats()
             assert (stats.num_prompt_tokens, stats.num_handoffs, stats.num_generated_tokens) == (0, 1, 11)
 
+    asyncio.run(main())
+
+
+def test_what_prefill_found_in_its_cache_is_in_the_answers_usage(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = vllm.v1.engine.core.Output
+
+    def found(*args: Any) -> Any:
+        made = output(*args)
+        return dataclasses.replace(made, num_cached_tokens=16) if made.transfer else made
+
+    async def main() -> None:
+        async with (
+            started(checkpoint) as prefill,
+            started(checkpoint, "decode") as decode,
+            aclosing(prefill.prefill(ask())) as replies,
+        ):
+            asked = after_handoff(ask(), await next_handoff(replies))
+            *_, last = [chunk async for chunk in decode.decode(asked)]
+            assert last.usage is not None
+            assert last.usage.num_cached_tokens == 16
+            stats = prefill.stats()
+            assert (stats.num_prompt_tokens, stats.num_cached_tokens) == (40 - 16, 16)
+
+    monkeypatch.setattr("vllm.v1.engine.core.Output", found)
+    asyncio.run(main())
+
+
+def test_a_prompt_whose_kv_comes_from_elsewhere_overtakes_one_that_is_computed(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
+            async with aclosing(prefill.prefill(ask(400))) as replies:
+                handed = after_handoff(ask(400), await next_handoff(replies))
+            place, later = decode._place(handed), decode._place(ask(400))  # noqa: SLF001  tests only
+            assert later - place >= 199  # 0.2 s for 400 tokens
+
+    asyncio.run(main())
+
+
+def test_an_output_without_tokens_is_no_chunk(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = AsyncLLM.generate
+
+    async def hesitating(*args: Any, **options: Any) -> AsyncGenerator[Any, None]:
+        async with aclosing(generate(*args, **options)) as results:
+            async for result in results:
+                yield dataclasses.replace(result, outputs=[CompletionOutput(0, "", [], None)])
+                yield result
+
+    async def main() -> None:
+        async with started(checkpoint, "agg") as engine:
+            assert all([chunk.token_ids async for chunk in engine.decode(ask())])
+
+    monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.generate", hesitating)
     asyncio.run(main())
 
 
