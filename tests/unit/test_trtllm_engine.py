@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tensorrt_llm.executor.result import Response
 from tensorrt_llm.llmapi.llm import LLM
 
 from baton.errors import HandoffFailed, InvalidRequest, WorkerLost
@@ -32,6 +33,16 @@ class Recording(LLM):  # type: ignore[misc]  # the double is not typed
         """See the class."""
         self.last = options | {"max_tokens": sampling_params.max_tokens}
         return super().generate_async(inputs, sampling_params, **options)
+
+
+class Hesitating(LLM):  # type: ignore[misc]  # the double is not typed
+    """Begins each answer with a response without tokens."""
+
+    def generate_async(self, *args: Any, **options: Any) -> Any:
+        """See the class."""
+        result = super().generate_async(*args, **options)
+        result._queue.put_nowait(Response([]))  # noqa: SLF001  the double is ours
+        return result
 
 
 class Broken(LLM):  # type: ignore[misc]  # the double is not typed
@@ -103,6 +114,14 @@ def test_what_prefill_found_in_its_cache_is_in_the_answers_usage(checkpoint: Pat
             *_, last = [chunk async for chunk in decode.decode(handed)]
         assert last.usage is not None
         assert last.usage.num_cached_tokens == 16
+
+    asyncio.run(main())
+
+
+def test_a_response_without_tokens_is_no_chunk(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint, classes={"llm": Hesitating}) as engine:
+            assert all([chunk.token_ids async for chunk in engine.decode(ask())])
 
     asyncio.run(main())
 
