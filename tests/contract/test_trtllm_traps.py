@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import enum
 import re
 import time
 from contextlib import aclosing
@@ -259,6 +260,28 @@ def test_fields_that_the_receiving_build_lacks_are_left_out() -> None:
     for version, num_tokens, says in (("2", 4, "is 1, of this worker 2"), ("1", 5, "has 4 tokens.* 5")):
         with pytest.raises(HandoffFailed, match=says):
             handoffs(version).open(handoff, num_tokens)
+
+
+class Style(enum.Enum):
+    CONTEXT_FIRST = 0
+    GENERATION_FIRST = 1
+
+
+@dataclasses.dataclass(kw_only=True)
+class StyledParams:
+    """DisaggregatedParams of a build that says which side is first."""
+
+    request_type: str | None = None
+    schedule_style: Style | None = None
+
+
+def test_a_schedule_style_is_the_receiving_builds_or_fails_the_handoff() -> None:
+    lib = dataclasses.replace(load_library(), disaggregated_params=StyledParams)
+    fields = travelling(StyledParams(schedule_style=Style.GENERATION_FIRST))
+    assert fields == {"schedule_style": 1}
+    assert generation_params(fields, lib).schedule_style is Style.GENERATION_FIRST
+    with pytest.raises(HandoffFailed, match="refuses the handoff: 7"):
+        generation_params({"schedule_style": 7}, lib)
 
 
 @pytest.mark.parametrize(("told", "stop_reason"), [([5, 6, 9], None), ([5, 6], 9), ([5, 6], None)])
