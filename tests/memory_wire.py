@@ -19,6 +19,7 @@ class Wire:
         self.num_pulls = 0
         self.deadlines_s: list[float] = []
         self.addresses: set[int] = set()
+        self._alive: list[Memory] = []  # so that no other gets the address
         self.hold = asyncio.Event()
         self.hold.set()
         self.fault: Exception | None = None
@@ -31,9 +32,13 @@ class Wire:
     def offer(self, payload: Memory) -> Ticket:
         offer_id = len(self._moved)
         self.offers[offer_id] = payload
-        self.addresses.add(payload.address)
+        self._see(payload)
         self._moved[offer_id] = asyncio.Event()
         return Ticket(wire="memory", offer_id=offer_id, num_bytes=payload.num_bytes, peer=b"")
+
+    def _see(self, buffer: Memory) -> None:
+        self.addresses.add(buffer.address)
+        self._alive.append(buffer)
 
     async def moved(self, ticket: Ticket) -> int:
         await self._moved[ticket.offer_id].wait()
@@ -45,7 +50,7 @@ class Wire:
     async def pull(self, ticket: Ticket, into: Memory, deadline_s: float) -> None:
         self.num_pulls += 1
         self.deadlines_s.append(deadline_s)
-        self.addresses.add(into.address)
+        self._see(into)
         async with asyncio.timeout(PATIENCE_S):
             await self.hold.wait()
         if self.fault is not None:

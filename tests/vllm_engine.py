@@ -22,18 +22,17 @@ CONFIG: dict[str, Any] = {
 }
 
 
-@asynccontextmanager
-async def started(
+def new_engine(
     checkpoint: Path,
     mode: DisaggregationMode = "prefill",
     max_queue_size: int = MAX_QUEUE_SIZE,
     **config: Any,
-) -> AsyncGenerator[VllmEngine, None]:
-    """An engine in this mode, which must hold nothing at the end of the test."""
+) -> VllmEngine:
+    """An engine in this mode over the double with CONFIG and these settings."""
     lib = load_library()
     typed = {"model": str(checkpoint)}
     loaded = load_vllm_settings(lib.engine_args, mode, override=json.dumps(CONFIG | config), typed=typed)
-    engine = VllmEngine(
+    return VllmEngine(
         loaded,
         lib,
         model_path=checkpoint,
@@ -41,6 +40,14 @@ async def started(
         incarnation="1",
         max_queue_size=max_queue_size,
     )
+
+
+@asynccontextmanager
+async def started(
+    checkpoint: Path, mode: DisaggregationMode = "prefill", **options: Any
+) -> AsyncGenerator[VllmEngine, None]:
+    """A running new engine, which must hold nothing at the end of the test; see `new_engine`."""
+    engine = new_engine(checkpoint, mode, **options)
     try:
         await engine.start()
         yield engine

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import enum
 import re
 import time
 from contextlib import aclosing
@@ -22,6 +23,7 @@ from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
 from tests.trtllm_engine import KV_TIMEOUT_S, NO_WATCHDOG, ask, executor, new_engine, started
 from tests.waiting import PATIENCE_S, until
 from workers.engines.handoff import Handoffs
+from workers.engines.model_facts import NO_TOKEN
 from workers.engines.trtllm.calls import Call
 from workers.engines.trtllm.handoff import generation_params, travelling
 from workers.engines.trtllm.library import load_library
@@ -130,6 +132,34 @@ def test_length_without_parameters_is_a_failed_handoff(checkpoint: Path) -> None
         async with started(checkpoint) as engine:
             with sprung(gives_no_params=True), pytest.raises(HandoffFailed, match="no DisaggregatedParams"):
                 await next_handoff(engine.prefill(ask()))
+
+    asyncio.run(main())
+
+
+class Wordless(tensorrt_llm.LLM):  # type: ignore[misc]  # the double is not typed
+    """Its context responses have no token."""
+
+    def generate_async(self, *args: Any, **options: Any) -> Any:
+        """See the class."""
+        result = super().generate_async(*args, **options)
+        put = result.put
+
+        def without_token(response: Any) -> None:
+            is_context = getattr(response, "disaggregated_params", None) is not None
+            put(dataclasses.replace(response, token_ids=[]) if is_context else response)
+
+        result.put = without_token
+        return result
+
+
+def test_a_context_response_without_its_token_is_a_handoff_whose_token_decode_tells(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint, classes={"llm": Wordless}) as engine:
+            async with aclosing(engine.prefill(ask())) as replies:
+                handoff = await next_handoff(replies)
+                answer = await tokens(engine.decode(msgspec.structs.replace(ask(), handoff=handoff)))
+            assert handoff.first_token == NO_TOKEN
+            assert answer == await tokens(engine.decode(ask()))
 
     asyncio.run(main())
 
@@ -259,6 +289,28 @@ def test_fields_that_the_receiving_build_lacks_are_left_out() -> None:
     for version, num_tokens, says in (("2", 4, "is 1, of this worker 2"), ("1", 5, "has 4 tokens.* 5")):
         with pytest.raises(HandoffFailed, match=says):
             handoffs(version).open(handoff, num_tokens)
+
+
+class Style(enum.Enum):
+    CONTEXT_FIRST = 0
+    GENERATION_FIRST = 1
+
+
+@dataclasses.dataclass(kw_only=True)
+class StyledParams:
+    """DisaggregatedParams of a build that says which side is first."""
+
+    request_type: str | None = None
+    schedule_style: Style | None = None
+
+
+def test_a_schedule_style_is_the_receiving_builds_or_fails_the_handoff() -> None:
+    lib = dataclasses.replace(load_library(), disaggregated_params=StyledParams)
+    fields = travelling(StyledParams(schedule_style=Style.GENERATION_FIRST))
+    assert fields == {"schedule_style": 1}
+    assert generation_params(fields, lib).schedule_style is Style.GENERATION_FIRST
+    with pytest.raises(HandoffFailed, match="refuses the handoff: 7"):
+        generation_params({"schedule_style": 7}, lib)
 
 
 @pytest.mark.parametrize(("told", "stop_reason"), [([5, 6, 9], None), ([5, 6], 9), ([5, 6], None)])

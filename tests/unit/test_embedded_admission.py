@@ -47,6 +47,8 @@ def ask(num_tokens: int = 5, **fields: Any) -> GenerateRequest:
         (ask(max_tokens=0), "max_tokens is 0"),
         (ask(choice=-1), "negative"),
         (ask(logprobs=-1), "negative"),
+        (ask(prompt_logprobs=-1, max_tokens=1), "negative"),
+        (ask(prompt_logprobs=0, max_tokens=2), "at most one token"),
         (ask(token_ids=[1, 100]), "token id 100 .* vocabulary of 100"),
         (ask(token_ids=[-1, 1]), "token id -1"),
         (ask(logit_bias={100: 1.0}), "token id 100"),

@@ -182,10 +182,11 @@ def test_a_pin_lasts_no_longer_than_its_request(checkpoint: Path) -> None:
     async def main() -> None:
         wire = Wire()
         async with engine(checkpoint, wire, Role.PREFILL) as prefill:
-            replies = prefill.prefill(ask(deadline_s=0.2))
+            deadline_s = scaled(0.5)
+            replies = prefill.prefill(ask(deadline_s=deadline_s))
             handoff = await anext(replies)
             assert isinstance(handoff, KvHandoff)
-            assert handoff.ttl_s <= 0.2
+            assert handoff.ttl_s <= deadline_s
             with pytest.raises((HandoffFailed, DeadlineExceeded)):
                 await anext(replies)
             assert prefill.stats().kv_pinned_blocks == 0
@@ -225,8 +226,14 @@ def test_a_handoff_that_does_not_fit_says_why(checkpoint: Path) -> None:
 
 def test_a_cache_may_have_half_the_models_precision(checkpoint: Path) -> None:
     async def main() -> None:
-        async with engine(checkpoint, Wire(), kv_dtype="bfloat16", dtype="float32") as each:
+        wire = Wire()
+        options: dict[str, Any] = {"kv_dtype": "bfloat16", "dtype": "float32"}
+        async with (
+            handed(checkpoint, wire, **options) as handoff,
+            engine(checkpoint, wire, **options) as each,
+        ):
             assert len(await answer(each, ask())) == 6
+            assert len(await answer(each, ask(handoff))) == 6
 
     asyncio.run(main())
 

@@ -13,6 +13,8 @@ OTHER = msgspec.structs.replace(LAYOUT, head_dim=32)
 STATE = HandoffState(
     version="1", layout=LAYOUT, ticket=Ticket(wire="tcp", offer_id=1, num_bytes=100, peer=b"")
 )
+# With a seventh field, of lists in lists.
+DEEP = b"\x97" + pack(STATE)[1:] + b"\x91" * 100_000 + b"\xc0"
 
 
 def handoff(state: bytes = pack(STATE), first_token: int = 9) -> KvHandoff:
@@ -36,6 +38,7 @@ def test_one_of_the_same_version_and_layout_is_taken() -> None:
         (pack(STATE), "2", LAYOUT, "engine of prefill worker p is 1, of this worker 2"),
         (pack(STATE), "1", OTHER, "KV layout of prefill worker p is"),
         (b"\xff", "1", LAYOUT, "the handoff of worker p is not the embedded engine's"),
+        (DEEP, "1", LAYOUT, "the handoff of worker p is not the embedded engine's"),
     ],
 )
 def test_another_is_refused_with_the_reason(state: bytes, version: str, layout: KvLayout, why: str) -> None:
@@ -49,6 +52,8 @@ def test_another_is_refused_with_the_reason(state: bytes, version: str, layout: 
         (3, 100, 9, None),
         (3, 100, 0, None),
         (4, 100, 9, "has 3 tokens, the request 4"),
+        (2, 100, 9, "has 3 tokens, the request 2"),
+        (3, 99, 9, "offers 100 bytes of KV, but 99 are needed"),
         (3, 101, 9, "offers 100 bytes of KV, but 101 are needed"),
         (3, 100, 10, "first token 10 is not in the vocabulary of 10"),
         (3, 100, -1, "first token -1 is not in the vocabulary of 10"),

@@ -171,6 +171,11 @@ def test_of_two_ends_the_later_is_found_and_of_an_end_what_is_equal() -> None:
     assert found is not None
     assert found.num_found == 1
     assert ledger.num_kept == 0
+    ledger.free(found)
+    everything = ledger.reserve(8)
+    assert everything is not None
+    ledger.free(everything)
+    assert ledger.num_kept == 0, "no block is taken for what it held before"
 
 
 def test_blocks_without_sliding_window_layers_are_found_where_these_are_not_needed() -> None:
@@ -188,6 +193,47 @@ def test_blocks_without_sliding_window_layers_are_found_where_these_are_not_need
     lease = ledger.reserve(4, prefix(tokens))
     assert lease is not None
     assert (lease.num_found, lease.blocks[:2]) == (7, whole.blocks)
+    ledger.free(lease)
+    everything = ledger.reserve(8)
+    assert everything is not None
+    ledger.free(everything)
+    assert ledger.num_kept == 0, "no block is taken for what it held before"
+
+
+def test_a_block_that_lacks_sliding_window_layers_replaces_none_that_has_them() -> None:
+    ledger = BlockLedger(4, SIZE)
+    whole = filled(ledger, [1, 1])
+    ledger.free(filled(ledger, [1, 1], num_partial=1))
+    ledger.free(whole)
+    found = ledger.reserve(1, prefix([1, 1]))
+    assert found is not None
+    assert (found.num_found, found.blocks) == (SIZE, whole.blocks)
+
+
+def test_found_blocks_do_not_gain_sliding_window_layers_by_being_used() -> None:
+    ledger = BlockLedger(4, SIZE)
+    ledger.free(filled(ledger, [1, 1, 2, 2], num_partial=2))
+    lease = ledger.reserve(3, prefix([1, 1, 2, 2, 3], first_whole=2))
+    assert lease is not None
+    assert lease.num_found == 4
+    fill(ledger, lease, [1, 1, 2, 2, 3])
+    ledger.free(lease)
+    assert ledger.num_found(prefix([1, 1, 2, 2, 3])) == 0
+    assert ledger.num_found(prefix([1, 1, 2, 2, 3], first_whole=2)) == 5
+
+
+def test_what_fewer_blocks_need_is_checked_again() -> None:
+    """Of four blocks all but the first lack sliding-window layers, which each continuation needs in one."""
+    ledger = BlockLedger(8, SIZE)
+    lease = filled(ledger, [1, 1])
+    tokens = [1, 1, 2, 2, 3, 3, 4, 4]
+    ledger.free(lease)
+    rest = ledger.reserve(4, prefix(tokens))
+    assert rest is not None
+    fill(ledger, rest, tokens, num_partial=4)
+    ledger.free(rest)
+    needs_one = Prefix(chain(tokens), tokens, len(tokens), lambda num_blocks: num_blocks - 1)
+    assert ledger.num_found(needs_one) == SIZE
 
 
 @pytest.mark.parametrize(

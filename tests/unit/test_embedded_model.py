@@ -6,10 +6,11 @@ import pytest
 import torch
 from transformers import GptOssForCausalLM
 
+from baton.messages import KvLayout
 from tests.tiny_gpt_oss import VOCAB_SIZE, WINDOW, prompt, write_checkpoint, write_mxfp4_checkpoint
 from workers.engines.embedded.attention import Span, plan_attention
 from workers.engines.embedded.model import GptOss
-from workers.engines.embedded.pool import KvPool
+from workers.engines.embedded.pool import KvPool, KvShape
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4
@@ -142,6 +143,16 @@ def test_what_a_later_turn_lacks_is_the_end_of_the_payload(
     paged.pool.scatter(buffer[-paged.pool.num_handoff_bytes(70, num_held) :], target, num_held, 70)
     (logits,) = paged.run((Span(70, 1, target), ids))
     torch.testing.assert_close(logits[0], expected(reference, ids)[-1], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(("windows", "window"), [((4, None, 16, 8), 16), ((None, None), 0)])
+def test_the_window_of_a_pool_is_the_longest(windows: tuple[int | None, ...], window: int) -> None:
+    assert KvShape(num_kv_heads=1, head_dim=1, windows=windows).window == window
+
+
+def test_the_layout_that_peers_compare_is_the_checkpoints(paged: Paged) -> None:
+    layout = KvLayout(dtype="float32", tokens_per_block=8, num_layers=4, num_kv_heads=2, head_dim=16)
+    assert paged.pool.layout == layout
 
 
 def test_sliding_layers_hand_over_their_window_only(paged: Paged) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from baton.errors import DeadlineExceeded
+from baton.errors import DeadlineExceeded, WorkerLost
 from baton.messages import GenerateRequest, KvHandoff, Role, Sampling
 from tests.memory_wire import Wire
 from tests.tiny_gpt_oss import prompt, write_checkpoint
@@ -116,6 +116,7 @@ def test_a_staging_buffer_has_the_next_power_of_two_and_is_used_again(num_bytes:
     assert (buffer.memory.num_bytes, buffer.used.num_bytes) == (size, num_bytes)
     staging.give_back(buffer)
     assert staging.take(size).tensor is buffer.tensor
+    assert staging.take(size).tensor is not buffer.tensor, "two are never in the same memory"
 
 
 def test_kv_that_comes_too_late_is_not_stored(checkpoint: Path) -> None:
@@ -140,6 +141,7 @@ def test_kv_that_comes_in_time_is_stored_and_goes_on(checkpoint: Path) -> None:
             await here.taking
             assert not torch.equal(here.stored(), before)
             assert here.transfers.num_handoffs == 1
+            assert here.transfers.move_s > 0
             assert await here.call.next_chunk() is not None
 
     asyncio.run(main())
@@ -159,5 +161,49 @@ def test_a_call_that_ended_while_its_kv_was_stored_does_not_go_on(checkpoint: Pa
             await asyncio.gather(here.taking, blocking)
             assert here.transfers.num_handoffs == 0
             assert here.call.outbox.qsize() == 1, "the error, and no token"
+
+    asyncio.run(main())
+
+
+def test_a_pull_that_breaks_the_engine_ends_with_that_and_nothing_else(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("no such memory")
+
+    async def main() -> None:
+        wire = Wire()
+        async with pulling(checkpoint, wire) as here:
+            monkeypatch.setattr(here.steps.runner, "scatter", fails)
+            wire.hold.set()
+            await here.taking
+            with pytest.raises(WorkerLost, match="no such memory"):
+                await here.call.next_chunk()
+            assert here.call.outbox.empty()
+
+    asyncio.run(main())
+
+
+def test_kv_that_is_gathered_after_its_request_has_ended_is_not_offered(checkpoint: Path) -> None:
+    async def main() -> None:
+        wire, go_on = Wire(), threading.Event()
+        async with pulling(checkpoint, wire) as here:
+            limits = Limits(
+                context_length=64, vocab_size=here.steps.runner.vocab_size, max_prompt_tokens=None
+            )
+            call = here.steps.open(ask(), new_sequence(ask(), limits, hands_off=True))
+            first = await call.next_chunk()
+            assert first is not None
+            blocking = asyncio.create_task(here.steps.on_thread(go_on.wait, PATIENCE_S))
+            handing = asyncio.create_task(here.transfers.hand_over(call, first))
+            for _ in range(10):
+                await asyncio.sleep(0)  # turns in which it asks the thread to gather the KV
+            here.steps.fail(call, DeadlineExceeded("over"))
+            go_on.set()
+            await asyncio.gather(handing, blocking)
+            assert here.transfers.num_handoffs == here.transfers.num_expired == 0
+            assert call.outbox.qsize() == 1, "the error, and no handoff"
+            here.steps.close(call)
+            wire.hold.set()
 
     asyncio.run(main())

@@ -1,6 +1,8 @@
 """What an engine that does not tell probably has cached."""
 
-from workers.engines.prefixes import HeldPrefixes
+from array import array
+
+from workers.engines.prefixes import Chain, HeldPrefixes, first_key
 
 LONG = list(range(100, 108))
 SHORT = [1, 2, 3, 4]
@@ -52,3 +54,10 @@ def test_an_engine_without_a_cache_hashes_nothing() -> None:
     held = HeldPrefixes(4, max_blocks=0)
     assert held.hold(LONG, "").keys == []
     assert held.num_held(LONG, "") == 0
+
+
+def test_no_salt_makes_a_client_the_owner_of_the_blocks_after_anothers() -> None:
+    salt = "488231"  # whose key is text, so that it can be part of another salt
+    (key,) = Chain(4, salt).add(SHORT)
+    forged = (first_key(salt) + array("I", SHORT).tobytes()).decode()
+    assert first_key(forged) != key

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tensorrt_llm.executor.result import Response
 from tensorrt_llm.llmapi.llm import LLM
 
 from baton.errors import HandoffFailed, InvalidRequest, WorkerLost
@@ -34,12 +35,32 @@ class Recording(LLM):  # type: ignore[misc]  # the double is not typed
         return super().generate_async(inputs, sampling_params, **options)
 
 
+class Hesitating(LLM):  # type: ignore[misc]  # the double is not typed
+    """Begins each answer with a response without tokens."""
+
+    def generate_async(self, *args: Any, **options: Any) -> Any:
+        """See the class."""
+        result = super().generate_async(*args, **options)
+        result._queue.put_nowait(Response([]))  # noqa: SLF001  the double is ours
+        return result
+
+
 class Broken(LLM):  # type: ignore[misc]  # the double is not typed
     """Loads, but runs no request."""
 
     def generate_async(self, *_: Any, **__: Any) -> Any:
         """See the class."""
         raise RuntimeError("no kernel for this GPU")
+
+
+class Remembering(LLM):  # type: ignore[misc]  # the double is not typed
+    """Finds 16 tokens of each prompt in its cache."""
+
+    def generate_async(self, *args: Any, **options: Any) -> Any:
+        """See the class."""
+        result = super().generate_async(*args, **options)
+        result.cached_tokens = 16
+        return result
 
 
 class Silent(LLM):  # type: ignore[misc]  # the double is not typed
@@ -62,6 +83,45 @@ def test_the_worker_announces_what_it_serves(checkpoint: Path) -> None:
         assert layout is not None
         assert (layout.dtype, layout.tokens_per_block, layout.tensor_parallel_size) == ("bfloat16", 8, None)
         assert layout.max_handoff_tokens == 256
+
+    asyncio.run(main())
+
+
+def test_context_and_kv_are_announced_as_they_are_set(checkpoint: Path) -> None:
+    cache = CONFIG["kv_cache_config"] | {"dtype": "fp8"}
+
+    async def main() -> None:
+        engine = new_engine(checkpoint, kv_cache_config=cache, max_seq_len=100)
+        try:
+            info = await engine.start()
+        finally:
+            await engine.stop()
+        assert info.context_length == 100
+        assert info.kv_layout is not None
+        assert info.kv_layout.dtype == "fp8"
+
+    asyncio.run(main())
+
+
+def test_what_prefill_found_in_its_cache_is_in_the_answers_usage(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with (
+            started(checkpoint, classes={"llm": Remembering}) as prefill,
+            started(checkpoint) as decode,
+            aclosing(prefill.prefill(ask())) as replies,
+        ):
+            handed = msgspec.structs.replace(ask(), handoff=await next_handoff(replies))
+            *_, last = [chunk async for chunk in decode.decode(handed)]
+        assert last.usage is not None
+        assert last.usage.num_cached_tokens == 16
+
+    asyncio.run(main())
+
+
+def test_a_response_without_tokens_is_no_chunk(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint, classes={"llm": Hesitating}) as engine:
+            assert all([chunk.token_ids async for chunk in engine.decode(ask())])
 
     asyncio.run(main())
 

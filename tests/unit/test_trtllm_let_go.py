@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+from tests.clock import run_jumping
 from tests.planes import a_request
 from workers.engines.trtllm.calls import Abort, Call, let_go
 from workers.engines.trtllm.requests import Requests
@@ -71,3 +72,19 @@ def test_stopping_ends_it_even_if_it_has_only_just_been_abandoned() -> None:
         assert asyncio.all_tasks() == before
 
     asyncio.run(main())
+
+
+def test_a_transfer_has_the_kv_timeout_and_minutes_in_the_queue_before_the_engine_counts_as_wedged() -> None:
+    async def main() -> None:
+        lib: Any = SimpleNamespace(request_error=RuntimeError)
+        requests = Requests(lib, kv_timeout_s=60, options={})
+        requests.open.llm = SimpleNamespace(generate_async=lambda *_, **__: Receiving())
+        async with requests.opened(a_request(), None, None, Abort.ONCE_ANSWERED):
+            pass  # the client leaves
+        await asyncio.sleep(60 + 500)  # in the clock of the test
+        assert not requests.open.broke.is_set()
+        await asyncio.sleep(200)
+        assert requests.open.broke.is_set()
+        assert not requests.open.calls
+
+    run_jumping(main())

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.errors import DeadlineExceeded, HandoffFailed, WorkerLost
+from baton.errors import DeadlineExceeded, EngineFailure, HandoffFailed, WorkerLost
 from tests.planes import a_request
 from workers.engines.vllm.calls import Calls
 
@@ -75,6 +75,20 @@ def test_a_request_that_meets_a_dead_core_ends_all_others() -> None:
             with pytest.raises(WorkerLost, match="vLLM's engine core died: out of memory"):
                 await calls.step(call)
         assert calls.open.broke.is_set()
+
+    asyncio.run(main())
+
+
+def test_a_request_that_vllm_fails_on_tells_the_cause_and_ends_alone() -> None:
+    wrapper = KeyError("generation failed")
+    wrapper.__cause__ = OSError("no such page")
+
+    async def main() -> None:
+        calls = calls_of(Llm(dies_of=wrapper))
+        async with calls.opened(a_request(), None, 0) as call:
+            with pytest.raises(EngineFailure, match=r"on this request: .*no such page"):
+                await calls.step(call)
+        assert not calls.open.broke.is_set()
 
     asyncio.run(main())
 

@@ -135,6 +135,12 @@ def test_the_last_output_tells_usage_over_all_attempts() -> None:
     assert chunker.chunk(output("stop")).usage == Usage(3, 3, 6)
 
 
+def test_a_count_of_cached_tokens_that_vllm_leaves_out_is_none() -> None:
+    result = output("length")
+    result.num_cached_tokens = None
+    assert Chunker(ask()).chunk(result).usage == Usage(5, 0, 2)
+
+
 def test_the_cached_tokens_of_a_handoff_are_those_of_prefill() -> None:
     assert Chunker(ask(), num_cached_tokens=1).chunk(output("length")).usage == Usage(5, 1, 2)
 
@@ -170,3 +176,23 @@ def test_logprobs_are_the_chosen_tokens_and_the_likeliest() -> None:
 
     assert (first.token_id, first.logprob, first.top) == (8, -3.0, ((1, -0.5), (2, -1.0)))
     assert (second.token_id, second.top) == (9, ())  # not reported
+    (first, _) = Chunker(ask(logprobs=0)).chunk(output(logprobs=told)).logprobs or ()
+    assert (first.logprob, first.top) == (-3.0, ())
+
+
+def test_the_prompts_logprobs_come_with_the_end_and_without_alternatives_if_none_are_asked_for() -> None:
+    chunker, begun = Chunker(ask(prompt_logprobs=0)), output()
+    begun.prompt_logprobs = [
+        None,
+        {1: Logprob(-0.5, 1)},
+        {1: Logprob(-2.0, 4), 3: Logprob(-0.1, 1)},
+        None,
+        {},
+    ]
+
+    assert chunker.chunk(begun).prompt_logprobs is None
+    told = chunker.chunk(output("length")).prompt_logprobs
+
+    unreported = -9999.0
+    assert [entry.logprob for entry in told or ()] == [-0.5, -2.0, unreported, unreported]
+    assert {(entry.token_id, entry.top) for entry in told or ()} == {(1, ())}

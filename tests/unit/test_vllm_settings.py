@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from workers.engines.vllm.settings import LEASE_S, load_vllm_settings
+from workers.engines.vllm.settings import LEASE, LEASE_S, load_vllm_settings
 from workers.flags import DisaggregationMode
 from workers.settings_text import SettingsError
 
@@ -57,6 +57,7 @@ def test_flag_beats_override_beats_yaml_beats_baton_beats_default_leaf_by_leaf(t
         "max_num_batched_tokens=101 (--override-engine-args)",
         f"block_size=64 ({path}:3)",
         "kv_transfer_config.kv_load_failure_policy=fail (baton)",
+        f"{LEASE}={{'kv_lease_duration': 7, 'num_threads': 2}} ({path}:6)",
         "worker_extension_cls=workers.engines.vllm.inside.KvPins (baton)",
         "scheduling_policy=priority (baton)",
         "generation_config=vllm (baton)",
@@ -148,6 +149,11 @@ def test_a_refusal_without_a_key_names_the_file_if_there_is_one(tmp_path: Path) 
         load_vllm_settings(OtherArgs, "agg", yaml_path=path)
     with pytest.raises(SettingsError, match=r"^engine settings: the cache is too small"):
         load_vllm_settings(OtherArgs, "agg", override='{"cache": {"size": 0}}')
+
+
+def test_what_a_build_does_not_have_is_not_set() -> None:
+    loaded = load_vllm_settings(OtherArgs, "agg", override='{"cache": {"size": 2}}')
+    assert set(loaded.settings) == {"cache"}
 
 
 def test_what_baton_merely_chooses_can_be_set() -> None:

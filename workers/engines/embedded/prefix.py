@@ -59,9 +59,9 @@ class PrefixIndex:
         return block in self._held
 
     def add(self, block: int, key: bytes, *, is_whole: bool) -> int | None:
-        """Let a full block be found, unless another one will do; returns the block that it replaces."""
+        """Let a full block be found, unless a whole one is; returns the block that it replaces."""
         other = self._blocks.get(key)
-        if block in self._held or (other is not None and (self._held[other].is_whole or not is_whole)):
+        if block in self._held or (other is not None and self._held[other].is_whole):
             return None
         if other is not None:
             self.remove(other)
@@ -98,7 +98,7 @@ class PrefixIndex:
 
     def _full_blocks(self, prefix: Prefix) -> list[int]:
         found: list[int] = []
-        for key in islice(prefix.keys, 1, prefix.num_tokens // self.tokens_per_block + 1):
+        for key in islice(prefix.keys, 1, None):
             block = self._blocks.get(key)
             if block is None:
                 break

@@ -33,9 +33,9 @@ def generation_params(fields: dict[str, Any], lib: Library) -> Any:
     cls = lib.disaggregated_params
     known = {field.name for field in dataclasses.fields(cls)}
     values = {name: value for name, value in fields.items() if name in known}
-    if "schedule_style" in values:
-        values["schedule_style"] = _member(cls, "schedule_style", values["schedule_style"])
     try:
+        if "schedule_style" in values:
+            values["schedule_style"] = _member(cls, "schedule_style", values["schedule_style"])
         if values.get(_LOG_PROBS):
             values[_LOG_PROBS] = [_rebuilt(entries, lib) for entries in values[_LOG_PROBS]]
         return cls(**(values | {"request_type": "generation_only"}))

@@ -6,7 +6,7 @@ from typing import Any
 
 from workers.engines.vllm.schema import ArgsSchema
 from workers.flags import DisaggregationMode
-from workers.settings import Given, Loaded, Schema, build, has, put, read
+from workers.settings import Given, Loaded, Schema, build, put, read
 from workers.settings_text import SettingsError
 
 BATON = "baton"
@@ -85,12 +85,11 @@ def give_vllm_settings(
     """
     given = read(schema, yaml_path, _flags(typed or {}), override)
     for path, value in _CHOSEN.items():
-        if has(schema, path) and path not in given:
+        if path not in given:
             put(given, path, value, BATON)
     _check_transfer(given, mode)
     for path, (value, why) in (_OWN | _OWN_OF_ROLE[mode]).items():
-        if has(schema, path):
-            _put_own(given, path, value, why)
+        _put_own(given, path, value, why)
     if mode != "agg":
         _put_lease(given)
     return given

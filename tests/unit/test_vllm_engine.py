@@ -1,0 +1,194 @@
+"""The vllm engine over vLLM's double: what it announces, expects in the cache and counts."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import vllm.v1.engine.core
+from vllm.outputs import CompletionOutput
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from baton.errors import HandoffFailed
+from baton.messages import KvLayout, TokenChunk, after_handoff
+from tests.engine_calls import next_handoff, tokens
+from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
+from tests.vllm_engine import CONFIG, ask, core, new_engine, started
+from workers.engine import EngineInfo
+from workers.flags import DisaggregationMode
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+async def info_of(checkpoint: Path, mode: DisaggregationMode, **config: Any) -> EngineInfo:
+    engine = new_engine(checkpoint, mode, **config)
+    try:
+        return await engine.start()
+    finally:
+        await engine.stop()
+
+
+def test_the_worker_announces_what_it_serves(checkpoint: Path) -> None:
+    async def main() -> None:
+        info = await info_of(checkpoint, "decode", max_queue_size=9)
+        assert (info.name, info.context_length) == ("vllm", CONTEXT_LENGTH)
+        assert (info.max_batch_size, info.max_queue_size) == (CONFIG["max_num_seqs"], 9)
+        assert info.kv_transfer == f"nixl:{quote(str(checkpoint))}"
+        assert info.kv_layout == KvLayout(
+            dtype="float32",
+            tokens_per_block=8,
+            num_layers=4,
+            num_kv_heads=2,
+            head_dim=16,
+            tensor_parallel_size=1,
+        )
+        # Its steps could be longer than its context, which its warm-up must not be.
+        other = await info_of(
+            checkpoint, "agg", kv_cache_dtype="fp8", tensor_parallel_size=2, max_model_len=20
+        )
+        assert (other.kv_transfer, other.context_length) == ("", 20)
+        assert other.kv_layout is not None
+        assert (other.kv_layout.dtype, other.kv_layout.tensor_parallel_size) == ("fp8", 2)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("config", "num_lacking"),
+    [
+        ({}, 200 - 192),
+        ({"num_gpu_blocks_override": 32}, 200 - 128),  # half of the cache: two blocks of the estimate
+        ({"enable_prefix_caching": False}, 200),
+    ],
+    ids=str,
+)
+def test_what_was_answered_is_expected_in_the_cache_as_far_as_there_is_room(
+    checkpoint: Path, config: dict[str, Any], num_lacking: int
+) -> None:
+    async def main() -> None:
+        async with started(checkpoint, "decode", **config) as engine:
+            await tokens(engine.decode(ask(200, max_tokens=2)))
+            assert engine.num_lacking_tokens(ask(200)) == num_lacking
+
+    asyncio.run(main())
+
+
+def test_a_handoff_and_its_answer_are_counted_once_each(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
+            async with aclosing(prefill.prefill(ask())) as replies:
+                handoff = await next_handoff(replies)
+                assert prefill.stats().kv_blocks == CONFIG["num_gpu_blocks_override"]
+                assert prefill.stats().kv_pinned_blocks == 5  # 40 tokens in blocks of 8
+                answer = await tokens(decode.decode(after_handoff(ask(), handoff)))
+            assert len(answer) == 11
+            stats = prefill.stats()
+            assert (stats.num_prompt_tokens, stats.num_handoffs, stats.num_handoffs_expired) == (40, 1, 0)
+            stats = decode.stats()
+            assert (stats.num_prompt_tokens, stats.num_handoffs, stats.num_generated_tokens) == (0, 1, 11)
+
+    asyncio.run(main())
+
+
+def test_what_prefill_found_in_its_cache_is_in_the_answers_usage(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = vllm.v1.engine.core.Output
+
+    def found(*args: Any) -> Any:
+        made = output(*args)
+        return dataclasses.replace(made, num_cached_tokens=16) if made.transfer else made
+
+    async def main() -> None:
+        async with (
+            started(checkpoint) as prefill,
+            started(checkpoint, "decode") as decode,
+            aclosing(prefill.prefill(ask())) as replies,
+        ):
+            asked = after_handoff(ask(), await next_handoff(replies))
+            *_, last = [chunk async for chunk in decode.decode(asked)]
+            assert last.usage is not None
+            assert last.usage.num_cached_tokens == 16
+            stats = prefill.stats()
+            assert (stats.num_prompt_tokens, stats.num_cached_tokens) == (40 - 16, 16)
+
+    monkeypatch.setattr("vllm.v1.engine.core.Output", found)
+    asyncio.run(main())
+
+
+def test_a_prompt_whose_kv_comes_from_elsewhere_overtakes_one_that_is_computed(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
+            async with aclosing(prefill.prefill(ask(400))) as replies:
+                handed = after_handoff(ask(400), await next_handoff(replies))
+            place, later = decode._place(handed), decode._place(ask(400))  # noqa: SLF001  tests only
+            assert later - place >= 199  # 0.2 s for 400 tokens
+
+    asyncio.run(main())
+
+
+def test_an_output_without_tokens_is_no_chunk(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = AsyncLLM.generate
+
+    async def hesitating(*args: Any, **options: Any) -> AsyncGenerator[Any, None]:
+        async with aclosing(generate(*args, **options)) as results:
+            async for result in results:
+                yield dataclasses.replace(result, outputs=[CompletionOutput(0, "", [], None)])
+                yield result
+
+    async def main() -> None:
+        async with started(checkpoint, "agg") as engine:
+            assert all([chunk.token_ids async for chunk in engine.decode(ask())])
+
+    monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.generate", hesitating)
+    asyncio.run(main())
+
+
+def test_a_first_token_that_ends_the_answer_is_counted(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            (first,) = await tokens(engine.decode(ask(max_tokens=1)))
+            async with aclosing(engine.prefill(ask(stop_token_ids=(first,)))) as replies:
+                reply = await anext(replies)
+            assert isinstance(reply, TokenChunk)
+            assert (reply.token_ids, reply.finish_reason) == ((first,), "stop")
+            assert engine.stats().num_generated_tokens == 2
+            assert engine.stats().num_handoffs == 0
+
+    asyncio.run(main())
+
+
+def test_a_prompt_whose_kv_vllm_does_not_keep_is_a_failed_handoff(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            with pytest.raises(HandoffFailed, match="no kv_transfer_params"):
+                await next_handoff(engine.prefill(ask()))
+
+    monkeypatch.setattr("vllm.v1.engine.core.nixl_params", lambda *_: None)
+    asyncio.run(main())
+
+
+def test_a_stopped_engine_leaves_nothing_running(checkpoint: Path) -> None:
+    async def main() -> None:
+        before = asyncio.all_tasks()
+        engine = new_engine(checkpoint)
+        await engine.start()
+        inside = core(engine)
+        async with aclosing(engine.prefill(ask())) as replies:
+            await next_handoff(replies)
+        await asyncio.sleep(0)  # vLLM is asked to release the pin
+        await engine.stop()
+        await asyncio.sleep(0)  # cancelled tasks end
+        assert asyncio.all_tasks() == before
+        assert not inside._thread.is_alive()  # noqa: SLF001  the double is ours
+
+    asyncio.run(main())
