@@ -291,6 +291,15 @@ def test_an_exception_in_a_step_fails_all_that_runs_and_the_engine(checkpoint: P
     asyncio.run(main())
 
 
+def test_each_token_of_an_answer_has_its_own_noise(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with engine(checkpoint, Wire()) as each:
+            tokens = await answer(each, ask(max_tokens=12, temperature=1e6))
+        assert len(set(tokens)) > 6  # nothing but noise decides
+
+    asyncio.run(main())
+
+
 def test_a_folder_without_a_checkpoint_fails_the_start(tmp_path: Path) -> None:
     async def main() -> None:
         lost = EmbeddedEngine(

@@ -1,6 +1,8 @@
 """Building an engine: its imports are not interrupted by the garbage collector."""
 
 import gc
+import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from baton.flags import parse
 from tests.certificates import Authority
 from workers.engines.build import build_engine
-from workers.engines.loading import importing
+from workers.engines.loading import dying_at_once, importing
 from workers.flags import WorkerSettings
 
 
@@ -31,6 +33,30 @@ def test_a_failed_import_leaves_the_collector_on() -> None:
     with pytest.raises(ImportError), importing():
         raise ImportError
     assert gc.isenabled()
+
+
+def effective(*arguments: str) -> list[str]:
+    """The lines of the engine's settings."""
+    line = ["--model-path", "models/demo", *arguments]
+    return build_engine(parse(WorkerSettings, line, prog="p", description="d", environ={}), ("w", "i"))[1]
+
+
+def test_what_is_overridden_counts() -> None:
+    lines = effective("--engine", "mocker", "--override-engine-args", '{"decode_step_ms": 7}')
+    assert any(line.startswith("decode_step_ms=7.0 (--override-engine-args") for line in lines), lines
+
+
+def test_vllm_gets_a_model_folder_that_holds_in_every_working_directory() -> None:
+    lines = effective("--engine", "vllm", "--disaggregation-mode", "agg")
+    assert f"model={Path('models/demo').absolute()} " in "".join(lines)
+
+
+def test_signals_end_the_process_while_an_engine_loads_and_are_handled_again_then() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with suppress(ValueError), dying_at_once():
+        assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+        raise ValueError
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
 @pytest.mark.parametrize(("mode", "is_told"), [("prefill", True), ("agg", False)])

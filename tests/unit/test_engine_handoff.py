@@ -45,6 +45,12 @@ def test_a_handoff_gives_back_what_the_engine_wrote() -> None:
     assert envelope.params == PARAMS | {"remote_block_ids": [[1, 2, 3]]}
 
 
+@pytest.mark.parametrize("value", [object(), 1 << 64])
+def test_what_cannot_be_encoded_fails_the_handoff(value: object) -> None:
+    with pytest.raises(HandoffFailed, match="vLLM's parameters cannot travel"):
+        written(OURS, PARAMS | {"more": value})
+
+
 @pytest.mark.parametrize(
     ("state", "says"),
     [

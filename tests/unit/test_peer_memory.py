@@ -29,6 +29,7 @@ def test_an_owner_that_has_ended_is_refused() -> None:
 
 
 def test_memory_of_another_host_or_container_is_refused() -> None:
+    assert place().endswith(os.readlink("/proc/self/ns/pid"))
     with pytest.raises(PeerMemoryError, match="another host or in another PID namespace"):
         PeerMemory(Exported("another boot pid:[1]", os.getpid(), [], []))
 
