@@ -51,6 +51,8 @@ def frontend(stack: Stack) -> Iterator[Process]:
     process = stack.frontend("--num-processes", "2")
     stack.wait_ready(1, 1)
     wait_for(lambda: process.text().count("process_ready") == 2)
+    # Each finds the workers for itself; they get connections in turn.
+    wait_for(lambda: all(stack.health().get("status") == "healthy" for _ in range(2)))
     yield process
     if process.popen.poll() is None:
         process.signal(signal.SIGTERM)
