@@ -22,7 +22,7 @@ class Entry:
     def __init__(self, response: StoredResponse, item_ids: Sequence[str]) -> None:
         self.response = response
         self.item_ids = item_ids
-        self.left = asyncio.Event()  # set when it is written, replaced or discarded
+        self.tried = asyncio.Event()  # set when it is written, cannot be, or need not be any more
 
 
 class Unwritten:
@@ -48,7 +48,7 @@ class Unwritten:
             self._writing = asyncio.create_task(self._write_all())
         if not self.is_failing:
             try:
-                await asyncio.wait_for(entry.left.wait(), WAIT_S)
+                await asyncio.wait_for(entry.tried.wait(), WAIT_S)
             except TimeoutError:
                 self._note(f"it takes longer than {WAIT_S} s")
 
@@ -66,7 +66,7 @@ class Unwritten:
         """Forget a response."""
         entry = self._entries.pop(response_id, None)
         if entry is not None:
-            entry.left.set()
+            entry.tried.set()
             self._num_bytes -= entry.response.num_bytes
 
     async def flush(self, timeout_s: float) -> None:
@@ -84,6 +84,8 @@ class Unwritten:
                 await self._write(batch)
             except BatonError as error:
                 self._note(error.message)
+                for entry in batch:
+                    entry.tried.set()
                 await asyncio.sleep(_RETRY_S)  # a disk does not notify
                 continue
             self._note(None)

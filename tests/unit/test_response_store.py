@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from frontend.responses import unwritten as unwritten_responses
 from frontend.responses.database import connect
 from frontend.responses.store import (
     MAX_CHAIN,
@@ -20,7 +21,7 @@ from frontend.responses.store import (
     StoreFailure,
 )
 from frontend.responses.stored import StoredResponse
-from frontend.responses.unwritten import MAX_UNWRITTEN_BYTES, WAIT_S, Entry, Unwritten
+from frontend.responses.unwritten import MAX_UNWRITTEN_BYTES, Entry, Unwritten
 from tests.clock import run_jumping
 from tests.stored_responses import response, rows
 from tests.waiting import PATIENCE_S, until
@@ -475,7 +476,7 @@ def test_only_the_first_save_waits_for_a_disk_that_hangs() -> None:
         await unwritten.add(response("a"), [])
         assert unwritten.is_failing
         await unwritten.add(response("b"), [])
-        assert loop.time() == pytest.approx(WAIT_S)
+        assert loop.time() == pytest.approx(unwritten_responses.WAIT_S)
         goes_on.set()
         await unwritten.flush(1)
         assert not unwritten.is_failing

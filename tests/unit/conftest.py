@@ -1,0 +1,11 @@
+"""What all unit tests have in common: a slow disk makes none fail."""
+
+import pytest
+
+from frontend.responses import unwritten
+from tests.waiting import PATIENCE_S
+
+
+@pytest.fixture(autouse=True)
+def slow_disks_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unwritten, "WAIT_S", PATIENCE_S)
