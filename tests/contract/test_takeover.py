@@ -135,7 +135,7 @@ class Other:
         self._offer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._offer.bind(name(self.port, uid))
         self._offer.listen(1)
-        self.taker = socket.socket()
+        self.taker = self._offer
 
     def __enter__(self) -> "Other":
         return self
