@@ -1,0 +1,225 @@
+"""A supervisor and its processes: who gets connections, what replaces the dead, how it drains."""
+
+import itertools
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+import pytest
+
+from frontend.processes import takeover
+from frontend.processes.handover import SupervisorEnd
+from frontend.processes.takeover import Taken
+from tests.conftest import free_port
+from tests.stack import Process
+from tests.supervised import small_channel
+from tests.waiting import PATIENCE_S, thread_states, wait_for
+
+
+class Supervised(Process):
+    """A supervisor, and its processes; see `tests.supervised`."""
+
+    def __init__(self, folder: Path, num_processes: int, failure: str) -> None:
+        self.port = free_port()
+        command = [sys.executable, "-m", "tests.supervised", str(num_processes), str(self.port)]
+        super().__init__("supervised", [*command, *filter(None, [failure])], folder / "log", os.environ)
+
+    def wait_logged(self, words: str, num_times: int = 1) -> None:
+        wait_for(lambda: self.text().count(words) >= num_times)
+
+    def say(self, words: str) -> socket.socket:
+        """A connection with these words; its answer is still to come."""
+        client = socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
+        client.sendall(words.encode())
+        return client
+
+    def ask(self, words: str = "who") -> tuple[int, int]:
+        """Which process answers: its index, and its process id."""
+        with self.say(words) as client:
+            return answer(client)
+
+    @property
+    def num_open(self) -> int:
+        """The supervisor's descriptors."""
+        return len(os.listdir(f"/proc/{self.popen.pid}/fd"))
+
+    def is_listening(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+
+Start = Callable[..., Supervised]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a supervisor, and waits until its processes are ready."""
+    started: list[Supervised] = []
+
+    def start(num_processes: int, failure: str = "") -> Supervised:
+        started.append(Supervised(tmp_path, num_processes, failure))
+        if not failure:
+            started[0].wait_logged("process_ready", num_processes)
+        return started[0]
+
+    yield start
+    for each in started:
+        each.kill()  # its processes end with it
+
+
+def answer(client: socket.socket) -> tuple[int, int]:
+    index, pid = client.recv(64).split()
+    return int(index), int(pid)
+
+
+def is_running(pid: int) -> bool:
+    return not thread_states(pid) <= set("ZX")
+
+
+def test_processes_get_connections_in_turn(start: Start) -> None:
+    supervised = start(3)
+    asked = [supervised.ask() for _ in range(6)]
+    assert {index for index, _ in asked[:3]} == {0, 1, 2}
+    assert asked[3:] == asked[:3]
+    assert supervised.text().count("serving") == 1
+
+
+def test_keys_pressed_in_a_terminal_reach_only_the_supervisor(start: Start) -> None:
+    _, pid = start(1).ask()
+    assert os.getpgid(pid) == pid
+
+
+def test_a_dead_process_is_replaced_while_the_other_serves(start: Start) -> None:
+    supervised = start(2)
+    index, pid = supervised.ask("exit 3")
+    supervised.wait_logged(f"process_ended process={index} status=3")
+    assert {supervised.ask()[0] for _ in range(3)} == {1 - index}
+    supervised.wait_logged("process_ready", 3)
+    assert {supervised.ask()[0] for _ in range(2)} == {0, 1}
+    assert not is_running(pid)
+    assert supervised.text().count("serving") == 1
+
+
+def test_a_process_can_be_ended_by_a_signal(start: Start) -> None:
+    supervised = start(1)
+    index, pid = supervised.ask()
+    os.kill(pid, signal.SIGTERM)
+    supervised.wait_logged(f"process_ended process={index} status=-15")
+
+
+def test_a_connection_waits_for_the_process_that_replaces_the_only_one(start: Start) -> None:
+    supervised = start(1)
+    _, pid = supervised.ask("exit 3")
+    supervised.wait_logged("process_ended")
+    assert supervised.ask()[1] != pid
+
+
+def test_connections_that_no_process_can_take_wait(start: Start) -> None:
+    supervised = start(1)
+    with supervised.say("hold") as holding:
+        answer(holding)
+        clients = [supervised.say("who") for _ in range(50)]
+    assert {answer(client)[0] for client in clients} == {0}
+    for client in clients:
+        client.close()
+
+
+def test_a_full_process_is_passed_over(start: Start) -> None:
+    supervised = start(2)
+    with supervised.say("hold") as holding:
+        held, _ = answer(holding)
+        clients = [supervised.say("who") for _ in range(50)]
+        assert {answer(client)[0] for client in clients[40:]} == {1 - held}
+    assert held in {answer(client)[0] for client in clients[:40]}
+    for client in clients:
+        client.close()
+
+
+@pytest.mark.parametrize(("failure", "status"), [("status", 5), ("exception", 1), ("kill", 1)])
+def test_a_process_that_does_not_start_ends_the_supervisor(failure: str, status: int, start: Start) -> None:
+    supervised = start(2, failure)
+    assert supervised.wait() == status
+    assert ("ValueError: spoilt" in supervised.text()) == (failure == "exception")
+    assert not supervised.is_listening()
+
+
+def test_a_drain_lets_processes_finish_and_refuses_connections(start: Start) -> None:
+    supervised = start(2)
+    supervised.ask("exit 3")
+    supervised.wait_logged("process_ready", 3)  # the third was made after the offer
+    with supervised.say("linger") as first, supervised.say("linger") as second:
+        assert {answer(first)[0], answer(second)[0]} == {0, 1}
+        supervised.signal(signal.SIGTERM)
+        wait_for(lambda: not supervised.is_listening())
+        with closing(Taken(supervised.port)) as taken:
+            assert taken.listener is None
+        assert supervised.popen.poll() is None
+    assert supervised.wait() == 0
+    assert "draining signal=SIGTERM" in supervised.text()
+
+
+def num_taken() -> int:
+    """How many connections wait for a process."""
+    ours, theirs = small_channel()
+    with theirs, closing(SupervisorEnd(ours)) as end:
+        return next(number for number in itertools.count() if not end.pass_on(theirs))
+
+
+def test_a_connection_that_no_process_has_is_closed_when_it_drains(start: Start) -> None:
+    supervised = start(1)
+    with supervised.say("linger") as lingering, ExitStack() as clients:
+        answer(lingering)
+        num_open = supervised.num_open
+        for _ in range(num_taken()):
+            clients.enter_context(supervised.say("who"))
+        last = clients.enter_context(supervised.say("who"))
+        wait_for(lambda: supervised.num_open > num_open)
+        supervised.signal(signal.SIGINT)
+        with suppress(ConnectionResetError):
+            assert not last.recv(64)
+    assert supervised.wait() == 0
+
+
+def test_a_second_signal_kills(start: Start) -> None:
+    supervised = start(1)
+    with supervised.say("linger") as lingering:
+        _, pid = answer(lingering)
+        supervised.signal(signal.SIGTERM)
+        supervised.wait_logged("draining")
+        supervised.signal(signal.SIGINT)
+        assert supervised.wait() == 128 + signal.SIGINT
+    assert not is_running(pid)
+
+
+def test_processes_end_with_a_supervisor_that_is_killed(start: Start) -> None:
+    supervised = start(3)
+    pids = [supervised.ask()[1] for _ in range(3)]
+    supervised.kill()
+    wait_for(lambda: not any(map(is_running, pids)))
+    assert not supervised.is_listening()
+
+
+def test_without_descriptors_connections_wait(start: Start) -> None:
+    supervised = start(1)
+    pid = supervised.popen.pid
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (supervised.num_open, limits[1]))
+    with supervised.say("who") as client:
+        supervised.wait_logged("accept=paused", 2)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+        assert answer(client)[0] == 0
+
+
+def test_it_drains_once_a_next_frontend_serves(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover, "TAKE_TIMEOUT_S", PATIENCE_S)
+    supervised = start(1)
+    with closing(Taken(supervised.port)) as taken:
+        assert taken.listener is not None
+        taken.serving()
+        assert supervised.wait() == 0
+        assert supervised.is_listening()  # through the socket that was taken

@@ -1,0 +1,73 @@
+"""A supervisor of tiny processes: `python -m tests.supervised NUM_PROCESSES PORT [FAILURE]`.
+
+A process answers a line from each connection with its index and its process id, and then:
+
+* `hold`: accepts nothing more until that client hangs up.
+* `linger`: does so too, and ends then; SIGTERM does not end it earlier.
+* `exit N`: ends with that status.
+
+FAILURE is how the second process fails to start: `status`, `exception` or `kill`.
+"""
+
+import logging
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+from frontend.processes import handover, supervisor
+from frontend.processes.handover import ProcessEnd
+
+SPOILT = 1
+
+
+def small_channel() -> tuple[socket.socket, socket.socket]:
+    """One that is full after a few connections."""
+    ours, theirs = handover.channel()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    return ours, theirs
+
+
+def _fail(how: str) -> int:
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "exception":
+        raise ValueError("spoilt")
+    return 5
+
+
+def _obey(connection: socket.socket, index: int) -> None:
+    word, _, number = connection.recv(64).decode().partition(" ")
+    if word == "linger":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with connection, suppress(OSError):  # the client hangs up as it likes
+        connection.sendall(b"%d %d" % (index, os.getpid()))
+        if word in ("hold", "linger"):
+            connection.recv(1)
+    if word == "linger":
+        os._exit(0)
+    if word == "exit":
+        os._exit(int(number))
+
+
+def main(num_processes: int, port: int, failure: str = "") -> int:
+    """The supervisor's status."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    listener = socket.create_server(("127.0.0.1", port))
+
+    def serve(index: int, channel: socket.socket) -> int:
+        if failure and index == SPOILT:
+            return _fail(failure)
+        end = ProcessEnd(channel, ("127.0.0.1", port), lambda: os._exit(0))
+        end.ready()
+        while True:
+            connection, _ = end.accept()
+            _obey(connection, index)
+
+    supervisor.channel = small_channel  # type: ignore[attr-defined]  # full soon
+    return supervisor.Supervisor(listener, num_processes, serve, lambda: logging.info("serving")).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))
