@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from frontend.http.browsers import Browsers
-from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
+from tests.scripted_frontend import MODEL, Client, Reply, ScriptedFleet, ScriptedTokens
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 CHAT = "/v1/chat/completions"
@@ -69,7 +69,9 @@ def test_a_compressed_body_is_refused() -> None:
     assert (reply.status, reply.error["code"]) == (415, "unsupported_encoding")
 
 
-@pytest.mark.parametrize("path", ["/", "/v1/models", f"/v1/models/{MODEL}", "/health", "/live", "/metrics"])
+@pytest.mark.parametrize(
+    "path", ["/", "/v1/models", f"/v1/models/{MODEL}", "/health", "/live", "/metrics", "/tokenizer_info"]
+)
 def test_every_page_answers_head(path: str) -> None:
     made = Client(ScriptedTokens(ANSWER))
     for method in ("GET", "HEAD"):
@@ -94,3 +96,13 @@ def test_the_page_shows_the_models_and_a_first_request() -> None:
     page = asyncio.run(Client(ScriptedTokens(ANSWER)).get("/")).body.decode()
     assert MODEL in page
     assert "curl" in page
+
+
+def test_names_of_models_are_no_markup() -> None:
+    class Odd(ScriptedFleet):
+        def models(self) -> list[str]:
+            return ["<b>&"]
+
+    page = asyncio.run(Client(ScriptedTokens(ANSWER), Odd()).get("/")).body.decode()
+    assert "<b>" not in page
+    assert page.count("&lt;b&gt;&amp;") == 2

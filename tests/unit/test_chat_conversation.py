@@ -83,6 +83,7 @@ def test_tools_are_offered_unless_tool_choice_is_none() -> None:
         ({"reasoning_effort": "high"}, "high"),
         ({"chat_template_args": {"reasoning_effort": "low"}}, "low"),
         ({"chat_template_kwargs": {"reasoning_effort": "low"}}, "low"),
+        ({"reasoning": {"effort": "high"}}, "high"),
         ({"reasoning_effort": "high", "chat_template_args": {"reasoning_effort": "low"}}, "high"),
     ],
 )
@@ -135,3 +136,15 @@ def test_wishes_that_are_not_enforced_are_named() -> None:
     named = {"role": "user", "content": "x", "name": "Ada"}
     assert list(not_enforced(body_of(named))) == ["messages[].name"]
     assert list(not_enforced(body_of(tools=[HEALTH_TOOL]))) == []
+    assert list(not_enforced(body_of(reasoning_effort="low"))) == []
+    assert list(not_enforced(body_of(reasoning_effort="xhigh"))) == ["reasoning_effort"]
+
+
+def test_the_newer_name_of_the_limit_counts_more() -> None:
+    assert turn_request(body_of(max_tokens=5), 0).max_tokens == 5
+    assert turn_request(body_of(max_tokens=5, max_completion_tokens=7), 0).max_tokens == 7
+
+
+def test_the_user_takes_turns_with_others() -> None:
+    assert turn_request(body_of(user="ada"), 0).user == "ada"
+    assert turn_request(body_of(user="ada", safety_identifier="bob"), 0).user == "bob"

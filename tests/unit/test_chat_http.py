@@ -128,6 +128,16 @@ def test_what_the_model_says_in_anothers_name_is_dropped_and_counted(stream: boo
     assert client.metric("baton_harmony_repairs_total", kind="foreign_author") == 2
 
 
+def test_usage_is_streamed_only_if_asked_for() -> None:
+    events = chat(ANSWER, stream=True, stream_options={"include_usage": False}).events
+    assert not any("usage" in event for event in events)
+
+
+def test_content_is_empty_text_when_there_is_nothing_else() -> None:
+    [choice] = chat("<|channel|>final<|message|><|return|>").json["choices"]
+    assert choice["message"]["content"] == ""
+
+
 def test_content_is_null_when_there_are_calls_only() -> None:
     message = chat(CALL, tools=[TOOL]).json["choices"][0]["message"]
     assert message["content"] is None

@@ -1,6 +1,7 @@
 """Raw completions, and the routes beside the generating ones, through the whole app with a scripted model."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -9,7 +10,15 @@ from openai.types import Completion
 from baton.errors import NoWorkers
 from frontend.harmony.deltas import TextDelta
 from frontend.turn.raw_text import RawText
-from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedFleet, ScriptedTokens
+from tests.scripted_frontend import (
+    CONTEXT_LENGTH,
+    MODEL,
+    TOKENIZER,
+    Client,
+    Reply,
+    ScriptedFleet,
+    ScriptedTokens,
+)
 
 TEXT = "Once upon a time"
 ENDED = TEXT + "<|return|>"
@@ -86,7 +95,7 @@ def test_control_tokens_of_the_answer_are_shown_when_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", ["", [], [[]], ["a", 1], [99999], [[1], [99999]], [-1], {"a": 1}, ["a", ""]]
+    "prompt", ["", [], [[]], ["a", 1], [1, "a"], [99999], [[1], [99999]], [-1], {"a": 1}, ["a", ""]]
 )
 def test_a_prompt_that_is_none_is_refused(prompt: object) -> None:
     reply = complete(prompt)
@@ -138,6 +147,19 @@ def test_an_echoed_prompt_comes_with_its_log_probabilities(max_tokens: int) -> N
     assert told["text_offset"] == [0, 1, 2, 3][: 3 + max_tokens]
 
 
+def test_an_echo_of_the_prompt_alone_costs_one_token() -> None:
+    client = Client(ScriptedTokens(ENDED))
+    asyncio.run(client.complete("abc", echo=True, max_tokens=0))
+    assert client.tokens.requests[0].sampling.max_tokens == 1
+
+
+def test_a_failure_in_mid_stream_is_an_event() -> None:
+    tokens = ScriptedTokens(ENDED, fail_at=6, error=NoWorkers("Nobody."))
+    reply = asyncio.run(Client(tokens).complete("x", stream=True))
+    assert reply.status == 200
+    assert reply.events[-1]["error"]["message"] == "Nobody."
+
+
 def test_no_tokens_and_an_echo_is_the_prompt_alone() -> None:
     assert complete("abc", echo=True, max_tokens=0).json["choices"][0]["text"] == "abc"
     chunks = complete("abc", echo=True, max_tokens=0, stream=True).events[:-1]
@@ -152,6 +174,9 @@ def test_no_tokens_and_an_echo_is_the_prompt_alone() -> None:
         ({"echo": True, "logprobs": 1, "max_tokens": 2}, "max_tokens"),
         ({"echo": True, "logprobs": 1, "max_tokens": 1, "stream": True}, "stream"),
         ({"stop": ["x"] * 33}, "stop"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"bad_words": ["x"]}, "bad_words"),
     ],
 )
 def test_what_cannot_be_echoed_is_refused(fields: dict[str, Any], param: str) -> None:
@@ -172,7 +197,10 @@ def test_evaluation_harnesses_have_more_than_four_stop_strings() -> None:
 
 
 def test_models_are_listed_and_found_by_a_name_with_a_slash() -> None:
-    assert [model["id"] for model in get("/v1/models").json["data"]] == [MODEL]
+    [model] = get("/v1/models").json["data"]
+    assert model["id"] == MODEL
+    assert model["context_length"] == model["max_model_len"] == CONTEXT_LENGTH
+    assert abs(model["created"] - time.time()) < 3600
     assert get(f"/v1/models/{MODEL}").json["id"] == MODEL
     assert get("/v1/models/other").error["code"] == "model_not_found"
 
@@ -191,6 +219,12 @@ def test_what_no_route_answers_is_an_envelope_too(path: str, status: int) -> Non
     reply = get(path)
     assert reply.status == status
     assert set(reply.error) == {"message", "type", "param", "code"}
+    assert reply.headers.get("allow") == ("POST" if status == 405 else None)
+
+
+def test_a_model_that_is_not_ready_says_when_to_ask_again() -> None:
+    reply = get(f"/v1/models/{MODEL}", ScriptedFleet(NoWorkers("Nobody.")))
+    assert (reply.status, int(reply.headers["retry-after"]) >= 1) == (503, True)
 
 
 def test_metrics_count_tokens_and_times() -> None:
@@ -210,6 +244,7 @@ def test_metrics_count_tokens_and_times() -> None:
 def test_the_tokenizers_control_tokens_are_told() -> None:
     info = get("/tokenizer_info").json
     assert (info["eos_token"], info["bos_token"], info["model_max_length"]) == ("<|return|>", None, 4096)
+    assert info["pad_token"] == "<|endoftext|>"
 
 
 def test_a_page_shows_every_operation_with_nothing_from_other_hosts() -> None:

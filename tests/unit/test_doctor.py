@@ -457,6 +457,66 @@ OTHERS: list[tuple[str, str, Severity, Callable[[], Facts]]] = [
     ("demo model with a wrong value", "settings-refused", E, lambda: _demo_with("max_batch_size: 0")),
     ("laptop with its port taken", "port-taken", E,
      lambda: replace(laptop(), http_port_problem="Address already in use")),
+    ("a GPU in MIG mode, by its index", "gpu-mig-part", W, lambda: _gpu(h200_agg(), 0, mig=True)),
+    ("fabric not started", "gpu-fabric", E, lambda: _health(b200_node(), fabric_state="Not Started")),
+    ("weights that leave no working memory", "memory-weights", E,
+     lambda: _gpu(b200_node(), 0, total_bytes=16 * GIB, free_bytes=16 * GIB)),
+    ("NATS messages of fewer bytes than ids need", "nats-payload", W,
+     lambda: _service(b200_node(), "NATS", max_payload_bytes=300_000)),
+    ("TP as a truth", "yaml-value", E,
+     lambda: _set(b200_node(), "decode", given={"tensor_parallel_size": (True, "x.yaml:1")})),
+    ("all memory for KV", "kv-fraction", E, lambda: _yaml(b200_node(), "decode", {FRACTION: 1})),
+    ("full disk, read-only", "disk-full", E, lambda: _full_and_read_only(b200_node())),
+    ("read-only, full disk", "model-read-only", E, lambda: _full_and_read_only(b200_node())),
+]  # fmt: skip
+
+
+def _full_and_read_only(facts: Facts) -> Facts:
+    return _shard(_model(facts, disk_free_bytes=0, is_writable=False), size_bytes=None)
+
+
+TP, LENGTH, TOKENS = "tensor_parallel_size", "max_seq_len", "max_num_tokens"
+UNCHUNKED = {"enable_chunked_prefill": False}
+SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
+    ("an idle GPU of another kind", "gpu-mixed",
+     lambda f: _gpu(_yaml(f, "prefill", {TP: 2}), 3, name="NVIDIA H100")),
+    ("any host spared by the proxy", "proxy", lambda f: _env(f, http_proxy="http://p:1", no_proxy="*")),
+    ("unknown network cards", "ucx-device",
+     lambda f: _host(_env(f, UCX_NET_DEVICES="mlx5_7:1"), network_devices=frozenset())),
+    ("an interface's exact name", "nccl-interface", lambda f: _env(f, NCCL_SOCKET_IFNAME="=eth0")),
+    ("UCX without GPUs", "ucx-tls", lambda _: _env(laptop(), UCX_TLS="tcp")),
+    ("our own KV transport", "kv-plain", lambda _: _env(laptop(), BATON_PEER_CERT="/x")),
+    ("GPUs of two kinds by UUID", "gpu-order",
+     lambda f: _gpu(_set(_only(f, "prefill"), "prefill", gpus="GPU-00000000"), 7, name="NVIDIA H100")),
+    ("GPUs of two kinds by slot", "gpu-order",
+     lambda f: _gpu(_env(f, CUDA_DEVICE_ORDER="PCI_BUS_ID"), 7, name="NVIDIA H100")),
+    ("a demo pair on a machine with GPUs", "gpu-shared", lambda _: replace(laptop(), nvidia=B200X8)),
+    ("GPUs that were not listed", "gpu-idle", lambda f: _set(_only(f, "decode"), "decode", gpus=None)),
+    ("a GPU that both use", "gpu-no-nvlink", lambda f: _set(f, "decode", gpus="3,4,5,6")),
+    ("small stack outside containers", "stack",
+     lambda f: _host(f, in_container=False, stack_bytes=8 << 20)),
+    ("small shm and one GPU", "shm", lambda _: _host(h200_agg(), shm_bytes=64 << 20)),
+    ("ptrace by capability", "ptrace", lambda f: _host(f, ptrace_scope=1)),
+    ("PIDs of a container with both workers", "pid-namespace", lambda f: _host(f, pid_namespace=4026532999)),
+    ("IPC of a container with both workers", "ipc-namespace", lambda f: _host(f, ipc_namespace=4026532998)),
+    ("the last port", "port-bad", lambda f: replace(f, http_port=65_535)),
+    ("an address that others reach", "host-loopback",
+     lambda f: replace(_service(f, "etcd", url="http://10.0.0.1:2379"), bind_host="10.0.0.2")),
+    ("weights that never fit", "memory-taken",
+     lambda f: _gpu(f, 0, total_bytes=16 * GIB, free_bytes=16 * GIB)),
+    ("downloads that were finished", "download-unfinished", lambda f: _model(f, num_unfinished=1)),
+    ("a token", "token-missing", lambda f: _model(_host(f, hf_token=True), is_folder=False)),
+    ("weights in a subfolder", "file-missing",
+     lambda f: _model(f, files=frozenset(), shape=None, shards=(), snapshot="/models/snapshots/b5c9")),
+    ("a backend in small letters", "pair-backend",
+     lambda f: _yaml(f, "prefill", {f"{CACHE}.backend": "ucx"})),
+    ("a backend by default", "pair-backend", lambda f: _set(f, "decode", given={TP: (4, "x.yaml:1")})),
+    ("decode longer", "pair-length", lambda f: _yaml(f, "prefill", {LENGTH: 32_768})),
+    ("a batch of one token each", "batch-tokens",
+     lambda f: _yaml(f, "decode", {TOKENS: 64, "max_batch_size": 64})),
+    ("the whole context", "beyond-context", lambda f: _yaml(f, "decode", {LENGTH: 131_072})),
+    ("the longest prompt in one chunk", "prompt-chunks",
+     lambda f: _yaml(f, "prefill", {LENGTH: 16_384, TOKENS: 16_384, **UNCHUNKED})),
 ]  # fmt: skip
 
 
@@ -486,6 +546,11 @@ def test_words_of_nvidias_container_runtime_hide_no_gpu(seen: str) -> None:
 )
 def test_other_broken_machines_are_found(code: str, severity: Severity, facts: Callable[[], Facts]) -> None:
     assert _found(facts())[code].severity == severity
+
+
+@pytest.mark.parametrize(("code", "change"), [row[1:] for row in SPARED], ids=[row[0] for row in SPARED])
+def test_there_is_no_false_alarm(code: str, change: Callable[[Facts], Facts]) -> None:
+    assert code not in _found(change(b200_node()))
 
 
 @pytest.mark.parametrize("machine", GOOD)
@@ -619,6 +684,40 @@ def test_heads_that_are_fewer_than_the_gpus_are_held_twice() -> None:
     per_token = facts.model.shape.kv_bytes_per_token(prefill.text(f"{KV}.dtype", "auto"))
     assert prefill.tensor_parallel_size == 4
     assert held.kv_bytes / held.kv_tokens == pytest.approx(per_token / 2)
+
+
+def test_weights_are_split_over_all_ranks_and_kv_tokens_added_up_only_where_each_has_its_own() -> None:
+    facts = _yaml(b200_node(), "decode", {"enable_attention_dp": True, "pipeline_parallel_size": 2})
+    facts = _yaml(facts, "prefill", {"enable_attention_dp": False})
+    prefill, decode = (budget(facts, worker) for worker in facts.workers)
+    assert prefill is not None
+    assert decode is not None
+    assert prefill.weight_bytes == facts.model.weight_bytes // 4
+    assert decode.weight_bytes == facts.model.weight_bytes // 8
+    assert prefill.kv_tokens == prefill.request_tokens
+    assert decode.kv_tokens == 4 * decode.request_tokens
+
+
+@pytest.mark.parametrize(
+    ("path", "num_layers", "size"),
+    [
+        ("/models/gpt-oss-120b", None, "120b"),
+        ("/models/gpt-oss-20b", None, "20b"),
+        ("/models/GPT-OSS-20B", None, "20b"),
+        ("/models/x", 36, "120b"),
+        ("/models/x", 24, "20b"),
+    ],
+)
+def test_the_download_is_that_of_the_model_meant(path: str, num_layers: int | None, size: str) -> None:
+    shape = None if num_layers is None else replace(SHAPE_120B, num_layers=num_layers)
+    found = _found(_model(b200_node(), path=path, shape=shape, files=FILES - {"tokenizer.json"}))
+    expected = f"python -m baton download openai/gpt-oss-{size} --local-dir {path}"
+    assert found["file-missing"].repair == expected
+
+
+@pytest.mark.parametrize("gpus", ["4-7", "4, 5, 6, 7"])
+def test_a_list_that_cuda_cannot_read_is_spelled_out(gpus: str) -> None:
+    assert _found(_set(b200_node(), "decode", gpus=gpus))["gpu-list"].repair.endswith(": 4,5,6,7")
 
 
 def test_the_sparks_kv_comes_near_what_the_guides_log_measured() -> None:

@@ -197,6 +197,15 @@ def test_tools_of_two_namespaces_may_have_one_name(order: int) -> None:
         render(Conversation(turns=(), tools=(*tools, *tools)))
 
 
+def test_a_namespace_without_tools_is_not_shown() -> None:
+    tools, namespaces = (
+        (Tool(name="close", namespace="agents"),),
+        (Namespace(name="agents"), Namespace(name="b")),
+    )
+    prompt = spelled(render(Conversation(turns=(), tools=tools, namespaces=namespaces)))
+    assert [line for line in prompt.splitlines() if line.startswith("## ")] == ["## agents"]
+
+
 def test_a_schema_is_shown_under_its_name_and_with_its_description() -> None:
     def shown(**fields: Any) -> str:
         answer_format = AnswerFormat(schema={"type": "object"}, **fields)

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from baton.messages import Role, Usage, WorkerStats
+from baton.strangers import strangers
 from frontend.metrics import Metrics, Tally
 from tests.registry import worker
 
@@ -35,6 +36,37 @@ def test_times_begin_with_the_request_and_tokens_with_the_first() -> None:
     assert value(metrics, "baton_request_duration_seconds_sum", **labels) == pytest.approx(100, abs=1)
     assert value(metrics, "baton_time_to_first_token_seconds_sum", **labels) == pytest.approx(40, abs=1)
     assert value(metrics, "baton_inter_token_latency_seconds_sum", **labels) == pytest.approx(5, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("name", "bound", "labels"),
+    [
+        ("inter_token_latency_seconds", "0.015", {"route": ROUTE, "model": "m"}),
+        ("time_to_first_token_seconds", "600.0", {"route": ROUTE, "model": "m"}),
+        ("request_moved_kv_bytes", "16384.0", {}),
+        ("queue_seconds", "600.0", {}),
+    ],
+)
+def test_buckets_fit_what_is_measured(name: str, bound: str, labels: dict[str, str]) -> None:
+    metrics = ended(first_token_s=time.perf_counter(), num_completion_tokens=2)
+    assert value(metrics, f"baton_{name}_bucket", le=bound, **labels) is not None
+
+
+def test_the_counts_of_several_processes_are_added_and_the_oldest_tells_the_time() -> None:
+    first, second = ended(num_prompt_tokens=7), ended(num_prompt_tokens=5)
+    created = [value(metrics, "baton_prompt_tokens_created", model="m") for metrics in (first, second)]
+    samples = {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in second.page([], [first.samples()]).decode().splitlines()
+        if not line.startswith("#")
+    }
+    assert samples['baton_prompt_tokens_total{model="m"}'] == 12
+    assert samples['baton_prompt_tokens_created{model="m"}'] == min(each for each in created if each)
+
+
+def test_messages_of_strangers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers, "num_messages", 3)
+    assert value(Metrics(), "baton_frontend_strange_messages") == 3
 
 
 def test_choices_run_side_by_side_so_that_their_tokens_are_not_one_after_the_other() -> None:

@@ -1,11 +1,20 @@
 """`/tokenize` and `/detokenize` through the whole app."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
-from tests.scripted_frontend import CONTEXT_LENGTH, MODEL, TOKENIZER, Client, Reply, ScriptedTokens
+from tests.scripted_frontend import (
+    CONTEXT_LENGTH,
+    MODEL,
+    TOKENIZER,
+    Client,
+    Reply,
+    ScriptedFleet,
+    ScriptedTokens,
+)
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -23,11 +32,14 @@ def test_a_prompt_is_tokenised_with_its_control_tokens_and_comes_back() -> None:
     assert post("/detokenize", model=MODEL, tokens=tokens).json == {"prompt": "<|start|>wörld"}
 
 
-def test_messages_are_tokenised_as_chat_completions_render_them() -> None:
+@pytest.mark.parametrize("field", ["chat_template_args", "chat_template_kwargs"])
+def test_messages_are_tokenised_as_chat_completions_render_them(field: str) -> None:
+    more = {"tools": [{"type": "function", "function": {"name": "f"}}], field: {"model_identity": "Ada"}}
+
     async def prompts() -> tuple[list[int], list[int], list[int]]:
         client = Client(ScriptedTokens("<|return|>"))
-        await client.chat(messages=MESSAGES, reasoning_effort="low")
-        body = {"messages": MESSAGES, "reasoning_effort": "low"}
+        await client.chat(messages=MESSAGES, reasoning_effort="low", **more)
+        body = {"messages": MESSAGES, "reasoning_effort": "low", **more}
         whole = (await client.post("/tokenize", body)).json["tokens"]
         short = (await client.post("/tokenize", body | {"add_generation_prompt": False})).json["tokens"]
         return list(client.tokens.requests[0].token_ids), whole, short
@@ -61,5 +73,68 @@ def test_what_cannot_be_served_names_the_field(
     assert (reply.status, reply.error["param"]) == (status, param)
 
 
-def test_unknown_fields_are_named_in_a_header() -> None:
-    assert post("/tokenize", prompt="x", foo=1).headers["x-baton-ignored"] == "foo"
+@pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [1]})])
+def test_unknown_fields_are_named_in_a_header_and_counted(path: str, body: dict[str, Any]) -> None:
+    client = Client(ScriptedTokens(""))
+    reply = asyncio.run(client.post(path, body | {"foo": 1}))
+    assert reply.headers["x-baton-ignored"] == "foo"
+    assert client.metric("baton_ignored_fields_total", field="foo") == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/tokenize", {"prompt": "x"}),
+        ("POST", "/detokenize", {"tokens": [1]}),
+        ("GET", "/tokenizer_info", {}),
+        ("POST", "/v1/messages/count_tokens", {"model": MODEL, "messages": MESSAGES}),
+    ],
+)
+def test_requests_are_counted_under_their_model(method: str, path: str, body: dict[str, Any]) -> None:
+    client = Client(ScriptedTokens(""))
+    asyncio.run(client.request(method, path, json.dumps(body).encode()))
+    assert client.metric("baton_requests_total", route=path, model=MODEL, status="200") == 1
+
+
+class TwoModels(ScriptedFleet):
+    def models(self) -> list[str]:
+        return ["other", MODEL]
+
+
+def test_of_several_models_one_must_be_named() -> None:
+    client = Client(ScriptedTokens(""), TwoModels())
+    unnamed = asyncio.run(client.post("/tokenize", {"prompt": "x"}))
+    assert (unnamed.status, unnamed.error["param"]) == (400, "model")
+    assert f"Available: other, {MODEL}." in unnamed.error["message"]
+    assert asyncio.run(client.post("/tokenize", {"prompt": "x", "model": MODEL})).status == 200
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens"])
+def test_remembered_thoughts_are_counted_for_their_owner_only(path: str) -> None:
+    call = "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
+    client = Client(ScriptedTokens(f"<|channel|>analysis<|message|>Think.<|end|><|start|>assistant{call}"))
+    mine, theirs = ({"authorization": f"Bearer {key}"} for key in ("mine", "theirs"))
+    chat = {"model": MODEL, "messages": MESSAGES, "tools": [{"function": {"name": "f"}}]}
+    asked = {
+        "model": MODEL,
+        "messages": MESSAGES,
+        "max_tokens": 500,
+        "tools": [{"name": "f", "input_schema": {}}],
+    }
+
+    async def counts() -> list[int]:
+        if path == "/tokenize":
+            reply = await client.post("/v1/chat/completions", chat, mine)
+            [called] = reply.json["choices"][0]["message"]["tool_calls"]
+            result = {"role": "tool", "tool_call_id": called["id"], "content": "ok"}
+            later = {**chat, "messages": [*MESSAGES, {"role": "assistant", "tool_calls": [called]}, result]}
+        else:
+            called = (await client.post("/v1/messages", asked, mine)).json["content"][-1]
+            result = {"type": "tool_result", "tool_use_id": called["id"], "content": "ok"}
+            said = [{"role": "assistant", "content": [called]}, {"role": "user", "content": [result]}]
+            later = {**asked, "messages": [*MESSAGES, *said]}
+        replies = [(await client.post(path, later, headers)).json for headers in (mine, theirs)]
+        return [reply.get("count") or reply["input_tokens"] for reply in replies]
+
+    of_mine, of_theirs = asyncio.run(counts())
+    assert of_mine > of_theirs
