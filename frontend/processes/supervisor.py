@@ -214,6 +214,8 @@ class Supervisor:
         self._accepts_from_s = None
         if self._listener not in self._selector.get_map():
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        if self._held is not None:  # no later connection needs to come for it
+            self._accept()
 
     def _timeout_s(self) -> float | None:
         times_s = [*self._due_s.values(), *([self._accepts_from_s] if self._accepts_from_s else [])]

@@ -114,8 +114,8 @@ def test_remembered_thoughts_are_counted_for_their_owner_only(path: str) -> None
     call = "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
     client = Client(ScriptedTokens(f"<|channel|>analysis<|message|>Think.<|end|><|start|>assistant{call}"))
     mine, theirs = ({"authorization": f"Bearer {key}"} for key in ("mine", "theirs"))
-    chat = {"model": MODEL, "messages": MESSAGES, "tools": [{"function": {"name": "f"}}]}
-    asked = {
+    chat: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "tools": [{"function": {"name": "f"}}]}
+    asked: dict[str, Any] = {
         "model": MODEL,
         "messages": MESSAGES,
         "max_tokens": 500,
