@@ -169,8 +169,8 @@ class Supervisor:
                 return
             self._resume()
             if not self._offer.is_open:
-                self._listening()
                 self._offer.open()
+                self._listening()
 
     def _close(self, child: _Child) -> None:
         if child.end.fileno() >= 0:

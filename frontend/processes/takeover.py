@@ -41,14 +41,15 @@ class Offer:
     def open(self) -> None:
         """Make the offer. Without it, e.g. on another system than Linux, a restart refuses connections."""
         self.is_open = True
-        offer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            offer.bind(_name(self._listener.getsockname()[1]))
-        except OSError as error:
-            log.warning("a next frontend cannot take over the port error=%s", error)
-            offer.close()
-            return
-        offer.listen(1)
+        with contextlib.ExitStack() as unless_open:
+            try:
+                offer = unless_open.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                offer.bind(_name(self._listener.getsockname()[1]))
+                offer.listen(1)
+            except OSError as error:
+                log.warning("a next frontend cannot take over the port error=%s", error)
+                return
+            unless_open.pop_all()
         self._open(offer, lambda: self._accept(offer))
 
     def close(self) -> None:

@@ -58,13 +58,14 @@ Start = Callable[..., Supervised]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a supervisor, and waits until its processes are ready."""
+    """Starts a supervisor, and waits until its processes are ready and it offers its port."""
     started: list[Supervised] = []
 
     def start(num_processes: int, failure: str = "") -> Supervised:
         started.append(Supervised(tmp_path, num_processes, failure))
         if not failure:
             started[0].wait_logged("process_ready", num_processes)
+            started[0].wait_logged("serving")
         return started[0]
 
     yield start
@@ -172,9 +173,9 @@ def num_taken() -> int:
 
 def test_a_connection_that_no_process_has_is_closed_when_it_drains(start: Start) -> None:
     supervised = start(1)
+    num_open = supervised.num_open
     with supervised.say("linger") as lingering, ExitStack() as clients:
         answer(lingering)
-        num_open = supervised.num_open
         for _ in range(num_taken()):
             clients.enter_context(supervised.say("who"))
         last = clients.enter_context(supervised.say("who"))
@@ -208,7 +209,7 @@ def test_without_descriptors_connections_wait(start: Start) -> None:
     supervised = start(1)
     pid = supervised.popen.pid
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (supervised.num_open, limits[1]))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, limits[1]))
     with supervised.say("who") as client:
         supervised.wait_logged("accept=paused", 2)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)

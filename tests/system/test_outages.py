@@ -135,7 +135,7 @@ def test_streams_wait_for_decode_workers_that_are_started_again(tcp_stack: tuple
     for process in [p for p in stack.processes if p.name.startswith("decode")]:
         process.kill()
         stack.processes.remove(process)
-    wait_for(lambda: stack.health()["status"] == "unhealthy")
+    wait_for(lambda: stack.processes[0].text().count("left worker=decode") == 2)
     refused = httpx.post(f"{stack.url}/v1/completions", json={"model": MODEL, "prompt": "x"})
     stack.worker("decode"), stack.worker("decode")
 
