@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm import triton_utils
 from vllm.config import KVTransferConfig, StructuredOutputsConfig
 from vllm.contract import FACTS
 from vllm.distributed.kv_transfer import ConnectorWorker
@@ -21,10 +22,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from tests.engine_calls import next_handoff
 from tests.tiny_gpt_oss import VOCAB_SIZE, prompt, write_checkpoint
-from tests.vllm_engine import ask, started
+from tests.vllm_engine import ask, new_engine, started
 from workers.engines.handoff import Handoffs
 from workers.engines.vllm.handoff import KEEP
-from workers.engines.vllm.library import load_library
+from workers.engines.vllm.library import SECOND_RUNNER, load_library
 from workers.settings_text import SettingsError
 
 ROOT = Path(__file__).parents[2]
@@ -133,6 +134,27 @@ def test_nixl_listens_on_the_workers_host_below_the_ephemeral_ports(
 
     assert os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] == host
     assert 20_000 <= int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"]) < 32_000
+
+
+@pytest.mark.parametrize(
+    ("theirs", "has_triton", "runner"), [(None, True, "1"), ("0", True, "0"), (None, False, None)]
+)
+def test_the_runner_whose_draws_can_be_repeated_is_taken_if_it_works(
+    theirs: str | None, has_triton: bool, runner: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_utils, "HAS_TRITON", has_triton)
+    monkeypatch.delenv(SECOND_RUNNER, raising=False)
+    if theirs is not None:
+        monkeypatch.setenv(SECOND_RUNNER, theirs)
+
+    load_library()
+
+    assert os.environ.get(SECOND_RUNNER) == runner
+
+
+def test_what_only_the_other_runner_can_do_is_told_with_its_switch(checkpoint: Path) -> None:
+    with pytest.raises(ValueError, match=f"dual batch overlap; or set {SECOND_RUNNER}=0"):
+        asyncio.run(new_engine(checkpoint, enable_dbo=True).start())
 
 
 def test_a_host_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,8 @@ _TEST_ONLY = {
     "max_model_len": 40960,
     "jit_monitor_verbose": True,
 }
+# Given, as each of two that load at once would measure the other's memory, too.
+_SHARED_GPU = {"gpu_memory_utilization": 0.45, "kv_cache_memory_bytes": 30_000_000_000}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +109,7 @@ def tensor_parallel_size() -> int:
 def vllm_worker(stack: Stack, mode: str, model: Path, size: str) -> Process:
     """A worker with the YAML of engine_configs; two on one GPU get less than half of it each."""
     num, tp = len(gpus()), tensor_parallel_size()
-    override = _TEST_ONLY | ({"gpu_memory_utilization": 0.45} if num == 1 else {})
+    override = _TEST_ONLY | (_SHARED_GPU if num == 1 else {})
     override |= json.loads(os.environ.get("BATON_GPU_OVERRIDE", "{}"))
     first = 0 if mode == "prefill" else num - tp
     stack.environ["CUDA_VISIBLE_DEVICES"] = devices(first, tp)

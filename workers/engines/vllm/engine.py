@@ -21,7 +21,7 @@ from workers.engines.vllm.chunker import Chunker
 from workers.engines.vllm.figures import Figures
 from workers.engines.vllm.handoff import KEEP, NUM_TOKENS, num_blocks
 from workers.engines.vllm.kernels import WARM_UP_LOGPROBS, warm_up_lengths
-from workers.engines.vllm.library import Library, Result
+from workers.engines.vllm.library import SECOND_RUNNER, Library, Result
 from workers.engines.vllm.pins import Releases
 from workers.engines.vllm.sampling import is_continued_exactly, sampling_params
 from workers.engines.vllm.settings import LEASE, TRANSFER
@@ -42,12 +42,13 @@ class VllmEngine:
 
     Limitations of vLLM:
 
-    * The sampling of vLLM's default runner has no positions. Where that shows (`is_continued_exactly`),
+    * The sampling of vLLM's first runner has no positions. Where that shows (`is_continued_exactly`),
       decode samples the first token again from the transferred KV; prefill's only shows whether the answer
       ends with it.
     * vLLM does not report to this process when a handoff's KV has moved. `prefill` ends when it is closed,
       which the frontend does at decode's first chunk, or with HandoffFailed at the end of the lease.
-    * A resumed answer continues exactly only if it is greedy, or the second runner samples it.
+    * A resumed answer continues exactly if it is greedy, or the second runner samples it. Baton asks for
+      that runner if Triton works.
     """
 
     def __init__(
@@ -262,7 +263,8 @@ class VllmEngine:
                 return self._lib.llm.from_engine_args(args, stat_loggers=[lambda *_: self._figures])
             except Exception as error:  # reported in one line to the operator
                 log.exception("vLLM did not start")
-                raise ValueError(f"vLLM did not start: {type(error).__name__}: {error}") from error
+                hint = f"; or set {SECOND_RUNNER}=0" if "Model Runner V2" in str(error) else ""
+                raise ValueError(f"vLLM did not start: {type(error).__name__}: {error}{hint}") from error
 
     async def _warm_up(self, llm: Any) -> None:
         """Run the step sizes that compile new kernel variants, so that no client waits for them."""

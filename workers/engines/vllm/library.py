@@ -14,6 +14,7 @@ from workers.settings_text import SettingsError
 TRIED = "0.25."
 WORKER_PID = "BATON_WORKER_PID"
 SIDE_CHANNEL_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT"
+SECOND_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 log = logging.getLogger(__name__)
 
 
@@ -60,6 +61,8 @@ def load_library(host: str = "127.0.0.1") -> Library:
         exceptions = importlib.import_module("vllm.v1.engine.exceptions")
         if not version.startswith(TRIED):
             log.warning("vLLM %s: Baton is tested with %sx; it may fail to release KV", version, TRIED)
+        if importlib.import_module("vllm.triton_utils").HAS_TRITON:
+            os.environ.setdefault(SECOND_RUNNER, "1")  # draws by seed and position: sampled answers resume
         return Library(
             version=version,
             llm=importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM,

@@ -20,6 +20,9 @@ def _create_engine_config(self: Any) -> SimpleNamespace:
     num_seqs, num_tokens = self.max_num_seqs or 256, self.max_num_batched_tokens or 2048
     if num_tokens < num_seqs:
         raise ValueError(f"max_num_batched_tokens ({num_tokens}) is smaller than max_num_seqs ({num_seqs})")
+    use_v2_model_runner = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
+    if use_v2_model_runner and self.enable_dbo:
+        raise ValueError("Model Runner V2 does not yet support: dual batch overlap")
     block_size = self.block_size or 16
     num_blocks = self.num_gpu_blocks_override or _POOL_TOKENS // block_size
     return SimpleNamespace(
@@ -37,7 +40,7 @@ def _create_engine_config(self: Any) -> SimpleNamespace:
         ),
         parallel_config=SimpleNamespace(tensor_parallel_size=self.tensor_parallel_size),
         kv_transfer_config=self.kv_transfer_config,
-        use_v2_model_runner=os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1",
+        use_v2_model_runner=use_v2_model_runner,
         args=self,
     )
 

@@ -191,7 +191,8 @@ class AsyncLLM:
             stop_token_ids=tuple(i for i in (*params.stop_token_ids, *eos) if i >= 0),
         )
         # The second runner draws by a token's place in the whole sequence (vllm/v1/worker/gpu/sample).
-        before = len(token_ids) - 1 if self.vllm_config.use_v2_model_runner else 0
+        is_placed = self.vllm_config.use_v2_model_runner and params.prompt_logprobs is None
+        before = len(token_ids) - 1 if is_placed else 0
         sampling = msgspec.structs.replace(
             sampling, max_tokens=sampling.max_tokens + before, min_tokens=sampling.min_tokens + before
         )

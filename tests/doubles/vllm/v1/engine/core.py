@@ -158,7 +158,7 @@ class Core:
         self._connector.connector_worker._reqs_to_process.add(job.request_id)  # noqa: SLF001  the core is its process
         sampling = job.request.sampling
         # The embedded engine ends an answer of one token, or at a stop token, without a handoff.
-        stops = sampling.stop_token_ids if sampling.min_tokens else ()
+        stops = sampling.stop_token_ids if sampling.min_tokens > job.request.num_generated else ()
         num_tokens = job.request.num_generated + 2
         asked = msgspec.structs.replace(sampling, max_tokens=num_tokens, stop_token_ids=stops)
         replies = self._engine.prefill(msgspec.structs.replace(job.request, sampling=asked))
