@@ -89,7 +89,7 @@ class ResponseStore:
 
     async def open(self) -> None:
         """Create or open the file, and mark responses of dead frontends as failed."""
-        await self._in_thread(self._settle_orphans, limit_s=None)
+        await self._in_thread(self._settle_orphans, is_patient=True)
 
     async def close(self) -> None:
         """Close the file."""
@@ -131,14 +131,12 @@ class ResponseStore:
         return is_unwritten or was_written
 
     async def _write(self, entries: Sequence[Entry]) -> None:
-        await self._in_thread(self._save, entries, limit_s=None)
+        await self._in_thread(self._save, entries, is_patient=True)
 
-    async def _in_thread(
-        self, work: Callable[..., T], *arguments: object, limit_s: float | None = _ANSWER_S
-    ) -> T:
-        loop = asyncio.get_running_loop()
+    async def _in_thread(self, work: Callable[..., T], *arguments: object, is_patient: bool = False) -> T:
+        done = asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
         try:
-            return await asyncio.wait_for(loop.run_in_executor(self._thread, work, *arguments), limit_s)
+            return await asyncio.wait_for(done, None if is_patient else _ANSWER_S)
         except TimeoutError:
             raise StoreFailure(f"The response store {self.path} does not answer.") from None
         except (sqlite3.Error, OSError) as error:

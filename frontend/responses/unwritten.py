@@ -9,8 +9,8 @@ from frontend.responses.stored import StoredResponse
 
 log = logging.getLogger(__name__)
 
-WAIT_S = 0.25
-"""How long a save waits for the file; a healthy disk takes milliseconds."""
+WAIT_S = 1.0
+"""How long a save waits for the file, unless writing fails; a healthy disk takes milliseconds."""
 MAX_UNWRITTEN_BYTES = 64 << 20
 _RETRY_S = 1.0
 _BATCH = 32

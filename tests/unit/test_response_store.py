@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from frontend.responses import unwritten as unwritten_responses
+from frontend.responses import store as store_module
+from frontend.responses import unwritten as unwritten_module
 from frontend.responses.database import connect
 from frontend.responses.store import (
     MAX_CHAIN,
@@ -386,7 +387,9 @@ def test_a_response_that_is_not_written_yet_is_its_keys_only() -> None:
         asyncio.run(scenario(disk))
 
 
-def test_a_file_that_does_not_answer_is_a_named_failure() -> None:
+def test_a_file_that_does_not_answer_is_a_named_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_ANSWER_S", 0.05)
+
     async def scenario(disk: Disk) -> None:
         store = ResponseStore(clock=disk)
         saving = asyncio.create_task(store.save(response("a"), []))
@@ -476,7 +479,7 @@ def test_only_the_first_save_waits_for_a_disk_that_hangs() -> None:
         await unwritten.add(response("a"), [])
         assert unwritten.is_failing
         await unwritten.add(response("b"), [])
-        assert loop.time() == pytest.approx(unwritten_responses.WAIT_S)
+        assert loop.time() == pytest.approx(unwritten_module.WAIT_S)
         goes_on.set()
         await unwritten.flush(1)
         assert not unwritten.is_failing
