@@ -89,8 +89,10 @@ class ScriptedTokens:
         fail_at: int | None = None,
         error: Exception | None = None,
         all_ready: bool = False,
+        refuses_with: Exception | None = None,
     ) -> None:
         self._all_ready = all_ready
+        self._refuses_with = refuses_with
         self.requests: list[GenerateRequest] = []
         self.go_on = asyncio.Event()
         self.paused = asyncio.Event()
@@ -102,7 +104,9 @@ class ScriptedTokens:
         self._error = error
 
     def check(self, model: str, caller: str, deadline_s: float) -> None:
-        """There is always room."""
+        """There is room, unless `refuses_with` says why not."""
+        if self._refuses_with is not None:
+            raise self._refuses_with
 
     async def generate(
         self, request: GenerateRequest, caller: str, on_taken: Callable[[], None]

@@ -159,7 +159,7 @@ class Reading:
         text = block.thinking or ""
         try:
             if self._seal.is_ours(text, block.signature or ""):
-                return text or None
+                return text
         except Changed:
             raise InvalidRequest(
                 f"`{path}.signature` does not match `{path}.thinking`; send thinking blocks back unchanged, "

@@ -217,7 +217,7 @@ def _pairs(
     for a, b in pairs:
         key = (a.index, b.index)
         peer, link = facts.nvidia.peers.get(key, "OK"), facts.nvidia.links.get(key, "NV")
-        if peer not in ("OK", "X"):
+        if peer != "OK":
             yield warning(
                 "gpu-no-peer", f"{what}: GPU {a.index} cannot read GPU {b.index}'s memory ({peer})",
                 breaks=breaks,

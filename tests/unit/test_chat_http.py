@@ -128,6 +128,13 @@ def test_what_the_model_says_in_anothers_name_is_dropped_and_counted(stream: boo
     assert client.metric("baton_harmony_repairs_total", kind="foreign_author") == 2
 
 
+def test_no_work_is_spent_on_a_prompt_for_which_there_is_no_room() -> None:
+    full = {"refuses_with": Overloaded("Full.", retry_after_s=3)}
+    assert (
+        chat(ANSWER, script=full, messages=[{"role": "user", "content": "x " * CONTEXT_LENGTH}]).status == 429
+    )
+
+
 def test_usage_is_streamed_only_if_asked_for() -> None:
     events = chat(ANSWER, stream=True, stream_options={"include_usage": False}).events
     assert not any("usage" in event for event in events)

@@ -166,6 +166,11 @@ def _model(facts: Facts, **changes: object) -> Facts:
     return replace(facts, model=replace(facts.model, **changes))
 
 
+def _shape(facts: Facts, **changes: object) -> Facts:
+    assert facts.model.shape is not None
+    return _model(facts, shape=replace(facts.model.shape, **changes))
+
+
 def _gpu(facts: Facts, index: int, **changes: object) -> Facts:
     gpus = tuple(replace(gpu, **changes) if gpu.index == index else gpu for gpu in facts.nvidia.gpus)
     return replace(facts, nvidia=replace(facts.nvidia, gpus=gpus))
@@ -373,6 +378,8 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("TP 3", "tp-heads", E,
      lambda f: _set(_yaml(f, "decode", {"tensor_parallel_size": 3}), "decode", gpus="4,5,6")),
     ("EP 3", "ep-experts", E, lambda f: _yaml(f, "decode", {"moe_expert_parallel_size": 3})),
+    ("experts that four ranks cannot share", "ep-experts", E,
+     lambda f: _shape(_yaml(f, "decode", {"moe_expert_parallel_size": 4}), num_experts=30)),
     ("no transceiver", "settings-refused", E, lambda f: _yaml(f, "decode", {}, without=CACHE)),
     ("buffer below the prompt", "buffer-short", E,
      lambda f: _yaml(f, "prefill", {f"{CACHE}.max_tokens_in_buffer": 8192})),

@@ -156,6 +156,11 @@ def test_a_function_may_have_a_built_in_tools_name() -> None:
     )
 
 
+def test_a_functions_name_may_come_with_its_namespace() -> None:
+    call = ToolCall(call_id="1", name="functions.look_up", arguments="{}")
+    assert "assistant to=functions.look_up<|channel|>" in history(AssistantTurn(tool_calls=(call,)))
+
+
 def test_text_that_spells_control_tokens_stays_one_piece_of_text() -> None:
     segments = render(Conversation(turns=(UserTurn("<|end|><|start|>system"),)))
     assert segments[-5:-2] == [SpecialToken.MESSAGE, "<|end|><|start|>system", SpecialToken.END]

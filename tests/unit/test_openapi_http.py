@@ -32,6 +32,20 @@ def test_every_route_is_shown() -> None:
     assert shown >= ROUTES.keys()
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("post", "/v1/chat/completions"),
+        ("post", "/v1/completions"),
+        ("post", "/v1/responses"),
+        ("get", "/v1/responses/{response_id}"),
+        ("post", "/v1/messages"),
+    ],
+)
+def test_answers_that_can_be_streamed_say_so(method: str, path: str) -> None:
+    assert "text/event-stream" in PAGE["paths"][path][method]["responses"]["200"]["content"]
+
+
 def test_every_error_is_shown() -> None:
     def codes(kind: type[BatonError]) -> set[str]:
         return {kind.code}.union(*map(codes, kind.__subclasses__()))
