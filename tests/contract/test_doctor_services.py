@@ -59,6 +59,7 @@ def test_etcd_lets_in_who_has_the_password(
     etcd_api(url, "auth/enable")
     assert probe_etcd(url).refusal == "etcdserver: user name is empty"
     monkeypatch.setenv("ETCD_AUTH_USERNAME", "root")
+    assert "authentication failed" in (probe_etcd(url).refusal or "")
     monkeypatch.setenv("ETCD_AUTH_PASSWORD", "wrong")
     assert "authentication failed" in (probe_etcd(url).refusal or "")
     monkeypatch.setenv("ETCD_AUTH_PASSWORD", "sesame")

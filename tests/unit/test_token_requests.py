@@ -1,5 +1,7 @@
 """Request checks, seeds and lengths for the third-party engines."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -7,7 +9,8 @@ import pytest
 
 from baton.errors import BatonError, EngineFailure, InvalidRequest
 from baton.messages import GenerateRequest, Guided, MessageForm, Sampling
-from workers.engines.model_facts import ModelFacts
+from tests.tiny_gpt_oss import write_checkpoint
+from workers.engines.model_facts import ModelFacts, read_model_facts
 from workers.engines.token_requests import check_request, num_left, seed_of_attempt
 
 CONTEXT = 20
@@ -32,6 +35,22 @@ def ask(num_tokens: int = 5, **fields: Any) -> GenerateRequest:
 
 def check(request: GenerateRequest) -> None:
     check_request(request, FACTS, CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("typed", "kv_dtype"),
+    [
+        ({}, "bfloat16"),
+        ({"torch_dtype": "float16"}, "float16"),
+        ({"torch_dtype": "float16", "dtype": "float32"}, "float32"),
+    ],
+)
+def test_kv_has_the_models_type(typed: dict[str, str], kv_dtype: str, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path)
+    path = checkpoint / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in config.items() if not k.endswith("dtype")} | typed))
+    assert read_model_facts(checkpoint).kv_dtype == kv_dtype
 
 
 @pytest.mark.parametrize(

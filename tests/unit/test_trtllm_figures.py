@@ -31,6 +31,14 @@ def test_pins_take_no_place_in_batch_and_queue() -> None:
     assert (stats.kv_used_blocks, stats.kv_pinned_blocks) == (3 * 2, 5 * 2)  # 3 tokens each
 
 
+def test_the_answer_takes_blocks_too() -> None:
+    call = open_call()
+    figures = Figures({call}, VALUES, max_queue_size=1)
+    used = [figures.stats().kv_used_blocks]
+    call.cursor = 4
+    assert [*used, figures.stats().kv_used_blocks] == [2, 4]
+
+
 def test_under_attention_dp_each_rank_has_a_batch() -> None:
     calls = {open_call() for _ in range(8)}
     figures = Figures(calls, VALUES | {"enable_attention_dp": True}, max_queue_size=1)

@@ -10,6 +10,7 @@ import pytest
 from tensorrt_llm.llmapi import TorchLlmArgs
 
 from baton.flags import parse
+from workers.engines.trtllm.schema import ModelSchema
 from workers.engines.trtllm.settings import load_trtllm_settings
 from workers.flags import DisaggregationMode, WorkerSettings, typed_engine_flags
 from workers.settings_text import SettingsError
@@ -150,6 +151,27 @@ def test_one_key_of_a_union_leaves_its_others_as_they_are(tmp_path: Path) -> Non
 
     graphs = TorchLlmArgs(model="m", **loaded.settings).cuda_graph_config
     assert (graphs.max_batch_size, graphs.enable_padding, graphs.mode) == (8, True, "decode")
+
+
+class Encoder(pydantic.BaseModel):
+    width: int = 1
+
+
+class Decoder(pydantic.BaseModel):
+    depth: int = 2
+
+
+class Unions(pydantic.BaseModel):
+    chosen: Encoder | Decoder | None = pydantic.Field(default_factory=Decoder)
+    open: Encoder | Decoder | None = None
+
+
+def test_a_union_has_the_keys_of_its_default_and_none_without_one() -> None:
+    fields = ModelSchema(Unions).fields()
+    chosen = fields["chosen"]
+    assert chosen is not None
+    assert list(chosen.fields()) == ["depth"]
+    assert fields["open"] is None
 
 
 def test_null_turns_a_mapping_off_and_a_later_leaf_turns_it_on_again(tmp_path: Path) -> None:
