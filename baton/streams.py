@@ -112,7 +112,9 @@ class _Call:
 
 
 class CallerLink:
-    """The caller's end of the link to one worker. A lost link stays lost; the plane makes a new one."""
+    """The caller's end of the link to one worker. A lost link stays lost; the plane makes a new one. A silent
+    link without calls stays until the next call, which fails at once instead of waiting on a new link.
+    """
 
     def __init__(
         self, wire: frames.Wire, worker: str, pace: Pace, on_silence: Callable[[], object] | None = None
@@ -165,7 +167,9 @@ class CallerLink:
         self._wire.close()
 
     def open(self, request: Request) -> _Call:
-        """Start a call. Raises WorkerLost if the link is lost."""
+        """Start a call. Raises WorkerLost if the link is lost, or has been silent for the liveness limit."""
+        if not self._calls:
+            self.lose_if_silent()
         if self.lost is not None:
             raise WorkerLost(f"worker {self._name} was lost: {self.lost}")
         self._num_opened += 1
@@ -219,7 +223,8 @@ class CallerLink:
 
     def _tick(self) -> None:
         self._num_idle = 0 if self._calls else self._num_idle + 1
-        if self._reader.tick() >= self._pace.num_silent:
+        is_silent = self._reader.tick() >= self._pace.num_silent
+        if is_silent and self._calls:
             self._on_silence()
         elif self._num_idle >= self._pace.num_idle:
             self.lose("idle")

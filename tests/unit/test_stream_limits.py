@@ -126,6 +126,7 @@ def test_a_silent_worker_is_lost_after_some_ticks_a_caller_after_five_times_as_m
     async def main() -> None:
         pace = Pace(tick_s=1.0, num_silent=4, num_idle=100)
         link = CallerLink(Sent(), "w", pace)
+        link.open(a_request())
         caller = RawCaller(Service("w", count_up, pace))
         await asyncio.sleep(2.5)
         link.receive(frame(0, Hello(frames.VERSION, "w")))
@@ -139,6 +140,21 @@ def test_a_silent_worker_is_lost_after_some_ticks_a_caller_after_five_times_as_m
         assert not caller.heard(Goodbye)
         await asyncio.sleep(1)
         assert caller.heard(Goodbye) == [Goodbye("the caller is silent")]
+
+    run_jumping(main())
+
+
+def test_a_call_on_a_link_that_has_been_silent_fails_at_once() -> None:
+    async def main() -> None:
+        pace = Pace(tick_s=1.0, num_silent=4, num_idle=100)
+        silent, heard = (CallerLink(Sent(), "w", pace) for _ in range(2))
+        await asyncio.sleep(9.5)
+        assert silent.lost is None
+        with pytest.raises(WorkerLost, match="it does not respond"):
+            silent.open(a_request())
+        heard.receive(frame(0, Hello(frames.VERSION, "w")))
+        heard.open(a_request())
+        assert heard.lost is None
 
     run_jumping(main())
 
