@@ -89,6 +89,10 @@ class WorkerLost(BatonError):
     retryable = True
 
 
+class WorkerUnreached(WorkerLost):
+    """The worker was gone before it got the request."""
+
+
 class BrokerLost(BatonError):
     """The request plane's broker is unreachable. That says nothing about the workers behind it."""
 

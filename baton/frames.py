@@ -187,6 +187,11 @@ class FrameReader(Generic[T]):
         self._number = 0
         self.num_silent_ticks = 0
 
+    @property
+    def has_heard(self) -> bool:
+        """Whether any frame has come."""
+        return self._number > 0
+
     def open(self, frame: bytes | bytearray) -> list[T]:
         """Decode the next frame. Raises LinkBroken."""
         try:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import msgspec
 
 from baton import frames
-from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, WorkerLost, from_wire
+from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, WorkerLost, WorkerUnreached, from_wire
 from baton.frames import Beat, Cancel, Credit, End, Envelope, Fail, Goodbye, Hello, Next, Open
 from baton.messages import GenerateRequest, Reply, Request, TokenChunk
 
@@ -160,6 +160,8 @@ class CallerLink:
         self._pulse.stop()
         if self._calls:
             log.debug("worker_lost worker=%s calls=%d reason=%s", self._name, len(self._calls), reason)
+        if error is WorkerLost and not self._reader.has_heard:
+            error = WorkerUnreached
         for call in self._calls.values():
             call.end(error(f"worker {self._name} was lost: {reason}"))
         self._calls.clear()
@@ -171,7 +173,7 @@ class CallerLink:
         if not self._calls:
             self.lose_if_silent()
         if self.lost is not None:
-            raise WorkerLost(f"worker {self._name} was lost: {self.lost}")
+            raise WorkerUnreached(f"worker {self._name} was lost: {self.lost}")
         self._num_opened += 1
         self._num_idle = 0
         call = self._calls[self._num_opened] = _Call(self._num_opened)

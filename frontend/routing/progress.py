@@ -14,6 +14,7 @@ from baton.errors import (
     NoWorkers,
     Overloaded,
     WorkerLost,
+    WorkerUnreached,
 )
 from baton.messages import GenerateRequest, WorkerInfo
 
@@ -76,7 +77,7 @@ class Progress:
         if self.time_left_s <= 0:
             raise DeadlineExceeded
         self.is_handed_off |= self.prefill not in (None, *self.asked[-1:])
-        if not isinstance(error, BrokerLost | NoWorkers):
+        if not isinstance(error, BrokerLost | NoWorkers | WorkerUnreached):  # the request is not the cause
             self._count(error)
         blamed = self._blamed(error)
         if blamed is not None:

@@ -1,13 +1,14 @@
-"""Streams over a cluster of three NATS servers, each of which is killed in turn."""
+"""Streams over a cluster of three NATS servers, each of which is killed in turn, and over a leaf node."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.answers import whole_answer
 from tests.conftest import ServerProcess, binary, free_port
 from tests.stack import Stack
-from tests.system.test_outages import check_all, running, started
+from tests.system.test_outages import LONG, check_all, running, started
 from tests.waiting import wait_for
 
 NUM_SERVERS = 3
@@ -52,3 +53,43 @@ def test_streams_outlive_each_server_of_a_cluster(stack: Stack, servers: list[Se
     stack.wait_idle(
         30
     )  # workers whose own server lived keep a silent caller for three times the liveness limit
+
+
+@pytest.fixture
+def hub_and_leaf(tmp_path: Path) -> Iterator[list[ServerProcess]]:
+    """Two servers: the second one connects to the first as its leaf node."""
+    address = f"127.0.0.1:{free_port()}"
+    leafnodes = {"hub": f'listen: "{address}"', "leaf": f'remotes: [{{url: "nats-leaf://{address}"}}]'}
+    found = []
+    for name, options in leafnodes.items():
+        url, config = f"nats://127.0.0.1:{free_port()}", tmp_path / f"{name}.conf"
+        config.write_text(f"leafnodes {{ {options} }}\n")
+        command = [binary("nats-server", "nats-server"), "-c", str(config), "-a", "127.0.0.1"]
+        command += ["-p", url.rpartition(":")[2]]
+        found.append(ServerProcess(command, url, tmp_path / name, ready=b"Server is ready"))
+        found[-1].start()
+    yield found
+    for server in found:
+        server.kill()
+
+
+def test_streams_cross_a_leaf_node_and_outlive_it(hub_and_leaf: list[ServerProcess], tmp_path: Path) -> None:
+    hub, leaf = hub_and_leaf
+    stack = Stack(tmp_path, {"BATON_REQUEST_PLANE": "nats", "NATS_SERVER": hub.url})
+    try:
+        stack.frontend("--wait-for-worker-s", "60")
+        stack.environ["NATS_SERVER"] = leaf.url
+        for role in ("prefill", "decode") * 2:
+            stack.worker(role)
+        stack.wait_ready(2, 2)
+        expected = whole_answer(stack, LONG)
+        streams = running(stack)
+
+        leaf.kill()
+        wait_for(lambda: all("plane=unreachable" in process.text() for process in stack.processes[1:]))
+        leaf.start()
+
+        check_all(streams, expected)
+        stack.wait_idle(30)
+    finally:
+        stack.stop()

@@ -144,6 +144,23 @@ def test_streams_wait_for_decode_workers_that_are_started_again(tcp_stack: tuple
     stack.wait_ready(2, 2)
 
 
+def test_streams_wait_for_a_whole_fleet_that_is_started_again(tcp_stack: tuple[Stack, str]) -> None:
+    """More workers than a request may take with it."""
+    stack, expected = tcp_stack
+    streams = running(stack)
+
+    frontend, *workers = stack.processes
+    for process in workers:
+        process.kill()
+        stack.processes.remove(process)
+    wait_for(lambda: all(f"lost worker={role}" in frontend.text() for role in ("prefill", "decode")))
+    for role in ("prefill", "decode") * 2:
+        stack.worker(role)
+
+    check_all(streams, expected)
+    stack.wait_ready(2, 2)
+
+
 def test_streams_outlive_a_frontend_that_stands_still(tcp_stack: tuple[Stack, str]) -> None:
     """For longer than its workers keep what is sent to it."""
     stack, expected = tcp_stack

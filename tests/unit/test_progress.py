@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.errors import BrokerLost, NoWorkers, Overloaded, WorkerLost
+from baton.errors import BrokerLost, NoWorkers, Overloaded, WorkerLost, WorkerUnreached
 from frontend.routing.progress import MAX_ATTEMPTS, Progress
 from tests.scripted_workers import request, worker
 
@@ -29,6 +29,17 @@ def test_a_new_request_is_tried_on_four_workers(error: Overloaded | WorkerLost) 
         fail(progress, error, MAX_ATTEMPTS - 1)
         with pytest.raises(type(error)):
             fail(progress, error, 1)
+
+    with_progress(check)
+
+
+def test_a_worker_that_was_gone_before_counts_for_nothing_but_is_avoided() -> None:
+    def check(progress: Progress) -> None:
+        fail(progress, WorkerUnreached("gone"), 3 * MAX_ATTEMPTS)
+        assert len(progress.avoided) == 3 * MAX_ATTEMPTS
+        fail(progress, WorkerLost("gone"), MAX_ATTEMPTS - 1)
+        with pytest.raises(WorkerLost):
+            fail(progress, WorkerLost("gone"), 1)
 
     with_progress(check)
 

@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 
 from baton import frames
-from baton.errors import DeadlineExceeded, WorkerLost
+from baton.errors import DeadlineExceeded, WorkerLost, WorkerUnreached
 from baton.frames import Beat, Cancel, Credit, Goodbye, Hello
 from baton.messages import StatsRequest
 from baton.serving import Service, WorkerLink, _Stream
@@ -150,7 +150,7 @@ def test_a_call_on_a_link_that_has_been_silent_fails_at_once() -> None:
         silent, heard = (CallerLink(Sent(), "w", pace) for _ in range(2))
         await asyncio.sleep(9.5)
         assert silent.lost is None
-        with pytest.raises(WorkerLost, match="it does not respond"):
+        with pytest.raises(WorkerUnreached, match="it does not respond"):
             silent.open(a_request())
         heard.receive(frame(0, Hello(frames.VERSION, "w")))
         heard.open(a_request())
