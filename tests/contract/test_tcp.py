@@ -195,7 +195,7 @@ def test_a_call_that_waits_for_a_worker_that_does_not_read_ends_with_the_transpo
                 await asyncio.sleep(1)
                 await caller.close()
                 failures = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
-                assert [type(failure) for failure in failures] == [WorkerLost, WorkerLost]
+                assert [isinstance(failure, WorkerLost) for failure in failures] == [True, True]
 
     run_jumping(main())
 
