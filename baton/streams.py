@@ -169,7 +169,7 @@ class CallerLink:
         self._wire.close()
 
     def open(self, request: Request) -> _Call:
-        """Start a call. Raises WorkerLost if the link is lost, or has been silent for the liveness limit."""
+        """Start a call. Raises WorkerUnreached if the link is lost, or silent for the liveness limit."""
         if not self._calls:
             self.lose_if_silent()
         if self.lost is not None:
