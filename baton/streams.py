@@ -22,6 +22,8 @@ WINDOW = 256
 LIVENESS_S = 2.0
 """A worker that is silent for this long is lost: its callers go on with another one."""
 TICK_S = 0.25
+IDLE_S = 60.0
+"""A caller drops a link after this time without a call."""
 _MOST_MERGED_TOKENS = 64
 
 log = logging.getLogger(__name__)
@@ -37,12 +39,10 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     num_idle: int
 
     @classmethod
-    def of(cls, liveness_s: float, idle_s: float = 0.0) -> "Pace":
-        """A worker is lost after `liveness_s` of silence; a link without calls is dropped after `idle_s`."""
+    def of(cls, liveness_s: float) -> "Pace":
+        """A worker is lost after `liveness_s` of silence."""
         tick_s = min(TICK_S, liveness_s / 4)
-        return cls(
-            tick_s=tick_s, num_silent=round(liveness_s / tick_s), num_idle=max(1, round(idle_s / tick_s))
-        )
+        return cls(tick_s=tick_s, num_silent=round(liveness_s / tick_s), num_idle=round(IDLE_S / tick_s))
 
 
 def public_name(worker: str) -> str:
@@ -92,13 +92,15 @@ class Bell:
 
 class _Call:
     """One running call on the caller's side: what has arrived, and how it ended. Plain token chunks that
-    wait for the consumer are one chunk; `num_waiting` counts what was sent.
+    wait for the consumer are one chunk; `num_waiting` counts what was sent. `was_silent`: the worker had
+    been silent for the liveness limit already when the call began.
     """
 
-    __slots__ = ("bell", "ended", "error", "num_waiting", "number", "replies")
+    __slots__ = ("bell", "ended", "error", "num_waiting", "number", "replies", "was_silent")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, was_silent: bool) -> None:
         self.number = number
+        self.was_silent = was_silent
         self.replies: list[Reply] = []
         self.num_waiting = 0
         self.ended = False
@@ -148,8 +150,8 @@ class CallerLink:
             self.lose(str(broken))
 
     def lose_if_silent(self) -> None:
-        """Drop the link if its worker has said nothing for the liveness limit."""
-        if self._reader.num_silent_ticks >= self._pace.num_silent:
+        """Drop a link with calls if its worker has said nothing for the liveness limit."""
+        if self._calls and self._is_silent:
             self.lose("it does not respond")
 
     def lose(self, reason: str, error: type[BatonError] = WorkerLost) -> None:
@@ -160,24 +162,24 @@ class CallerLink:
         self._pulse.stop()
         if self._calls:
             log.debug("worker_lost worker=%s calls=%d reason=%s", self._name, len(self._calls), reason)
-        if error is WorkerLost and not self._reader.has_heard:
-            error = WorkerUnreached
         for call in self._calls.values():
-            call.end(error(f"worker {self._name} was lost: {reason}"))
+            is_unreached = call.was_silent or not self._reader.has_heard
+            kind = WorkerUnreached if error is WorkerLost and is_unreached else error
+            call.end(kind(f"worker {self._name} was lost: {reason}"))
         self._calls.clear()
         self._writer.close(Goodbye(reason))
         self._wire.close()
 
     def open(self, request: Request) -> _Call:
-        """Start a call. Raises WorkerUnreached if the link is lost, or silent for the liveness limit."""
-        if not self._calls:
-            self.lose_if_silent()
+        """Start a call. Raises WorkerUnreached if the link is lost."""
         if self.lost is not None:
             raise WorkerUnreached(f"worker {self._name} was lost: {self.lost}")
         self._num_opened += 1
         self._num_idle = 0
-        call = self._calls[self._num_opened] = _Call(self._num_opened)
+        call = self._calls[self._num_opened] = _Call(self._num_opened, self._is_silent)
         self._writer.put(Open(call.number, request))
+        if call.was_silent:
+            self._on_silence()
         return call
 
     def consumed(self, call: _Call, num_replies: int) -> None:
@@ -189,6 +191,10 @@ class CallerLink:
         """Forget the call; tells the worker unless the call has ended."""
         if self._calls.pop(call.number, None) is not None:
             self._writer.put(Cancel(call.number))
+
+    @property
+    def _is_silent(self) -> bool:
+        return self._reader.num_silent_ticks >= self._pace.num_silent
 
     def _push(self, envelope: Next) -> None:
         call = self._calls.get(envelope.stream)
@@ -225,8 +231,8 @@ class CallerLink:
 
     def _tick(self) -> None:
         self._num_idle = 0 if self._calls else self._num_idle + 1
-        is_silent = self._reader.tick() >= self._pace.num_silent
-        if is_silent and self._calls:
+        self._reader.tick()
+        if self._is_silent and self._calls:
             self._on_silence()
         elif self._num_idle >= self._pace.num_idle:
             self.lose("idle")

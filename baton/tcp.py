@@ -24,8 +24,6 @@ from baton.transport import Respond
 CONNECT_TIMEOUT_S = 3.0
 CLOSE_S = 1.0
 """How long a closed connection may keep sending its buffer."""
-IDLE_S = 60.0
-"""A caller closes a connection after this time without a call."""
 _TURNED_AWAY = 64
 _UNLIKE = {
     "tcp": f"does not use TLS, and this process does ({CERT})",
@@ -50,7 +48,7 @@ class TcpTransport:
         self._host = host
         self._tls = tls
         self._scheme = "tcp" if tls is None else "tls"
-        self._pace = Pace.of(liveness_s, IDLE_S)
+        self._pace = Pace.of(liveness_s)
         self._links: dict[str, CallerLink] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._sockets: set[asyncio.Future[None]] = set()

@@ -9,7 +9,7 @@ from tests.chaos.host_faults import FillDisk, JumpClock, LoseLease
 from tests.chaos.injector import Injector
 from tests.chaos.network_faults import Cut, CutPair
 from tests.chaos.process_faults import Drain, Freeze, HangEngine, Kill, Roll, Slow, TakeOver
-from tests.chaos.scene import DECODES, PREFILLS, START_S, WORKERS, Scene
+from tests.chaos.scene import BROKERS, DECODES, PREFILLS, START_S, WORKERS, Scene
 from tests.chaos.schedule import Kind, Targets
 
 _EACH = tuple((name,) for name in WORKERS)
@@ -20,8 +20,10 @@ _OTHERS = ("frontend", "nats", "etcd")
 INJECTORS: dict[str, Callable[[Scene, Targets], Injector]] = {
     "kill": Kill,
     "kill_role": Kill,
+    "kill_workers": Kill,
     "freeze": Freeze,
     "freeze_role": Freeze,
+    "freeze_workers": Freeze,
     "freeze_frontend": Freeze,
     "kill_frontend": Kill,
     "slow": Slow,
@@ -34,19 +36,23 @@ INJECTORS: dict[str, Callable[[Scene, Targets], Injector]] = {
     "jump_clock": JumpClock,
     "cut": Cut,
     "cut_pair": CutPair,
+    "cut_workers": Cut,
     "cut_broker": Cut,
     "lose_packets": network_faults.lose,
     "repeat_packets": network_faults.repeat,
     "corrupt_packets": network_faults.corrupt,
     "kill_broker": Kill,
     "freeze_broker": Freeze,
+    "kill_host": Kill,
 }
 
 _EVERYWHERE = (
     Kind(name="kill", targets=_EACH + _BOTH_ROLES),
     Kind(name="kill_role", targets=(PREFILLS, DECODES), hold_s=(0.0, 6.0), starts=True, blocks=True),
+    Kind(name="kill_workers", targets=(WORKERS,), hold_s=(0.0, 6.0), starts=True, blocks=True),
     Kind(name="freeze", targets=_EACH + _BOTH_ROLES, hold_s=(0.5, 6.0)),
     Kind(name="freeze_role", targets=(PREFILLS, DECODES), hold_s=(0.5, 6.0), blocks=True),
+    Kind(name="freeze_workers", targets=(WORKERS,), hold_s=(0.5, 6.0), blocks=True),
     Kind(name="freeze_frontend", targets=_FRONTEND, hold_s=(0.5, 20.0), blocks=True),
     Kind(name="slow", targets=_EACH, hold_s=(1.0, 5.0)),
     Kind(name="drain", targets=(*_EACH, PREFILLS, DECODES), starts=True),
@@ -65,6 +71,7 @@ _CLOCK = (
 )
 _NETWORK = (
     Kind(name="cut", targets=_EACH, hold_s=(0.5, 6.0), is_of_network=True),
+    Kind(name="cut_workers", targets=(WORKERS,), hold_s=(0.5, 6.0), blocks=True, is_of_network=True),
     Kind(
         name="cut_pair",
         targets=tuple((prefill, *DECODES) for prefill in PREFILLS),
@@ -87,6 +94,16 @@ _BROKERS = tuple(
     )
     for name in ("kill_broker", "freeze_broker", "cut_broker")
 )
+_HOST = (
+    Kind(
+        name="kill_host",
+        targets=((*BROKERS, *WORKERS),),
+        hold_s=(0.0, 6.0),
+        gap_s=6.0,
+        starts=True,
+        blocks=True,
+    ),
+)
 
 
 def possible_on(scene: Scene) -> tuple[Kind, ...]:
@@ -97,6 +114,7 @@ def possible_on(scene: Scene) -> tuple[Kind, ...]:
         *(_CLOCK if "LD_PRELOAD" in scene.stack.environ else ()),
         *(_NETWORK if scene.network else ()),
         *(kind for kind in _BROKERS if scene.brokers and (scene.network or kind.name != "cut_broker")),
+        *(_HOST if scene.brokers else ()),
     )
     start_s = START_S[scene.engine]
     return tuple(replace(kind, gap_s=kind.gap_s + kind.starts * start_s) for kind in kinds)

@@ -147,11 +147,17 @@ def test_a_silent_worker_is_lost_after_some_ticks_a_caller_after_five_times_as_m
 def test_a_call_on_a_link_that_has_been_silent_fails_at_once() -> None:
     async def main() -> None:
         pace = Pace(tick_s=1.0, num_silent=4, num_idle=100)
-        silent, heard = (CallerLink(Sent(), "w", pace) for _ in range(2))
-        await asyncio.sleep(9.5)
-        assert silent.lost is None
-        with pytest.raises(WorkerUnreached, match="it does not respond"):
-            silent.open(a_request())
+        silent, frozen, heard = (CallerLink(Sent(), "w", pace) for _ in range(3))
+        await asyncio.sleep(1.5)
+        frozen.receive(frame(0, Hello(frames.VERSION, "w")))
+        await asyncio.sleep(8)
+        for link in (silent, frozen):
+            assert link.lost is None
+            call = link.open(a_request())
+            assert link.lost == "it does not respond"
+            assert type(call.error) is WorkerUnreached
+            with pytest.raises(WorkerUnreached, match="it does not respond"):
+                link.open(a_request())
         heard.receive(frame(0, Hello(frames.VERSION, "w")))
         heard.open(a_request())
         assert heard.lost is None
