@@ -177,20 +177,15 @@ class FrameWriter:
 class FrameReader(Generic[T]):
     """Decodes the frames of one peer and checks version, worker and order.
 
-    It also counts ticks of silence. Ticks, not seconds: a process that was itself suspended first reads what
-    waits in its sockets before it declares peers dead.
+    It also counts frames, `num_heard`, and ticks of silence. Ticks, not seconds: a process that was itself
+    suspended first reads what waits in its sockets before it declares peers dead.
     """
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[tuple[int, list[T]]]", worker: str) -> None:
         self._decoder = decoder
         self._worker = worker
-        self._number = 0
+        self.num_heard = 0
         self.num_silent_ticks = 0
-
-    @property
-    def has_heard(self) -> bool:
-        """Whether any frame has come."""
-        return self._number > 0
 
     def open(self, frame: bytes | bytearray) -> list[T]:
         """Decode the next frame. Raises LinkBroken."""
@@ -198,13 +193,13 @@ class FrameReader(Generic[T]):
             number, envelopes = self._decoder.decode(frame)
         except UNDECODABLE as error:
             raise LinkBroken(f"version {VERSION} cannot decode its frame: {error}") from None
-        if number < self._number:
+        if number < self.num_heard:
             return []  # on a shared medium, anyone may send again what was sent before
-        if number != self._number:
-            raise LinkBroken(f"frame {self._number} was lost, got frame {number}")
+        if number != self.num_heard:
+            raise LinkBroken(f"frame {self.num_heard} was lost, got frame {number}")
         if number == 0:
             self._greet(envelopes)
-        self._number += 1
+        self.num_heard += 1
         self.num_silent_ticks = 0
         return envelopes
 

@@ -8,7 +8,7 @@ import logging
 from baton import frames
 from baton.errors import BatonError, EngineFailure, ErrorInfo, NotReady, Overloaded, WorkerLost
 from baton.frames import Beat, Cancel, Credit, End, Envelope, Fail, Goodbye, Hello, Next, Open
-from baton.messages import GenerateRequest, Request
+from baton.messages import GenerateRequest, Request, is_retry
 from baton.strangers import strangers
 from baton.streams import WINDOW, Bell, Pace, Pulse, public_name
 from baton.transport import Respond
@@ -120,6 +120,8 @@ class WorkerLink:
             stream.task = asyncio.get_running_loop().create_task(self._answer(number, stream, request))
             stream.task.add_done_callback(functools.partial(self._closed, number))
             self._service.tasks.add(stream.task)
+            if is_retry(request):
+                self._writer.put(Beat())  # it is here: if this worker dies now, it may be the reason
 
     def _closed(self, number: int, task: asyncio.Task[None]) -> None:
         del self._streams[number]

@@ -14,7 +14,7 @@ import msgspec
 from baton import frames
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, WorkerLost, WorkerUnreached, from_wire
 from baton.frames import Beat, Cancel, Credit, End, Envelope, Fail, Goodbye, Hello, Next, Open
-from baton.messages import GenerateRequest, Reply, Request, TokenChunk
+from baton.messages import GenerateRequest, Reply, Request, TokenChunk, is_retry
 
 WINDOW = 256
 """Maximum unconsumed replies of one stream."""
@@ -92,15 +92,15 @@ class Bell:
 
 class _Call:
     """One running call on the caller's side: what has arrived, and how it ended. Plain token chunks that
-    wait for the consumer are one chunk; `num_waiting` counts what was sent. `was_silent`: the worker had
-    been silent for the liveness limit already when the call began.
+    wait for the consumer are one chunk; `num_waiting` counts what was sent. If the worker is lost while it
+    has sent no more than `num_heard` frames, it never got the request; None: unknown.
     """
 
-    __slots__ = ("bell", "ended", "error", "num_waiting", "number", "replies", "was_silent")
+    __slots__ = ("bell", "ended", "error", "num_heard", "num_waiting", "number", "replies")
 
-    def __init__(self, number: int, was_silent: bool) -> None:
+    def __init__(self, number: int, num_heard: int | None = None) -> None:
         self.number = number
-        self.was_silent = was_silent
+        self.num_heard = num_heard
         self.replies: list[Reply] = []
         self.num_waiting = 0
         self.ended = False
@@ -163,7 +163,7 @@ class CallerLink:
         if self._calls:
             log.debug("worker_lost worker=%s calls=%d reason=%s", self._name, len(self._calls), reason)
         for call in self._calls.values():
-            is_unreached = call.was_silent or not self._reader.has_heard
+            is_unreached = call.num_heard == self._reader.num_heard
             kind = WorkerUnreached if error is WorkerLost and is_unreached else error
             call.end(kind(f"worker {self._name} was lost: {reason}"))
         self._calls.clear()
@@ -176,9 +176,12 @@ class CallerLink:
             raise WorkerUnreached(f"worker {self._name} was lost: {self.lost}")
         self._num_opened += 1
         self._num_idle = 0
-        call = self._calls[self._num_opened] = _Call(self._num_opened, self._is_silent)
+        num_heard = self._reader.num_heard
+        # A worker answers the first frame of a link at once, and a retry.
+        says_so = not num_heard or self._is_silent or is_retry(request)
+        call = self._calls[self._num_opened] = _Call(self._num_opened, num_heard if says_so else None)
         self._writer.put(Open(call.number, request))
-        if call.was_silent:
+        if self._is_silent:
             self._on_silence()
         return call
 

@@ -58,6 +58,7 @@ class Progress:
             token_ids=self.request.token_ids + self.token_ids,
             num_generated=len(self.token_ids),
             deadline_s=self.time_left_s,
+            is_retry=True,
         )
 
     @property

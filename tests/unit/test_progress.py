@@ -44,6 +44,15 @@ def test_a_worker_that_was_gone_before_counts_for_nothing_but_is_avoided() -> No
     with_progress(check)
 
 
+def test_another_attempt_says_that_it_is_one() -> None:
+    def check(progress: Progress) -> None:
+        assert not progress.remaining().is_retry
+        fail(progress, WorkerLost("gone"), 1)
+        assert progress.remaining().is_retry
+
+    with_progress(check)
+
+
 def test_only_tokens_since_the_last_failure_excuse_the_next() -> None:
     def check(progress: Progress) -> None:
         progress.token_ids.extend(range(40))

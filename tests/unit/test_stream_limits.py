@@ -3,11 +3,12 @@
 import asyncio
 from contextlib import aclosing
 
+import msgspec
 import pytest
 
 from baton import frames
 from baton.errors import DeadlineExceeded, WorkerLost, WorkerUnreached
-from baton.frames import Beat, Cancel, Credit, Goodbye, Hello
+from baton.frames import Beat, Cancel, Credit, Goodbye, Hello, Open
 from baton.messages import StatsRequest
 from baton.serving import Service, WorkerLink, _Stream
 from baton.streams import WINDOW, CallerLink, Pace, _Call, call_over
@@ -151,16 +152,47 @@ def test_a_call_on_a_link_that_has_been_silent_fails_at_once() -> None:
         await asyncio.sleep(1.5)
         frozen.receive(frame(0, Hello(frames.VERSION, "w")))
         await asyncio.sleep(8)
+        assert silent.lost is frozen.lost is None
         for link in (silent, frozen):
-            assert link.lost is None
             call = link.open(a_request())
-            assert link.lost == "it does not respond"
             assert type(call.error) is WorkerUnreached
             with pytest.raises(WorkerUnreached, match="it does not respond"):
                 link.open(a_request())
         heard.receive(frame(0, Hello(frames.VERSION, "w")))
         heard.open(a_request())
         assert heard.lost is None
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize(
+    ("is_retry", "hears_more", "error"),
+    [(False, False, WorkerLost), (True, False, WorkerUnreached), (True, True, WorkerLost)],
+)
+def test_a_retry_whose_worker_has_said_nothing_since_never_reached_it(
+    is_retry: bool, hears_more: bool, error: type[WorkerLost]
+) -> None:
+    async def main() -> None:
+        link = CallerLink(Sent(), "w", PACE)
+        link.receive(frame(0, Hello(frames.VERSION, "w")))
+        call = link.open(msgspec.structs.replace(a_request(), is_retry=is_retry))
+        if hears_more:
+            link.receive(frame(1, Beat()))
+        link.lose("it was killed")
+        assert type(call.error) is error
+
+    run_jumping(main())
+
+
+def test_a_worker_says_at_once_that_it_has_a_retry() -> None:
+    async def main() -> None:
+        caller = RawCaller(Service("w", silent, PACE))
+        caller.say(Hello(frames.VERSION, "w"), Open(1, a_request()))
+        await asyncio.sleep(0.1)
+        assert not caller.heard(Beat)
+        caller.say(Open(2, msgspec.structs.replace(a_request(), is_retry=True)))
+        await asyncio.sleep(0.1)
+        assert caller.heard(Beat) == [Beat()]
 
     run_jumping(main())
 

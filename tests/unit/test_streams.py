@@ -123,7 +123,7 @@ def test_generators_wait_while_the_wire_is_full() -> None:
 
 def test_a_request_over_the_limit_is_invalid_and_says_both_sizes() -> None:
     async def scenario() -> None:
-        pair = Pair(count_up, limit=200)
+        pair = Pair(count_up, limit=220)
         request = msgspec.structs.replace(a_request(), token_ids=[1] * 500)
         fine, bad = await asyncio.gather(
             tokens(pair.call(a_request())), tokens(pair.call(request)), return_exceptions=True
@@ -131,7 +131,7 @@ def test_a_request_over_the_limit_is_invalid_and_says_both_sizes() -> None:
         assert fine == [0]
         assert isinstance(bad, InvalidRequest)
         assert "bytes" in bad.message
-        assert "200" in bad.message
+        assert "220" in bad.message
 
     in_loop(scenario)
 
