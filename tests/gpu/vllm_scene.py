@@ -33,7 +33,7 @@ _TEST_ONLY = {
     "jit_monitor_verbose": True,
 }
 # Given, as each of two that load at once would measure the other's memory, too.
-_SHARED_GPU = {"gpu_memory_utilization": 0.45, "kv_cache_memory_bytes": 30_000_000_000}
+_SHARED_GPU = {"gpu_memory_utilization": 0.45, "kv_cache_memory_bytes": 22_000_000_000}
 
 
 @dataclasses.dataclass(frozen=True)
