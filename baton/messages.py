@@ -232,7 +232,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     paired. `kv_timeout_s` is how long the engine may take to notice that a handoff's source died; None: at
     once. A worker gets no requests until `is_ready`, after its warm-up; `cold_peers` are the ids of the peers
     with which that failed. `max_batch_size` requests run at a time (None: unknown), `max_queue_size` more
-    may wait.
+    may wait. `checkpoint` is the fingerprint of its weights; empty: unknown.
     """
 
     worker_id: str
@@ -252,6 +252,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     cold_peers: tuple[str, ...] = ()
     max_batch_size: int | None = None
     max_queue_size: int = 0
+    checkpoint: str = ""
 
 
 Request = GenerateRequest | StatsRequest

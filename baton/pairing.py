@@ -8,12 +8,14 @@ from baton.messages import KvLayout, Role, WorkerInfo
 def why_not_paired(prefill: WorkerInfo, decode: WorkerInfo) -> str | None:
     """Why two workers cannot exchange KV, naming both values; None if they can.
 
-    Versions must be equal too: another release may interpret a handoff differently.
+    Versions must be equal too: another release may interpret a handoff differently. So must checkpoints that
+    are known: KV of other weights has the same shape.
     """
     for name, left, right in (
         ("engine", prefill.engine, decode.engine),
         ("engine version", prefill.engine_version, decode.engine_version),
         ("kv transfer", _transceiver_kind(prefill), _transceiver_kind(decode)),
+        ("checkpoint", prefill.checkpoint or decode.checkpoint, decode.checkpoint or prefill.checkpoint),
     ):
         if left != right:
             return f"{prefill.worker_id} -> {decode.worker_id}: {name} {left} is not {right}"

@@ -104,12 +104,18 @@ class Stack:
         return process, f"http://127.0.0.1:{port}"
 
     def worker(
-        self, mode: str, *, engine: str = "mocker", yaml: Path | None = None, name: str = ""
+        self,
+        mode: str,
+        *,
+        engine: str = "mocker",
+        yaml: Path | None = None,
+        name: str = "",
+        model_path: str = "models/demo",
     ) -> Process:
         """A worker with the demo model; uses the mocker's or the demo's YAML unless `yaml` names another."""
         demo = ROOT / "engine_configs/demo"
         yaml = yaml or demo / ("mocker.yaml" if engine == "mocker" else f"{mode}.yaml")
-        arguments = ["--engine", engine, "--model-path", "models/demo", "--served-model-name", MODEL]
+        arguments = ["--engine", engine, "--model-path", model_path, "--served-model-name", MODEL]
         arguments += ["--disaggregation-mode", mode, "--extra-engine-args", str(yaml)]
         return self.start(name or f"{mode}-{len(self.processes)}", "workers", *arguments)
 

@@ -5,6 +5,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
 
 import msgspec
 
@@ -23,6 +24,7 @@ from baton.process import Shutdown, first_of, needed
 from baton.strangers import strangers
 from baton.streams import public_name
 from baton.transport import Transport
+from workers.checkpoint import fingerprint
 from workers.engine import Engine, EngineInfo
 from workers.flags import WorkerSettings
 from workers.warm_up import warm_up_pairs
@@ -130,25 +132,33 @@ async def _serve(
     settings: WorkerSettings, engine: Engine, info: EngineInfo, identity: tuple[str, str], shutdown: Shutdown
 ) -> int:
     worker = Worker(engine, settings.role)
-    worker_id, incarnation = identity
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
     try:
         await first_of(needed(settings.wires.plane_name(), transport.reachable()), _asked(shutdown))
         if shutdown.asked:
             return 0
-        async with transport.serve(worker_id, worker.answer) as address:
-            card = _card(settings, info, worker_id, incarnation, address)
+        checkpoint = await _checkpoint(settings.model_path)
+        async with transport.serve(identity[0], worker.answer) as address:
+            card = _card(settings, info, identity, address, checkpoint)
             joined = _join(card, worker, discovery, transport, settings.wires.registry_name())
             reason = await first_of(joined, _asked(shutdown), engine.failed())
-            log.info("withdrawn worker=%s", worker_id)
+            log.info("withdrawn worker=%s", card.worker_id)
             if reason is not None:
-                log.error("engine failed worker=%s reason=%s", worker_id, reason)
+                log.error("engine failed worker=%s reason=%s", card.worker_id, reason)
                 return 1
             await worker.drained(settings.drain_timeout_s)
             return 0
     finally:
         await transport.close()
         await discovery.close()
+
+
+async def _checkpoint(model_path: Path) -> str:
+    try:
+        return await asyncio.to_thread(fingerprint, model_path)
+    except OSError as error:
+        log.warning("checkpoint unknown reason=%s", error)
+        return ""
 
 
 async def _join(
@@ -173,8 +183,9 @@ async def _join(
 
 
 def _card(
-    settings: WorkerSettings, info: EngineInfo, worker_id: str, incarnation: str, address: str
+    settings: WorkerSettings, info: EngineInfo, identity: tuple[str, str], address: str, checkpoint: str
 ) -> WorkerInfo:
+    worker_id, incarnation = identity
     return WorkerInfo(
         worker_id=worker_id,
         incarnation=incarnation,
@@ -191,4 +202,5 @@ def _card(
         kv_timeout_s=info.kv_timeout_s,
         max_batch_size=info.max_batch_size,
         max_queue_size=info.max_queue_size,
+        checkpoint=checkpoint,
     )

@@ -1,6 +1,7 @@
 """Workers that join a running fleet: every pair has moved KV before clients use it."""
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -49,3 +50,17 @@ def test_unlike_workers_are_refused_by_the_worker_in_health_and_in_status(
     command = [sys.executable, "-m", "baton", "status", "--url", stack.url]
     status = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert f"refused pair {reason}" in status.stdout
+
+
+def test_workers_with_other_weights_of_the_same_shape_are_not_paired(stack: Stack, tmp_path: Path) -> None:
+    fine_tune = shutil.copytree(ROOT / "models/demo", tmp_path / "fine-tune")
+    weights = bytearray((fine_tune / "model.safetensors").read_bytes())
+    weights[-(1 << 20) :] = bytes(1 << 20)
+    (fine_tune / "model.safetensors").write_bytes(weights)
+    stack.worker("prefill")
+    stack.wait_ready(1, 0)
+    stack.worker("decode", model_path=str(fine_tune))
+    stack.wait_ready(1, 1)
+
+    (reason,) = stack.health()["refused_pairs"]
+    assert re.fullmatch(r"prefill-\w+ -> decode-\w+: checkpoint \w{16} is not \w{16}", str(reason))

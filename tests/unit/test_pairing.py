@@ -31,6 +31,7 @@ def worker(role: Role, **changes: object) -> WorkerInfo:
         engine_version="1.2.0",
         kv_layout=LAYOUT,
         kv_transfer="ucx-cpp (tp 4, buffer 65536)",
+        checkpoint="a1",
     )
     return msgspec.structs.replace(info, **changes)
 
@@ -42,6 +43,7 @@ def worker(role: Role, **changes: object) -> WorkerInfo:
         ({"engine_version": "1.2.1"}, "engine version 1.2.0 is not 1.2.1"),
         ({"kv_transfer": "nixl (tp 4)"}, "kv transfer ucx-cpp is not nixl"),
         ({"kv_transfer": ""}, "kv transfer ucx-cpp is not none"),
+        ({"checkpoint": "b2"}, "checkpoint a1 is not b2"),
         ({"dtype": "fp8"}, "dtype bfloat16 is not fp8"),
         ({"tokens_per_block": 64}, "tokens_per_block 32 is not 64"),
         ({"num_layers": 24}, "num_layers 36 is not 24"),
@@ -60,6 +62,14 @@ def test_unlike_workers_are_not_paired_and_both_values_are_named(
     decode = worker(Role.DECODE, kv_layout=msgspec.structs.replace(LAYOUT, **layout), **changes)
 
     assert why_not_paired(prefill, decode) == f"p -> d: {says}"
+
+
+@pytest.mark.parametrize("unknown", [{"decode": ""}, {"prefill": ""}, {"prefill": "", "decode": ""}])
+def test_an_unknown_checkpoint_fits_any(unknown: dict[str, str]) -> None:
+    prefill, decode = (
+        worker(role, checkpoint=unknown.get(role.value, "a1")) for role in (Role.PREFILL, Role.DECODE)
+    )
+    assert why_not_paired(prefill, decode) is None
 
 
 def test_an_unknown_layout_fits_no_other() -> None:
