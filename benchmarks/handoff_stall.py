@@ -1,11 +1,11 @@
 """How long running answers stand still while KV is handed over beside them, on two GPUs.
 
 `python benchmarks/handoff_stall.py [--size 20b] [--engines JSON;JSON] [--ways apart,aggregated]
-[--spy FOLDER]` adds to benchmarks/results/handoff_stall_20b.json: the first token's time of a prompt alone,
+[--cached] [--spy FOLDER]` adds to benchmarks/results/handoff_stall_20b.json: the first token's time of a prompt alone,
 and apart the gaps between the tokens of eight running answers without handoffs, and with one at a time of
 2,000, 12,000 and 32,000 tokens. `--engines` are engine arguments that the workers are started with in turn;
-`--spy` samples the stacks of vLLM's processes (needs py-spy). Weights are random. Needs what `vllm_aiperf.py`
-needs.
+`--cached`: prefill has computed the prompts before, so that two workers can share a GPU; `--spy` samples the
+stacks of vLLM's processes (needs py-spy). Weights are random. Needs what `vllm_aiperf.py` needs.
 
 Some counts are medians over the streams: random tokens may make no whole character for a while, and then one
 stream pauses alone. When decode stands still, all do.
@@ -44,15 +44,23 @@ TOKENS_PER_S = 300  # more than a stream generates, so that none ends early
 PAUSE_S = 0.3
 
 
+def new_prompt(num_tokens: int) -> list[int]:
+    """One that no cache holds."""
+    return [random.randrange(*VOCABULARY) for _ in range(num_tokens)]
+
+
 def new_request(num_tokens: int, num_answer: int) -> bytes:
-    """With a prompt that no cache holds."""
-    return request([random.randrange(*VOCABULARY) for _ in range(num_tokens)], num_answer)
+    """With a new prompt."""
+    return request(new_prompt(num_tokens), num_answer)
 
 
-async def gaps(url: str, num_tokens: int, seconds: float) -> dict[str, Any]:
+async def gaps(url: str, num_tokens: int, seconds: float, *, cached: bool) -> dict[str, Any]:
     """The gaps of the running answers while prompts of `num_tokens` are handed over; 0: none are."""
-    num_handoffs = 1 + int(seconds / PAUSE_S)
-    requests = [new_request(num_tokens, 2) for _ in range(num_handoffs)]  # not while it measures
+    prompts = [new_prompt(num_tokens) for _ in range(1 + int(seconds / PAUSE_S))]
+    requests = [request(prompt, 2) for prompt in prompts]  # not while it measures
+    if num_tokens and cached:
+        for prompt in prompts:
+            await ask(url, request(prompt, 1))  # decode gets no answer of one token
     streams: list[list[float]] = [[] for _ in range(NUM_STREAMS)]
     num_answer = int(TOKENS_PER_S * (seconds + 2))
     running = [asyncio.create_task(ask(url, new_request(500, num_answer), times)) for times in streams]
@@ -126,18 +134,19 @@ def spying(folder: Path, seconds: float) -> Iterator[None]:
         spy.wait(60)
 
 
-def measured(url: str, way: str, spy: Path | None, seconds: float) -> Iterator[dict[str, Any]]:
+def measured(url: str, way: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The rows of one way and set of engine arguments."""
+    spy, seconds, cached = options.spy, options.seconds, options.cached
     for num_tokens in ALONE:
         asyncio.run(ask(url, new_request(num_tokens, 2)))  # the connection is made with the first handoff
         yield asyncio.run(alone(url, num_tokens))
     if way != "apart":
         return
     for num_tokens in HANDED_OVER:
-        yield asyncio.run(gaps(url, num_tokens, seconds))
+        yield asyncio.run(gaps(url, num_tokens, seconds, cached=cached))
     if spy is not None:
         with spying(spy, seconds):
-            yield {"sampled": True} | asyncio.run(gaps(url, HANDED_OVER[-1], seconds))
+            yield {"sampled": True} | asyncio.run(gaps(url, HANDED_OVER[-1], seconds, cached=cached))
 
 
 def main() -> None:
@@ -146,6 +155,7 @@ def main() -> None:
     parser.add_argument("--size", default="20b", choices=["20b", "120b"])
     parser.add_argument("--engines", default="{}", help="sets of engine arguments, JSON, separated by ;")
     parser.add_argument("--ways", default="apart")
+    parser.add_argument("--cached", action="store_true", help="prefill has computed the prompts before")
     parser.add_argument("--spy", type=Path, help="folder for stacks")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each row")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results")
@@ -164,11 +174,16 @@ def main() -> None:
         for override, way in itertools.product(options.engines.split(";"), options.ways.split(",")):
             engine = ENGINE | json.loads(override)
             engines = dict.fromkeys(("PREFILL_FLAGS", "DECODE_FLAGS", "FLAGS"), engine)
-            run: dict[str, Any] = {"way": way, "engine": json.loads(override), "rows": []}
+            run: dict[str, Any] = {
+                "way": way,
+                "engine": json.loads(override),
+                "cached": options.cached,
+                "rows": [],
+            }
             results["runs"].append(run)
             arguments = [] if way == "apart" else ["--agg"]
             with servers.baton(folder, options.size, *arguments, engines=engines) as (urls, _):
-                for row in measured(urls[0], way, options.spy, options.seconds):
+                for row in measured(urls[0], way, options):
                     print(json.dumps({"way": way} | run["engine"] | row), flush=True)
                     run["rows"].append(row)
                     file.write_text(json.dumps(results, indent=1) + "\n")
