@@ -1,7 +1,7 @@
 """How long running answers stand still while KV is handed over beside them, on two GPUs.
 
-`python benchmarks/handoff_stall.py [--size 20b] [--engines JSON;JSON] [--ways apart,aggregated]
-[--cached] [--spy FOLDER]` adds to benchmarks/results/handoff_stall_20b.json: the first token's time of a prompt alone,
+`python benchmarks/handoff_stall.py [--size 20b] [--engines JSON;JSON] [--ways apart,aggregated] [--cached]
+[--spy FOLDER]` adds to benchmarks/results/handoff_stall_20b.json: the first token's time of a prompt alone,
 and apart the gaps between the tokens of eight running answers without handoffs, and with one at a time of
 2,000, 12,000 and 32,000 tokens. `--engines` are engine arguments that the workers are started with in turn;
 `--cached`: prefill has computed the prompts before, so that two workers can share a GPU; `--spy` samples the
