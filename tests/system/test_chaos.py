@@ -7,7 +7,7 @@ import pytest
 
 from tests.stack import PYTHON, ROOT
 
-KINDS = ["drain", "freeze", "kill", "kill_broker"]
+KINDS = ["drain", "freeze", "kill", "kill_broker", "kill_workers"]
 
 
 @pytest.mark.slow
