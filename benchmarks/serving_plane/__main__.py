@@ -1,6 +1,6 @@
 """Speed of the serving plane: frontend and mocker workers under wrk, with the CPU time of each process.
 
-    python -m benchmarks.serving_plane [--peer dynamo] [--seconds 8] [--results FOLDER]
+    python -m benchmarks.serving_plane [--peer dynamo] [--num-processes 1] [--seconds 8] [--results FOLDER]
 
 `make bench` runs it; PEER=dynamo runs NVIDIA Dynamo under the same load, in the same minutes. Needs wrk, etcd
 and nats-server on the PATH.
@@ -14,18 +14,19 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from benchmarks.serving_plane.load import ROWS, Measured, Row, measure
 from benchmarks.serving_plane.plot import svg
 from benchmarks.serving_plane.stacks import baton, dynamo
 
-START = {"baton": baton, "dynamo": dynamo}
 RESULTS = Path(__file__).parents[1] / "results"
 
 
-def run(servers: list[str], seconds: int) -> Iterator[tuple[str, Row, Measured]]:
+def run(servers: list[str], seconds: int, num_processes: int) -> Iterator[tuple[str, Row, Measured]]:
     """Measure each row on one server after the other, so that a change of the machine's speed hits both."""
+    start = {"baton": partial(baton, num_processes=num_processes), "dynamo": dynamo}
     for plane, step_ms in dict.fromkeys((row.plane, row.step_ms) for row in ROWS):
         rows = [row for row in ROWS if (row.plane, row.step_ms) == (plane, step_ms)]
         with ExitStack() as stopping:
@@ -33,7 +34,7 @@ def run(servers: list[str], seconds: int) -> Iterator[tuple[str, Row, Measured]]
             for server in servers:
                 if server == "baton" or not all(row.is_own for row in rows):
                     folder = Path(stopping.enter_context(tempfile.TemporaryDirectory()))
-                    running[server] = stopping.enter_context(START[server](folder, plane, step_ms))
+                    running[server] = stopping.enter_context(start[server](folder, plane, step_ms))
             for row in rows:
                 for server, each in running.items():
                     yield server, row, measure(row, each, seconds)
@@ -59,12 +60,13 @@ def main() -> None:
     """Print the table and the ratios; write JSON and a plot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peer", choices=["dynamo"])
+    parser.add_argument("--num-processes", type=int, default=1, help="of Baton's frontend")
     parser.add_argument("--seconds", type=int, default=8, help="per row, after two seconds of warm-up")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     servers = ["baton", options.peer] if options.peer else ["baton"]
     found: dict[str, dict[str, Measured]] = {server: {} for server in servers}
-    for server, row, measured in run(servers, options.seconds):
+    for server, row, measured in run(servers, options.seconds, options.num_processes):
         found[server][row.name] = measured
         print(_line(server, row, measured), flush=True)
     if options.peer:

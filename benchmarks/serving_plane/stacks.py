@@ -30,8 +30,8 @@ class Running:
 
 
 @contextmanager
-def baton(folder: Path, plane: str, step_ms: float) -> Iterator[Running]:
-    """Frontend and workers over etcd and the plane."""
+def baton(folder: Path, plane: str, step_ms: float, num_processes: int = 1) -> Iterator[Running]:
+    """Frontend, of so many processes, and workers over etcd and the plane."""
     with ExitStack() as stopping:
         etcd = _etcd(folder, stopping)
         environ = {
@@ -46,7 +46,7 @@ def baton(folder: Path, plane: str, step_ms: float) -> Iterator[Running]:
         yaml = folder / "mocker.yaml"
         instant = "prefill_tokens_per_s: 1.0e+9\nkv_transfer_ms: 0\nmax_batch_size: 1024\n"
         yaml.write_text(f"{instant}decode_step_ms: {step_ms}\n")
-        stack.frontend("--log-level", "warning")
+        stack.frontend("--log-level", "warning", "--num-processes", str(num_processes))
         stack.worker("prefill", yaml=yaml), stack.worker("decode", yaml=yaml)
         stack.wait_ready(1, 1)
         names = ("frontend", "prefill", "decode")
