@@ -166,18 +166,26 @@ def test_a_call_on_a_link_that_has_been_silent_fails_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_retry", "hears_more", "error"),
-    [(False, False, WorkerLost), (True, False, WorkerUnreached), (True, True, WorkerLost)],
+    ("num_before", "is_retry", "num_since", "error"),
+    [
+        (0, False, 0, WorkerUnreached),
+        (0, False, 1, WorkerLost),
+        (1, False, 0, WorkerLost),
+        (1, True, 0, WorkerUnreached),
+        (1, True, 1, WorkerLost),
+    ],
 )
-def test_a_retry_whose_worker_has_said_nothing_since_never_reached_it(
-    is_retry: bool, hears_more: bool, error: type[WorkerLost]
+def test_a_worker_that_would_have_answered_at_once_and_did_not_never_got_the_request(
+    num_before: int, is_retry: bool, num_since: int, error: type[WorkerLost]
 ) -> None:
     async def main() -> None:
         link = CallerLink(Sent(), "w", PACE)
-        link.receive(frame(0, Hello(frames.VERSION, "w")))
+        said = [frame(0, Hello(frames.VERSION, "w")), frame(1, Beat())]
+        for each in said[:num_before]:
+            link.receive(each)
         call = link.open(msgspec.structs.replace(a_request(), is_retry=is_retry))
-        if hears_more:
-            link.receive(frame(1, Beat()))
+        for each in said[num_before : num_before + num_since]:
+            link.receive(each)
         link.lose("it was killed")
         assert type(call.error) is error
 
@@ -193,6 +201,28 @@ def test_a_worker_says_at_once_that_it_has_a_retry() -> None:
         caller.say(Open(2, msgspec.structs.replace(a_request(), is_retry=True)))
         await asyncio.sleep(0.1)
         assert caller.heard(Beat) == [Beat()]
+
+    run_jumping(main())
+
+
+def test_silence_counts_while_there_are_calls() -> None:
+    async def main() -> None:
+        num_asked = 0
+
+        def ask() -> None:
+            nonlocal num_asked
+            num_asked += 1
+
+        link = CallerLink(Sent(), "w", Pace(tick_s=1.0, num_silent=4, num_idle=100), on_silence=ask)
+        await asyncio.sleep(9.5)
+        link.lose_if_silent()
+        assert (num_asked, link.lost) == (0, None)
+        link.open(a_request())
+        assert num_asked == 1
+        await asyncio.sleep(1)
+        assert num_asked == 2
+        link.lose_if_silent()
+        assert link.lost == "it does not respond"
 
     run_jumping(main())
 

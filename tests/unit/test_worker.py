@@ -29,6 +29,7 @@ from tests.clock import run_jumping
 from tests.generators import none_abandoned
 from tests.registry import Snapshot, worker
 from tests.waiting import PATIENCE_S
+from workers.checkpoint import fingerprint
 from workers.engine import EngineInfo
 from workers.flags import WorkerSettings
 from workers.worker import Worker, new_identity, run_worker
@@ -279,7 +280,11 @@ def test_what_runs_when_a_shutdown_is_asked_for_ends_well(tmp_path: Path) -> Non
     asyncio.run(main())
 
 
-def test_a_worker_shows_what_its_engine_says_of_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_a_worker_shows_what_its_engine_says_of_itself(tmp_path: Path, is_readable: bool) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"\x01") if is_readable else weights.mkdir()
+
     async def main() -> None:
         chosen, shutdown, engine = settings(tmp_path), Shutdown(), ScriptedEngine(kv_transfer="tcp")
         running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
@@ -289,6 +294,7 @@ def test_a_worker_shows_what_its_engine_says_of_itself(tmp_path: Path) -> None:
         assert (shown.engine, shown.engine_version, shown.kv_transfer) == ("scripted", "1", "tcp")
         assert (shown.context_length, shown.kv_layout, shown.kv_timeout_s) == (10, LAYOUT, 7.0)
         assert shown.cold_peers == ()
+        assert shown.checkpoint == (fingerprint(tmp_path) if is_readable else "")
         shutdown.ask()
         assert await running == 0
 
