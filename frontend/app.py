@@ -207,9 +207,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _hint(request: Request) -> str:
-    """A hint for unknown paths whose base URL lacks or repeats /v1."""
+    """A hint for unknown paths whose base URL lacks /v1, or has one too many."""
     path = request.url.path
-    meant = path.removeprefix("/v1") if path.startswith("/v1/v1/") else f"/v1{path}"
+    meant = path.removeprefix("/v1") if path.startswith("/v1/") else f"/v1{path}"
     known = {getattr(route, "path", "") for route in request.app.router.routes}
     return f" Did you mean {meant}? Check the client's base URL." if meant in known else ""
 

@@ -38,7 +38,7 @@ def first_fault(value: object, expected: inspect.Type, path: str = "") -> Fault 
         case inspect.UnionType(types=types):
             return _in_union(value, types, path)
         case inspect.LiteralType(values=allowed):
-            return None if value in allowed and type(value) is not bool else _not_among(value, allowed, path)
+            return None if value in allowed else _not_among(value, allowed, path)
         case inspect.StructType() if isinstance(value, dict):
             return _in_struct(value, expected, path)
         case inspect.DictType() if isinstance(value, dict):

@@ -378,6 +378,21 @@ def test_a_server_that_drains_refuses_connections() -> None:
     uvloop.run(main())
 
 
+def test_all_but_the_reserved_descriptors_are_for_clients(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.http.server.RESERVED_DESCRIPTORS", 2)
+    monkeypatch.setattr("baton.listener.resource.getrlimit", lambda _: (16, 16))
+
+    async def part(scene: Scene) -> None:
+        for _ in range(14):
+            await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
+        await until(lambda: scene.app.num_running == 14)
+        assert error_code(await (await scene.peer(GET)).rest()) == (503, "not_ready")
+
+    play(part, Patience())
+
+
 def test_connections_beyond_the_limit_get_a_503_if_all_others_are_busy(play: Play) -> None:
     async def part(scene: Scene) -> None:
         streams = [await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n") for _ in range(4)]

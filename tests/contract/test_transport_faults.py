@@ -290,6 +290,23 @@ def test_a_worker_that_is_cut_off_is_lost_within_two_seconds_and_keeps_its_calle
     asyncio.run(scenario())
 
 
+def test_a_worker_that_sends_nonsense_is_lost_and_is_no_stranger() -> None:
+    async def talk_nonsense(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\xff" * 64)
+        writer.close()
+
+    async def scenario() -> None:
+        before, caller = strangers.num_messages, TcpTransport()
+        async with await asyncio.start_server(talk_nonsense, "127.0.0.1") as server:
+            port = server.sockets[0].getsockname()[1]
+            with pytest.raises(WorkerLost, match="exceeds the limit"):
+                await anext(caller.call(f"tcp://127.0.0.1:{port}/w.1", a_request()))
+        assert strangers.num_messages == before
+        await caller.close()
+
+    asyncio.run(scenario())
+
+
 @contextlib.asynccontextmanager
 async def raw_connection(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     host, _, port = address.removeprefix("tcp://").partition("/")[0].partition(":")

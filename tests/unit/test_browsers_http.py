@@ -83,10 +83,11 @@ def test_every_page_answers_head(path: str) -> None:
     [
         ("/chat/completions", "Did you mean /v1/chat/completions?"),
         ("/v1/v1/messages", "Did you mean /v1/messages?"),
+        ("/v1/metrics", "Did you mean /metrics?"),
         ("/nope", None),
     ],
 )
-def test_a_base_url_without_v1_or_with_two_is_answered_with_a_hint(path: str, hint: str | None) -> None:
+def test_a_base_url_without_v1_or_with_one_too_many_gets_a_hint(path: str, hint: str | None) -> None:
     reply: Any = asyncio.run(Client(ScriptedTokens(ANSWER)).post(path, BODY))
     assert reply.status == 404
     assert (hint or "Not Found.") in reply.error["message"]

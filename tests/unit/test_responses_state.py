@@ -372,6 +372,7 @@ def test_cancelling_ends_a_background_response_and_its_generation() -> None:
             cancelled = (await client.post(url + "/cancel", {})).json
             assert cancelled["status"] == "cancelled"
             assert cancelled["output"][0]["status"] == "incomplete"
+            assert cancelled["output"][0]["content"][0]["text"] == "Think"
             assert client.tokens.num_ended == 1
             assert (await client.post(url + "/cancel", {})).json == cancelled
             assert (await client.get(url)).json == cancelled
@@ -547,6 +548,7 @@ def test_a_shutdown_reports_what_it_interrupts_as_failed(tmp_path: Path) -> None
             assert found["status"] == "failed"
             assert "shut down" in found["error"]["message"]
             assert found["output"][0]["status"] == "incomplete"
+            assert found["output"][0]["content"][0]["text"] == "Think"
             [failed] = (await client.get(f"/v1/responses/{made['id']}?stream=true&starting_after=7")).events
             assert (failed["type"], failed["sequence_number"]) == ("response.failed", 8)
             assert failed["response"] == found
