@@ -15,8 +15,8 @@ import httpx
 from tests.stack import MODEL
 from tests.waiting import scaled
 
-HUNG_S = scaled(60.0)
-"""More than what a stream may wait for: 35 s for an embedded worker's restart, 20 s for a stuck worker."""
+HUNG_S = scaled(90.0)
+"""More than what a stream may wait for: 65 s for embedded workers' restart, 20 s for a stuck worker."""
 _REFUSED = {429, 503}
 _AGAIN_S = 0.2
 _DONE = "[DONE]"

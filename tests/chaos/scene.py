@@ -15,9 +15,8 @@ PLANES = ("tcp+files", "nats+etcd")
 PREFILLS, DECODES = ("prefill-1", "prefill-2"), ("decode-1", "decode-2")
 WORKERS = PREFILLS + DECODES
 BROKERS = ("nats", "etcd")
-START_S = {"mocker": 10.0, "embedded": 30.0}
-"""Until a new process of that engine serves, while a fault is injected beside it; torch takes its time."""
-"""The frontend's only flag: on a slow machine new processes start later."""
+START_S = {"mocker": 10.0, "embedded": 60.0}
+"""Until a new process of that engine serves, while others start; four that load torch take a minute."""
 _READY = {"nats": "Server is ready", "etcd": "ready to serve client requests"}
 _LEAKS = ("num_running", "num_waiting", "kv_used_blocks", "kv_pinned_blocks")
 
