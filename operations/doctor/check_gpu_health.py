@@ -23,7 +23,7 @@ def health(facts: Facts) -> Iterator[Finding]:
     names = {gpu.name for gpu in facts.nvidia.gpus}
     order = facts.host.environment.get("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     indexed = any(entry.isdecimal() for worker in facts.workers for entry in worker.gpu_list)
-    if len(names) > 1 and indexed and order != "PCI_BUS_ID" and facts.wants_gpus:
+    if len(names) > 1 and indexed and order != "PCI_BUS_ID":
         yield warning(
             "gpu-order", f"{len(names)} GPU models, and CUDA_DEVICE_ORDER is {order}",
             breaks="CUDA numbers the fastest first, nvidia-smi by PCI slot: an index may select another GPU",

@@ -497,6 +497,7 @@ SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
      lambda f: _gpu(_set(_only(f, "prefill"), "prefill", gpus="GPU-00000000"), 7, name="NVIDIA H100")),
     ("GPUs of two kinds by slot", "gpu-order",
      lambda f: _gpu(_env(f, CUDA_DEVICE_ORDER="PCI_BUS_ID"), 7, name="NVIDIA H100")),
+    ("peer access that is missing, not NVLink as well", "gpu-no-nvlink", _rtx),
     ("a demo pair on a machine with GPUs", "gpu-shared", lambda _: replace(laptop(), nvidia=B200X8)),
     ("GPUs that were not listed", "gpu-idle", lambda f: _set(_only(f, "decode"), "decode", gpus=None)),
     ("a GPU that both use", "gpu-no-nvlink", lambda f: _set(f, "decode", gpus="3,4,5,6")),
@@ -618,6 +619,12 @@ def test_the_exit_status_is_that_of_the_worst() -> None:
     assert examine(_health(b200_node(), persistence_mode="Disabled")).exit_status == 0
     assert examine(_env(b200_node(), UCX_TLS="tcp")).exit_status == 1
     assert examine(_env(_model(b200_node(), is_folder=False), UCX_TLS="tcp")).exit_status == 2
+
+
+@pytest.mark.parametrize("machine", [b200_node, laptop])
+def test_why_no_gpu_is_found_is_told(machine: Callable[[], Facts]) -> None:
+    facts = replace(machine(), nvidia=Nvidia(problem="couldn't communicate"))
+    assert "couldn't communicate" in _found(facts)["gpu-none"].fact
 
 
 def test_a_laptop_is_told_one_thing() -> None:

@@ -165,6 +165,16 @@ def test_this_machine_can_be_read() -> None:
     assert bind_problem("192.0.2.1", 0)
 
 
+def test_the_container_toolkit_is_asked_for_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert probe_host().container_toolkit is None
+    (tmp_path / "nvidia-ctk").write_text('#!/bin/sh\necho "version 1.17.4 $1"\n')
+    (tmp_path / "nvidia-ctk").chmod(0o755)
+    assert probe_host().container_toolkit == "version 1.17.4 --version"
+
+
 def test_workers_come_from_the_flags() -> None:
     settings = DoctorSettings(
         prefill_gpus="0,1;2,3", decode_engine_args=Path("engine_configs/demo/decode.yaml")

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from baton.errors import BatonError, DeadlineExceeded, HandoffFailed, WorkerLost
-from baton.messages import GenerateRequest, KvHandoff, Role, Sampling
+from baton.errors import BatonError, DeadlineExceeded, HandoffFailed, NotReady, WorkerLost
+from baton.messages import GenerateRequest, Guided, KvHandoff, Role, Sampling
 from tests.memory_wire import Wire
 from tests.tiny_gpt_oss import prompt, write_checkpoint
 from tests.waiting import PATIENCE_S, scaled, until
@@ -296,6 +296,35 @@ def test_each_token_of_an_answer_has_its_own_noise(checkpoint: Path) -> None:
         async with engine(checkpoint, Wire()) as each:
             tokens = await answer(each, ask(max_tokens=12, temperature=1e6))
         assert len(set(tokens)) > 6  # nothing but noise decides
+
+    asyncio.run(main())
+
+
+class Compiling:
+    """Takes until `done` to compile a form."""
+
+    def __init__(self) -> None:
+        self.is_asked, self.done = asyncio.Event(), asyncio.Event()
+
+    async def matcher(self, *_: object) -> None:
+        self.is_asked.set()
+        await self.done.wait()
+
+    def close(self) -> None: ...
+
+
+def test_a_request_whose_form_compiles_while_the_engine_stops_is_refused(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with engine(checkpoint, Wire()) as each:
+            monkeypatch.setattr(each, "_grammars", compiling := Compiling())
+            asking = asyncio.create_task(answer(each, ask(guided=Guided(leading=(), last=()))))
+            await compiling.is_asked.wait()
+            await each.stop()
+            compiling.done.set()
+            with pytest.raises(NotReady):
+                await asking
 
     asyncio.run(main())
 
