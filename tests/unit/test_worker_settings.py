@@ -49,7 +49,12 @@ def test_a_typed_flag_beats_the_yaml_which_beats_the_default(tmp_path: Path) -> 
         "cache.tokens_per_block": "default",
         "cache.fraction": "flag",
     }
-    assert f"max_batch_size=4 ({path}:1)" in loaded.lines()
+    assert set(loaded.lines()) == {
+        f"max_batch_size=4 ({path}:1)",
+        "device=None (default)",
+        "cache.tokens_per_block=16 (default)",
+        "cache.fraction=0.7 (flag)",
+    }
 
 
 def test_no_yaml_and_an_empty_yaml_give_the_defaults(tmp_path: Path) -> None:
