@@ -1,6 +1,7 @@
 """`python -m baton download` against a small hub on loopback: excludes, resume, checksums, refusals."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from operations.download import DownloadError, _check_room, _check_sums
+from operations.download import DownloadError, _check_room, _check_sums, _explained
 from tests.waiting import PATIENCE_S
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -203,6 +204,18 @@ def test_the_models_own_files_are_verified_and_no_others(tmp_path: Path) -> None
     verdict.missing_paths.append(LARGE)
     with pytest.raises(DownloadError, match=f"rm -f {tmp_path}/{LARGE}, then"):
         _check_sums(hub, REPO, COMMIT, tmp_path, {LARGE})
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left"), "is full; make room"),
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), "cannot be reached"),
+        (PermissionError(errno.EACCES, "Permission denied"), "is not writable"),
+    ],
+)
+def test_a_failure_says_what_to_do(tmp_path: Path, error: OSError, said: str) -> None:
+    assert said in _explained(error, REPO, tmp_path)
 
 
 @pytest.mark.parametrize(

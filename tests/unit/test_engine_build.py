@@ -10,8 +10,10 @@ import pytest
 from baton.flags import parse
 from tests.certificates import Authority
 from workers.engines.build import build_engine
+from workers.engines.choose import with_engine
 from workers.engines.loading import dying_at_once, importing
 from workers.flags import WorkerSettings
+from workers.settings_text import SettingsError
 
 
 def test_no_garbage_is_collected_while_an_engine_is_imported() -> None:
@@ -44,6 +46,16 @@ def effective(*arguments: str) -> list[str]:
 def test_what_is_overridden_counts() -> None:
     lines = effective("--engine", "mocker", "--override-engine-args", '{"decode_step_ms": 7}')
     assert any(line.startswith("decode_step_ms=7.0 (--override-engine-args") for line in lines), lines
+
+
+@pytest.mark.parametrize("chosen", [["--engine", "embedded"], []])
+def test_an_engine_by_default_is_named_with_what_it_refuses(chosen: list[str]) -> None:
+    line = [*chosen, "--model-path", "models/demo", "--override-engine-args", '{"nope": 1}']
+    typed = parse(WorkerSettings, line, prog="p", description="d", environ={})
+    parsed = with_engine(typed, is_installed=lambda name: name not in {"tensorrt_llm", "vllm"})
+    with pytest.raises(SettingsError, match="nope") as refused:
+        build_engine(parsed, ("w", "i"))
+    assert ("--engine defaults to embedded here" in str(refused.value)) is not bool(chosen)
 
 
 def test_vllm_gets_a_model_folder_that_holds_in_every_working_directory() -> None:

@@ -31,7 +31,7 @@ _ENDLESS = "no JSON value matches it: a `$ref` refers to itself, or a required v
 def compile_form(tokenizer: LLTokenizer, form: Guided) -> LLMatcher:
     """A matcher at the beginning of an answer. Raises InvalidRequest for forms that cannot be enforced."""
     matcher = LLMatcher(tokenizer, _grammar(form), log_level=0, limits=_LIMITS)
-    messages = [message for message in form.last + form.leading if message.grammar is not None]
+    messages = [message for message in form.last if message.grammar is not None]
     for message in messages:
         if matcher.is_error():
             problem = _problem_alone(tokenizer, message)
