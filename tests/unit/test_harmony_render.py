@@ -238,8 +238,10 @@ def test_a_name_that_the_model_made_up_is_mended_in_the_history(name: str, rende
 
 def test_a_schema_that_nests_too_deeply_is_refused() -> None:
     schema: dict[str, object] = {}
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH):
         schema = {"type": "array", "items": schema}
+    assert type_of(schema) == "any" + "[]" * MAX_DEPTH
+    schema = {"type": "array", "items": schema}
     with pytest.raises(InvalidRequest, match="nested deeper") as refused:
         render(Conversation(turns=(), tools=(Tool(name="f", parameters=schema, path="tools[0]"),)))
     assert refused.value.param == "tools[0].parameters"
