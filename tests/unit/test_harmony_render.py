@@ -267,6 +267,16 @@ def test_lone_surrogates_in_a_schema_do_no_harm() -> None:
     assert 'a\ud800?: Array<any>, // default: ["\udfff"]' in type_of(schema)
 
 
+@pytest.mark.parametrize("enum", [["d"], ["a", "b"]])
+def test_a_default_that_names_an_enum_value_is_not_quoted(enum: object) -> None:
+    def line(**fields: object) -> str:
+        return type_of({"type": "object", "properties": {"a": {"type": "string", "default": "d", **fields}}})
+
+    assert line(enum=enum).endswith(", // default: d\n}")
+    for none in ({}, {"enum": []}, {"enum": "d"}, {"enum": {"d": 1}}, {"enum": None}):
+        assert line(**none).endswith(', // default: "d"\n}')
+
+
 @pytest.mark.parametrize("parameters", [None, {}, [], "x", 3, {"type": "object", "properties": None}])
 def test_odd_parameters_are_rendered_somehow(parameters: object) -> None:
     assert "type f = (" in spelled(
