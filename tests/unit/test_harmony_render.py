@@ -274,7 +274,8 @@ def test_a_default_that_names_an_enum_value_is_not_quoted(enum: object) -> None:
 
     assert line(enum=enum).endswith(", // default: d\n}")
     assert line().endswith(', // default: "d"\n}')
-    for other in ([], "d", {"d": 1}, None):
+    others: list[object] = [[], "d", {"d": 1}, None]
+    for other in others:
         assert line(enum=other).endswith(', // default: "d"\n}')
 
 
