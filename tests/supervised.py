@@ -6,7 +6,8 @@ A process answers a line from each connection with its index and its process id,
 * `linger`: does so too, and ends then; SIGTERM does not end it earlier.
 * `exit N`: ends with that status.
 
-FAILURE is how the second process fails to start: `status`, `exception` or `kill`.
+FAILURE is how the second process fails to start: `status`, `exception` or `kill`; with `late` it is ready
+at the first SIGTERM, and ends at the second.
 """
 
 import logging
@@ -37,6 +38,15 @@ def _fail(how: str) -> int:
     return 5
 
 
+def _be_late(end: ProcessEnd) -> int:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    logging.info("late pid=%d ", os.getpid())
+    signal.sigwait({signal.SIGTERM})
+    end.ready()
+    signal.sigwait({signal.SIGTERM})
+    return 0
+
+
 def _obey(connection: socket.socket, index: int) -> None:
     word, _, number = connection.recv(64).decode().partition(" ")
     if word == "linger":
@@ -57,9 +67,11 @@ def main(num_processes: int, port: int, failure: str = "") -> int:
     listener = socket.create_server(("127.0.0.1", port))
 
     def serve(index: int, channel: socket.socket) -> int:
+        end = ProcessEnd(channel, ("127.0.0.1", port), lambda: os._exit(0))
+        if failure == "late" and index == SPOILT:
+            return _be_late(end)
         if failure and index == SPOILT:
             return _fail(failure)
-        end = ProcessEnd(channel, ("127.0.0.1", port), lambda: os._exit(0))
         end.ready()
         while True:
             connection, _ = end.accept()

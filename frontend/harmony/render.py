@@ -42,14 +42,17 @@ def render(conversation: Conversation) -> list[Segment]:
     results without a matching call.
     """
     turns = conversation.turns
-    num_leading = next((i for i, turn in enumerate(turns) if not isinstance(turn, Instructions)), len(turns))
-    leading = [turn.text for turn in turns[:num_leading] if isinstance(turn, Instructions)]
+    leading = []
+    for turn in turns:
+        if not isinstance(turn, Instructions):
+            break
+        leading.append(turn.text)
 
     segments = [*_message("system", _system_text(conversation))]
-    developer = _developer_text(conversation, "\n\n".join(text for text in leading if text))
+    developer = _developer_text(conversation, "\n\n".join(filter(None, leading)))
     if developer:
         segments += _message("developer", developer)
-    segments += _history(turns[num_leading:])
+    segments += _history(turns[len(leading) :])
     return [*segments, SpecialToken.START, "assistant"]
 
 

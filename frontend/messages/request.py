@@ -205,10 +205,10 @@ def _effort(body: Counted) -> Effort:
     if body.output_config is not None and body.output_config.effort is not None:
         return NEAREST_EFFORT[body.output_config.effort]
     thinking = body.thinking
-    if thinking is None or thinking.type == "adaptive":
+    if thinking is not None and thinking.type == "disabled":
+        return "low"
+    if thinking is None or thinking.type == "adaptive" or thinking.budget_tokens is None:
         return "medium"
-    if thinking.type == "disabled" or thinking.budget_tokens is None:
-        return "low" if thinking.type == "disabled" else "medium"
     if thinking.budget_tokens <= _LOW_BUDGET:
         return "low"
     return "medium" if thinking.budget_tokens <= _MEDIUM_BUDGET else "high"

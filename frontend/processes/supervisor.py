@@ -101,6 +101,8 @@ class Supervisor:
             for child in self._children.values():
                 child.end.close()
             self._offer.disown()
+            if self._held is not None:  # a copy would keep it open after its process has closed it
+                self._held.close()
             status = self._serve(index, end)
         except BaseException:  # noqa: BLE001  the process's edge: it must not go on as a supervisor
             traceback.print_exc()

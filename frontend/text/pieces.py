@@ -14,10 +14,7 @@ def pieces(text: str, num_chars: int = PIECE_CHARS) -> Iterator[str]:
     begins the next, so that the tokens of the pieces are the tokens of the text.
     """
     start = 0
-    while len(text) - start > num_chars:
-        stop = _cut(text, start + num_chars, num_chars)
-        if stop is None:
-            break
+    while (stop := _cut(text, start + num_chars, num_chars)) is not None:
         yield text[start:stop]
         start = stop
     yield text[start:]

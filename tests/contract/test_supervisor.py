@@ -1,10 +1,12 @@
 """A supervisor and its processes: who gets connections, what replaces the dead, how it drains."""
 
+import errno
 import itertools
 import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
@@ -117,7 +119,9 @@ def test_a_connection_waits_for_the_process_that_replaces_the_only_one(start: St
     supervised = start(1)
     _, pid = supervised.ask("exit 3")
     supervised.wait_logged("process_ended")
-    assert supervised.ask()[1] != pid
+    with supervised.say("who") as client:
+        assert answer(client)[1] != pid
+        assert client.recv(1) == b""  # the process that was made meanwhile has no copy of its own
 
 
 def test_connections_that_no_process_can_take_wait(start: Start) -> None:
@@ -157,11 +161,30 @@ def test_a_drain_lets_processes_finish_and_refuses_connections(start: Start) -> 
         assert {answer(first)[0], answer(second)[0]} == {0, 1}
         supervised.signal(signal.SIGTERM)
         wait_for(lambda: not supervised.is_listening())
-        with closing(Taken(supervised.port)) as taken:
-            assert taken.listener is None
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+            name = b"\0baton-frontend-%d-%d" % (os.getuid(), supervised.port)
+            assert probe.connect_ex(name) == errno.ECONNREFUSED  # no process has a copy of the offer
         assert supervised.popen.poll() is None
     assert supervised.wait() == 0
     assert "draining signal=SIGTERM" in supervised.text()
+
+
+def test_a_drain_starts_no_process_again(start: Start) -> None:
+    supervised = start(1)
+    supervised.ask("exit 3")
+    supervised.wait_logged("process_ended")
+    supervised.signal(signal.SIGTERM)
+    assert supervised.wait() == 0
+
+
+def test_a_process_that_is_ready_only_when_it_drains_gets_nothing(start: Start) -> None:
+    supervised = start(2, "late")
+    supervised.wait_logged("serving")
+    supervised.wait_logged("late pid=")
+    supervised.signal(signal.SIGTERM)
+    supervised.wait_logged("process_ready", 2)
+    os.kill(int(supervised.text().partition("late pid=")[2].split()[0]), signal.SIGTERM)
+    assert supervised.wait() == 0
 
 
 def num_taken() -> int:
@@ -183,6 +206,8 @@ def test_a_connection_that_no_process_has_is_closed_when_it_drains(start: Start)
         supervised.signal(signal.SIGINT)
         with suppress(ConnectionResetError):
             assert not last.recv(64)
+        with pytest.raises(subprocess.TimeoutExpired):  # it does not go back to accepting
+            supervised.popen.wait(0.3)
     assert supervised.wait() == 0
 
 
@@ -203,6 +228,17 @@ def test_processes_end_with_a_supervisor_that_is_killed(start: Start) -> None:
     supervised.kill()
     wait_for(lambda: not any(map(is_running, pids)))
     assert not supervised.is_listening()
+
+
+def test_a_process_that_is_busy_keeps_no_other_from_ending_with_the_supervisor(start: Start) -> None:
+    supervised = start(2)
+    index, pid = supervised.ask()
+    if index == 1:  # that connection is in turn again after the next
+        index, pid = supervised.ask()
+    with supervised.say("hold") as holding:
+        assert (index, answer(holding)[0]) == (0, 1)  # the second one was made last
+        supervised.kill()
+        wait_for(lambda: not is_running(pid))
 
 
 def test_without_descriptors_connections_wait(start: Start) -> None:

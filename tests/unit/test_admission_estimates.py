@@ -83,3 +83,25 @@ def test_requests_that_take_no_time_leave_an_estimate() -> None:
         await asyncio.gather(*waiting, return_exceptions=True)
 
     run_jumping(main())
+
+
+def test_a_caller_may_have_more_than_its_share_of_a_queue_that_is_not_full() -> None:
+    async def main() -> None:
+        admission = admission_of(num_running=1, num_starting=9, num_waiting=4)
+
+        async def one(caller: str) -> None:
+            async with admission.place(request(), caller):
+                await asyncio.sleep(1)
+
+        async with asyncio.TaskGroup() as tasks:
+            for caller in ("a", "a", "a", "b"):  # one runs, three wait
+                tasks.create_task(one(caller))
+                await asyncio.sleep(0)
+            admission.check("a", 600)
+            tasks.create_task(one("a"))
+            await asyncio.sleep(0)
+            admission.check("b", 600)  # which has less than its share
+            with pytest.raises(Overloaded):
+                admission.check("a", 600)
+
+    run_jumping(main())

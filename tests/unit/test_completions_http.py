@@ -52,8 +52,8 @@ def test_sixteen_tokens_are_the_default() -> None:
 def test_a_stream_of_a_completion_ends_with_its_reason_and_usage() -> None:
     reply = complete("x", max_tokens=100, stream=True, stream_options={"include_usage": True})
     *chunks, usage, done = reply.events
-    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == TEXT
-    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["Onc", "e u", "pon", " a ", "tim", "e", ""]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 6 + ["stop"]
     assert usage["choices"] == []
     assert usage["usage"]["prompt_tokens"] == 1
     assert done == "[DONE]"
@@ -123,6 +123,9 @@ def test_each_piece_of_raw_text_names_its_tokens() -> None:
     a, u1, u2, b = TOKENIZER.encode_text("aüb")
     deltas = [*reader.feed([a, u1]), *reader.feed([u2]), *reader.feed([b, u1]), *reader.finish()]
     assert deltas == [TextDelta("a", 0, 2), TextDelta("ü", 2, 3), TextDelta("b", 3, 5), TextDelta("�", 5, 5)]
+    reader = RawText(TOKENIZER)
+    deltas = [*reader.feed([u1]), *reader.feed([u2]), *reader.feed([a]), *reader.finish()]
+    assert deltas == [TextDelta("ü", 0, 2), TextDelta("a", 2, 3)]  # no piece without text
 
 
 @pytest.mark.parametrize("prompt", ["Say: <|start|>ü", [9, 8, 7]])

@@ -258,6 +258,18 @@ def test_what_comes_after_a_refused_head_is_not_read() -> None:
     converse(part)
 
 
+def test_a_head_may_be_as_long_as_the_limit() -> None:
+    async def part(scene: Scene) -> None:
+        begun = b"GET / HTTP/1.1\r\nx: "
+        scene.say(begun + b"a" * (MAX_HEAD_BYTES - len(begun)))
+        assert not scene.pipe.closes
+        assert scene.statuses == []
+        scene.say(b"a")
+        assert scene.statuses == [b"431"]
+
+    converse(part)
+
+
 def test_much_garbage_is_refused_once() -> None:
     async def part(scene: Scene) -> None:
         scene.say(bytes(2 * MAX_HEAD_BYTES))
@@ -303,3 +315,25 @@ def test_a_client_that_was_promised_more_and_asks_for_nothing_is_not_waited_for_
         assert scene.pipe.closes
 
     converse(part)
+
+
+@pytest.mark.parametrize(("has_asked", "limit_s"), [(False, PATIENCE.rest_s), (True, PATIENCE.linger_s)])
+def test_a_client_that_has_asked_for_nothing_for_so_long_is_closed_by_a_drain_at_once(
+    has_asked: bool, limit_s: float
+) -> None:
+    async def part(scene: Scene, idle_s: float) -> bool:
+        if has_asked:
+            scene.say(GET)
+            await scene.answered()
+        await asyncio.sleep(idle_s)  # jumped over
+        scene.connection.shutdown()
+        return scene.pipe.closes
+
+    async def waiting(scene: Scene) -> None:
+        assert not await part(scene, limit_s - 0.1)
+
+    async def closing(scene: Scene) -> None:
+        assert await part(scene, limit_s + 0.1)
+
+    converse(waiting)
+    converse(closing)

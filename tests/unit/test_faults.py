@@ -27,6 +27,9 @@ class Home(msgspec.Struct):
     rooms: dict[Annotated[str, msgspec.Meta(pattern="^[a-z]+$")], int] | None = None
     stop: str | list[str] | None = None
     is_let: bool | None = None
+    code: Annotated[str, msgspec.Meta(min_length=2)] | None = None
+    keys: Annotated[list[str], msgspec.Meta(min_length=2)] | None = None
+    floors: Annotated[int, msgspec.Meta(ge=1, le=9)] | list[int] | None = None
 
 
 DOG = {"kind": "dog", "name": "Rex"}
@@ -57,6 +60,11 @@ def fault(**fields: Any) -> Fault | None:
         ({"stop": 5}, "stop", "must be a string or an array, not 5"),
         ({"stop": [None]}, "stop[0]", "must be a string, not null"),
         ({"is_let": 1}, "is_let", "must be true or false, not 1"),
+        ({"code": "a"}, "code", "must have at least 2 characters"),
+        ({"keys": ["a"]}, "keys", "must have at least 2 entries"),
+        ({"floors": 0}, "floors", "must be between 1 and 9"),
+        ({"floors": "two"}, "floors", "must be an integer or an array, not 'two'"),
+        ({"floors": True}, "floors", "must be an integer or an array, not true"),
     ],
 )  # fmt: skip
 def test_a_fault_is_told_by_its_path_and_what_is_allowed(fields: Any, path: str, why: str) -> None:

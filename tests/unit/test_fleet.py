@@ -106,6 +106,7 @@ def test_a_model_is_served_as_soon_as_it_has_a_decode_worker() -> None:
 
             registry.show(worker("d1", context_length=50), worker("p1"))
             await until(lambda: fleet.models() == ["m"])
+            assert (fleet.health().status, fleet.health().missing) == ("healthy", [])
             assert fleet.served("m").context_length == 50
             registry.show(worker("d1", context_length=50), worker("p1", context_length=40))
             await until(lambda: fleet.served("m").context_length == 40)

@@ -139,6 +139,8 @@ def test_what_asks_for_nothing_is_neither_refused_nor_named() -> None:
         ),
         ({"allOf": [{"properties": {"a": {}}}], "properties": {"b": {}}},) * 2,
         ({"const": {"properties": {}}}, {"const": {"properties": {}}}),
+        ({"$defs": [], "anyOf": {}, "oneOf": None, "items": [{"properties": {}}]},) * 2,
+        ({"properties": None}, {"properties": None, "additionalProperties": False}),
         ({"properties": {"properties": {"type": "string"}}},
          {"properties": {"properties": {"type": "string"}}, "additionalProperties": False}),
     ],

@@ -1,6 +1,7 @@
 """Orchestration: prefill, handoff, decode, and what happens when a worker is lost on the way."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
@@ -176,10 +177,13 @@ def test_a_prefill_worker_lost_in_the_moment_of_the_first_chunk_is_not_missed() 
 
 def test_prefill_and_handoff_are_timed_once_each() -> None:
     fleet = ScriptedWorkers(p1=hand_off, d1=answer)
+    began_s = time.perf_counter()
 
     assert asyncio.run(generate(fleet)) == WHOLE
+    spent_s = time.perf_counter() - began_s
     for name in ("baton_prefill_seconds", "baton_handoff_seconds"):
         assert fleet.metrics.registry.get_sample_value(f"{name}_count") == 1
+        assert 0 < (fleet.metrics.registry.get_sample_value(f"{name}_sum") or 0) < spent_s
 
 
 def test_a_prefill_worker_lost_before_the_kv_has_moved_is_replaced_at_once() -> None:

@@ -238,8 +238,10 @@ def test_a_name_that_the_model_made_up_is_mended_in_the_history(name: str, rende
 
 def test_a_schema_that_nests_too_deeply_is_refused() -> None:
     schema: dict[str, object] = {}
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH):
         schema = {"type": "array", "items": schema}
+    assert type_of(schema) == "any" + "[]" * MAX_DEPTH
+    schema = {"type": "array", "items": schema}
     with pytest.raises(InvalidRequest, match="nested deeper") as refused:
         render(Conversation(turns=(), tools=(Tool(name="f", parameters=schema, path="tools[0]"),)))
     assert refused.value.param == "tools[0].parameters"
@@ -263,6 +265,18 @@ def test_a_value_that_nests_too_deeply_is_refused(leaf: object) -> None:
 def test_lone_surrogates_in_a_schema_do_no_harm() -> None:
     schema = {"type": "object", "properties": {"a\ud800": {"type": "array", "default": ["\udfff"]}}}
     assert 'a\ud800?: Array<any>, // default: ["\udfff"]' in type_of(schema)
+
+
+@pytest.mark.parametrize("enum", [["d"], ["a", "b"]])
+def test_a_default_that_names_an_enum_value_is_not_quoted(enum: object) -> None:
+    def line(**fields: object) -> str:
+        return type_of({"type": "object", "properties": {"a": {"type": "string", "default": "d", **fields}}})
+
+    assert line(enum=enum).endswith(", // default: d\n}")
+    assert line().endswith(', // default: "d"\n}')
+    others: list[object] = [[], "d", {"d": 1}, None]
+    for other in others:
+        assert line(enum=other).endswith(', // default: "d"\n}')
 
 
 @pytest.mark.parametrize("parameters", [None, {}, [], "x", 3, {"type": "object", "properties": None}])

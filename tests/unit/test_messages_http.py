@@ -182,6 +182,9 @@ def test_system_text_is_instructions_and_tools_are_shown() -> None:
     [
         ({}, "medium"),
         ({"thinking": {"type": "disabled"}}, "low"),
+        ({"thinking": {"type": "disabled", "budget_tokens": 32000}}, "low"),
+        ({"thinking": {"type": "adaptive", "budget_tokens": 32000}}, "medium"),
+        ({"thinking": {"type": "enabled"}}, "medium"),
         ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, "low"),
         ({"thinking": {"type": "enabled", "budget_tokens": 2049}}, "medium"),
         ({"thinking": {"type": "enabled", "budget_tokens": 12_000}}, "medium"),

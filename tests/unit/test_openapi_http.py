@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ ROUTES = routes(ServerState())
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 PAGE: Any = asyncio.run(Client(ScriptedTokens("")).get("/openapi.json")).json
 
+METHODS = {"get", "post", "delete"}
 OF_NO_OPERATION = {"route_not_found", "method_not_allowed"}
 
 
@@ -69,3 +71,40 @@ def test_every_example_is_served(path: str) -> None:
 @pytest.mark.parametrize("kind", EXAMPLES)
 def test_no_example_has_a_field_that_nobody_knows(kind: type[msgspec.Struct]) -> None:
     assert decode(json.dumps(EXAMPLES[kind]).encode(), kind)[1] == ()
+
+
+def test_every_parameter_of_a_path_is_required_and_the_others_say_what_they_are_for() -> None:
+    for path, operations in PAGE["paths"].items():
+        in_path = operations.get("parameters", [])
+        assert [f"{{{each['name']}}}" for each in in_path] == re.findall(r"{\w+}", path)
+        assert all((each["in"], each["required"]) == ("path", True) for each in in_path)
+        others = [
+            each for method in METHODS & set(operations) for each in operations[method].get("parameters", [])
+        ]
+        assert all("required" not in each and each["description"] for each in others)
+
+
+def test_what_is_served_without_a_key_says_so() -> None:
+    free = {
+        path
+        for path, operations in PAGE["paths"].items()
+        for method in METHODS & set(operations)
+        if operations[method].get("security") == []
+    }
+    assert free == {"/health", "/live", "/metrics"}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_the_headers_of_answers_are_shown(path: str) -> None:
+    responses = PAGE["paths"][path]["post"]["responses"]
+    assert {status: set(each["headers"]) for status, each in responses.items() if "headers" in each} == {
+        "200": {"x-baton-ignored"},
+        "429": {"retry-after"},
+        "503": {"retry-after"},
+    }
+
+
+def test_each_path_refuses_as_its_api_does() -> None:
+    for path in ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"):
+        shown = PAGE["paths"][path]["post"]["responses"]["400"]["content"]["application/json"]["schema"]
+        assert shown["$ref"].endswith("/MessagesError") == path.startswith("/v1/messages")

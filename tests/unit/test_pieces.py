@@ -22,6 +22,7 @@ def test_text_is_cut_between_words_only() -> None:
     assert list(pieces("one two three", 1)) == ["one", " two", " three"]
     assert list(pieces("a. b 1 c  d \u00e9 e\n f", 1)) == ["a. b 1 c  d \u00e9 e\n f"]
     assert list(pieces("one two three", 5)) == ["one two", " three"]
+    assert list(pieces("one . two three four", 5)) == ["one . two", " three", " four"]
     assert list(pieces("", 5)) == [""]
 
 

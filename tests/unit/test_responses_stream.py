@@ -170,6 +170,7 @@ def test_the_usage_counts_input_output_reasoning_and_cached_tokens() -> None:
     }
 
 
+@pytest.mark.parametrize("tokens_per_chunk", [3, 1000])
 @pytest.mark.parametrize(
     ("said", "items"),
     [
@@ -183,10 +184,11 @@ def test_the_usage_counts_input_output_reasoning_and_cached_tokens() -> None:
     ],
 )
 def test_an_answer_cut_by_its_token_limit_is_incomplete_and_so_is_the_item_that_was_cut(
-    said: str, items: list[tuple[str, str, str]]
+    said: str, items: list[tuple[str, str, str]], tokens_per_chunk: int
 ) -> None:
     limit = len(TOKENIZER.encode_text(said, allow_special=True))
-    events = numbered(respond(THINK + FINAL, stream=True, max_output_tokens=limit))[2:]
+    script = {"tokens_per_chunk": tokens_per_chunk}
+    events = numbered(respond(THINK + FINAL, script=script, stream=True, max_output_tokens=limit))[2:]
     last = events.pop()
     output = [check_item(events, i, *item) for i, item in enumerate(items)]
     assert events == []
@@ -195,7 +197,7 @@ def test_an_answer_cut_by_its_token_limit_is_incomplete_and_so_is_the_item_that_
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
     assert last["response"]["output"] == output
     assert last["response"]["completed_at"] is None
-    whole = respond(THINK + FINAL, max_output_tokens=limit).json
+    whole = respond(THINK + FINAL, script=script, max_output_tokens=limit).json
     assert without_ids(whole) == without_ids(last["response"])
 
 
