@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from operations.doctor.command import DoctorSettings, asked_for
 from operations.doctor.facts import GIB
+from operations.doctor.plan import ask_worker
 from operations.doctor.probe_gpus import parse_gpus, parse_health, parse_matrix
 from operations.doctor.probe_host import bind_problem, probe_host
 from operations.doctor.probe_model import probe_model
@@ -173,6 +175,18 @@ def test_workers_come_from_the_flags() -> None:
     assert found == [("prefill", "0,1"), ("prefill", "2,3"), ("decode", None)]
 
 
+@pytest.mark.parametrize("mode", ["prefill", "decode", "agg"])
+@pytest.mark.parametrize(
+    ("name", "value"), [("gpus", "1,2"), ("engine_args", Path("none.yaml")), ("flags", "--max-seq-len 5")]
+)
+def test_one_flag_is_enough_for_a_worker_of_its_kind(mode: str, name: str, value: Any) -> None:
+    prefix = "" if mode == "agg" else f"{mode}_"
+    (worker,) = asked_for(DoctorSettings(engine="vllm", **{prefix + name: value}), "7")
+    assert (worker.mode, worker.gpus) == (mode, "1,2" if name == "gpus" else "7")
+    assert (worker.number("max_seq_len") == 5) == (name == "flags")
+    assert (worker.refusal is not None) == (name == "engine_args")
+
+
 def test_a_typed_flag_wins_over_the_yaml_and_the_last_one_counts() -> None:
     yaml = Path("engine_configs/gpt-oss-120b/prefill.yaml")
     line = "--log-level info --tensor-parallel-size 8 --tensor-parallel-size=2 --free-gpu-memory-fraction 0.7"
@@ -240,6 +254,32 @@ def test_doctor_prints_names_that_are_no_text() -> None:
 
 def test_an_unknown_flag_is_status_2() -> None:
     assert _doctor("--prefil-gpus", "0").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("echo noise >&2; exit 0", None),
+        ("echo 'error: first' >&2; echo 'error: last' >&2; echo noise >&2; exit 2", "last"),
+        ("echo Traceback >&2; echo 'KeyError: 5' >&2; exit 1", "KeyError: 5"),
+        ("echo noise; kill -9 $$", "it exits with status -9"),
+        ("printf 'error: \\377' >&2; exit 1", "\N{REPLACEMENT CHARACTER}"),
+    ],
+)
+def test_the_workers_last_error_is_its_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, says: str | None
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\n[ "$*" = "-m workers --check --engine x" ] || exit 99\n{script}\n')
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert ask_worker(["--engine", "x"]) == says
+
+
+def test_a_worker_that_cannot_be_asked_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    assert "cannot be read" in (ask_worker([]) or "")
+    assert "cannot be read" in (ask_worker(["a\0b"]) or "")
 
 
 @pytest.mark.parametrize(
