@@ -502,6 +502,15 @@ SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
     ("GPUs of two kinds by slot", "gpu-order",
      lambda f: _gpu(_env(f, CUDA_DEVICE_ORDER="PCI_BUS_ID"), 7, name="NVIDIA H100")),
     ("a demo pair on a machine with GPUs", "gpu-shared", lambda _: replace(laptop(), nvidia=B200X8)),
+    ("an old driver that the demo does not use", "driver-old",
+     lambda f: replace(laptop(), nvidia=_gpu(f, 0, driver="550.90.07").nvidia)),
+    ("a busy GPU that the demo does not use", "gpu-busy",
+     lambda f: replace(laptop(), nvidia=_gpu(f, 0, free_bytes=0).nvidia)),
+    ("the oldest driver for Hopper", "driver-old", lambda _: _gpu(h200_agg(), 0, driver="570.86.10")),
+    ("the oldest driver for Blackwell", "driver-old",
+     lambda f: replace(f, nvidia=Nvidia(gpus=tuple(replace(g, driver="575.57") for g in B200X8.gpus)))),
+    ("the newest driver", "driver-cuda13",
+     lambda f: replace(f, nvidia=Nvidia(gpus=tuple(replace(g, driver="580") for g in B200X8.gpus)))),
     ("GPUs that were not listed", "gpu-idle", lambda f: _set(_only(f, "decode"), "decode", gpus=None)),
     ("a GPU that both use", "gpu-no-nvlink", lambda f: _set(f, "decode", gpus="3,4,5,6")),
     ("small stack outside containers", "stack",
@@ -622,6 +631,12 @@ def test_the_exit_status_is_that_of_the_worst() -> None:
     assert examine(_health(b200_node(), persistence_mode="Disabled")).exit_status == 0
     assert examine(_env(b200_node(), UCX_TLS="tcp")).exit_status == 1
     assert examine(_env(_model(b200_node(), is_folder=False), UCX_TLS="tcp")).exit_status == 2
+
+
+@pytest.mark.parametrize("facts", [b200_node, laptop])
+@pytest.mark.parametrize(("problem", "said"), [("it hangs", "it hangs"), ("", "nvidia-smi lists none")])
+def test_why_there_is_no_gpu_is_told(facts: Callable[[], Facts], problem: str, said: str) -> None:
+    assert said in _found(replace(facts(), nvidia=Nvidia(problem=problem)))["gpu-none"].fact
 
 
 def test_a_laptop_is_told_one_thing() -> None:

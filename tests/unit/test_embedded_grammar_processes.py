@@ -5,14 +5,17 @@ import contextlib
 import os
 import signal
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
 from baton.errors import InvalidRequest, Overloaded
+from baton.messages import Guided
 from frontend.text.tokenizer import ModelTokenizer
 from tests.alive import is_running
 from tests.guided import ENDLESS, Json, answer_form, slow_inside
@@ -66,6 +69,35 @@ def test_what_was_refused_once_is_refused_at_once(grammars: Grammars) -> None:
         assert await refusal(grammars, schema) == first
         assert not other.done()
         await other
+
+    asyncio.run(main())
+
+
+class Refusing:
+    """In place of the process: refuses every form, and counts how often each was compiled."""
+
+    def __init__(self) -> None:
+        self.num_compiled: Counter[Guided] = Counter()
+
+    async def compile(self, form: Guided) -> InvalidRequest:
+        self.num_compiled[form] += 1
+        return InvalidRequest("no", param="p")
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+def test_the_forms_that_were_used_last_are_kept() -> None:
+    async def main() -> None:
+        server: Any = Refusing()
+        grammars = Grammars(server, VOCAB_SIZE)
+        forms = [answer_form({"const": number}) for number in range(33)]
+        for form in (*forms[:32], forms[0], forms[32], forms[0], forms[2], forms[1]):
+            with pytest.raises(InvalidRequest, match="no") as caught:
+                await grammars.matcher(form)
+            assert caught.value.param == "p"
+        assert server.num_compiled == {form: 1 + (form is forms[1]) for form in forms}
+        grammars.close()
 
     asyncio.run(main())
 
