@@ -492,6 +492,7 @@ SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
     ("a GPU of unknown use", "gpu-busy", lambda f: _gpu(f, 6, free_bytes=None)),
     ("half a pair outside containers", "gpu-hidden",
      lambda f: _only(_host(_env(f, NVIDIA_VISIBLE_DEVICES="4"), in_container=False), "decode")),
+    ("GPUs hidden from both workers", "gpu-hidden", lambda f: _env(f, NVIDIA_VISIBLE_DEVICES="0,1,2,3")),
     ("unknown network cards", "ucx-device",
      lambda f: _host(_env(f, UCX_NET_DEVICES="mlx5_7:1"), network_devices=frozenset())),
     ("an interface's exact name", "nccl-interface", lambda f: _env(f, NCCL_SOCKET_IFNAME="=eth0")),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from operations.doctor.command import DoctorSettings, asked_for
 from operations.doctor.facts import GIB
 from operations.doctor.plan import ask_worker
-from operations.doctor.probe_gpus import parse_gpus, parse_health, parse_matrix
+from operations.doctor.probe_gpus import parse_gpus, parse_health, parse_matrix, probe_gpus
 from operations.doctor.probe_host import bind_problem, probe_host
 from operations.doctor.probe_model import probe_model
 from tests.recorded_smi import RECORDINGS as SMI
@@ -63,6 +63,37 @@ def test_a_matrix_of_one_gpu_or_of_nothing_is_no_problem() -> None:
 
 def test_peer_access_is_read() -> None:
     assert parse_matrix((SMI / "rtx5090x2_p2p.txt").read_text())[1, 0] == "GNS"
+
+
+def test_a_node_is_read_with_its_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded_smi(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    node = probe_gpus()
+    assert (len(node.gpus), node.problem) == (8, None)
+    assert (node.links[0, 7], node.peers[0, 7]) == ("NV18", "OK")
+
+
+@pytest.mark.parametrize(
+    ("script", "num_gpus", "problem"),
+    [
+        ("echo 'No devices were found'; exit 6", 0, "No devices were found"),
+        ("echo 'cannot talk to the driver' >&2; exit 9", 0, "cannot talk to the driver"),
+        ("exit 9", 0, "nvidia-smi exits with status 9"),
+        (f'case "$1" in *memory*) cat {SMI}/b200x8_query.csv;; *) exit 2;; esac', 8, None),
+        (f'case "$1" in *memory*) cat {SMI}/h200_query.csv;; topo) exit 2;; esac', 1, None),
+    ],
+)
+def test_what_nvidia_smi_refuses_is_told_or_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, num_gpus: int, problem: str | None
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    seen = probe_gpus()
+    assert (len(seen.gpus), seen.problem, seen.links, seen.peers) == (num_gpus, problem, {}, {})
+    assert [gpu.health for gpu in seen.gpus] == [None] * num_gpus
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    assert probe_gpus().problem == "nvidia-smi is not installed"
 
 
 def test_the_demo_model_is_whole() -> None:
