@@ -692,6 +692,30 @@ def test_nothing_that_is_given_makes_doctor_itself_fail(
     assert text(examine(_yaml(facts, "prefill", values)))
 
 
+@pytest.mark.parametrize(
+    ("code", "num_kept", "expected"),
+    [("kv-one-request", 8200, 8192), ("kv-below-context", 86_750, 86_720)],
+)
+def test_the_length_that_is_advised_is_the_longest_that_fits(code: str, num_kept: int, expected: int) -> None:
+    length = 65_536 if code == "kv-one-request" else None
+    facts = _yaml(b200_node(), "decode", {LENGTH: length, f"{KV}.max_tokens": num_kept})
+    assert f"{LENGTH}: {expected}" in _found(facts)[code].repair
+    assert code not in _found(_yaml(facts, "decode", {LENGTH: expected}))
+
+
+@pytest.mark.parametrize("is_split", [True, False])
+def test_the_batch_that_is_advised_is_one_that_the_kv_has_room_for(is_split: bool) -> None:
+    def found(size: int) -> Finding | None:
+        settings = {"max_batch_size": size, "enable_attention_dp": not is_split}
+        return _found(_yaml(b200_node(), "decode", settings)).get("kv-thin")
+
+    thin = found(100_000)
+    assert thin is not None
+    advised = int(thin.repair.removeprefix("max_batch_size: "))
+    assert found(advised) is None
+    assert found(5 * advised) is not None
+
+
 def test_kv_of_gpt_oss_120b_takes_73728_bytes_a_token() -> None:
     assert SHAPE_120B.kv_bytes_per_token() == 73_728
     assert SHAPE_120B.kv_bytes_per_token("fp8") == 36_864
