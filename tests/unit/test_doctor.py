@@ -706,7 +706,7 @@ def test_the_length_that_is_advised_is_the_longest_that_fits(code: str, num_kept
 @pytest.mark.parametrize("is_split", [True, False])
 def test_the_batch_that_is_advised_is_one_that_the_kv_has_room_for(is_split: bool) -> None:
     def found(size: int) -> Finding | None:
-        settings = {"max_batch_size": size, "enable_attention_dp": not is_split}
+        settings: dict[str, object] = {"max_batch_size": size, "enable_attention_dp": not is_split}
         return _found(_yaml(b200_node(), "decode", settings)).get("kv-thin")
 
     thin = found(100_000)
