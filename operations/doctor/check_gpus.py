@@ -22,7 +22,6 @@ def presence(facts: Facts) -> Iterator[Finding]:
     """Is there a GPU, new enough and free, with a recent enough driver?"""
     if not facts.nvidia.gpus:
         yield _no_gpu(facts)
-        return
     for driver in sorted({gpu.driver for gpu in facts.nvidia.gpus} if facts.wants_gpus else ()):
         yield from _driver(facts, driver)
     for gpu in used_gpus(facts):

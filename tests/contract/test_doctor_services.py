@@ -100,9 +100,9 @@ def test_addresses_that_are_none_are_told(url: str) -> None:
 
 
 @contextlib.contextmanager
-def _server(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+def _server(serve: Callable[[socket.socket], None], host: str = "127.0.0.1", port: int = 0) -> Iterator[int]:
     """A port where each connection is served by `serve`."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server((host, port)) as listener:
 
         def accept() -> None:
             with contextlib.suppress(OSError):
@@ -114,6 +114,12 @@ def _server(serve: Callable[[socket.socket], None]) -> Iterator[int]:
         threading.Thread(target=accept, daemon=True).start()
         yield listener.getsockname()[1]
         listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_nats_is_asked_at_its_own_port_if_no_other_is_given() -> None:
+    host = "127.66.0.1"  # this machine, where no other test listens
+    with _server(lambda connection: connection.sendall(b"SSH-2.0\r\n"), host, 4222):
+        assert probe_nats(f"nats://{host}").problem == "another program listens there: it sends no INFO"
 
 
 def test_a_peer_that_drips_is_not_waited_for() -> None:

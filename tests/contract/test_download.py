@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from huggingface_hub import errors
 
 from operations.download import DownloadError, _check_room, _check_sums, _explained
 from tests.waiting import PATIENCE_S
@@ -229,6 +230,33 @@ def test_a_refusal_says_what_to_do(hub: Hub, tmp_path: Path, status: int, code: 
     assert done.returncode == 1
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def _response(status: int) -> Any:
+    return SimpleNamespace(status_code=status, headers={}, request=None, text="", url="")
+
+
+EXPLAINED: list[tuple[Exception, str]] = [
+    (OSError(errno.ENOSPC, "No space left on device"), "the disk of /m is full"),
+    (PermissionError(errno.EACCES, "Permission denied"), "/m is not writable"),
+    (OSError(errno.ENETUNREACH, "Network is unreachable"), "([Errno 101] Network is unreachable); check"),
+    (errors.HFValidationError("a/b/c"), "is not a repository name"),
+    (errors.OfflineModeIsEnabled(), "HF_HUB_OFFLINE is set"),
+    (ValueError("first\nsecond"), "http://hub cannot be reached (first); check the network"),
+    (ValueError(), "http://hub cannot be reached (ValueError)"),
+    (errors.HfHubHTTPError("", response=_response(429)), "http://hub: too many requests"),
+    (errors.HfHubHTTPError("", response=_response(401)), "http://hub: the token is refused (HTTP 401)"),
+    (errors.HfHubHTTPError("", response=_response(503)), "http://hub: answers HTTP 503; run the same"),
+    (errors.RepositoryNotFoundError("", response=_response(404)), "is private or not on http://hub"),
+]
+
+
+@pytest.mark.parametrize(("error", "said"), EXPLAINED)
+def test_each_failure_is_told_with_what_to_do(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://hub")
+    assert said in _explained(error, REPO, Path("/m"))
 
 
 def test_without_network_a_half_filled_folder_is_not_taken_for_the_model(tmp_path: Path) -> None:

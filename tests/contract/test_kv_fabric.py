@@ -205,6 +205,19 @@ def test_memory_in_the_place_of_freed_memory_changes_the_epoch() -> None:
     agent.close()
 
 
+def test_memory_elsewhere_leaves_the_epoch_and_thus_the_peers_connections() -> None:
+    agent = Agent("127.0.0.1", lambda call, *args: call(*args))
+    places = memoryview(bytearray(3 * NUM_BYTES))
+    middle = host_memory(places[NUM_BYTES:][:NUM_BYTES])
+    agent.reach(middle)
+    del middle
+    around = [host_memory(places[start:][:NUM_BYTES]) for start in (0, 2 * NUM_BYTES)]
+    assert [agent.reach(each).epoch for each in around] == [0, 0]
+    across = host_memory(places[2 * NUM_BYTES - 1 :])
+    assert agent.reach(across).epoch == 1
+    agent.close()
+
+
 def test_the_parts_of_a_pool_share_its_registration() -> None:
     agent = Agent("127.0.0.1", lambda call, *args: call(*args))
     whole = host_memory(bytearray(2 * NUM_BYTES))

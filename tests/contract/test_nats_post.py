@@ -12,8 +12,10 @@ from nats.aio.client import Client
 
 from baton import frames
 from baton.nats_connection import MAC_BYTES, Box, Mac, Post
+from baton.serving import WorkerLink
 from baton.strangers import strangers
 from baton.transport import Transport
+from tests.alive import Newborn
 from tests.conftest import LaunchServer
 from tests.planes import Endless, Plane, a_request
 from tests.waiting import PATIENCE_S, until
@@ -135,6 +137,8 @@ def test_a_frame_is_genuine_with_its_key_on_its_subject_only() -> None:
 
 
 def test_what_strangers_publish_is_counted_and_changes_nothing(nats_server: str) -> None:
+    links = Newborn(WorkerLink)
+
     async def scenario(caller: Transport, worker: Transport) -> None:
         endless = Endless()
         stranger = await nats.connect(nats_server)
@@ -155,6 +159,7 @@ def test_what_strangers_publish_is_counted_and_changes_nothing(nats_server: str)
             another = caller.call(address, a_request())
             await anext(another)
             assert strangers.num_messages == num_before + 4
+            assert links.count() == 1  # the caller's
             assert not endless.closed.is_set()
             await another.aclose()
             await running.aclose()

@@ -118,6 +118,50 @@ def test_a_caller_of_another_authority_is_refused_by_name_while_streams_go_on(
     asyncio.run(main())
 
 
+@contextlib.asynccontextmanager
+async def relayed(address: str, ends: list[asyncio.StreamWriter]) -> AsyncIterator[str]:
+    """The address of a relay to this worker; `ends` gets both ends of each connection."""
+    port = address.split(":")[2].partition("/")[0]
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(4096):
+                writer.write(data)
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection("127.0.0.1", int(port))
+        ends.extend((writer, there[1]))
+        await asyncio.gather(pass_on(reader, there[1]), pass_on(there[0], writer))
+
+    async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
+        yield address.replace(port, str(server.sockets[0].getsockname()[1]))
+
+
+def test_a_worker_that_was_heard_before_the_connection_broke_is_lost_and_still_trusted(
+    ours: Authority,
+) -> None:
+    async def main() -> None:
+        endless, caller, worker = Endless(), TcpTransport(tls=ours.peer()), TcpTransport(tls=ours.peer())
+        ends: list[asyncio.StreamWriter] = []
+        async with (
+            asyncio.timeout(PATIENCE_S),
+            worker.serve("w", endless.answer) as address,
+            relayed(address, ends) as relay,
+        ):
+            running = caller.call(relay, a_request())
+            await anext(running)
+            for end in ends:
+                end.transport.abort()
+            with pytest.raises(WorkerLost) as lost:
+                await anext(running)
+            assert not isinstance(lost.value, PeerDistrusted)
+            await endless.closed.wait()
+        await caller.close()
+        await worker.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_a_stranger_without_a_certificate_learns_nothing_and_is_counted(
     ours: Authority, log: pytest.LogCaptureFixture, version: ssl.TLSVersion

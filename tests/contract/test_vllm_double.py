@@ -25,7 +25,7 @@ from tests.tiny_gpt_oss import VOCAB_SIZE, prompt, write_checkpoint
 from tests.vllm_engine import ask, new_engine, started
 from workers.engines.handoff import Handoffs
 from workers.engines.vllm.handoff import KEEP
-from workers.engines.vllm.library import SECOND_RUNNER, load_library
+from workers.engines.vllm.library import SECOND_RUNNER, WORKER_PID, load_library
 from workers.settings_text import SettingsError
 
 ROOT = Path(__file__).parents[2]
@@ -134,6 +134,30 @@ def test_nixl_listens_on_the_workers_host_below_the_ephemeral_ports(
 
     assert os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] == host
     assert 20_000 <= int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"]) < 32_000
+
+
+@pytest.mark.parametrize("theirs", [None, "12345"])
+def test_what_vllm_reads_from_the_environment_is_set_unless_the_user_did(
+    theirs: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+    }
+    for name in ours:
+        monkeypatch.setenv(name, theirs or "")
+        if theirs is None:
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", "23456")
+    monkeypatch.setenv(WORKER_PID, "1")  # of a worker that started this one
+
+    load_library()
+
+    assert {name: os.environ[name] for name in ours} == (dict.fromkeys(ours, theirs) if theirs else ours)
+    assert os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "23456"
+    assert os.environ[WORKER_PID] == str(os.getpid())
 
 
 @pytest.mark.parametrize(

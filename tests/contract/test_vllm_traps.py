@@ -15,7 +15,7 @@ from baton.errors import HandoffFailed, InvalidRequest, WorkerLost
 from baton.messages import KvHandoff, after_handoff
 from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
-from tests.vllm_engine import ask, core, is_idle, started
+from tests.vllm_engine import ask, core, is_idle, new_engine, started
 from tests.waiting import PATIENCE_S, scaled, until
 from workers.engines.vllm import inside
 
@@ -267,16 +267,26 @@ def test_a_dead_core_ends_every_request_and_takes_no_other(
     asyncio.run(main())
 
 
-def test_a_death_is_noticed_without_a_request_and_ends_what_is_pinned(checkpoint: Path) -> None:
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_vllm_that_dies_or_stops_ends_what_is_pinned_and_is_asked_no_more(
+    dies: bool, checkpoint: Path
+) -> None:
     async def main() -> None:
-        async with started(checkpoint) as engine:
-            replies = engine.prefill(ask())
-            await next_handoff(replies)
+        engine = new_engine(checkpoint)
+        await engine.start()
+        replies = engine.prefill(ask())
+        await next_handoff(replies)
+        if dies:  # which is noticed without a request
             core(engine).die()
             async with asyncio.timeout(PATIENCE_S):
                 await engine.failed()
-            with pytest.raises(WorkerLost):
-                await anext(replies)
+        else:
+            await engine.stop()
+        with pytest.raises(WorkerLost):
+            await anext(replies)
+        assert "release-kv" not in {task.get_name() for task in asyncio.all_tasks()}
+        assert engine.stats().kv_pinned_blocks == 0
+        await engine.stop()
 
     asyncio.run(main())
 

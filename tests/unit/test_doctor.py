@@ -488,6 +488,11 @@ SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
     ("an idle GPU of another kind", "gpu-mixed",
      lambda f: _gpu(_yaml(f, "prefill", {TP: 2}), 3, name="NVIDIA H100")),
     ("any host spared by the proxy", "proxy", lambda f: _env(f, http_proxy="http://p:1", no_proxy="*")),
+    ("a GPU of unknown size", "gpu-busy", lambda f: _gpu(f, 6, total_bytes=None)),
+    ("a GPU of unknown use", "gpu-busy", lambda f: _gpu(f, 6, free_bytes=None)),
+    ("half a pair outside containers", "gpu-hidden",
+     lambda f: _only(_host(_env(f, NVIDIA_VISIBLE_DEVICES="4"), in_container=False), "decode")),
+    ("GPUs hidden from both workers", "gpu-hidden", lambda f: _env(f, NVIDIA_VISIBLE_DEVICES="0,1,2,3")),
     ("unknown network cards", "ucx-device",
      lambda f: _host(_env(f, UCX_NET_DEVICES="mlx5_7:1"), network_devices=frozenset())),
     ("an interface's exact name", "nccl-interface", lambda f: _env(f, NCCL_SOCKET_IFNAME="=eth0")),
@@ -499,6 +504,15 @@ SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
      lambda f: _gpu(_env(f, CUDA_DEVICE_ORDER="PCI_BUS_ID"), 7, name="NVIDIA H100")),
     ("peer access that is missing, not NVLink as well", "gpu-no-nvlink", _rtx),
     ("a demo pair on a machine with GPUs", "gpu-shared", lambda _: replace(laptop(), nvidia=B200X8)),
+    ("an old driver that the demo does not use", "driver-old",
+     lambda f: replace(laptop(), nvidia=_gpu(f, 0, driver="550.90.07").nvidia)),
+    ("a busy GPU that the demo does not use", "gpu-busy",
+     lambda f: replace(laptop(), nvidia=_gpu(f, 0, free_bytes=0).nvidia)),
+    ("the oldest driver for Hopper", "driver-old", lambda _: _gpu(h200_agg(), 0, driver="570.86.10")),
+    ("the oldest driver for Blackwell", "driver-old",
+     lambda f: replace(f, nvidia=Nvidia(gpus=tuple(replace(g, driver="575.57") for g in B200X8.gpus)))),
+    ("the newest driver", "driver-cuda13",
+     lambda f: replace(f, nvidia=Nvidia(gpus=tuple(replace(g, driver="580") for g in B200X8.gpus)))),
     ("GPUs that were not listed", "gpu-idle", lambda f: _set(_only(f, "decode"), "decode", gpus=None)),
     ("a GPU that both use", "gpu-no-nvlink", lambda f: _set(f, "decode", gpus="3,4,5,6")),
     ("small stack outside containers", "stack",
@@ -621,10 +635,10 @@ def test_the_exit_status_is_that_of_the_worst() -> None:
     assert examine(_env(_model(b200_node(), is_folder=False), UCX_TLS="tcp")).exit_status == 2
 
 
-@pytest.mark.parametrize("machine", [b200_node, laptop])
-def test_why_no_gpu_is_found_is_told(machine: Callable[[], Facts]) -> None:
-    facts = replace(machine(), nvidia=Nvidia(problem="couldn't communicate"))
-    assert "couldn't communicate" in _found(facts)["gpu-none"].fact
+@pytest.mark.parametrize("facts", [b200_node, laptop])
+@pytest.mark.parametrize(("problem", "said"), [("it hangs", "it hangs"), ("", "nvidia-smi lists none")])
+def test_why_there_is_no_gpu_is_told(facts: Callable[[], Facts], problem: str, said: str) -> None:
+    assert said in _found(replace(facts(), nvidia=Nvidia(problem=problem)))["gpu-none"].fact
 
 
 def test_a_laptop_is_told_one_thing() -> None:
@@ -677,6 +691,30 @@ def test_nothing_that_is_given_makes_doctor_itself_fail(
     facts = _typed(facts, "prefill", line)
     assert text(examine(facts))
     assert text(examine(_yaml(facts, "prefill", values)))
+
+
+@pytest.mark.parametrize(
+    ("code", "num_kept", "expected"),
+    [("kv-one-request", 8200, 8192), ("kv-below-context", 86_750, 86_720)],
+)
+def test_the_length_that_is_advised_is_the_longest_that_fits(code: str, num_kept: int, expected: int) -> None:
+    length = 65_536 if code == "kv-one-request" else None
+    facts = _yaml(b200_node(), "decode", {LENGTH: length, f"{KV}.max_tokens": num_kept})
+    assert f"{LENGTH}: {expected}" in _found(facts)[code].repair
+    assert code not in _found(_yaml(facts, "decode", {LENGTH: expected}))
+
+
+@pytest.mark.parametrize("is_split", [True, False])
+def test_the_batch_that_is_advised_is_one_that_the_kv_has_room_for(is_split: bool) -> None:
+    def found(size: int) -> Finding | None:
+        settings: dict[str, object] = {"max_batch_size": size, "enable_attention_dp": not is_split}
+        return _found(_yaml(b200_node(), "decode", settings)).get("kv-thin")
+
+    thin = found(100_000)
+    assert thin is not None
+    advised = int(thin.repair.removeprefix("max_batch_size: "))
+    assert found(advised) is None
+    assert found(5 * advised) is not None
 
 
 def test_kv_of_gpt_oss_120b_takes_73728_bytes_a_token() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 
 from operations.doctor.command import DoctorSettings, asked_for
 from operations.doctor.facts import GIB
-from operations.doctor.probe_gpus import parse_gpus, parse_health, parse_matrix
+from operations.doctor.plan import ask_worker
+from operations.doctor.probe_gpus import parse_gpus, parse_health, parse_matrix, probe_gpus
 from operations.doctor.probe_host import bind_problem, probe_host
 from operations.doctor.probe_model import probe_model
 from tests.recorded_smi import RECORDINGS as SMI
@@ -61,6 +63,37 @@ def test_a_matrix_of_one_gpu_or_of_nothing_is_no_problem() -> None:
 
 def test_peer_access_is_read() -> None:
     assert parse_matrix((SMI / "rtx5090x2_p2p.txt").read_text())[1, 0] == "GNS"
+
+
+def test_a_node_is_read_with_its_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded_smi(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    node = probe_gpus()
+    assert (len(node.gpus), node.problem) == (8, None)
+    assert (node.links[0, 7], node.peers[0, 7]) == ("NV18", "OK")
+
+
+@pytest.mark.parametrize(
+    ("script", "num_gpus", "problem"),
+    [
+        ("echo 'No devices were found'; exit 6", 0, "No devices were found"),
+        ("echo 'cannot talk to the driver' >&2; exit 9", 0, "cannot talk to the driver"),
+        ("exit 9", 0, "nvidia-smi exits with status 9"),
+        (f'case "$1" in *memory*) cat {SMI}/b200x8_query.csv;; *) exit 2;; esac', 8, None),
+        (f'case "$1" in *memory*) cat {SMI}/h200_query.csv;; topo) exit 2;; esac', 1, None),
+    ],
+)
+def test_what_nvidia_smi_refuses_is_told_or_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, num_gpus: int, problem: str | None
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    seen = probe_gpus()
+    assert (len(seen.gpus), seen.problem, seen.links, seen.peers) == (num_gpus, problem, {}, {})
+    assert [gpu.health for gpu in seen.gpus] == [None] * num_gpus
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    assert probe_gpus().problem == "nvidia-smi is not installed"
 
 
 def test_the_demo_model_is_whole() -> None:
@@ -183,6 +216,18 @@ def test_workers_come_from_the_flags() -> None:
     assert found == [("prefill", "0,1"), ("prefill", "2,3"), ("decode", None)]
 
 
+@pytest.mark.parametrize("mode", ["prefill", "decode", "agg"])
+@pytest.mark.parametrize(
+    ("name", "value"), [("gpus", "1,2"), ("engine_args", Path("none.yaml")), ("flags", "--max-seq-len 5")]
+)
+def test_one_flag_is_enough_for_a_worker_of_its_kind(mode: str, name: str, value: Any) -> None:
+    prefix = "" if mode == "agg" else f"{mode}_"
+    (worker,) = asked_for(DoctorSettings(engine="vllm", **{prefix + name: value}), "7")
+    assert (worker.mode, worker.gpus) == (mode, "1,2" if name == "gpus" else "7")
+    assert (worker.number("max_seq_len") == 5) == (name == "flags")
+    assert (worker.refusal is not None) == (name == "engine_args")
+
+
 def test_a_typed_flag_wins_over_the_yaml_and_the_last_one_counts() -> None:
     yaml = Path("engine_configs/gpt-oss-120b/prefill.yaml")
     line = "--log-level info --tensor-parallel-size 8 --tensor-parallel-size=2 --free-gpu-memory-fraction 0.7"
@@ -250,6 +295,32 @@ def test_doctor_prints_names_that_are_no_text() -> None:
 
 def test_an_unknown_flag_is_status_2() -> None:
     assert _doctor("--prefil-gpus", "0").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("echo noise >&2; exit 0", None),
+        ("echo 'error: first' >&2; echo 'error: last' >&2; echo noise >&2; exit 2", "last"),
+        ("echo Traceback >&2; echo 'KeyError: 5' >&2; exit 1", "KeyError: 5"),
+        ("echo noise; kill -9 $$", "it exits with status -9"),
+        ("printf 'error: \\377' >&2; exit 1", "\N{REPLACEMENT CHARACTER}"),
+    ],
+)
+def test_the_workers_last_error_is_its_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, says: str | None
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\n[ "$*" = "-m workers --check --engine x" ] || exit 99\n{script}\n')
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert ask_worker(["--engine", "x"]) == says
+
+
+def test_a_worker_that_cannot_be_asked_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    assert "cannot be read" in (ask_worker([]) or "")
+    assert "cannot be read" in (ask_worker(["a\0b"]) or "")
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def test_a_pool_of_another_layout_names_both(checkpoint: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_decode_worker_without_a_wire_refuses_handoffs(checkpoint: Path) -> None:
+def test_a_worker_without_a_wire_hands_nothing_over_and_takes_nothing(checkpoint: Path) -> None:
     async def main() -> None:
         wire = Wire()
         async with handed(checkpoint, wire) as handoff:
@@ -266,6 +266,9 @@ def test_a_decode_worker_without_a_wire_refuses_handoffs(checkpoint: Path) -> No
             await alone.start()
             with pytest.raises(HandoffFailed, match="cache_transceiver_config"):
                 await answer(alone, ask(handoff))
+            with pytest.raises(HandoffFailed, match="cache_transceiver_config"):
+                await anext(alone.prefill(ask()))
+            assert await answer(alone, ask())
             await alone.stop()
 
     asyncio.run(main())

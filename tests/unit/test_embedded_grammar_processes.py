@@ -5,20 +5,23 @@ import contextlib
 import os
 import signal
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
 from baton.errors import InvalidRequest, Overloaded
+from baton.messages import Guided
 from frontend.text.tokenizer import ModelTokenizer
 from tests.alive import is_running
 from tests.guided import ENDLESS, Json, answer_form, slow_inside
 from tests.waiting import signal_process, until
 from workers.engines.embedded.grammar import Grammars
-from workers.engines.embedded.grammar_server import MAX_MESSAGE_BYTES, Read, _hold_answer
+from workers.engines.embedded.grammar_server import BUSY, MAX_MESSAGE_BYTES, Read, _hold_answer
 
 DEMO = Path("models/demo")
 VOCAB_SIZE = 3200
@@ -66,6 +69,110 @@ def test_what_was_refused_once_is_refused_at_once(grammars: Grammars) -> None:
         assert await refusal(grammars, schema) == first
         assert not other.done()
         await other
+
+    asyncio.run(main())
+
+
+class Refusing:
+    """In place of the process: refuses every form, and counts how often each was compiled."""
+
+    def __init__(self) -> None:
+        self.num_compiled: Counter[Guided] = Counter()
+
+    async def compile(self, form: Guided) -> InvalidRequest:
+        self.num_compiled[form] += 1
+        return InvalidRequest("no", param="p")
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+def test_the_forms_that_were_used_last_are_kept() -> None:
+    async def main() -> None:
+        server: Any = Refusing()
+        grammars = Grammars(server, VOCAB_SIZE)
+        forms = [answer_form({"const": number}) for number in range(33)]
+        for form in (*forms[:32], forms[0], forms[32], forms[0], forms[2], forms[1]):
+            with pytest.raises(InvalidRequest, match="no") as caught:
+                await grammars.matcher(form)
+            assert caught.value.param == "p"
+        assert server.num_compiled == {form: 1 + (form is forms[1]) for form in forms}
+        grammars.close()
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def silent() -> Iterator[tuple[Any, socket.socket]]:
+    """In place of the process: one whose forms compile, and the socket that it does not serve."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    class Silent:
+        num_compiled = 0
+
+        async def compile(self, _: Guided) -> socket.socket:
+            self.num_compiled += 1
+            return ours
+
+        def close(self) -> None:
+            """Nothing runs."""
+
+    with ours, theirs:
+        theirs.setblocking(False)
+        yield Silent(), theirs
+
+
+async def handed_over(theirs: socket.socket) -> socket.socket:
+    """The socket of an answer that waits for its process."""
+    received: list[socket.socket] = []
+
+    def arrived() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            _, (fileno,), _, _ = socket.recv_fds(theirs, 1, 1)
+            received.append(socket.socket(fileno=fileno))
+        return bool(received)
+
+    await until(arrived)
+    return received[0]
+
+
+def test_a_client_that_leaves_while_its_form_is_not_served_leaves_nothing(
+    silent: tuple[Any, socket.socket],
+) -> None:
+    async def main() -> None:
+        server, theirs = silent
+        grammars = Grammars(server, VOCAB_SIZE)
+        asking = asyncio.create_task(grammars.matcher(answer_form({})))
+        with await handed_over(theirs) as answer:
+            asking.cancel()
+            await asyncio.wait([asking])
+            assert asking.cancelled()
+            answer.setblocking(False)
+            assert answer.recv(1) == b""  # the other end is closed
+        grammars.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("says", "num_compiled"), [(BUSY, 1), (b"", 2), (b"?", 2)])
+def test_a_form_that_no_process_can_serve_is_refused_for_now(
+    says: bytes, num_compiled: int, silent: tuple[Any, socket.socket]
+) -> None:
+    async def main() -> None:
+        server, theirs = silent
+        grammars = Grammars(server, VOCAB_SIZE)
+        asking = asyncio.create_task(grammars.matcher(answer_form({})))
+        with await handed_over(theirs) as answer:
+            if says:
+                answer.send(says)
+            else:
+                answer.shutdown(socket.SHUT_RDWR)
+            with pytest.raises(Overloaded, match="No process"):
+                await asking
+            answer.setblocking(False)
+            assert answer.recv(1) == b""  # the other end is closed
+        assert server.num_compiled == num_compiled
+        grammars.close()
 
     asyncio.run(main())
 

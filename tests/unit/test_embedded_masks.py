@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from baton.messages import Sampling
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from workers.engines.embedded.grammar_server import Next, Read
 from workers.engines.embedded.masks import Masks
 from workers.engines.embedded.matcher import Matcher
@@ -66,6 +66,35 @@ def test_a_forgotten_answer_is_not_listened_to_any_more() -> None:
             masks.ask(sequence)
             masks.forget(sequence)
             assert not asyncio.get_running_loop().remove_reader(fileno)
+
+    asyncio.run(main())
+
+
+def test_a_step_waits_for_running_answers_until_the_last_has_its_mask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("workers.engines.embedded.masks._PATIENCE_S", PATIENCE_S)
+
+    async def main() -> None:
+        changed: list[Sequence] = []
+        masks = Masks(changed.append)
+        with guided() as (first, one), guided() as (second, other), guided() as (waiting, _):
+            masks.ask(waiting)
+            begun = asyncio.create_task(masks.moment())
+            await asyncio.sleep(0)
+            assert begun.done()  # it does not run yet
+            for sequence in (first, second):
+                sequence.phase = Phase.RUNNING
+                masks.ask(sequence)
+            one.send(msgspec.msgpack.encode(Next(b"\xff")))
+            step = asyncio.create_task(masks.moment())
+            await until(lambda: changed == [first])
+            assert not step.done()
+            other.send(msgspec.msgpack.encode(Next(b"\xff")))
+            await step
+            assert changed == [first, second]
+            for sequence in (first, second, waiting):
+                masks.forget(sequence)
 
     asyncio.run(main())
 

@@ -261,12 +261,33 @@ def test_memory_that_does_not_fit_is_unmapped_and_its_kv_moves_over_nixl(
     ("num_kept", "num_computed", "num_lacking"), [(12, 4, 6), (8, 4, 4), (8, 8, 0), (4, 8, 0)]
 )
 def test_what_decode_lacks_of_the_prompt_is_read(num_kept: int, num_computed: int, num_lacking: int) -> None:
+    params = {"do_remote_prefill": True, NUM_TOKENS: num_kept}
+    assert to_be_read(params, num_computed) == (num_lacking, num_lacking > 0)
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        (None, (0, False)),
+        ({}, (0, False)),
+        ({"do_remote_decode": True, NUM_TOKENS: 9}, (0, False)),
+        ({"do_remote_prefill": False, NUM_TOKENS: 9}, (0, False)),
+        ({"do_remote_prefill": True}, (6, True)),
+        ({"do_remote_prefill": True, NUM_TOKENS: None}, (6, True)),
+    ],
+)
+def test_what_is_not_from_baton_is_counted_by_nixl(
+    params: dict[str, Any] | None, expected: tuple[int, bool]
+) -> None:
+    assert to_be_read(params, 4) == expected
+
+
+def to_be_read(params: dict[str, Any] | None, num_computed: int) -> tuple[int | None, bool]:
+    """What decode reads of a prompt of 10 tokens."""
     config = SimpleNamespace(kv_transfer_config=SimpleNamespace(engine_id="engine"))
     connector = PeerConnector(config, KVConnectorRole.SCHEDULER, None)
-    params = {"do_remote_prefill": True, NUM_TOKENS: num_kept}
     request = SimpleNamespace(kv_transfer_params=params, num_prompt_tokens=10)
-    found = connector.get_num_new_matched_tokens(request, num_computed)
-    assert found == (num_lacking, num_lacking > 0)
+    return connector.get_num_new_matched_tokens(request, num_computed)
 
 
 def test_a_handshake_tells_nixls_readers_and_ours() -> None:

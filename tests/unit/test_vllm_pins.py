@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,11 @@ def test_requests_are_found_by_the_id_that_vllm_was_given() -> None:
     assert again == ["r-2"]  # its lease begins with the next step
     shortened = {i for i, end in books._reqs_to_send.items() if end < far}  # noqa: SLF001  as NIXL names them
     assert shortened == {"r-1-0a0b0c0d", "plain"}
+
+
+def test_a_process_without_a_connector_has_nothing_to_release() -> None:
+    with ThreadPoolExecutor() as thread:  # a process of its own, as the double has it
+        assert thread.submit(KvPins().release_kv, ["r-1"]).result() == []
 
 
 class Llm:

@@ -85,7 +85,7 @@ def _nested(field: Any) -> Any:
     is for encoders). A union without a default stays a leaf, since the choice is unknown.
     """
     kinds = list(_alternatives(field.annotation))
-    if not kinds or not all(hasattr(kind, "model_fields") for kind in kinds):
+    if not all(hasattr(kind, "model_fields") for kind in kinds):
         return None
     default = type(field.get_default(call_default_factory=True))
     return kinds[0] if len(kinds) == 1 else default if default in kinds else None

@@ -14,3 +14,9 @@ class NixlPullConnector:
         self.connector_worker = None
         if role == KVConnectorRole.WORKER:
             self.connector_worker = NixlPullConnectorWorker(vllm_config, self.engine_id, kv_cache_config)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        """The rest of the whole prompt, if its KV is elsewhere."""
+        is_elsewhere = (request.kv_transfer_params or {}).get("do_remote_prefill")
+        num_tokens = request.num_prompt_tokens - num_computed_tokens if is_elsewhere else 0
+        return num_tokens, num_tokens > 0

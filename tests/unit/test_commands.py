@@ -1,0 +1,24 @@
+"""`python -m baton NAME`: every tool is found, and its exit status is the command's."""
+
+import pytest
+
+from operations.commands import main
+
+TOOLS = ["status", "doctor", "download", "key"]
+
+
+@pytest.mark.parametrize("argv", [[], ["nope"], ["--help"], ["nope", "doctor"]])
+def test_what_names_no_tool_is_told_which_there_are(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    told = capsys.readouterr().err
+    assert [tool for tool in TOOLS if tool not in told] == []
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_every_tool_reads_its_own_flags(tool: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([tool, "--no-such-flag"])
+    assert ended.value.code == 2
+    assert f"python -m baton {tool}" in capsys.readouterr().err
