@@ -208,18 +208,6 @@ def test_the_models_own_files_are_verified_and_no_others(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (OSError(errno.ENOSPC, "No space left"), "is full; make room"),
-        (OSError(errno.ENETUNREACH, "Network is unreachable"), "cannot be reached"),
-        (PermissionError(errno.EACCES, "Permission denied"), "is not writable"),
-    ],
-)
-def test_a_failure_says_what_to_do(tmp_path: Path, error: OSError, said: str) -> None:
-    assert said in _explained(error, REPO, tmp_path)
-
-
-@pytest.mark.parametrize(
     ("status", "code", "said"),
     [(401, "RepoNotFound", "is private or not on"), (403, "GatedRepo", "requires consent"),
      (404, "RevisionNotFound", "no such revision"), (403, "", "the token is refused (HTTP 403)")],
