@@ -16,6 +16,7 @@ _EACH = tuple((name,) for name in WORKERS)
 _BOTH_ROLES = tuple(product(PREFILLS, DECODES))
 _FRONTEND = (("frontend",),)
 _OTHERS = ("frontend", "nats", "etcd")
+_TRAFFIC = ("network",)  # without workers there is none whose packets could be harmed
 
 INJECTORS: dict[str, Callable[[Scene, Targets], Injector]] = {
     "kill": Kill,
@@ -49,10 +50,17 @@ INJECTORS: dict[str, Callable[[Scene, Targets], Injector]] = {
 _EVERYWHERE = (
     Kind(name="kill", targets=_EACH + _BOTH_ROLES),
     Kind(name="kill_role", targets=(PREFILLS, DECODES), hold_s=(0.0, 6.0), starts=True, blocks=True),
-    Kind(name="kill_workers", targets=(WORKERS,), hold_s=(0.0, 6.0), starts=True, blocks=True),
+    Kind(
+        name="kill_workers",
+        targets=(WORKERS,),
+        hold_s=(0.0, 6.0),
+        starts=True,
+        blocks=True,
+        witnesses=_TRAFFIC,
+    ),
     Kind(name="freeze", targets=_EACH + _BOTH_ROLES, hold_s=(0.5, 6.0)),
     Kind(name="freeze_role", targets=(PREFILLS, DECODES), hold_s=(0.5, 6.0), blocks=True),
-    Kind(name="freeze_workers", targets=(WORKERS,), hold_s=(0.5, 6.0), blocks=True),
+    Kind(name="freeze_workers", targets=(WORKERS,), hold_s=(0.5, 6.0), blocks=True, witnesses=_TRAFFIC),
     Kind(name="freeze_frontend", targets=_FRONTEND, hold_s=(0.5, 20.0), blocks=True),
     Kind(name="slow", targets=_EACH, hold_s=(1.0, 5.0)),
     Kind(name="drain", targets=(*_EACH, PREFILLS, DECODES), starts=True),
@@ -102,6 +110,7 @@ _HOST = (
         gap_s=6.0,
         starts=True,
         blocks=True,
+        witnesses=_TRAFFIC,
     ),
 )
 
