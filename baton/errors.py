@@ -140,11 +140,19 @@ class EngineFailure(BatonError):
     status = 500
 
 
+class NotResumable(EngineFailure):
+    """The engine cannot go on in the middle of this answer; it may make it again from its beginning."""
+
+    code = "not_resumable"
+    retryable = True
+
+
 _BY_CODE: dict[str, type[BatonError]] = {
     cls.code: cls
     for cls in (
         BatonError, InvalidRequest, ModelNotFound, Overloaded, NoWorkers, NotReady, WorkerLost,
         BrokerLost, HandoffFailed, HandoffStalled, DeadlineExceeded, EngineFailure,
+        NotResumable,
     )
 }  # fmt: skip
 

@@ -91,24 +91,30 @@ class Generator:
                         if isinstance(started, Prefilled):
                             if (first := started.handoff.first_chunk) is not None:
                                 on_start()
-                                progress.token_ids += first.token_ids
-                                yield first
+                                if (fresh := self._taken(first, progress)) is not None:
+                                    yield fresh
                             started = await self._hand_over(progress, started, calls)
                         on_start()
                         chunk, rest = started
                         while isinstance(chunk, TokenChunk):
-                            if chunk.token_ids and max(chunk.token_ids) >= progress.num_ids:
-                                self._refuse(chunk.token_ids, progress)
-                            progress.token_ids += chunk.token_ids
-                            if chunk.usage is not None:
-                                self._metrics.note_usage(chunk.usage)
-                            yield chunk
+                            if (fresh := self._taken(chunk, progress)) is not None:
+                                yield fresh
                             if chunk.finish_reason:
                                 return
                             chunk = await anext(rest, None)
                         raise WorkerLost("The worker ended the stream before the answer was complete.")
                     except BatonError as error:
                         self._note_failure(error, progress)
+
+    def _taken(self, chunk: TokenChunk, progress: Progress) -> TokenChunk | None:
+        """What the client has not got of a chunk, None if that is nothing. Raises WorkerLost or EngineFailure
+        if it cannot be right.
+        """
+        if chunk.token_ids and max(chunk.token_ids) >= progress.num_ids:
+            self._refuse(chunk.token_ids, progress)
+        if chunk.usage is not None:
+            self._metrics.note_usage(chunk.usage)
+        return progress.take(chunk)
 
     def _refuse(self, token_ids: tuple[int, ...], progress: Progress) -> None:
         """Use the worker no more that sent these, which the model does not have. Raises WorkerLost."""

@@ -8,21 +8,28 @@ from baton.errors import (
     BatonError,
     BrokerLost,
     DeadlineExceeded,
+    EngineFailure,
     HandoffFailed,
     HandoffStalled,
     NotReady,
+    NotResumable,
     NoWorkers,
     Overloaded,
     WorkerLost,
     WorkerUnreached,
 )
-from baton.messages import GenerateRequest, WorkerInfo
+from baton.messages import GenerateRequest, TokenChunk, WorkerInfo
 
 MAX_ATTEMPTS = 4
 """A request that makes engines fail takes at most so many with it."""
 _ENOUGH_TOKENS = 32
 """A worker that has sent so many was not lost because of this request, so failures are counted anew."""
 _PAUSE_S = 0.1
+_ANOTHER = (
+    "The worker was lost, and this answer, made again from its beginning, differs; send the request again."
+)
+
+_BLAMELESS = BrokerLost | NoWorkers | NotResumable | WorkerUnreached
 
 
 class Progress:
@@ -39,6 +46,8 @@ class Progress:
         self.avoided: set[str] = set()
         self.is_stalled = False  # decode prefills by itself, rather than wait for another worker's KV in vain
         self.error: BatonError | None = None
+        self.is_replayed = False  # from its first token, as the engine cannot go on in the middle
+        self._expected: list[int] = []
         self.is_handed_off = False  # to decode workers that refused it; the client may have a status already
         self._num_failures = 0
         self._num_tokens_before = 0
@@ -53,6 +62,9 @@ class Progress:
         """The request for the next attempt."""
         if self.error is None:
             return msgspec.structs.replace(self.request, deadline_s=self.time_left_s)
+        if self.is_replayed:
+            self._expected = self.token_ids.copy()
+            return msgspec.structs.replace(self.request, deadline_s=self.time_left_s, is_retry=True)
         return msgspec.structs.replace(
             self.request,
             token_ids=self.request.token_ids + self.token_ids,
@@ -60,6 +72,23 @@ class Progress:
             deadline_s=self.time_left_s,
             is_retry=True,
         )
+
+    def take(self, chunk: TokenChunk) -> TokenChunk | None:
+        """Keep the chunk's tokens; returns what the client has not got of it, None if that is nothing. Raises
+        EngineFailure if an answer that is made again is another one.
+        """
+        if self._expected:
+            num = min(len(chunk.token_ids), len(self._expected))
+            is_cut = chunk.finish_reason is not None and num < len(self._expected)
+            if is_cut or list(chunk.token_ids[:num]) != self._expected[:num]:
+                raise EngineFailure(_ANOTHER)
+            del self._expected[:num]
+            logprobs = None if chunk.logprobs is None else chunk.logprobs[num:]
+            chunk = msgspec.structs.replace(chunk, token_ids=chunk.token_ids[num:], logprobs=logprobs)
+            if not chunk.token_ids and chunk.finish_reason is None:
+                return None
+        self.token_ids += chunk.token_ids
+        return chunk
 
     @property
     def _is_running(self) -> bool:
@@ -75,10 +104,14 @@ class Progress:
         """Record which worker to avoid. Raises the error if the request cannot be retried."""
         if not (error.retryable or isinstance(error, NoWorkers)):
             raise error
+        if isinstance(error, NotResumable):
+            if self.is_replayed:
+                raise error
+            self.is_replayed = True
         if self.time_left_s <= 0:
             raise DeadlineExceeded
         self.is_handed_off |= self.prefill not in (None, *self.asked[-1:])
-        if not isinstance(error, BrokerLost | NoWorkers | WorkerUnreached):  # the request is not the cause
+        if not isinstance(error, _BLAMELESS):  # the request is not the cause
             self._count(error)
         blamed = self._blamed(error)
         if blamed is not None:
@@ -121,7 +154,7 @@ class Progress:
         worker can take; the decode worker that reported it stays eligible.
         """
         match error:
-            case BrokerLost():
+            case BrokerLost() | NotResumable():
                 return None
             case NoWorkers():
                 return self.prefill

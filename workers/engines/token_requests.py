@@ -1,6 +1,6 @@
 """Request checks shared by the third-party engines."""
 
-from baton.errors import EngineFailure, InvalidRequest
+from baton.errors import InvalidRequest, NotResumable
 from baton.messages import GenerateRequest, Sampling
 from workers.engines.model_facts import ModelFacts
 
@@ -11,8 +11,8 @@ _RESUME_STEP = 0x3504F333F9DE6485
 
 
 def check_request(request: GenerateRequest, facts: ModelFacts, context_length: int) -> None:
-    """Raise InvalidRequest for what an engine would fail on or silently truncate; EngineFailure for a resumed
-    answer with a form, since its grammar would restart in the middle.
+    """Raise InvalidRequest for what an engine would fail on or silently truncate; NotResumable for the rest
+    of an answer with a form, since its grammar would start anew.
     """
     num_tokens, num_generated = len(request.token_ids), request.num_generated
     if not num_tokens:
@@ -30,10 +30,7 @@ def check_request(request: GenerateRequest, facts: ModelFacts, context_length: i
             param="max_tokens",
         )
     if num_generated and request.sampling.guided is not None:
-        raise EngineFailure(
-            "the worker was lost, and the engine cannot resume an answer with a demanded form; "
-            "retry the request"
-        )
+        raise NotResumable("the engine cannot go on in the middle of an answer with a demanded form")
     asked = request.sampling
     if asked.choice < 0 or (asked.logprobs or 0) < 0:
         raise InvalidRequest("choice and logprobs must not be negative")
