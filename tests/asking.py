@@ -21,10 +21,11 @@ def chat(stack: Stack, *messages: Json) -> Json:
     return found
 
 
-def complete(stack: Stack, num_tokens: int = 120) -> str:
-    """A greedy answer of `max_tokens` tokens."""
+def complete(stack: Stack, num_tokens: int = 120, **fields: object) -> str:
+    """A greedy answer of `max_tokens` tokens, or with other `fields` than `ignore_eos`."""
     body = {"model": MODEL, "prompt": "one two three", "max_tokens": num_tokens, "temperature": 0}
-    answer = httpx.post(f"{stack.url}/v1/completions", json=body | {"ignore_eos": True}, timeout=PATIENCE_S)
+    body |= fields or {"ignore_eos": True}
+    answer = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     text: str = answer.json()["choices"][0]["text"]
     return text

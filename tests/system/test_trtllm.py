@@ -163,6 +163,19 @@ def test_a_dead_engines_answers_go_on_at_another_worker(stack: Stack, tmp_path: 
     assert "injected death" in doomed.text()
 
 
+def test_an_answer_with_a_form_is_made_again_at_another_worker(stack: Stack, tmp_path: Path) -> None:
+    doomed = worker(stack, tmp_path, "agg", "doomed", DOUBLE_TRTLLM_DIES_AFTER="6")
+    worker(stack, tmp_path, "agg", "sound")
+    stack.wait_ready(0, 2)
+    form = {"guided_json": {"type": "object"}, "min_tokens": 200}
+
+    answers = {complete(stack, 200, **form) for _ in range(2)}  # one begins at each
+
+    assert len(answers) == 1
+    assert doomed.wait() == 1
+    assert "after not_resumable" in stack.processes[0].text()
+
+
 def test_a_release_that_is_too_old_is_refused_at_start(stack: Stack, tmp_path: Path) -> None:
     old = worker(stack, tmp_path, "agg", "old", DOUBLE_TRTLLM_BUILD="1.2.1")
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.errors import BatonError, EngineFailure, InvalidRequest
+from baton.errors import BatonError, InvalidRequest, NotResumable
 from baton.messages import GenerateRequest, Guided, MessageForm, Sampling
 from tests.tiny_gpt_oss import write_checkpoint
 from workers.engines.model_facts import ModelFacts, read_model_facts
@@ -62,7 +62,7 @@ def test_kv_has_the_models_type(typed: dict[str, str], kv_dtype: str, tmp_path: 
         (ask(5, num_generated=-1), InvalidRequest, "-1 of 5 tokens"),
         (ask(5, num_generated=4), InvalidRequest, "max_tokens is 4; 4"),
         (ask(max_tokens=0), InvalidRequest, "max_tokens is 0"),
-        (ask(5, num_generated=1, guided=FORM), EngineFailure, "retry the request"),
+        (ask(5, num_generated=1, guided=FORM), NotResumable, "in the middle"),
         (ask(choice=-1), InvalidRequest, "negative"),
         (ask(logprobs=-1), InvalidRequest, "negative"),
         (ask(prompt_logprobs=0, max_tokens=2), InvalidRequest, "prompt_logprobs .* one token"),
