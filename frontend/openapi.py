@@ -16,6 +16,7 @@ from baton.errors import (
     InvalidRequest,
     ModelNotFound,
     NotReady,
+    NotResumable,
     NoWorkers,
     Overloaded,
     WorkerLost,
@@ -63,7 +64,7 @@ _ASKING: Errors = (
     RequestTooSlow, HeadTooLarge, NoWorkers, BatonError,
 )  # fmt: skip
 _GENERATING: Errors = (
-    *_ASKING, ContextTooLong, Overloaded, EngineFailure, WorkerLost, BrokerLost, HandoffFailed,
+    *_ASKING, ContextTooLong, Overloaded, EngineFailure, NotResumable, WorkerLost, BrokerLost, HandoffFailed,
     HandoffStalled, NotReady, DeadlineExceeded,
 )  # fmt: skip
 _STORED: Errors = (InvalidRequest, InvalidApiKey, ResponseNotFound, StoreFailure)
