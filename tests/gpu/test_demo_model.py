@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from tests.gpu.vllm_scene import devices, gpus
 from tests.stack import MODEL, ROOT, Stack
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
@@ -37,23 +39,29 @@ VLLM = {
     "attention_backend": "TRITON_ATTN",
     "max_model_len": 4096,
     "gpu_memory_utilization": 0.3,
+    "kv_cache_memory_bytes": 2_000_000_000,
 }
 
 
+LONG = {"type": "array", "items": {"enum": [7, 42, 365]}, "minItems": 300, "maxItems": 300}
+
+
 @contextmanager
-def _running(folder: Path, engine: str, override: Json) -> Iterator[Stack]:
-    """The demo model, prefill on the first GPU and decode on the last."""
+def _running(
+    folder: Path, engine: str, override: Json, modes: tuple[str, str] = ("prefill", "decode")
+) -> Iterator[Stack]:
+    """The demo model, one worker on the first GPU and one on the last."""
     stack, last = Stack(folder), len(gpus()) - 1
     try:
         stack.frontend()
-        for mode, gpu in (("prefill", 0), ("decode", last)):
+        for mode, gpu in zip(modes, (0, last), strict=True):
             stack.environ["CUDA_VISIBLE_DEVICES"] = devices(gpu, 1)
             arguments = ["--engine", engine, "--model-path", "models/demo", "--served-model-name", MODEL]
             arguments += ["--disaggregation-mode", mode, "--override-engine-args", json.dumps(override)]
             if engine == "embedded":
                 arguments += ["--extra-engine-args", str(ROOT / f"engine_configs/demo/{mode}.yaml")]
             stack.start(mode, "workers", *arguments)
-        stack.wait_ready(1, 1, 600)
+        stack.wait_ready(modes.count("prefill"), 2 - modes.count("prefill"), 600)
         yield stack
     finally:
         stack.stop()
@@ -127,6 +135,22 @@ def test_vllm_takes_every_field_of_sampling(vllm: Stack, options: Json) -> None:
     response = _ask(vllm, "Say hello to Ada.", **options)
     assert response.status_code == 200, response.text
     assert len(response.json()["choices"]) == options.get("n", 1)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1}], ids=["greedy", "seeded"])
+def test_answers_of_a_form_outlive_vllms_worker(tmp_path: Path, sampling: Json) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": LONG}}
+    asked: Json = {"response_format": form, "max_tokens": 2000, "tools": [], **sampling}
+    with _running(tmp_path, "vllm", VLLM, ("agg", "agg")) as stack, ThreadPoolExecutor(4) as pool:
+        expected = _message(stack, QUESTIONS[0], **asked)
+        jsonschema.validate(json.loads(expected["content"]), LONG)
+        answers = [pool.submit(_message, stack, QUESTIONS[0], **asked) for _ in range(4)]
+        wait_for(lambda: stack.gauge("baton_num_running") >= 4)
+        generated = stack.gauge("baton_num_generated_tokens")
+        wait_for(lambda: stack.gauge("baton_num_generated_tokens") > generated + 100)
+        stack.processes[1].popen.kill()
+        assert [answer.result() for answer in answers] == [expected] * 4
+        assert "after not_resumable" in stack.processes[0].text()
 
 
 def test_vllm_holds_nothing_when_all_is_answered(vllm: Stack) -> None:
