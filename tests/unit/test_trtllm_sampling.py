@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.errors import EngineFailure, InvalidRequest
+from baton.errors import InvalidRequest, NotResumable
 from baton.messages import GenerateRequest, Guided, MessageForm, Sampling
 from workers.engines.model_facts import read_model_facts
 from workers.engines.structural_tag import structural_tag
@@ -148,7 +148,7 @@ def test_what_would_break_the_engine_is_refused(request_: GenerateRequest, says:
 def test_an_answer_with_a_form_is_not_resumed() -> None:
     form = Guided(last=(MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>"),))
 
-    with pytest.raises(EngineFailure, match="retry the request"):
+    with pytest.raises(NotResumable):
         check_request(ask(9, num_generated=4, guided=form), FACTS, CONTEXT_LENGTH)
 
 
