@@ -73,8 +73,9 @@ class Generator:
         self, request: GenerateRequest, caller: str = "", on_taken: Callable[[], None] = lambda: None
     ) -> AsyncGenerator[TokenChunk, None]:
         """The answer's chunks. If the workers are full, it waits for the caller's turn; then `on_taken` is
-        called. If a worker is lost, another one prefills the prompt and the tokens so far, and the stream
-        continues without repeated or missing tokens. If none is live, or the broker is away, it waits.
+        called. If a worker is lost, another one prefills the prompt and the tokens so far, or makes the
+        answer again if its engine cannot go on in the middle, and the stream continues without repeated or
+        missing tokens. If none is live, or the broker is away, it waits.
 
         Raises a BatonError: NoWorkers, Overloaded, DeadlineExceeded, WorkerLost, ...
         """

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,20 +136,29 @@ async def handed_over(theirs: socket.socket) -> socket.socket:
     return received[0]
 
 
+@contextlib.asynccontextmanager
+async def asked(
+    silent: tuple[Any, socket.socket],
+) -> AsyncIterator[tuple["asyncio.Task[Any]", socket.socket]]:
+    """A request for a matcher, and the end on which it is answered; its own end must be closed afterwards."""
+    server, theirs = silent
+    grammars = Grammars(server, VOCAB_SIZE)
+    asking = asyncio.create_task(grammars.matcher(answer_form({})))
+    with await handed_over(theirs) as answer:
+        yield asking, answer
+        answer.setblocking(False)
+        assert answer.recv(1) == b""
+    grammars.close()
+
+
 def test_a_client_that_leaves_while_its_form_is_not_served_leaves_nothing(
     silent: tuple[Any, socket.socket],
 ) -> None:
     async def main() -> None:
-        server, theirs = silent
-        grammars = Grammars(server, VOCAB_SIZE)
-        asking = asyncio.create_task(grammars.matcher(answer_form({})))
-        with await handed_over(theirs) as answer:
+        async with asked(silent) as (asking, _):
             asking.cancel()
             await asyncio.wait([asking])
             assert asking.cancelled()
-            answer.setblocking(False)
-            assert answer.recv(1) == b""  # the other end is closed
-        grammars.close()
 
     asyncio.run(main())
 
@@ -159,20 +168,14 @@ def test_a_form_that_no_process_can_serve_is_refused_for_now(
     says: bytes, num_compiled: int, silent: tuple[Any, socket.socket]
 ) -> None:
     async def main() -> None:
-        server, theirs = silent
-        grammars = Grammars(server, VOCAB_SIZE)
-        asking = asyncio.create_task(grammars.matcher(answer_form({})))
-        with await handed_over(theirs) as answer:
+        async with asked(silent) as (asking, answer):
             if says:
                 answer.send(says)
             else:
                 answer.shutdown(socket.SHUT_RDWR)
             with pytest.raises(Overloaded, match="No process"):
                 await asking
-            answer.setblocking(False)
-            assert answer.recv(1) == b""  # the other end is closed
-        assert server.num_compiled == num_compiled
-        grammars.close()
+        assert silent[0].num_compiled == num_compiled
 
     asyncio.run(main())
 

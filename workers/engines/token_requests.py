@@ -30,7 +30,9 @@ def check_request(request: GenerateRequest, facts: ModelFacts, context_length: i
             param="max_tokens",
         )
     if num_generated and request.sampling.guided is not None:
-        raise NotResumable("the engine cannot go on in the middle of an answer with a demanded form")
+        raise NotResumable(
+            "the engine cannot go on in the middle of an answer with a demanded form; send the request again"
+        )
     asked = request.sampling
     if asked.choice < 0 or (asked.logprobs or 0) < 0:
         raise InvalidRequest("choice and logprobs must not be negative")
