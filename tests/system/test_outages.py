@@ -151,11 +151,11 @@ def test_streams_wait_for_a_whole_fleet_that_is_started_again(tcp_stack: tuple[S
     streams = running(stack)
 
     frontend, *workers = stack.processes
-    num_lost = frontend.text().count("lost worker=")
+    num_left = frontend.text().count("left worker=")
     for process in workers:
         process.kill()
         stack.processes.remove(process)
-    wait_for(lambda: frontend.text().count("lost worker=") >= num_lost + len(workers))
+    wait_for(lambda: frontend.text().count("left worker=") == num_left + len(workers))
     for role in ("prefill", "decode") * 2:
         stack.worker(role)
 
