@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,9 @@ def new_request(num_tokens: int, num_answer: int) -> bytes:
     return request(new_prompt(num_tokens), num_answer)
 
 
-async def gaps(url: str, num_tokens: int, seconds: float, *, cached: bool) -> dict[str, Any]:
+async def gaps(
+    url: str, num_tokens: int, seconds: float, *, cached: bool, spy: Path | None = None
+) -> dict[str, Any]:
     """The gaps of the running answers while prompts of `num_tokens` are handed over; 0: none are."""
     prompts = [new_prompt(num_tokens) for _ in range(1 + int(seconds / PAUSE_S))]
     requests = [request(prompt, 2) for prompt in prompts]  # not while it measures
@@ -66,6 +67,7 @@ async def gaps(url: str, num_tokens: int, seconds: float, *, cached: bool) -> di
     running = [asyncio.create_task(ask(url, new_request(500, num_answer), times)) for times in streams]
     while not all(len(times) > 100 for times in streams):  # noqa: ASYNC110  simple, and not measured
         await asyncio.sleep(0.1)
+    spies = spying(spy, seconds) if spy else []
     began, handoffs = time.perf_counter(), list[tuple[float, float]]()
     while time.perf_counter() - began < seconds:
         if num_tokens:
@@ -78,6 +80,8 @@ async def gaps(url: str, num_tokens: int, seconds: float, *, cached: bool) -> di
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
+    for process in spies:
+        process.wait(60)
     of_streams = [[b - a for a, b in itertools.pairwise(times) if began < b < ended] for times in streams]
     return {
         "handed_over_tokens": num_tokens,
@@ -121,17 +125,16 @@ async def alone(url: str, num_tokens: int) -> dict[str, Any]:
     return {"alone_tokens": num_tokens, "ttft_p50_ms": quantile_ms(ttfts, 0.5)}
 
 
-@contextmanager
-def spying(folder: Path, seconds: float) -> Iterator[None]:
-    """Sample the stacks of vLLM's processes into `folder`."""
-    spies = []
+def spying(folder: Path, seconds: float) -> list[subprocess.Popen[bytes]]:
+    """Begin to sample the stacks of vLLM's processes into `folder`."""
     found = subprocess.run(["pgrep", "-f", "EngineCore"], capture_output=True, text=True, check=False)
-    for pid in found.stdout.split():
-        command = f"py-spy record -r 400 -d {seconds:.0f} -f raw -t -o {folder}/{pid}.raw --pid {pid}"
-        spies.append(subprocess.Popen(command.split(), stdout=subprocess.DEVNULL))
-    yield
-    for spy in spies:
-        spy.wait(60)
+    command = f"py-spy record -r 400 -d {seconds:.0f} -f raw -t"
+    return [
+        subprocess.Popen(
+            [*command.split(), "-o", f"{folder}/{pid}.raw", "--pid", pid], stdout=subprocess.DEVNULL
+        )
+        for pid in found.stdout.split()
+    ]
 
 
 def measured(url: str, way: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -145,8 +148,7 @@ def measured(url: str, way: str, options: argparse.Namespace) -> Iterator[dict[s
     for num_tokens in HANDED_OVER:
         yield asyncio.run(gaps(url, num_tokens, seconds, cached=cached))
     if spy is not None:
-        with spying(spy, seconds):
-            yield {"sampled": True} | asyncio.run(gaps(url, HANDED_OVER[-1], seconds, cached=cached))
+        yield {"sampled": True} | asyncio.run(gaps(url, HANDED_OVER[-1], seconds, cached=cached, spy=spy))
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from workers.engines.vllm.kernels import pass_strides, reuse_compiled
 from workers.engines.vllm.library import SIDE_CHANNEL_PORT, WORKER_PID
+from workers.engines.vllm.token_arrays import convert_early
 
 # NIXL checks for notices once per step, and a prefill step may take a second.
 NOTICE_S = 2.0
@@ -82,3 +83,4 @@ if WORKER_PID in os.environ and os.environ[WORKER_PID] != str(os.getpid()):
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     pass_strides()
     reuse_compiled({SIDE_CHANNEL_PORT})
+    convert_early()
