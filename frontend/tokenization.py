@@ -1,8 +1,6 @@
 """`POST /tokenize` and `/detokenize`, and `GET /tokenizer_info`, in vLLM's shapes."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
@@ -10,7 +8,7 @@ import msgspec
 from baton.errors import InvalidRequest
 from frontend.chat.body import Message, ToolDefinition
 from frontend.chat.request import tools, turns
-from frontend.harmony.conversation import Conversation, Turn
+from frontend.harmony.conversation import Conversation
 from frontend.harmony.render import render
 from frontend.http.body import decode
 from frontend.http.exchange import Exchange, ignored_header
@@ -75,9 +73,11 @@ async def tokenize(exchange: Exchange, services: Services, tally: Tally) -> None
     """`POST /tokenize`."""
     body, ignored = decode(await exchange.read_body(services.max_body_bytes), TokenizeBody)
     services.metrics.count_ignored(ignored)
-    prompt = _prompt(body, partial(services.thoughts.completed, exchange.owner))
+    prompt = _prompt(body)
     served = _served(body.model, services)
     tally.model = served.name
+    if isinstance(prompt, Conversation):
+        prompt = services.thoughts.resumed(exchange.owner, prompt, served.current_date)
     tokens = await asyncio.to_thread(_encoded, prompt, served, body.add_generation_prompt)
     answer = TokenizeAnswer(count=len(tokens), max_model_len=served.context_length, tokens=tokens)
     if body.return_token_strs:
@@ -116,17 +116,14 @@ def _served(model: str | None, services: Services) -> ServedModel:
     return services.fleet.served(names[0] if model is None else model)
 
 
-def _prompt(
-    body: TokenizeBody, completed: Callable[[Sequence[Turn]], tuple[Turn, ...]]
-) -> str | Conversation:
-    """The text, or the conversation with its turns `completed` as for a chat completion."""
+def _prompt(body: TokenizeBody) -> str | Conversation:
     match body.prompt, body.messages:
         case str() as text, None:
             return text
         case None, list() as messages:
             args = (body.chat_template_args, body.chat_template_kwargs)
             return Conversation(
-                turns=completed(tuple(turns(messages))),
+                turns=tuple(turns(messages)),
                 tools=tools(body.tools or ()),
                 reasoning_effort=NEAREST_EFFORT[effort_of(body.reasoning_effort, *args)],
                 model_identity=identity_of(*args),
@@ -140,7 +137,7 @@ def _encoded(
 ) -> list[int]:
     if isinstance(prompt, str):
         return served.tokenizer.encode_text(prompt, allow_special=True)
-    segments = render(msgspec.structs.replace(prompt, current_date=served.current_date))
+    segments = render(prompt)
     if add_generation_prompt is False:
         segments = segments[:-2]  # `<|start|>assistant`
     return served.tokenizer.encode_segments(segments)

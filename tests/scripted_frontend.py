@@ -44,6 +44,7 @@ class ScriptedFleet:
 
     def __init__(self, error: BatonError | None = None, context_length: int = CONTEXT_LENGTH) -> None:
         self.error = error
+        self.current_date = "2026-11-21"
         self._context_length = context_length
 
     def models(self) -> list[str]:
@@ -54,7 +55,7 @@ class ScriptedFleet:
             raise self.error
         if model != MODEL:
             raise ModelNotFound(f"The model {model!r} is not served here.", param="model")
-        return ServedModel(MODEL, self._context_length, TOKENIZER, "2026-11-21")
+        return ServedModel(MODEL, self._context_length, TOKENIZER, self.current_date)
 
     def health(self) -> Health:
         status = "unhealthy" if self.error else "healthy"

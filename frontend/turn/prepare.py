@@ -59,6 +59,7 @@ async def prepare(
         is_whole = choice.finish_reason != "length" and not choice.repairs
         turn = choice.writing.turn(served.tokenizer) if is_whole else None
         if turn is not None:
+            turn = msgspec.structs.replace(turn, current_date=prompts[0].current_date)
             thoughts.keep_turn(asker.owner, choice.call_ids, turn)
         else:
             thoughts.keep(asker.owner, choice.call_ids, choice.thought)
@@ -72,8 +73,7 @@ async def encode(request: TurnRequest, owner: str, served: ServedModel, thoughts
     """The tokens of each prompt. Raises InvalidRequest if it cannot be rendered."""
     prompt = request.prompt
     if isinstance(prompt, Conversation):
-        turns = thoughts.completed(owner, prompt.turns)
-        talk = msgspec.structs.replace(prompt, turns=turns, current_date=served.current_date)
+        talk = thoughts.resumed(owner, prompt, served.current_date)
         request = msgspec.structs.replace(request, prompt=talk)
     if request.num_bytes > LONG_BYTES:
         return await asyncio.to_thread(_encoded, request, served)
@@ -94,7 +94,8 @@ def _encoded(request: TurnRequest, served: ServedModel) -> list[Encoded]:
     limit = COUNTED_CONTEXTS * served.context_length
     try:
         if isinstance(request.prompt, Conversation):
-            return [encoded(render(request.prompt), tokenizer, limit)]
+            of_talk = encoded(render(request.prompt), tokenizer, limit)
+            return [msgspec.structs.replace(of_talk, current_date=request.prompt.current_date)]
         prompts = (
             tokenizer.encode_text(prompt, allow_special=True, limit=limit)
             if isinstance(prompt, str)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from frontend.harmony.conversation import AssistantTurn, Turn
+from frontend.harmony.conversation import AssistantTurn, Conversation, Turn
 from frontend.turn.written import PARAGRAPH, WrittenTurn
 
 MAX_BYTES = 64 << 20
@@ -56,6 +56,7 @@ class Thoughts:
             self._keep(Kept(owner, tuple(call_ids), turn))
         elif turn.said:
             messages = tuple(message for message in turn.messages if message.kind != "thought")
+            # Without a date: other conversations have answers of the same text.
             self._keep(Kept(owner, (_key(turn.said),), WrittenTurn(messages=messages)))
 
     def _keep(self, kept: Kept) -> None:
@@ -89,6 +90,17 @@ class Thoughts:
         self._by_id.move_to_end(key)
         return value
 
+    def resumed(self, owner: str, talk: Conversation, today: str) -> Conversation:
+        """The conversation with its turns `completed` and the date on which it began, as Harmony has it: that
+        of its last answer with calls if this is known here, otherwise `today`. Midnight would change every
+        prompt near its start, and no worker's KV would be of use.
+        """
+        answers = (turn for turn in reversed(talk.turns) if isinstance(turn, AssistantTurn))
+        last = next((answer for answer in answers if answer.tool_calls), None)
+        known = self._known(owner, last) if last else None
+        date = known.current_date if known else None
+        return replace(talk, turns=self.completed(owner, talk.turns), current_date=date or today)
+
     def completed(self, owner: str, turns: Sequence[Turn]) -> tuple[Turn, ...]:
         """The turns, with the original tokens of answers that came back unchanged, and missing reasoning
         restored to those with calls. Reasoning shared by several calls is restored once, even if they come
@@ -96,9 +108,9 @@ class Thoughts:
         completed: list[Turn] = []
         shown: str | None = None
         for turn in turns:
-            written = self._written(owner, turn) if isinstance(turn, AssistantTurn) else None
+            written = self._known(owner, turn) if isinstance(turn, AssistantTurn) else None
             if written is not None:
-                completed.append(written)
+                completed.append(replace(turn, written=written.messages))
                 continue
             if isinstance(turn, AssistantTurn) and turn.tool_calls and not turn.reasoning:
                 thought = self.recall(owner, turn.tool_calls[0].call_id)
@@ -109,14 +121,14 @@ class Thoughts:
             completed.append(turn)
         return tuple(completed)
 
-    def _written(self, owner: str, turn: AssistantTurn) -> AssistantTurn | None:
-        """The turn with its tokens, if these are known."""
+    def _known(self, owner: str, turn: AssistantTurn) -> WrittenTurn | None:
+        """The turn as the model wrote it, if that is known."""
         said = PARAGRAPH.join(text for text in (turn.preamble, turn.text) if text)
         key = turn.tool_calls[0].call_id if turn.tool_calls else _key(said)
         known = self._recall(owner, key)
         if not isinstance(known, WrittenTurn) or not known.is_told_by(turn):
             return None
-        return replace(turn, written=known.messages)
+        return known
 
     def _drop(self, key: tuple[str, str]) -> None:
         dropped = self._by_id.pop(key, None)

@@ -17,10 +17,11 @@ _ENDS = (SpecialToken.END, SpecialToken.CALL, SpecialToken.RETURN)
 
 
 class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A complete answer: its messages, and the names of the tools they call, in order."""
+    """A complete answer: its messages, the names of the tools they call, in order, and its prompt's date."""
 
     messages: tuple[WrittenMessage, ...]
     call_names: tuple[str, ...] = ()
+    current_date: str | None = None
 
     @property
     def thought(self) -> str:
@@ -95,11 +96,12 @@ class Writing:
 
 class Encoded(msgspec.Struct, frozen=True, kw_only=True):
     """A rendered prompt's tokens: how many are before the first answer, and how many are the assistant's, by
-    source: `written` by the model, or `rendered` from text."""
+    source: `written` by the model, or `rendered` from text. `current_date` is the conversation's."""
 
     token_ids: list[int]
     num_opening_tokens: int = 0
     history: dict[str, int] = {}
+    current_date: str | None = None
 
 
 def encoded(segments: Iterable[Segment], tokenizer: ModelTokenizer, limit: int) -> Encoded:
