@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 
 from baton.connect import Wires
 from baton.messages import GenerateRequest, Reply, TokenChunk, Usage, WorkerInfo
@@ -18,6 +19,7 @@ from frontend.credentials import read_credentials
 from frontend.flags import FrontendSettings
 from frontend.processes.siblings import Siblings
 from frontend.responses.database import MEMORY
+from frontend.text.tokenizer import ModelTokenizer
 from tests.scripted_workers import Script, ScriptedWorkers
 from tests.waiting import PATIENCE_S
 
@@ -39,7 +41,7 @@ class Workers(ScriptedWorkers):
         await self.may_tell.wait()
         watched = super().watch()
         try:
-            yield await anext(watched)
+            yield _roomy(await anext(watched))
             while True:
                 change = asyncio.ensure_future(anext(watched))
                 breaking = asyncio.ensure_future(self.broken.wait())
@@ -48,13 +50,27 @@ class Workers(ScriptedWorkers):
                 if not change.done():
                     change.cancel()
                     raise RuntimeError("the registry broke")
-                yield change.result()
+                yield _roomy(change.result())
         finally:
             await asyncio.sleep(0)  # `change` has ended
             await watched.aclose()
 
     async def close(self) -> None:
         self.num_closed += 1
+
+
+def _roomy(workers: tuple[WorkerInfo, ...]) -> tuple[WorkerInfo, ...]:
+    return tuple(msgspec.structs.replace(worker, context_length=8192) for worker in workers)
+
+
+def saying(text: str) -> Script:
+    """Answers with this text, in Harmony."""
+
+    async def script(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        token_ids = ModelTokenizer.load(DEMO).encode_text(text, allow_special=True)
+        yield TokenChunk(tuple(token_ids), "stop", Usage(len(asked.token_ids), 0, len(token_ids)))
+
+    return script
 
 
 class Held:
@@ -95,7 +111,9 @@ class Frontend:
         own = siblings or Siblings()
         own.listening = self.is_listening.set
         credentials = read_credentials(self.settings)
-        self.serving = asyncio.create_task(serve(self.settings, credentials, self.listener, own, self.shutdown))
+        self.serving = asyncio.create_task(
+            serve(self.settings, credentials, self.listener, own, self.shutdown)
+        )
         each_its_own = httpx.Limits(max_keepalive_connections=0)  # for which a drain would wait
         self.http = httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{port}", verify=False, timeout=PATIENCE_S, limits=each_its_own
@@ -103,6 +121,10 @@ class Frontend:
 
     async def get(self, path: str) -> httpx.Response:
         return await self.http.get(path)
+
+    async def post(self, path: str, **body: Any) -> Any:
+        """The JSON of the answer."""
+        return (await self.http.post(path, json=body)).json()
 
     async def complete(self, key: str = "", **fields: Any) -> httpx.Response:
         body = {"model": MODEL, "prompt": "Hi", "max_tokens": 4} | fields

@@ -176,56 +176,6 @@ def test_workers_are_followed_during_a_drain() -> None:
     asyncio.run(main())
 
 
-def test_requests_wait_for_a_lost_worker_as_long_as_the_flag_says() -> None:
-    async def main() -> None:
-        workers = Workers(d1=failing(WorkerLost("gone")))
-        async with process(workers, wait_for_worker_s=PATIENCE_S) as frontend:
-            await frontend.is_listening.wait()
-            asking = asyncio.create_task(frontend.complete())
-            while not (await frontend.get("/health")).json()["lost"]:
-                pass
-            workers.join("d2", answer)
-            assert (await asking).status_code == 200
-
-    asyncio.run(main())
-
-
-def test_a_request_has_the_deadline_of_the_flag() -> None:
-    async def part(frontend: Frontend) -> None:
-        await frontend.is_listening.wait()
-        reply = await frontend.complete()
-        assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
-
-    play(part, lambda: Workers(d1=Held()), request_timeout_s=0.1)
-
-
-def test_tools_and_origins_are_those_of_the_flags() -> None:
-    async def part(frontend: Frontend) -> None:
-        await frontend.is_listening.wait()
-        hosted = await frontend.respond(tools=[{"type": "web_search"}])
-        assert (hosted.status_code, hosted.json()["error"]["param"]) == (400, "tools")
-        read = await frontend.http.get("/live", headers={"origin": PAGE})
-        assert read.headers["access-control-allow-origin"] == PAGE
-
-    play(part, lambda: Workers(d1=answer), strict_tools=True, cors_origin=PAGE)
-
-
-def test_a_keys_file_that_changes_is_in_use(tmp_path: Path) -> None:
-    path = tmp_path / "keys"
-    path.write_text(line_of("alice", "a"))
-    path.chmod(0o600)
-
-    async def part(frontend: Frontend) -> None:
-        await frontend.is_listening.wait()
-        assert [(await frontend.complete(key)).status_code for key in "ab"] == [200, 401]
-        path.write_text(line_of("robert", "b"))
-        while (await frontend.complete("b")).status_code != 200:
-            await asyncio.sleep(0.01)  # poll, like a client
-        assert (await frontend.complete("a")).status_code == 401
-
-    play(part, lambda: Workers(d1=answer), api_keys_file=path)
-
-
 def test_a_store_that_cannot_be_opened_ends_the_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,28 +199,6 @@ def test_responses_are_in_memory_if_the_default_folder_cannot_be_written(
 
     default = frontend_main.FrontendSettings.response_store
     play(part, lambda: Workers(d1=answer), response_store=default)
-
-
-def test_processes_share_metrics_limits_and_responses(tmp_path: Path) -> None:
-    path = tmp_path / "keys"
-    path.write_text(line_of("alice", "a", KeyLimits(requests_per_minute=2)))
-    path.chmod(0o600)
-
-    async def main() -> None:
-        workers, folder = Workers(d1=answer), tmp_path
-        one, two = (
-            process(workers, Siblings(folder, index, 2), num_processes=2, api_keys_file=path)
-            for index in (0, 1)
-        )
-        async with one as first, two as second:
-            await asyncio.gather(first.is_listening.wait(), second.is_listening.wait())
-            assert (await first.complete("a")).status_code == 200
-            assert (await second.complete("a")).status_code == 200
-            page = (await first.get("/metrics")).text
-            assert f'baton_requests_total{{model="{MODEL}",route="/v1/completions",status="200"}} 2.0' in page
-            assert (await second.complete("a")).status_code == 429
-
-    asyncio.run(main())
 
 
 async def stored(path: str, response_id: str) -> Any:
