@@ -11,11 +11,8 @@ import pytest
 from baton.errors import WorkerLost
 from baton.messages import GenerateRequest
 from frontend import __main__ as frontend_main
-from frontend.http.keys import line_of
-from frontend.http.limits import KeyLimits
-from frontend.processes.siblings import Siblings
 from frontend.responses.store import ResponseStore
-from tests.scripted_workers import answer, failing
+from tests.scripted_workers import answer
 from tests.serving_frontend import MODEL, Frontend, Held, Workers, process
 from tests.waiting import PATIENCE_S, until
 

@@ -19,7 +19,7 @@ from frontend.turn.seal import Seal
 from tests.certificates import Authority
 from tests.scripted_workers import answer, failing, hand_off
 from tests.serving_frontend import MODEL, Frontend, Held, Workers, process, saying
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S
 
 THOUGHT = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
 CALL = THOUGHT + "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
