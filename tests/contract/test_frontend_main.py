@@ -1,4 +1,4 @@
-"""`python -m frontend` from its arguments to its exit status: which socket it listens on, and taking it over."""
+"""`python -m frontend` from arguments to exit status: which socket it listens on, and taking one over."""
 
 import asyncio
 import os
