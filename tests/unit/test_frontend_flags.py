@@ -15,6 +15,8 @@ from frontend.flags import FrontendSettings
         ("local_prefill_after_s", -0.5, "0 or more"),
         ("wait_for_worker_s", -1.0, "0 or more"),
         ("wait_for_worker_s", math.nan, "0 or more"),
+        ("drain_timeout_s", -1.0, "0 or more"),
+        ("drain_timeout_s", math.nan, "0 or more"),
         ("request_timeout_s", 0.0, "greater than 0"),
         ("no_progress_s", 0.0, "greater than 0"),
         ("no_progress_s", math.nan, "greater than 0"),
