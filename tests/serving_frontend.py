@@ -102,7 +102,11 @@ class Frontend:
     """A frontend process, `serving`, and its client."""
 
     def __init__(self, workers: Workers, siblings: Siblings | None, settings: dict[str, Any]) -> None:
-        wired = {"model_path": DEMO, "response_store": MEMORY, "wires": _ScriptedWires(workers=workers)}
+        wired: dict[str, Any] = {
+            "model_path": DEMO,
+            "response_store": MEMORY,
+            "wires": _ScriptedWires(workers=workers),
+        }
         self.settings = FrontendSettings(**wired | settings)
         self.shutdown = Shutdown()
         self.is_listening = asyncio.Event()

@@ -70,7 +70,7 @@ def test_other_machines_are_served_if_their_clients_are_known_or_it_is_said_to_b
 
 
 def test_https_alone_does_not_tell_who_a_client_is() -> None:
-    tls = {"tls_cert_file": Path("c"), "tls_key_file": Path("k")}
+    tls: dict[str, Any] = {"tls_cert_file": Path("c"), "tls_key_file": Path("k")}
     with pytest.raises(ValueError, match="there are no API keys"):
         _listener(FrontendSettings(http_host="0.0.0.0", http_port=0, **tls))
 

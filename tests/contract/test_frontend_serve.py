@@ -11,6 +11,7 @@ import pytest
 from baton.errors import WorkerLost
 from baton.messages import GenerateRequest
 from frontend import __main__ as frontend_main
+from frontend.flags import FrontendSettings
 from frontend.responses.store import ResponseStore
 from tests.scripted_workers import answer
 from tests.serving_frontend import MODEL, Frontend, Held, Workers, process
@@ -194,7 +195,7 @@ def test_responses_are_in_memory_if_the_default_folder_cannot_be_written(
         made = (await frontend.respond()).json()
         assert (await frontend.get(f"/v1/responses/{made['id']}")).json()["id"] == made["id"]
 
-    default = frontend_main.FrontendSettings.response_store
+    default = FrontendSettings.response_store
     play(part, lambda: Workers(d1=answer), response_store=default)
 
 

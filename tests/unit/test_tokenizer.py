@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from frontend.text.specials import SpecialToken
+from frontend.text.specials import Segment, SpecialToken
 from frontend.text.tokenizer import ModelTokenizer, TooManyTokens, _SegmentCache
 from tests.scripted_frontend import TOKENIZER
 
@@ -105,7 +105,7 @@ def test_a_model_need_not_know_where_a_text_begins(tmp_path: Path) -> None:
 
 
 def test_segments_up_to_the_limit_are_tokenised_and_no_more() -> None:
-    segments = [SpecialToken.START, "ab", array("I", [1, 2]), SpecialToken.END]
+    segments: list[Segment] = [SpecialToken.START, "ab", array("I", [1, 2]), SpecialToken.END]
     assert len(TOKENIZER.encode_segments(segments, limit=6)) == 6
     for limit in range(6):
         with pytest.raises(TooManyTokens):
