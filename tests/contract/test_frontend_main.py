@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import sys
@@ -108,9 +109,10 @@ def test_a_registry_that_others_can_write_to_ends_the_start(
 def _unchanged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a process sets for itself is as before after the test."""
     monkeypatch.setattr(frontend_main, "leave_start_uncollected", lambda: None)
-    before = sys.getswitchinterval()
+    interval_s, descriptors = sys.getswitchinterval(), resource.getrlimit(resource.RLIMIT_NOFILE)
     yield
-    sys.setswitchinterval(before)
+    sys.setswitchinterval(interval_s)
+    resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
 
 
 @pytest.mark.usefixtures("_unchanged")
