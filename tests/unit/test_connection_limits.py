@@ -105,6 +105,19 @@ def test_a_body_may_be_longer_than_a_head() -> None:
     converse(part)
 
 
+def test_the_rest_of_a_body_that_was_answered_early_is_not_read_for_long() -> None:
+    async def part(scene: Scene) -> None:
+        scene.say(POST.replace(b"10", b"999999999"))
+        await scene.answered()
+        scene.say(PART)
+        scene.check(PATIENCE.rest_s - 0.1)
+        assert not scene.pipe.closes
+        scene.check(PATIENCE.rest_s + 0.1)
+        assert scene.pipe.closes
+
+    converse(part)
+
+
 def test_a_fault_behind_a_request_that_waits_ends_both_without_a_word() -> None:
     async def part(scene: Scene) -> None:
         scene.say(GET + CHUNKED + NO_CHUNK)
@@ -131,7 +144,7 @@ def test_nothing_is_said_to_a_client_whose_connection_is_being_closed() -> None:
         scene.say(GET[:5])
         scene.pipe.closes = True
         scene.check(1000)
-        assert scene.statuses == [b"200"]
+        assert (scene.statuses, scene.pipe.has_ended) == ([b"200"], False)
 
     converse(part)
 
