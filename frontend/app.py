@@ -79,8 +79,7 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        is_http = scope["type"] == "http"
-        endpoint = self._endpoints.get((scope["method"], scope["path"])) if is_http else None
+        endpoint = self._endpoints.get((scope["method"], scope["path"]))
         await (endpoint or self._framework)(scope, receive, send)
 
 

@@ -89,7 +89,7 @@ class FrontendSettings:
         if not 1 <= self.num_processes <= MAX_PROCESSES:
             raise ValueError(f"--num-processes {self.num_processes}: must be between 1 and {MAX_PROCESSES}")
         parse_aliases(self.model_alias)
-        for name in ("local_prefill_tokens", "local_prefill_after_s", "wait_for_worker_s"):
+        for name in ("local_prefill_tokens", "local_prefill_after_s", "wait_for_worker_s", "drain_timeout_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{_option(name)} {getattr(self, name):g}: must be 0 or more")
         for name in ("request_timeout_s", "no_progress_s"):

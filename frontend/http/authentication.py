@@ -77,5 +77,7 @@ class Authentication:
             "refused request_id=%s status=%d client=%s key=%s",
             exchange.request_id, error.status, exchange.address, exchange.key_name or "unknown",
         )  # fmt: skip
-        await exchange.answer_error(error)
-        self._metrics.end(tally)
+        try:
+            await exchange.answer_error(error)
+        finally:
+            self._metrics.end(tally)

@@ -30,7 +30,7 @@ class Browsers:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        headers = dict(scope["headers"]) if scope["type"] == "http" else {}
+        headers = dict(scope["headers"])
         origin = headers.get(b"origin")
         if origin is None:
             await self._app(scope, receive, send)

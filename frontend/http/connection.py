@@ -118,7 +118,7 @@ class Connection(HttpToolsProtocol):
         if self._takes_nothing(now_s):
             log.info("dropped client=%s reason=client does not read the response", self.client)
             self.transport.abort()
-        elif now_s <= self._give_up_s or self.transport.is_closing():
+        elif now_s <= self._give_up_s:
             return
         elif self._reading is _Reading.NOTHING or self._is_refused:
             self.transport.close()

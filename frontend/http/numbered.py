@@ -51,9 +51,7 @@ class EventNumbers:
                 raise _changed()
             logprobs = chunk.logprobs and chunk.logprobs[i : i + 1]
             if i + 1 == len(chunk.token_ids):
-                yield TokenChunk(
-                    (token_id,), chunk.finish_reason, chunk.usage, logprobs, chunk.prompt_logprobs
-                )
+                yield TokenChunk((token_id,), chunk.finish_reason, chunk.usage, logprobs)
             else:
                 yield TokenChunk((token_id,), logprobs=logprobs)
 

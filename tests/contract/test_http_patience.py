@@ -365,13 +365,16 @@ def test_garbage_after_a_request_ends_the_connection_and_not_the_server(play: Pl
     play(part)
 
 
-def test_a_server_that_drains_refuses_connections() -> None:
+def test_a_server_that_has_drained_refuses_connections_and_is_forgotten() -> None:
     async def main() -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]
+        servers = Newborn(HttpServer)
         server = HttpServer(Echo(), 1.0)
         server.start(listener)
         await server.drain()
+        del server
+        assert servers.count() == 0
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", port)
 
@@ -389,6 +392,8 @@ def test_all_but_the_reserved_descriptors_are_for_clients(
             await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
         await until(lambda: scene.app.num_running == 14)
         assert error_code(await (await scene.peer(GET)).rest()) == (503, "not_ready")
+        first, *_ = [await scene.peer() for _ in range(3)]  # an eighth of them may be turned away at a time
+        assert await first.rest() == b""
 
     play(part, Patience())
 
@@ -417,6 +422,16 @@ def test_connections_far_beyond_the_limit_are_closed(play: Play, monkeypatch: py
         await until(lambda: scene.app.num_running == 1)
         with suppress(ConnectionError):  # of the TLS handshake
             assert await (await scene.peer(GET)).rest() == b""
+
+    play(part, Patience(), max_connections=1)
+
+
+def test_few_connections_beyond_the_limit_are_waited_for(play: Play) -> None:
+    async def part(scene: Scene) -> None:
+        await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
+        await until(lambda: scene.app.num_running == 1)
+        first, *_ = [await scene.peer() for _ in range(65)]
+        assert await first.rest() == b""
 
     play(part, Patience(), max_connections=1)
 

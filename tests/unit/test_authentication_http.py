@@ -92,6 +92,24 @@ def test_a_refusal_does_not_read_the_body() -> None:
     assert sent[0]["status"] == 401
 
 
+def test_a_refused_client_that_does_not_read_is_not_counted_for_ever() -> None:
+    async def receive() -> Any:
+        raise AssertionError("the body was read")
+
+    async def send(_: Any) -> None:
+        raise asyncio.CancelledError  # the drain's time is over
+
+    scope = {"type": "http", "method": "POST", "path": CHAT, "query_string": b"", "headers": []}
+    made = client()
+
+    async def main() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await made.app(scope, receive, send)
+
+    asyncio.run(main())
+    assert made.metric("baton_running_requests", route="authentication") == 0
+
+
 def test_an_allowed_page_asks_first_without_a_key_and_can_read_the_refusal() -> None:
     wants = {"origin": PAGE, "access-control-request-headers": "authorization"}
     asked = ask("OPTIONS", CHAT, wants)

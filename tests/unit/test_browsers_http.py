@@ -46,6 +46,19 @@ def test_a_strange_page_cannot_read_an_answer() -> None:
     )
     asked = asyncio.run(client().request("OPTIONS", CHAT, b"", {"origin": PAGE}))
     assert asked.status != 204
+    seen = asyncio.run(client().request("GET", "/live", b"", {"origin": PAGE}))
+    assert seen.status == 200
+    assert "access-control-allow-origin" not in seen.headers
+    json_with_charset = post(client(), origin=PAGE, content_type="application/json; charset=utf-8")
+    assert json_with_charset.status == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+@pytest.mark.parametrize("origin", [PAGE + ".evil", "https://app", "null"])
+def test_a_page_is_allowed_by_its_whole_origin(origin: str, method: str) -> None:
+    reply = asyncio.run(client(PAGE).request(method, "/v1/responses/x", b"", {"origin": origin}))
+    assert (reply.status, reply.error["code"]) == (403, "origin_not_allowed")
+    assert reply.headers["connection"] == "close"  # its body is not read
 
 
 @pytest.mark.parametrize("allowed", [PAGE, "*"])
@@ -56,6 +69,8 @@ def test_an_allowed_page_may_ask_and_read(allowed: str) -> None:
     )
     assert asked.status == 204
     assert asked.headers["access-control-allow-headers"] == "content-type"
+    assert asked.headers["access-control-allow-methods"] == "GET, POST, DELETE"
+    assert int(asked.headers["access-control-max-age"]) == 600
     reply = post(made, origin=PAGE, content_type="application/json")
     assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, PAGE)
     shown = set(reply.headers["access-control-expose-headers"].split(", "))

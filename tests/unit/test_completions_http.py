@@ -4,12 +4,17 @@ import asyncio
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from openai.types import Completion
 
 from baton.errors import NoWorkers
+from baton.messages import WorkerInfo, WorkerStats
 from frontend.harmony.deltas import TextDelta
+from frontend.metrics import Metrics, Sampled
+from frontend.routing.health import Health
 from frontend.turn.raw_text import RawText
+from tests.registry import worker
 from tests.scripted_frontend import (
     CONTEXT_LENGTH,
     MODEL,
@@ -57,6 +62,8 @@ def test_a_stream_of_a_completion_ends_with_its_reason_and_usage() -> None:
     assert usage["choices"] == []
     assert usage["usage"]["prompt_tokens"] == 1
     assert done == "[DONE]"
+    unasked = complete("x", max_tokens=100, stream=True, stream_options={"include_usage": False})
+    assert [event["choices"][0]["index"] for event in unasked.events[:-1]] == [0] * 7
 
 
 def test_a_list_of_prompts_gives_n_choices_for_each() -> None:
@@ -109,7 +116,10 @@ def test_a_stop_string_cuts_the_text() -> None:
 
 
 def test_logprobs_come_as_parallel_lists() -> None:
-    logprobs = complete("x", logprobs=1, max_tokens=4).json["choices"][0]["logprobs"]
+    client = Client(ScriptedTokens(ENDED))
+    reply = asyncio.run(client.complete("x", logprobs=1, max_tokens=4))
+    assert client.tokens.requests[0].sampling.prompt_logprobs is None  # which would cost a lot
+    logprobs = reply.json["choices"][0]["logprobs"]
     assert logprobs["tokens"] == ["O", "n", "c", "e"]
     assert logprobs["text_offset"] == [0, 1, 2, 3]
     assert logprobs["top_logprobs"][0] == {"O": -0.5}
@@ -134,6 +144,14 @@ def test_the_prompt_is_echoed(prompt: object) -> None:
     assert complete(prompt, echo=True).json["choices"][0]["text"] == said + TEXT
     chunks = complete(prompt, echo=True, stream=True).events[:-1]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == said + TEXT
+
+
+def test_each_choice_begins_with_its_own_prompt() -> None:
+    chunks = complete(["ab", "cd"], echo=True, stream=True).events[:2]
+    assert [(each["choices"][0]["index"], each["choices"][0]["text"]) for each in chunks] == [
+        (0, "ab"),
+        (1, "cd"),
+    ]
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
@@ -222,6 +240,7 @@ def test_what_no_route_answers_is_an_envelope_too(path: str, status: int) -> Non
     reply = get(path)
     assert reply.status == status
     assert set(reply.error) == {"message", "type", "param", "code"}
+    assert reply.error["code"] == ("method_not_allowed" if status == 405 else reply.error["code"])
     assert reply.headers.get("allow") == ("POST" if status == 405 else None)
 
 
@@ -242,6 +261,36 @@ def test_metrics_count_tokens_and_times() -> None:
     assert f'baton_completion_tokens_total{{model="{MODEL}"}} 16.0' in page
     assert "baton_time_to_first_token_seconds_count" in page
     assert "baton_num_running" in page
+
+
+def test_metrics_are_those_of_all_processes_and_of_the_workers() -> None:
+    class Staffed(ScriptedFleet):
+        async def stats(self) -> list[tuple[WorkerInfo, WorkerStats]]:
+            return [(worker("p1"), WorkerStats(num_running=3))]
+
+    other = Metrics()
+    other.end(other.begin("/v1/x"))
+
+    async def others() -> list[list[Sampled]]:
+        return [other.samples()]
+
+    client = Client(ScriptedTokens(ENDED), Staffed(), other_metrics=others)
+    page = asyncio.run(client.get("/metrics")).body.decode()
+    assert 'baton_requests_total{model="",route="/v1/x",status="200"} 1.0' in page
+    assert 'baton_num_running{role="prefill",worker="p1"} 3.0' in page
+
+
+def test_a_page_that_fails_does_not_say_why() -> None:
+    class Broken(ScriptedFleet):
+        def health(self) -> Health:
+            raise RuntimeError("secret")
+
+    client, said = Client(ScriptedTokens(ENDED), Broken()), bytearray()
+    client.on_write = said.extend
+    with pytest.raises(RuntimeError, match="secret"):  # for the server's log
+        asyncio.run(client.get("/health"))
+    assert msgspec.json.decode(bytes(said))["error"]["message"].startswith("Internal server error")
+    assert b"secret" not in said
 
 
 def test_the_tokenizers_control_tokens_are_told() -> None:

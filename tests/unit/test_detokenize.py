@@ -50,6 +50,11 @@ def test_the_stop_string_that_is_complete_first_counts() -> None:
     assert StopStrings(["b", "ab"]).push("xab") == ("x", True)
 
 
+@pytest.mark.parametrize("stops", [("ab?", "b!"), ("b!", "ab?")])
+def test_what_may_become_any_stop_string_is_held_back(stops: tuple[str, ...]) -> None:
+    assert StopStrings(stops).push("xab") == ("x", False)
+
+
 @pytest.mark.parametrize("stops", [(), ("",)])
 def test_without_stop_strings_text_passes(stops: tuple[str, ...]) -> None:
     assert StopStrings(stops).push("text") == ("text", False)

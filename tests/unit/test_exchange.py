@@ -58,6 +58,7 @@ def test_a_whole_answer_has_its_length_its_id_and_its_headers() -> None:
 def test_a_client_is_known_by_its_key_under_either_apis_header() -> None:
     openai, anthropic = exchange(authorization="Bearer k"), exchange(x_api_key="k")
     assert len({openai.owner, anthropic.owner, exchange(x_api_key="other").owner, exchange().owner}) == 4
+    assert "secret" not in exchange(x_api_key="secret").owner  # it is stored
     assert (exchange().owner, anthropic.owner) == ("", exchange(x_api_key="k").owner)
 
 

@@ -28,6 +28,7 @@ class Home(msgspec.Struct):
     stop: str | list[str] | None = None
     is_let: bool | None = None
     code: Annotated[str, msgspec.Meta(min_length=2)] | None = None
+    tags: Annotated[dict[str, int], msgspec.Meta(max_length=1)] | None = None
     keys: Annotated[list[str], msgspec.Meta(min_length=2)] | None = None
     floors: Annotated[int, msgspec.Meta(ge=1, le=9)] | list[int] | None = None
 
@@ -56,6 +57,9 @@ def fault(**fields: Any) -> Fault | None:
         ({"rent": 0}, "rent", "must be greater than 0 and at most 10"),
         ({"rent": "dear"}, "rent", "must be a number, not 'dear'"),
         ({"rooms": {"Hall": 1}}, "rooms", "key 'Hall' must match the pattern ^[a-z]+$"),
+        ({"rooms": {"H" * 50: 1}}, "rooms", f"key '{'H' * 40}' must match the pattern ^[a-z]+$"),
+        ({"tags": {"a": 1, "b": 2}}, "tags", "has 2 entries; at most 1 are allowed"),
+        ({"size": "x" * 41}, "size", "must be one of large, small, not a string of 41 characters"),
         ({"rooms": {"hall": 1.5}}, "rooms.hall", "must be an integer, not 1.5"),
         ({"stop": 5}, "stop", "must be a string or an array, not 5"),
         ({"stop": [None]}, "stop[0]", "must be a string, not null"),

@@ -1,10 +1,17 @@
 """Long bodies are read in a thread, and refused before they cost much."""
 
 import asyncio
+import copy
 import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
 
 from frontend.http.body import LONG_BYTES, MAX_EXPLAINED_BYTES, read
-from tests.scripted_frontend import Client, ScriptedTokens
+from frontend.text.served import ServedModel
+from tests.scripted_frontend import MODEL, TOKENIZER, Client, ScriptedFleet, ScriptedTokens
 
 
 def test_only_long_bodies_are_read_in_a_thread() -> None:
@@ -26,3 +33,47 @@ def test_a_fault_in_a_long_body_is_named_by_the_decoder() -> None:
             assert "messages[" in reply.error["message"]
 
     asyncio.run(scenario())
+
+
+class NotingFleet(ScriptedFleet):
+    """Notes the threads in which prompts are tokenised."""
+
+    def __init__(self) -> None:
+        super().__init__(context_length=10 * LONG_BYTES)
+        self.threads: set[int] = set()
+
+    def served(self, model: str) -> ServedModel:
+        tokenizer = copy.copy(TOKENIZER)
+        for name in ("encode_text", "encode_segment"):
+            setattr(tokenizer, name, self._noting(getattr(tokenizer, name)))
+        return msgspec.structs.replace(super().served(model), tokenizer=tokenizer)
+
+    def _noting(self, encode: Callable[..., list[int]]) -> Callable[..., list[int]]:
+        def noting(*given: Any, **options: Any) -> list[int]:
+            self.threads.add(threading.get_ident())
+            return encode(*given, **options)
+
+        return noting
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", lambda text: {"messages": [{"role": "user", "content": text}]}),
+        ("/v1/completions", lambda text: {"prompt": text}),
+        ("/v1/responses", lambda text: {"input": text, "store": False}),
+        (
+            "/v1/messages",
+            lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 9},
+        ),
+    ],
+)
+def test_only_long_prompts_are_tokenised_in_a_thread(path: str, body: Callable[[str], Any]) -> None:
+    own = threading.get_ident()
+    for num_chars in (10, LONG_BYTES):
+        fleet = NotingFleet()
+        asked = {"model": MODEL, **body("x" * num_chars)}
+        reply = asyncio.run(Client(ScriptedTokens("<|return|>"), fleet).post(path, asked))
+        assert reply.status == 200, reply.json
+        assert (own in fleet.threads) is (num_chars == 10)
+        assert fleet.threads

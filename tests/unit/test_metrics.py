@@ -54,19 +54,27 @@ def test_buckets_fit_what_is_measured(name: str, bound: str, labels: dict[str, s
 
 def test_the_counts_of_several_processes_are_added_and_the_oldest_tells_the_time() -> None:
     first, second = ended(num_prompt_tokens=7), ended(num_prompt_tokens=5)
+    third = ended(num_prompt_tokens=1, model="other")
     created = [value(metrics, "baton_prompt_tokens_created", model="m") for metrics in (first, second)]
     samples = {
         line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
-        for line in second.page([], [first.samples()]).decode().splitlines()
+        for line in second.page(
+            [(worker("p1"), WorkerStats(num_running=3))], [first.samples(), third.samples()]
+        )
+        .decode()
+        .splitlines()
         if not line.startswith("#")
     }
     assert samples['baton_prompt_tokens_total{model="m"}'] == 12
+    assert samples['baton_prompt_tokens_total{model="other"}'] == 1
+    assert samples['baton_num_running{role="prefill",worker="p1"}'] == 3
     assert samples['baton_prompt_tokens_created{model="m"}'] == min(each for each in created if each)
 
 
 def test_messages_of_strangers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics()
     monkeypatch.setattr(strangers, "num_messages", 3)
-    assert value(Metrics(), "baton_frontend_strange_messages") == 3
+    assert value(metrics, "baton_frontend_strange_messages") == 3
 
 
 def test_choices_run_side_by_side_so_that_their_tokens_are_not_one_after_the_other() -> None:

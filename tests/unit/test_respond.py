@@ -126,6 +126,46 @@ def test_a_server_that_must_stop_waits_a_second_for_a_client_that_does_not_read(
     run_jumping(main())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_must_stop_says_so_and_how_it_counts(stream: bool) -> None:
+    async def main() -> None:
+        client, slow = Client(ScriptedTokens(ANSWER, pause_at=30)), Slow(num_taken=1000)
+        answering = asyncio.create_task(ask(client, slow, stream=stream))
+        await client.tokens.paused.wait()
+        await asyncio.sleep(1)  # the client has what came before
+        answering.cancel()
+        await asyncio.wait([answering])
+        assert answering.cancelled()
+        assert b"The server is shutting down" in slow.body
+        starts = [each for each in slow.messages if each["type"] == "http.response.start"]
+        assert [each["status"] for each in starts] == [200 if stream else 503]
+        assert slow.messages[-1]["more_body"] is False
+        assert requests(client, "503") == 1
+
+    run_jumping(main())
+
+
+def test_tokens_count_for_a_client_that_leaves() -> None:
+    async def main() -> None:
+        client = Client(ScriptedTokens(ANSWER, pause_at=30))
+        answering = asyncio.create_task(ask(client, Slow(num_taken=1000)))
+        await client.tokens.paused.wait()
+        client.leave.set()
+        await answering
+        assert client.metric("baton_completion_tokens_total", model=MODEL) == 30
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_a_stream_is_neither_cached_nor_held_back_by_proxies(path: str) -> None:
+    fields = {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in path else {"input": "Hi"}
+    client = Client(ScriptedTokens(ANSWER))
+    reply = asyncio.run(client.post(path, {"model": MODEL, "stream": True, "store": False, **fields}))
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    assert (reply.headers["cache-control"], reply.headers["x-accel-buffering"]) == ("no-cache", "no")
+
+
 def test_a_streams_last_events_are_one_message() -> None:
     async def main() -> None:
         slow = Slow(num_taken=1000)
@@ -253,10 +293,14 @@ def test_a_failure_in_mid_stream_is_counted_under_its_status() -> None:
 def test_malformed_output_and_unknown_fields_are_counted_and_told(stream: bool) -> None:
     async def main() -> None:
         tokens = ScriptedTokens("<|channel|>final<|message|>Hello<|channel|>final<|message|> again<|return|>")
-        client, slow = Client(tokens), Slow(num_taken=1000)
-        await ask(client, slow, stream=stream, foo=1)
-        assert (b"x-baton-ignored", b"foo") in slow.messages[0]["headers"]
-        families = [each for each in client.services.metrics.registry.collect() if "repairs" in each.name]
-        assert sum(sample.value for sample in families[0].samples if sample.name.endswith("total")) >= 1
+        nums = []
+        for num_choices in 1, 3:
+            client, slow = Client(tokens), Slow(num_taken=1000)
+            await ask(client, slow, stream=stream, n=num_choices, foo=1)
+            assert (b"x-baton-ignored", b"foo") in slow.messages[0]["headers"]
+            assert client.metric("baton_ignored_fields_total", field="foo") == 1
+            [family] = [each for each in client.services.metrics.registry.collect() if "repairs" in each.name]
+            nums.append(sum(each.value for each in family.samples if each.name.endswith("total")))
+        assert nums[1] == 3 * nums[0] > 0
 
     run_jumping(main())

@@ -182,7 +182,8 @@ def test_what_a_run_came_to_is_shown_once_it_is_kept_and_not_before() -> None:
     asyncio.run(scenario())
 
 
-def test_a_stream_ends_when_its_response_is_kept() -> None:
+@pytest.mark.parametrize(("stream", "end"), [(True, b"response.completed"), (False, b"output")])
+def test_an_answer_ends_when_its_response_is_kept(stream: bool, end: bytes) -> None:
     can_save = threading.Event()
 
     def clock() -> float:
@@ -193,14 +194,14 @@ def test_a_stream_ends_when_its_response_is_kept() -> None:
         client = Client(ScriptedTokens(ANSWER), responses=ResponseState(ResponseStore(clock=clock)))
         written = bytearray()
         client.on_write = written.extend
-        streaming = asyncio.create_task(client.respond(stream=True))
+        streaming = asyncio.create_task(client.respond(stream=stream))
         await until(lambda: client.tokens.num_ended)
         for _ in range(20):
             await asyncio.sleep(0)  # turns for what must not happen
-        assert b"response.completed" not in written
+        assert end not in written
         can_save.set()
         await streaming
-        assert b"response.completed" in written
+        assert end in written
         await client.responses.close()
 
     asyncio.run(scenario())

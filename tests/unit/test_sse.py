@@ -55,8 +55,11 @@ def test_a_writers_error_comes_after_what_was_put_before_it() -> None:
     async def scenario() -> None:
         outbox = Outbox(2)
         outbox.put(b"a")
+        outbox.close()
+        assert not outbox.is_over
         outbox.close(ValueError("broken"))
         assert await outbox.take() == b"a"
+        assert not outbox.is_over
         await outbox.take()
 
     with pytest.raises(ValueError, match="broken"):

@@ -49,6 +49,15 @@ def test_messages_are_tokenised_as_chat_completions_render_them(field: str) -> N
     assert whole == short + TOKENIZER.encode_text("<|start|>assistant", allow_special=True)
 
 
+@pytest.mark.parametrize("field", ["chat_template_args", "chat_template_kwargs"])
+def test_the_effort_may_be_an_argument_of_the_template(field: str) -> None:
+    low, high = (
+        post("/tokenize", messages=MESSAGES, **{field: {"reasoning_effort": effort}}).json["tokens"]
+        for effort in ("low", "high")
+    )
+    assert low != high == post("/tokenize", messages=MESSAGES, reasoning_effort="high").json["tokens"]
+
+
 def test_the_tokens_can_be_had_as_text() -> None:
     assert post("/tokenize", prompt="a<|end|>", return_token_strs=True).json["token_strs"] == ["a", "<|end|>"]
 
@@ -63,6 +72,7 @@ def test_the_tokens_can_be_had_as_text() -> None:
         ("/tokenize", {"messages": [{"role": "robot", "content": ""}]}, 400, "messages[0].role"),
         ("/detokenize", {}, 400, "tokens"),
         ("/detokenize", {"tokens": [99_999]}, 400, "tokens"),
+        ("/detokenize", {"tokens": [TOKENIZER.vocab_size]}, 400, "tokens"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens[0]"),
     ],
 )

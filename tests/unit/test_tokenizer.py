@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from frontend.text.specials import SpecialToken
-from frontend.text.tokenizer import ModelTokenizer, _SegmentCache
+from frontend.text.specials import Segment, SpecialToken
+from frontend.text.tokenizer import ModelTokenizer, TooManyTokens, _SegmentCache
 from tests.scripted_frontend import TOKENIZER
 
+ENTRY_BYTES = 308  # of one character and one token
 TEXT = ["Hello there, hello world.", "<|end|> is a control token", "naïve 日本 👍"]
 
 
@@ -73,6 +74,44 @@ def test_a_long_segment_does_not_drive_out_the_others() -> None:
     cache.put("x" * 1900, array("I", [2]))
     assert cache.get("kept") == array("I", [1])
     assert cache.get("x" * 1900) is None
+
+
+def test_the_segments_used_longest_ago_make_room_for_new_ones() -> None:
+    cache, ids = _SegmentCache(max_bytes=16 * ENTRY_BYTES), array("I", [1])
+    for text in "abcdefghijklmnop":
+        cache.put(text, ids)
+        cache.put(text, ids)  # by another thread: it takes no more room
+    assert cache.get("a") == ids
+    cache.put("q", ids)
+    cache.put("R", array("I", [1] * (1 + ENTRY_BYTES // 4)))  # as large as two
+    assert "".join(text for text in "abcdefghijklmnopqR" if cache.get(text)) == "aefghijklmnopqR"
+
+
+def test_a_model_has_as_many_ids_as_it_can_say(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    vocab_size = ModelTokenizer.load(folder).vocab_size
+    for config, num in (
+        (f'{{"vocab_size": {vocab_size + 9}}}', vocab_size + 9), ('{"vocab_size": 3}', vocab_size),
+        ("{}", vocab_size), ("no JSON", vocab_size), (b"\xff", vocab_size),
+    ):  # fmt: skip
+        (tmp_path / "config.json").write_bytes(config if isinstance(config, bytes) else config.encode())
+        assert ModelTokenizer.load(tmp_path).num_token_ids == num
+    assert ModelTokenizer.load(folder).num_token_ids == vocab_size
+
+
+def test_a_model_need_not_know_where_a_text_begins(tmp_path: Path) -> None:
+    train(tmp_path, [token.value for token in SpecialToken if token is not SpecialToken.STARTOFTEXT])
+    assert SpecialToken.STARTOFTEXT not in ModelTokenizer.load(tmp_path).special_ids
+
+
+def test_segments_up_to_the_limit_are_tokenised_and_no_more() -> None:
+    segments: list[Segment] = [SpecialToken.START, "ab", array("I", [1, 2]), SpecialToken.END]
+    assert len(TOKENIZER.encode_segments(segments, limit=6)) == 6
+    for limit in range(6):
+        with pytest.raises(TooManyTokens):
+            TOKENIZER.encode_segments(segments, limit=limit)
+    spelled = "<|start|>ab<|end|>"
+    assert len(TOKENIZER.encode_text(spelled, allow_special=True, limit=4)) == 4
 
 
 @pytest.mark.parametrize(("text", "expected"), [("a\ud800b", "a�b"), ("\ud83d\udc4d", "👍"), ("\udfff", "�")])

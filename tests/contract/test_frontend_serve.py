@@ -1,0 +1,209 @@
+"""A frontend's process from its start to its end: what it waits for, what its flags do, how it drains."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.errors import WorkerLost
+from baton.messages import GenerateRequest
+from frontend import __main__ as frontend_main
+from frontend.flags import FrontendSettings
+from frontend.responses.store import ResponseStore
+from tests.scripted_workers import answer
+from tests.serving_frontend import MODEL, Frontend, Held, Workers, process
+from tests.waiting import PATIENCE_S, until
+
+PAGE = "https://app.example"
+
+
+@pytest.fixture(autouse=True)
+def _collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' own objects are not left out of garbage collections for good."""
+    monkeypatch.setattr(frontend_main, "leave_start_uncollected", lambda: None)
+
+
+def play(
+    part: Callable[[Frontend], Awaitable[None]], workers: Callable[[], Workers], **settings: Any
+) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE_S), process(workers(), **settings) as frontend:
+            await part(frontend)
+
+    asyncio.run(main())
+
+
+def test_connections_are_taken_when_the_workers_are_known() -> None:
+    async def main() -> None:
+        workers = Workers(d1=answer)
+        workers.may_tell.clear()
+        async with process(workers) as frontend:
+            for _ in range(5):
+                assert (await frontend.get("/live")).status_code == 200
+            assert not frontend.is_listening.is_set()
+            workers.may_tell.set()
+            await frontend.is_listening.wait()
+            assert (await frontend.get(f"/v1/models/{MODEL}")).status_code == 200
+            assert await frontend.end() == 0
+            assert workers.num_closed == 2  # the registry and the plane
+
+    asyncio.run(main())
+
+
+def test_a_registry_that_is_silent_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontend_main, "SYNC_TIMEOUT_S", 0.01)
+
+    async def main() -> None:
+        workers = Workers()
+        workers.may_tell.clear()
+        async with process(workers) as frontend:
+            await asyncio.wait_for(frontend.is_listening.wait(), PATIENCE_S)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("missing", ["registry", "broker"])
+def test_a_frontend_that_waits_at_its_start_can_be_ended(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frontend_main, "SYNC_TIMEOUT_S", PATIENCE_S)
+
+    async def main() -> None:
+        workers = Workers(d1=answer)
+        workers.broker_is_away = missing == "broker"
+        if missing == "registry":
+            workers.may_tell.clear()
+        async with process(workers) as frontend:
+            assert (await frontend.get("/live")).status_code == 200
+            assert await frontend.end() == 0
+
+    asyncio.run(main())
+
+
+def test_connections_are_taken_when_the_broker_can_be_reached() -> None:
+    async def main() -> None:
+        workers = Workers(d1=answer)
+        workers.broker_is_away = True
+        async with process(workers) as frontend:
+            while (await frontend.get("/health")).status_code != 200:
+                pass
+            for _ in range(5):
+                await frontend.get("/live")
+            assert not frontend.is_listening.is_set()
+            workers.broker_is_away = False
+            await asyncio.wait_for(frontend.is_listening.wait(), PATIENCE_S)
+
+    asyncio.run(main())
+
+
+def test_a_frontend_that_can_no_longer_follow_its_workers_ends() -> None:
+    async def main() -> None:
+        workers = Workers(d1=answer)
+        async with process(workers) as frontend:
+            await frontend.is_listening.wait()
+            workers.broken.set()
+            with pytest.raises(RuntimeError, match="the registry broke"):
+                await asyncio.wait_for(frontend.serving, PATIENCE_S)
+
+    asyncio.run(main())
+
+
+def test_a_drain_ends_when_all_answers_have_and_stores_them(tmp_path: Path) -> None:
+    async def main() -> None:
+        held, path = Held(), str(tmp_path / "responses.sqlite3")
+        workers = Workers(d1=held)
+        async with process(workers, response_store=path, drain_timeout_s=PATIENCE_S) as frontend:
+            await frontend.is_listening.wait()
+            asking = asyncio.create_task(frontend.complete())
+            made = (await frontend.respond(background=True)).json()
+            await until(lambda: len(workers.open) == 2)
+            await held.began.wait()
+            frontend.shutdown.ask()
+            await until(lambda: frontend.listener.fileno() < 0)
+            assert not frontend.serving.done()
+            held.goes_on.set()
+            assert (await asking).json()["usage"]["completion_tokens"] == 4
+            assert await frontend.end() == 0
+        assert (await stored(path, made["id"]))["status"] == "incomplete"  # of length
+
+    asyncio.run(main())
+
+
+def test_a_drain_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    async def main() -> None:
+        held, path = Held(), str(tmp_path / "responses.sqlite3")
+        workers = Workers(d1=held)
+        async with process(workers, response_store=path, drain_timeout_s=0.0) as frontend:
+            await frontend.is_listening.wait()
+            asking = asyncio.create_task(frontend.complete())
+            made = (await frontend.respond(background=True)).json()
+            await until(lambda: len(workers.open) == 2)
+            assert await frontend.end() == 0
+            assert (await asking).status_code == 503
+            assert workers.open == []
+        assert (await stored(path, made["id"]))["error"]["message"].startswith("The server shut down")
+
+    asyncio.run(main())
+
+
+def test_workers_are_followed_during_a_drain() -> None:
+    async def main() -> None:
+        held = Held()
+
+        async def lost(asked: GenerateRequest) -> Any:
+            async for reply in held(asked):
+                yield reply
+                await held.goes_on.wait()
+                raise WorkerLost("gone")
+
+        workers = Workers(d1=lost)
+        async with process(workers, drain_timeout_s=PATIENCE_S, wait_for_worker_s=PATIENCE_S) as frontend:
+            await frontend.is_listening.wait()
+            asking = asyncio.create_task(frontend.complete())
+            await until(lambda: workers.open)
+            frontend.shutdown.ask()
+            await until(lambda: frontend.listener.fileno() < 0)
+            workers.join("d2", answer)
+            held.goes_on.set()
+            assert (await asking).json()["usage"]["completion_tokens"] == 4
+            assert workers.asked[-1] == "d2"
+
+    asyncio.run(main())
+
+
+def test_a_store_that_cannot_be_opened_ends_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def part(frontend: Frontend) -> None:
+        assert await frontend.serving == 2
+        assert capsys.readouterr().err.startswith("error: --response-store: ")
+
+    play(part, Workers, response_store=str(tmp_path))
+
+
+def test_responses_are_in_memory_if_the_default_folder_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+
+    async def part(frontend: Frontend) -> None:
+        await frontend.is_listening.wait()
+        made = (await frontend.respond()).json()
+        assert (await frontend.get(f"/v1/responses/{made['id']}")).json()["id"] == made["id"]
+
+    default = FrontendSettings.response_store
+    play(part, lambda: Workers(d1=answer), response_store=default)
+
+
+async def stored(path: str, response_id: str) -> Any:
+    """The response in the file, once no frontend has it open."""
+    store = ResponseStore(path)
+    await store.open()
+    found = await store.load(response_id)
+    await store.close()
+    assert found is not None
+    return json.loads(found.body)

@@ -1,0 +1,122 @@
+"""What a body may be: refused, hinted, unknown and nested fields, and bytes that are no JSON."""
+
+import asyncio
+import json
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+from baton.errors import InvalidRequest
+from frontend.http.body import decode
+from frontend.turn.fields import Refused
+from tests.scripted_frontend import Client, ScriptedTokens
+
+DEEP = 100_000
+
+
+class Rock(msgspec.Struct, tag_field="kind", tag="rock"):
+    refused: ClassVar[Refused] = {"color": (("grey",), "All are grey.")}
+    hints: ClassVar[frozenset[str]] = frozenset({"weight"})
+    name: str
+
+
+class Plant(msgspec.Struct, tag_field="kind", tag="plant"):
+    height: int
+
+
+class Garden(msgspec.Struct):
+    refused: ClassVar[Refused] = {
+        "num": ((1, None), "Leave it out."),
+        "is_wet": ((False,), "It is dry."),
+    }
+    hints: ClassVar[frozenset[str]] = frozenset({"mood"})
+    deep: ClassVar[frozenset[str]] = frozenset({"things", "center"})
+    things: list[Rock | Plant] = []
+    center: Rock | None = None
+    shallow: Plant | None = None
+
+
+def read(raw: bytes | None = None, **fields: Any) -> tuple[Garden, tuple[str, ...]]:
+    return decode(json.dumps(fields).encode() if raw is None else raw, Garden)
+
+
+def refusal(raw: bytes | None = None, **fields: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as refused:
+        read(raw, **fields)
+    return refused.value
+
+
+ROCK = {"kind": "rock", "name": "r"}
+PLANT = {"kind": "plant", "height": 3}
+
+
+def test_unknown_fields_are_named_by_path_and_hints_are_not() -> None:
+    assert read(mood="good", num=1, is_wet=False)[1] == ()
+    assert read(zoo=1, age=2)[1] == ("age", "zoo")
+    things = [{**ROCK, "weight": 7}, {**ROCK, "x": 1}, {**ROCK, "x": 2}, {**PLANT, "name": 1, "y": 2}]
+    assert read(things=things)[1] == ("things[].name", "things[].x", "things[].y")
+    assert read(center={**ROCK, "z": 1}, shallow={**PLANT, "z": 1})[1] == ("center.z",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"num": 2}, "num"),
+        ({"num": 1.0}, "num"),
+        ({"num": True}, "num"),
+        ({"is_wet": True}, "is_wet"),
+        ({"is_wet": 0}, "is_wet"),
+        ({"center": {**ROCK, "color": "red"}}, "center.color"),
+        ({"things": [PLANT, {**ROCK, "color": "red"}]}, "things[1].color"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_path(fields: dict[str, Any], path: str) -> None:
+    error = refusal(**fields)
+    assert error.param == path
+    assert error.message.startswith(f"`{path}` is not supported. ")
+
+
+def test_unsupported_fields_with_a_harmless_value_are_neither_refused_nor_named() -> None:
+    assert read(num=1, is_wet=None, center={**ROCK, "color": "grey"})[1] == ()
+
+
+@pytest.mark.parametrize(
+    ("raw", "param", "says"),
+    [
+        (b"", None, "not valid JSON"),
+        (b"{", None, "not valid JSON"),
+        (b'{"center": {"kind": "rock", "name": "\xff"}}', None, "not valid JSON"),
+        (b'{"things": "\xff"}', None, "not valid JSON"),
+        (b"[]", None, "must be a JSON object"),
+        (b"null", None, "must be a JSON object"),
+        (b'{"things": ' + b"[" * DEEP + b"]" * DEEP + b"}", None, "nested too deeply"),
+        (b'{"mood": ' + b"[" * DEEP, None, "nested too deeply"),
+        (b'{"things": [{"kind": "rock"}]}', "things[0].name", "is missing"),
+    ],
+)
+def test_what_is_no_body_is_refused(raw: bytes, param: str | None, says: str) -> None:
+    error = refusal(raw)
+    assert (error.param, says in error.message) == (param, True), error.message
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        (rb"a\ud83d", "a\ufffd"),
+        (rb"\udc4da", "\ufffda"),
+        (rb"\ud83d\ud83d\udc4d", "\ufffd\U0001f44d"),
+        (rb"\\ud83d\ud83d", "\\ud83d\ufffd"),
+    ],
+)
+def test_half_a_character_is_replaced_and_whole_ones_are_kept(written: bytes, name: str) -> None:
+    garden, _ = read(b'{"center": {"kind": "rock", "name": "' + written + b'"}}')
+    assert garden.center == Rock(name)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize"])
+def test_a_body_has_sixteen_mebibytes_at_most(path: str) -> None:
+    client = Client(ScriptedTokens())
+    for num_bytes, status in ((16 << 20, 400), ((16 << 20) + 1, 413)):
+        reply = asyncio.run(client.post(path, b"{}", {"content-length": str(num_bytes)}))
+        assert reply.status == status
