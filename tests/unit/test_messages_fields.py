@@ -55,7 +55,7 @@ def said(*blocks: Json) -> AssistantTurn:
 
 
 def test_limits_and_sampling_are_the_clients() -> None:
-    fields = {"max_tokens": 7, "stop_sequences": ["a", "b"], "temperature": 0.5, "top_p": 0.25, "top_k": 3}
+    fields: Json = {"max_tokens": 7, "stop_sequences": ["a", "b"], "temperature": 0.5, "top_p": 0.25, "top_k": 3}
     request, _ = read(**fields)
     assert (request.max_tokens, request.stop_strings, request.path) == (7, ("a", "b"), "messages")
     sampling = request.sampling
@@ -207,7 +207,7 @@ def test_a_format_is_shown_and_strict(fields: Json) -> None:
 )
 def test_a_refusal_names_the_field(fields: Json, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        read(**({"messages": [HI]} | fields))
+        read(**fields)
     assert caught.value.param == param
 
 
