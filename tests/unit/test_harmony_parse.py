@@ -138,7 +138,9 @@ def test_reasoning_tokens_are_counted_without_headers_and_control_tokens() -> No
         "<|start|>assistant<|channel|>final<|message|>answer<|return|>"
     )
     assert parser.num_reasoning_tokens == 8
-    parser.feed(encode("<|start|>assistant<|channel|>analysis<|message|>90"))
+    parser.feed(encode("<|start|>assistant<|channel|>analysis<|message|>9<|reserved|>"))
+    assert parser.num_reasoning_tokens == 10, "a token without text counts, too"
+    parser.feed(encode("<|end|><|start|>assistant<|channel|>final<|message|>more"))
     assert parser.num_reasoning_tokens == 10
 
 
@@ -173,11 +175,26 @@ def test_a_garbled_header_without_end_says_nothing(garbled: str) -> None:
     assert 1 < parser.repairs["noise_in_header"] < 50  # it is dropped piece by piece
 
 
-def test_a_header_may_be_longer_by_a_tools_name() -> None:
-    name = "a" * MAX_HEADER_BYTES_AFTER_CHANNEL
+@pytest.mark.parametrize(
+    ("num_chars", "header"),
+    [
+        (MAX_HEADER_BYTES_AFTER_CHANNEL, "<|channel|>commentary to=functions.{} json"),
+        (MAX_HEADER_BYTES, " to=functions.{}<|channel|>commentary json"),
+    ],
+)
+def test_a_header_may_be_longer_by_a_tools_name(num_chars: int, header: str) -> None:
+    name = "a" * num_chars
     parser = HarmonyParser(VOCABULARY, frozenset({name, "b"}))
-    deltas = parser.feed(encode(f"<|channel|>commentary to=functions.{name} json<|message|>{{}}<|call|>"))
+    deltas = parser.feed(encode(header.format(name) + "<|message|>{}<|call|>"))
     assert messages(deltas) == [{"call": name, "arguments": "{}"}]
+    assert parser.repairs == {}
+
+
+def test_blanks_before_a_channel_leave_room_for_the_rest_of_the_header() -> None:
+    blanks = " " * (MAX_HEADER_BYTES_AFTER_CHANNEL + 50)
+    deltas, parser = parse(blanks + "<|channel|>commentary to=functions.bash json<|message|>{}<|call|>")
+    assert messages(deltas) == [{"call": "bash", "arguments": "{}"}]
+    assert parser.repairs == {}
 
 
 def test_after_garbage_in_a_header_no_role_is_missing() -> None:
@@ -192,7 +209,8 @@ def test_after_garbage_in_a_header_no_role_is_missing() -> None:
 
 def test_ids_outside_the_vocabulary_say_nothing() -> None:
     parser = HarmonyParser(VOCABULARY, TOOLS)
-    ids = [-1, 10**9, *encode("<|channel|>final<|message|>H"), -1, -257, 10**9, *encode("i<|return|>")]
+    odd = [-1, -257, len(VOCABULARY.token_bytes), 10**9]
+    ids = [*odd, *encode("<|channel|>final<|message|>H"), *odd, *encode("i<|return|>")]
     assert messages(parser.feed(ids)) == [{"text": "Hi"}]
 
 

@@ -55,7 +55,13 @@ def said(*blocks: Json) -> AssistantTurn:
 
 
 def test_limits_and_sampling_are_the_clients() -> None:
-    fields: Json = {"max_tokens": 7, "stop_sequences": ["a", "b"], "temperature": 0.5, "top_p": 0.25, "top_k": 3}
+    fields: Json = {
+        "max_tokens": 7,
+        "stop_sequences": ["a", "b"],
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 3,
+    }
     request, _ = read(**fields)
     assert (request.max_tokens, request.stop_strings, request.path) == (7, ("a", "b"), "messages")
     sampling = request.sampling
