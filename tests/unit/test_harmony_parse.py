@@ -125,6 +125,15 @@ def test_deltas_say_which_tokens_they_are() -> None:
     ]
 
 
+def test_a_token_without_text_belongs_to_the_text_after_it() -> None:
+    parser = HarmonyParser(VOCABULARY, TOOLS)
+    header = encode("<|channel|>final<|message|>")
+    num = len(header)
+    assert parser.feed([*header, *encode("a<|reserved|>")]) == [TextDelta("a", num, num + 1)]
+    assert parser.feed(encode("<|reserved|>")) == []
+    assert parser.feed(encode("b")) == [TextDelta("b", num + 1, num + 4)]
+
+
 def test_text_of_a_broken_header_says_which_tokens_it_is() -> None:
     deltas, _ = parse("<|channel|>final  Hi<|return|>")
     assert deltas == [TextDelta("Hi", 8, 10), MessageEnd()]
