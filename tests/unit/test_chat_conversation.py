@@ -122,6 +122,13 @@ def test_content_that_is_not_text_is_refused_with_its_path(message: dict[str, An
     assert caught.value.param == param
 
 
+def test_a_refusal_repeats_only_the_beginning_of_an_odd_type() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        talk_of({"role": "user", "content": [{"type": "x" * 10_000}]})
+    assert "xxx" in caught.value.message
+    assert len(caught.value.message) < 200
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
