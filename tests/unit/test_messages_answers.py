@@ -126,6 +126,13 @@ def test_a_stream_that_fails_ends_with_an_error_event() -> None:
     }
 
 
+def test_no_work_is_spent_on_a_prompt_for_which_there_is_no_room() -> None:
+    tokens = ScriptedTokens(ANSWER, refuses_with=Overloaded("Full.", retry_after_s=3))
+    reply = ask(Client(tokens), system="x" * 100_000)
+    assert (reply.status, reply.error["type"], reply.headers["retry-after"]) == (429, "rate_limit_error", "3")
+    assert tokens.requests == []
+
+
 def test_an_idle_stream_is_pinged() -> None:
     async def scenario() -> Reply:
         tokens = ScriptedTokens(ANSWER, pause_at=0)
