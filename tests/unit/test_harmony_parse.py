@@ -153,19 +153,28 @@ def test_reasoning_tokens_are_counted_without_headers_and_control_tokens() -> No
     assert parser.num_reasoning_tokens == 10
 
 
-def test_text_is_not_held_back_for_ever_when_its_message_token_is_missing() -> None:
+@pytest.mark.parametrize(
+    ("header", "limit", "kind"),
+    [("", MAX_HEADER_BYTES, "text"), ("<|channel|>analysis ", MAX_HEADER_BYTES_AFTER_CHANNEL, "reasoning")],
+)
+def test_text_is_held_back_up_to_a_limit_when_its_message_token_is_missing(
+    header: str, limit: int, kind: str
+) -> None:
     parser = HarmonyParser(VOCABULARY, TOOLS)
-    text = "We need words. " * 40
-    deltas = parser.feed(encode("<|channel|>analysis " + text))
+    text = "We need words. " * 100
+    fed = [parser.feed([token_id]) for token_id in encode(header + text)]
+    held = next(i for i, deltas in enumerate(fed) if deltas)
 
-    assert len(messages(deltas)[0]["reasoning"]) > len(text) - MAX_HEADER_BYTES_AFTER_CHANNEL
-    assert messages(deltas + parser.finish()) == [{"reasoning": text}]
+    assert held == len(encode("<|channel|>" if header else "")) + limit + len("get_weather")
+    deltas = [delta for each in fed for delta in each]
+    assert messages(deltas + parser.finish()) == [{kind: text}]
 
 
-def test_text_without_any_header_is_for_the_user_once_it_is_long() -> None:
-    text = "Once upon a time. " * 100
-    deltas = HarmonyParser(VOCABULARY, TOOLS).feed(encode(text))
-    assert len(messages(deltas)[0]["text"]) > len(text) - MAX_HEADER_BYTES
+@pytest.mark.parametrize("num_blanks", range(20))
+def test_text_after_noise_is_whole_wherever_the_header_grows_too_long(num_blanks: int) -> None:
+    noise = " " * num_blanks + "commentary?" * 22
+    deltas, _ = parse(f"<|channel|>commentary {noise} common sense.<|end|>")
+    assert messages(deltas) == [{"preamble": "common sense."}]
 
 
 def test_header_marks_without_end_are_not_kept() -> None:
