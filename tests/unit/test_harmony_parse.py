@@ -170,8 +170,8 @@ def test_text_is_held_back_up_to_a_limit_when_its_message_token_is_missing(
     assert messages(deltas + parser.finish()) == [{kind: text}]
 
 
-@pytest.mark.parametrize("num_blanks", range(20))
-def test_text_after_noise_is_whole_wherever_the_header_grows_too_long(num_blanks: int) -> None:
+@pytest.mark.parametrize("num_blanks", range(8, 16))
+def test_a_word_in_which_a_header_grows_too_long_stays_whole(num_blanks: int) -> None:
     noise = " " * num_blanks + "commentary?" * 22
     deltas, _ = parse(f"<|channel|>commentary {noise} common sense.<|end|>")
     assert messages(deltas) == [{"preamble": "common sense."}]
