@@ -145,6 +145,7 @@ def test_a_thought_as_the_model_wrote_it_is_kept_only_after_the_last_answer() ->
     )
     found = [each.tolist() for each in render(Conversation(turns=turns)) if isinstance(each, array)]
     assert found == [[3], [1, 2], [4]]
+    assert history(*turns).count("<|start|>assistant") == 1, "before the first message of an answer only"
 
 
 def test_white_space_next_to_a_call_is_no_preamble() -> None:
@@ -168,6 +169,12 @@ def test_calls_of_built_in_tools_are_code_on_analysis() -> None:
         '<|start|>assistant to=browser.search<|channel|>analysis code<|message|>{"query":"x"}<|call|>'
         "<|start|>browser.search to=assistant<|channel|>analysis<|message|>found<|end|><|start|>assistant"
     )
+
+
+def test_text_for_a_tool_is_code_on_commentary() -> None:
+    call = ToolCall(call_id="1", name="patch", arguments="*** Begin", takes_text=True)
+    said = "<|start|>assistant to=functions.patch<|channel|>commentary code<|message|>*** Begin<|call|>"
+    assert history(AssistantTurn(tool_calls=(call,))) == said
 
 
 def test_made_up_names_of_a_call_stay_one_word_of_the_header() -> None:

@@ -66,7 +66,14 @@ def test_a_default_that_names_an_enum_value_is_not_quoted(enum: object) -> None:
         assert line(enum=other).endswith(', // default: "d"\n}')
 
 
-@pytest.mark.parametrize("parameters", [None, {}, [], "x", 3, {"type": "object", "properties": None}])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        *(None, {}, [], "x", 3, {"type": {}}, {"type": [{}]}, {"oneOf": "x"}),
+        *({"type": "object", "properties": odd} for odd in (None, [1], "x", {"a": 3})),
+        {"type": "object", "properties": {"a": {}}, "required": 3},
+    ],
+)
 def test_odd_parameters_are_rendered_somehow(parameters: object) -> None:
     assert any(
         "type f = (" in str(segment)
