@@ -10,9 +10,11 @@ from frontend.chat.body import ChatBody
 from frontend.chat.request import conversation, not_enforced, turn_request
 from frontend.harmony.conversation import (
     MODEL_IDENTITY,
+    AnswerFormat,
     AssistantTurn,
     Conversation,
     Instructions,
+    TextGrammar,
     Tool,
     ToolCall,
     ToolResult,
@@ -109,6 +111,7 @@ def test_the_first_identity_given_replaces_the_default(fields: dict[str, Any]) -
         ({"role": "user", "content": [{"type": "text", "text": "a"}, IMAGE]}, "messages[0].content[1].type"),
         ({"role": "user", "content": [{"type": "input_audio"}]}, "messages[0].content[0].type"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
+        ({"role": "user", "content": [{"type": "refusal", "text": "a"}]}, "messages[0].content[0].refusal"),
         ({"role": "assistant", "content": "x", "function_call": {"name": "f"}}, "messages[0].function_call"),
         ({"role": "assistant", "content": "x", "audio": {"id": "a"}}, "messages[0].audio"),
     ],
@@ -119,11 +122,20 @@ def test_content_that_is_not_text_is_refused_with_its_path(message: dict[str, An
     assert caught.value.param == param
 
 
+def test_a_refusal_repeats_only_the_beginning_of_an_odd_type() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        talk_of({"role": "user", "content": [{"type": "x" * 10_000}]})
+    assert "xxx" in caught.value.message
+    assert len(caught.value.message) < 200
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"top_logprobs": 3}, "top_logprobs"),
+        ({"top_logprobs": 3, "logprobs": False}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream_options": {}, "stream": False}, "stream_options"),
     ],
 )
 def test_what_cannot_be_honoured_yet_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
@@ -134,10 +146,55 @@ def test_what_cannot_be_honoured_yet_is_refused_by_name(fields: dict[str, Any], 
 
 def test_wishes_that_are_not_enforced_are_named() -> None:
     named = {"role": "user", "content": "x", "name": "Ada"}
-    assert list(not_enforced(body_of(named))) == ["messages[].name"]
+    assert list(not_enforced(body_of({"role": "user", "content": "x"}, named))) == ["messages[].name"]
     assert list(not_enforced(body_of(tools=[HEALTH_TOOL]))) == []
     assert list(not_enforced(body_of(reasoning_effort="low"))) == []
     assert list(not_enforced(body_of(reasoning_effort="xhigh"))) == ["reasoning_effort"]
+
+
+def test_tools_keep_their_fields() -> None:
+    function = {"name": "f", "description": "Does f.", "parameters": {}, "strict": True}
+    grammar = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a+"}}
+    made = talk_of(
+        tools=[
+            {"type": "function", "function": function},
+            {"type": "custom", "custom": {"name": "c", "description": "Does c.", "format": {"type": "text"}}},
+            {"type": "custom", "custom": {"name": "d", "format": grammar}},
+        ]
+    ).tools
+    path = "tools[2].custom.format.grammar.definition"
+    assert made == (
+        Tool(name="f", description="Does f.", parameters={}, strict=True, path="tools[0].function"),
+        Tool(name="c", description="Does c.", takes_text=True, path="tools[1].custom"),
+        Tool(
+            name="d",
+            takes_text=True,
+            grammar=TextGrammar(syntax="regex", text="a+", path=path),
+            path="tools[2].custom",
+        ),
+    )
+
+
+def test_a_call_of_a_custom_tool_is_text() -> None:
+    call = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
+    [turn] = talk_of({"role": "assistant", "tool_calls": [CALL, call]}).turns
+    assert isinstance(turn, AssistantTurn)
+    assert [each.takes_text for each in turn.tool_calls] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, AnswerFormat(schema={"type": "object"}, path="response_format")),
+        (
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": True}},
+            AnswerFormat(schema={}, name="a", strict=True, path="response_format.json_schema.schema"),
+        ),
+    ],
+)
+def test_a_response_format_is_the_answers(given: dict[str, Any], answer: AnswerFormat | None) -> None:
+    assert talk_of(response_format=given).answer_format == answer
 
 
 def test_the_newer_name_of_the_limit_counts_more() -> None:

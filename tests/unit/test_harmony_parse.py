@@ -125,6 +125,15 @@ def test_deltas_say_which_tokens_they_are() -> None:
     ]
 
 
+def test_a_token_without_text_belongs_to_the_text_after_it() -> None:
+    parser = HarmonyParser(VOCABULARY, TOOLS)
+    header = encode("<|channel|>final<|message|>")
+    num = len(header)
+    assert parser.feed([*header, *encode("a<|reserved|>")]) == [TextDelta("a", num, num + 1)]
+    assert parser.feed(encode("<|reserved|>")) == []
+    assert parser.feed(encode("b")) == [TextDelta("b", num + 1, num + 4)]
+
+
 def test_text_of_a_broken_header_says_which_tokens_it_is() -> None:
     deltas, _ = parse("<|channel|>final  Hi<|return|>")
     assert deltas == [TextDelta("Hi", 8, 10), MessageEnd()]
@@ -138,23 +147,34 @@ def test_reasoning_tokens_are_counted_without_headers_and_control_tokens() -> No
         "<|start|>assistant<|channel|>final<|message|>answer<|return|>"
     )
     assert parser.num_reasoning_tokens == 8
-    parser.feed(encode("<|start|>assistant<|channel|>analysis<|message|>90"))
+    parser.feed(encode("<|start|>assistant<|channel|>analysis<|message|>9<|reserved|>"))
+    assert parser.num_reasoning_tokens == 10, "a token without text counts, too"
+    parser.feed(encode("<|end|><|start|>assistant<|channel|>final<|message|>more"))
     assert parser.num_reasoning_tokens == 10
 
 
-def test_text_is_not_held_back_for_ever_when_its_message_token_is_missing() -> None:
+@pytest.mark.parametrize(
+    ("header", "limit", "kind"),
+    [("", MAX_HEADER_BYTES, "text"), ("<|channel|>analysis ", MAX_HEADER_BYTES_AFTER_CHANNEL, "reasoning")],
+)
+def test_text_is_held_back_up_to_a_limit_when_its_message_token_is_missing(
+    header: str, limit: int, kind: str
+) -> None:
     parser = HarmonyParser(VOCABULARY, TOOLS)
-    text = "We need words. " * 40
-    deltas = parser.feed(encode("<|channel|>analysis " + text))
+    text = "We need words. " * 100
+    fed = [parser.feed([token_id]) for token_id in encode(header + text)]
+    held = next(i for i, deltas in enumerate(fed) if deltas)
 
-    assert len(messages(deltas)[0]["reasoning"]) > len(text) - MAX_HEADER_BYTES_AFTER_CHANNEL
-    assert messages(deltas + parser.finish()) == [{"reasoning": text}]
+    assert held == len(encode("<|channel|>" if header else "")) + limit + len("get_weather")
+    deltas = [delta for each in fed for delta in each]
+    assert messages(deltas + parser.finish()) == [{kind: text}]
 
 
-def test_text_without_any_header_is_for_the_user_once_it_is_long() -> None:
-    text = "Once upon a time. " * 100
-    deltas = HarmonyParser(VOCABULARY, TOOLS).feed(encode(text))
-    assert len(messages(deltas)[0]["text"]) > len(text) - MAX_HEADER_BYTES
+@pytest.mark.parametrize("num_blanks", range(8, 16))
+def test_a_word_in_which_a_header_grows_too_long_stays_whole(num_blanks: int) -> None:
+    noise = " " * num_blanks + "commentary?" * 22
+    deltas, _ = parse(f"<|channel|>commentary {noise} common sense.<|end|>")
+    assert messages(deltas) == [{"preamble": "common sense."}]
 
 
 def test_header_marks_without_end_are_not_kept() -> None:
@@ -173,11 +193,26 @@ def test_a_garbled_header_without_end_says_nothing(garbled: str) -> None:
     assert 1 < parser.repairs["noise_in_header"] < 50  # it is dropped piece by piece
 
 
-def test_a_header_may_be_longer_by_a_tools_name() -> None:
-    name = "a" * MAX_HEADER_BYTES_AFTER_CHANNEL
+@pytest.mark.parametrize(
+    ("num_chars", "header"),
+    [
+        (MAX_HEADER_BYTES_AFTER_CHANNEL, "<|channel|>commentary to=functions.{} json"),
+        (MAX_HEADER_BYTES, " to=functions.{}<|channel|>commentary json"),
+    ],
+)
+def test_a_header_may_be_longer_by_a_tools_name(num_chars: int, header: str) -> None:
+    name = "a" * num_chars
     parser = HarmonyParser(VOCABULARY, frozenset({name, "b"}))
-    deltas = parser.feed(encode(f"<|channel|>commentary to=functions.{name} json<|message|>{{}}<|call|>"))
+    deltas = parser.feed(encode(header.format(name) + "<|message|>{}<|call|>"))
     assert messages(deltas) == [{"call": name, "arguments": "{}"}]
+    assert parser.repairs == {}
+
+
+def test_blanks_before_a_channel_leave_room_for_the_rest_of_the_header() -> None:
+    blanks = " " * (MAX_HEADER_BYTES_AFTER_CHANNEL + 50)
+    deltas, parser = parse(blanks + "<|channel|>commentary to=functions.bash json<|message|>{}<|call|>")
+    assert messages(deltas) == [{"call": "bash", "arguments": "{}"}]
+    assert parser.repairs == {}
 
 
 def test_after_garbage_in_a_header_no_role_is_missing() -> None:
@@ -192,7 +227,8 @@ def test_after_garbage_in_a_header_no_role_is_missing() -> None:
 
 def test_ids_outside_the_vocabulary_say_nothing() -> None:
     parser = HarmonyParser(VOCABULARY, TOOLS)
-    ids = [-1, 10**9, *encode("<|channel|>final<|message|>H"), -1, -257, 10**9, *encode("i<|return|>")]
+    odd = [-1, -257, len(VOCABULARY.token_bytes), 10**9]
+    ids = [*odd, *encode("<|channel|>final<|message|>H"), *odd, *encode("i<|return|>")]
     assert messages(parser.feed(ids)) == [{"text": "Hi"}]
 
 

@@ -20,7 +20,6 @@ from frontend.harmony.conversation import (
     WrittenMessage,
 )
 from frontend.harmony.render import render
-from frontend.harmony.typescript import MAX_DEPTH, type_of
 from frontend.text.specials import Segment, SpecialToken
 
 SYSTEM = """\
@@ -111,6 +110,29 @@ def test_reasoning_is_kept_only_after_the_last_answer() -> None:
     )
 
 
+def test_the_reasoning_of_every_earlier_answer_is_left_out() -> None:
+    turns = (
+        AssistantTurn(reasoning="gone", text="a"),
+        UserTurn("b"),
+        AssistantTurn(reasoning="gone too", text="c"),
+        AssistantTurn(reasoning="kept"),
+    )
+    assert history(*turns).count("<|channel|>analysis") == 1
+    assert history(*turns).endswith("kept<|end|>")
+
+
+def test_a_result_may_come_after_later_calls() -> None:
+    other = ToolCall(call_id="2", name="g", arguments="{}")
+    turns = (
+        AssistantTurn(tool_calls=(CALL,)),
+        AssistantTurn(tool_calls=(other,)),
+        ToolResult(call_id="1", text="r"),
+        ToolResult(call_id="2", text="s"),
+    )
+    result = "<|start|>functions.{} to=assistant<|channel|>commentary<|message|>{}<|end|>"
+    assert history(*turns).endswith(result.format("f", "r") + result.format("g", "s"))
+
+
 def test_a_thought_as_the_model_wrote_it_is_kept_only_after_the_last_answer() -> None:
     thought = WrittenMessage(kind="thought", text="Hm.", token_ids=array("I", [1, 2]), is_first=True)
     said = WrittenMessage(kind="text", text="Yes.", token_ids=array("I", [3]), is_first=False)
@@ -123,10 +145,15 @@ def test_a_thought_as_the_model_wrote_it_is_kept_only_after_the_last_answer() ->
     )
     found = [each.tolist() for each in render(Conversation(turns=turns)) if isinstance(each, array)]
     assert found == [[3], [1, 2], [4]]
+    assert history(*turns).count("<|start|>assistant") == 1, "before the first message of an answer only"
 
 
 def test_white_space_next_to_a_call_is_no_preamble() -> None:
     assert history(AssistantTurn(text="\n", tool_calls=(CALL,))) == history(AssistantTurn(tool_calls=(CALL,)))
+
+
+def test_an_answer_of_white_space_stays_an_answer() -> None:
+    assert history(AssistantTurn(text="\n")) == "<|start|>assistant<|channel|>final<|message|>\n<|end|>"
 
 
 def test_an_answer_that_was_cut_in_its_reasoning_is_no_last_answer() -> None:
@@ -142,6 +169,12 @@ def test_calls_of_built_in_tools_are_code_on_analysis() -> None:
         '<|start|>assistant to=browser.search<|channel|>analysis code<|message|>{"query":"x"}<|call|>'
         "<|start|>browser.search to=assistant<|channel|>analysis<|message|>found<|end|><|start|>assistant"
     )
+
+
+def test_text_for_a_tool_is_code_on_commentary() -> None:
+    call = ToolCall(call_id="1", name="patch", arguments="*** Begin", takes_text=True)
+    said = "<|start|>assistant to=functions.patch<|channel|>commentary code<|message|>*** Begin<|call|>"
+    assert history(AssistantTurn(tool_calls=(call,))) == said
 
 
 def test_made_up_names_of_a_call_stay_one_word_of_the_header() -> None:
@@ -211,6 +244,13 @@ def test_a_namespace_without_tools_is_not_shown() -> None:
     assert [line for line in prompt.splitlines() if line.startswith("## ")] == ["## agents"]
 
 
+def test_a_namespace_is_described_line_by_line() -> None:
+    namespace = Namespace(name="agents", description="Starts\nand stops.")
+    tools = (Tool(name="close", namespace="agents"),)
+    prompt = spelled(render(Conversation(turns=(), tools=tools, namespaces=(namespace,))))
+    assert "## agents\n\n// Starts\n// and stops.\nnamespace agents {" in prompt
+
+
 def test_a_schema_is_shown_under_its_name_and_with_its_description() -> None:
     def shown(**fields: Any) -> str:
         answer_format = AnswerFormat(schema={"type": "object"}, **fields)
@@ -234,53 +274,3 @@ def test_a_schema_is_shown_under_its_name_and_with_its_description() -> None:
 def test_a_name_that_the_model_made_up_is_mended_in_the_history(name: str, rendered: str) -> None:
     text = history(AssistantTurn(tool_calls=(ToolCall(call_id="1", name=name, arguments=""),)))
     assert f" to=functions.{rendered}<|channel|>" in text
-
-
-def test_a_schema_that_nests_too_deeply_is_refused() -> None:
-    schema: dict[str, object] = {}
-    for _ in range(MAX_DEPTH):
-        schema = {"type": "array", "items": schema}
-    assert type_of(schema) == "any" + "[]" * MAX_DEPTH
-    schema = {"type": "array", "items": schema}
-    with pytest.raises(InvalidRequest, match="nested deeper") as refused:
-        render(Conversation(turns=(), tools=(Tool(name="f", parameters=schema, path="tools[0]"),)))
-    assert refused.value.param == "tools[0].parameters"
-
-
-@pytest.mark.parametrize("leaf", [{}, {"\ud800": 1}])
-def test_a_value_that_nests_too_deeply_is_refused(leaf: object) -> None:
-    value = leaf
-    for _ in range(10_000):
-        value = [value]
-    parameters = {"type": "object", "properties": {"a": {"type": "array", "default": value}}}
-    for conversation, param in (
-        (Conversation(turns=(), tools=(Tool(name="f", parameters=parameters),)), "tools.parameters"),
-        (Conversation(turns=(), answer_format=AnswerFormat(name="answer", schema=value)), "response_format"),
-    ):
-        with pytest.raises(InvalidRequest, match="nested too deeply") as refused:
-            render(conversation)
-        assert refused.value.param == param
-
-
-def test_lone_surrogates_in_a_schema_do_no_harm() -> None:
-    schema = {"type": "object", "properties": {"a\ud800": {"type": "array", "default": ["\udfff"]}}}
-    assert 'a\ud800?: Array<any>, // default: ["\udfff"]' in type_of(schema)
-
-
-@pytest.mark.parametrize("enum", [["d"], ["a", "b"]])
-def test_a_default_that_names_an_enum_value_is_not_quoted(enum: object) -> None:
-    def line(**fields: object) -> str:
-        return type_of({"type": "object", "properties": {"a": {"type": "string", "default": "d", **fields}}})
-
-    assert line(enum=enum).endswith(", // default: d\n}")
-    assert line().endswith(', // default: "d"\n}')
-    others: list[object] = [[], "d", {"d": 1}, None]
-    for other in others:
-        assert line(enum=other).endswith(', // default: "d"\n}')
-
-
-@pytest.mark.parametrize("parameters", [None, {}, [], "x", 3, {"type": "object", "properties": None}])
-def test_odd_parameters_are_rendered_somehow(parameters: object) -> None:
-    assert "type f = (" in spelled(
-        render(Conversation(turns=(), tools=(Tool(name="f", parameters=parameters),)))
-    )

@@ -1,0 +1,233 @@
+"""A Messages body as a request to the model: what each field becomes, and what is refused. No HTTP."""
+
+import json
+from typing import Any
+
+import pytest
+
+from baton.errors import InvalidRequest
+from frontend.harmony.conversation import (
+    AssistantTurn,
+    Conversation,
+    Instructions,
+    Tool,
+    ToolCall,
+    ToolResult,
+    UserTurn,
+)
+from frontend.http.body import decode
+from frontend.messages.body import Counted, MessagesBody
+from frontend.messages.request import Reading
+from frontend.turn.form import CallChoice
+from frontend.turn.request import TurnRequest
+from frontend.turn.seal import Seal
+
+Json = dict[str, Any]
+
+SEAL = Seal(b"k" * 32)
+HI = {"role": "user", "content": "Hi"}
+TOOL: Json = {"name": "f", "input_schema": {"type": "object"}}
+SEARCH: Json = {"name": "web_search", "type": "web_search_20250305"}
+SCHEMA: Json = {"type": "json_schema", "schema": {"type": "object"}}
+
+
+def read(
+    *messages: Json, body_type: type[Counted] = MessagesBody, **fields: Any
+) -> tuple[TurnRequest, Reading]:
+    limit = {"max_tokens": 9} if body_type is MessagesBody else {}
+    raw = json.dumps({"model": "m", "messages": list(messages) or [HI], **limit, **fields}).encode()
+    body, _ = decode(raw, body_type)
+    reading = Reading(body, SEAL)
+    return reading.turn_request(len(raw)), reading
+
+
+def talk(*messages: Json, **fields: Any) -> Conversation:
+    prompt = read(*messages, **fields)[0].prompt
+    assert isinstance(prompt, Conversation)
+    return prompt
+
+
+def said(*blocks: Json) -> AssistantTurn:
+    turns = talk(HI, {"role": "assistant", "content": list(blocks)}, HI).turns
+    (turn,) = turns[1:-1]
+    assert isinstance(turn, AssistantTurn)
+    return turn
+
+
+def test_limits_and_sampling_are_the_clients() -> None:
+    fields: Json = {
+        "max_tokens": 7,
+        "stop_sequences": ["a", "b"],
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 3,
+    }
+    request, _ = read(**fields)
+    assert (request.max_tokens, request.stop_strings, request.path) == (7, ("a", "b"), "messages")
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.25, 3)
+    assert request.num_bytes > 100, "a long body is rendered in a thread"
+    counted, _ = read(body_type=Counted)
+    assert (counted.max_tokens, counted.stop_strings, counted.sampling.temperature) == (None, (), None)
+
+
+@pytest.mark.parametrize(
+    ("choice", "made", "max_calls"),
+    [
+        (None, CallChoice(), None),
+        ({"type": "auto"}, CallChoice(), None),
+        ({"type": "auto", "disable_parallel_tool_use": False}, CallChoice(), None),
+        ({"type": "auto", "disable_parallel_tool_use": True}, CallChoice(), 1),
+        ({"type": "none"}, CallChoice(may_call=False), None),
+        ({"type": "any"}, CallChoice(must_call=True), None),
+        ({"type": "tool", "name": "f"}, CallChoice(must_call=True, names=frozenset({"f"})), None),
+    ],
+)
+def test_tool_choice_says_which_calls_may_or_must_be_made(
+    choice: Json | None, made: CallChoice, max_calls: int | None
+) -> None:
+    request, _ = read(tools=[TOOL], tool_choice=choice)
+    assert (request.call_choice, request.max_calls) == (made, max_calls)
+    prompt = request.prompt
+    assert isinstance(prompt, Conversation)
+    assert len(prompt.tools) == (0 if choice == {"type": "none"} else 1)
+
+
+def test_a_tool_keeps_its_fields_and_its_place() -> None:
+    custom = {**TOOL, "type": "custom", "description": "Does f.", "strict": True}
+    request, reading = read(tools=[SEARCH, custom])
+    assert isinstance(request.prompt, Conversation)
+    assert request.prompt.tools == (
+        Tool(name="f", description="Does f.", parameters={"type": "object"}, strict=True, path="tools[1]"),
+    )
+    assert reading.left_out == {"tools[].web_search_20250305"}
+
+
+def test_each_role_becomes_its_turn_in_order() -> None:
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": "é"}}
+    bare = {"type": "tool_use", "id": "d", "name": "f"}
+    results = [
+        {"type": "text", "text": "Here"},
+        {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "18"}]},
+        {"type": "tool_result", "tool_use_id": "d"},
+        {"type": "text", "text": "you are."},
+    ]
+    turns = talk(
+        HI,
+        {"role": "assistant", "content": "One moment."},
+        {"role": "assistant", "content": [call, bare]},
+        {"role": "user", "content": results},
+        {"role": "system", "content": "Be brief."},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c"}]},
+        system=[{"type": "text", "text": "A"}, {"type": "text", "text": "B"}],
+    ).turns
+    calls = (
+        ToolCall(call_id="c", name="f", arguments='{"a":"é"}'),
+        ToolCall(call_id="d", name="f", arguments="{}"),
+    )
+    assert turns == (
+        Instructions("A\n\nB"),
+        UserTurn("Hi"),
+        AssistantTurn(text="One moment.", tool_calls=calls),
+        ToolResult(call_id="c", text="18", path="messages[3].content[1].tool_use_id"),
+        ToolResult(call_id="d", text="", path="messages[3].content[2].tool_use_id"),
+        UserTurn("Here\n\nyou are."),
+        Instructions("Be brief."),
+        ToolResult(call_id="c", text="", path="messages[6].content[0].tool_use_id"),
+    )
+
+
+def test_only_this_services_reasoning_goes_back_into_the_prompt() -> None:
+    text = {"type": "text", "text": "Yes."}
+    ours = {"type": "thinking", "thinking": "Hm.", "signature": SEAL.sign("Hm.")}
+    assert said(ours, text) == AssistantTurn(reasoning="Hm.", text="Yes.")
+    for signature in (None, "", Seal(b"o" * 32).sign("Hm.")):
+        assert said(ours | {"signature": signature}, text) == AssistantTurn(text="Yes.")
+
+
+@pytest.mark.parametrize(
+    ("block", "text", "left_out"),
+    [
+        ({"type": "document", "source": {"type": "text", "data": "Plain."}}, "Plain.", ""),
+        (
+            {"type": "document", "source": {"type": "base64", "data": "eA=="}},
+            "[document left out",
+            "document",
+        ),
+        ({"type": "image"}, "[image left out", "image"),
+        ({"type": "k" * 99}, f"[{'k' * 40} left out", "k" * 59),
+        ({"type": "thinking", "thinking": "Hm."}, None, "thinking"),
+        ({"type": "redacted_thinking", "data": "x"}, None, "thinking"),
+    ],
+)
+def test_content_that_is_not_text_leaves_a_note(block: Json, text: str | None, left_out: str) -> None:
+    request, reading = read({"role": "user", "content": [block]})
+    assert isinstance(request.prompt, Conversation)
+    assert reading.left_out == ({f"messages[].content[].{left_out}"} if left_out else set())
+    turns = request.prompt.turns
+    assert [turn.text.startswith(text or "") for turn in turns if isinstance(turn, UserTurn)] == (
+        [] if text is None else [True]
+    )
+
+
+@pytest.mark.parametrize("block", [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": ""}])
+def test_a_block_without_text_is_no_turn_of_its_own(block: Json) -> None:
+    assert talk(HI, {"role": "assistant", "content": [block]}, HI).turns == (UserTurn("Hi"), UserTurn("Hi"))
+
+
+@pytest.mark.parametrize("fields", [{"output_config": {"format": SCHEMA}}, {"output_format": SCHEMA}])
+def test_a_format_is_shown_and_strict(fields: Json) -> None:
+    answer = talk(**fields).answer_format
+    assert answer is not None
+    assert (answer.name, answer.strict, answer.schema) == ("answer", True, {"type": "object"})
+    assert talk().answer_format is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"model": ""}, "model"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_k": 2**31}, "top_k"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"stop_sequences": ["x"] * 65}, "stop_sequences"),
+        ({"stop_sequences": [""]}, "stop_sequences[0]"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
+        ({"tools": [{**TOOL, "type": "custom", "input_schema": None}]}, "tools[0].input_schema"),
+        ({"container": "c"}, "container"),
+        ({"tools": [SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        (
+            {"messages": [HI, {"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}, HI]},
+            "messages[1].content[0].id",
+        ),
+        (
+            {"messages": [HI, {"role": "assistant", "content": [{"type": "tool_use", "id": "c"}]}, HI]},
+            "messages[1].content[0].name",
+        ),
+    ],
+)
+def test_a_refusal_names_the_field(fields: Json, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read(**fields)
+    assert caught.value.param == param
+
+
+def test_fields_for_anthropics_servers_are_accepted_and_unknown_ones_named() -> None:
+    hints = {
+        "metadata": {"user_id": "u"}, "service_tier": "auto", "betas": ["b"], "anthropic_beta": ["b"],
+        "inference_geo": "eu", "speed": "fast", "cache_control": {"type": "ephemeral"},
+        "context_management": {"edits": []}, "mcp_servers": [],
+    }  # fmt: skip
+    given = {"model": "m", "max_tokens": 9, "messages": [HI], "output_config": {"effort": "xhigh"}}
+    _, unknown = decode(json.dumps(given | hints).encode(), MessagesBody)
+    assert unknown == ()
+    for name in ("tool_choice", "thinking", "output_config"):
+        inner = {"type": "auto"} if name == "tool_choice" else {}
+        inner |= {"type": "adaptive"} if name == "thinking" else {}
+        _, unknown = decode(json.dumps(given | {name: inner | {"odd": 1}}).encode(), MessagesBody)
+        assert unknown == (f"{name}.odd",)
