@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from baton.errors import BatonError, NotReady, from_wire
+from baton.errors import InvalidRequest, NotReady, from_wire
 from frontend.http.limits import Quotas, Used
 from frontend.metrics import Metrics, Sampled
 from frontend.processes.sibling_messages import (
@@ -199,13 +199,13 @@ async def _answers(question: Question, shared: Shared) -> AsyncGenerator[Answer,
             run = await shared.runs.get(response_id)
             if run is not None:
                 try:
-                    outbox = run.follow(sequence_number)
-                except BatonError as error:
+                    with run.follow(sequence_number) as outbox:
+                        yield Found()
+                        while data := await outbox.take():
+                            yield Events(data)
+                except InvalidRequest as error:
                     yield Refused(error.to_wire())
                     return
-                yield Found()
-                while data := await outbox.take():
-                    yield Events(data)
     yield Done()
 
 

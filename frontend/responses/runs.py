@@ -4,7 +4,8 @@ import asyncio
 import dataclasses
 import logging
 import time
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 from typing import Protocol
 
 from baton.errors import BatonError, InvalidRequest, NotReady, Overloaded
@@ -39,13 +40,17 @@ class Run:
         self._making = asyncio.create_task(self._make(services))
         self.task = asyncio.create_task(self._finish())
 
-    def follow(self, sequence_number: int) -> Outbox:
+    @contextmanager
+    def follow(self, sequence_number: int) -> Iterator[Outbox]:
         """The events after this sequence number, including future ones. Raises InvalidRequest if they are not
         stored."""
         outbox = Outbox(1)
         outbox.put(after(kept_stream(self.answer), sequence_number))
         self._outboxes.append(outbox)
-        return outbox
+        try:
+            yield outbox
+        finally:
+            self._outboxes.remove(outbox)
 
     async def stop(self, reason: BatonError | None = None) -> None:
         """End the run now, as failed if there is a reason, else as cancelled, and wait until it is stored."""

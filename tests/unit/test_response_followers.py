@@ -1,0 +1,80 @@
+"""Who follows a background run: what each gets, and that one who leaves costs nothing more."""
+
+import asyncio
+
+import pytest
+
+from baton.errors import InvalidRequest
+from frontend.harmony.deltas import TextDelta
+from frontend.http.sse import MAX_UNSENT_BYTES
+from frontend.responses.answer import MAX_KEPT_STREAM_BYTES
+from frontend.responses.runs import ResponseState
+from frontend.responses.store import ResponseStore
+from frontend.responses.stored import StoredResponse
+from tests.scripted_frontend import Client, ScriptedTokens, ended, frontend
+from tests.waiting import until
+
+ANSWER = "<|channel|>final<|message|>Hello<|return|>"
+LARGE = TextDelta("x" * MAX_UNSENT_BYTES, 0, 1)
+
+
+def test_nothing_is_kept_for_a_follower_that_has_left() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER, script={"pause_at": 0}) as client:
+            made = asyncio.create_task(client.respond(background=True, stream=True))
+            await client.tokens.paused.wait()
+            [(response_id, run)] = client.responses.runs._runs.items()  # noqa: SLF001  its id is not known yet
+            url = f"/v1/responses/{response_id}?stream=true"
+            following = asyncio.create_task(client.get(url))
+            await until(lambda: len(run._outboxes) == 2)  # noqa: SLF001  nothing else shows it
+            client.leave.set()
+            await asyncio.gather(made, following)
+            assert not run._outboxes  # noqa: SLF001  nothing else shows it
+            with run.follow(-1) as left:
+                assert (await left.take()).startswith(b"event: response.created")
+            with run.follow(0) as stays:
+                run._publish(run.answer.write(0, [LARGE]))  # noqa: SLF001  a large part of an answer
+                assert (stays.full, left.full) == (True, False)
+            run.answer.write(0, [TextDelta("x" * MAX_KEPT_STREAM_BYTES, 0, 1)])
+            with pytest.raises(InvalidRequest, match="not stored"), run.follow(-1):
+                pass
+            assert not run._outboxes  # noqa: SLF001  nothing else shows it
+            client.tokens.go_on.set()
+
+    asyncio.run(scenario())
+
+
+class BrokenStore(ResponseStore):
+    """Fails to save what has ended, as no store should."""
+
+    async def save(self, response: StoredResponse, item_ids: object) -> None:
+        if response.status != "in_progress":
+            raise RuntimeError("broken")
+
+
+def test_a_run_whose_end_cannot_be_saved_still_ends_for_its_followers() -> None:
+    async def scenario() -> None:
+        client = Client(ScriptedTokens(ANSWER), responses=ResponseState(BrokenStore()))
+        reply = await client.respond(background=True, stream=True)
+        assert reply.events[-1]["type"] != "response.completed"
+        assert client.metric("baton_running_requests", route="background") == 0
+        assert not client.responses.runs._runs  # noqa: SLF001  no route shows how many there are
+        await client.responses.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_text_so_far_is_shown_while_a_run_goes_on() -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER, script={"pause_at": 9}) as client:
+            made = (await client.respond(background=True)).json
+            await client.tokens.paused.wait()
+            (message,) = (await client.get(f"/v1/responses/{made['id']}")).json["output"]
+            (part,) = message["content"]
+            assert message["status"] == "in_progress"
+            assert part["text"] == "He"
+            client.tokens.go_on.set()
+            (message,) = (await ended(client, made["id"]))["output"]
+            assert (message["status"], message["content"][0]["text"]) == ("completed", "Hello")
+
+    asyncio.run(scenario())
