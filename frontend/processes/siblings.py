@@ -78,7 +78,6 @@ class Siblings:
         if self._own is None:
             yield
             return
-        self._own.unlink(missing_ok=True)  # of a process that died
 
         def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             self._start(_answer(reader, writer, shared))
@@ -116,7 +115,8 @@ class Siblings:
 
     async def metrics(self) -> list[Sequence[Sampled]]:
         """The metrics of the processes that answer in time."""
-        found = await asyncio.gather(*(self._first(path, Scrape(), SCRAPE_TIMEOUT_S) for path in self._paths))
+        asked = (self._first(path, Scrape(), SCRAPE_TIMEOUT_S) for path in self._paths)
+        found = await asyncio.gather(*asked, return_exceptions=True)  # one that ends counts no more
         return [answer.metrics for answer in found if isinstance(answer, Values)]
 
     async def stop(self, response_id: str) -> bool:
