@@ -20,7 +20,7 @@ from frontend.processes.takeover import Taken
 from tests.conftest import free_port
 from tests.stack import Process
 from tests.supervised import small_channel
-from tests.waiting import PATIENCE_S, thread_states, wait_for
+from tests.waiting import PATIENCE_S, signal_process, thread_states, wait_for
 
 
 class Supervised(Process):
@@ -97,8 +97,18 @@ def test_keys_pressed_in_a_terminal_reach_only_the_supervisor(start: Start) -> N
     assert os.getpgid(pid) == pid
 
 
+def test_a_process_that_handles_signals_itself_does_not_tell_the_supervisor(start: Start) -> None:
+    supervised = start(1)
+    _, pid = supervised.ask("handle")
+    assert {supervised.ask() for _ in range(5)} == {(0, pid)}
+    assert "draining" not in supervised.text()
+    open_files = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    assert "anon_inode:[eventpoll]" not in open_files  # the supervisor's
+
+
 def test_a_dead_process_is_replaced_while_the_other_serves(start: Start) -> None:
     supervised = start(2)
+    num_open = supervised.num_open
     index, pid = supervised.ask("exit 3")
     supervised.wait_logged(f"process_ended process={index} status=3")
     assert {supervised.ask()[0] for _ in range(3)} == {1 - index}
@@ -106,6 +116,33 @@ def test_a_dead_process_is_replaced_while_the_other_serves(start: Start) -> None
     assert {supervised.ask()[0] for _ in range(2)} == {0, 1}
     assert not is_running(pid)
     assert supervised.text().count("serving") == 1
+    assert supervised.num_open == num_open
+
+
+def test_processes_that_die_together_are_all_replaced(start: Start) -> None:
+    supervised = start(2)
+    pids = [supervised.ask()[1] for _ in range(2)]
+    signal_process(supervised.popen.pid, signal.SIGSTOP)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda pid=pid: not is_running(pid))
+    signal_process(supervised.popen.pid, signal.SIGCONT)
+    supervised.wait_logged("process_ready", 4)
+
+
+def test_a_process_that_lived_long_is_replaced_at_once_and_one_that_did_not_waits(start: Start) -> None:
+    supervised = start(1, "aged")
+    supervised.wait_logged("serving")
+    supervised.ask("exit 3")
+    supervised.wait_logged("process_ready", 2)
+    supervised.ask("exit 3")
+    supervised.wait_logged("process_ended", 2)
+    with supervised.say("who") as client:
+        client.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            answer(client)
+    supervised.signal(signal.SIGTERM)
+    assert supervised.wait() == 0
 
 
 def test_a_process_can_be_ended_by_a_signal(start: Start) -> None:
@@ -145,10 +182,15 @@ def test_a_full_process_is_passed_over(start: Start) -> None:
         client.close()
 
 
-@pytest.mark.parametrize(("failure", "status"), [("status", 5), ("exception", 1), ("kill", 1)])
-def test_a_process_that_does_not_start_ends_the_supervisor(failure: str, status: int, start: Start) -> None:
+@pytest.mark.parametrize(
+    ("failure", "status", "told"), [("status", 5, 5), ("exception", 1, 1), ("kill", 1, -9)]
+)
+def test_a_process_that_does_not_start_ends_the_supervisor(
+    failure: str, status: int, told: int, start: Start
+) -> None:
     supervised = start(2, failure)
     assert supervised.wait() == status
+    assert f"process_ended process=1 status={told}\n" in supervised.text()
     assert ("ValueError: spoilt" in supervised.text()) == (failure == "exception")
     assert not supervised.is_listening()
 
@@ -181,6 +223,7 @@ def test_a_process_that_is_ready_only_when_it_drains_gets_nothing(start: Start) 
     supervised = start(2, "late")
     supervised.wait_logged("serving")
     supervised.wait_logged("late pid=")
+    assert {supervised.ask()[0] for _ in range(4)} == {0}
     supervised.signal(signal.SIGTERM)
     supervised.wait_logged("process_ready", 2)
     os.kill(int(supervised.text().partition("late pid=")[2].split()[0]), signal.SIGTERM)
@@ -250,11 +293,15 @@ def test_without_descriptors_connections_wait(start: Start) -> None:
         supervised.wait_logged("accept=paused", 2)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
         assert answer(client)[0] == 0
+    assert supervised.text().count("accept=paused") < 100  # ten a second
 
 
 def test_it_drains_once_a_next_frontend_serves(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takeover, "TAKE_TIMEOUT_S", PATIENCE_S)
     supervised = start(1)
+    for _ in range(2):  # they end before they serve
+        with closing(Taken(supervised.port)) as taken:
+            assert taken.listener is not None
     with closing(Taken(supervised.port)) as taken:
         assert taken.listener is not None
         taken.serving()
