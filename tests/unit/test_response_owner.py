@@ -111,3 +111,7 @@ def test_owners_of_one_process_are_told_apart(tmp_path: Path) -> None:
     assert not first.lives_elsewhere(first.name)
     first.close()
     assert not second.lives_elsewhere(first.name)
+    second.claim()
+    for lock in tmp_path.glob("*.lock"):
+        lock.unlink()
+    second.close()  # what it would remove is gone
