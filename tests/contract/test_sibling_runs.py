@@ -116,15 +116,15 @@ def test_a_follower_elsewhere_that_has_left_is_forgotten(tmp_path: Path) -> None
             running(stream=True) as (client, run),
             processes(tmp_path, client.responses.runs) as (first, *_),
         ):
-            async with first.follow(run.answer.response.id, -1) as followed:
-                assert followed is not None
-                assert await followed.outbox.take()
-                assert len(run._outboxes) == 2  # noqa: SLF001  nothing else shows it
-            # It is noticed when something is said.
-            await until(lambda: say(run, 10) or len(run._outboxes) == 1)  # noqa: SLF001  nothing else shows it
+            with none_abandoned():
+                async with first.follow(run.answer.response.id, -1) as followed:
+                    assert followed is not None
+                    assert await followed.outbox.take()
+                    assert len(run._outboxes) == 2  # noqa: SLF001  nothing else shows it
+                # It is noticed when something is said.
+                await until(lambda: say(run, 10) or len(run._outboxes) == 1)  # noqa: SLF001  nothing else
 
-    with none_abandoned():
-        asyncio.run(scenario())
+    asyncio.run(scenario())
 
 
 def test_a_run_without_a_stream_cannot_be_followed_elsewhere_either(tmp_path: Path) -> None:
@@ -140,7 +140,9 @@ def test_a_run_without_a_stream_cannot_be_followed_elsewhere_either(tmp_path: Pa
     asyncio.run(scenario())
 
 
-def test_questions_leave_no_connection_and_no_task_behind(tmp_path: Path) -> None:
+def test_questions_leave_no_connection_no_task_and_no_complaint_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
         async with processes(tmp_path, Runs()) as (first, second, _):
             gc.collect()
@@ -151,5 +153,6 @@ def test_questions_leave_no_connection_and_no_task_behind(tmp_path: Path) -> Non
             await until(lambda: not second._tasks)  # noqa: SLF001  nothing else shows it
             await until(lambda: len(os.listdir("/proc/self/fd")) <= num_open)
         gc.collect()  # an unclosed transport would warn
+        assert not [record for record in caplog.records if record.name == "asyncio"]
 
     asyncio.run(scenario())

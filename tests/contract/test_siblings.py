@@ -145,14 +145,15 @@ def test_a_process_that_hangs_or_is_missing_is_left_out(tmp_path: Path) -> None:
             assert followed is None
         loop = asyncio.get_running_loop()
         async with faulty(tmp_path, send) as hanging:  # nothing
+            with none_abandoned():
+                assert await hanging.metrics() == []
             began_s = loop.time()
             assert await hanging.metrics() == []
             assert loop.time() - began_s == pytest.approx(1.0, abs=0.1)
             assert not await hanging.stop("resp_1")
             assert loop.time() - began_s == pytest.approx(11.0, abs=0.2)
 
-    with none_abandoned():
-        run_jumping(scenario())
+    run_jumping(scenario())
 
 
 def test_a_run_of_another_process_is_followed_to_its_end(tmp_path: Path) -> None:
@@ -238,20 +239,21 @@ def test_one_who_stops_following_hangs_up(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with await asyncio.start_unix_server(answer, tmp_path / "1.sock"):
-            async with Siblings(tmp_path, 0, 2).follow("resp_1", 3) as followed:
-                assert followed is not None
-                assert await followed.outbox.take() == EVENTS
-                assert not hung_up.is_set()
+            with none_abandoned():
+                async with Siblings(tmp_path, 0, 2).follow("resp_1", 3) as followed:
+                    assert followed is not None
+                    assert await followed.outbox.take() == EVENTS
+                    assert not hung_up.is_set()
             await hung_up.wait()
 
-    with none_abandoned():
-        run_jumping(scenario())
+    run_jumping(scenario())
 
 
 def test_entries_reach_a_process_that_starts_later_and_the_one_that_replaces_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with process(tmp_path, 0) as (first, own, _):
             own.keep("key", ["early"], "thought")
+            assert await first.metrics() == []  # there is no other yet
             for number in range(2):
                 async with process(tmp_path, 1) as (_, other, _):
 

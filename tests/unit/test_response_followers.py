@@ -36,8 +36,9 @@ def test_nothing_is_kept_for_a_follower_that_has_left() -> None:
                 run._publish(run.answer.write(0, [LARGE]))  # noqa: SLF001  a large part of an answer
                 assert (stays.full, left.full) == (True, False)
             run.answer.write(0, [TextDelta("x" * MAX_KEPT_STREAM_BYTES, 0, 1)])
-            with pytest.raises(InvalidRequest, match="not stored"), run.follow(-1):
+            with pytest.raises(InvalidRequest, match="not stored") as error, run.follow(-1):
                 pass
+            assert error.value.param == "stream"
             assert not run._outboxes  # noqa: SLF001  nothing else shows it
             client.tokens.go_on.set()
 
