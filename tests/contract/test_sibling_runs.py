@@ -15,6 +15,7 @@ from frontend.harmony.deltas import TextDelta
 from frontend.http.limits import Quotas
 from frontend.metrics import Metrics
 from frontend.processes.siblings import Shared, Siblings
+from frontend.responses import unwritten
 from frontend.responses.runs import ResponseState, Run, Runs
 from frontend.responses.store import ResponseStore
 from frontend.turn.thoughts import Thoughts
@@ -54,7 +55,10 @@ def say(run: Run, num_bytes: int) -> None:
     run._publish(run.answer.write(0, [TextDelta("x" * num_bytes, 0, 1)]))  # noqa: SLF001  much at once
 
 
-def test_a_run_is_stopped_by_whichever_process_is_asked_once_that_is_stored(tmp_path: Path) -> None:
+def test_a_run_is_stopped_by_whichever_process_is_asked_once_that_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unwritten, "WAIT_S", PATIENCE_S)
     can_save = threading.Event()
     can_save.set()
 
@@ -147,8 +151,9 @@ def test_questions_leave_no_connection_no_task_and_no_complaint_behind(
         async with processes(tmp_path, Runs()) as (first, second, _):
             gc.collect()
             num_open = len(os.listdir("/proc/self/fd"))
-            for _ in range(5):
-                assert len(await first.metrics()) == NUM_PROCESSES - 1
+            with none_abandoned():
+                for _ in range(5):
+                    assert len(await first.metrics()) == NUM_PROCESSES - 1
             assert not await first.stop("resp_none")
             await until(lambda: not second._tasks)  # noqa: SLF001  nothing else shows it
             await until(lambda: len(os.listdir("/proc/self/fd")) <= num_open)

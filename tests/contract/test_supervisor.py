@@ -1,4 +1,4 @@
-"""A supervisor and its processes: who gets connections, what replaces the dead, how it drains."""
+"""A supervisor and its processes: who gets connections, who does not start, how it drains."""
 
 import errno
 import itertools
@@ -7,8 +7,6 @@ import resource
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
@@ -17,71 +15,9 @@ import pytest
 from frontend.processes import takeover
 from frontend.processes.handover import SupervisorEnd
 from frontend.processes.takeover import Taken
-from tests.conftest import free_port
-from tests.stack import Process
 from tests.supervised import small_channel
-from tests.waiting import PATIENCE_S, signal_process, thread_states, wait_for
-
-
-class Supervised(Process):
-    """A supervisor, and its processes; see `tests.supervised`."""
-
-    def __init__(self, folder: Path, num_processes: int, failure: str) -> None:
-        self.port = free_port()
-        command = [sys.executable, "-m", "tests.supervised", str(num_processes), str(self.port)]
-        super().__init__("supervised", [*command, *filter(None, [failure])], folder / "log", os.environ)
-
-    def wait_logged(self, words: str, num_times: int = 1) -> None:
-        wait_for(lambda: self.text().count(words) >= num_times)
-
-    def say(self, words: str) -> socket.socket:
-        """A connection with these words; its answer is still to come."""
-        client = socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
-        client.sendall(words.encode())
-        return client
-
-    def ask(self, words: str = "who") -> tuple[int, int]:
-        """Which process answers: its index, and its process id."""
-        with self.say(words) as client:
-            return answer(client)
-
-    @property
-    def num_open(self) -> int:
-        """The supervisor's descriptors."""
-        return len(os.listdir(f"/proc/{self.popen.pid}/fd"))
-
-    def is_listening(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-
-Start = Callable[..., Supervised]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a supervisor, and waits until its processes are ready and it offers its port."""
-    started: list[Supervised] = []
-
-    def start(num_processes: int, failure: str = "") -> Supervised:
-        started.append(Supervised(tmp_path, num_processes, failure))
-        if not failure:
-            started[0].wait_logged("process_ready", num_processes)
-            started[0].wait_logged("serving")
-        return started[0]
-
-    yield start
-    for each in started:
-        each.kill()  # its processes end with it
-
-
-def answer(client: socket.socket) -> tuple[int, int]:
-    index, pid = client.recv(64).split()
-    return int(index), int(pid)
-
-
-def is_running(pid: int) -> bool:
-    return not thread_states(pid) <= set("ZX")
+from tests.supervisors import Start, answer, is_running
+from tests.waiting import PATIENCE_S, wait_for
 
 
 def test_processes_get_connections_in_turn(start: Start) -> None:
@@ -106,67 +42,14 @@ def test_a_process_that_handles_signals_itself_does_not_tell_the_supervisor(star
     assert "anon_inode:[eventpoll]" not in open_files  # the supervisor's
 
 
-def test_a_dead_process_is_replaced_while_the_other_serves(start: Start) -> None:
-    supervised = start(2)
-    num_open = supervised.num_open
-    index, pid = supervised.ask("exit 3")
-    supervised.wait_logged(f"process_ended process={index} status=3")
-    assert {supervised.ask()[0] for _ in range(3)} == {1 - index}
-    supervised.wait_logged("process_ready", 3)
-    assert {supervised.ask()[0] for _ in range(2)} == {0, 1}
-    assert not is_running(pid)
-    assert supervised.text().count("serving") == 1
-    assert supervised.num_open == num_open
-
-
-def test_processes_that_die_together_are_all_replaced(start: Start) -> None:
-    supervised = start(2)
-    pids = [supervised.ask()[1] for _ in range(2)]
-    signal_process(supervised.popen.pid, signal.SIGSTOP)
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-        wait_for(lambda pid=pid: not is_running(pid))
-    signal_process(supervised.popen.pid, signal.SIGCONT)
-    supervised.wait_logged("process_ready", 4)
-
-
-def test_a_process_that_lived_long_is_replaced_at_once_and_one_that_did_not_waits(start: Start) -> None:
-    supervised = start(1, "aged")
-    supervised.wait_logged("serving")
-    supervised.ask("exit 3")
-    supervised.wait_logged("process_ready", 2)
-    supervised.ask("exit 3")
-    supervised.wait_logged("process_ended", 2)
-    with supervised.say("who") as client:
-        client.settimeout(0.3)
-        with pytest.raises(TimeoutError):
-            answer(client)
-    supervised.signal(signal.SIGTERM)
-    assert supervised.wait() == 0
-
-
-def test_a_process_can_be_ended_by_a_signal(start: Start) -> None:
-    supervised = start(1)
-    index, pid = supervised.ask()
-    os.kill(pid, signal.SIGTERM)
-    supervised.wait_logged(f"process_ended process={index} status=-15")
-
-
-def test_a_connection_waits_for_the_process_that_replaces_the_only_one(start: Start) -> None:
-    supervised = start(1)
-    _, pid = supervised.ask("exit 3")
-    supervised.wait_logged("process_ended")
-    with supervised.say("who") as client:
-        assert answer(client)[1] != pid
-        assert client.recv(1) == b""  # the process that was made meanwhile has no copy of its own
-
-
 def test_connections_that_no_process_can_take_wait(start: Start) -> None:
     supervised = start(1)
     with supervised.say("hold") as holding:
         answer(holding)
         clients = [supervised.say("who") for _ in range(50)]
+        assert supervised.is_idle()
     assert {answer(client)[0] for client in clients} == {0}
+    assert supervised.is_idle()
     for client in clients:
         client.close()
 
@@ -209,14 +92,6 @@ def test_a_drain_lets_processes_finish_and_refuses_connections(start: Start) -> 
         assert supervised.popen.poll() is None
     assert supervised.wait() == 0
     assert "draining signal=SIGTERM" in supervised.text()
-
-
-def test_a_drain_starts_no_process_again(start: Start) -> None:
-    supervised = start(1)
-    supervised.ask("exit 3")
-    supervised.wait_logged("process_ended")
-    supervised.signal(signal.SIGTERM)
-    assert supervised.wait() == 0
 
 
 def test_a_process_that_is_ready_only_when_it_drains_gets_nothing(start: Start) -> None:

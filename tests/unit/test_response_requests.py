@@ -156,3 +156,9 @@ def test_a_response_that_is_in_memory_only_says_that_it_is_not_stored(tmp_path: 
                 other.execute("COMMIT")
 
     asyncio.run(scenario())
+
+
+def test_an_object_can_be_demanded_without_a_schema() -> None:
+    client = Client(ScriptedTokens('<|channel|>final<|message|>{"a":1}<|return|>'))
+    assert asyncio.run(client.respond(text={"format": {"type": "json_object"}})).status == 200
+    assert client.tokens.requests[0].sampling.guided is not None

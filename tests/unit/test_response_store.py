@@ -389,7 +389,6 @@ def test_a_response_that_is_not_written_yet_is_its_keys_only() -> None:
 
 def test_a_file_that_does_not_answer_is_a_named_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "_ANSWER_S", 0.05)
-    monkeypatch.setattr(unwritten_module, "WAIT_S", PATIENCE_S)
 
     async def scenario(disk: Disk) -> None:
         store = ResponseStore(clock=disk)
