@@ -86,8 +86,8 @@ def main(num_processes: int, port: int, failure: str = "") -> int:
     def listening() -> None:
         logging.info("serving")
         if failure == "aged":
-            supervisor.time = SimpleNamespace(monotonic=lambda: time.monotonic() + 7200)  # type: ignore[assignment]
-            supervisor._RESTART_S = 3600  # type: ignore[misc]  # noqa: SLF001
+            supervisor.time = SimpleNamespace(monotonic=lambda: time.monotonic() + 7200)  # type: ignore[attr-defined,assignment]  # later
+            supervisor._RESTART_S = 3600  # noqa: SLF001  so that it cannot end here
 
     supervisor.channel = small_channel  # type: ignore[attr-defined]  # full soon
     status = supervisor.Supervisor(listener, num_processes, serve, listening).run()

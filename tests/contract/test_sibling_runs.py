@@ -125,8 +125,12 @@ def test_a_follower_elsewhere_that_has_left_is_forgotten(tmp_path: Path) -> None
                     assert followed is not None
                     assert await followed.outbox.take()
                     assert len(run._outboxes) == 2  # noqa: SLF001  nothing else shows it
-                # It is noticed when something is said.
-                await until(lambda: say(run, 10) or len(run._outboxes) == 1)  # noqa: SLF001  nothing else
+
+                def is_alone() -> bool:
+                    say(run, 10)  # that it has left is noticed only then
+                    return len(run._outboxes) == 1  # noqa: SLF001  nothing else shows it
+
+                await until(is_alone)
 
     asyncio.run(scenario())
 

@@ -29,7 +29,7 @@ def test_processes_that_die_together_are_all_replaced(start: Start) -> None:
     signal_process(supervised.popen.pid, signal.SIGSTOP)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda pid=pid: not is_running(pid))
+    wait_for(lambda: not any(map(is_running, pids)))
     signal_process(supervised.popen.pid, signal.SIGCONT)
     supervised.wait_logged("process_ready", 4)
 
