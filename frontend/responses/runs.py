@@ -106,6 +106,7 @@ class Runs:
 
     def __init__(self) -> None:
         self._runs: dict[str, Run] = {}
+        self._num_starting = 0
 
     async def get(self, response_id: str) -> Run | None:
         """The run, or None if it has ended. Waits for a run that is about to end, until it is stored."""
@@ -117,12 +118,16 @@ class Runs:
 
     async def start(self, answer: ResponseAnswer, services: Services, quota: Quota) -> Run:
         """Store the response, then generate it. Raises Overloaded."""
-        if len(self._runs) >= MAX_RUNS:
+        if len(self._runs) + self._num_starting >= MAX_RUNS:
             raise Overloaded(
                 f"The limit of {MAX_RUNS} running background responses is reached; retry later.",
                 retry_after_s=5,
             )
-        await answer.save()
+        self._num_starting += 1
+        try:
+            await answer.save()
+        finally:
+            self._num_starting -= 1
         run = Run(answer, services, quota)
         self._runs[answer.response.id] = run
         run.task.add_done_callback(lambda _: self._runs.pop(answer.response.id, None))

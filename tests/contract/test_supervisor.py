@@ -166,9 +166,9 @@ def test_without_descriptors_connections_wait(start: Start) -> None:
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, limits[1]))
     with supervised.say("who") as client:
         supervised.wait_logged("accept=paused", 2)
+        assert supervised.is_idle()
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
         assert answer(client)[0] == 0
-    assert supervised.text().count("accept=paused") < 100  # ten a second
 
 
 def test_it_drains_once_a_next_frontend_serves(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
