@@ -11,10 +11,27 @@ import pytest
 
 from frontend.responses import store as store_module
 from frontend.responses.store import ResponseStore, StoreFailure
-from frontend.responses.unwritten import Entry, Unwritten
+from frontend.responses.unwritten import MAX_UNWRITTEN_BYTES, WAIT_S, Entry, Unwritten
 from tests.clock import run_jumping
 from tests.stored_responses import response
 from tests.waiting import until
+
+# All unit tests run with longer ones.
+WAITS_S = (WAIT_S, store_module._ANSWER_S, store_module._FLUSH_S)  # noqa: SLF001  nothing else shows them
+
+
+def test_nothing_waits_long_for_a_slow_disk() -> None:
+    async def scenario() -> None:
+        unwritten = Unwritten(lambda _: asyncio.sleep(1000))
+        adding = asyncio.create_task(unwritten.add(response("a"), []))
+        await asyncio.sleep(0)  # it writes now
+        await unwritten.flush(5)
+        assert asyncio.get_running_loop().time() == 5
+        adding.cancel()
+
+    run_jumping(scenario())
+    assert WAITS_S == (1, 2, 5)
+    assert MAX_UNWRITTEN_BYTES == 64 << 20
 
 
 def test_what_cannot_be_written_is_tried_again_each_second_until_the_end() -> None:
