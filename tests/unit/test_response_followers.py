@@ -1,10 +1,12 @@
-"""Who follows a background run: what each gets, and that one who leaves costs nothing more."""
+"""Background runs and those who follow them: what each gets, and that one who leaves costs nothing more."""
 
 import asyncio
+from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
 from baton.errors import InvalidRequest
+from baton.messages import GenerateRequest, TokenChunk
 from frontend.harmony.deltas import TextDelta
 from frontend.http.sse import MAX_UNSENT_BYTES
 from frontend.responses.answer import MAX_KEPT_STREAM_BYTES
@@ -77,5 +79,35 @@ def test_the_text_so_far_is_shown_while_a_run_goes_on() -> None:
             client.tokens.go_on.set()
             (message,) = (await ended(client, made["id"]))["output"]
             assert (message["status"], message["content"][0]["text"]) == ("completed", "Hello")
+
+    asyncio.run(scenario())
+
+
+class NotingTokens(ScriptedTokens):
+    """Notes who asks."""
+
+    def __init__(self, *texts: str) -> None:
+        super().__init__(*texts)
+        self.callers: list[str] = []
+
+    def generate(
+        self, request: GenerateRequest, caller: str, on_taken: Callable[[], None]
+    ) -> AsyncGenerator[TokenChunk, None]:
+        self.callers.append(caller)
+        return super().generate(request, caller, on_taken)
+
+
+def test_a_run_waits_in_the_turn_of_the_user_who_asked_for_it() -> None:
+    async def scenario() -> None:
+        tokens = NotingTokens(ANSWER)
+        client = Client(tokens)
+        for background in (False, True):
+            for user in ("ann", "bob"):
+                made = (await client.respond(user=user, background=background)).json
+                await ended(client, made["id"])
+        first, second, *background_callers = tokens.callers
+        assert first != second
+        assert background_callers == [first, second]
+        await client.responses.close()
 
     asyncio.run(scenario())

@@ -115,3 +115,14 @@ def test_owners_of_one_process_are_told_apart(tmp_path: Path) -> None:
     for lock in tmp_path.glob("*.lock"):
         lock.unlink()
     second.close()  # what it would remove is gone
+
+
+def test_the_owner_of_a_store_in_memory_makes_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    owner = Owner(None)
+    owner.claim()
+    assert not owner.lives_elsewhere("other")
+    owner.close()
+    assert list(tmp_path.iterdir()) == []
