@@ -38,6 +38,9 @@ def test_a_process_that_handles_signals_itself_does_not_tell_the_supervisor(star
     _, pid = supervised.ask("handle")
     assert {supervised.ask() for _ in range(5)} == {(0, pid)}
     assert "draining" not in supervised.text()
+    with supervised.say("who") as client:
+        answer(client)
+        assert not client.recv(1)  # it has closed the connection
     open_files = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
     assert "anon_inode:[eventpoll]" not in open_files  # the supervisor's
 

@@ -83,15 +83,17 @@ def test_opening_waits_for_a_process_that_writes(tmp_path: Path, monkeypatch: py
     async def scenario() -> None:
         first, second = ResponseStore(str(path)), ResponseStore(str(path))
         await first.open()
-        monkeypatch.setattr(store_module, "_ANSWER_S", 0.001)
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        with (
+            monkeypatch.context() as impatient,
+            closing(sqlite3.connect(path, isolation_level=None)) as other,
+        ):
+            impatient.setattr(store_module, "_ANSWER_S", 0.001)
             other.execute("BEGIN IMMEDIATE")
             opening = asyncio.create_task(second.open())
             await asyncio.sleep(0.05)  # longer than a request would wait
             assert not opening.done()
             other.execute("COMMIT")
             await opening
-        monkeypatch.undo()
         await first.close()
         await second.close()
 

@@ -461,6 +461,7 @@ def test_a_stream_is_resumed_after_any_of_its_events(background: bool) -> None:
                 number = event["sequence_number"]
                 resumed = await client.get(f"{url}&starting_after={number}")
                 assert resumed.headers["content-type"].startswith("text/event-stream")
+                assert resumed.headers["cache-control"] == "no-cache"
                 assert resumed.events == streamed.events[number + 1 :]
 
     asyncio.run(scenario())
