@@ -35,7 +35,8 @@ from frontend.turn.thoughts import Kept, Thoughts
 MAX_UNSENT_BYTES = 16 << 20
 """A process that reads entries more slowly misses some."""
 SCRAPE_TIMEOUT_S = 1.0
-STOP_TIMEOUT_S = 10.0
+RUN_TIMEOUT_S = 10.0
+"""A process that finds or stops no run within this time does not have it."""
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ class Siblings:
     async def stop(self, response_id: str) -> bool:
         """`OtherRuns.stop`."""
         question = StopRun(response_id)
-        found = await asyncio.gather(*(self._first(path, question, STOP_TIMEOUT_S) for path in self._paths))
+        found = await asyncio.gather(*(self._first(path, question, RUN_TIMEOUT_S) for path in self._paths))
         return any(isinstance(answer, Found) for answer in found)
 
     @asynccontextmanager
@@ -130,7 +131,7 @@ class Siblings:
         """`OtherRuns.follow`."""
         for path in self._paths:
             async with aclosing(_ask(path, FollowRun(response_id, sequence_number))) as answers:
-                first = await anext(answers, None)
+                first = await _next(answers, path, RUN_TIMEOUT_S)
                 if isinstance(first, Refused):
                     raise from_wire(first.error)
                 if isinstance(first, Found):
@@ -161,11 +162,8 @@ class Siblings:
 
     async def _first(self, path: Path, question: Question, timeout_s: float) -> Answer | None:
         """The first part of a process's answer, or None."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s), aclosing(_ask(path, question)) as answers:
-                return await anext(answers, None)
-        log.warning("silent process=%s", path.stem)
-        return None
+        async with aclosing(_ask(path, question)) as answers:
+            return await _next(answers, path, timeout_s)
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, shared: Shared) -> None:
@@ -224,6 +222,15 @@ async def _ask(path: Path, question: Question) -> AsyncGenerator[Answer, None]:
                 yield answer
         except (OSError, asyncio.IncompleteReadError) as error:
             raise NotReady("The process that ran the response has ended; send the request again.") from error
+
+
+async def _next(answers: AsyncGenerator[Answer, None], path: Path, timeout_s: float) -> Answer | None:
+    """The next part of this process's answer; None at its end, or if it does not come in time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            return await anext(answers, None)
+    log.warning("silent process=%s", path.stem)
+    return None
 
 
 async def _pump(answers: AsyncGenerator[Answer, None], followed: FollowedElsewhere) -> None:

@@ -152,6 +152,9 @@ def test_a_process_that_hangs_or_is_missing_is_left_out(tmp_path: Path) -> None:
             assert loop.time() - began_s == pytest.approx(1.0, abs=0.1)
             assert not await hanging.stop("resp_1")
             assert loop.time() - began_s == pytest.approx(11.0, abs=0.2)
+            async with hanging.follow("resp_1", 0) as followed:
+                assert followed is None
+            assert loop.time() - began_s == pytest.approx(21.0, abs=0.3)
 
     run_jumping(scenario())
 
