@@ -266,6 +266,8 @@ def test_entries_reach_a_process_that_starts_later_and_the_one_that_replaces_it(
 
                     await until(is_heard)
                 assert await first.metrics() == []  # it answers no more
+            own.keep("key", ["late"], "thought")
+            own.keep("key", ["later"], "thought")  # a connection that is broken does not keep it from ending
 
     run_jumping(scenario())
 

@@ -174,6 +174,7 @@ def test_a_next_frontend_that_ends_before_it_serves_changes_nothing(running: Run
     assert (running.num_drains, running.num_watched) == (0, 1)
     with closing(running.taken()) as taken:
         assert taken.listener is not None
+    assert taken.listener.fileno() == -1  # not one more that listens
 
 
 def test_what_is_not_the_word_of_a_frontend_drains_nothing(running: Running) -> None:
