@@ -1,19 +1,22 @@
 """Background runs and those who follow them: what each gets, and that one who leaves costs nothing more."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
-from baton.errors import InvalidRequest
+from baton.errors import InvalidRequest, NotReady
 from baton.messages import GenerateRequest, TokenChunk
 from frontend.harmony.deltas import TextDelta
 from frontend.http.sse import MAX_UNSENT_BYTES
 from frontend.responses.answer import MAX_KEPT_STREAM_BYTES
-from frontend.responses.runs import ResponseState
+from frontend.responses.runs import FollowedElsewhere, NoOtherRuns, ResponseState
 from frontend.responses.store import ResponseStore
 from frontend.responses.stored import StoredResponse
 from tests.scripted_frontend import Client, ScriptedTokens, ended, frontend
+from tests.stored_responses import response
 from tests.waiting import until
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
@@ -109,5 +112,40 @@ def test_a_run_waits_in_the_turn_of_the_user_who_asked_for_it() -> None:
         assert first != second
         assert background_callers == [first, second]
         await client.responses.close()
+
+    asyncio.run(scenario())
+
+
+EVENTS = b'event: a\ndata: {"sequence_number":4}\n\nevent: b\ndata: {"sequence_number":5}\n\n'
+
+
+class Elsewhere(NoOtherRuns):
+    """Another process, which has the run, says two events of it, and ends."""
+
+    def __init__(self, error: NotReady | None) -> None:
+        self._error = error
+
+    @asynccontextmanager
+    async def follow(self, response_id: str, sequence_number: int) -> AsyncIterator[FollowedElsewhere]:
+        assert response_id == "theirs"
+        followed = FollowedElsewhere(sequence_number + 1)
+        await followed.put(EVENTS)
+        followed.outbox.close(self._error)
+        yield followed
+
+
+@pytest.mark.parametrize("error", [None, NotReady("It has ended.")])
+def test_a_run_of_another_process_is_streamed_from_there(error: NotReady | None, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        theirs, ours = (ResponseStore(str(tmp_path / "responses.sqlite3")) for _ in range(2))
+        await theirs.save(response("theirs", status="in_progress", is_background=True), [])
+        client = Client(ScriptedTokens(), responses=ResponseState(ours, elsewhere=Elsewhere(error)))
+        reply = await client.get("/v1/responses/theirs?stream=true&starting_after=3")
+        assert reply.status == 200
+        assert reply.body.startswith(EVENTS)
+        told = [(event["sequence_number"], event.get("code")) for event in reply.events]
+        assert told == [(4, None), (5, None), *([(6, "not_ready")] if error else [])]
+        await client.responses.close()
+        await theirs.close()
 
     asyncio.run(scenario())
