@@ -5,9 +5,10 @@ A process answers a line from each connection with its index and its process id,
 * `hold`: accepts nothing more until that client hangs up.
 * `linger`: does so too, and ends then; SIGTERM does not end it earlier.
 * `exit N`: ends with that status.
+* `handle`: handles a signal by itself.
 
 FAILURE is how the second process fails to start: `status`, `exception` or `kill`; with `late` it is ready
-at the first SIGTERM, and ends at the second.
+at the first SIGTERM, and ends at the second. With `aged` all start, and are hours old once the first serves.
 """
 
 import logging
@@ -15,7 +16,9 @@ import os
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 from frontend.processes import handover, supervisor
 from frontend.processes.handover import ProcessEnd
@@ -59,6 +62,9 @@ def _obey(connection: socket.socket, index: int) -> None:
         os._exit(0)
     if word == "exit":
         os._exit(int(number))
+    if word == "handle":
+        signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main(num_processes: int, port: int, failure: str = "") -> int:
@@ -70,15 +76,24 @@ def main(num_processes: int, port: int, failure: str = "") -> int:
         end = ProcessEnd(channel, ("127.0.0.1", port), lambda: os._exit(0))
         if failure == "late" and index == SPOILT:
             return _be_late(end)
-        if failure and index == SPOILT:
+        if failure in {"status", "exception", "kill"} and index == SPOILT:
             return _fail(failure)
         end.ready()
         while True:
             connection, _ = end.accept()
             _obey(connection, index)
 
+    def listening() -> None:
+        logging.info("serving")
+        if failure == "aged":
+            supervisor.time = SimpleNamespace(monotonic=lambda: time.monotonic() + 7200)  # type: ignore[attr-defined,assignment]  # later
+            supervisor._RESTART_S = 3600  # noqa: SLF001  so that it cannot end here
+
     supervisor.channel = small_channel  # type: ignore[attr-defined]  # full soon
-    return supervisor.Supervisor(listener, num_processes, serve, lambda: logging.info("serving")).run()
+    status = supervisor.Supervisor(listener, num_processes, serve, listening).run()
+    assert signal.set_wakeup_fd(-1) == -1
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    return status
 
 
 if __name__ == "__main__":

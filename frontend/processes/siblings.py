@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from baton.errors import BatonError, NotReady, from_wire
+from baton.errors import InvalidRequest, NotReady, from_wire
 from frontend.http.limits import Quotas, Used
 from frontend.metrics import Metrics, Sampled
 from frontend.processes.sibling_messages import (
@@ -35,7 +35,8 @@ from frontend.turn.thoughts import Kept, Thoughts
 MAX_UNSENT_BYTES = 16 << 20
 """A process that reads entries more slowly misses some."""
 SCRAPE_TIMEOUT_S = 1.0
-STOP_TIMEOUT_S = 10.0
+RUN_TIMEOUT_S = 10.0
+"""A process that finds or stops no run within this time does not have it."""
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,6 @@ class Siblings:
         if self._own is None:
             yield
             return
-        self._own.unlink(missing_ok=True)  # of a process that died
 
         def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             self._start(_answer(reader, writer, shared))
@@ -116,13 +116,14 @@ class Siblings:
 
     async def metrics(self) -> list[Sequence[Sampled]]:
         """The metrics of the processes that answer in time."""
-        found = await asyncio.gather(*(self._first(path, Scrape(), SCRAPE_TIMEOUT_S) for path in self._paths))
+        asked = (self._first(path, Scrape(), SCRAPE_TIMEOUT_S) for path in self._paths)
+        found = await asyncio.gather(*asked, return_exceptions=True)  # one that ends counts no more
         return [answer.metrics for answer in found if isinstance(answer, Values)]
 
     async def stop(self, response_id: str) -> bool:
         """`OtherRuns.stop`."""
         question = StopRun(response_id)
-        found = await asyncio.gather(*(self._first(path, question, STOP_TIMEOUT_S) for path in self._paths))
+        found = await asyncio.gather(*(self._first(path, question, RUN_TIMEOUT_S) for path in self._paths))
         return any(isinstance(answer, Found) for answer in found)
 
     @asynccontextmanager
@@ -130,7 +131,7 @@ class Siblings:
         """`OtherRuns.follow`."""
         for path in self._paths:
             async with aclosing(_ask(path, FollowRun(response_id, sequence_number))) as answers:
-                first = await anext(answers, None)
+                first = await _next(answers, path, RUN_TIMEOUT_S)
                 if isinstance(first, Refused):
                     raise from_wire(first.error)
                 if isinstance(first, Found):
@@ -161,11 +162,8 @@ class Siblings:
 
     async def _first(self, path: Path, question: Question, timeout_s: float) -> Answer | None:
         """The first part of a process's answer, or None."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s), aclosing(_ask(path, question)) as answers:
-                return await anext(answers, None)
-        log.warning("silent process=%s", path.stem)
-        return None
+        async with aclosing(_ask(path, question)) as answers:
+            return await _next(answers, path, timeout_s)
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, shared: Shared) -> None:
@@ -199,13 +197,13 @@ async def _answers(question: Question, shared: Shared) -> AsyncGenerator[Answer,
             run = await shared.runs.get(response_id)
             if run is not None:
                 try:
-                    outbox = run.follow(sequence_number)
-                except BatonError as error:
+                    with run.follow(sequence_number) as outbox:
+                        yield Found()
+                        while data := await outbox.take():
+                            yield Events(data)
+                except InvalidRequest as error:
                     yield Refused(error.to_wire())
                     return
-                yield Found()
-                while data := await outbox.take():
-                    yield Events(data)
     yield Done()
 
 
@@ -224,6 +222,15 @@ async def _ask(path: Path, question: Question) -> AsyncGenerator[Answer, None]:
                 yield answer
         except (OSError, asyncio.IncompleteReadError) as error:
             raise NotReady("The process that ran the response has ended; send the request again.") from error
+
+
+async def _next(answers: AsyncGenerator[Answer, None], path: Path, timeout_s: float) -> Answer | None:
+    """The next part of this process's answer; None at its end, or if it does not come in time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            return await anext(answers, None)
+    log.warning("silent process=%s", path.stem)
+    return None
 
 
 async def _pump(answers: AsyncGenerator[Answer, None], followed: FollowedElsewhere) -> None:

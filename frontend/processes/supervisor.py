@@ -107,7 +107,6 @@ class Supervisor:
         except BaseException:  # noqa: BLE001  the process's edge: it must not go on as a supervisor
             traceback.print_exc()
         finally:
-            logging.shutdown()
             os._exit(status)
 
     def _on_signals(self, wakeup: socket.socket) -> None:
@@ -150,7 +149,6 @@ class Supervisor:
                 self._on_exit(self._children.pop(pid), os.waitstatus_to_exitcode(status))
 
     def _on_exit(self, child: _Child, status: int) -> None:
-        self._close(child)
         if self._is_draining:
             return
         log.warning("process_ended process=%d status=%d", child.index, status)
@@ -163,7 +161,8 @@ class Supervisor:
 
     def _on_message(self, child: _Child) -> None:
         if not child.end.receive():
-            self._close(child)
+            self._selector.unregister(child.end)
+            child.end.close()
         elif not child.was_ready:
             child.was_ready = True
             log.info("process_ready process=%d pid=%d", child.index, child.pid)
@@ -174,19 +173,12 @@ class Supervisor:
                 self._offer.open()
                 self._listening()
 
-    def _close(self, child: _Child) -> None:
-        if child.end.fileno() >= 0:
-            self._selector.unregister(child.end)
-            child.end.close()
-
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_A_TURN):
             try:
                 connection = self._held or self._listener.accept()[0]
             except (BlockingIOError, InterruptedError):
                 return
-            except ConnectionAbortedError:
-                continue
             except OSError as error:  # out of descriptors: connections wait in the backlog
                 log.warning("accept=paused error=%s", error)
                 self._pause(time.monotonic() + _PAUSE_S)
@@ -200,7 +192,7 @@ class Supervisor:
 
     def _hand_out(self, connection: socket.socket) -> bool:
         """Give the connection to the next process that takes it; False if none does."""
-        children = sorted((c for c in self._children.values() if c.end.is_ready), key=lambda c: c.index)
+        children = [child for child in self._children.values() if child.end.is_ready]
         for _ in children:
             self._turn += 1
             if children[self._turn % len(children)].end.pass_on(connection):
@@ -235,7 +227,6 @@ class Supervisor:
 def _signals() -> Iterator[socket.socket]:
     """A socket that gets the numbers of this process's signals."""
     read, write = socket.socketpair()
-    read.setblocking(False)
     write.setblocking(False)
     earlier = {number: signal.signal(number, lambda _number, _frame: None) for number in _SIGNALS}
     signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)

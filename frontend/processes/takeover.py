@@ -68,7 +68,7 @@ class Offer:
         except OSError:
             return
         try:
-            if _peer_uid(taker) == os.getuid() and self._listener.fileno() >= 0:
+            if _peer_uid(taker) == os.getuid():
                 socket.send_fds(taker, [_LISTENER], [self._listener.fileno()])
                 self._open(taker, lambda: self._on_message(taker))
                 return

@@ -93,7 +93,8 @@ class ResponseRoutes:
             return
         run = await self._state.runs.start(answer, services, exchange.quota)
         if answer.stream:
-            await relay(exchange, _Followed(answer, answer.ignored), run.follow(-1), services, tally)
+            with run.follow(-1) as outbox:
+                await relay(exchange, _Followed(answer, answer.ignored), outbox, services, tally)
         else:
             await exchange.answer(200, answer.body(), ignored_header(answer.ignored))
 
@@ -119,7 +120,8 @@ class ResponseRoutes:
             return
         sequence_number = query.one("starting_after", _natural, -1)
         if run is not None:
-            await relay(exchange, _Followed(run.answer), run.follow(sequence_number), services, tally)
+            with run.follow(sequence_number) as outbox:
+                await relay(exchange, _Followed(run.answer), outbox, services, tally)
             return
         assert stored is not None, "a response is running or stored"
         if stored.status == RUNNING:

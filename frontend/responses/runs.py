@@ -4,7 +4,8 @@ import asyncio
 import dataclasses
 import logging
 import time
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 from typing import Protocol
 
 from baton.errors import BatonError, InvalidRequest, NotReady, Overloaded
@@ -39,13 +40,17 @@ class Run:
         self._making = asyncio.create_task(self._make(services))
         self.task = asyncio.create_task(self._finish())
 
-    def follow(self, sequence_number: int) -> Outbox:
+    @contextmanager
+    def follow(self, sequence_number: int) -> Iterator[Outbox]:
         """The events after this sequence number, including future ones. Raises InvalidRequest if they are not
         stored."""
         outbox = Outbox(1)
         outbox.put(after(kept_stream(self.answer), sequence_number))
         self._outboxes.append(outbox)
-        return outbox
+        try:
+            yield outbox
+        finally:
+            self._outboxes.remove(outbox)
 
     async def stop(self, reason: BatonError | None = None) -> None:
         """End the run now, as failed if there is a reason, else as cancelled, and wait until it is stored."""
@@ -101,6 +106,7 @@ class Runs:
 
     def __init__(self) -> None:
         self._runs: dict[str, Run] = {}
+        self._num_starting = 0
 
     async def get(self, response_id: str) -> Run | None:
         """The run, or None if it has ended. Waits for a run that is about to end, until it is stored."""
@@ -112,12 +118,16 @@ class Runs:
 
     async def start(self, answer: ResponseAnswer, services: Services, quota: Quota) -> Run:
         """Store the response, then generate it. Raises Overloaded."""
-        if len(self._runs) >= MAX_RUNS:
+        if len(self._runs) + self._num_starting >= MAX_RUNS:
             raise Overloaded(
                 f"The limit of {MAX_RUNS} running background responses is reached; retry later.",
                 retry_after_s=5,
             )
-        await answer.save()
+        self._num_starting += 1
+        try:
+            await answer.save()
+        finally:
+            self._num_starting -= 1
         run = Run(answer, services, quota)
         self._runs[answer.response.id] = run
         run.task.add_done_callback(lambda _: self._runs.pop(answer.response.id, None))

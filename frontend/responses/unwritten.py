@@ -79,7 +79,7 @@ class Unwritten:
 
     async def _write_all(self) -> None:
         while self._entries:
-            batch = list(self._entries.values())[: 1 if self.is_failing else _BATCH]
+            batch = list(self._entries.values())[:_BATCH]
             try:
                 await self._write(batch)
             except BatonError as error:

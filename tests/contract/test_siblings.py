@@ -13,11 +13,13 @@ from frontend.harmony.conversation import AssistantTurn, WrittenMessage
 from frontend.http.limits import KeyLimits, Quotas, RateLimited
 from frontend.metrics import Metrics
 from frontend.processes import sibling_messages as wire
+from frontend.processes import siblings
 from frontend.processes.siblings import Shared, Siblings
 from frontend.responses.runs import Runs
 from frontend.turn.thoughts import Kept, Thoughts
 from frontend.turn.written import WrittenTurn
 from tests.clock import run_jumping
+from tests.generators import none_abandoned
 from tests.waiting import until
 
 MESSAGE = WrittenMessage(kind="text", text="Hello", token_ids=array("I", [200_005, 17]), is_first=True)
@@ -141,9 +143,18 @@ def test_a_process_that_hangs_or_is_missing_is_left_out(tmp_path: Path) -> None:
         assert not await absent.stop("resp_1")
         async with absent.follow("resp_1", 0) as followed:
             assert followed is None
+        loop = asyncio.get_running_loop()
         async with faulty(tmp_path, send) as hanging:  # nothing
+            with none_abandoned():
+                assert await hanging.metrics() == []
+            began_s = loop.time()
             assert await hanging.metrics() == []
+            assert loop.time() - began_s == pytest.approx(1.0, abs=0.1)
             assert not await hanging.stop("resp_1")
+            assert loop.time() - began_s == pytest.approx(11.0, abs=0.2)
+            async with hanging.follow("resp_1", 0) as followed:
+                assert followed is None
+            assert loop.time() - began_s == pytest.approx(21.0, abs=0.3)
 
     run_jumping(scenario())
 
@@ -187,5 +198,106 @@ def test_events_that_are_not_stored_are_refused_as_by_the_process_itself(tmp_pat
                 async with process.follow("resp_1", 3):
                     pass
             assert error.value.param == "stream"
+
+    run_jumping(scenario())
+
+
+def test_a_process_that_ends_in_mid_answer_counts_no_more(tmp_path: Path) -> None:
+    async def hang_up(writer: asyncio.StreamWriter) -> None:
+        writer.write(wire.frame(wire.Values([]))[:5])
+        writer.close()
+
+    async def scenario() -> None:
+        async with faulty(tmp_path, hang_up) as process:
+            assert await process.metrics() == []
+            with pytest.raises(NotReady, match="has ended"):
+                await process.stop("resp_1")
+
+    run_jumping(scenario())
+
+
+def test_an_answer_that_is_longer_than_any_is_not_waited_for(tmp_path: Path) -> None:
+    async def exaggerate(writer: asyncio.StreamWriter) -> None:
+        writer.write((wire.MAX_FRAME_BYTES + 1).to_bytes(4))
+
+    async def scenario() -> None:
+        async with faulty(tmp_path, exaggerate) as process:
+            with pytest.raises(NotReady, match="has ended"):
+                async with process.follow("resp_1", 3):
+                    pass
+
+    assert wire.MAX_FRAME_BYTES == 64 << 20
+    run_jumping(scenario())
+
+
+def test_one_who_stops_following_hangs_up(tmp_path: Path) -> None:
+    hung_up = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(wire.frame(wire.Found()) + wire.frame(wire.Events(EVENTS)))
+        await reader.read()
+        hung_up.set()
+        writer.close()
+
+    async def scenario() -> None:
+        async with await asyncio.start_unix_server(answer, tmp_path / "1.sock"):
+            with none_abandoned():
+                async with Siblings(tmp_path, 0, 2).follow("resp_1", 3) as followed:
+                    assert followed is not None
+                    assert await followed.outbox.take() == EVENTS
+                    assert not hung_up.is_set()
+            await hung_up.wait()
+
+    run_jumping(scenario())
+
+
+def test_entries_reach_a_process_that_starts_later_and_the_one_that_replaces_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with process(tmp_path, 0) as (first, own, _):
+            own.keep("key", ["early"], "thought")
+            assert await first.metrics() == []  # there is no other yet
+            for number in range(2):
+                async with process(tmp_path, 1) as (_, other, _):
+
+                    def is_heard(number: int = number, other: Thoughts = other) -> str | None:
+                        own.keep("key", [f"call_{number}"], "thought")
+                        return other.recall("key", f"call_{number}")
+
+                    await until(is_heard)
+                assert await first.metrics() == []  # it answers no more
+            own.keep("key", ["late"], "thought")
+            own.keep("key", ["later"], "thought")  # a connection that is broken does not keep it from ending
+
+    run_jumping(scenario())
+
+
+def test_a_process_that_reads_nothing_misses_entries_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert siblings.MAX_UNSENT_BYTES == 16 << 20
+    monkeypatch.setattr(siblings, "MAX_UNSENT_BYTES", 1 << 20)
+    entry = Kept("key", ("call_1",), "x" * 100_000)
+    reads, ended = asyncio.Event(), asyncio.Event()
+    num_bytes = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_bytes
+        await reads.wait()
+        while data := await reader.read(1 << 16):
+            num_bytes += len(data)
+        writer.close()
+        ended.set()
+
+    async def scenario() -> None:
+        async with await asyncio.start_unix_server(answer, tmp_path / "1.sock"):
+            async with process(tmp_path, 0) as (own, _, _):
+                own.share(entry)
+                await until(lambda: own._writers)  # noqa: SLF001  nothing else shows it
+                for _ in range(100):
+                    own.share(entry)
+                reads.set()
+            await ended.wait()  # it has hung up at its end
+        assert 1 << 20 < num_bytes < 3 << 20
 
     run_jumping(scenario())

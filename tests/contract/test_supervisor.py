@@ -1,4 +1,4 @@
-"""A supervisor and its processes: who gets connections, what replaces the dead, how it drains."""
+"""A supervisor and its processes: who gets connections, who does not start, how it drains."""
 
 import errno
 import itertools
@@ -7,8 +7,6 @@ import resource
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
@@ -17,71 +15,9 @@ import pytest
 from frontend.processes import takeover
 from frontend.processes.handover import SupervisorEnd
 from frontend.processes.takeover import Taken
-from tests.conftest import free_port
-from tests.stack import Process
 from tests.supervised import small_channel
-from tests.waiting import PATIENCE_S, thread_states, wait_for
-
-
-class Supervised(Process):
-    """A supervisor, and its processes; see `tests.supervised`."""
-
-    def __init__(self, folder: Path, num_processes: int, failure: str) -> None:
-        self.port = free_port()
-        command = [sys.executable, "-m", "tests.supervised", str(num_processes), str(self.port)]
-        super().__init__("supervised", [*command, *filter(None, [failure])], folder / "log", os.environ)
-
-    def wait_logged(self, words: str, num_times: int = 1) -> None:
-        wait_for(lambda: self.text().count(words) >= num_times)
-
-    def say(self, words: str) -> socket.socket:
-        """A connection with these words; its answer is still to come."""
-        client = socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
-        client.sendall(words.encode())
-        return client
-
-    def ask(self, words: str = "who") -> tuple[int, int]:
-        """Which process answers: its index, and its process id."""
-        with self.say(words) as client:
-            return answer(client)
-
-    @property
-    def num_open(self) -> int:
-        """The supervisor's descriptors."""
-        return len(os.listdir(f"/proc/{self.popen.pid}/fd"))
-
-    def is_listening(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-
-Start = Callable[..., Supervised]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a supervisor, and waits until its processes are ready and it offers its port."""
-    started: list[Supervised] = []
-
-    def start(num_processes: int, failure: str = "") -> Supervised:
-        started.append(Supervised(tmp_path, num_processes, failure))
-        if not failure:
-            started[0].wait_logged("process_ready", num_processes)
-            started[0].wait_logged("serving")
-        return started[0]
-
-    yield start
-    for each in started:
-        each.kill()  # its processes end with it
-
-
-def answer(client: socket.socket) -> tuple[int, int]:
-    index, pid = client.recv(64).split()
-    return int(index), int(pid)
-
-
-def is_running(pid: int) -> bool:
-    return not thread_states(pid) <= set("ZX")
+from tests.supervisors import Start, answer, is_running
+from tests.waiting import PATIENCE_S, wait_for
 
 
 def test_processes_get_connections_in_turn(start: Start) -> None:
@@ -97,31 +33,16 @@ def test_keys_pressed_in_a_terminal_reach_only_the_supervisor(start: Start) -> N
     assert os.getpgid(pid) == pid
 
 
-def test_a_dead_process_is_replaced_while_the_other_serves(start: Start) -> None:
-    supervised = start(2)
-    index, pid = supervised.ask("exit 3")
-    supervised.wait_logged(f"process_ended process={index} status=3")
-    assert {supervised.ask()[0] for _ in range(3)} == {1 - index}
-    supervised.wait_logged("process_ready", 3)
-    assert {supervised.ask()[0] for _ in range(2)} == {0, 1}
-    assert not is_running(pid)
-    assert supervised.text().count("serving") == 1
-
-
-def test_a_process_can_be_ended_by_a_signal(start: Start) -> None:
+def test_a_process_that_handles_signals_itself_does_not_tell_the_supervisor(start: Start) -> None:
     supervised = start(1)
-    index, pid = supervised.ask()
-    os.kill(pid, signal.SIGTERM)
-    supervised.wait_logged(f"process_ended process={index} status=-15")
-
-
-def test_a_connection_waits_for_the_process_that_replaces_the_only_one(start: Start) -> None:
-    supervised = start(1)
-    _, pid = supervised.ask("exit 3")
-    supervised.wait_logged("process_ended")
+    _, pid = supervised.ask("handle")
+    assert {supervised.ask() for _ in range(5)} == {(0, pid)}
+    assert "draining" not in supervised.text()
     with supervised.say("who") as client:
-        assert answer(client)[1] != pid
-        assert client.recv(1) == b""  # the process that was made meanwhile has no copy of its own
+        answer(client)
+        assert not client.recv(1)  # it has closed the connection
+    open_files = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    assert "anon_inode:[eventpoll]" not in open_files  # the supervisor's
 
 
 def test_connections_that_no_process_can_take_wait(start: Start) -> None:
@@ -129,7 +50,9 @@ def test_connections_that_no_process_can_take_wait(start: Start) -> None:
     with supervised.say("hold") as holding:
         answer(holding)
         clients = [supervised.say("who") for _ in range(50)]
+        assert supervised.is_idle()
     assert {answer(client)[0] for client in clients} == {0}
+    assert supervised.is_idle()
     for client in clients:
         client.close()
 
@@ -145,10 +68,15 @@ def test_a_full_process_is_passed_over(start: Start) -> None:
         client.close()
 
 
-@pytest.mark.parametrize(("failure", "status"), [("status", 5), ("exception", 1), ("kill", 1)])
-def test_a_process_that_does_not_start_ends_the_supervisor(failure: str, status: int, start: Start) -> None:
+@pytest.mark.parametrize(
+    ("failure", "status", "told"), [("status", 5, 5), ("exception", 1, 1), ("kill", 1, -9)]
+)
+def test_a_process_that_does_not_start_ends_the_supervisor(
+    failure: str, status: int, told: int, start: Start
+) -> None:
     supervised = start(2, failure)
     assert supervised.wait() == status
+    assert f"process_ended process=1 status={told}\n" in supervised.text()
     assert ("ValueError: spoilt" in supervised.text()) == (failure == "exception")
     assert not supervised.is_listening()
 
@@ -169,18 +97,11 @@ def test_a_drain_lets_processes_finish_and_refuses_connections(start: Start) -> 
     assert "draining signal=SIGTERM" in supervised.text()
 
 
-def test_a_drain_starts_no_process_again(start: Start) -> None:
-    supervised = start(1)
-    supervised.ask("exit 3")
-    supervised.wait_logged("process_ended")
-    supervised.signal(signal.SIGTERM)
-    assert supervised.wait() == 0
-
-
 def test_a_process_that_is_ready_only_when_it_drains_gets_nothing(start: Start) -> None:
     supervised = start(2, "late")
     supervised.wait_logged("serving")
     supervised.wait_logged("late pid=")
+    assert {supervised.ask()[0] for _ in range(4)} == {0}
     supervised.signal(signal.SIGTERM)
     supervised.wait_logged("process_ready", 2)
     os.kill(int(supervised.text().partition("late pid=")[2].split()[0]), signal.SIGTERM)
@@ -248,6 +169,7 @@ def test_without_descriptors_connections_wait(start: Start) -> None:
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, limits[1]))
     with supervised.say("who") as client:
         supervised.wait_logged("accept=paused", 2)
+        assert supervised.is_idle()
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
         assert answer(client)[0] == 0
 
@@ -255,6 +177,9 @@ def test_without_descriptors_connections_wait(start: Start) -> None:
 def test_it_drains_once_a_next_frontend_serves(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takeover, "TAKE_TIMEOUT_S", PATIENCE_S)
     supervised = start(1)
+    for _ in range(2):  # they end before they serve
+        with closing(Taken(supervised.port)) as taken:
+            assert taken.listener is not None
     with closing(Taken(supervised.port)) as taken:
         assert taken.listener is not None
         taken.serving()

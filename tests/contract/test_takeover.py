@@ -1,6 +1,7 @@
 """The next frontend takes the listening socket of the running one, over real Unix sockets."""
 
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -14,7 +15,7 @@ from typing import TypeVar
 import pytest
 
 from frontend.processes import takeover
-from frontend.processes.takeover import Offer, Taken
+from frontend.processes.takeover import TAKE_TIMEOUT_S, Offer, Taken
 from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")
@@ -78,6 +79,7 @@ class Running:
 
     def _drain(self) -> None:
         self.num_drains += 1
+        assert self.num_watched == 0  # the name is free for the next one
 
 
 @pytest.fixture
@@ -172,6 +174,7 @@ def test_a_next_frontend_that_ends_before_it_serves_changes_nothing(running: Run
     assert (running.num_drains, running.num_watched) == (0, 1)
     with closing(running.taken()) as taken:
         assert taken.listener is not None
+    assert taken.listener.fileno() == -1  # not one more that listens
 
 
 def test_what_is_not_the_word_of_a_frontend_drains_nothing(running: Running) -> None:
@@ -180,6 +183,14 @@ def test_what_is_not_the_word_of_a_frontend_drains_nothing(running: Running) -> 
         running.turn()
         stranger.send(b"x")
         running.turn()
+    assert (running.num_drains, running.num_watched) == (0, 1)
+
+
+def test_a_next_frontend_that_dies_before_it_has_read_the_socket_changes_nothing(running: Running) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.connect(name(running.port))
+        running.turn()
+    running.turn()
     assert (running.num_drains, running.num_watched) == (0, 1)
 
 
@@ -213,7 +224,23 @@ def test_a_process_that_disowns_the_offer_does_not_keep_the_name(running: Runnin
         os.waitpid(pid, 0)
 
 
+def test_a_frontend_without_descriptors_goes_on(running: Running) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as taker:
+        taker.connect(name(running.port))
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+        try:
+            running.turn()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        running.turn()
+        assert running.num_watched == 2
+
+
 def test_nothing_is_taken_without_a_port_or_where_none_runs() -> None:
+    assert TAKE_TIMEOUT_S == 1.0
     for port in (None, 1):
         with closing(Taken(port)) as taken:
             assert taken.listener is None

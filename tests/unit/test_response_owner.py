@@ -76,6 +76,8 @@ def test_a_response_of_its_own_that_nobody_makes_any_more_has_failed(tmp_path: P
     async def scenario() -> None:
         store = ResponseStore(str(tmp_path / "responses.sqlite3"))
         await store.open()
+        await store.save(response("b"), [])
+        assert num_locks(tmp_path) == 0  # only what runs needs one
         await store.save(response("a", status="in_progress", body=b"{}"), [])
         assert num_locks(tmp_path) == 1
         assert await status_of(store, "a") == "failed"
@@ -109,3 +111,18 @@ def test_owners_of_one_process_are_told_apart(tmp_path: Path) -> None:
     assert not first.lives_elsewhere(first.name)
     first.close()
     assert not second.lives_elsewhere(first.name)
+    second.claim()
+    for lock in tmp_path.glob("*.lock"):
+        lock.unlink()
+    second.close()  # what it would remove is gone
+
+
+def test_the_owner_of_a_store_in_memory_makes_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    owner = Owner(None)
+    owner.claim()
+    assert not owner.lives_elsewhere("other")
+    owner.close()
+    assert list(tmp_path.iterdir()) == []

@@ -29,6 +29,10 @@ SUMMARY = {"type": "summary_text", "text": "Thinking"}
 TOOL = {"type": "function", "name": "f", "description": "Does it.", "parameters": {"type": "object"}}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"x":1}'}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "done"}
+CUSTOM = {"type": "custom", "name": "c"}
+SPACE = {"type": "namespace", "name": "space"}
+GRAMMAR = {"type": "grammar"}
+LONG = "x" * 100
 NAMES = {token_id: token.value for token, token_id in TOKENIZER.special_ids.items()}
 
 
@@ -257,9 +261,22 @@ def test_what_was_asked_for_is_echoed() -> None:
         ({"input": [CALL, RESULT | {"output": [{"type": "input_file"}]}]}, "input[].input_file"),
         ({"input": [*HI, {"type": "reasoning", "encrypted_content": "x"}]}, "input[].encrypted_content"),
         ({"input": [*HI, {"type": "reasoning", "summary": [SUMMARY]}]}, "input[].summary"),
-        ({"tools": [{"type": "web_search"}, TOOL]}, "tools[].web_search"),
+        ({"input": [{"role": "user", "content": [{"type": LONG}]}]}, f"input[].{LONG}"[:80]),
+        ({"tools": [{"type": "web_search"}, TOOL, {"type": "web_search"}]}, "tools[].web_search"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "none"}, "tools[].web_search"),
+        ({"tools": [{"type": LONG}]}, f"tools[].{LONG}"[:80]),
+        ({"tools": [{"type": LONG, "environment": {"type": "container_auto"}}]}, f"tools[].{LONG}"[:80]),
+        ({"tools": [SPACE | {"tools": [TOOL, SPACE]}]}, "tools[].namespace"),
+        ({"tools": [SPACE | {"tools": [TOOL, {"type": "shell"}]}]}, "tools[].shell"),
+        ({"tools": [TOOL | {"format": {"type": "grammar"}}]}, None),
+        ({"tools": [CUSTOM | {"format": {"type": "text"}}]}, None),
         ({"reasoning": {"effort": "minimal"}}, "reasoning.effort"),
         ({"tools": [TOOL | {"color": "red"}]}, "tools[].color"),
+        ({"tools": [TOOL | {"eager_input_streaming": True}]}, None),
+        ({"nvext": {"foo": 1}, "structured_outputs": {"bar": 2}}, "nvext.foo, structured_outputs.bar"),
+        ({"n": 1, "stop": [], "logprobs": False, "context_management": [], "image": {}}, None),
+        ({"background_options": {"completion_window": "soonest"}}, None),
+        ({"reasoning": {"context": "current_turn", "mode": "standard"}}, None),
         ({"text": {"verbosity": "low"}}, None),
         ({"truncation": "auto", "service_tier": "flex", "prompt_cache_retention": "24h"}, None),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, None),
@@ -277,6 +294,9 @@ def test_what_gpt_oss_cannot_be_given_is_left_out_and_named(
     ("fields", "param"),
     [
         ({"input": [{"type": "thought", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": ["message"], "role": "user", "content": "x"}]}, "input[0].type"),
+        ({"tools": [CUSTOM | {"format": GRAMMAR | {"definition": "a"}}]}, "tools[0].format.syntax"),
+        ({"tools": [CUSTOM | {"format": GRAMMAR | {"syntax": "lark"}}]}, "tools[0].format.definition"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
@@ -302,6 +322,13 @@ def test_what_gpt_oss_cannot_be_given_is_left_out_and_named(
         ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"include": ["reasoning.secrets"]}, "include[0]"),
+        ({"reasoning": {"context": "all_turns"}}, "reasoning.context"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.tools"),
+        ({"background_options": {"completion_window": "24h"}}, "background_options"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management"),
+        ({"moderation": {}}, "moderation"),
+        ({"logprobs": True}, "logprobs"),
+        ({"max_tool_calls": 0}, "max_tool_calls"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"stop": ["x"]}, "stop"),
         ({"n": 2}, "n"),
@@ -321,6 +348,11 @@ def test_what_is_not_served_is_a_400_that_names_the_field(fields: dict[str, Any]
     reply, _ = ask(given, **fields)
     assert (reply.status, reply.error["param"], reply.error["type"]) == (400, param, "invalid_request_error")
     assert reply.error["message"].endswith(".")
+
+
+def test_a_type_that_nobody_knows_is_quoted_in_part() -> None:
+    reply, _ = ask([{"type": "x" * 10_000}])
+    assert len(reply.body) < 1000
 
 
 def test_a_missing_model_and_an_unknown_one_are_told_apart() -> None:

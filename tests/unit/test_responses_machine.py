@@ -19,14 +19,14 @@ LINES = {"commands": ["ls", "pwd"], "timeout_ms": 5000}
 PATCH = {"type": "update_file", "path": "a.py", "diff": "-a\n+b\n"}
 CALLS: dict[str, tuple[Json, Json, Json]] = {
     "local_shell": (
-        {"command": ["ls", "-l"], "working_directory": "/tmp"},
+        {"command": ["ls", "-l"], "working_directory": "/tmp", "timeout_ms": 5000},
         {
             "type": "local_shell_call",
             "action": {
                 "type": "exec",
                 "command": ["ls", "-l"],
                 "env": {},
-                "timeout_ms": None,
+                "timeout_ms": 5000,
                 "user": None,
                 "working_directory": "/tmp",
             },
@@ -132,3 +132,21 @@ def test_a_shell_in_openais_containers_is_left_out() -> None:
     assert "tools[].shell.environment" in reply.headers["x-baton-ignored"]
     local = {"type": "shell", "environment": {"type": "local"}}
     respond(client, tools=[local])
+
+
+@pytest.mark.parametrize(
+    ("kind", "required"),
+    [("local_shell", ["command"]), ("shell", ["commands"]), ("apply_patch", ["type", "path"])],
+)
+def test_the_model_has_to_give_what_a_call_needs(kind: str, required: list[str]) -> None:
+    client = Client(ScriptedTokens(answer(kind, json.dumps(CALLS[kind][0]))))
+    respond(client, tools=[{"type": kind}])
+    form = client.tokens.requests[0].sampling.guided
+    assert form is not None
+    schema = json.loads(form.last[0].grammar or "")
+    assert schema["required"] == required
+    assert not schema["additionalProperties"]
+    numbers = [
+        schema["properties"][name] for name in schema["properties"] if name.startswith(("timeout", "max"))
+    ]
+    assert all(number == {"type": "integer"} for number in numbers)

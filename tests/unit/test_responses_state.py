@@ -13,6 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.errors import WorkerLost
+from frontend.app import envelope_of
+from frontend.http.authentication import Authentication
+from frontend.http.keys import line_of, parse_keys
+from frontend.http.limits import Quotas
 from frontend.responses.runs import NoOtherRuns, ResponseState
 from frontend.responses.store import ResponseStore
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens, ended, frontend
@@ -117,6 +121,9 @@ def test_the_input_items_are_all_that_the_response_was_made_from_page_by_page() 
             assert latest["has_more"]
             rest = (await client.get(f"{url}?limit=3&after={latest['last_id']}")).json
             assert (rest["data"], rest["has_more"]) == (page["data"][:1], False)
+            assert (await client.get(f"{url}?" + "&".join(["x=1"] * 100))).status == 200
+            crowded = await client.get(f"{url}?" + "&".join(["x=1"] * 101))
+            assert (crowded.status, crowded.error["code"]) == (400, "invalid_request")
             for limit in (4, 100):
                 assert not (await client.get(f"{url}?limit={limit}")).json["has_more"]
 
@@ -185,13 +192,16 @@ def test_any_id_and_query_is_served_or_refused(name: str, fields: list[tuple[str
 def test_an_item_of_a_stored_response_can_be_meant_by_its_id() -> None:
     async def scenario() -> None:
         async with frontend(ANSWER) as client:
-            made = (await client.respond("One")).json
+            made = (await client.respond([{"role": "user", "content": "One", "id": "msg_one"}])).json
             reference = {"type": "item_reference", "id": made["output"][1]["id"]}
+            thought = {"id": made["output"][0]["id"]}
             reply = await client.respond(
-                [reference, {"id": made["output"][0]["id"]}, {"role": "user", "content": "x"}]
+                [reference, thought, {"id": "msg_one"}, {"role": "user", "content": "x"}]
             )
             assert reply.status == 200, reply.json
-            assert prompt_of(client).endswith("assistantfinalHelloassistantanalysisThink.userxassistant")
+            assert prompt_of(client).endswith(
+                "assistantfinalHelloassistantanalysisThink.userOneuserxassistant"
+            )
 
     asyncio.run(scenario())
 
@@ -208,6 +218,7 @@ def test_a_background_response_is_answered_at_once_and_made_without_its_client()
             assert halfway["output"][0]["status"] == "in_progress"
             early = await client.respond(previous_response_id=made["id"])
             assert (early.status, early.error["param"]) == (400, "previous_response_id")
+            assert early.error["code"] == "invalid_request"  # so there is one
             client.tokens.go_on.set()
             done = await ended(client, made["id"])
             assert (done["status"], done["metadata"]) == ("completed", {"a": "b"})
@@ -299,7 +310,7 @@ def test_the_stream_of_a_response_whose_frontend_died_ends_with_its_failure(tmp_
 
 
 class Sibling(NoOtherRuns):
-    """Another process of the frontend, which makes `theirs` until it is asked about it."""
+    """Another process of the frontend, which makes `theirs` for alice until it is asked about it."""
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
@@ -308,7 +319,8 @@ class Sibling(NoOtherRuns):
         events = b'event: response.created\ndata: {"sequence_number":0}\n\n'
         body = b'{"status":"%b"}' % status.encode()
         await self._store.save(
-            response("theirs", status=status, body=body, events=events, is_background=True), []
+            response("theirs", status=status, body=body, events=events, is_background=True, key_name="alice"),
+            [],
         )
 
     async def stop(self, response_id: str) -> bool:
@@ -330,11 +342,21 @@ def test_a_response_that_another_process_ends_when_asked_is_told_as_it_ended(
         sibling = Sibling(theirs)
         await sibling.save("in_progress")
         client = Client(ScriptedTokens(ANSWER), responses=ResponseState(ours, elsewhere=sibling))
+        keys = parse_keys(line_of("alice", "a") + "\n" + line_of("bob", "b"))
+        client.app = Authentication(client.app, lambda: keys, envelope_of, Quotas(), client.services.metrics)
+        alice = {"x-api-key": "a"}
+        body = {"model": MODEL, "input": "Hi", "previous_response_id": "theirs"}
+        other = await client.post("/v1/responses", body, {"x-api-key": "b"})
+        assert other.error["code"] == "previous_response_not_found"
+        url = "/v1/responses/theirs"
         if asked == "cancel":
-            reply = await client.post("/v1/responses/theirs/cancel", {})
+            reply = await client.post(f"{url}/cancel", {}, alice)
             assert (reply.status, reply.json) == (200, {"status": "cancelled"})
+            await sibling.save("completed")
+            reply = await client.post(f"{url}/cancel", {}, alice)  # it is not asked again
+            assert (reply.status, reply.json) == (200, {"status": "completed"})
         else:
-            reply = await client.get("/v1/responses/theirs?stream=true")
+            reply = await client.request("GET", f"{url}?stream=true", b"", alice)
             assert (reply.status, reply.events) == (200, [{"sequence_number": 0}])
         await client.responses.close()
         await theirs.close()
@@ -431,11 +453,15 @@ def test_a_stream_is_resumed_after_any_of_its_events(background: bool) -> None:
         async with frontend(ANSWER) as client:
             streamed = await client.respond(stream=True, background=background)
             url = f"/v1/responses/{streamed.events[0]['response']['id']}?stream=true"
-            assert (await client.get(url)).body == streamed.body
+            for true in ("true", "True", "1"):
+                assert (await client.get(url.replace("true", true))).body == streamed.body
+            for false in ("false", "False", "0"):
+                assert (await client.get(url.replace("true", false))).json["object"] == "response"
             for event in streamed.events:
                 number = event["sequence_number"]
                 resumed = await client.get(f"{url}&starting_after={number}")
                 assert resumed.headers["content-type"].startswith("text/event-stream")
+                assert resumed.headers["cache-control"] == "no-cache"
                 assert resumed.events == streamed.events[number + 1 :]
 
     asyncio.run(scenario())

@@ -195,6 +195,8 @@ def test_input_tokens_are_counted_as_they_would_be_asked() -> None:
     body = {"model": MODEL, "input": [HI], **fields}
     reply = asyncio.run(client.post("/v1/responses/input_tokens", body))
     assert (reply.status, reply.json) == (200, {"object": "response.input_tokens", "input_tokens": used})
+    small = Client(ScriptedTokens(""), max_body_bytes=100)
+    assert asyncio.run(small.post("/v1/responses/input_tokens", body)).status == 413
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "HEAD"])

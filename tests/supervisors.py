@@ -1,0 +1,70 @@
+"""Starts `tests.supervised`, asks its processes, and looks at the supervisor from outside."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import free_port
+from tests.stack import Process
+from tests.waiting import PATIENCE_S, thread_states, wait_for
+
+
+class Supervised(Process):
+    """A supervisor, and its processes; see `tests.supervised`."""
+
+    def __init__(self, folder: Path, num_processes: int, failure: str) -> None:
+        self.port = free_port()
+        command = [sys.executable, "-m", "tests.supervised", str(num_processes), str(self.port)]
+        super().__init__("supervised", [*command, *filter(None, [failure])], folder / "log", os.environ)
+
+    def wait_logged(self, words: str, num_times: int = 1) -> None:
+        wait_for(lambda: self.text().count(words) >= num_times)
+
+    def say(self, words: str) -> socket.socket:
+        """A connection with these words; its answer is still to come."""
+        client = socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
+        client.sendall(words.encode())
+        return client
+
+    def ask(self, words: str = "who") -> tuple[int, int]:
+        """Which process answers: its index, and its process id."""
+        with self.say(words) as client:
+            return answer(client)
+
+    @property
+    def num_open(self) -> int:
+        """The supervisor's descriptors."""
+        return len(os.listdir(f"/proc/{self.popen.pid}/fd"))
+
+    def is_idle(self) -> bool:
+        """Whether it waits for events, instead of asking for them all the time."""
+        before = self._used_ns
+        with pytest.raises(subprocess.TimeoutExpired):
+            self.popen.wait(0.3)
+        return self._used_ns - before < 10_000_000
+
+    @property
+    def _used_ns(self) -> int:
+        """The processor time that the supervisor used."""
+        return int(Path(f"/proc/{self.popen.pid}/schedstat").read_text().split()[0])
+
+    def is_listening(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+
+def answer(client: socket.socket) -> tuple[int, int]:
+    index, pid = client.recv(64).split()
+    return int(index), int(pid)
+
+
+def is_running(pid: int) -> bool:
+    return not thread_states(pid) <= set("ZX")
+
+
+Start = Callable[..., Supervised]
