@@ -1,0 +1,124 @@
+"""What a request holds at workers while it runs: calls, places, and what others learn of its failure."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+import pytest
+
+from baton.errors import HandoffFailed, WorkerLost
+from baton.messages import GenerateRequest, KvHandoff, PrefillFirst, Reply, TokenChunk
+from tests.clock import run_jumping
+from tests.scripted_workers import Script, ScriptedWorkers, answer, failing, generator_over, hand_off, request
+from tests.waiting import until
+
+WHOLE = [10, 11, 12, 13]
+
+
+async def hang(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    await asyncio.Event().wait()
+    yield TokenChunk(())
+
+
+async def token_then_hang(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    yield TokenChunk((10,))
+    await asyncio.Event().wait()
+
+
+async def hand_off_with_first(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    async for reply in hand_off(asked):
+        assert isinstance(reply, KvHandoff)
+        yield msgspec.structs.replace(reply, first_chunk=TokenChunk((10,)))
+
+
+def test_the_question_to_decode_is_closed_before_prefill_is_asked() -> None:
+    open_calls: list[list[str]] = []
+
+    async def noting(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        open_calls.append(fleet.open.copy())
+        async for reply in hand_off(asked):
+            yield reply
+
+    async def lacking(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        if asked.handoff is None:
+            yield PrefillFirst(51, False)
+            await asyncio.Event().wait()
+        async for reply in answer(asked):
+            yield reply
+
+    fleet = ScriptedWorkers(p1=noting, d1=lacking)
+
+    async def main() -> None:
+        async with generator_over(fleet, local_prefill_tokens=50) as generator:
+            assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
+
+    asyncio.run(main())
+    assert open_calls == [["p1"]]
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "is_let_in"),
+    [(hand_off, hang, False), (hand_off, token_then_hang, True), (hand_off_with_first, hang, True)],
+)
+def test_the_next_request_goes_to_prefill_when_this_one_has_a_token(
+    prefill: Script, decode: Script, is_let_in: bool
+) -> None:
+    fleet = ScriptedWorkers(p1=prefill, d1=decode, d2=decode)
+    fleet.max_batch_size = 1
+
+    async def main() -> None:
+        async with generator_over(fleet) as generator:
+
+            async def one() -> None:
+                async for _ in generator.generate(request(deadline_s=600)):
+                    pass
+
+            tasks = [asyncio.create_task(one()) for _ in range(2)]
+            await asyncio.sleep(5)
+            assert fleet.asked.count("p1") == 1 + is_let_in
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    run_jumping(main())
+
+
+def test_a_prefill_worker_that_answers_others_is_not_stuck() -> None:
+    is_first = iter([True])
+
+    async def prefill(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        if asked.request_id.startswith("trial"):
+            raise WorkerLost("its queue is full")
+        async for reply in hang(asked) if next(is_first, False) else hand_off(asked):
+            yield reply
+
+    fleet = ScriptedWorkers(p1=prefill, d1=answer)
+    fleet.answering = {"p1"}
+
+    async def main() -> None:
+        async with generator_over(fleet) as generator:
+            async with aclosing(generator.generate(request(deadline_s=600))) as chunks:
+                held = asyncio.ensure_future(anext(chunks))
+                await until(lambda: fleet.open == ["p1"])
+                for _ in range(20):
+                    await asyncio.sleep(3)
+                    assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
+                held.cancel()
+                await asyncio.wait([held])
+        assert fleet.lost == []
+
+    run_jumping(main())
+
+
+def test_a_handoff_that_fails_does_not_part_the_pair() -> None:
+    tries = iter([failing(HandoffFailed("expired")), answer, answer])
+    fleet = ScriptedWorkers(p1=hand_off, d1=lambda asked: next(tries)(asked))  # noqa: PLW0108  each call takes the next
+
+    async def main() -> None:
+        async with generator_over(fleet) as generator:
+            for _ in range(2):
+                assert [chunk async for chunk in generator.generate(request())]
+
+    asyncio.run(main())
+    assert fleet.asked == ["p1", "d1", "d1", "p1", "d1"]
