@@ -167,3 +167,23 @@ def test_the_input_of_a_custom_tool_is_unwrapped_and_that_of_others_is_not_held_
     assert list(calls.pass_on(held)) == [held[0]]
     assert list(calls.pass_on([MessageEnd()])) == [ToolCallArguments(0, "x"), MessageEnd()]
     assert list(calls.pass_on([*passed, MessageEnd()])) == [*passed, MessageEnd()]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"input": "x", "more": 1}', "plain text", '{"input": 1}', '{"a":' * 2000 + "1" + "}" * 2000],
+)
+def test_what_is_not_a_wrapped_input_is_the_input_itself(arguments: str) -> None:
+    calls = TextCalls(frozenset({"patch"}))
+    given = [ToolCallStart(0, "patch"), ToolCallArguments(0, arguments), MessageEnd()]
+    assert list(calls.pass_on(given)) == given
+
+
+def test_the_next_call_is_held_back_only_if_it_is_of_a_custom_tool() -> None:
+    calls = TextCalls(frozenset({"patch"}))
+    assert list(calls.pass_on([ToolCallStart(0, "patch"), MessageEnd()])) == [
+        ToolCallStart(0, "patch"),
+        MessageEnd(),
+    ]
+    text = ToolCallArguments(1, "{")
+    assert list(calls.pass_on([ToolCallStart(1, "f"), text])) == [ToolCallStart(1, "f"), text]

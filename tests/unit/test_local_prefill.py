@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from frontend.routing.local_prefill import LocalPrefill
 from tests.scripted_workers import worker
 from tests.waiting import until
@@ -37,6 +39,22 @@ def test_the_wait_of_one_goes_on_when_anothers_ends() -> None:
 
     asyncio.run(scenario())
     assert not local._waits  # noqa: SLF001  it is only memory
+
+
+def test_a_request_that_fails_keeps_no_other_from_prefill() -> None:
+    local = LocalPrefill(max_tokens=1, after_s=0.05)
+
+    async def scenario() -> None:
+        with pytest.raises(ConnectionError), local.waiting(P1):
+            await until(lambda: local.is_due(P1))
+            raise ConnectionError
+        assert not local.is_due(P1)
+
+    asyncio.run(scenario())
+
+
+def test_unless_it_is_asked_for_decode_prefills_nothing() -> None:
+    assert LocalPrefill().max_tokens == 0
 
 
 def test_without_a_limit_it_is_always_due() -> None:

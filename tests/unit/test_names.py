@@ -5,7 +5,9 @@ import pytest
 from frontend.routing.names import model_of, other_names, parse_aliases
 
 BIG, SMALL = "openai/gpt-oss-120b", "openai/gpt-oss-20b"
-ALIASES = parse_aliases(f"claude-haiku*={SMALL}, claude-*={BIG},fast={SMALL},gone=no/model")
+ALIASES = parse_aliases(
+    f"claude-haiku*={SMALL}, claude-*={BIG},fast={SMALL},gone=no/model,gon*={BIG},openai/*={SMALL}"
+)
 
 
 @pytest.mark.parametrize(
@@ -18,6 +20,10 @@ ALIASES = parse_aliases(f"claude-haiku*={SMALL}, claude-*={BIG},fast={SMALL},gon
         ("fast", SMALL),
         ("gone", None),
         ("openai", None),
+        ("Claude-opus-4-6", None),
+        ("FAST", None),
+        ("120b", None),
+        ("openai/gpt-oss", SMALL),
         ("gpt-5", None),
         ("", None),
     ],
