@@ -97,15 +97,17 @@ def test_a_prefill_worker_that_answers_others_is_not_stuck() -> None:
     fleet.answering = {"p1"}
 
     async def main() -> None:
-        async with generator_over(fleet) as generator:
-            async with aclosing(generator.generate(request(deadline_s=600))) as chunks:
-                held = asyncio.ensure_future(anext(chunks))
-                await until(lambda: fleet.open == ["p1"])
-                for _ in range(20):
-                    await asyncio.sleep(3)
-                    assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
-                held.cancel()
-                await asyncio.wait([held])
+        async with (
+            generator_over(fleet) as generator,
+            aclosing(generator.generate(request(deadline_s=600))) as chunks,
+        ):
+            held = asyncio.ensure_future(anext(chunks))
+            await until(lambda: fleet.open == ["p1"])
+            for _ in range(20):
+                await asyncio.sleep(3)
+                assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
+            held.cancel()
+            await asyncio.wait([held])
         assert fleet.lost == []
 
     run_jumping(main())
