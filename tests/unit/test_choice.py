@@ -70,7 +70,10 @@ def test_an_answer_is_told_and_written_down_whole(
     text: str, expected: tuple[str, str, str], tokens_per_chunk: int
 ) -> None:
     choice = choice_of()
-    assert shown(fed(choice, text, tokens_per_chunk)) == expected
+    deltas = fed(choice, text, tokens_per_chunk)
+    assert shown(deltas) == expected
+    assert [d.call_id for d in deltas if isinstance(d, ToolCallStart)] == choice.call_ids
+    assert len(set(choice.call_ids)) == len(choice.call_ids) == expected[2].count("f:")
     assert choice.thought == "Let me think."
     written = choice.writing.turn(TOKENIZER)
     assert written is not None
