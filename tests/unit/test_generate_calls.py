@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from baton.errors import HandoffFailed, WorkerLost
-from baton.messages import GenerateRequest, KvHandoff, PrefillFirst, Reply, TokenChunk
+from baton.errors import HandoffFailed, Overloaded, WorkerLost
+from baton.messages import GenerateRequest, KvHandoff, PrefillFirst, Reply, TokenChunk, WorkerInfo
+from frontend.routing.fleet import Fleet
+from frontend.routing.generate import Generator
 from tests.clock import run_jumping
 from tests.scripted_workers import Script, ScriptedWorkers, answer, failing, generator_over, hand_off, request
 from tests.waiting import until
@@ -124,3 +127,71 @@ def test_a_handoff_that_fails_does_not_part_the_pair() -> None:
 
     asyncio.run(main())
     assert fleet.asked == ["p1", "d1", "d1", "p1", "d1"]
+
+
+@asynccontextmanager
+async def crowd(fleet: ScriptedWorkers, *models: str, num_processes: int = 1) -> AsyncGenerator[None, None]:
+    """One request for each of these models, all at once and without an end."""
+    live = Fleet(fleet, fleet, model_path=Path("/none"))
+    async with live.keep_current():
+        await until(lambda: live.health().instances)
+        made = Generator(fleet, live, "round-robin", fleet.metrics.routing, num_processes=num_processes)
+
+        async def one(model: str) -> None:
+            async for _ in made.generate(msgspec.structs.replace(request(600), model=model)):
+                pass
+
+        tasks = [asyncio.create_task(one(model)) for model in models]
+        await asyncio.sleep(5)
+        yield
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_each_model_has_a_queue_of_its_own() -> None:
+    class TwoModels(ScriptedWorkers):
+        async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
+            async for live in super().watch():
+                yield tuple(
+                    msgspec.structs.replace(w, model="n" if w.worker_id == "d2" else "m") for w in live
+                )
+
+    async def main() -> None:
+        fleet = TwoModels(d1=hang, d2=hang)
+        fleet.max_batch_size = 1
+        async with crowd(fleet, "m", "m", "n", "n"):
+            assert fleet.asked == ["d1", "d2"]
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize(("num_processes", "num_running"), [(1, 4), (2, 2), (9, 1)])
+def test_each_process_uses_its_part_of_the_places(num_processes: int, num_running: int) -> None:
+    async def main() -> None:
+        fleet = ScriptedWorkers(d1=hang)
+        fleet.max_batch_size = 4
+        async with crowd(fleet, *["m"] * 6, num_processes=num_processes):
+            assert len(fleet.asked) == num_running
+        assert fleet.open == []
+
+    run_jumping(main())
+
+
+def test_the_early_check_is_that_of_the_models_queue() -> None:
+    async def main() -> None:
+        fleet = ScriptedWorkers(d1=hang)
+        fleet.max_batch_size = 1
+        async with generator_over(fleet) as generator:
+            generator.check("m", "a", 600)
+            chunks = [generator.generate(request(600), "a") for _ in range(3)]
+            waiting = [asyncio.ensure_future(anext(each)) for each in chunks]
+            await asyncio.sleep(1)
+            with pytest.raises(Overloaded):
+                generator.check("m", "a", 600)
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            generator.check("m", "a", 600)
+
+    run_jumping(main())
