@@ -205,6 +205,20 @@ def test_closing_leaves_no_task_and_no_call_behind() -> None:
     run_jumping(main())
 
 
+def test_closing_while_the_first_workers_are_waited_for_ends_the_watch() -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1"))
+        registry.hung.add("d1")
+        fleet = Fleet(registry, registry)
+        with none_abandoned():
+            async with fleet.keep_current():
+                await until(lambda: registry.num_probes)
+                assert registry.num_watching == 1
+            assert registry.num_watching == 0
+
+    asyncio.run(main())
+
+
 def test_workers_of_another_model_do_not_count() -> None:
     async def main() -> None:
         registry = Registry(worker("d1"), worker("d2", model="n"), worker("p1", model="n"), worker("p2"))
