@@ -34,6 +34,7 @@ def test_a_name_means_one_model_or_none(asked: str, meant: str | None) -> None:
 
 def test_the_part_before_the_slash_is_enough_where_one_model_has_it() -> None:
     assert model_of("openai", {BIG}, ()) == BIG
+    assert model_of("open", {BIG}, ()) is None
 
 
 def test_aliases_without_patterns_are_listed() -> None:
