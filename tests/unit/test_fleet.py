@@ -309,8 +309,8 @@ def test_figures_come_from_every_worker_that_answers() -> None:
 
 def test_a_worker_that_hangs_keeps_nobody_from_the_others_figures() -> None:
     async def main() -> None:
-        registry = Registry(worker("d1"), worker("p1"))
-        registry.hung.add("p1")
+        registry = Registry(worker("d1"), worker("p1"), worker("p2"))
+        registry.hung.update(("p1", "p2"))
         fleet = Fleet(registry, registry)
         async with fleet.keep_current():
             await until(lambda: fleet.models() == ["m"])

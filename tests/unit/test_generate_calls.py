@@ -129,6 +129,23 @@ def test_a_handoff_that_fails_does_not_part_the_pair() -> None:
     assert fleet.asked == ["p1", "d1", "d1", "p1", "d1"]
 
 
+def test_the_last_worker_that_a_request_loses_gets_no_other_request() -> None:
+    lost = failing(WorkerLost("gone"))
+    fleet = ScriptedWorkers(d1=lost, d2=lost, d3=lost, d4=lost)
+
+    async def main() -> None:
+        async with generator_over(fleet, wait_for_worker_s=60) as generator:
+            with pytest.raises(WorkerLost):
+                assert [chunk async for chunk in generator.generate(request())]
+            fleet.join("d5", answer)
+            for _ in range(2):
+                assert [chunk async for chunk in generator.generate(request(60))]
+
+    asyncio.run(main())
+    assert sorted(fleet.asked[:4]) == ["d1", "d2", "d3", "d4"]
+    assert fleet.asked[4:] == ["d5", "d5"]
+
+
 @asynccontextmanager
 async def crowd(fleet: ScriptedWorkers, *models: str, num_processes: int = 1) -> AsyncGenerator[None, None]:
     """One request for each of these models, all at once and without an end."""
