@@ -105,6 +105,7 @@ def test_reasoning_effort_is_heard_wherever_it_is_said(fields: dict[str, Any], e
 def test_the_first_identity_given_replaces_the_default(fields: dict[str, Any]) -> None:
     assert talk_of(**fields).model_identity == "Ada"
     assert talk_of(chat_template_args={}).model_identity == MODEL_IDENTITY
+    assert not talk_of(chat_template_args={"model_identity": ""}).model_identity
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_the_input_of_a_custom_tool_is_unwrapped_and_that_of_others_is_not_held_
 )
 def test_what_is_not_a_wrapped_input_is_the_input_itself(arguments: str) -> None:
     calls = TextCalls(frozenset({"patch"}))
-    given = [ToolCallStart(0, "patch"), ToolCallArguments(0, arguments), MessageEnd()]
+    given: list[Delta] = [ToolCallStart(0, "patch"), ToolCallArguments(0, arguments), MessageEnd()]
     assert list(calls.pass_on(given)) == given
 
 

@@ -9,11 +9,20 @@ import msgspec
 import pytest
 
 from baton.errors import HandoffFailed, Overloaded, WorkerLost
-from baton.messages import GenerateRequest, KvHandoff, PrefillFirst, Reply, TokenChunk, WorkerInfo
+from baton.messages import GenerateRequest, KvHandoff, PrefillFirst, Reply, TokenChunk, Usage, WorkerInfo
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
 from tests.clock import run_jumping
-from tests.scripted_workers import Script, ScriptedWorkers, answer, failing, generator_over, hand_off, request
+from tests.scripted_workers import (
+    Script,
+    ScriptedWorkers,
+    answer,
+    failing,
+    generate,
+    generator_over,
+    hand_off,
+    request,
+)
 from tests.waiting import until
 
 WHOLE = [10, 11, 12, 13]
@@ -127,6 +136,21 @@ def test_a_handoff_that_fails_does_not_part_the_pair() -> None:
 
     asyncio.run(main())
     assert fleet.asked == ["p1", "d1", "d1", "p1", "d1"]
+
+
+@pytest.mark.parametrize(("num_moved_bytes", "num_observed"), [(4096, 1), (0, 1), (None, 0)])
+def test_the_kv_that_moved_for_an_answer_is_counted_once(
+    num_moved_bytes: int | None, num_observed: int
+) -> None:
+    async def telling(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        yield TokenChunk((10,))
+        yield TokenChunk((11,), "stop", Usage(2, 0, 2, num_moved_bytes))
+
+    fleet = ScriptedWorkers(p1=hand_off, d1=telling)
+    assert asyncio.run(generate(fleet)) == [10, 11]
+    sample = fleet.metrics.registry.get_sample_value
+    assert sample("baton_request_moved_kv_bytes_count") == num_observed
+    assert sample("baton_request_moved_kv_bytes_sum") == (num_moved_bytes or 0)
 
 
 def test_the_last_worker_that_a_request_loses_gets_no_other_request() -> None:
