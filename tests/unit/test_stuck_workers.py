@@ -30,12 +30,13 @@ class Engines:
         self.lost: list[tuple[str, str]] = []
 
     async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
+        if not isinstance(request, StatsRequest):
+            self.asked.append(address)
         if address in self.silent:
             raise WorkerLost("silent")
         if isinstance(request, StatsRequest):
             yield WorkerStats(**{self.figure_name: self.figure()})
             return
-        self.asked.append(address)
         if address in self.hung:
             await asyncio.sleep(request.deadline_s)
             raise WorkerLost("over")
@@ -133,7 +134,7 @@ def test_a_worker_that_does_not_answer_at_all_is_left_to_the_liveness_limit() ->
         engines.silent.add("d1")
         with fleet.waiting(worker("d1"), []):
             await asyncio.sleep(60)
-        assert (engines.lost, fleet.health().stuck) == ([], [])
+        assert (engines.lost, fleet.health().stuck, engines.asked) == ([], [], [])
 
     run(scenario)
 
