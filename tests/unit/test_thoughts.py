@@ -94,6 +94,8 @@ def test_thoughts_are_bounded_in_bytes_and_those_not_used_for_longest_go() -> No
         assert thoughts.recall("", "0") is not None, "it is used again and again"
     assert thoughts.recall("", "1") is None
     assert thoughts.recall("", "99") is not None
+    thoughts.keep("", ["large"], "x" * 1_100)  # as large as two others
+    assert thoughts.num_bytes <= 40_000
 
 
 def test_one_thought_cannot_drive_out_all_others() -> None:
@@ -128,6 +130,19 @@ def test_of_a_final_answer_no_thought_is_kept() -> None:
     (turn,) = thoughts.completed("", [AssistantTurn(text="Said.")])
     assert isinstance(turn, AssistantTurn)
     assert [message.text for message in turn.written] == ["Said."]
+
+
+def test_a_call_that_came_back_changed_is_not_as_it_was_written() -> None:
+    thoughts = Thoughts()
+    turn = WrittenTurn(messages=(written("thought", "Think."), written("call", "{}")), call_names=("f",))
+    thoughts.keep_turn("", ["a"], turn)
+    (same,) = thoughts.completed("", [called("a")])
+    assert isinstance(same, AssistantTurn)
+    assert [message.text for message in same.written] == ["Think.", "{}"]
+    changed = AssistantTurn(tool_calls=(ToolCall(call_id="a", name="f", arguments='{"b": 1}'),))
+    (other,) = thoughts.completed("", [changed])
+    assert isinstance(other, AssistantTurn)
+    assert (other.written, other.reasoning) == ((), "Think.")
 
 
 def test_any_text_can_be_an_answer() -> None:
