@@ -28,7 +28,7 @@ LAYOUT = KvLayout(dtype="bfloat16", tokens_per_block=32, num_layers=2, num_kv_he
 def worker(name: str, **changes: object) -> WorkerInfo:
     info = WorkerInfo(
         worker_id=name,
-        incarnation=name,
+        incarnation=f"{name}.1",
         role=Role.PREFILL if name.startswith("p") else Role.DECODE,
         endpoint="dyn://dynamo.prefill.generate" if name.startswith("p") else "dyn://dynamo.backend.generate",
         model="m",

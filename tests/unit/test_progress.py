@@ -106,10 +106,10 @@ def test_a_handoff_that_fails_is_blamed_on_its_own_prefill_worker_or_else_on_dec
     def check(progress: Progress) -> None:
         progress.prefill = worker("p1")
         fail(progress, HandoffFailed("expired"))
-        assert progress.avoided == {"p1"}
+        assert progress.avoided == {"p1.1"}
         assert progress.lost_with(WorkerLost("gone")) is None, "no one is asked yet"
         fail(progress, HandoffFailed("of no one"))
-        assert progress.avoided == {"p1", "d0"}
+        assert progress.avoided == {"p1.1", "d0.1"}
 
     with_progress(check)
 
@@ -118,7 +118,7 @@ def test_a_handoff_that_no_decode_worker_takes_is_blamed_on_prefill() -> None:
     def check(progress: Progress) -> None:
         progress.prefill = worker("p1")
         progress.note_failure(NoWorkers("none can take it"))
-        assert progress.avoided == {"p1"}
+        assert progress.avoided == {"p1.1"}
 
     with_progress(check)
 
