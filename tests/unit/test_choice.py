@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from itertools import islice
 
 import pytest
+from msgspec.structs import replace
 
-from baton.messages import TokenChunk
+from baton.messages import Sampling, TokenChunk, TokenLogprob
 from frontend.harmony.conversation import AssistantTurn, ToolCall
 from frontend.harmony.deltas import (
     Delta,
@@ -136,6 +137,22 @@ def test_each_token_of_the_text_is_in_one_delta_even_if_held_back(stop: str, tok
     said = [delta for delta in fed(choice_of(stop), ANSWER, tokens_per_chunk) if isinstance(delta, TextDelta)]
     assert (said[0].start, said[-1].stop) == (whole[0].start, whole[-1].stop)
     assert [delta.stop for delta in said[:-1]] == [delta.start for delta in said[1:]]
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 2, 1000])
+@pytest.mark.parametrize("stops", [(), ("more.X",)])
+def test_each_token_of_the_text_has_its_log_probability_once(
+    stops: tuple[str, ...], tokens_per_chunk: int
+) -> None:
+    asked = replace(request(), sampling=Sampling(max_tokens=99, seed=0, logprobs=0))
+    choice = Choice(asked, RawText(TOKENIZER), stop_strings=stops)
+    ids = iter(TOKENIZER.encode_text("Hello and möre."))
+    deltas: list[Delta] = []
+    while part := tuple(islice(ids, tokens_per_chunk)):
+        deltas += choice.feed(TokenChunk(part, logprobs=tuple(TokenLogprob(i, -0.5, ()) for i in part)))
+    deltas += choice.finish()
+    told = [choice.logprobs_of(delta) for delta in deltas if isinstance(delta, TextDelta)]
+    assert [one for part in told for one in part or ()] == choice.received.logprobs
 
 
 def test_an_answer_that_is_cut_after_a_call_was_cut() -> None:
