@@ -426,6 +426,8 @@ def test_a_refused_worker_gets_no_request_and_is_named_while_it_is_registered() 
             fleet.suspect(strange)
             await asyncio.sleep(10)  # time in which it answers probes
             assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
+            registry.show(worker("d0"), strange, worker("d2"))
+            await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
             assert fleet.health().refused == ["d1: it is odd"]
             registry.show(worker("d2"))
             await until(lambda: not fleet.health().refused)

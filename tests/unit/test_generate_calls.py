@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baton.errors import HandoffFailed, Overloaded, WorkerLost
+from baton.errors import HandoffFailed, HandoffStalled, Overloaded, WorkerLost
 from baton.messages import GenerateRequest, KvHandoff, PrefillFirst, Reply, TokenChunk, Usage, WorkerInfo
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
@@ -125,8 +125,14 @@ def test_a_prefill_worker_that_answers_others_is_not_stuck() -> None:
     run_jumping(main())
 
 
-def test_a_handoff_that_fails_does_not_part_the_pair() -> None:
-    tries = iter([failing(HandoffFailed("expired")), answer, answer])
+@pytest.mark.parametrize(
+    ("error", "asked_later"),
+    [(HandoffFailed("expired"), ["p1", "d1"]), (HandoffStalled("nothing came"), ["d1"])],
+)
+def test_only_a_pair_between_which_nothing_moves_is_left_out(
+    error: HandoffFailed, asked_later: list[str]
+) -> None:
+    tries = iter([failing(error), answer, answer])
     fleet = ScriptedWorkers(p1=hand_off, d1=lambda asked: next(tries)(asked))  # noqa: PLW0108  each call takes the next
 
     async def main() -> None:
@@ -135,7 +141,7 @@ def test_a_handoff_that_fails_does_not_part_the_pair() -> None:
                 assert [chunk async for chunk in generator.generate(request())]
 
     asyncio.run(main())
-    assert fleet.asked == ["p1", "d1", "d1", "p1", "d1"]
+    assert fleet.asked == ["p1", "d1", "d1", *asked_later]
 
 
 @pytest.mark.parametrize(("num_moved_bytes", "num_observed"), [(4096, 1), (0, 1), (None, 0)])
