@@ -106,7 +106,7 @@ class ScriptedWorkers:
 def worker(name: str) -> WorkerInfo:
     return WorkerInfo(
         worker_id=name,
-        incarnation=name,
+        incarnation=f"{name}.1",
         role=Role.PREFILL if name.startswith("p") else Role.DECODE,
         endpoint="dyn://a.b.c",
         model="m",

@@ -66,7 +66,7 @@ class Admission:
         of it, or it would wait too long.
         """
         self._let_in()  # a worker may have joined
-        if not self._waiting and self._has_room():
+        if self._has_room():
             return
         num_mine = self._waiting.num_of(caller)
         num_callers = self._waiting.num_callers + (not num_mine)
@@ -79,7 +79,7 @@ class Admission:
 
     async def _enter(self, request: GenerateRequest, caller: str) -> None:
         self.check(caller, request.deadline_s)
-        if not self._waiting and self._has_room():
+        if self._has_room():
             self._booked_s = 0.0  # those who are to come back do not, or too late
             self._count()
             return
@@ -129,7 +129,7 @@ class Admission:
     def _rate(self) -> float:
         """Places that become free in a second (Little's law)."""
         mean_s = _UNMEASURED_S if self._mean_s is None else self._mean_s
-        return min(self._num_places, max(1, self._num_running)) / max(mean_s, 1e-3)
+        return min(self._num_places, self._num_running) / max(mean_s, 1e-3)
 
     @property
     def _num_places(self) -> float:

@@ -174,9 +174,8 @@ class Generator:
         """Send the remaining request to workers; returns the first chunk and the rest, or what prefill hands
         over. `calls` closes the calls.
         """
-        request, decode = progress.remaining(), None
-        if self._local_prefill.max_tokens and self._eligible(Role.PREFILL, progress):
-            decode = self._choose(Role.DECODE, progress)
+        request = progress.remaining()
+        decode = self._choose(Role.DECODE, progress) if self._local_prefill.max_tokens else None
         prefill = self._choose(Role.PREFILL, progress, paired_with=decode)
         if prefill is not None and decode is not None and self._local_prefill.is_due(prefill):
             if stream := await self._locally(request, decode, progress, calls):

@@ -93,11 +93,9 @@ class Watchdog:
 
     async def _judge(self, held: _Held) -> None:
         limit_s = held.num_quiet * self._every_s
-        try:
-            is_stuck = await self._is_stuck(held.worker, limit_s)
-            log.warning("quiet worker=%s for_s=%.3g stuck=%s", held.worker.worker_id, limit_s, is_stuck)
-            if is_stuck and held.num_quiet >= held.limit:
-                self._on_stuck(held.worker)
-            held.num_quiet = 0
-        finally:
-            del self._judging[held.worker.incarnation]
+        is_stuck = await self._is_stuck(held.worker, limit_s)
+        log.warning("quiet worker=%s for_s=%.3g stuck=%s", held.worker.worker_id, limit_s, is_stuck)
+        if is_stuck and held.num_quiet >= held.limit:
+            self._on_stuck(held.worker)
+        held.num_quiet = 0
+        del self._judging[held.worker.incarnation]

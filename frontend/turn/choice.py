@@ -124,8 +124,7 @@ class Choice:
 
     def finish(self) -> Sequence[Delta]:
         """The deltas left after the last chunk."""
-        deltas = self._upto_stop(self._reader.finish())
-        deltas = self._noted(deltas if self.stopped else [*deltas, *self._held()])
+        deltas = self._noted([*self._upto_stop(self._reader.finish()), *self._held()])
         self._on_finish(self)
         return deltas
 

@@ -1,7 +1,6 @@
 """Signs the reasoning that clients carry, so that only this service's unchanged reasoning is accepted."""
 
 import base64
-import binascii
 import hashlib
 import hmac
 import secrets
@@ -53,10 +52,9 @@ class Seal:
             raise Changed
         try:
             inflate = zlib.decompressobj()
-            text = inflate.decompress(base64.urlsafe_b64decode(data), _MAX_BYTES)
-        except (binascii.Error, zlib.error) as error:
+            return inflate.decompress(base64.urlsafe_b64decode(data), _MAX_BYTES).decode()
+        except (ValueError, zlib.error) as error:  # `sign` was given it as a text
             raise Changed from error
-        return text.decode()
 
     def _mac(self, data: bytes) -> str:
         return hmac.new(self._key, data, hashlib.sha256).hexdigest()[:32]

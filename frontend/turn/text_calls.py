@@ -38,6 +38,6 @@ class TextCalls:
         held, self._held = self._held, None
         if held:
             text = "".join(part.text for part in held)
-            with suppress(msgspec.DecodeError, RecursionError):  # not wrapped: the text itself is the input
+            with suppress(msgspec.DecodeError):  # not wrapped: the text itself is the input
                 text = msgspec.json.decode(text, type=_Wrapped).input
             yield replace(held[0], text=text)

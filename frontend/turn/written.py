@@ -119,7 +119,7 @@ def encoded(segments: Iterable[Segment], tokenizer: ModelTokenizer, limit: int) 
             author = segment
             if not num_opening and _is_assistant(author):
                 num_opening = start
-        token_ids += tokenizer.encode_segment(segment, limit - len(token_ids))
+        token_ids += tokenizer.encode_segment(segment, limit)
         if len(token_ids) > limit:
             raise TooManyTokens
         if isinstance(segment, array):

@@ -105,3 +105,62 @@ def test_a_caller_may_have_more_than_its_share_of_a_queue_that_is_not_full() -> 
                 admission.check("a", 600)
 
     run_jumping(main())
+
+
+def test_the_capacity_is_not_asked_for_more_than_ten_times_a_second() -> None:
+    told: list[int] = []
+
+    def capacity(num_with_token: int) -> Capacity:
+        told.append(num_with_token)
+        return Capacity(1, 1, 1, 1000)
+
+    async def main() -> None:
+        admission = Admission(capacity, Metrics().routing)
+        for _ in range(100):
+            admission.check("a", 600)
+        await asyncio.sleep(1)
+        admission.check("a", 600)
+
+    run_jumping(main())
+    assert len(told) == 2
+
+
+def test_a_first_token_that_is_told_twice_counts_once() -> None:
+    async def main() -> None:
+        admission = admission_of(num_running=9, num_starting=1)
+        async with admission.place(request(600), "a") as start:
+            start()
+            start()
+            starting = [asyncio.create_task(hold(admission, 5)) for _ in range(2)]
+            assert await asyncio.gather(*starting) == pytest.approx([0, 5])
+
+    run_jumping(main())
+
+
+def test_before_any_request_has_ended_a_second_is_assumed() -> None:
+    async def main() -> float:
+        admission = admission_of(num_running=1, num_starting=1, num_waiting=0)
+        async with admission.place(request(600), "a"):
+            waiting = [asyncio.create_task(hold(admission, 0)) for _ in range(2)]
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded) as refused:
+                await hold(admission, 0)
+        await asyncio.gather(*waiting)
+        return refused.value.retry_after_s or 0
+
+    assert run_jumping(main()) == pytest.approx(1 + 1 / 1.1)
+
+
+def test_one_long_request_changes_the_estimate_by_a_tenth() -> None:
+    async def main() -> float:
+        admission = admission_of(num_running=1, num_starting=1)
+        for lasts_s in (10, 110):
+            async with admission.place(request(600), "a") as start:
+                start()
+                await asyncio.sleep(lasts_s)
+        with pytest.raises(Overloaded) as refused:
+            async with admission.place(request(600), "a"):
+                raise Overloaded("full")
+        return refused.value.retry_after_s or 0
+
+    assert run_jumping(main()) == pytest.approx(20 / 1.1)

@@ -87,6 +87,10 @@ def test_tools_are_offered_unless_tool_choice_is_none() -> None:
         ({"chat_template_kwargs": {"reasoning_effort": "low"}}, "low"),
         ({"reasoning": {"effort": "high"}}, "high"),
         ({"reasoning_effort": "high", "chat_template_args": {"reasoning_effort": "low"}}, "high"),
+        ({"reasoning_effort": "none"}, "low"),
+        ({"reasoning_effort": "minimal"}, "low"),
+        ({"reasoning_effort": "xhigh"}, "high"),
+        ({"reasoning_effort": "max"}, "high"),
     ],
 )
 def test_reasoning_effort_is_heard_wherever_it_is_said(fields: dict[str, Any], effort: str) -> None:
@@ -103,6 +107,7 @@ def test_reasoning_effort_is_heard_wherever_it_is_said(fields: dict[str, Any], e
 def test_the_first_identity_given_replaces_the_default(fields: dict[str, Any]) -> None:
     assert talk_of(**fields).model_identity == "Ada"
     assert talk_of(chat_template_args={}).model_identity == MODEL_IDENTITY
+    assert not talk_of(chat_template_args={"model_identity": ""}).model_identity
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from itertools import islice
 
 import pytest
+from msgspec.structs import replace
 
-from baton.messages import TokenChunk
+from baton.messages import Sampling, TokenChunk, TokenLogprob
 from frontend.harmony.conversation import AssistantTurn, ToolCall
 from frontend.harmony.deltas import (
     Delta,
@@ -70,7 +71,10 @@ def test_an_answer_is_told_and_written_down_whole(
     text: str, expected: tuple[str, str, str], tokens_per_chunk: int
 ) -> None:
     choice = choice_of()
-    assert shown(fed(choice, text, tokens_per_chunk)) == expected
+    deltas = fed(choice, text, tokens_per_chunk)
+    assert shown(deltas) == expected
+    assert [d.call_id for d in deltas if isinstance(d, ToolCallStart)] == choice.call_ids
+    assert len(set(choice.call_ids)) == len(choice.call_ids) == expected[2].count("f:")
     assert choice.thought == "Let me think."
     written = choice.writing.turn(TOKENIZER)
     assert written is not None
@@ -135,6 +139,22 @@ def test_each_token_of_the_text_is_in_one_delta_even_if_held_back(stop: str, tok
     assert [delta.stop for delta in said[:-1]] == [delta.start for delta in said[1:]]
 
 
+@pytest.mark.parametrize("tokens_per_chunk", [1, 2, 1000])
+@pytest.mark.parametrize("stops", [(), ("more.X",)])
+def test_each_token_of_the_text_has_its_log_probability_once(
+    stops: tuple[str, ...], tokens_per_chunk: int
+) -> None:
+    asked = replace(request(), sampling=Sampling(max_tokens=99, seed=0, logprobs=0))
+    choice = Choice(asked, RawText(TOKENIZER), stop_strings=stops)
+    ids = iter(TOKENIZER.encode_text("Hello and möre."))
+    deltas: list[Delta] = []
+    while part := tuple(islice(ids, tokens_per_chunk)):
+        deltas += choice.feed(TokenChunk(part, logprobs=tuple(TokenLogprob(i, -0.5, ()) for i in part)))
+    deltas += choice.finish()
+    told = [choice.logprobs_of(delta) for delta in deltas if isinstance(delta, TextDelta)]
+    assert [one for part in told for one in part or ()] == choice.received.logprobs
+
+
 def test_an_answer_that_is_cut_after_a_call_was_cut() -> None:
     choice = choice_of()
     choice.feed(TokenChunk(tuple(TOKENIZER.encode_text(THINK + CALL, allow_special=True)), "length"))
@@ -167,3 +187,23 @@ def test_the_input_of_a_custom_tool_is_unwrapped_and_that_of_others_is_not_held_
     assert list(calls.pass_on(held)) == [held[0]]
     assert list(calls.pass_on([MessageEnd()])) == [ToolCallArguments(0, "x"), MessageEnd()]
     assert list(calls.pass_on([*passed, MessageEnd()])) == [*passed, MessageEnd()]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"input": "x", "more": 1}', "plain text", '{"input": 1}', '{"a":' * 2000 + "1" + "}" * 2000],
+)
+def test_what_is_not_a_wrapped_input_is_the_input_itself(arguments: str) -> None:
+    calls = TextCalls(frozenset({"patch"}))
+    given: list[Delta] = [ToolCallStart(0, "patch"), ToolCallArguments(0, arguments), MessageEnd()]
+    assert list(calls.pass_on(given)) == given
+
+
+def test_the_next_call_is_held_back_only_if_it_is_of_a_custom_tool() -> None:
+    calls = TextCalls(frozenset({"patch"}))
+    assert list(calls.pass_on([ToolCallStart(0, "patch"), MessageEnd()])) == [
+        ToolCallStart(0, "patch"),
+        MessageEnd(),
+    ]
+    text = ToolCallArguments(1, "{")
+    assert list(calls.pass_on([ToolCallStart(1, "f"), text])) == [ToolCallStart(1, "f"), text]

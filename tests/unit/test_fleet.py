@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from baton.messages import KvLayout, Reply, Request, Role, StatsRequest, WorkerI
 from baton.peer_tls import PeerDistrusted
 from frontend.routing.fleet import Fleet
 from frontend.routing.names import parse_aliases
+from frontend.text.tokenizer import ModelTokenizer
 from tests.clock import run_jumping
 from tests.generators import none_abandoned
 from tests.waiting import until
@@ -26,7 +28,7 @@ LAYOUT = KvLayout(dtype="bfloat16", tokens_per_block=32, num_layers=2, num_kv_he
 def worker(name: str, **changes: object) -> WorkerInfo:
     info = WorkerInfo(
         worker_id=name,
-        incarnation=name,
+        incarnation=f"{name}.1",
         role=Role.PREFILL if name.startswith("p") else Role.DECODE,
         endpoint="dyn://dynamo.prefill.generate" if name.startswith("p") else "dyn://dynamo.backend.generate",
         model="m",
@@ -51,6 +53,7 @@ class Registry:
         self.hung: set[str] = set()
         self.foreign: set[str] = set()
         self.num_probes = 0
+        self.num_watching = 0
         self._snapshots: asyncio.Queue[tuple[WorkerInfo, ...]] = asyncio.Queue()
         self.show(*workers)
 
@@ -58,8 +61,12 @@ class Registry:
         self._snapshots.put_nowait(workers)
 
     async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
-        while True:
-            yield await self._snapshots.get()
+        self.num_watching += 1
+        try:
+            while True:
+                yield await self._snapshots.get()
+        finally:
+            self.num_watching -= 1
 
     async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
         assert isinstance(request, StatsRequest)
@@ -191,9 +198,25 @@ def test_closing_leaves_no_task_and_no_call_behind() -> None:
                 registry.dead.add("d2")
                 fleet.suspect(lost)
                 assert await fleet.stats() == []
+                fleet.part(worker("p1"), lost)
             assert asyncio.all_tasks() == alone
+            assert registry.num_watching == 0
 
     run_jumping(main())
+
+
+def test_closing_while_the_first_workers_are_waited_for_ends_the_watch() -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1"))
+        registry.hung.add("d1")
+        fleet = Fleet(registry, registry)
+        with none_abandoned():
+            async with fleet.keep_current():
+                await until(lambda: registry.num_probes)
+                assert registry.num_watching == 1
+            assert registry.num_watching == 0
+
+    asyncio.run(main())
 
 
 def test_workers_of_another_model_do_not_count() -> None:
@@ -286,8 +309,8 @@ def test_figures_come_from_every_worker_that_answers() -> None:
 
 def test_a_worker_that_hangs_keeps_nobody_from_the_others_figures() -> None:
     async def main() -> None:
-        registry = Registry(worker("d1"), worker("p1"))
-        registry.hung.add("p1")
+        registry = Registry(worker("d1"), worker("p1"), worker("p2"))
+        registry.hung.update(("p1", "p2"))
         fleet = Fleet(registry, registry)
         async with fleet.keep_current():
             await until(lambda: fleet.models() == ["m"])
@@ -403,6 +426,8 @@ def test_a_refused_worker_gets_no_request_and_is_named_while_it_is_registered() 
             fleet.suspect(strange)
             await asyncio.sleep(10)  # time in which it answers probes
             assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
+            registry.show(worker("d0"), strange, worker("d2"))
+            await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
             assert fleet.health().refused == ["d1: it is odd"]
             registry.show(worker("d2"))
             await until(lambda: not fleet.health().refused)
@@ -445,8 +470,9 @@ def test_without_a_tokenizer_a_model_waits() -> None:
         fleet = Fleet(registry, registry)
         async with fleet.keep_current():
             await until(lambda: fleet.health().instances)
-            with pytest.raises(NoWorkers, match="tokenizer"):
+            with pytest.raises(NoWorkers, match="tokenizer") as told:
                 fleet.served("m")
+            assert told.value.retry_after_s == 1
 
     asyncio.run(main())
 
@@ -519,5 +545,88 @@ def test_a_model_whose_workers_are_all_lost_is_still_accepted() -> None:
             await until(lambda: not fleet.health().lost)
             with pytest.raises(NoWorkers):
                 fleet.served("m")
+
+    asyncio.run(main())
+
+
+def test_a_new_worker_that_hangs_delays_no_other() -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1"))
+        registry.hung.add("d2")
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await fleet.synced.wait()
+            began_s = asyncio.get_running_loop().time()
+            registry.show(worker("d1"), worker("d2"))
+            registry.show(worker("d1"), worker("d2"), worker("d3"))
+            await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+            assert asyncio.get_running_loop().time() - began_s < 0.5
+
+    run_jumping(main())
+
+
+def test_at_the_start_all_that_answer_within_a_second_are_waited_for() -> None:
+    class Slow(Registry):
+        async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
+            await asyncio.sleep({"d1": 0.0, "d2": 0.5, "d3": 5.0}[address])
+            yield WorkerStats()
+
+    async def main() -> None:
+        registry = Slow(worker("d1"), worker("d2"), worker("d3"))
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await fleet.synced.wait()
+            assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d1", "d2"]
+
+    run_jumping(main())
+
+
+def test_a_tokenizer_is_loaded_in_a_thread_so_that_streams_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    load = ModelTokenizer.load
+
+    def noted(folder: Path) -> ModelTokenizer:
+        threads.append(threading.current_thread())
+        return load(folder)
+
+    monkeypatch.setattr(ModelTokenizer, "load", noted)
+
+    async def main() -> None:
+        registry = Registry(worker("d1"))
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: fleet.models() == ["m"])
+
+    asyncio.run(main())
+    assert [thread is threading.main_thread() for thread in threads] == [False]
+
+
+def test_a_worker_that_serves_is_not_refused_for_a_certificate_that_failed_once() -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1"))
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: fleet.models() == ["m"])
+            registry.foreign.add("d1")
+            assert await fleet.stats() == []
+            assert fleet.health().refused == []
+            assert fleet.models() == ["m"]
+
+    asyncio.run(main())
+
+
+def test_health_names_the_pairs_that_are_cut() -> None:
+    async def main() -> None:
+        p1, d1, d2 = worker("p1"), worker("d1"), worker("d2")
+        registry = Registry(p1, d1, d2)
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: len(fleet.health().instances) == 3)
+            fleet.part(p1, d1)
+            assert fleet.health().cut_pairs == ["p1 -> d1"]
+            assert [w.worker_id for w in fleet.workers("m", Role.DECODE, paired_with=p1)] == ["d2"]
+            assert fleet.workers("m", Role.PREFILL) == [p1], "the other decode worker can take its KV"
+            fleet.part(p1, d2)
+            assert fleet.workers("m", Role.PREFILL) == []
 
     asyncio.run(main())

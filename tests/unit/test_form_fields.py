@@ -73,6 +73,7 @@ def test_a_form_is_demanded_under_any_name(
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_json": "[1]"}, "guided_json"),
+        ({"guided_json": '{"a":' * 5000}, "guided_json"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_regex": ""}, "guided_regex"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
@@ -139,6 +140,20 @@ def test_what_asks_for_nothing_is_neither_refused_nor_named() -> None:
         ),
         ({"allOf": [{"properties": {"a": {}}}], "properties": {"b": {}}},) * 2,
         ({"const": {"properties": {}}}, {"const": {"properties": {}}}),
+        ({"properties": {}, "unevaluatedProperties": True},) * 2,
+        ({"properties": {}, "patternProperties": {"^a": {}}},) * 2,
+        (
+            {
+                "additionalProperties": {"properties": {}},
+                "patternProperties": {"^a": {"properties": {}}},
+                "definitions": {"d": {"properties": {}}},
+            },
+            {
+                "additionalProperties": {"properties": {}, "additionalProperties": False},
+                "patternProperties": {"^a": {"properties": {}, "additionalProperties": False}},
+                "definitions": {"d": {"properties": {}, "additionalProperties": False}},
+            },
+        ),
         ({"$defs": [], "anyOf": {}, "oneOf": None, "items": [{"properties": {}}]},) * 2,
         ({"properties": None}, {"properties": None, "additionalProperties": False}),
         ({"properties": {"properties": {"type": "string"}}},

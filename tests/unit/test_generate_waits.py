@@ -143,10 +143,14 @@ def test_a_running_answer_that_is_refused_waits_for_room() -> None:
     assert fleet.asked == ["d1"] + ["d2"] * 7
 
 
-def test_a_new_request_that_all_refuse_is_refused_at_once() -> None:
+@pytest.mark.parametrize("error", [Overloaded("full"), NotReady("draining")])
+@pytest.mark.parametrize("names", [("d1",), ("p1", "d1")])
+def test_a_new_request_that_all_refuse_is_refused_at_once(error: BatonError, names: tuple[str, ...]) -> None:
     async def main() -> float:
-        with pytest.raises(Overloaded):
-            await generate(ScriptedWorkers(d1=failing(Overloaded("full"))), wait_for_worker_s=5)
+        fleet = ScriptedWorkers(**dict.fromkeys(names, failing(error)))
+        with pytest.raises(type(error)):
+            await generate(fleet, wait_for_worker_s=5)
+        assert fleet.asked == list(names)
         return asyncio.get_running_loop().time()
 
     assert run_jumping(main()) == pytest.approx(0, abs=0.1)
@@ -260,8 +264,9 @@ def test_a_new_request_waits_for_the_broker_as_long_as_for_a_worker(
     fleet.broker_is_away = True
 
     async def main() -> float:
-        with pytest.raises(raised):
+        with pytest.raises(raised) as told:
             await generate(fleet, wait_for_worker_s=5, deadline_s=deadline_s)
+        assert raised is DeadlineExceeded or told.value.retry_after_s == 1
         return asyncio.get_running_loop().time()
 
     assert run_jumping(main()) == pytest.approx(min(5, deadline_s), abs=0.1)

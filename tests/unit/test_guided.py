@@ -114,6 +114,12 @@ def test_without_a_schema_the_answer_is_any_object(response_format: Json, param:
     assert (json.loads(final.grammar or ""), final.param) == ({"type": "object"}, param)
 
 
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_any_object_is_as_strict_as_it_is_asked_for(is_strict: bool) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "n", "strict": is_strict}}
+    assert demanded(response_format=form).last[0].lenient is not is_strict
+
+
 def test_the_prompt_shows_the_schema_with_its_description() -> None:
     described = msgspec.json.decode(msgspec.json.encode(NAMED_SCHEMA))
     described["json_schema"]["description"] = "What it is."

@@ -76,3 +76,16 @@ def test_a_schema_that_is_no_json_is_refused_by_its_field() -> None:
         with pytest.raises(InvalidRequest, match="cannot be encoded as JSON") as refused:
             guided([], None, AnswerFormat(schema=schema, path="response_format"))
         assert refused.value.param == "response_format"
+
+
+def test_a_demanded_call_of_a_free_text_tool_may_be_any_text() -> None:
+    form = guided([Tool(name="f", takes_text=True)], CallChoice(must_call=True))
+    assert form is not None
+    assert form.last[0].grammar is None
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_a_demanded_call_is_as_strict_as_its_tool(is_strict: bool) -> None:
+    form = guided([Tool(name="f", parameters=schema_of(100), strict=is_strict)], CallChoice(must_call=True))
+    assert form is not None
+    assert form.last[0].lenient is not is_strict

@@ -1,6 +1,7 @@
 """When a short prompt does not join those that wait at the prefill worker."""
 
 import asyncio
+from contextlib import suppress
 
 from frontend.routing.local_prefill import LocalPrefill
 from tests.scripted_workers import worker
@@ -37,6 +38,17 @@ def test_the_wait_of_one_goes_on_when_anothers_ends() -> None:
 
     asyncio.run(scenario())
     assert not local._waits  # noqa: SLF001  it is only memory
+
+
+def test_a_request_that_fails_waits_no_more() -> None:
+    local = LocalPrefill(max_tokens=1)
+    with suppress(ConnectionError), local.waiting(P1):
+        raise ConnectionError
+    assert not local._waits  # noqa: SLF001  it is only memory
+
+
+def test_unless_it_is_asked_for_decode_prefills_nothing() -> None:
+    assert LocalPrefill().max_tokens == 0
 
 
 def test_without_a_limit_it_is_always_due() -> None:

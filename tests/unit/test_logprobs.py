@@ -1,11 +1,12 @@
 """Log probabilities in the completions API's shape."""
 
+import math
 from itertools import accumulate
 from pathlib import Path
 
 from baton.messages import TokenLogprob
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.logprobs import echoed_logprobs, legacy_logprobs
+from frontend.turn.logprobs import content_logprobs, echoed_logprobs, legacy_logprobs
 
 TOKENIZER = ModelTokenizer.load(Path(__file__).parents[2] / "models/demo")
 
@@ -25,5 +26,27 @@ def test_an_echo_begins_with_a_token_without_a_probability() -> None:
     first, *rest = entries("Hello, wonderful world")
     made = echoed_logprobs(first.token_id, rest, TOKENIZER)
     assert made.token_logprobs == [None, *[-0.5] * len(rest)]
+    assert (made.top_logprobs[0], len(made.top_logprobs)) == (None, len(made.tokens))
     assert made.text_offset[:2] == [0, len(made.tokens[0])]
     assert "".join(made.tokens) == "Hello, wonderful world"
+
+
+def test_a_probability_of_zero_is_a_number_that_json_has() -> None:
+    never = [TokenLogprob(5, -math.inf, ((5, -math.inf),))]
+    (content,) = content_logprobs(never, TOKENIZER)
+    assert (content.logprob, content.top_logprobs[0].logprob) == (-9999, -9999)
+    legacy = legacy_logprobs(never, TOKENIZER, 0)
+    assert (legacy.token_logprobs, list((legacy.top_logprobs[0] or {}).values())) == ([-9999], [-9999])
+
+
+def test_a_part_of_a_character_is_told_by_its_bytes() -> None:
+    parts = content_logprobs(entries("\U0001f9ff"), TOKENIZER)
+    assert len(parts) > 1, "the demo tokenizer has no token for it"
+    assert bytes(byte for part in parts for byte in part.bytes).decode() == "\U0001f9ff"
+    assert parts[0].token == "\ufffd"
+    assert [top.bytes for top in parts[0].top_logprobs] == [parts[0].bytes]
+
+
+def test_offsets_count_characters_and_not_bytes() -> None:
+    made = legacy_logprobs(entries("ü and ü"), TOKENIZER, 0)
+    assert made.text_offset == list(accumulate(map(len, made.tokens[:-1]), initial=0))

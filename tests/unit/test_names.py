@@ -5,7 +5,9 @@ import pytest
 from frontend.routing.names import model_of, other_names, parse_aliases
 
 BIG, SMALL = "openai/gpt-oss-120b", "openai/gpt-oss-20b"
-ALIASES = parse_aliases(f"claude-haiku*={SMALL}, claude-*={BIG},fast={SMALL},gone=no/model")
+ALIASES = parse_aliases(
+    f"claude-haiku*={SMALL}, claude-*={BIG},fast={SMALL},gone=no/model,gon*={BIG},openai/*={SMALL}"
+)
 
 
 @pytest.mark.parametrize(
@@ -18,6 +20,10 @@ ALIASES = parse_aliases(f"claude-haiku*={SMALL}, claude-*={BIG},fast={SMALL},gon
         ("fast", SMALL),
         ("gone", None),
         ("openai", None),
+        ("Claude-opus-4-6", None),
+        ("FAST", None),
+        ("120b", None),
+        ("openai/gpt-oss", SMALL),
         ("gpt-5", None),
         ("", None),
     ],
@@ -28,6 +34,7 @@ def test_a_name_means_one_model_or_none(asked: str, meant: str | None) -> None:
 
 def test_the_part_before_the_slash_is_enough_where_one_model_has_it() -> None:
     assert model_of("openai", {BIG}, ()) == BIG
+    assert model_of("open", {BIG}, ()) is None
 
 
 def test_aliases_without_patterns_are_listed() -> None:

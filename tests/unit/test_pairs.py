@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
+import msgspec
 import pytest
 
 from baton.errors import HandoffStalled
@@ -33,18 +34,21 @@ def test_a_cut_pair_is_tried_after_ten_seconds_then_less_and_less_often() -> Non
         pairs.add(P1, D1)
         pairs.add(P1, D1)
         assert (pairs.has(P1, D1), pairs.has(P2, D1), pairs.names()) == (True, False, ["p1 -> d1"])
+        assert not pairs.has(msgspec.structs.replace(P1, incarnation="p1.2"), D1), "it was started again"
         (trial,) = pairs.trials
         await trial
         assert loop_s == pytest.approx([10, 30, 70, 130, 190, 250])
         assert fleet.asked == ["p1", "d1"] * 6
+        assert {asked.deadline_s for _, asked in fleet.calls} == {5}
         assert (pairs.has(P1, D1), pairs.names(), fleet.open) == (False, [], [])
 
     run_jumping(main())
 
 
-def test_a_pair_whose_worker_has_left_is_forgotten() -> None:
+@pytest.mark.parametrize("left", [P1, D1])
+def test_a_pair_of_which_one_worker_has_left_is_forgotten(left: WorkerInfo) -> None:
     async def main() -> None:
-        fleet, pairs = cut_pairs(answer, [P1])
+        fleet, pairs = cut_pairs(answer, [left])
         pairs.add(P1, D1)
         await asyncio.gather(*pairs.trials)
         assert not pairs.names()

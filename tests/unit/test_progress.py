@@ -5,8 +5,20 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.errors import BrokerLost, NoWorkers, Overloaded, WorkerLost, WorkerUnreached
+from baton.errors import (
+    BatonError,
+    BrokerLost,
+    HandoffFailed,
+    HandoffStalled,
+    NotResumable,
+    NoWorkers,
+    Overloaded,
+    WorkerLost,
+    WorkerUnreached,
+)
+from baton.messages import TokenChunk
 from frontend.routing.progress import MAX_ATTEMPTS, Progress
+from tests.clock import run_jumping
 from tests.scripted_workers import request, worker
 
 
@@ -17,14 +29,14 @@ def with_progress(check: Callable[[Progress], None]) -> None:
     asyncio.run(main())
 
 
-def fail(progress: Progress, error: Overloaded | WorkerLost | BrokerLost, num: int) -> None:
+def fail(progress: Progress, error: BatonError, num: int = 1) -> None:
     for i in range(num):
         progress.asked.append(worker(f"d{i}"))
         progress.note_failure(error)
 
 
 @pytest.mark.parametrize("error", [Overloaded("full"), WorkerLost("gone")])
-def test_a_new_request_is_tried_on_four_workers(error: Overloaded | WorkerLost) -> None:
+def test_a_new_request_is_tried_on_four_workers(error: BatonError) -> None:
     def check(progress: Progress) -> None:
         fail(progress, error, MAX_ATTEMPTS - 1)
         with pytest.raises(type(error)):
@@ -72,3 +84,91 @@ def test_who_waited_in_vain_learns_why_its_last_attempt_failed_unless_that_was_t
         assert progress.ended_by(absent) is absent
 
     with_progress(check)
+
+
+@pytest.mark.parametrize(
+    ("error", "num"), [(BrokerLost("away"), 9), (NoWorkers("none"), 9), (NotResumable("no"), 1)]
+)
+def test_what_no_worker_is_to_blame_for_counts_for_nothing_and_no_one_is_avoided(
+    error: BatonError, num: int
+) -> None:
+    def check(progress: Progress) -> None:
+        fail(progress, error, num)
+        assert not progress.avoided
+        fail(progress, WorkerLost("gone"), MAX_ATTEMPTS - 1)
+        with pytest.raises(WorkerLost):
+            fail(progress, WorkerLost("gone"))
+
+    with_progress(check)
+
+
+def test_a_handoff_that_fails_is_blamed_on_its_own_prefill_worker_or_else_on_decode() -> None:
+    def check(progress: Progress) -> None:
+        progress.prefill = worker("p1")
+        fail(progress, HandoffFailed("expired"))
+        assert progress.avoided == {"p1.1"}
+        assert progress.lost_with(WorkerLost("gone")) is None, "no one is asked yet"
+        fail(progress, HandoffFailed("of no one"))
+        assert progress.avoided == {"p1.1", "d0.1"}
+
+    with_progress(check)
+
+
+def test_a_handoff_that_no_decode_worker_takes_is_blamed_on_prefill() -> None:
+    def check(progress: Progress) -> None:
+        progress.prefill = worker("p1")
+        progress.note_failure(NoWorkers("none can take it"))
+        assert progress.avoided == {"p1.1"}
+
+    with_progress(check)
+
+
+def test_who_once_waited_for_kv_in_vain_waits_for_none_again() -> None:
+    def check(progress: Progress) -> None:
+        fail(progress, HandoffStalled("nothing came"))
+        fail(progress, WorkerLost("gone"))
+        assert progress.is_stalled
+
+    with_progress(check)
+
+
+def test_every_attempt_gets_what_is_left_of_the_time() -> None:
+    async def main() -> list[float]:
+        progress, left_s = Progress(request(10), 100), []
+        for error in (WorkerLost("gone"), NotResumable("no"), WorkerLost("gone")):
+            await asyncio.sleep(2)
+            left_s.append(progress.remaining().deadline_s)
+            fail(progress, error)
+        await asyncio.sleep(2)
+        return [*left_s, progress.remaining().deadline_s]
+
+    assert run_jumping(main()) == pytest.approx([8, 6, 4, 2])
+
+
+def test_an_answer_made_again_may_end_with_the_last_token_that_is_known() -> None:
+    def check(progress: Progress) -> None:
+        progress.take(TokenChunk((10, 11)))
+        fail(progress, WorkerLost("gone"))
+        fail(progress, NotResumable("no"))
+        assert progress.remaining().num_generated == 0
+        assert progress.take(TokenChunk((10,))) is None
+        last = progress.take(TokenChunk((11,), "stop"))
+        assert last is not None
+        assert (last.token_ids, last.finish_reason, progress.token_ids) == ((), "stop", [10, 11])
+
+    with_progress(check)
+
+
+@pytest.mark.parametrize(("retry_after_s", "pause_s"), [(None, 1), (7, 7)])
+def test_a_running_answer_that_is_refused_pauses_before_it_asks_again(
+    retry_after_s: float | None, pause_s: float
+) -> None:
+    async def main() -> float:
+        progress = Progress(request(60), 100)
+        progress.take(TokenChunk((10,)))
+        fail(progress, Overloaded("full", retry_after_s=retry_after_s))
+        await progress.forgive()
+        assert not progress.avoided
+        return asyncio.get_running_loop().time()
+
+    assert run_jumping(main()) == pytest.approx(pause_s)

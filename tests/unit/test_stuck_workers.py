@@ -16,11 +16,13 @@ from tests.waiting import until
 
 
 class Engines:
-    """A transport and a discovery of p1 and d1. A `hung` engine answers no request; `figure` counts what d1
-    has computed; a `silent` worker does not answer at all.
+    """A transport and a discovery of these workers. A `hung` engine answers no request; `figure` counts what
+    d1 has computed, by the name of `figure_name`; a `silent` worker does not answer at all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.figure_name = "num_generated_tokens"
         self.hung: set[str] = set()
         self.silent: set[str] = set()
         self.figure: Callable[[], int] = lambda: 7
@@ -28,12 +30,13 @@ class Engines:
         self.lost: list[tuple[str, str]] = []
 
     async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
+        if not isinstance(request, StatsRequest):
+            self.asked.append(address)
         if address in self.silent:
             raise WorkerLost("silent")
         if isinstance(request, StatsRequest):
-            yield WorkerStats(num_generated_tokens=self.figure())
+            yield WorkerStats(**{self.figure_name: self.figure()})
             return
-        self.asked.append(address)
         if address in self.hung:
             await asyncio.sleep(request.deadline_s)
             raise WorkerLost("over")
@@ -44,7 +47,7 @@ class Engines:
         self.lost.append((address, reason))
 
     async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
-        yield worker("d1"), worker("p1")
+        yield tuple(worker(name) for name in self.names)
         await asyncio.Event().wait()
 
     def serve(self, worker_id: str, answer: object) -> AbstractAsyncContextManager[str]:
@@ -60,10 +63,14 @@ class Engines:
         pass
 
 
-def run(scenario: Callable[[Engines, Fleet], Awaitable[None]]) -> None:
+def run(
+    scenario: Callable[[Engines, Fleet], Awaitable[None]],
+    *names: str,
+    no_progress_s: float = 10.0,
+) -> None:
     async def main() -> None:
-        engines = Engines()
-        fleet = Fleet(engines, engines, model_path=Path("/none"))
+        engines = Engines(*names or ("d1", "p1"))
+        fleet = Fleet(engines, engines, model_path=Path("/none"), no_progress_s=no_progress_s)
         async with fleet.keep_current():
             await until(lambda: fleet.health().instances)
             await scenario(engines, fleet)
@@ -108,8 +115,10 @@ def test_a_worker_that_answers_a_request_of_our_own_is_only_slow() -> None:
     run(scenario)
 
 
-def test_a_worker_that_computes_for_others_is_only_busy() -> None:
+@pytest.mark.parametrize("figure_name", ["num_prompt_tokens", "num_generated_tokens", "num_handoffs"])
+def test_a_worker_that_computes_for_others_is_only_busy(figure_name: str) -> None:
     async def scenario(engines: Engines, fleet: Fleet) -> None:
+        engines.figure_name = figure_name
         engines.hung.add("d1")  # our own request waits in its queue
         engines.figure = lambda: round(asyncio.get_running_loop().time())
         with fleet.waiting(worker("d1"), []):
@@ -125,6 +134,58 @@ def test_a_worker_that_does_not_answer_at_all_is_left_to_the_liveness_limit() ->
         engines.silent.add("d1")
         with fleet.waiting(worker("d1"), []):
             await asyncio.sleep(60)
+        assert (engines.lost, fleet.health().stuck, engines.asked) == ([], [], [])
+
+    run(scenario)
+
+
+def test_a_worker_that_falls_silent_while_it_is_looked_at_is_left_to_the_liveness_limit() -> None:
+    async def scenario(engines: Engines, fleet: Fleet) -> None:
+        engines.hung.add("d1")
+        with fleet.waiting(worker("d1"), []):
+            await until(lambda: engines.asked)
+            engines.silent.add("d1")
+            await asyncio.sleep(20)
         assert (engines.lost, fleet.health().stuck) == ([], [])
 
     run(scenario)
+
+
+def test_a_worker_with_long_pauses_gets_as_long_for_a_request_of_our_own() -> None:
+    async def scenario(engines: Engines, fleet: Fleet) -> None:
+        tokens: list[int] = []
+        engines.hung.add("d1")
+        with fleet.waiting(worker("d1"), tokens):
+            await asyncio.sleep(9.5)
+            tokens.append(1)
+            await asyncio.sleep(60)
+            assert not engines.lost
+            await asyncio.sleep(20)
+        assert engines.lost
+
+    run(scenario)
+
+
+def test_the_time_without_progress_is_the_operators() -> None:
+    async def scenario(engines: Engines, fleet: Fleet) -> None:
+        engines.hung.add("d1")
+        with fleet.waiting(worker("d1"), []):
+            await asyncio.sleep(55)
+            assert not engines.lost
+            await asyncio.sleep(10)
+        assert engines.lost
+
+    run(scenario, no_progress_s=30)
+
+
+def test_a_stuck_worker_is_tried_with_one_that_it_can_be_paired_with() -> None:
+    async def scenario(engines: Engines, fleet: Fleet) -> None:
+        engines.hung.add("d1")
+        with fleet.waiting(worker("d1"), []):
+            await until(lambda: engines.lost)
+        engines.asked.clear()
+        await asyncio.sleep(120)
+        assert engines.asked
+        assert not {"p2x", "p3x", "p4x"} & set(engines.asked)
+
+    run(scenario, "d1", "p1", "p2x", "p3x", "p4x")

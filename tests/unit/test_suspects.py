@@ -62,5 +62,6 @@ def test_a_lost_worker_that_is_found_stuck_must_work_again() -> None:
         scene.is_working = True
         await asyncio.sleep(5)
         assert not scene.suspects.has(D1)
+        assert scene.found() == ([], [], [])
 
     run_jumping(main())

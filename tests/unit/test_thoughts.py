@@ -1,14 +1,25 @@
 """Thoughts that go round between a call and its result: remembered, or carried by the client under a seal."""
 
 import base64
+import zlib
+from array import array
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.harmony.conversation import AssistantTurn, ToolCall, ToolResult, Turn, UserTurn
+from frontend.harmony.conversation import (
+    AssistantTurn,
+    Kind,
+    ToolCall,
+    ToolResult,
+    Turn,
+    UserTurn,
+    WrittenMessage,
+)
 from frontend.turn.seal import Changed, Seal
 from frontend.turn.thoughts import Kept, Thoughts
+from frontend.turn.written import WrittenTurn
 
 
 def called(*call_ids: str, reasoning: str | None = None) -> AssistantTurn:
@@ -26,6 +37,10 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+def written(kind: Kind, text: str) -> WrittenMessage:
+    return WrittenMessage(kind=kind, text=text, token_ids=array("I", [1]), is_first=False)
 
 
 def reasonings(turns: tuple[Turn, ...]) -> list[str | None]:
@@ -79,6 +94,8 @@ def test_thoughts_are_bounded_in_bytes_and_those_not_used_for_longest_go() -> No
         assert thoughts.recall("", "0") is not None, "it is used again and again"
     assert thoughts.recall("", "1") is None
     assert thoughts.recall("", "99") is not None
+    thoughts.keep("", ["large"], "x" * 1_100)  # as large as two others
+    assert thoughts.num_bytes <= 40_000
 
 
 def test_one_thought_cannot_drive_out_all_others() -> None:
@@ -94,6 +111,71 @@ def test_what_is_kept_again_counts_once() -> None:
     num_bytes = thoughts.num_bytes
     thoughts.keep("", ["a"], "Think.")
     assert thoughts.num_bytes == num_bytes
+
+
+def test_no_thought_is_not_kept() -> None:
+    shared: list[Kept] = []
+    thoughts = Thoughts(share=shared.append)
+    thoughts.keep("", ["a"], "")
+    thoughts.keep_turn("", [], WrittenTurn(messages=(written("thought", "Think."),)))
+    assert (thoughts.num_bytes, shared) == (0, [])
+
+
+def test_of_a_final_answer_no_thought_is_kept() -> None:
+    shared: list[Kept] = []
+    thoughts = Thoughts(share=shared.append)
+    thoughts.keep_turn("", [], WrittenTurn(messages=(written("thought", "Think."), written("text", "Said."))))
+    (kept,) = shared
+    assert kept.value == WrittenTurn(messages=(written("text", "Said."),))
+    (turn,) = thoughts.completed("", [AssistantTurn(text="Said.")])
+    assert isinstance(turn, AssistantTurn)
+    assert [message.text for message in turn.written] == ["Said."]
+
+
+def test_a_call_that_came_back_changed_is_not_as_it_was_written() -> None:
+    thoughts = Thoughts()
+    turn = WrittenTurn(messages=(written("thought", "Think."), written("call", "{}")), call_names=("f",))
+    thoughts.keep_turn("", ["a"], turn)
+    (same,) = thoughts.completed("", [called("a")])
+    assert isinstance(same, AssistantTurn)
+    assert [message.text for message in same.written] == ["Think.", "{}"]
+    changed = AssistantTurn(tool_calls=(ToolCall(call_id="a", name="f", arguments='{"b": 1}'),))
+    (other,) = thoughts.completed("", [changed])
+    assert isinstance(other, AssistantTurn)
+    assert (other.written, other.reasoning) == ((), "Think.")
+
+
+def test_any_text_can_be_an_answer() -> None:
+    thoughts = Thoughts()
+    thoughts.keep_turn("", [], WrittenTurn(messages=(written("text", "\ud800"),)))
+    (turn,) = thoughts.completed("", [AssistantTurn(text="\ud800")])
+    assert isinstance(turn, AssistantTurn)
+    assert turn.written
+
+
+def test_empty_reasoning_is_missing_reasoning() -> None:
+    thoughts = Thoughts()
+    thoughts.keep("", ["a"], "Think.")
+    assert reasonings(thoughts.completed("", [called("a", reasoning="")])) == ["Think."]
+
+
+def test_what_an_entry_takes_besides_its_text_counts_too() -> None:
+    thoughts = Thoughts()
+    thoughts.keep("", ["a", "b"], "x" * 100)
+    assert thoughts.num_bytes == 2 * (4 * 100 + 400)
+
+
+def test_thoughts_take_64_mebibytes_for_six_hours_unless_told_otherwise() -> None:
+    clock = Clock()
+    thoughts = Thoughts(clock=clock)
+    long = "x" * 2_000_000
+    for i in range(10):
+        thoughts.keep("", [str(i)], long)
+    assert 56 << 20 < thoughts.num_bytes <= 64 << 20
+    clock.now_s = 6 * 3600
+    assert thoughts.recall("", "9") is not None
+    clock.now_s += 1
+    assert thoughts.recall("", "9") is None
 
 
 def test_a_thought_is_forgotten_when_it_is_too_old() -> None:
@@ -139,6 +221,23 @@ def test_what_was_changed_is_refused() -> None:
             seal.open(changed)
     with pytest.raises(Changed):
         seal.is_ours("Other.", seal.sign("Think."))
+
+
+def test_a_part_of_a_signature_is_none() -> None:
+    seal = Seal(b"key")
+    with pytest.raises(Changed):
+        seal.is_ours("Think.", seal.sign("Think.")[:-1])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"a", base64.urlsafe_b64encode(b"not compressed"), base64.urlsafe_b64encode(zlib.compress(b"\xff"))],
+)
+def test_what_a_model_wrote_and_was_signed_for_is_not_taken_for_a_sealed_text(data: bytes) -> None:
+    """Clients know the signature of any reasoning, and a client can make a model repeat its words."""
+    seal = Seal(b"key")
+    with pytest.raises(Changed):
+        seal.open(f"{seal.sign(data.decode())}.{data.decode()}")
 
 
 def test_without_a_key_of_the_operators_a_seal_is_the_process_own() -> None:

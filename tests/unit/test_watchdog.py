@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from contextlib import ExitStack, suppress
 
+import msgspec
 import pytest
 
 from baton.messages import WorkerInfo
@@ -209,3 +210,18 @@ def test_a_worker_that_has_left_is_forgotten_with_its_last_request() -> None:
         assert not held
 
     scene.run(scenario(), is_registered=False)
+
+
+def test_a_worker_that_was_started_again_is_another_one() -> None:
+    scene = Scene()
+    again = msgspec.structs.replace(D1, incarnation="d1 again")
+
+    async def scenario() -> None:
+        tokens: list[int] = []
+        with scene.watchdog.waiting(D1, []), scene.watchdog.waiting(again, tokens):
+            for _ in range(11):
+                await asyncio.sleep(1)
+                tokens.append(1)
+
+    scene.run(scenario())
+    assert [name for name, _, _ in scene.judged] == ["d1"]

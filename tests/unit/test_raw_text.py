@@ -1,0 +1,75 @@
+"""Raw completions: which tokens are in which piece of text, and what is counted of an answer's tokens."""
+
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from baton.messages import FinishReason, Sampling, TokenChunk, TokenLogprob, Usage
+from frontend.harmony.deltas import TextDelta
+from frontend.harmony.parse import HarmonyParser
+from frontend.turn.choice import Choice
+from frontend.turn.raw_text import RawText
+from frontend.turn.received import ReceivedTokens
+from frontend.turn.usage import UsageBody
+from tests.scripted_frontend import TOKENIZER
+from tests.scripted_workers import request
+
+A, U1, U2 = TOKENIZER.encode_text("aü")
+
+
+@pytest.mark.parametrize(
+    ("chunks", "said"),
+    [
+        ([[A, U1, U2]], [("aü", 0, 3)]),
+        ([[A], [U1], [U2, A]], [("a", 0, 1), ("üa", 1, 4)]),
+        ([[A, U1], [U2]], [("a", 0, 2), ("ü", 2, 3)]),
+        ([[A, U1]], [("a", 0, 2), ("\ufffd", 2, 2)]),
+    ],
+)
+def test_each_token_is_in_the_piece_that_it_completes(
+    chunks: Sequence[list[int]], said: list[tuple[str, int, int]]
+) -> None:
+    reader = RawText(TOKENIZER)
+    deltas: list[TextDelta] = []
+    for chunk in chunks:
+        deltas += reader.feed(chunk)
+    deltas += reader.finish()
+    assert [(delta.text, delta.start, delta.stop) for delta in deltas] == said
+
+
+@pytest.mark.parametrize(("reason", "text"), [("stop", (1,)), ("length", (1, 2)), (None, (1, 2))])
+def test_only_the_token_that_stops_an_answer_is_no_text_but_it_counts(
+    reason: FinishReason | None, text: tuple[int, ...]
+) -> None:
+    received = ReceivedTokens(Sampling(max_tokens=9, seed=0), (2,))
+    assert received.take(TokenChunk((1, 2), reason)) == text
+    assert received.num_tokens == 2
+
+
+def test_what_workers_tell_of_an_answer_is_kept_to_its_end() -> None:
+    received = ReceivedTokens(Sampling(max_tokens=9, seed=0, logprobs=0, prompt_logprobs=0), ())
+    scored = [TokenLogprob(i, -0.5, ()) for i in range(4)]
+    received.take(TokenChunk((0, 1), logprobs=tuple(scored[:2])))
+    received.take(
+        TokenChunk((2,), "length", Usage(5, 3, 3), logprobs=(scored[2],), prompt_logprobs=(scored[3],))
+    )
+    assert received.logprobs == scored[:3]
+    assert received.prompt_logprobs == (scored[3],)
+    assert (received.num_tokens, received.num_cached_tokens, received.finish_reason) == (3, 3, "length")
+
+
+def test_the_usage_of_several_choices_counts_their_prompt_once() -> None:
+    choices = []
+    for number in range(2):
+        asked = replace(request(), sampling=Sampling(max_tokens=4, seed=0, choice=number))
+        choice = Choice(asked, HarmonyParser(TOKENIZER.vocabulary, frozenset()))
+        ids = TOKENIZER.encode_text("<|channel|>analysis<|message|>abc<|end|>", allow_special=True)
+        choice.feed(TokenChunk(tuple(ids), "stop", Usage(2, 1, len(ids))))
+        choices.append(choice)
+    usage = UsageBody.of(choices)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (2, 2 * len(ids))
+    assert usage.total_tokens == 2 + 2 * len(ids)
+    assert usage.prompt_tokens_details.cached_tokens == 1
+    num_reasoning = choices[0].num_reasoning_tokens
+    assert usage.completion_tokens_details.reasoning_tokens == 2 * num_reasoning > 0

@@ -1,0 +1,146 @@
+"""Which answers are recorded as the model wrote them, and which turns of a history are taken for them."""
+
+from array import array
+
+import pytest
+
+from frontend.harmony.conversation import (
+    AssistantTurn,
+    Conversation,
+    Kind,
+    ToolCall,
+    UserTurn,
+    WrittenMessage,
+)
+from frontend.harmony.deltas import MessageEnd, ReasoningDelta, TextDelta, ToolCallStart
+from frontend.harmony.render import render
+from frontend.text.tokenizer import TooManyTokens
+from frontend.turn.written import Writing, WrittenTurn, encoded
+from tests.scripted_frontend import TOKENIZER
+
+THINK = "<|channel|>analysis<|message|>Think.<|end|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>Said.<|return|>"
+DEEP = "[" * 5000 + "]" * 5000
+
+
+def message(kind: Kind, text: str) -> WrittenMessage:
+    return WrittenMessage(kind=kind, text=text, token_ids=array("I", [1]), is_first=False)
+
+
+def call(arguments: str = "{}", name: str = "f", *, takes_text: bool = False) -> ToolCall:
+    return ToolCall(call_id="a", name=name, arguments=arguments, takes_text=takes_text)
+
+
+def calling(arguments: str) -> WrittenTurn:
+    thoughts = [message("thought", "One."), message("thought", "Two.")]
+    said = [message("text", "Now."), message("call", arguments)]
+    return WrittenTurn(messages=(*thoughts, *said), call_names=("f",))
+
+
+@pytest.mark.parametrize(
+    ("turn", "is_same"),
+    [
+        (AssistantTurn(preamble="Now.", tool_calls=(call(),)), True),
+        (AssistantTurn(preamble="Now.", tool_calls=(call(),), reasoning=""), True),
+        (AssistantTurn(preamble="Now.", tool_calls=(call(),), reasoning="One.Two."), True),
+        (AssistantTurn(preamble="Now.", tool_calls=(call(),), reasoning="One.\n\nTwo."), True),
+        (AssistantTurn(preamble="Now.", tool_calls=(call(),), reasoning="One."), False),
+        (AssistantTurn(preamble="Then.", tool_calls=(call(),)), False),
+        (AssistantTurn(tool_calls=(call(),)), False),
+        (AssistantTurn(preamble="Now.", text="More.", tool_calls=(call(),)), False),
+        (AssistantTurn(preamble="Now.", tool_calls=(call(name="g"),)), False),
+        (AssistantTurn(preamble="Now.", tool_calls=(call(), call())), False),
+        (AssistantTurn(preamble="Now."), False),
+    ],
+)
+def test_a_turn_is_the_answer_if_all_that_the_client_tells_is_the_same(
+    turn: AssistantTurn, is_same: bool
+) -> None:
+    assert calling("{}").is_told_by(turn) is is_same
+
+
+def test_the_thoughts_before_a_final_answer_are_not_compared() -> None:
+    final = WrittenTurn(messages=(message("thought", "One."), message("text", "Said.")))
+    assert final.is_told_by(AssistantTurn(text="Said.", reasoning="Other."))
+    assert not final.is_told_by(AssistantTurn(text="Other."))
+
+
+@pytest.mark.parametrize(
+    ("written", "told", "takes_text", "is_same"),
+    [
+        ('{"a": 1, "b": 2}', '{"b":2,"a":1}', False, True),
+        ('{"a": 1}', '{"a": 1.0}', False, False),
+        ('{"a": 1}', '{"a": true}', False, False),
+        ('{"a": [1, 2]}', '{"a": [2, 1]}', False, False),
+        ("{", "{ ", False, False),
+        (DEEP, DEEP + " ", False, False),
+        ("{", "{", False, True),
+        ('{"input": "x"}', "x", True, True),
+        ('{"input": "x", "more": 1}', "x", True, False),
+        ("x", "y", True, False),
+    ],
+)
+def test_a_call_is_the_same_if_its_arguments_say_the_same(
+    written: str, told: str, takes_text: bool, is_same: bool
+) -> None:
+    turn = AssistantTurn(preamble="Now.", tool_calls=(call(told, takes_text=takes_text),))
+    assert calling(written).is_told_by(turn) is is_same
+
+
+def writing(text: str, *deltas: TextDelta | ReasoningDelta | ToolCallStart | MessageEnd) -> Writing:
+    made = Writing()
+    made.token_ids += TOKENIZER.encode_text(text, allow_special=True)
+    for delta in deltas:
+        made.note(delta)
+    return made
+
+
+THOUGHT, SAID, END = ReasoningDelta("Think.", 0, 6), TextDelta("Said.", 0, 5), MessageEnd()
+
+
+def test_an_answer_is_recorded_as_a_history_has_it() -> None:
+    turn = writing(THINK + FINAL, THOUGHT, END, SAID, END).turn(TOKENIZER)
+    assert turn is not None
+    assert [(m.kind, m.text, m.is_first) for m in turn.messages] == [
+        ("thought", "Think.", True),
+        ("text", "Said.", False),
+    ]
+    last = TOKENIZER.encode_text(FINAL.replace("<|return|>", "<|end|>"), allow_special=True)
+    assert list(turn.messages[1].token_ids) == last
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        writing(""),
+        writing(THINK + FINAL.removesuffix("<|return|>"), THOUGHT, END, SAID),  # cut
+        writing(THINK + FINAL, THOUGHT, END, SAID),  # of the last message the parser saw no end
+        writing(THINK + FINAL, THOUGHT, END, SAID, END, END),
+        writing(THINK + FINAL, THOUGHT, END, END),  # of which nothing was shown
+        writing(THINK + "<|start|>assistant<|channel|>final<|end|>", THOUGHT, END, SAID, END),
+    ],
+)
+def test_an_answer_that_was_not_read_as_it_is_written_is_not_recorded(recorded: Writing) -> None:
+    assert recorded.turn(TOKENIZER) is None
+
+
+@pytest.mark.parametrize("texts", [("x" * 300,), ("Hi",) * 30])
+def test_a_prompt_may_have_exactly_its_limit(texts: tuple[str, ...]) -> None:
+    segments = list(render(Conversation(turns=tuple(UserTurn(text) for text in texts))))
+    num = len(TOKENIZER.encode_segments(segments))
+    assert len(encoded(segments, TOKENIZER, num).token_ids) == num
+    with pytest.raises(TooManyTokens):
+        encoded(segments, TOKENIZER, num - 1)
+
+
+def test_earlier_answers_are_counted_and_the_opening_ends_at_the_first() -> None:
+    first, second = AssistantTurn(text="One."), AssistantTurn(text="Two.")
+    opening = (UserTurn("assistant"),)
+    talk = (*opening, first, UserTurn("Hi"), second, UserTurn("Hi"))
+    made = encoded(render(Conversation(turns=talk)), TOKENIZER, 10_000)
+    start = TOKENIZER.encode_text("<|start|>assistant", allow_special=True)
+    alone = TOKENIZER.encode_segments(render(Conversation(turns=opening)))
+    assert made.num_opening_tokens == len(alone) - len(start)
+    answer = "<|start|>assistant<|channel|>final<|message|>One.<|end|>"
+    num_answer = len(TOKENIZER.encode_text(answer, allow_special=True))
+    assert made.history == {"written": 0, "rendered": 2 * num_answer}
