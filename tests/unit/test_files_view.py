@@ -100,3 +100,34 @@ def test_what_a_process_that_was_killed_left_unfinished_is_overwritten(tmp_path:
             view.close()
 
     asyncio.run(main())
+
+
+def test_a_registration_is_complete_as_soon_as_it_can_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, replace, seen = _View(tmp_path, 10.0), Path.replace, []
+
+    def replace_and_look(path: Path, target: Path) -> Path:
+        replaced = replace(path, target)
+        seen.append(view.look())
+        return replaced
+
+    monkeypatch.setattr(Path, "replace", replace_and_look)
+
+    async def main() -> None:
+        async with FilesDiscovery(tmp_path).register(worker("w1")):
+            assert seen == [(worker("w1"),)]
+
+    asyncio.run(main())
+    view.close()
+
+
+def test_a_worker_is_not_registered_where_others_can_write(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+
+    async def main() -> None:
+        with pytest.raises(PermissionError, match="Others can write to"):
+            await FilesDiscovery(tmp_path).register(worker("w1")).__aenter__()
+
+    asyncio.run(main())
+    assert not list(tmp_path.iterdir())
