@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import os
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -131,3 +132,25 @@ def test_a_worker_is_not_registered_where_others_can_write(tmp_path: Path) -> No
 
     asyncio.run(main())
     assert not list(tmp_path.iterdir())
+
+
+def test_no_more_of_a_file_is_read_than_a_registration_may_have(tmp_path: Path) -> None:
+    path, view = tmp_path / "w1.json", _View(tmp_path, 10.0)
+    path.touch()
+    os.truncate(path, 64 << 20)
+    tracemalloc.start()
+    try:
+        assert not view.look()
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    view.close()
+
+
+def test_a_dead_workers_file_is_dead_for_all_who_look_at_once(tmp_path: Path) -> None:
+    path, view = tmp_path / "w1.json", _View(tmp_path, 10.0)
+    path.write_bytes(msgspec.json.encode(worker("w1")))
+    with path.open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        assert not view.look()
+    view.close()

@@ -60,15 +60,15 @@ def test_a_generator_waits_before_its_second_reply_while_the_wire_is_full() -> N
     run_jumping(main())
 
 
-@pytest.mark.parametrize("last", [Cancel(1), Goodbye("I leave")])
-def test_a_generator_that_waits_for_credit_is_closed_with_its_call(last: Envelope) -> None:
+@pytest.mark.parametrize("last", [[Cancel(1)], [Cancel(1), Credit(1, 5)], [Goodbye("I leave")]])
+def test_a_generator_that_waits_for_credit_is_closed_with_its_call(last: list[Envelope]) -> None:
     async def main() -> None:
         service = Service("w", count_up, PACE)
         caller = RawCaller(service)
         with none_abandoned():
             caller.say(Hello(frames.VERSION, "w"), Open(1, a_request(10 * WINDOW)))
             await turns(lambda: len(caller.heard(Next)) == WINDOW)
-            caller.say(last)
+            caller.say(*last)
             await turns(lambda: not service.tasks)
 
     run_jumping(main())

@@ -221,6 +221,11 @@ def test_silence_counts_while_there_are_calls() -> None:
         assert num_asked == 1
         await asyncio.sleep(1)
         assert num_asked == 2
+        link.receive(frame(0, Hello(frames.VERSION, "w")))
+        link.lose_if_silent()
+        assert link.lost is None
+        await asyncio.sleep(4)
+        assert num_asked == 3
         link.lose_if_silent()
         assert link.lost == "it does not respond"
 
