@@ -1,6 +1,7 @@
 """What a watcher of the file registry sees as files age, change and are not ours."""
 
 import asyncio
+import errno
 import fcntl
 import os
 import time
@@ -152,5 +153,19 @@ def test_a_dead_workers_file_is_dead_for_all_who_look_at_once(tmp_path: Path) ->
     path.write_bytes(msgspec.json.encode(worker("w1")))
     with path.open() as other:
         fcntl.flock(other, fcntl.LOCK_SH)
+        assert not view.look()
+    view.close()
+
+
+def test_a_dead_workers_file_that_cannot_be_deleted_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    path, view = tmp_path / "w1.json", _View(tmp_path, 10.0)
+    path.write_bytes(msgspec.json.encode(worker("w1")))
+    monkeypatch.setattr(Path, "unlink", refuse)
+    for _ in range(2):
         assert not view.look()
     view.close()

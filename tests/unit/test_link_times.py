@@ -6,7 +6,8 @@ import pytest
 
 from baton import frames
 from baton.errors import BatonError, BrokerLost, WorkerLost, WorkerUnreached
-from baton.frames import Hello
+from baton.frames import End, Goodbye, Hello, Next
+from baton.messages import TokenChunk
 from baton.streams import CallerLink, Pace
 from tests.clock import run_jumping
 from tests.links import PACE, Sent, a_request, frame
@@ -50,5 +51,17 @@ def test_a_worker_is_not_blamed_for_its_broker(
             link.receive(frame(0, Hello(frames.VERSION, "w")))
         link.lose("gone", error)
         assert type(call.error) is (error if is_heard else unheard)
+
+    run_jumping(main())
+
+
+def test_nothing_counts_that_a_worker_says_after_its_goodbye() -> None:
+    async def main() -> None:
+        link = CallerLink(Sent(), "w", PACE)
+        call = link.open(a_request())
+        late = Next(call.number, TokenChunk(token_ids=(1,))), End(call.number)
+        link.receive(frame(0, Hello(frames.VERSION, "w"), Goodbye("I stop"), *late))
+        assert isinstance(call.error, WorkerLost)
+        assert not call.replies
 
     run_jumping(main())
