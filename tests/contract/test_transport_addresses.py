@@ -20,10 +20,10 @@ def plane(request: pytest.FixtureRequest, nats_server: str) -> Plane:
 def test_each_address_is_new_and_its_secret_cannot_be_guessed(plane: Plane) -> None:
     async def scenario(_: Transport, worker: Transport) -> None:
         names, secrets = set(), set()
-        for _ in range(3):
+        for _attempt in range(3):
             async with worker.serve("w", count_up) as address:
-                place, _, key = address.partition("#")
-                name, _, token = place.rpartition(".")
+                place, _hash, key = address.partition("#")
+                name, _dot, token = place.rpartition(".")
                 assert name.endswith("w")
                 names.add(token)
                 secrets.add(key or token)

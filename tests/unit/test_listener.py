@@ -129,7 +129,9 @@ def test_closing_accepts_the_connections_that_wait() -> None:
         listener = Listener(sock, taken.append, lambda: None)
         clients = [socket.create_connection(sock.getsockname()) for _ in range(50)]
         assert not taken  # the event loop has not run
+        number = sock.fileno()
         listener.close()
+        assert not asyncio.get_running_loop().remove_reader(number)  # it has removed it
         assert len(taken) == 50
         for connection in [*taken, *clients]:
             connection.close()

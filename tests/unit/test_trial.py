@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from baton.errors import HandoffFailed
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, Request, Role, TokenChunk, WorkerInfo
 from baton.tcp import TcpTransport
 from baton.trial import trial_request, works
+from tests.generators import none_abandoned
 from tests.planes import HANDOFF, Stream
 from tests.waiting import PATIENCE_S, until
 
@@ -44,7 +46,7 @@ def worker(role: Role, address: str = "", **changes: object) -> WorkerInfo:
     ],
 )
 def test_a_prompt_fills_two_blocks_and_leaves_room_for_two_tokens(
-    prefill: dict[str, object], decode: dict[str, object], num_tokens: int
+    prefill: dict[str, Any], decode: dict[str, Any], num_tokens: int
 ) -> None:
     pair = worker(Role.PREFILL, **prefill), worker(Role.DECODE, **decode)
     requests = [trial_request("warm", *pair, deadline_s=7.0) for _ in range(9)]
@@ -112,7 +114,8 @@ async def plane(*answers: Answers) -> AsyncIterator[tuple[TcpTransport, list[str
 def test_a_worker_works_if_it_replies_and_is_not_asked_for_more(answers: Answers, succeeds: bool) -> None:
     async def main() -> None:
         async with plane(answers) as (transport, addresses):
-            assert await works(transport, worker(Role.DECODE, addresses[0]), limit_s=9.0) == succeeds
+            with none_abandoned():
+                assert await works(transport, worker(Role.DECODE, addresses[0]), limit_s=9.0) == succeeds
             await until(lambda: not answers.num_open)
         assert [each.deadline_s for each in answers.asked] == [9.0]
 
