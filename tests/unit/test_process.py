@@ -198,6 +198,7 @@ from baton.process import run
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
 async def main(shutdown):
+    assert sys.getswitchinterval() == 0.001  # a thread that reads a long body holds up no token
     return 0 if resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 128 else 3
 sys.exit(run(main))
 """
