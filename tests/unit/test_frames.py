@@ -89,6 +89,13 @@ def test_a_frame_that_is_lost_breaks_the_link_and_one_that_comes_twice_is_ignore
         reader.open(frame(3, Beat()))
 
 
+def test_a_token_below_zero_breaks_the_link() -> None:
+    reader = FrameReader(frames.FROM_WORKER, "w")
+    reader.open(frame(0, Hello(frames.VERSION, "w")))
+    with pytest.raises(LinkBroken, match="cannot decode its frame"):
+        reader.open(frame(1, Next(1, TokenChunk(token_ids=(-1,)))))
+
+
 @given(st.lists(st.integers(0, 60), max_size=40), st.integers(60, 300))
 def test_any_envelopes_leave_in_order_in_frames_below_the_limit(sizes: list[int], limit: int) -> None:
     replies: list[Envelope] = [Next(i, TokenChunk(token_ids=(9,) * size)) for i, size in enumerate(sizes)]
