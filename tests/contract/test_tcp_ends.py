@@ -14,6 +14,7 @@ import pytest
 from baton import frames
 from baton.errors import WorkerLost
 from baton.messages import Reply, Request, TokenChunk
+from baton.peer_tls import PeerDistrusted
 from baton.strangers import strangers
 from baton.tcp import TcpTransport
 from tests.clock import run_jumping
@@ -85,6 +86,20 @@ def test_a_link_that_is_lost_before_it_is_connected_hangs_up() -> None:
                 await calling
             async with asyncio.timeout(PATIENCE_S):
                 assert b"its engine hangs" in await received
+
+    asyncio.run(main())
+
+
+def test_a_port_that_hangs_up_is_a_lost_worker_and_no_question_of_trust() -> None:
+    async def main() -> None:
+        async with (
+            transports(1) as (caller,),
+            await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1") as server,
+        ):
+            address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}/w.1"
+            with pytest.raises(WorkerLost, match="the connection") as lost:
+                await tokens(caller.call(address, a_request()))
+            assert not isinstance(lost.value, PeerDistrusted)
 
     asyncio.run(main())
 
