@@ -14,22 +14,24 @@ from tests.contract.test_etcd_answers import KEY, Scripted, client, serving
 from tests.waiting import PATIENCE_S
 
 
-def test_a_watch_that_is_left_ends_at_the_server() -> None:
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_watch_that_is_left_or_refused_ends_at_the_server(is_refused: bool) -> None:
     async def main() -> None:
         has_ended = asyncio.Event()
 
         async def watched() -> AsyncIterator[bytes]:
             try:
-                yield b""
+                yield b"\x20\x01" if is_refused else b""
                 await asyncio.Event().wait()
             finally:
                 has_ended.set()
 
         async with serving(Scripted(watched=watched)) as url, client(url) as rpc:
             async with aclosing(rpc.watch(KEY, 1, None)) as batches:
-                assert await anext(batches) == []
+                outcome = await asyncio.gather(anext(batches), return_exceptions=True)
             async with asyncio.timeout(PATIENCE_S):
                 await has_ended.wait()
+        assert isinstance(outcome[0], EtcdError) if is_refused else outcome == [[]]
 
     asyncio.run(main())
 

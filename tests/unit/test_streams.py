@@ -143,8 +143,8 @@ def test_what_comes_while_the_consumer_is_busy_is_not_lost() -> None:
         async for reply in Pair(stepwise).call(a_request(9)):
             assert isinstance(reply, TokenChunk)
             received += reply.token_ids
-            for _ in range(5):
-                await asyncio.sleep(0)  # turns in which more comes
+            for _ in range(40):
+                await asyncio.sleep(0)  # turns in which the rest comes
         assert received == list(range(9))
 
     in_loop(scenario)
