@@ -203,5 +203,4 @@ async def _connect(sock: socket.socket, protocol: asyncio.Protocol, tls: ssl.SSL
         loop = asyncio.get_running_loop()
         await loop.connect_accepted_socket(lambda: protocol, sock, ssl=tls, **limits)
     except OSError as error:
-        sock.close()
         protocol.connection_lost(error)

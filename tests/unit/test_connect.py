@@ -9,6 +9,7 @@ import pytest
 from baton.connect import Wires
 from baton.nats_login import nats_options
 from baton.streams import TICK_S
+from baton.tls import CredentialError
 
 Given = dict[str, Any]
 
@@ -25,12 +26,13 @@ def positional(name: str, first: str, **values: Any) -> Given:
 def test_the_request_plane_gets_the_liveness_limit(monkeypatch: pytest.MonkeyPatch, plane: Any) -> None:
     monkeypatch.setattr("baton.tcp.TcpTransport", given)
     monkeypatch.setattr("baton.nats.NatsTransport", partial(positional, "servers"))
+    monkeypatch.setattr("baton.connect.peer_tls", lambda: "certificates")
     monkeypatch.setenv("NATS_AUTH_TOKEN", "secret")
     wires = Wires(request_plane=plane, liveness_s=7.5, host="127.0.0.2", nats_server="nats://n:1")
     made: Any = wires.transport()
     assert made["liveness_s"] == 7.5
     if plane == "tcp":
-        assert made["host"] == "127.0.0.2"
+        assert (made["host"], made["tls"]) == ("127.0.0.2", "certificates")
     else:
         assert (made["servers"], made["token"]) == ("nats://n:1", "secret")
 
@@ -50,6 +52,44 @@ def test_etcd_gets_its_login_and_certificates(monkeypatch: pytest.MonkeyPatch) -
         "cert_file": Path("client_cert"),
         "key_file": Path("client_key"),
     }
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "chosen"),
+    [
+        ({}, {}, "discovery=file plane=tcp"),
+        ({"ETCD_ENDPOINTS": "", "NATS_SERVER": ""}, {}, "discovery=file plane=tcp"),
+        ({"ETCD_ENDPOINTS": "http://e:1"}, {}, "discovery=etcd plane=tcp"),
+        ({"NATS_SERVER": "nats://n:1"}, {}, "discovery=file plane=nats"),
+        (
+            {"ETCD_ENDPOINTS": "http://e:1", "NATS_SERVER": "nats://n:1"},
+            {"discovery_backend": "file", "request_plane": "tcp"},
+            "discovery=file plane=tcp",
+        ),
+        ({}, {"discovery_backend": "etcd", "request_plane": "nats"}, "discovery=etcd plane=nats"),
+    ],
+)
+def test_a_flag_chooses_the_registry_and_the_plane_else_the_environment(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], flags: dict[str, Any], chosen: str
+) -> None:
+    for name in ("ETCD_ENDPOINTS", "NATS_SERVER"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert str(Wires(**flags)) == chosen
+
+
+def test_an_incomplete_login_is_found_by_the_check_of_a_process_that_uses_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NATS_AUTH_USERNAME", "u")
+    Wires(request_plane="tcp", discovery_backend="file", file_registry=tmp_path / "registry").check()
+    with pytest.raises(CredentialError, match="set both"):
+        Wires(request_plane="nats", discovery_backend="etcd").check()
+    monkeypatch.delenv("NATS_AUTH_USERNAME")
+    monkeypatch.setenv("BATON_PEER_CERT", "/x")
+    with pytest.raises(CredentialError, match="set all three"):
+        Wires(request_plane="nats", discovery_backend="etcd").check()
 
 
 def test_names_have_no_secrets() -> None:

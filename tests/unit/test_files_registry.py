@@ -126,6 +126,7 @@ def test_a_registration_touches_its_file_three_times_in_its_life(tmp_path: Path)
             assert path.stat().st_mtime == 0
             await asyncio.sleep(0.2)
             assert path.stat().st_mtime > 0
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run_jumping(main())
 

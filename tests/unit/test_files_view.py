@@ -1,9 +1,11 @@
 """What a watcher of the file registry sees as files age, change and are not ours."""
 
 import asyncio
+import errno
 import fcntl
 import os
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,3 +102,70 @@ def test_what_a_process_that_was_killed_left_unfinished_is_overwritten(tmp_path:
             view.close()
 
     asyncio.run(main())
+
+
+def test_a_registration_is_complete_as_soon_as_it_can_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, replace, seen = _View(tmp_path, 10.0), Path.replace, []
+
+    def replace_and_look(path: Path, target: Path) -> Path:
+        replaced = replace(path, target)
+        seen.append(view.look())
+        return replaced
+
+    monkeypatch.setattr(Path, "replace", replace_and_look)
+
+    async def main() -> None:
+        async with FilesDiscovery(tmp_path).register(worker("w1")):
+            assert seen == [(worker("w1"),)]
+
+    asyncio.run(main())
+    view.close()
+
+
+def test_a_worker_is_not_registered_where_others_can_write(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+
+    async def main() -> None:
+        with pytest.raises(PermissionError, match="Others can write to"):
+            await FilesDiscovery(tmp_path).register(worker("w1")).__aenter__()
+
+    asyncio.run(main())
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_more_of_a_file_is_read_than_a_registration_may_have(tmp_path: Path) -> None:
+    path, view = tmp_path / "w1.json", _View(tmp_path, 10.0)
+    path.touch()
+    os.truncate(path, 64 << 20)
+    tracemalloc.start()
+    try:
+        assert not view.look()
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    view.close()
+
+
+def test_a_dead_workers_file_is_dead_for_all_who_look_at_once(tmp_path: Path) -> None:
+    path, view = tmp_path / "w1.json", _View(tmp_path, 10.0)
+    path.write_bytes(msgspec.json.encode(worker("w1")))
+    with path.open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        assert not view.look()
+    view.close()
+
+
+def test_a_dead_workers_file_that_cannot_be_deleted_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    path, view = tmp_path / "w1.json", _View(tmp_path, 10.0)
+    path.write_bytes(msgspec.json.encode(worker("w1")))
+    monkeypatch.setattr(Path, "unlink", refuse)
+    for _ in range(2):
+        assert not view.look()
+    view.close()

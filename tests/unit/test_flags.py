@@ -148,7 +148,8 @@ def test_anothers_command_line_is_refused_without_an_end(line: str, says: str) -
         flags.read(Settings, line.split())
 
 
-def test_anothers_command_line_is_read_without_our_environment() -> None:
+def test_anothers_command_line_is_read_without_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_BATON_MODE", "b")
     assert flags.read(Settings, ["--port", "5", "--port=6"]).settings == Settings(port=6)
 
 

@@ -44,6 +44,17 @@ def test_a_length_at_the_limit_is_waited_for() -> None:
     assert frames.MAX_FRAME_BYTES == 16 << 20
 
 
+def test_only_the_first_frame_has_a_limit_of_its_own() -> None:
+    splitter = Splitter(10)
+    assert splitter.feed(frames.with_length(bytes(10)) + frames.with_length(bytes(99))) == [
+        bytes(10),
+        bytes(99),
+    ]
+    with pytest.raises(LinkBroken, match="exceeds the limit of 10"):
+        Splitter(10).feed(frames.with_length(bytes(11)))
+    assert frames.MAX_HELLO_BYTES == 1024
+
+
 @example(b"\x92\x00\x91\x93\x00\x02\xa1\xff")  # not UTF-8
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_frame_break_the_link_and_nothing_else(noise: bytes) -> None:
@@ -55,6 +66,7 @@ def test_bytes_that_are_no_frame_break_the_link_and_nothing_else(noise: bytes) -
     ("first", "reason"),
     [
         (frame(0, Hello(frames.VERSION + 1, "w")), f"uses protocol version {frames.VERSION + 1}"),
+        (frame(0, Hello(frames.VERSION - 1, "w")), f"uses protocol version {frames.VERSION - 1}"),
         (frame(0, Hello(frames.VERSION, "v")), "does not know this worker by its name"),
         (frame(0, End(1)), "did not send a Hello"),
         (frame(0), "did not send a Hello"),
@@ -75,6 +87,13 @@ def test_a_frame_that_is_lost_breaks_the_link_and_one_that_comes_twice_is_ignore
         assert reader.open(frame(number, Goodbye("twice"))) == []
     with pytest.raises(LinkBroken, match="frame 2 was lost"):
         reader.open(frame(3, Beat()))
+
+
+def test_a_token_below_zero_breaks_the_link() -> None:
+    reader = FrameReader(frames.FROM_WORKER, "w")
+    reader.open(frame(0, Hello(frames.VERSION, "w")))
+    with pytest.raises(LinkBroken, match="cannot decode its frame"):
+        reader.open(frame(1, Next(1, TokenChunk(token_ids=(-1,)))))
 
 
 @given(st.lists(st.integers(0, 60), max_size=40), st.integers(60, 300))

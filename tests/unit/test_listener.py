@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from baton.listener import Admission, Listener, num_connections
+from baton.listener import Admission, Listener, num_connections, raise_descriptor_limit
 from tests.waiting import until
 
 
@@ -129,7 +129,9 @@ def test_closing_accepts_the_connections_that_wait() -> None:
         listener = Listener(sock, taken.append, lambda: None)
         clients = [socket.create_connection(sock.getsockname()) for _ in range(50)]
         assert not taken  # the event loop has not run
+        number = sock.fileno()
         listener.close()
+        assert not asyncio.get_running_loop().remove_reader(number)  # it has removed it
         assert len(taken) == 50
         for connection in [*taken, *clients]:
             connection.close()
@@ -165,11 +167,15 @@ def test_a_connection_that_cannot_be_run_is_lost() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("hard", "raised"), [(64, 64), (200, 200), (1000, 500)])
-def test_the_soft_limit_is_raised_towards_the_hard_one_within_reason(hard: int, raised: int) -> None:
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised"), [(64, 64, 64), (64, 200, 200), (64, 1000, 500), (600, 1000, 600)]
+)
+def test_the_soft_limit_is_raised_towards_the_hard_one_within_reason(
+    soft: int, hard: int, raised: int
+) -> None:
     code = (
         "import resource; from baton.listener import num_connections, raise_descriptor_limit;"
-        f"resource.setrlimit(resource.RLIMIT_NOFILE, (64, {hard})); raise_descriptor_limit(500);"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard})); raise_descriptor_limit(500);"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], num_connections(4, 10**9))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -185,3 +191,15 @@ def test_a_listener_with_a_reserve_gets_the_rest_if_that_is_more_than_its_part()
     assert num_connections(2, 10**9, reserve=10) == soft - 10
     assert num_connections(2, 10**9, reserve=soft) == soft // 2
     assert num_connections(2, 7, reserve=10) == 7
+
+
+def test_without_a_limit_of_descriptors_there_is_one_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(resource.RLIM_INFINITY, resource.RLIM_INFINITY), (64, resource.RLIM_INFINITY)]
+    changed: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[0])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: changed.append(limit))
+    raise_descriptor_limit(500)
+    assert num_connections(4, 10_000, reserve=10) == 10_000
+    limits.pop(0)
+    raise_descriptor_limit(500)
+    assert changed == [(500, resource.RLIM_INFINITY)]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from baton.listener import Listener
+from tests.alive import Newborn
 from tests.waiting import until
 
 
@@ -46,7 +47,8 @@ class Taken:
         self.socks: list[socket.socket] = []
         self.faults: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: self.faults.append(context))
-        self.listener = Listener(failing, self._take, lambda: None)
+        self.num_evictions = 0
+        self.listener = Listener(failing, self._take, self._make_room)
         self.client = socket.create_connection(failing.getsockname())
 
     def close(self) -> None:
@@ -55,6 +57,9 @@ class Taken:
 
     def _take(self, sock: socket.socket) -> None:
         self.socks.append(sock)
+
+    def _make_room(self) -> None:
+        self.num_evictions += 1
 
 
 def test_a_connection_that_was_reset_in_the_queue_holds_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
@@ -101,5 +106,57 @@ def test_one_that_is_closed_after_a_pause_accepts_those_that_wait() -> None:
         assert len(taken.socks) == 2
         late.close()
         taken.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("number", "num_evictions"),
+    [(errno.EMFILE, 1), (errno.ENFILE, 1), (errno.ENOBUFS, 0), (errno.ENOMEM, 0)],
+)
+def test_connections_make_room_only_if_descriptors_lack(number: int, num_evictions: int) -> None:
+    async def main() -> None:
+        taken = Taken(Failing(OSError(number, "no")))
+        await until(lambda: taken.socks)
+        assert taken.num_evictions == num_evictions
+        assert taken.socks[0].gettimeout() == 0  # it does not block
+        taken.listener.close()
+        taken.close()
+
+    asyncio.run(main())
+
+
+def test_other_tasks_run_between_sixteen_connections_and_the_next() -> None:
+    async def main() -> None:
+        taken = Taken(Failing())
+        clients = [socket.create_connection(taken.failing.getsockname()) for _ in range(40)]
+        numbers = set()
+        while len(taken.socks) < 41:
+            numbers.add(len(taken.socks))
+            await asyncio.sleep(0)  # a turn of the loop
+        assert numbers == {0, 16, 32}
+        taken.listener.close()
+        for each in clients:
+            each.close()
+        taken.close()
+
+    asyncio.run(main())
+
+
+def test_connections_that_run_leave_no_task_behind() -> None:
+    async def main() -> None:
+        tasks, failing, ended = Newborn(asyncio.Task), Failing(), 0
+
+        class Counted(asyncio.Protocol):
+            def connection_lost(self, exc: Exception | None) -> None:
+                nonlocal ended
+                ended += 1
+
+        listener = Listener(failing, lambda _: Counted(), lambda: None)
+        for number in range(3):
+            socket.create_connection(failing.getsockname()).close()
+            await until(lambda: ended > number)  # noqa: B023  awaited here
+        assert tasks.count() == 0
+        listener.close()
 
     asyncio.run(main())

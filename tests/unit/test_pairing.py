@@ -87,9 +87,13 @@ def test_like_workers_are_paired_whatever_they_say_about_their_transport() -> No
 def test_refused_are_pairs_of_one_model_only() -> None:
     workers = (
         worker(Role.PREFILL, worker_id="p1"),
+        worker(Role.PREFILL, worker_id="p2", engine="vllm"),
         worker(Role.DECODE, worker_id="d1", engine="vllm"),
         worker(Role.DECODE, worker_id="d2"),
         worker(Role.DECODE, worker_id="d3", engine="vllm", model="other"),
     )
 
-    assert refused_pairs(workers) == ["p1 -> d1: engine trtllm is not vllm"]
+    assert refused_pairs(workers) == [
+        "p1 -> d1: engine trtllm is not vllm",
+        "p2 -> d2: engine vllm is not trtllm",
+    ]

@@ -135,13 +135,13 @@ def test_to_cancel_the_wait_is_to_cancel_all_of_it() -> None:
 
 def test_what_exists_at_the_start_is_not_collected_again() -> None:
     before = gc.get_threshold()
+    gc.unfreeze()  # what these tests have frozen themselves
     try:
         leave_start_uncollected()
         assert gc.get_freeze_count() > 10_000
         assert len(gc.get_objects(generation=2)) < 1_000
         assert gc.get_threshold()[0] == 10_000
     finally:
-        gc.unfreeze()
         gc.set_threshold(*before)
 
 
@@ -165,9 +165,12 @@ def test_what_does_not_come_ends_the_start_with_a_sentence() -> None:
         finally:
             ended.set()
 
-    with pytest.raises(NotStarted, match="NATS did not answer within 60 s"):
-        run_jumping(needed("NATS", never()))
-    assert ended.is_set()
+    async def main() -> None:
+        with pytest.raises(NotStarted, match="NATS did not answer within 60 s"):
+            await needed("NATS", never())
+        assert ended.is_set()
+
+    run_jumping(main())
 
 
 def test_what_fails_at_start_is_raised_at_once() -> None:
@@ -198,6 +201,7 @@ from baton.process import run
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
 async def main(shutdown):
+    assert sys.getswitchinterval() == 0.001  # a thread that reads a long body holds up no token
     return 0 if resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 128 else 3
 sys.exit(run(main))
 """

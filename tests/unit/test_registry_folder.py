@@ -166,6 +166,28 @@ def test_processes_end_with_a_sentence_that_says_what_to_do(tmp_path: Path, modu
     assert "--file-registry" in ended.stderr
 
 
+def test_a_registry_that_is_not_the_users_own_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "registry").mkdir(mode=0o700)
+    monkeypatch.setattr(os, "getuid", lambda: 54_321)
+    with pytest.raises(UnsafeFolder, match="own it and set mode 0700"):
+        make_private(tmp_path / "registry")
+
+
+def test_a_folder_that_another_process_makes_meanwhile_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir = Path.mkdir
+
+    def make_twice(path: Path, mode: int) -> None:
+        mkdir(path, mode)
+        mkdir(path, mode)
+
+    monkeypatch.setattr(Path, "mkdir", make_twice)
+    make_private(tmp_path / "registry")
+
+
 def test_wires_check_the_file_registry_only_if_it_is_the_one(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     Wires(discovery_backend="etcd", file_registry=tmp_path / "registry").check()

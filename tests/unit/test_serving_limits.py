@@ -6,10 +6,11 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from baton import frames
-from baton.errors import EngineFailure
+from baton.errors import EngineFailure, InvalidRequest
 from baton.frames import Cancel, Credit, End, Envelope, Goodbye, Hello, Next, Open
 from baton.messages import Reply, Request, TokenChunk
 from baton.serving import MAX_CALLERS, Service
+from baton.strangers import strangers
 from baton.streams import WINDOW
 from tests.clock import run_jumping
 from tests.generators import none_abandoned
@@ -59,15 +60,15 @@ def test_a_generator_waits_before_its_second_reply_while_the_wire_is_full() -> N
     run_jumping(main())
 
 
-@pytest.mark.parametrize("last", [Cancel(1), Goodbye("I leave")])
-def test_a_generator_that_waits_for_credit_is_closed_with_its_call(last: Envelope) -> None:
+@pytest.mark.parametrize("last", [[Cancel(1)], [Cancel(1), Credit(1, 5)], [Goodbye("I leave")]])
+def test_a_generator_that_waits_for_credit_is_closed_with_its_call(last: list[Envelope]) -> None:
     async def main() -> None:
         service = Service("w", count_up, PACE)
         caller = RawCaller(service)
         with none_abandoned():
             caller.say(Hello(frames.VERSION, "w"), Open(1, a_request(10 * WINDOW)))
             await turns(lambda: len(caller.heard(Next)) == WINDOW)
-            caller.say(last)
+            caller.say(*last)
             await turns(lambda: not service.tasks)
 
     run_jumping(main())
@@ -82,13 +83,15 @@ def test_nothing_is_begun_for_a_caller_that_has_said_goodbye() -> None:
     run_jumping(main())
 
 
-def test_a_stream_number_that_is_used_twice_breaks_the_link() -> None:
+def test_a_stream_number_that_is_used_twice_breaks_the_link_of_a_caller_that_is_no_stranger() -> None:
     async def main() -> None:
+        num_strange = strangers.num_messages
         service = Service("w", silent, PACE)
         caller = RawCaller(service)
         caller.say(Hello(frames.VERSION, "w"), Open(1, a_request()), Open(1, a_request()))
         assert caller.wire.closed
         assert caller.heard(Goodbye) == [Goodbye("stream 1 was opened twice")]
+        assert strangers.num_messages == num_strange
         await turns(lambda: not service.tasks)
 
     run_jumping(main())
@@ -126,6 +129,18 @@ def test_what_an_engine_raises_is_logged_and_its_caller_hears_which_request_it_w
 
     run_jumping(main())
     assert "hunter2" in caplog.text
+
+
+def test_an_error_too_long_for_the_plane_still_ends_its_call() -> None:
+    async def refuse(_: Request) -> AsyncGenerator[Reply, None]:
+        raise EngineFailure("x" * 20_000)
+        yield TokenChunk(token_ids=())  # type: ignore[unreachable]  # makes it a generator
+
+    async def main() -> None:
+        with pytest.raises(InvalidRequest, match="exceeds this request plane's limit"):
+            await tokens(Pair(refuse, limit=10_000).call(a_request()))
+
+    run_jumping(main())
 
 
 def test_a_caller_after_the_end_gets_the_reason() -> None:

@@ -221,6 +221,11 @@ def test_silence_counts_while_there_are_calls() -> None:
         assert num_asked == 1
         await asyncio.sleep(1)
         assert num_asked == 2
+        link.receive(frame(0, Hello(frames.VERSION, "w")))
+        link.lose_if_silent()
+        assert link.lost is None
+        await asyncio.sleep(4)
+        assert num_asked == 3
         link.lose_if_silent()
         assert link.lost == "it does not respond"
 
@@ -262,7 +267,8 @@ def test_a_call_waits_until_the_wire_takes_it_and_goes_to_the_link_that_lives_by
     async def main() -> None:
         first, second = Pair(count_up), Pair(count_up)
         links = [first.caller, second.caller]
-        first.to_worker.writable.clear()
+        for pair in (first, second):
+            pair.to_worker.writable.clear()
 
         async def link_to() -> CallerLink:
             return links[0]
@@ -273,6 +279,9 @@ def test_a_call_waits_until_the_wire_takes_it_and_goes_to_the_link_that_lives_by
         links.pop(0)
         first.caller.lose("test")
         first.to_worker.writable.set()
+        await asyncio.sleep(1)
+        assert len(second.to_worker.frames) == 1
+        second.to_worker.writable.set()
         assert await running == [0, 1]
 
     run_jumping(main())

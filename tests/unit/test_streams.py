@@ -121,6 +121,35 @@ def test_generators_wait_while_the_wire_is_full() -> None:
     in_loop(scenario)
 
 
+def test_a_request_that_cannot_be_encoded_is_invalid_and_fails_alone() -> None:
+    async def scenario() -> None:
+        pair = Pair(count_up)
+        calls = (tokens(pair.call(a_request(seed=seed))) for seed in (0, 2**70))
+        fine, bad = await asyncio.gather(*calls, return_exceptions=True)
+        assert fine == [0]
+        assert type(bad) is InvalidRequest
+
+    in_loop(scenario)
+
+
+def test_what_comes_while_the_consumer_is_busy_is_not_lost() -> None:
+    async def scenario() -> None:
+        async def stepwise(request: Request) -> AsyncGenerator[Reply, None]:
+            async for reply in count_up(request):
+                yield reply
+                await asyncio.sleep(0)  # the next goes in another frame
+
+        received: list[int] = []
+        async for reply in Pair(stepwise).call(a_request(9)):
+            assert isinstance(reply, TokenChunk)
+            received += reply.token_ids
+            for _ in range(40):
+                await asyncio.sleep(0)  # turns in which the rest comes
+        assert received == list(range(9))
+
+    in_loop(scenario)
+
+
 def test_a_request_over_the_limit_is_invalid_and_says_both_sizes() -> None:
     async def scenario() -> None:
         pair = Pair(count_up, limit=220)
