@@ -124,8 +124,11 @@ def test_a_decode_worker_computes_what_it_lacks_up_to_the_limit_at_a_time() -> N
             engine.prompt_done.set()
             assert isinstance(await answered, TokenChunk)
             engine.num_lacking = 100
-            async with aclosing(worker.answer(local)) as third:
-                assert isinstance(await anext(third), TokenChunk)
+            with none_abandoned():
+                async with aclosing(worker.answer(local)) as third:
+                    assert isinstance(await anext(third), TokenChunk)
+            engine.num_lacking = 101  # not one more, whatever has ended
+            assert [r async for r in worker.answer(local)] == [PrefillFirst(101, is_busy=False)]
 
     asyncio.run(main())
 
@@ -151,7 +154,9 @@ def test_each_role_runs_its_half_and_both_tell_their_figures() -> None:
         prefill, decode = Worker(ScriptedEngine(), Role.PREFILL), Worker(ScriptedEngine(), Role.DECODE)
         assert isinstance(await anext(prefill.answer(REQUEST)), KvHandoff)
         assert isinstance(await anext(decode.answer(REQUEST)), TokenChunk)
+        strangers.note("a test")
         told = WorkerStats(num_running=7, num_strange_messages=strangers.num_messages)
+        assert told.num_strange_messages > 0
         assert [reply async for reply in decode.answer(StatsRequest())] == [told]
 
     asyncio.run(main())
