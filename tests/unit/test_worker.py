@@ -294,6 +294,7 @@ def test_what_runs_when_a_shutdown_is_asked_for_ends_well(tmp_path: Path) -> Non
 def test_a_worker_shows_what_its_engine_says_of_itself(tmp_path: Path, is_readable: bool) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"\x01") if is_readable else weights.mkdir()
+    folder = str(tmp_path.resolve())
 
     async def main() -> None:
         chosen, shutdown, engine = settings(tmp_path), Shutdown(), ScriptedEngine(kv_transfer="tcp")
@@ -301,7 +302,7 @@ def test_a_worker_shows_what_its_engine_says_of_itself(tmp_path: Path, is_readab
         running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
         async with aclosing(chosen.wires.discovery().watch()) as snapshots:
             (shown,) = await until(snapshots, lambda fleet: [w.is_ready for w in fleet] == [True])
-        assert shown.model_path == str(tmp_path.resolve())
+        assert shown.model_path == folder
         assert (shown.max_batch_size, shown.max_queue_size) == (3, 5)
         assert (shown.worker_id, shown.incarnation, shown.role) == ("w1", "i1", Role.DECODE)
         assert (shown.engine, shown.engine_version, shown.kv_transfer) == ("scripted", "1", "tcp")
