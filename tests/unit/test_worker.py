@@ -133,7 +133,8 @@ def test_a_decode_worker_computes_what_it_lacks_up_to_the_limit_at_a_time() -> N
                 async with aclosing(worker.answer(local)) as third:
                     assert isinstance(await anext(third), TokenChunk)
             engine.num_lacking = 101  # not one more, whatever has ended
-            assert [r async for r in worker.answer(local)] == [PrefillFirst(101, is_busy=False)]
+            async with aclosing(worker.answer(local)) as fourth:
+                assert await anext(fourth) == PrefillFirst(101, is_busy=False)
 
     asyncio.run(main())
 
