@@ -3,7 +3,6 @@
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
