@@ -20,7 +20,7 @@ from tests.waiting import until
 from workers.kv.memory import Memory, host_memory
 from workers.kv.source import Lend, Peer, Source
 from workers.kv.transceiver import Ticket
-from workers.kv.wire import Ask, Connection, Fetched, Grant, Stands
+from workers.kv.wire import Ask, Connection, Fetched, Grant, Refused, Stands
 
 PAYLOAD = bytes(range(256)) * 16
 LARGE_BYTES = 64 << 20  # more than the sockets hold
@@ -262,6 +262,22 @@ def test_a_puller_that_has_gone_before_its_read_ended_has_moved_nothing() -> Non
     run_jumping(main())
 
 
+def test_a_puller_that_refuses_is_let_go() -> None:
+    unread: list[object] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, error: unread.append(error))
+        async with source() as here, puller(offer(here)) as there:
+            await there.connection.send(Refused("not what a puller says"))
+            with pytest.raises(ConnectionResetError):
+                await there.connection.receive(Grant)
+            await until(lambda: not here._tasks)  # noqa: SLF001  a session is a connection
+        gc.collect()
+
+    run_jumping(main())
+    assert unread == []
+
+
 def test_one_that_hangs_up_is_no_stranger() -> None:
     async def main() -> None:
         num_before = strangers.num_messages
@@ -353,9 +369,11 @@ def test_a_quarter_of_the_descriptors_are_pullers_and_none_that_is_served_makes_
             for there in served:
                 await there.ask()
                 await there.fetch()
+            began_s = loop.time()
             one_more = await stack.enter_async_context(puller(ticket))
             with suppress(ConnectionResetError):
                 assert await loop.sock_recv(one_more.sock, 1) == b""
+            assert loop.time() - began_s < 4, "before its time to ask is over"
             await served[0].confirm()
             assert await here.moved(ticket) == len(PAYLOAD)
             another = offer(here)
@@ -465,6 +483,7 @@ def test_withdrawn_memory_is_released_when_its_reader_has_hung_up() -> None:
                 await there.fetch()
                 here.withdraw(ticket)
                 assert await asyncio.get_running_loop().sock_recv(there.sock, 1) == b""
+                await asyncio.sleep(1)  # time for what must not happen
                 assert lent() is not None
             await until(lambda: lent() is None)
 

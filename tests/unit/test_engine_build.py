@@ -2,6 +2,7 @@
 
 import gc
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,6 +38,16 @@ def test_a_failed_import_leaves_the_collector_on() -> None:
     assert gc.isenabled()
 
 
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with importing():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
 def effective(*arguments: str) -> list[str]:
     """The lines of the engine's settings."""
     line = ["--model-path", "models/demo", *arguments]
@@ -69,6 +80,16 @@ def test_signals_end_the_process_while_an_engine_loads_and_are_handled_again_the
         assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT) is signal.SIG_DFL
         raise ValueError
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_an_engine_that_loads_in_another_thread_leaves_signals_alone() -> None:
+    def load() -> object:
+        with dying_at_once():
+            return signal.getsignal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(load).result() is before
 
 
 @pytest.mark.parametrize(("mode", "is_told"), [("prefill", True), ("agg", False)])
