@@ -29,6 +29,14 @@ def test_the_mode_says_role_and_endpoint(
     assert (settings.role, settings.route) == (role, route)
 
 
+def test_a_model_in_the_working_directory_has_its_folders_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gpt-oss-20b").mkdir()
+    monkeypatch.chdir(tmp_path / "gpt-oss-20b")
+    assert WorkerSettings(model_path=Path()).model == "gpt-oss-20b"
+
+
 def test_names_that_are_given_count_more_than_those_that_follow() -> None:
     plain = WorkerSettings(model_path=Path("models/demo"))
     assert (plain.model, plain.drain_timeout_s) == ("demo", 30.0)
