@@ -440,7 +440,9 @@ def test_a_form_that_its_answers_do_not_happen_to_have_is_refused_by_its_field()
             with pytest.raises(InvalidRequest, match="`response_format` cannot be enforced"):
                 await answer(engine, ask(guided=Guided(last=(schema,))))
             assert len(await answer(engine, ask(guided=Guided(last=(call, final))))) == 5
-            scored = msgspec.structs.replace(ask(), sampling=Sampling(1, seed=0, prompt_logprobs=0))
+            scored = msgspec.structs.replace(
+                ask(), sampling=Sampling(max_tokens=1, seed=0, prompt_logprobs=0)
+            )
             with pytest.raises(InvalidRequest, match="no log probabilities of the prompt"):
                 await answer(engine, scored)
 
