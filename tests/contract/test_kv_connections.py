@@ -212,6 +212,7 @@ def test_a_ticket_with_an_impossible_address_fails_the_handoff(host: str, port: 
             wrong = msgspec.structs.replace(ticket, peer=peer)
             with pytest.raises(HandoffFailed):
                 await each.pulls.pull(wrong, host_memory(bytearray(len(PAYLOAD))), 5)
+            assert not each.pulls._connections._idle  # noqa: SLF001  nothing public tells
             await each.pull()
 
     asyncio.run(main())
