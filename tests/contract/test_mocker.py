@@ -251,7 +251,7 @@ def test_a_request_beyond_batch_and_queue_is_overload() -> None:
 
     assert MockerSettings().max_batch_size == 1024
     assert MockerSettings().max_queue_size == 4096
-    run_jumping(main())
+    run_jumping(main(), limit_s=200)
 
 
 def test_the_context_bounds_prompt_and_answer() -> None:
@@ -332,7 +332,7 @@ def test_all_answers_share_the_steps_and_one_that_ends_leaves_the_others() -> No
             assert now_s() - began_s == pytest.approx(0.1 + 8, abs=0.05)
             assert len(await second) == 9
 
-    run_jumping(main())
+    run_jumping(main(), limit_s=200)
 
 
 def test_steps_take_up_to_the_jitter_longer() -> None:
@@ -362,7 +362,7 @@ def test_a_hanging_engine_keeps_deadlines_and_stops(tmp_path: Path) -> None:
             with pytest.raises(WorkerLost):
                 await running
 
-    run_jumping(main())
+    run_jumping(main(), limit_s=200)
 
 
 def test_stopping_withdraws_what_is_pinned() -> None:
@@ -373,7 +373,7 @@ def test_stopping_withdraws_what_is_pinned() -> None:
             with pytest.raises(HandoffFailed, match="withdrawn"):
                 await anext(replies)
 
-    run_jumping(main())
+    run_jumping(main(), limit_s=200)
 
 
 FINAL = "<|channel|>final<|message|>Done.<|return|>"
