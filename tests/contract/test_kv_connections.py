@@ -1,6 +1,8 @@
 """A puller keeps its connection to a source for the next pull, and survives its loss."""
 
 import asyncio
+import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,10 +12,11 @@ import pytest
 from baton.errors import HandoffFailed
 from tests.clock import run_jumping
 from tests.waiting import until
-from workers.kv.connections import IDLE_S
-from workers.kv.memory import host_memory
+from workers.kv.connections import IDLE_S, Connections
+from workers.kv.memory import Memory, host_memory
 from workers.kv.pulls import Pulls
 from workers.kv.source import Peer, Source
+from workers.kv.transceiver import Ticket
 
 PAYLOAD = bytes(range(256)) * 16
 
@@ -68,9 +71,69 @@ def test_pulls_at_once_have_a_connection_each_and_keep_them() -> None:
     run_jumping(main())
 
 
+def test_after_many_pulls_at_once_only_the_connections_in_use_are_kept() -> None:
+    async def main() -> None:
+        async with pair() as each:
+            await asyncio.gather(*[each.pull() for _ in range(3)])
+            for _ in range(10):
+                await asyncio.sleep(IDLE_S / 8)
+                await each.pull()
+            await until(lambda: each.num_connections == 1)
+
+    run_jumping(main())
+
+
+def test_nothing_is_remembered_of_what_has_ended() -> None:
+    async def main() -> None:
+        async with pair() as each:
+            await each.pull()
+            assert not each.pulls._running  # noqa: SLF001  nothing public tells
+            await asyncio.sleep(IDLE_S + 1)
+            assert not each.pulls._connections._idle  # noqa: SLF001  nothing public tells
+
+    run_jumping(main())
+
+
+def test_closing_returns_when_no_pull_writes_any_more() -> None:
+    ended: list[str] = []
+
+    async def slow_to_end(ticket: Ticket, into: Memory) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(1)
+            ended.append("a pull")
+
+    async def main() -> None:
+        pulls = Pulls("tcp", slow_to_end)
+        ticket = Ticket(wire="tcp", offer_id=1, num_bytes=1, peer=b"")
+        pull = asyncio.ensure_future(pulls.pull(ticket, host_memory(bytearray(1)), 60))
+        await asyncio.sleep(1)
+        await pulls.close()
+        assert ended == ["a pull"]
+        with pytest.raises(HandoffFailed, match="closed during the pull"):
+            await pull
+
+    run_jumping(main())
+
+
+def test_a_connection_that_is_not_made_leaves_no_descriptor() -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            refusing = ("127.0.0.1", listener.getsockname()[1])
+        num_before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(ConnectionRefusedError) as failed:
+            await Connections().new(refusing)
+        assert failed.value.__traceback__  # whose frames have the socket
+        assert len(os.listdir("/proc/self/fd")) == num_before
+
+    run_jumping(main())
+
+
 def test_an_unused_connection_is_closed_after_a_minute() -> None:
     async def main() -> None:
         async with pair() as each:
+            assert IDLE_S == 60
             await each.pull()
             await asyncio.sleep(IDLE_S - 1)  # not yet
             assert each.num_connections == 1
@@ -149,6 +212,7 @@ def test_a_ticket_with_an_impossible_address_fails_the_handoff(host: str, port: 
             wrong = msgspec.structs.replace(ticket, peer=peer)
             with pytest.raises(HandoffFailed):
                 await each.pulls.pull(wrong, host_memory(bytearray(len(PAYLOAD))), 5)
+            assert not each.pulls._connections._idle  # noqa: SLF001  nothing public tells
             await each.pull()
 
     asyncio.run(main())

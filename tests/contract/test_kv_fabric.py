@@ -202,7 +202,48 @@ def test_memory_in_the_place_of_freed_memory_changes_the_epoch() -> None:
     part = host_memory(memoryview(buffer)[:NUM_BYTES])
     assert agent.reach(part).epoch == 1  # peers may still know the larger one
     assert agent.reach(part).epoch == 1
+    rest = host_memory(memoryview(buffer)[NUM_BYTES:])
+    assert agent.reach(rest).epoch == 1  # which no peer of this epoch knows
     agent.close()
+
+
+def test_freed_memory_is_deregistered_and_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, num_freed = Agent("127.0.0.1", lambda call, *args: call(*args)), 0
+    deregister = agent._api.deregister_memory  # noqa: SLF001  nothing else tells
+
+    def noted(descs: object) -> None:
+        nonlocal num_freed
+        num_freed += 1
+        deregister(descs)
+
+    monkeypatch.setattr(agent._api, "deregister_memory", noted)  # noqa: SLF001  as above
+    places = memoryview(bytearray(258 * NUM_BYTES))
+    for i in range(257):
+        assert agent.reach(host_memory(places[i * NUM_BYTES :][:NUM_BYTES])).epoch == 0
+        assert num_freed == i + 1
+    last = host_memory(places[257 * NUM_BYTES :])
+    assert agent.reach(last).epoch == 1
+    agent.close()
+
+
+@pytest.mark.parametrize(("host", "is_loopback"), [("127.0.0.2", True), ("::1", True), ("192.0.2.1", False)])
+def test_a_loopback_address_keeps_ucx_on_this_machine(
+    monkeypatch: pytest.MonkeyPatch, host: str, is_loopback: bool
+) -> None:
+    given: list[str] = []
+
+    class Backends:
+        def __init__(self, name: str, config: object) -> None:
+            pass
+
+        def create_backend(self, kind: str, settings: dict[str, str]) -> None:
+            given.append(settings["engine_config"])
+
+    monkeypatch.setattr("workers.kv.ucx.nixl.nixl_agent", Backends)
+    Agent(host, lambda call: call)
+    (settings,) = (each.split(",") for each in given)
+    assert ("NET_DEVICES=lo" in settings) == is_loopback
+    assert "PROTO_EMULATION_ENABLE=n" in settings  # with it, a killed reader kills its source
 
 
 def test_memory_elsewhere_leaves_the_epoch_and_thus_the_peers_connections() -> None:
@@ -226,9 +267,12 @@ def test_the_parts_of_a_pool_share_its_registration() -> None:
     agent.close()
 
 
-def test_a_read_that_nixl_reports_as_failed_is_an_error() -> None:
+@pytest.mark.parametrize("is_raised", [False, True])
+def test_a_read_that_nixl_reports_as_failed_has_no_direct_path(is_raised: bool) -> None:
     class Failing:
         def check_xfer_state(self, _: object) -> str:
+            if is_raised:
+                raise RuntimeError("remote disconnected")
             return "ERR"
 
     agent = Agent("127.0.0.1", lambda call, *args: call(*args))

@@ -2,11 +2,12 @@
 
 import asyncio
 import gc
+import os
 import resource
 import socket
 import weakref
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -17,17 +18,17 @@ from baton.strangers import strangers
 from tests.clock import run_jumping
 from tests.waiting import until
 from workers.kv.memory import Memory, host_memory
-from workers.kv.source import Peer, Source
+from workers.kv.source import Lend, Peer, Source
 from workers.kv.transceiver import Ticket
-from workers.kv.wire import Ask, Connection, Fetched, Grant, Stands
+from workers.kv.wire import Ask, Connection, Fetched, Grant, Refused, Stands
 
 PAYLOAD = bytes(range(256)) * 16
 LARGE_BYTES = 64 << 20  # more than the sockets hold
 
 
 @asynccontextmanager
-async def source() -> AsyncIterator[Source]:
-    each = Source("tcp", "127.0.0.1")
+async def source(lend_direct: Lend | None = None) -> AsyncIterator[Source]:
+    each = Source("tcp", "127.0.0.1", lend_direct)
     await each.start()
     try:
         yield each
@@ -159,6 +160,7 @@ def test_a_puller_without_a_ticket_gets_no_bytes(wrong: dict[str, Any]) -> None:
         async with source() as here, puller(offer(here)) as there:
             await there.ask(**wrong)
             await refused(there.fetch())
+            assert await asyncio.get_running_loop().sock_recv(there.sock, 1) == b""
         assert strangers.num_messages == num_before + ("secret" in wrong)
 
     run_jumping(main())
@@ -208,6 +210,82 @@ def test_memory_of_a_device_is_not_streamed() -> None:
                 await there.ask()
                 with pytest.raises(HandoffFailed, match="this memory cannot be read over"):
                     await there.fetch()
+
+    run_jumping(main())
+
+
+@asynccontextmanager
+async def lent(connection: Connection, payload: Memory, num_bytes: int) -> AsyncIterator[None]:
+    await connection.send(Grant(b"where"))
+    yield
+
+
+@pytest.mark.parametrize("says_more", [False, True])
+def test_a_direct_read_counts_unless_its_puller_gave_up_meanwhile(says_more: bool) -> None:
+    async def main() -> None:
+        async with source(lent) as here:
+            ticket = offer(here)
+            async with puller(ticket) as there:
+                await there.ask(direct=True)
+                assert await there.connection.receive(Grant) == Grant(b"where")
+                await there.connection.send(Fetched(), *[Fetched()] * says_more)
+                if says_more:
+                    with pytest.raises(ConnectionResetError):
+                        await there.connection.receive(Stands)
+                else:
+                    await there.connection.receive(Stands)
+            assert is_moved(here, ticket) is not says_more
+
+    run_jumping(main())
+
+
+def test_a_puller_that_has_gone_before_its_read_ended_has_moved_nothing() -> None:
+    go_on = asyncio.Event()
+
+    @asynccontextmanager
+    async def slow(connection: Connection, payload: Memory, num_bytes: int) -> AsyncIterator[None]:
+        async with lent(connection, payload, num_bytes):
+            yield
+            await go_on.wait()
+
+    async def main() -> None:
+        async with source(slow) as here:
+            ticket = offer(here)
+            async with puller(ticket) as there:
+                await there.ask(direct=True)
+                await there.connection.receive(Grant)
+                await there.confirm()
+            go_on.set()
+            await until(lambda: not here._tasks)  # noqa: SLF001  a session is a connection
+            assert not is_moved(here, ticket)
+
+    run_jumping(main())
+
+
+def test_a_puller_that_refuses_is_let_go() -> None:
+    unread: list[object] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, error: unread.append(error))
+        async with source() as here, puller(offer(here)) as there:
+            await there.connection.send(Refused("not what a puller says"))
+            with pytest.raises(ConnectionResetError):
+                await there.connection.receive(Grant)
+            await until(lambda: not here._tasks)  # noqa: SLF001  a session is a connection
+        gc.collect()
+
+    run_jumping(main())
+    assert unread == []
+
+
+def test_one_that_hangs_up_is_no_stranger() -> None:
+    async def main() -> None:
+        num_before = strangers.num_messages
+        async with source() as here:
+            async with puller(offer(here)):
+                await until(lambda: here._tasks)  # noqa: SLF001  a session is a connection
+            await until(lambda: not here._tasks)  # noqa: SLF001
+        assert strangers.num_messages == num_before
 
     run_jumping(main())
 
@@ -269,6 +347,83 @@ def test_one_connection_more_than_the_limit_takes_the_place_of_the_oldest_that_a
     run_jumping(main())
 
 
+@contextmanager
+def descriptors(soft: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_quarter_of_the_descriptors_are_pullers_and_none_that_is_served_makes_room() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with descriptors(4 * 4):
+            here = Source("tcp", "127.0.0.1")
+        await here.start()
+        ticket = offer(here)
+        async with AsyncExitStack() as stack:
+            served = [await stack.enter_async_context(puller(ticket)) for _ in range(4)]
+            for there in served:
+                await there.ask()
+                await there.fetch()
+            began_s = loop.time()
+            one_more = await stack.enter_async_context(puller(ticket))
+            with suppress(ConnectionResetError):
+                assert await loop.sock_recv(one_more.sock, 1) == b""
+            assert loop.time() - began_s < 4, "before its time to ask is over"
+            await served[0].confirm()
+            assert await here.moved(ticket) == len(PAYLOAD)
+            another = offer(here)
+            idle = await stack.enter_async_context(puller(another))  # in the place of the one that was served
+            await idle.ask()
+            assert await idle.fetch() == PAYLOAD
+        await here.close()
+
+    run_jumping(main())
+
+
+def test_one_that_makes_room_is_gone_although_it_does_not_hang_up() -> None:
+    async def main() -> None:
+        async with source() as here:
+            ticket = offer(here)
+            async with puller(ticket) as there:
+                await there.ask()
+                await there.fetch()
+                await there.confirm()
+                await here.moved(ticket)
+                await until(here._sessions.make_room)  # noqa: SLF001  as for a puller too many
+                await until(lambda: not here._tasks)  # noqa: SLF001  a session is a connection
+
+    run_jumping(main())
+
+
+def test_without_a_descriptor_to_spare_one_that_asks_for_nothing_makes_room() -> None:
+    async def main() -> None:
+        async with source() as here:
+            loop, ticket = asyncio.get_running_loop(), offer(here)
+            peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
+            # Without a descriptor `accept` fails although none waits, so that the second one goes too.
+            async with puller(ticket) as mute, puller(ticket):
+                await until(lambda: len(here._tasks) == 2)  # noqa: SLF001  a session is a connection
+                with socket.socket() as sock:
+                    sock.setblocking(False)
+                    next_free = os.dup(sock.fileno())
+                    os.close(next_free)
+                    with descriptors(next_free):
+                        began_s = loop.time()
+                        await loop.sock_connect(sock, (peer.host, peer.port))
+                        there = Puller(sock, ticket)
+                        await there.ask()
+                        assert await there.fetch() == PAYLOAD
+                        assert loop.time() - began_s < 4, "not only when the mute one's time is over"
+                    assert await loop.sock_recv(mute.sock, 1) == b""
+
+    run_jumping(main(), limit_s=60)
+
+
 def test_pullers_that_hung_up_half_way_leave_their_places() -> None:
     async def main() -> None:
         async with source() as here:
@@ -293,6 +448,7 @@ def test_closing_hangs_up_on_every_puller_and_offers_nothing_any_more() -> None:
                 await there.ask()
                 await there.fetch()
                 await here.close()
+                assert not here._tasks, "none is served any more"  # noqa: SLF001  a session is a connection
                 with pytest.raises(OSError, match=r"closed|reset"):
                     await there.connection.receive_bytes(memoryview(bytearray(1)))
             with pytest.raises(HandoffFailed):
@@ -327,6 +483,7 @@ def test_withdrawn_memory_is_released_when_its_reader_has_hung_up() -> None:
                 await there.fetch()
                 here.withdraw(ticket)
                 assert await asyncio.get_running_loop().sock_recv(there.sock, 1) == b""
+                await asyncio.sleep(1)  # time for what must not happen
                 assert lent() is not None
             await until(lambda: lent() is None)
 

@@ -3,19 +3,20 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 import pytest
 
 from baton.errors import HandoffFailed, HandoffStalled
 from tests.clock import run_jumping
+from workers.kv.connections import Connections
 from workers.kv.memory import host_memory
 from workers.kv.pulls import Pulls
 from workers.kv.source import Peer
 from workers.kv.stall import STALL_S, stalling
 from workers.kv.transceiver import Ticket
-from workers.kv.wire import Ask, Connection, Fetched, Grant, Stands
+from workers.kv.wire import Ask, Connection, Fetched, Grant, Refused, Stands
 
 NUM_BYTES = 100
 
@@ -82,6 +83,62 @@ async def after_a_standstill(connection: Connection) -> None:
     await connection.receive(Fetched)
 
 
+def test_bytes_count_when_the_source_says_that_the_offer_stands_and_are_confirmed_after_that() -> None:
+    heard: list[bytes] = []
+
+    async def tells_nothing_more(connection: Connection) -> None:
+        await connection.receive(Ask)
+        await connection.send(Grant())
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(connection.sock, bytes(NUM_BYTES))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                heard.append(await loop.sock_recv(connection.sock, 100))
+
+    async def main() -> None:
+        async with source(tells_nothing_more) as ticket:
+            with pytest.raises(HandoffFailed, match="the source of the KV was lost"):
+                await pulled(ticket)
+        assert heard == []
+
+    run_jumping(main())
+
+
+def test_a_puller_that_is_refused_hangs_up() -> None:
+    ended = asyncio.Event()
+
+    async def refusing(connection: Connection) -> None:
+        await connection.receive(Ask)
+        await connection.send(Refused("not today"))
+        assert await asyncio.get_running_loop().sock_recv(connection.sock, 1) == b""
+        ended.set()
+
+    async def main() -> None:
+        async with source(refusing) as ticket:
+            with pytest.raises(HandoffFailed, match="not today") as failed:
+                await pulled(ticket)
+            await ended.wait()
+            assert failed.value.__traceback__  # whose frames have the connection
+
+    run_jumping(main(), limit_s=60)
+
+
+def test_a_source_that_vanished_without_a_word_is_noticed_in_three_seconds() -> None:
+    async def main() -> None:
+        async with source(mute) as ticket:
+            peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
+            connection = await Connections().new((peer.host, peer.port))
+            with connection.sock as sock:
+                assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                idle_s, every_s, num = (
+                    sock.getsockopt(socket.IPPROTO_TCP, option)
+                    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+                )
+                assert idle_s + every_s * num == 3
+
+    run_jumping(main())
+
+
 @pytest.mark.parametrize("serve", [mute, mute_after_half])
 def test_a_source_that_sends_nothing_is_given_up_after_two_seconds(
     serve: Callable[[Connection], Awaitable[None]],
@@ -117,6 +174,19 @@ def test_a_process_that_stood_still_itself_first_reads_what_has_arrived() -> Non
             assert took_s > 100
 
     run_jumping(main())
+
+
+def test_what_has_ended_is_not_watched_any_more() -> None:
+    errors: list[object] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, error: errors.append(error))
+        async with stalling():
+            pass
+        await asyncio.sleep(STALL_S * 2)
+
+    run_jumping(main())
+    assert errors == []
 
 
 def test_a_pause_is_no_stall_but_silence_after_it_is() -> None:

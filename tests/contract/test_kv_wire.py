@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import struct
 from collections.abc import Coroutine
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from baton.errors import HandoffFailed
 from tests.clock import run_jumping
+from tests.waiting import until
 from workers.kv.wire import Ask, Connection, Grant, Refused, Stands
 
 
@@ -49,13 +51,18 @@ def test_a_message_arrives_as_sent() -> None:
     asyncio.run(main())
 
 
+def test_a_message_may_be_longer_than_what_is_read_at_once() -> None:
+    with pytest.raises(HandoffFailed, match=r"^n{50000}$"):
+        after_receiving(encoded(Refused("n" * 50_000)), word(Grant))
+
+
 def encoded(sent: Any) -> bytes:
     async def main() -> bytes:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             theirs.setblocking(False)
             await Connection(theirs).send(sent)
-            return ours.recv(1000)
+            return ours.recv(100_000)
 
     return asyncio.run(main())
 
@@ -92,3 +99,60 @@ def test_a_connection_that_ends_within_a_message_is_an_error(sent: bytes) -> Non
 def test_bytes_that_end_early_are_an_error() -> None:
     with pytest.raises(ConnectionResetError):
         after_receiving(b"abc", lambda here: here.receive_bytes(memoryview(bytearray(4))), hangs_up=True)
+
+
+def test_a_peer_is_quiet_until_it_says_something_or_hangs_up() -> None:
+    async def quiet_after_one(connection: Connection) -> bool:
+        await connection.receive(Stands)
+        return connection.is_quiet()
+
+    one = encoded(Stands())
+    assert after_receiving(one, quiet_after_one)
+    for more, hangs_up in ((one, False), (b"x", False), (b"", True)):
+        assert not after_receiving(one + more, quiet_after_one, hangs_up=hangs_up)
+
+
+def test_a_connection_that_was_reset_is_not_quiet_and_can_be_shut_down() -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            theirs = socket.create_connection(listener.getsockname())
+            ours, _ = listener.accept()
+        with ours:
+            ours.setblocking(False)
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            theirs.close()
+            connection = Connection(ours)
+            await until(lambda: not connection.is_quiet())
+            connection.shut_down(socket.SHUT_RDWR)
+
+    asyncio.run(main())
+
+
+def test_others_have_their_turn_while_a_large_payload_moves_without_waiting() -> None:
+    class Fast(Connection):
+        async def _read_into(self, into: memoryview) -> int:
+            return len(into)
+
+        async def _write(self, data: bytes | memoryview) -> None:
+            pass
+
+    async def main() -> None:
+        num_turns = 0
+
+        async def other() -> None:
+            nonlocal num_turns
+            while True:
+                num_turns += 1
+                await asyncio.sleep(0)
+
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            task = asyncio.create_task(other())
+            fast, payload = Fast(ours), memoryview(bytearray(8 << 20))
+            await fast.receive_bytes(payload)
+            assert num_turns >= 30
+            await fast.send_between(Grant(), payload, Stands())
+            assert num_turns >= 60
+            task.cancel()
+
+    asyncio.run(main())

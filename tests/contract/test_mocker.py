@@ -25,6 +25,7 @@ from tests.clock import run_jumping
 from tests.waiting import until
 from workers.engines.mocker import MockerEngine
 from workers.engines.mocker_settings import MockerSettings
+from workers.engines.script import read_vocabulary
 from workers.kv.choose import choose_transceiver
 
 
@@ -241,9 +242,16 @@ def test_a_request_beyond_batch_and_queue_is_overload() -> None:
                 await answer(engine, ask())
             assert full.value.retry_after_s == 1
             assert [len(each) for each in await asyncio.gather(*crowd)] == [5, 5, 5]
+        async with started(max_batch_size=1, max_queue_size=0) as engine:
+            running = asyncio.create_task(answer(engine, ask()))
+            await until(lambda: engine.stats().num_running == 1)
+            with pytest.raises(Overloaded):
+                await answer(engine, ask())
+            assert len(await running) == 5
 
+    assert MockerSettings().max_batch_size == 1024
     assert MockerSettings().max_queue_size == 4096
-    run_jumping(main())
+    run_jumping(main(), limit_s=200)
 
 
 def test_the_context_bounds_prompt_and_answer() -> None:
@@ -257,7 +265,158 @@ def test_the_context_bounds_prompt_and_answer() -> None:
     run_jumping(main())
 
 
-@pytest.mark.parametrize("wrong", [ask(21), ask(20, num_generated=1)], ids=["longer", "resumed"])
+def test_each_side_of_a_handoff_counts_it_and_what_was_cached() -> None:
+    async def main() -> None:
+        async with started() as prefill, started() as decode:
+            for _ in range(2):
+                async with aclosing(prefill.prefill(ask())) as replies:
+                    handoff = await anext(replies)
+                    assert isinstance(handoff, KvHandoff)
+                    assert (prefill.stats().num_running, prefill.stats().kv_used_blocks) == (1, 1)
+                    await answer(decode, ask(handoff=handoff))
+                    assert await anext(replies, None) is None
+            told = prefill.stats()
+            assert (told.num_handoffs, told.num_prompt_tokens, told.num_cached_tokens) == (2, 24, 16)
+            assert (told.kv_moved_bytes, told.num_generated_tokens) == (80 + 16, 0)
+            told = decode.stats()
+            assert (told.num_handoffs, told.num_prompt_tokens, told.num_cached_tokens) == (2, 0, 0)
+            assert (told.kv_moved_bytes, told.num_generated_tokens) == (80 + 16, 10)
+            assert decode.num_lacking_tokens(ask(16)) == 16, "the last token is always computed"
+
+    run_jumping(main())
+
+
+def test_of_an_answer_that_is_resumed_no_more_than_its_prompt_was_cached() -> None:
+    async def main() -> None:
+        async with started() as engine:
+            await answer(engine, ask(40, 1))
+            (*_, last) = await answer(engine, ask(40, 33, num_generated=30))
+            assert last.usage == Usage(10, 10, 33, 0)
+
+    run_jumping(main())
+
+
+def test_a_short_prompt_has_the_same_answer_when_it_is_resumed_and_another_for_each_choice() -> None:
+    async def main() -> None:
+        async with started() as engine:
+            whole = [chunk.token_ids[0] for chunk in await answer(engine, ask(4, 9))]
+            rest = msgspec.structs.replace(ask(4, 9, num_generated=5), token_ids=[*range(4), *whole[:5]])
+            assert [chunk.token_ids[0] for chunk in await answer(engine, rest)] == whole[5:]
+            second = msgspec.structs.replace(ask(4, 9), sampling=Sampling(max_tokens=9, seed=0, choice=1))
+            assert [chunk.token_ids[0] for chunk in await answer(engine, second)] != whole
+
+    run_jumping(main())
+
+
+def test_an_answer_of_one_token_needs_no_handoff() -> None:
+    async def main() -> None:
+        async with started() as engine:
+            (reply,) = [reply async for reply in engine.prefill(ask(20, 1))]
+            assert isinstance(reply, TokenChunk)
+            assert reply.finish_reason == "length"
+            assert engine.stats().num_handoffs == 0
+
+    run_jumping(main())
+
+
+def test_all_answers_share_the_steps_and_one_that_ends_leaves_the_others() -> None:
+    async def main() -> None:
+        async with started() as engine:
+            began_s = now_s()
+            first, gone = (asyncio.create_task(answer(engine, ask(1, 9))) for _ in range(2))
+            await asyncio.sleep(0.6)
+            second = asyncio.create_task(answer(engine, ask(1, 9)))
+            await asyncio.sleep(2.1)
+            gone.cancel()
+            assert len(await first) == 9
+            assert now_s() - began_s == pytest.approx(0.1 + 8, abs=0.05)
+            assert len(await second) == 9
+
+    run_jumping(main(), limit_s=200)
+
+
+def test_steps_take_up_to_the_jitter_longer() -> None:
+    async def main() -> None:
+        async with started(jitter_ms=500) as engine:
+            began_s = now_s()
+            await answer(engine, ask(20, 9))
+            assert 2 + 8 + 0.5 < now_s() - began_s < 2 + 8 + 8 * 0.5
+
+    run_jumping(main())
+
+
+def test_a_hanging_engine_keeps_deadlines_and_stops(tmp_path: Path) -> None:
+    async def main() -> None:
+        hang = tmp_path / "hang"
+        async with started(hang_while=str(hang)) as engine:
+            running = asyncio.create_task(answer(engine, ask(1, 1000)))
+            await until(lambda: engine.stats().num_generated_tokens > 2)
+            hang.touch()
+            await asyncio.sleep(2)  # the step that runs may end
+            num_before, began_s = engine.stats().num_generated_tokens, now_s()
+            with pytest.raises(DeadlineExceeded):
+                await answer(engine, ask(deadline_s=5.0))
+            assert now_s() - began_s == pytest.approx(5, abs=0.2)
+            assert engine.stats().num_generated_tokens == num_before
+            await engine.stop()
+            with pytest.raises(WorkerLost):
+                await running
+
+    run_jumping(main(), limit_s=200)
+
+
+def test_stopping_withdraws_what_is_pinned() -> None:
+    async def main() -> None:
+        async with started() as engine, aclosing(engine.prefill(ask())) as replies:
+            await anext(replies)
+            await engine.stop()
+            with pytest.raises(HandoffFailed, match="withdrawn"):
+                await anext(replies)
+
+    run_jumping(main(), limit_s=200)
+
+
+FINAL = "<|channel|>final<|message|>Done.<|return|>"
+
+
+@pytest.mark.parametrize(("num_more", "finish_reason"), [(1, "stop"), (0, "stop"), (-1, "length")])
+def test_a_scripted_answer_stops_at_its_end_and_at_the_limit(
+    tmp_path: Path, num_more: int, finish_reason: str
+) -> None:
+    (tmp_path / "script.yaml").write_text(f"- answers: ['{FINAL}']")
+    vocabulary, _, _ = read_vocabulary(Path("models/demo/tokenizer.json"))
+    script = vocabulary.encode(FINAL)
+    call = MessageForm(headers=("<|channel|>commentary<|message|>",), end="<|call|>")
+
+    async def main() -> None:
+        async with started(script=str(tmp_path / "script.yaml")) as engine:
+            asked = ask(20, len(script) + num_more, guided=Guided(last=(call,)))
+            chunks = await answer(engine, asked)
+            assert tuple(chunk.token_ids[0] for chunk in chunks) == script[: len(script) + num_more]
+            assert chunks[-1].finish_reason == finish_reason
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize("state", [b"", b"\x01not ours", b"\x92\x94\xa1\xff"])
+def test_a_handoff_that_cannot_be_read_fails(state: bytes) -> None:
+    async def main() -> None:
+        async with started() as engine, aclosing(engine.prefill(ask())) as replies:
+            handoff = await anext(replies)
+            assert isinstance(handoff, KvHandoff)
+            broken = msgspec.structs.replace(handoff, engine_state=state)
+            with pytest.raises(HandoffFailed, match="not written by a mocker"):
+                await answer(engine, ask(handoff=broken))
+
+    run_jumping(main())
+
+
+OTHER = msgspec.structs.replace(ask(20), token_ids=list(range(1, 21)))
+
+
+@pytest.mark.parametrize(
+    "wrong", [ask(21), ask(20, num_generated=1), OTHER], ids=["longer", "resumed", "other"]
+)
 def test_a_handoff_is_taken_for_its_own_prompt_only(wrong: GenerateRequest) -> None:
     async def main() -> None:
         async with started() as engine, aclosing(engine.prefill(ask(20))) as replies:
@@ -272,12 +431,20 @@ def test_a_handoff_is_taken_for_its_own_prompt_only(wrong: GenerateRequest) -> N
 def test_a_form_that_its_answers_do_not_happen_to_have_is_refused_by_its_field() -> None:
     call = MessageForm(headers=("<|channel|>commentary<|message|>",), end="<|call|>", param="tool_choice")
     final = MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>")
+    schema = msgspec.structs.replace(final, grammar="{}", syntax="json_schema", param="response_format")
 
     async def main() -> None:
         async with started() as engine:
             with pytest.raises(InvalidRequest, match="`tool_choice` cannot be enforced"):
                 await answer(engine, ask(guided=Guided(last=(call,))))
+            with pytest.raises(InvalidRequest, match="`response_format` cannot be enforced"):
+                await answer(engine, ask(guided=Guided(last=(schema,))))
             assert len(await answer(engine, ask(guided=Guided(last=(call, final))))) == 5
+            scored = msgspec.structs.replace(
+                ask(), sampling=Sampling(max_tokens=1, seed=0, prompt_logprobs=0)
+            )
+            with pytest.raises(InvalidRequest, match="no log probabilities of the prompt"):
+                await answer(engine, scored)
 
     run_jumping(main())
 
@@ -313,6 +480,12 @@ def test_times_may_be_zero_and_not_below(name: str) -> None:
     msgspec.convert({name: 0}, MockerSettings)
     with pytest.raises(ValueError, match=name):
         msgspec.convert({name: -1}, MockerSettings)
+
+
+def test_the_cache_may_be_empty_but_not_negative() -> None:
+    msgspec.convert({"max_cached_tokens": 0}, MockerSettings)
+    with pytest.raises(ValueError, match="max_cached_tokens"):
+        msgspec.convert({"max_cached_tokens": -1}, MockerSettings)
 
 
 def test_an_engine_that_has_done_nothing_has_figures_of_zero() -> None:

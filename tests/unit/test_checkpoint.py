@@ -33,12 +33,16 @@ def _lose_a_file(folder: Path) -> None:
     (folder / "model-1.safetensors").unlink()
 
 
+def _rename(folder: Path) -> None:
+    (folder / "model-2.safetensors").rename(folder / "model-3.safetensors")
+
+
 def _append(folder: Path) -> None:
     with (folder / "model-1.safetensors").open("ab") as file:
         file.write(b"\x01")
 
 
-@pytest.mark.parametrize("change", [_retrain, _retrain_the_last_layer, _lose_a_file, _append])
+@pytest.mark.parametrize("change", [_retrain, _retrain_the_last_layer, _lose_a_file, _rename, _append])
 def test_other_weights_are_another_checkpoint(tmp_path: Path, change: Callable[[Path], None]) -> None:
     ours = _checkpoint(tmp_path / "ours")
     theirs = Path(shutil.copytree(ours, tmp_path / "theirs"))
@@ -50,3 +54,9 @@ def test_other_weights_are_another_checkpoint(tmp_path: Path, change: Callable[[
 
 def test_a_folder_without_weights_has_none(tmp_path: Path) -> None:
     assert fingerprint(tmp_path) == fingerprint(tmp_path / "absent") == ""
+
+
+def test_of_a_file_of_any_size_only_samples_are_read(tmp_path: Path) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(1 << 40)
+    assert fingerprint(tmp_path)

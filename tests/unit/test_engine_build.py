@@ -1,18 +1,28 @@
 """Building an engine: its imports are not interrupted by the garbage collector."""
 
+import asyncio
 import gc
+import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from baton.flags import parse
 from tests.certificates import Authority
 from workers.engines.build import build_engine
 from workers.engines.choose import with_engine
+from workers.engines.given import given_settings
 from workers.engines.loading import dying_at_once, importing
 from workers.flags import WorkerSettings
+from workers.kv.memory import host_memory
+from workers.kv.source import Peer
+from workers.kv.transceiver import CacheTransceiver
+from workers.settings import Given
 from workers.settings_text import SettingsError
 
 
@@ -37,10 +47,113 @@ def test_a_failed_import_leaves_the_collector_on() -> None:
     assert gc.isenabled()
 
 
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with importing():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def built(*arguments: str) -> tuple[Any, list[str]]:
+    """An engine for the demo model, and the lines of its settings."""
+    line = ["--model-path", "models/demo", *arguments]
+    return build_engine(parse(WorkerSettings, line, prog="p", description="d", environ={}), ("w", "i"))
+
+
 def effective(*arguments: str) -> list[str]:
     """The lines of the engine's settings."""
-    line = ["--model-path", "models/demo", *arguments]
-    return build_engine(parse(WorkerSettings, line, prog="p", description="d", environ={}), ("w", "i"))[1]
+    return built(*arguments)[1]
+
+
+@pytest.mark.parametrize("engine", ["embedded", "mocker"])
+@pytest.mark.parametrize(("has_tls", "wire"), [(False, "tcp"), (True, "tcp+tls")])
+def test_kv_moves_over_the_chosen_wire_from_the_workers_own_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, has_tls: bool, wire: str
+) -> None:
+    if has_tls:
+        for name, value in Authority(tmp_path / "authority").environ("worker").items():
+            monkeypatch.setenv(name, value)
+    line = ["--engine", engine, "--disaggregation-mode", "prefill", "--host", "127.0.0.2"]
+    if engine == "embedded":
+        line += ["--override-engine-args", '{"cache_transceiver_config": {"backend": "TCP"}}']
+
+    async def host_of(transceiver: CacheTransceiver) -> str:
+        await transceiver.start()
+        ticket = transceiver.offer(host_memory(bytearray(1)))
+        await transceiver.close()
+        return msgspec.msgpack.decode(ticket.peer, type=Peer).host
+
+    transceiver: CacheTransceiver = built(*line)[0]._transceiver  # noqa: SLF001  nothing public tells
+    assert transceiver.transport_name == wire
+    assert asyncio.run(host_of(transceiver)) == "127.0.0.2"
+
+
+def test_a_wire_that_cannot_be_had_is_refused_with_one_that_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in Authority(tmp_path / "authority").environ("worker").items():
+        monkeypatch.setenv(name, value)
+    line = ["--engine", "embedded", "--disaggregation-mode", "decode"]
+    with pytest.raises(SettingsError, match=r"UCX is unavailable: .*; use DEFAULT or TCP"):
+        built(*line, "--override-engine-args", '{"cache_transceiver_config": {"backend": "UCX"}}')
+
+
+@pytest.mark.parametrize("mode", ["agg", "prefill"])
+def test_an_aggregated_worker_moves_no_kv(mode: str) -> None:
+    over_tcp = '{"cache_transceiver_config": {"backend": "TCP"}}'
+    engine, _ = built(
+        "--engine", "embedded", "--disaggregation-mode", mode, "--override-engine-args", over_tcp
+    )
+    assert (engine._transceiver is None) == (mode == "agg")  # noqa: SLF001  nothing public tells
+
+
+@pytest.mark.parametrize("engine", ["embedded", "mocker", "trtllm", "vllm"])
+def test_flags_and_overrides_reach_each_engine(engine: str) -> None:
+    name = "max_num_seqs" if engine == "vllm" else "max_batch_size"
+    length = "max_model_len" if engine == "vllm" else "max_seq_len"
+    lines = effective(
+        "--engine", engine, "--max-batch-size", "3", "--override-engine-args", f'{{"{length}": 77}}'
+    )
+    assert f"{name}=3 (flag)" in lines
+    assert f"{length}=77 (--override-engine-args)" in lines
+
+
+def test_vllm_moves_kv_from_the_workers_own_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_HOST", "")
+    monkeypatch.delenv("VLLM_NIXL_SIDE_CHANNEL_HOST")
+    effective("--engine", "vllm", "--host", "127.0.0.2")
+    assert os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "127.0.0.2"
+
+
+@pytest.mark.parametrize("engine", ["trtllm", "vllm", "mocker"])
+def test_a_folder_without_a_model_or_with_a_broken_one_is_refused(tmp_path: Path, engine: str) -> None:
+    line = ["--engine", engine, "--model-path", str(tmp_path)]
+    with pytest.raises(SettingsError, match=r"no config\.json in this folder"):
+        built(*line)
+    if engine != "mocker":
+        (tmp_path / "config.json").write_text("[]")
+        with pytest.raises(SettingsError, match=r"--model-path .*config\.json: Expected `object`"):
+            built(*line)
+
+
+@pytest.mark.parametrize("engine", ["embedded", "mocker", "trtllm", "vllm"])
+def test_settings_are_checked_as_a_worker_does_before_its_engine_is_loaded(engine: str) -> None:
+    def given(*arguments: str) -> Given:
+        line = ["--model-path", "models/demo", "--engine", engine, *arguments]
+        return given_settings(parse(WorkerSettings, line, prog="p", description="d", environ={}))
+
+    own_names = "max_batch_size", "max_seq_len"
+    name, length = ("max_num_seqs", "max_model_len") if engine == "vllm" else own_names
+    found = given("--max-batch-size", "3", "--override-engine-args", f'{{"{length}": 77}}')
+    assert found[name] == (3, "flag")
+    assert found[length] == (77, "--override-engine-args")
+    if engine in ("embedded", "mocker"):
+        wrong = '{"max_cached_tokens": -1}' if engine == "mocker" else '{"max_batch_size": 0}'
+        with pytest.raises(SettingsError):
+            given("--override-engine-args", wrong)
 
 
 def test_what_is_overridden_counts() -> None:
@@ -69,6 +182,16 @@ def test_signals_end_the_process_while_an_engine_loads_and_are_handled_again_the
         assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT) is signal.SIG_DFL
         raise ValueError
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_an_engine_that_loads_in_another_thread_leaves_signals_alone() -> None:
+    def load() -> object:
+        with dying_at_once():
+            return signal.getsignal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(load).result() is before
 
 
 @pytest.mark.parametrize(("mode", "is_told"), [("prefill", True), ("agg", False)])

@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 
 from baton.errors import DeadlineExceeded, HandoffFailed, NotReady, WorkerLost
+from tests.clock import run_jumping
 from workers.engines.calls import Ending, OpenCalls
 
 
@@ -51,6 +52,51 @@ def test_a_pinned_request_waits_as_long_as_it_may() -> None:
         pinned.cancel()
         with pytest.raises(HandoffFailed, match=r"within 0\.001 s"):
             await Ending().pinned(0.001)
+
+    asyncio.run(main())
+
+
+def test_a_pin_ends_when_its_time_is_over() -> None:
+    async def main() -> float:
+        with pytest.raises(HandoffFailed, match="within 60 s"):
+            await Ending().pinned(60)
+        return asyncio.get_running_loop().time()
+
+    assert run_jumping(main()) == pytest.approx(60)
+
+
+def test_a_call_may_be_ended_between_two_waits_and_then_begins_nothing() -> None:
+    begun: list[str] = []
+
+    async def work() -> str:
+        begun.append("work")
+        return "done"
+
+    async def main() -> None:
+        ending, loop = Ending(), asyncio.get_running_loop()
+        assert await ending.wait(work(), loop.time() + 60, DeadlineExceeded()) == "done"
+        ending.end_with(WorkerLost("meanwhile"))
+        with pytest.raises(WorkerLost, match="meanwhile"):
+            await ending.wait(work(), loop.time() + 60, DeadlineExceeded())
+
+    asyncio.run(main())
+    assert begun == ["work"]
+
+
+def test_stopping_ends_every_call_and_returns_what_is_to_be_shut_down() -> None:
+    async def main() -> None:
+        calls: OpenCalls[Call] = OpenCalls()
+        llm = calls.llm = object()
+        calls.calls = {Call(), Call()}
+        waiting = [asyncio.create_task(call.ending.pinned(60)) for call in calls.calls]
+        await asyncio.sleep(0)  # they wait
+        assert calls.stop() is llm
+        for task in waiting:
+            with pytest.raises(WorkerLost, match="stopped"):
+                await task
+        with pytest.raises(NotReady):
+            calls.check_running()
+        assert calls.stop() is None
 
     asyncio.run(main())
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
-from baton.messages import GenerateRequest, KvHandoff, Sampling
+from baton.messages import GenerateRequest, KvHandoff, Sampling, TokenChunk
 from workers.engines.handoff import Handoffs
 
 PARAMS = {"remote_request_id": "r-1-0a0b0c0d", "remote_block_ids": ((1, 2, 3),), "remote_port": 5600}
@@ -16,7 +16,12 @@ def handoffs(engine: str = "vLLM", version: str = "1") -> Handoffs:
     return Handoffs(engine, version, worker_id="p", incarnation="1")
 
 
-def written(by: Handoffs, params: dict[str, Any] = PARAMS, num_tokens: int = 5) -> KvHandoff:
+def written(
+    by: Handoffs,
+    params: dict[str, Any] = PARAMS,
+    num_tokens: int = 5,
+    first_chunk: TokenChunk | None = None,
+) -> KvHandoff:
     request = GenerateRequest(
         request_id="r",
         model="m",
@@ -24,7 +29,7 @@ def written(by: Handoffs, params: dict[str, Any] = PARAMS, num_tokens: int = 5) 
         sampling=Sampling(max_tokens=9, seed=0),
         deadline_s=1,
     )
-    return by.write(request, params, first_token=7, num_cached_tokens=2, ttl_s=1.5)
+    return by.write(request, params, first_token=7, num_cached_tokens=2, ttl_s=1.5, first_chunk=first_chunk)
 
 
 OURS = handoffs()
@@ -35,12 +40,9 @@ def test_a_handoff_gives_back_what_the_engine_wrote() -> None:
     handoff = written(OURS)
     envelope = OURS.open(handoff, 5)
 
-    assert (handoff.worker_id, handoff.first_token, handoff.num_prompt_tokens, handoff.ttl_s) == (
-        "p",
-        7,
-        5,
-        1.5,
-    )
+    assert (handoff.worker_id, handoff.incarnation) == ("p", "1")
+    assert (handoff.first_token, handoff.num_prompt_tokens, handoff.ttl_s) == (7, 5, 1.5)
+    assert handoff.first_chunk is None
     assert envelope.num_cached_tokens == 2
     assert envelope.params == PARAMS | {"remote_block_ids": [[1, 2, 3]]}
 
@@ -68,9 +70,18 @@ def test_foreign_truncated_and_other_versions_bytes_are_refused(state: bytes, sa
         OURS.open(msgspec.structs.replace(written(OURS), engine_state=state), 5)
 
 
-def test_the_handoff_of_another_prompt_is_refused_with_both_lengths() -> None:
-    with pytest.raises(HandoffFailed, match="has 4 tokens, its request 5"):
-        OURS.open(written(OURS, num_tokens=4), 5)
+@pytest.mark.parametrize("num_tokens", [4, 6])
+def test_the_handoff_of_another_prompt_is_refused_with_both_lengths(num_tokens: int) -> None:
+    with pytest.raises(HandoffFailed, match=f"has {num_tokens} tokens, its request 5"):
+        OURS.open(written(OURS, num_tokens=num_tokens), 5)
+
+
+def test_a_first_chunk_is_one_of_the_tokens_of_the_request_that_follows() -> None:
+    handoff = written(OURS, first_chunk=TokenChunk((7,)))
+    assert handoff.first_chunk == TokenChunk((7,))
+    assert OURS.open(handoff, 6).params["remote_port"] == 5600
+    with pytest.raises(HandoffFailed, match="has 6 tokens, its request 5"):
+        OURS.open(handoff, 5)
 
 
 def test_parameters_that_cannot_travel_fail_the_handoff() -> None:

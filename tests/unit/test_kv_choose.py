@@ -1,13 +1,20 @@
 """The cache transceiver for each name, with and without UCX."""
 
+import asyncio
 import logging
 import sys
 
+import msgspec
 import pytest
 
 from tests.certificates import shared_peer
+from tests.kv_peer import needs_nixl
+from tests.waiting import PATIENCE_S
 from workers.kv.choose import choose_transceiver
+from workers.kv.memory import Memory, host_memory
+from workers.kv.source import Peer
 from workers.kv.tcp import TcpTransceiver
+from workers.kv.transceiver import CacheTransceiver
 
 
 @pytest.fixture
@@ -18,6 +25,14 @@ def without_nixl(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name)
     for name in ("workers.kv.direct", "workers.kv.fabric", "workers.kv.ucx"):
         monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+async def host_of(transceiver: CacheTransceiver) -> str:
+    """Where it listens."""
+    await transceiver.start()
+    ticket = transceiver.offer(host_memory(bytearray(1)))
+    await transceiver.close()
+    return msgspec.msgpack.decode(ticket.peer, type=Peer).host
 
 
 def test_tcp_is_plain_tcp() -> None:
@@ -32,8 +47,24 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 @pytest.mark.usefixtures("without_nixl")
 def test_the_default_without_nixl_is_tcp_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert isinstance(choose_transceiver("DEFAULT"), TcpTransceiver)
+        chosen = choose_transceiver("DEFAULT", host="127.0.0.2")
+    assert isinstance(chosen, TcpTransceiver)
     assert "nixl_cu13" in caplog.text
+    assert asyncio.run(host_of(chosen)) == "127.0.0.2"
+
+
+@needs_nixl
+def test_where_ucx_does_not_start_the_default_is_tcp_and_ucx_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(host: str) -> None:
+        raise OSError(f"no device for {host}")
+
+    monkeypatch.setattr("workers.kv.ucx.check", fails)
+    assert isinstance(choose_transceiver("DEFAULT", host="127.0.0.2"), TcpTransceiver)
+    assert "no device for 127.0.0.2" in caplog.text
+    with pytest.raises(OSError, match="no device"):
+        choose_transceiver("UCX")
 
 
 @pytest.mark.usefixtures("without_nixl")
@@ -52,4 +83,17 @@ def test_with_tls_the_default_is_tcp_and_ucx_is_refused() -> None:
 
 
 def test_tcp_refuses_device_memory() -> None:
-    assert not choose_transceiver("TCP").moves_device_memory
+    async def main() -> None:
+        tcp = choose_transceiver("TCP")
+        assert not tcp.moves_device_memory
+        await tcp.start()
+        on_device = Memory(address=1 << 40, num_bytes=8, owner=None, device_index=0)
+        with pytest.raises(ValueError, match="CUDA"):
+            tcp.offer(on_device)
+        ticket = tcp.offer(host_memory(bytearray(8)))
+        with pytest.raises(ValueError, match="CUDA"):
+            await tcp.pull(ticket, on_device, 5)
+        await tcp.pull(ticket, host_memory(bytearray(8)), PATIENCE_S)
+        await tcp.close()
+
+    asyncio.run(main())

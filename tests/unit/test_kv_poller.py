@@ -111,7 +111,10 @@ def test_stopping_runs_what_was_submitted_and_is_idempotent(work: Work) -> None:
     poller = Poller()
     poller.stop()
     poller.start("under-test", work.poll)
+    (thread,) = [each for each in threading.enumerate() if each.name == "under-test"]
+    assert thread.daemon  # a process that ends otherwise is not kept
     last = poller.submit(lambda: "ran")
     poller.stop()
+    assert not thread.is_alive()
     poller.stop()
     assert last.result(0) == "ran"

@@ -14,6 +14,8 @@ def test_only_full_blocks_are_held_and_only_under_their_salt() -> None:
     assert held.num_held([*LONG, 1, 2, 3, 4], "a") == 8
     assert held.num_held([*LONG[:4], 0, *LONG[5:]], "a") == 4
     assert held.num_held(LONG, "b") == 0
+    held.hold([*SHORT, 9, 9, 9, 9], "a")
+    assert held.num_held([*SHORT, *LONG[4:]], "a") == 4, "the KV of a block is that of all before it too"
 
 
 def test_of_the_least_recently_used_sequence_the_end_is_forgotten_first() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from workers.engines.script import PlannedAnswer, Scene, Script, read_vocabulary
 
-VOCABULARY, _, _ = read_vocabulary(Path("models/demo/tokenizer.json"))
+VOCABULARY, _, WORDS = read_vocabulary(Path("models/demo/tokenizer.json"))
 CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"é": 1}<|call|>'
 FINAL = "<|channel|>final<|message|>Done.<|return|>"
 PROMPT = "<|start|>user<|message|>Fix it<|end|><|start|>assistant"
@@ -31,6 +31,23 @@ def test_the_first_scene_that_fits_the_prompt_is_played() -> None:
     assert script.answer(VOCABULARY.encode("Hello")) == ()
 
 
+def test_an_answer_counts_once_however_it_ended() -> None:
+    script = Script([Scene(answers=["a", "b", "c", "d"])], VOCABULARY)
+    for num, history in enumerate(["", FINAL, CALL + FINAL, CALL + FINAL + CALL]):
+        assert said(script, history) == "abcd"[num]
+
+
+def test_a_character_that_was_cut_hides_no_scene() -> None:
+    script = Script([Scene(when="Fix", answers=["x"])], VOCABULARY)
+    cut = next(i for i in range(1000) if VOCABULARY.decode([i]) == "\ufffd")
+    assert script.answer([cut, *VOCABULARY.encode("Fix it")]) == VOCABULARY.encode("x")
+
+
+def test_the_mockers_words_are_letters() -> None:
+    assert len(WORDS) > 100
+    assert VOCABULARY.decode(WORDS).replace(" ", "").isalpha()
+
+
 def test_any_text_is_spelled_as_it_is() -> None:
     text = "naïve 漢字 \n\t{}<|nope"
     assert VOCABULARY.decode(VOCABULARY.encode(text)) == text
@@ -41,6 +58,8 @@ def test_any_text_is_spelled_as_it_is() -> None:
     [
         ("answers: []", "not a script"),
         ("- answers: []", "has no answers"),
+        ("- answers: [x]\n- answers: []", "has no answers"),
+        ("- answers: [x" + " " * (4 << 20) + "]", "at most 4194304 are allowed"),
         ("- {answer: [x]}", "not a script"),
         ("[", "not a script"),
         ('- answers: ["<|nope|>"]', "no <|nope|>"),

@@ -54,6 +54,45 @@ def test_kv_has_the_models_type(typed: dict[str, str], kv_dtype: str, tmp_path: 
 
 
 @pytest.mark.parametrize(
+    ("config", "generation", "eos"),
+    [
+        ({}, {}, -1),
+        ({"eos_token_id": 3}, {}, 3),
+        ({"eos_token_id": 3}, {"eos_token_id": [4, 5]}, 4),
+        ({"eos_token_id": 3}, {"eos_token_id": 0}, 0),
+        ({"eos_token_id": [6, 7]}, {"eos_token_id": []}, 6),
+    ],
+)
+def test_the_stop_token_is_the_first_of_generation_or_else_of_the_model(
+    config: dict[str, Any], generation: dict[str, Any], eos: int, tmp_path: Path
+) -> None:
+    checkpoint = write_checkpoint(tmp_path)
+    path = checkpoint / "config.json"
+    plain = {k: v for k, v in json.loads(path.read_text()).items() if k != "eos_token_id"}
+    path.write_text(json.dumps(plain | config))
+    (checkpoint / "generation_config.json").write_text(json.dumps(generation))
+    assert read_model_facts(checkpoint).eos_token_id == eos
+
+
+def test_quantized_kv_and_control_tokens_are_those_of_the_checkpoints_own_files(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path)
+    quantized = {"quantization": {"kv_cache_quant_algo": "FP8"}}
+    (checkpoint / "hf_quant_config.json").write_text(json.dumps(quantized))
+    tokens = [{"id": 7, "content": "<|call|>", "special": True}, {"id": 8, "content": "call"}]
+    (checkpoint / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+    facts = read_model_facts(checkpoint)
+    assert (facts.kv_dtype, facts.control_ids) == ("fp8", {"<|call|>": 7})
+
+
+@pytest.mark.parametrize("name", ["config", "generation_config", "hf_quant_config", "tokenizer"])
+def test_a_broken_file_is_named(name: str, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path)
+    (checkpoint / f"{name}.json").write_text("{")
+    with pytest.raises(ValueError, match=rf"{name}\.json: "):
+        read_model_facts(checkpoint)
+
+
+@pytest.mark.parametrize(
     ("request_", "kind", "says"),
     [
         (ask(0), InvalidRequest, "prompt is empty"),
@@ -83,6 +122,7 @@ def test_the_last_that_fits_is_taken() -> None:
     check(ask(19))
     check(ask(5, num_generated=3))
     check(ask(guided=FORM))
+    check(ask(prompt_logprobs=0, max_tokens=1))
     check(ask(token_ids=[0, 99], logit_bias={99: 1.0}, stop_token_ids=(99,), choice=0, logprobs=0))
 
 

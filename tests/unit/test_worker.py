@@ -2,8 +2,9 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 
 from baton.connect import Wires
+from baton.errors import WorkerLost
 from baton.messages import (
     GenerateRequest,
     KvHandoff,
@@ -20,9 +22,10 @@ from baton.messages import (
     Sampling,
     StatsRequest,
     TokenChunk,
+    WorkerInfo,
     WorkerStats,
 )
-from baton.process import Shutdown
+from baton.process import NotStarted, Shutdown
 from baton.strangers import strangers
 from tests import waiting
 from tests.clock import run_jumping
@@ -66,6 +69,8 @@ class ScriptedEngine:
             kv_layout=LAYOUT,
             kv_transfer=self.kv_transfer,
             kv_timeout_s=7.0,
+            max_batch_size=3,
+            max_queue_size=5,
         )
 
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
@@ -124,8 +129,12 @@ def test_a_decode_worker_computes_what_it_lacks_up_to_the_limit_at_a_time() -> N
             engine.prompt_done.set()
             assert isinstance(await answered, TokenChunk)
             engine.num_lacking = 100
-            async with aclosing(worker.answer(local)) as third:
-                assert isinstance(await anext(third), TokenChunk)
+            with none_abandoned():
+                async with aclosing(worker.answer(local)) as third:
+                    assert isinstance(await anext(third), TokenChunk)
+            engine.num_lacking = 101  # not one more, whatever has ended
+            async with aclosing(worker.answer(local)) as fourth:
+                assert await anext(fourth) == PrefillFirst(101, is_busy=False)
 
     asyncio.run(main())
 
@@ -151,7 +160,9 @@ def test_each_role_runs_its_half_and_both_tell_their_figures() -> None:
         prefill, decode = Worker(ScriptedEngine(), Role.PREFILL), Worker(ScriptedEngine(), Role.DECODE)
         assert isinstance(await anext(prefill.answer(REQUEST)), KvHandoff)
         assert isinstance(await anext(decode.answer(REQUEST)), TokenChunk)
+        strangers.note("a test")
         told = WorkerStats(num_running=7, num_strange_messages=strangers.num_messages)
+        assert told.num_strange_messages > 0
         assert [reply async for reply in decode.answer(StatsRequest())] == [told]
 
     asyncio.run(main())
@@ -284,12 +295,16 @@ def test_what_runs_when_a_shutdown_is_asked_for_ends_well(tmp_path: Path) -> Non
 def test_a_worker_shows_what_its_engine_says_of_itself(tmp_path: Path, is_readable: bool) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"\x01") if is_readable else weights.mkdir()
+    folder = str(tmp_path.resolve())
 
     async def main() -> None:
         chosen, shutdown, engine = settings(tmp_path), Shutdown(), ScriptedEngine(kv_transfer="tcp")
+        chosen = dataclasses.replace(chosen, model_path=tmp_path / "registry" / "..")
         running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
         async with aclosing(chosen.wires.discovery().watch()) as snapshots:
             (shown,) = await until(snapshots, lambda fleet: [w.is_ready for w in fleet] == [True])
+        assert shown.model_path == folder
+        assert (shown.max_batch_size, shown.max_queue_size) == (3, 5)
         assert (shown.worker_id, shown.incarnation, shown.role) == ("w1", "i1", Role.DECODE)
         assert (shown.engine, shown.engine_version, shown.kv_transfer) == ("scripted", "1", "tcp")
         assert (shown.context_length, shown.kv_layout, shown.kv_timeout_s) == (10, LAYOUT, 7.0)
@@ -321,44 +336,142 @@ def test_a_pair_that_does_not_warm_up_is_named(tmp_path: Path) -> None:
 
 
 class Noting:
-    """A discovery or transport that records that it was closed."""
+    """A discovery or transport that records what it shows and that it was closed, or never answers."""
 
-    def __init__(self, inner: object, closed: list[str]) -> None:
+    def __init__(self, inner: Any, noted: list[str], *, is_mute: bool) -> None:
         self._inner = inner
-        self._closed = closed
+        self._noted = noted
+        self._is_mute = is_mute
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
+    async def reachable(self) -> None:
+        if self._is_mute:
+            await asyncio.Event().wait()
+
+    @asynccontextmanager
+    async def register(self, info: WorkerInfo) -> AsyncIterator[None]:
+        if self._is_mute:
+            await asyncio.Event().wait()
+        name = "ready" if info.is_ready else "warming"
+        async with self._inner.register(info):
+            self._noted.append(name)
+            try:
+                yield
+            finally:
+                self._noted.append(f"not {name}")
+
     async def close(self) -> None:
-        self._closed.append(type(self._inner).__name__)
-        await self._inner.close()  # type: ignore[attr-defined]  # either has it
+        self._noted.append(type(self._inner).__name__)
+        await self._inner.close()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NotingWires(Wires):
-    closed: list[str]
+    noted: list[str]
+    mute: str = ""
 
     def discovery(self) -> Any:
-        return Noting(super().discovery(), self.closed)
+        return Noting(super().discovery(), self.noted, is_mute=self.mute == "registry")
 
     def transport(self) -> Any:
-        return Noting(super().transport(), self.closed)
+        return Noting(super().transport(), self.noted, is_mute=self.mute == "plane")
+
+
+def noting(folder: Path, noted: list[str], mute: str = "") -> WorkerSettings:
+    chosen = settings(folder)
+    return dataclasses.replace(chosen, wires=NotingWires(**vars(chosen.wires), noted=noted, mute=mute))
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_a_worker_that_ends_lets_go_of_its_connections(tmp_path: Path, is_broken: bool) -> None:
-    closed: list[str] = []
-    chosen = settings(tmp_path)
-    wires = NotingWires(**vars(chosen.wires), closed=closed)
+    noted: list[str] = []
     engine, shutdown = ScriptedEngine(), Shutdown()
     engine.broken.set() if is_broken else shutdown.ask()
 
+    asyncio.run(run_worker(noting(tmp_path, noted), engine, ("w1", "i1"), shutdown))
+
+    assert sorted(noted)[:2] == ["FilesDiscovery", "TcpTransport"]
+    assert ("warming" in noted) == is_broken, "one that was stopped before is never shown"
+
+
+def test_a_worker_that_becomes_ready_is_in_the_registry_all_the_time(tmp_path: Path) -> None:
+    noted: list[str] = []
+
     async def main() -> None:
-        await run_worker(dataclasses.replace(chosen, wires=wires), engine, ("w1", "i1"), shutdown)
+        shutdown = Shutdown()
+        running = asyncio.create_task(
+            run_worker(noting(tmp_path, noted), ScriptedEngine(), ("w1", "i1"), shutdown)
+        )
+        await waiting.until(lambda: "not warming" in noted)
+        shutdown.ask()
+        assert await running == 0
 
     asyncio.run(main())
-    assert sorted(closed) == ["FilesDiscovery", "TcpTransport"]
+    assert noted[:4] == ["warming", "ready", "not warming", "not ready"]
+
+
+@pytest.mark.parametrize("mute", ["registry", "plane"])
+def test_a_worker_waits_for_what_it_needs_for_a_minute_or_until_it_is_stopped(
+    tmp_path: Path, mute: str
+) -> None:
+    async def main() -> None:
+        loop, stopped = asyncio.get_running_loop(), Shutdown()
+        chosen, engines = noting(tmp_path, [], mute), (ScriptedEngine(), ScriptedEngine())
+        leaving = asyncio.create_task(run_worker(chosen, engines[0], ("w1", "i1"), stopped))
+        await asyncio.sleep(30)
+        assert not leaving.done()
+        stopped.ask()
+        assert await leaving == 0
+        began_s = loop.time()
+        with pytest.raises(NotStarted):
+            await run_worker(chosen, engines[1], ("w2", "i2"), Shutdown())
+        assert loop.time() - began_s == pytest.approx(60, abs=2)
+        assert [engine.stopped for engine in engines] == [True, True]
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize(("is_broken", "status", "lasts_s"), [(False, 0, 7.5), (True, 1, 0)])
+def test_answers_have_the_drain_timeout_to_end_but_not_those_of_a_broken_engine(
+    tmp_path: Path, is_broken: bool, status: int, lasts_s: float
+) -> None:
+    async def main() -> None:
+        shutdown, engine, loop = Shutdown(), ScriptedEngine(), asyncio.get_running_loop()
+        chosen = dataclasses.replace(settings(tmp_path), drain_timeout_s=7.0)
+        running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
+        caller = chosen.wires.transport()
+        async with aclosing(chosen.wires.discovery().watch()) as snapshots:
+            (shown,) = await until(snapshots, lambda fleet: [w.is_ready for w in fleet] == [True])
+        async with aclosing(caller.call(shown.address, REQUEST)) as replies:
+            await anext(replies)
+            engine.broken.set() if is_broken else shutdown.ask()
+            began_s = loop.time()
+            assert await running == status
+            assert loop.time() - began_s == pytest.approx(lasts_s, abs=3)
+            with pytest.raises(WorkerLost):
+                await anext(replies)
+        await caller.close()
+
+    run_jumping(main())
+
+
+def test_reading_the_weights_does_not_hold_up_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.worker.fingerprint", lambda _: threading.current_thread().name)
+
+    async def main() -> None:
+        chosen, shutdown = settings(tmp_path), Shutdown()
+        running = asyncio.create_task(run_worker(chosen, ScriptedEngine(), ("w1", "i1"), shutdown))
+        async with aclosing(chosen.wires.discovery().watch()) as snapshots:
+            (shown,) = await until(snapshots, lambda fleet: len(fleet) == 1)
+        assert shown.checkpoint != threading.main_thread().name
+        shutdown.ask()
+        assert await running == 0
+
+    asyncio.run(main())
 
 
 def test_a_shutdown_that_is_asked_for_while_the_engine_starts_ends_it(tmp_path: Path) -> None:
@@ -431,4 +544,6 @@ async def until(snapshots: AsyncGenerator[Snapshot, None], condition: Callable[[
 def test_identities_are_never_the_same() -> None:
     chosen = WorkerSettings(disaggregation_mode="prefill")
     assert len({new_identity(chosen) for _ in range(100)}) == 100
-    assert new_identity(chosen)[0].startswith("prefill-")
+    worker_id, incarnation = new_identity(chosen)
+    assert worker_id == f"prefill-{incarnation[:8]}"
+    assert len(incarnation) == 16  # unique in any fleet, not only in this process

@@ -1,5 +1,6 @@
 """A worker's flags: its role, its names, and which flags set engine settings."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,14 @@ def test_the_mode_says_role_and_endpoint(
 ) -> None:
     settings = WorkerSettings(disaggregation_mode=mode)
     assert (settings.role, settings.route) == (role, route)
+
+
+def test_a_model_in_the_working_directory_has_its_folders_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gpt-oss-20b").mkdir()
+    monkeypatch.chdir(tmp_path / "gpt-oss-20b")
+    assert WorkerSettings(model_path=Path()).model == "gpt-oss-20b"
 
 
 def test_names_that_are_given_count_more_than_those_that_follow() -> None:
@@ -59,22 +68,44 @@ def test_flags_that_were_typed_are_settings_of_the_engine_and_no_others() -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "status", "says"),
+    ("text", "environ", "status", "says"),
     [
-        ("max_batch_size: 4", 0, "engine settings prefill_tokens_per_s="),
-        ("max_batchsize: 4", 2, "engine.yaml:1: max_batchsize: unknown key; did you mean max_batch_size?"),
+        ("max_batch_size: 4", {}, 0, "engine settings prefill_tokens_per_s="),
+        (
+            "max_batchsize: 4",
+            {},
+            2,
+            "engine.yaml:1: max_batchsize: unknown key; did you mean max_batch_size?",
+        ),
+        ("max_batch_size: 4", {"BATON_PEER_CERT": "cert.pem"}, 2, "BATON_PEER_CA: set all three, or none"),
+        (
+            "max_batch_size: 4",
+            {"BATON_FILE_REGISTRY": "/proc/none"},
+            2,
+            "registry /proc/none cannot be created",
+        ),
     ],
 )
 def test_a_check_says_what_is_wrong_and_starts_nothing(
-    tmp_path: Path, text: str, status: int, says: str
+    tmp_path: Path, text: str, environ: dict[str, str], status: int, says: str
 ) -> None:
     (tmp_path / "engine.yaml").write_text(text)
     command = [sys.executable, "-m", "workers", "--check", "--engine", "mocker"]
     command += ["--extra-engine-args", str(tmp_path / "engine.yaml")]
-    command += ["--file-registry", str(tmp_path / "registry")]
+    environ = os.environ | {"BATON_FILE_REGISTRY": str(tmp_path / "registry")} | environ
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environ
+    )
 
     assert done.returncode == status
     assert says in done.stderr
+    assert "Traceback" not in done.stderr
     assert "ready worker=" not in done.stderr
+
+
+def test_a_check_is_as_quiet_as_it_is_told_to_be(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "workers", "--check", "--engine", "mocker", "--log-level", "error"]
+    command += ["--file-registry", str(tmp_path / "registry")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -139,8 +139,16 @@ def test_a_wrong_yaml_is_one_line_with_its_place(tmp_path: Path, text: str, says
 def test_a_missing_yaml_and_a_flag_without_a_setting_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be read: No such file"):
         load_settings(Engine, tmp_path / "none.yaml", {})
-    with pytest.raises(SettingsError, match="tensor_parallel_size: this engine has no such setting"):
-        load_settings(Engine, None, {"tensor_parallel_size": 2})
+    for flag in ("tensor_parallel_size", "cache", "cache.fraction.x", "max_batch_size.x"):
+        with pytest.raises(SettingsError, match=f"{flag}: this engine has no such setting"):
+            load_settings(Engine, None, {flag: 2})
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"max_batch_size": 1e999}', '{"a": 1e999}'])
+def test_a_wrong_override_is_one_line(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"^--override-engine-args: ") as refused:
+        load_settings(Engine, None, {}, text)
+    assert "\n" not in str(refused.value)
 
 
 def test_pipes_endless_files_and_long_names_are_not_waited_for(tmp_path: Path) -> None:

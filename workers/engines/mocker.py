@@ -19,7 +19,16 @@ from baton.errors import (
     Overloaded,
     WorkerLost,
 )
-from baton.messages import FinishReason, GenerateRequest, Guided, KvHandoff, TokenChunk, Usage, WorkerStats
+from baton.messages import (
+    UNDECODABLE,
+    FinishReason,
+    GenerateRequest,
+    Guided,
+    KvHandoff,
+    TokenChunk,
+    Usage,
+    WorkerStats,
+)
 from workers.engine import EngineInfo
 from workers.engines.mocker_settings import MockerSettings
 from workers.engines.prefixes import HeldPrefixes
@@ -214,7 +223,7 @@ class MockerEngine:
         """Pulls the KV that is not cached; returns (tokens that prefill had cached, bytes pulled)."""
         try:
             offered = msgspec.msgpack.decode(handoff.engine_state, type=_Offered)
-        except (msgspec.DecodeError, ValueError) as error:
+        except UNDECODABLE as error:
             raise HandoffFailed("The handoff was not written by a mocker.") from error
         prompt = request.token_ids[: -1 if handoff.first_chunk else None]
         expected = _kv(prompt[self._num_held(request) :])

@@ -90,7 +90,7 @@ class Vocabulary:
         self._by_text = {_bytes_of(text): token_id for text, token_id in ids.items()}
         self._by_id = {token_id: text for text, token_id in self._by_text.items()}
         self._max_bytes = max(map(len, self._by_text))
-        self._ends = {special[name] for name in ("<|call|>", "<|return|>") if name in special}
+        self._call = special["<|call|>"]
         self._final = [special["<|channel|>"], *self.encode("final"), special["<|message|>"]]
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -113,7 +113,7 @@ class Vocabulary:
         """The number of the model's answers in the prompt: calls and final messages."""
         size = len(self._final)
         finals = sum(list(prompt[i : i + size]) == self._final for i in range(len(prompt)))
-        return finals + sum(token_id in self._ends for token_id in prompt)
+        return finals + prompt.count(self._call)
 
     def _encode_plain(self, data: bytes) -> Iterable[int]:
         at = 0

@@ -24,14 +24,12 @@ class Connections:
         self._timers: dict[Connection, asyncio.TimerHandle] = {}
 
     def kept(self, place: Place) -> Connection | None:
-        """An idle connection whose source has not hung up."""
-        while connections := self._idle.get(place):
-            connection = connections[-1]
-            self._forget(place, connection)
-            if connection.is_quiet():
-                return connection
-            connection.close()
-        return None
+        """An idle connection; its source may have hung up."""
+        if not (connections := self._idle.get(place)):
+            return None
+        connection = connections[-1]  # so that those beyond need expire
+        self._forget(place, connection)
+        return connection
 
     async def new(self, place: Place) -> Connection:
         """A new connection. Raises OSError."""

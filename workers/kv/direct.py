@@ -132,6 +132,7 @@ class DirectTransceiver:
             while not (ended.done() and hung_up.done()):
                 with suppress(asyncio.CancelledError):  # pulled twice: already registering
                     await asyncio.wait(both)
+            ended.exception()  # retrieved, even if another one is raised
         if not hung_up.cancelled() and (unreachable := hung_up.result()):
             raise unreachable
         ended.result()

@@ -91,7 +91,6 @@ class Pulls:
         except TimeoutError:  # ours, or the kernel's ETIMEDOUT
             stalled = f"nothing came from the source of the KV at {peer.host}:{peer.port} for {STALL_S:g} s"
             raise HandoffStalled(stalled) from None
-        connection.stall = None
         self._connections.keep(place, connection)
 
     async def _granted(self, place: Place, ask: Ask, stall: Stall) -> tuple[Connection, Grant]:
@@ -100,7 +99,7 @@ class Pulls:
             try:
                 return kept, await _grant(kept, ask, stall)
             except OSError:
-                pass  # the source closed it meanwhile, to make room
+                pass  # the source has closed it, to make room
         connection = await self._connections.new(place)
         return connection, await _grant(connection, ask, stall)
 

@@ -131,7 +131,6 @@ class Source:
             connection = accepted(sock, self._tls)
         except OSError as error:  # it hung up before the TLS handshake
             log.info("puller lost wire=%s reason=%s", self._wire, error)
-            sock.close()
             return
         if not self._sessions.enter(connection):
             log.warning("puller refused wire=%s sessions=%d", self._wire, len(self._tasks))
