@@ -164,7 +164,6 @@ class EmbeddedEngine:
             self._steps.fail_all(WorkerLost("the worker stopped during the request"))
         if self._running is not None:
             self._running.cancel()
-            await asyncio.wait([self._running])
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
         if self._transceiver is not None:
             await self._transceiver.close()
