@@ -137,12 +137,14 @@ def test_an_unpulled_pin_expires_with_its_offer(checkpoint: Path) -> None:
             handoff = await anext(replies)
             assert isinstance(handoff, KvHandoff)
             assert handoff.ttl_s == pytest.approx(0.05)
-            assert prefill.stats().kv_pinned_blocks == 5
+            stats = prefill.stats()
+            assert (stats.kv_used_blocks, stats.kv_pinned_blocks, stats.kv_cached_blocks) == (0, 5, 0)
             with pytest.raises(HandoffFailed, match=r"pulled the KV within 0\.05 s"):
                 await anext(replies)
             assert wire.offers == {}
             stats = prefill.stats()
-            assert (stats.kv_pinned_blocks, stats.num_handoffs, stats.num_handoffs_expired) == (0, 1, 1)
+            assert (stats.kv_pinned_blocks, stats.kv_cached_blocks) == (0, 5)
+            assert (stats.num_handoffs, stats.num_handoffs_expired) == (1, 1)
 
     asyncio.run(main())
 

@@ -54,7 +54,8 @@ def used() -> int:
 
 def compile_form(*_):
     room = resource.getrlimit(resource.RLIMIT_DATA)[0] - used()
-    nicer = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) - os.getpriority(os.PRIO_PROCESS, os.getpid())
+    here, main = (os.getpriority(os.PRIO_PROCESS, i) for i in (threading.get_native_id(), os.getpid()))
+    nicer = here - main
     print(signal.getitimer(signal.ITIMER_PROF)[0], room >> 20, nicer, threading.stack_size() >> 20)
 
 def fork_for_each(*_):
@@ -70,11 +71,13 @@ def test_a_form_compiles_within_a_second_of_cpu_time_and_256_mib_after_all_other
     with ours, theirs:
         ours.send(msgspec.msgpack.encode(answer_form({})))
         command = [sys.executable, "-c", LIMITS]
-        told = subprocess.run(command, stdin=theirs, capture_output=True, text=True, check=True).stdout
+        told = subprocess.run(
+            command, stdin=theirs.fileno(), capture_output=True, text=True, check=True
+        ).stdout
     cpu_s, room_mib, nicer, stack_mib, cpu_after_s = map(float, told.split())
     assert 0 < cpu_s < 1.1  # the kernel rounds up
     assert 240 < room_mib <= 256
-    assert (nicer, stack_mib) == (5, 1)
+    assert (nicer, stack_mib) == (min(5, 19 - os.getpriority(os.PRIO_PROCESS, 0)), 1)
     assert cpu_after_s == 0, "what the form's answers fork costs nothing"
 
 

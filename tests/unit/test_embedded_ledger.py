@@ -116,6 +116,9 @@ def test_only_used_blocks_can_be_pinned() -> None:
     ledger = BlockLedger(2, SIZE)
     lease = ledger.reserve(1)
     assert lease is not None
+    ledger.pin(lease)
+    with pytest.raises(ValueError, match="pinned"):
+        ledger.pin(lease)
     ledger.free(lease)
     with pytest.raises(ValueError, match="freed"):
         ledger.pin(lease)
