@@ -151,10 +151,32 @@ def test_after_the_last_message_anything_goes(grammars: Grammars, tokenizer: Mod
     assert matcher.error is None
 
 
-def test_tokens_that_do_not_have_the_form_are_an_error_of_the_request(grammars: Grammars) -> None:
+@pytest.mark.parametrize("text", ["abc", "<|channel|>final<|message|>2"])
+def test_tokens_that_do_not_have_the_form_are_an_error_of_the_request(
+    grammars: Grammars, tokenizer: ModelTokenizer, text: str
+) -> None:
     matcher = asyncio.run(grammars.matcher(answer_form({"const": 1})))
-    assert matcher.allowed([1, 2, 3], 0) is None
+    assert matcher.allowed(tokenizer.encode_text(text, allow_special=True), 0) is None
     assert isinstance(matcher.error, InvalidRequest)
+
+
+def test_json_has_a_space_or_an_indented_line_between_its_parts(
+    grammars: Grammars, tokenizer: ModelTokenizer
+) -> None:
+    form = answer_form({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]})
+    head = tokenizer.encode_text("<|channel|>final<|message|>", allow_special=True)
+    for text, then, is_allowed in (
+        ("{", " ", True),
+        ("{ ", " ", False),
+        ("{", "\n", True),
+        ("{\n", "\n", False),
+        ("{\n" + 15 * " ", " ", True),
+        ("{\n" + 16 * " ", " ", False),
+    ):
+        answer = [*head, *(i for character in text for i in tokenizer.encode_text(character))]
+        allowed = asyncio.run(grammars.matcher(form)).allowed(answer, 0)
+        assert allowed is not None
+        assert bool(allowed[tokenizer.encode_text(then)[0]]) is is_allowed, (text, then)
 
 
 @pytest.mark.parametrize(

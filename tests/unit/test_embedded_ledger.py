@@ -161,6 +161,16 @@ def test_the_end_of_a_sequence_is_continued_by_one() -> None:
     assert leases[0].blocks[1] == first.blocks[1]
 
 
+def test_an_end_gives_no_more_tokens_than_are_looked_for() -> None:
+    ledger = BlockLedger(2, SIZE)
+    ledger.free(filled(ledger, [1, 1, 2]))
+    keys, tokens = chain([1, 1]), [1, 1, 2]
+    assert [ledger.num_found(Prefix(keys, tokens, n, lambda num_blocks: num_blocks)) for n in (2, 3)] == [
+        2,
+        3,
+    ]
+
+
 def test_of_two_ends_the_later_is_found_and_of_an_end_what_is_equal() -> None:
     ledger = BlockLedger(8, 3)
     for token_ids in ([7, 8], [7, 9], [7, 9]):

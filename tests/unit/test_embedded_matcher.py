@@ -87,6 +87,15 @@ def test_a_process_that_has_ended_is_an_error_and_is_not_waited_for_again() -> N
         assert matcher.error.param == "text.format"
 
 
+def test_a_process_that_ends_without_reading_is_an_error() -> None:
+    with matching() as (matcher, process):
+        matcher.ask([3], 1)
+        process.close()
+        matcher.receive()
+        assert matcher.is_ready
+        assert matcher.error is not None
+
+
 def test_a_problem_is_the_clients() -> None:
     with matching() as (matcher, process):
         reply(process, b"", "the stack overflowed")
