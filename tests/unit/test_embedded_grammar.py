@@ -201,6 +201,19 @@ def test_what_cannot_be_compiled_is_refused_with_field_and_reason(
     assert caught.value.param == "tools[0].function.parameters"
 
 
+def test_of_two_tools_the_one_that_cannot_be_enforced_is_named(grammars: Grammars) -> None:
+    lenient = {"type": "array", "uniqueItems": True}
+    tools = [
+        Tool(name="f", parameters=lenient, path="tools[0]"),
+        Tool(name="g", parameters={"not": {}}, strict=True, path="tools[1]"),
+    ]
+    form = guided(tools, CallChoice(must_call=True))
+    assert form is not None
+    with pytest.raises(InvalidRequest) as caught:
+        asyncio.run(grammars.matcher(form))
+    assert caught.value.param == "tools[1].parameters"
+
+
 def test_what_is_not_strict_is_enforced_as_far_as_it_can_be(
     grammars: Grammars, tokenizer: ModelTokenizer
 ) -> None:

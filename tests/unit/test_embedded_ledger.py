@@ -251,7 +251,7 @@ def test_what_fewer_blocks_need_is_checked_again() -> None:
 
 @pytest.mark.parametrize(
     ("num_tokens", "window", "first"),
-    [(1, 5, 0), (16, 5, 2), (17, 5, 3), (17, 1, 4), (17, 0, 0), (4, 128, 0)],
+    [(1, 5, 0), (16, 5, 2), (17, 5, 3), (17, 1, 4), (17, 0, 0), (20, 4, 3), (4, 128, 0)],
 )
 def test_the_first_block_that_a_later_turn_may_need(num_tokens: int, window: int, first: int) -> None:
     assert first_whole_block(num_tokens, window=window, tokens_per_block=4) == first
