@@ -1,8 +1,10 @@
 """JSON schemas for guided decoding, with generators and parsers of random answers."""
 
 import asyncio
+import contextlib
 import json
 import random
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ from frontend.harmony.deltas import ReasoningDelta, TextDelta, ToolCallArguments
 from frontend.harmony.parse import HarmonyParser
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.form import guided
+from tests.waiting import until
 from workers.engines.embedded.grammar import Grammars
 
 Json = dict[str, Any]
@@ -206,3 +209,17 @@ def slow_inside() -> Json:
         "required": ["a", "b"],
         "additionalProperties": False,
     }
+
+
+async def handed_over(theirs: socket.socket) -> socket.socket:
+    """The socket of an answer that waits for its process."""
+    received: list[socket.socket] = []
+
+    def arrived() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            _, (fileno,), _, _ = socket.recv_fds(theirs, 1, 1)
+            received.append(socket.socket(fileno=fileno))
+        return bool(received)
+
+    await until(arrived)
+    return received[0]

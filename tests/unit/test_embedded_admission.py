@@ -56,8 +56,9 @@ def ask(num_tokens: int = 5, **fields: Any) -> GenerateRequest:
     ],
 )
 def test_what_no_step_could_run_is_refused(request_: GenerateRequest, says: str) -> None:
-    with pytest.raises(InvalidRequest, match=says):
+    with pytest.raises(InvalidRequest, match=says) as refused:
         new_sequence(request_, LIMITS, hands_off=False)
+    assert refused.value.param == ("max_tokens" if "max_tokens" in says or "one token" in says else None)
 
 
 def test_the_last_that_fits_is_taken() -> None:

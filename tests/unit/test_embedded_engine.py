@@ -11,12 +11,14 @@ import pytest
 
 from baton.errors import BatonError, DeadlineExceeded, HandoffFailed, NotReady, WorkerLost
 from baton.messages import GenerateRequest, Guided, KvHandoff, Role, Sampling
+from tests.clock import run_jumping
 from tests.memory_wire import Wire
 from tests.tiny_gpt_oss import prompt, write_checkpoint
 from tests.waiting import PATIENCE_S, scaled, until
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
-from workers.kv.transceiver import CacheTransceiver
+from workers.kv.memory import Memory
+from workers.kv.transceiver import CacheTransceiver, Ticket
 
 
 @pytest.fixture(scope="module")
@@ -136,13 +138,16 @@ def test_an_unpulled_pin_expires_with_its_offer(checkpoint: Path) -> None:
             replies = prefill.prefill(ask())
             handoff = await anext(replies)
             assert isinstance(handoff, KvHandoff)
+            assert (handoff.worker_id, handoff.incarnation) == ("prefill", "1")
             assert handoff.ttl_s == pytest.approx(0.05)
-            assert prefill.stats().kv_pinned_blocks == 5
+            stats = prefill.stats()
+            assert (stats.kv_used_blocks, stats.kv_pinned_blocks, stats.kv_cached_blocks) == (0, 5, 0)
             with pytest.raises(HandoffFailed, match=r"pulled the KV within 0\.05 s"):
                 await anext(replies)
             assert wire.offers == {}
             stats = prefill.stats()
-            assert (stats.kv_pinned_blocks, stats.num_handoffs, stats.num_handoffs_expired) == (0, 1, 1)
+            assert (stats.kv_pinned_blocks, stats.kv_cached_blocks) == (0, 5)
+            assert (stats.num_handoffs, stats.num_handoffs_expired) == (1, 1)
 
     asyncio.run(main())
 
@@ -176,6 +181,26 @@ def test_the_same_buffers_serve_one_handoff_after_the_other(checkpoint: Path) ->
         assert len(wire.addresses) == 2  # one at either end
 
     asyncio.run(main())
+
+
+class SlowWire(Wire):
+    """Moves each KV in two seconds."""
+
+    async def pull(self, ticket: Ticket, into: Memory, deadline_s: float) -> None:
+        await asyncio.sleep(2)  # the clock jumps
+        await super().pull(ticket, into, deadline_s)
+
+
+def test_the_time_of_all_pulls_is_counted(checkpoint: Path) -> None:
+    async def main() -> None:
+        wire = SlowWire()
+        async with engine(checkpoint, wire) as decode:
+            for pulled_s in (2, 4):
+                async with handed(checkpoint, wire) as handoff:
+                    await answer(decode, ask(handoff))
+                assert decode.stats().kv_move_s == pytest.approx(pulled_s, abs=0.1)
+
+    run_jumping(main())
 
 
 def test_a_pin_lasts_no_longer_than_its_request(checkpoint: Path) -> None:

@@ -151,10 +151,32 @@ def test_after_the_last_message_anything_goes(grammars: Grammars, tokenizer: Mod
     assert matcher.error is None
 
 
-def test_tokens_that_do_not_have_the_form_are_an_error_of_the_request(grammars: Grammars) -> None:
+@pytest.mark.parametrize("text", ["abc", "<|channel|>final<|message|>2"])
+def test_tokens_that_do_not_have_the_form_are_an_error_of_the_request(
+    grammars: Grammars, tokenizer: ModelTokenizer, text: str
+) -> None:
     matcher = asyncio.run(grammars.matcher(answer_form({"const": 1})))
-    assert matcher.allowed([1, 2, 3], 0) is None
+    assert matcher.allowed(tokenizer.encode_text(text, allow_special=True), 0) is None
     assert isinstance(matcher.error, InvalidRequest)
+
+
+def test_json_has_a_space_or_an_indented_line_between_its_parts(
+    grammars: Grammars, tokenizer: ModelTokenizer
+) -> None:
+    form = answer_form({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]})
+    head = tokenizer.encode_text("<|channel|>final<|message|>", allow_special=True)
+    for text, then, is_allowed in (
+        ("{", " ", True),
+        ("{ ", " ", False),
+        ("{", "\n", True),
+        ("{\n", "\n", False),
+        ("{\n" + 15 * " ", " ", True),
+        ("{\n" + 16 * " ", " ", False),
+    ):
+        answer = [*head, *(i for character in text for i in tokenizer.encode_text(character))]
+        allowed = asyncio.run(grammars.matcher(form)).allowed(answer, 0)
+        assert allowed is not None
+        assert bool(allowed[tokenizer.encode_text(then)[0]]) is is_allowed, (text, then)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +201,19 @@ def test_what_cannot_be_compiled_is_refused_with_field_and_reason(
     assert caught.value.param == "tools[0].function.parameters"
 
 
+def test_of_two_tools_the_one_that_cannot_be_enforced_is_named(grammars: Grammars) -> None:
+    lenient = {"type": "array", "uniqueItems": True}
+    tools = [
+        Tool(name="f", parameters=lenient, path="tools[0]"),
+        Tool(name="g", parameters={"not": {}}, strict=True, path="tools[1]"),
+    ]
+    form = guided(tools, CallChoice(must_call=True))
+    assert form is not None
+    with pytest.raises(InvalidRequest) as caught:
+        asyncio.run(grammars.matcher(form))
+    assert caught.value.param == "tools[1].parameters"
+
+
 def test_what_is_not_strict_is_enforced_as_far_as_it_can_be(
     grammars: Grammars, tokenizer: ModelTokenizer
 ) -> None:
@@ -198,7 +233,7 @@ def test_a_schema_nested_without_end_is_refused(grammars: Grammars) -> None:
 
 def test_a_schema_that_grows_without_end_is_refused(grammars: Grammars) -> None:
     options = [{"oneOf": [{"properties": {f"a{i}": {"const": j}}} for j in range(4)]} for i in range(8)]
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequest, match="schema too large"):
         asyncio.run(grammars.matcher(answer_form({"type": "object", "allOf": options})))
 
 

@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import os
-import signal
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -17,11 +15,10 @@ from msgspec.structs import replace
 from baton.errors import InvalidRequest, Overloaded
 from baton.messages import Guided
 from frontend.text.tokenizer import ModelTokenizer
-from tests.alive import is_running
-from tests.guided import ENDLESS, Json, answer_form, slow_inside
-from tests.waiting import signal_process, until
+from tests.clock import run_jumping
+from tests.guided import ENDLESS, Json, answer_form, handed_over, slow_inside
 from workers.engines.embedded.grammar import Grammars
-from workers.engines.embedded.grammar_server import BUSY, MAX_MESSAGE_BYTES, Read, _hold_answer
+from workers.engines.embedded.grammar_server import BUSY, MAX_MESSAGE_BYTES, READY, Read
 
 DEMO = Path("models/demo")
 VOCAB_SIZE = 3200
@@ -102,6 +99,100 @@ def test_the_forms_that_were_used_last_are_kept() -> None:
     asyncio.run(main())
 
 
+class Stuck:
+    """In place of the process: refuses forms once it may."""
+
+    def __init__(self) -> None:
+        self.num_begun = 0
+        self.may_end = asyncio.Event()
+
+    async def compile(self, _: Guided) -> InvalidRequest:
+        self.num_begun += 1
+        await self.may_end.wait()
+        return InvalidRequest("compiled")
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+def test_eight_forms_compile_at_once_and_each_takes_a_minute_at_most() -> None:
+    async def main() -> None:
+        server: Any = Stuck()
+        grammars = Grammars(server, VOCAB_SIZE)
+        problems: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
+        asked = [asyncio.create_task(grammars.matcher(answer_form({"const": i}))) for i in range(9)]
+        await asyncio.sleep(59)  # the clock jumps
+        assert server.num_begun == 8
+        assert not any(each.done() for each in asked)
+        await asyncio.sleep(2)
+        assert all(each.done() for each in asked)
+        for each in asked:
+            with pytest.raises(Overloaded) as refused:
+                await each
+            assert refused.value.retry_after_s == 1.0
+        assert server.num_begun == 8
+        server.may_end.set()
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match="compiled"):
+                await grammars.matcher(answer_form({"const": 0}))
+        assert server.num_begun == 9
+        assert problems == []
+
+    run_jumping(main())
+
+
+def test_a_form_that_is_not_kept_is_held_by_no_process() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    first = answer_form({})
+
+    class Serving(Refusing):
+        async def compile(self, form: Guided) -> Any:
+            return ours if form == first else await super().compile(form)
+
+    async def main() -> None:
+        grammars = Grammars(server, VOCAB_SIZE)
+        asking = asyncio.create_task(grammars.matcher(first))
+        with await handed_over(theirs) as answer:
+            answer.send(READY)
+            (await asking).close()
+        for number in range(32):
+            with pytest.raises(InvalidRequest, match="no"):
+                await grammars.matcher(answer_form({"const": number}))
+        assert theirs.recv(1) == b""
+
+    server: Any = Serving()
+    with ours, theirs:
+        theirs.setblocking(False)
+        asyncio.run(main())
+
+
+def test_an_answer_that_is_told_from_its_beginning_keeps_the_event_loop_free(
+    silent: tuple[Any, socket.socket],
+) -> None:
+    async def read(process: socket.socket) -> int:
+        num_tokens, loop = 0, asyncio.get_running_loop()
+        while message := await loop.sock_recv(process, MAX_MESSAGE_BYTES):
+            told = msgspec.msgpack.decode(message, type=Read)
+            assert not told.asks
+            num_tokens += len(told.token_ids) // 4
+        return num_tokens
+
+    async def main() -> None:
+        server, theirs = silent
+        grammars = Grammars(server, VOCAB_SIZE)
+        asking = asyncio.create_task(grammars.matcher(answer_form({}), [7] * 200_000))
+        with await handed_over(theirs) as process:
+            process.setblocking(False)
+            process.send(READY)
+            reading = asyncio.create_task(read(process))
+            (await asking).close()
+            assert await reading == 200_000
+        grammars.close()
+
+    asyncio.run(main())
+
+
 @pytest.fixture
 def silent() -> Iterator[tuple[Any, socket.socket]]:
     """In place of the process: one whose forms compile, and the socket that it does not serve."""
@@ -120,20 +211,6 @@ def silent() -> Iterator[tuple[Any, socket.socket]]:
     with ours, theirs:
         theirs.setblocking(False)
         yield Silent(), theirs
-
-
-async def handed_over(theirs: socket.socket) -> socket.socket:
-    """The socket of an answer that waits for its process."""
-    received: list[socket.socket] = []
-
-    def arrived() -> bool:
-        with contextlib.suppress(BlockingIOError):
-            _, (fileno,), _, _ = socket.recv_fds(theirs, 1, 1)
-            received.append(socket.socket(fileno=fileno))
-        return bool(received)
-
-    await until(arrived)
-    return received[0]
 
 
 @contextlib.asynccontextmanager
@@ -173,8 +250,9 @@ def test_a_form_that_no_process_can_serve_is_refused_for_now(
                 answer.send(says)
             else:
                 answer.shutdown(socket.SHUT_RDWR)
-            with pytest.raises(Overloaded, match="No process"):
+            with pytest.raises(Overloaded, match="No process") as refused:
                 await asking
+            assert refused.value.retry_after_s == 1.0
         assert silent[0].num_compiled == num_compiled
 
     asyncio.run(main())
@@ -214,175 +292,3 @@ def test_an_answer_whose_next_step_takes_too_long_ends_alone(
     assert isinstance(slow.error, InvalidRequest)
     assert "CPU time" in slow.error.message
     assert other.error is None
-
-
-class CpuTimeLeft:
-    """A stand-in for an LLMatcher without work, whose masks are the CPU time that a step may take."""
-
-    def __init__(self) -> None:
-        self.left_s: list[float] = []
-
-    def try_consume_tokens(self, token_ids: list[int]) -> int:
-        return len(token_ids)
-
-    def is_error(self) -> bool:
-        return False
-
-    def is_stopped(self) -> bool:
-        return False
-
-    def compute_bitmask(self) -> bytes:
-        self.left_s.append(signal.getitimer(signal.ITIMER_PROF)[0])
-        return b"\xff"
-
-
-def test_quick_steps_do_not_save_up_cpu_time_for_a_slow_one() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    matcher = CpuTimeLeft()
-    with ours, theirs:
-        for _ in range(50):
-            theirs.send(msgspec.msgpack.encode(Read(b"", asks=True)))
-        theirs.shutdown(socket.SHUT_WR)
-        _hold_answer(ours, matcher)  # type: ignore[arg-type]  # a stand-in
-    assert len(matcher.left_s) == 50
-    assert max(matcher.left_s) < 1.1
-
-
-def servers(tokenizer_path: Path) -> list[int]:
-    """The processes that hold forms for this tokenizer."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            if str(tokenizer_path).encode() in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-    return found
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[tuple[Grammars, Path]]:
-    """Grammars whose processes can be told apart from other tests', by the tokenizer's path."""
-    path = tmp_path / "tokenizer.json"
-    path.symlink_to((DEMO / "tokenizer.json").resolve())
-    grammars = Grammars.load(tmp_path, VOCAB_SIZE)
-    yield grammars, path
-    grammars.close()
-
-
-def test_many_slow_schemas_at_once_keep_no_other_waiting(own: tuple[Grammars, Path]) -> None:
-    grammars, path = own
-
-    async def main() -> None:
-        schemas: list[Json] = [{"type": "integer", "multipleOf": 1000003 + 10 * i} for i in range(1, 5)]
-        slow = [asyncio.create_task(refusal(grammars, schema)) for schema in schemas]
-        [server] = servers(path)
-        await until(lambda: len(servers(path)) == 5)
-        compiling = set(servers(path)) - {server}
-        for process in compiling:
-            signal_process(process, signal.SIGSTOP)  # slow enough that none finishes early
-        await grammars.matcher(answer_form({"const": "next to many"}))
-        assert not any(task.done() for task in slow)
-        for process in compiling:
-            os.kill(process, signal.SIGCONT)
-        assert all("CPU time" in message for message in await asyncio.gather(*slow))
-
-    asyncio.run(main())
-
-
-def test_forms_are_compiled_once(own: tuple[Grammars, Path]) -> None:
-    grammars, path = own
-
-    async def main() -> None:
-        [server] = servers(path)
-        await asyncio.gather(*[grammars.matcher(answer_form({"const": "once"})) for _ in range(5)])
-        await until(lambda: len(servers(path)) == 2)  # the server, and its fork for the form
-        signal_process(server, signal.SIGSTOP)
-        try:
-            matcher = await grammars.matcher(answer_form({"const": "once"}))
-        finally:
-            os.kill(server, signal.SIGCONT)
-        assert matcher.allowed([], 0) is not None
-
-    asyncio.run(main())
-
-
-def test_a_killed_grammar_process_is_replaced(own: tuple[Grammars, Path]) -> None:
-    grammars, path = own
-
-    async def main() -> None:
-        await grammars.matcher(answer_form({"const": 1}))
-        killed = servers(path)
-        for process in killed:
-            with contextlib.suppress(ProcessLookupError):  # the answer's ends with its matcher
-                os.kill(process, signal.SIGKILL)
-        await until(lambda: not any(is_running(process) for process in killed))
-        for value in (1, 2):
-            assert (await grammars.matcher(answer_form({"const": value}))).allowed([], 0) is not None
-
-    asyncio.run(main())
-
-
-def test_a_client_that_leaves_ends_no_compilation_that_others_wait_for(own: tuple[Grammars, Path]) -> None:
-    grammars, _ = own
-
-    async def main() -> None:
-        form = answer_form({"const": "shared"})
-        leaving, staying = (asyncio.create_task(grammars.matcher(form)) for _ in range(2))
-        await asyncio.sleep(0)  # both wait now
-        leaving.cancel()
-        assert (await staying).allowed([], 0) is not None
-
-    asyncio.run(main())
-
-
-def test_a_form_is_not_blamed_for_a_killed_process(own: tuple[Grammars, Path]) -> None:
-    grammars, path = own
-
-    async def main() -> None:
-        [server] = servers(path)
-        signal_process(server, signal.SIGSTOP)
-        asked = asyncio.create_task(grammars.matcher(answer_form({"const": 1})))
-        for _ in range(10):
-            await asyncio.sleep(0)  # until the form is sent
-        os.kill(server, signal.SIGKILL)
-        with pytest.raises(Overloaded):
-            await asked
-
-    asyncio.run(main())
-
-
-def test_a_form_whose_process_does_not_answer_any_more_is_compiled_again(own: tuple[Grammars, Path]) -> None:
-    grammars, path = own
-
-    async def main() -> None:
-        [server] = servers(path)
-        await grammars.matcher(answer_form({"const": 1}))
-        await until(lambda: len(servers(path)) == 2)
-        [compiled] = set(servers(path)) - {server}
-        signal_process(compiled, signal.SIGSTOP)  # its socket takes what it is sent
-        asked = [asyncio.create_task(grammars.matcher(answer_form({"const": 1}))) for _ in range(3)]
-        await asyncio.sleep(0)
-        os.kill(compiled, signal.SIGKILL)
-        for matcher in await asyncio.gather(*asked):
-            assert matcher.allowed([], 0) is not None
-
-    asyncio.run(main())
-
-
-def test_no_process_outlives_its_answer_or_the_engine(own: tuple[Grammars, Path]) -> None:
-    grammars, path = own
-
-    async def main() -> None:
-        matcher = await grammars.matcher(answer_form({"const": 1}))
-        assert matcher.allowed([], 0) is not None
-        assert len(servers(path)) == 3
-        matcher.close()
-        await until(lambda: len(servers(path)) == 2)
-        grammars.close()
-        await until(lambda: not servers(path))
-
-    asyncio.run(main())
-
-
-def test_a_tokenizer_that_does_not_fit_the_model_is_refused_at_the_start() -> None:
-    with pytest.raises(ValueError, match="vocab"):
-        Grammars.load(DEMO, 10)

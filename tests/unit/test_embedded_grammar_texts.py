@@ -1,6 +1,7 @@
 """Answers held to regular expressions and Lark grammars, over the demo model's vocabulary."""
 
 import asyncio
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,17 @@ def test_what_cannot_be_enforced_is_refused_with_its_field(
         asyncio.run(grammars.matcher(text_form(syntax, grammar)))
     assert caught.value.param == "p"
     assert problem in caught.value.message
+
+
+def test_an_expression_that_grows_with_the_answer_ends_it(
+    grammars: Grammars, tokenizer: ModelTokenizer
+) -> None:
+    rng = random.Random(1)
+    text = "<|channel|>final<|message|>" + "".join(rng.choice("ab") for _ in range(60_000))
+    matcher = asyncio.run(grammars.matcher(text_form("regex", "(a|b)*a(a|b){18}")))
+    assert matcher.allowed(tokenizer.encode_text(text, allow_special=True), 0) is None
+    assert matcher.error is not None
+    assert "too many expressions" in matcher.error.message
 
 
 def test_the_input_of_a_tool_matches_its_grammar(grammars: Grammars, tokenizer: ModelTokenizer) -> None:

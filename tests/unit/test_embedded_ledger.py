@@ -116,6 +116,9 @@ def test_only_used_blocks_can_be_pinned() -> None:
     ledger = BlockLedger(2, SIZE)
     lease = ledger.reserve(1)
     assert lease is not None
+    ledger.pin(lease)
+    with pytest.raises(ValueError, match="pinned"):
+        ledger.pin(lease)
     ledger.free(lease)
     with pytest.raises(ValueError, match="freed"):
         ledger.pin(lease)
@@ -156,6 +159,16 @@ def test_the_end_of_a_sequence_is_continued_by_one() -> None:
     assert [lease.num_found for lease in leases if lease is not None] == [3, SIZE]
     assert leases[0] is not None
     assert leases[0].blocks[1] == first.blocks[1]
+
+
+def test_an_end_gives_no_more_tokens_than_are_looked_for() -> None:
+    ledger = BlockLedger(2, SIZE)
+    ledger.free(filled(ledger, [1, 1, 2]))
+    keys, tokens = chain([1, 1]), [1, 1, 2]
+    assert [ledger.num_found(Prefix(keys, tokens, n, lambda num_blocks: num_blocks)) for n in (2, 3)] == [
+        2,
+        3,
+    ]
 
 
 def test_of_two_ends_the_later_is_found_and_of_an_end_what_is_equal() -> None:
@@ -238,7 +251,7 @@ def test_what_fewer_blocks_need_is_checked_again() -> None:
 
 @pytest.mark.parametrize(
     ("num_tokens", "window", "first"),
-    [(1, 5, 0), (16, 5, 2), (17, 5, 3), (17, 1, 4), (17, 0, 0), (4, 128, 0)],
+    [(1, 5, 0), (16, 5, 2), (17, 5, 3), (17, 1, 4), (17, 0, 0), (20, 4, 3), (4, 128, 0)],
 )
 def test_the_first_block_that_a_later_turn_may_need(num_tokens: int, window: int, first: int) -> None:
     assert first_whole_block(num_tokens, window=window, tokens_per_block=4) == first

@@ -93,6 +93,14 @@ def test_a_step_waits_for_running_answers_until_the_last_has_its_mask(
             other.send(msgspec.msgpack.encode(Next(b"\xff")))
             await step
             assert changed == [first, second]
+            masks.ask(first)
+            next_step = asyncio.create_task(masks.moment())
+            await asyncio.sleep(0)
+            assert not next_step.done()
+            one.send(msgspec.msgpack.encode(Next(b"")))
+            await next_step
+            masks.ask(first)  # its form is complete
+            await masks.moment()
             for sequence in (first, second, waiting):
                 masks.forget(sequence)
 

@@ -1,6 +1,7 @@
 """The engine's end of a form's process: what it sends, and what it makes of the replies."""
 
 import contextlib
+import gc
 import socket
 from collections.abc import Iterator
 
@@ -85,6 +86,25 @@ def test_a_process_that_has_ended_is_an_error_and_is_not_waited_for_again() -> N
         assert matcher.error is not None
         assert "too much CPU time or memory" in matcher.error.message
         assert matcher.error.param == "text.format"
+
+
+def test_a_process_that_ends_without_reading_is_an_error() -> None:
+    with matching() as (matcher, process):
+        matcher.ask([3], 1)
+        process.close()
+        matcher.receive()
+        assert matcher.is_ready
+        assert matcher.error is not None
+
+
+def test_a_matcher_that_is_dropped_ends_its_process() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    matcher = Matcher(ours, 5, param=None)
+    del ours, matcher
+    gc.collect()
+    with theirs:
+        theirs.setblocking(False)
+        assert theirs.recv(1) == b""
 
 
 def test_a_problem_is_the_clients() -> None:

@@ -95,6 +95,15 @@ def test_chunks_of_any_size_change_nothing(paged: Paged, reference: GptOssForCau
     )
 
 
+@pytest.mark.parametrize("num_scores", [1, 5000])
+def test_tiles_of_any_size_change_nothing(
+    paged: Paged, reference: GptOssForCausalLM, num_scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.engines.embedded.attention._TILE_SCORES", {"cpu": num_scores})
+    ids = prompt(60)
+    torch.testing.assert_close(paged.run_in_chunks(ids, 45), expected(reference, ids), atol=TOLERANCE, rtol=0)
+
+
 def test_decodes_and_prompts_in_one_step_do_not_see_each_other(
     paged: Paged, reference: GptOssForCausalLM
 ) -> None:

@@ -102,6 +102,17 @@ def test_top_p_keeps_the_fewest_that_make_up_p() -> None:
     assert np.count_nonzero(shares(500, top_p=first + second + 0.01)) == 3
 
 
+def test_top_p_is_a_share_of_what_top_k_keeps() -> None:
+    first, second = probabilities()[:2]
+    assert np.count_nonzero(shares(500, top_k=2, top_p=first / (first + second) - 0.01)) == 1
+    assert np.count_nonzero(shares(500, top_k=2, top_p=first / (first + second) + 0.01)) == 2
+
+
+def test_top_p_0_keeps_the_likeliest() -> None:
+    draws = [draw(seed=seed, temperature=1.0, top_p=0.0) for seed in range(9)]
+    assert {sampled.token_id for sampled in sample(LOGITS.flip(0).repeat(9, 1), draws)} == {VOCAB - 1}
+
+
 def test_min_p_is_relative_to_the_likeliest() -> None:
     limit = math.exp(LOGITS[2] - LOGITS[0])
     assert np.count_nonzero(shares(500, min_p=limit * 0.99)) == 3
@@ -132,7 +143,8 @@ def test_stop_tokens_cannot_come_before_min_tokens() -> None:
     early = draw((3, 3), 1, min_tokens=2, stop_token_ids=(0, 1, 7, VOCAB))
     late = draw((3, 3, 3), 1, min_tokens=2, stop_token_ids=(0, 1, 7))
     ignored = draw((3,), 1, min_tokens=2, stop_token_ids=(0,), ignore_eos=True)
-    assert chosen(early, late, ignored) == [2, 0, 0]
+    unknown = draw((3,), min_tokens=2, stop_token_ids=(-1, VOCAB), logit_bias={VOCAB - 1: 9.0})
+    assert chosen(early, late, ignored, unknown) == [2, 0, 0, VOCAB - 1]
 
 
 @pytest.mark.parametrize(("allowed", "token_id"), [({6, 7}, 6), ({7}, 7)])
@@ -148,9 +160,12 @@ def test_a_stop_token_comes_before_min_tokens_if_the_form_allows_nothing_else(
 
 def test_logprobs_are_the_models_own_before_any_setting() -> None:
     expected = torch.log_softmax(LOGITS, -1).tolist()
-    plain, changed, none = sample(
-        LOGITS.repeat(3, 1), [draw(logprobs=2), draw(logprobs=0, logit_bias={4: 9.0}), draw()]
+    plain, changed, none, every = sample(
+        LOGITS.repeat(4, 1),
+        [draw(logprobs=2), draw(logprobs=0, logit_bias={4: 9.0}), draw(), draw(logprobs=VOCAB + 1)],
     )
+    assert every.logprob is not None
+    assert [token_id for token_id, _ in every.logprob.top] == list(range(VOCAB))
     assert plain.logprob is not None
     assert plain.logprob.token_id == 0
     assert plain.logprob.logprob == pytest.approx(expected[0])

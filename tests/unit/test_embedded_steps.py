@@ -31,7 +31,7 @@ class Model:
     """Samples token 7 each time, once `may_step` is set."""
 
     def __init__(self) -> None:
-        self.num_steps = 0
+        self.steps: list[list[Sequence]] = []
         self.may_step = threading.Event()
         self.may_step.set()
         self.loses_tokens = False
@@ -39,7 +39,7 @@ class Model:
 
     def step(self, work: list[Work]) -> list[Sampled | None]:
         """See Runner."""
-        self.num_steps += 1
+        self.steps.append([each.sequence for each in work])
         self.may_step.wait(PATIENCE_S)
         return [] if self.loses_tokens else [Sampled(7, self.logprob) if w.samples else None for w in work]
 
@@ -113,6 +113,34 @@ def test_an_answer_comes_token_by_token_and_its_end_has_the_counts() -> None:
     asyncio.run(main())
 
 
+def test_of_a_resumed_answer_no_more_of_the_prompt_was_cached_than_there_is() -> None:
+    async def main() -> None:
+        resumed = sequence(9, pulls_kv=True)
+        resumed.num_prompt = 7
+        async with running(Model()) as steps:
+            call = steps.open(REQUEST, resumed)
+            await call.admitted.wait()
+            resumed.num_cached = 8
+            steps.resume(call, Sampled(7))
+            last = await call.next_chunk()
+            assert last is not None
+            assert last.usage == Usage(7, 7, 3, 0)
+
+    asyncio.run(main())
+
+
+def test_a_deadline_after_the_end_changes_nothing() -> None:
+    async def main() -> None:
+        async with running(Model()) as steps:
+            call = steps.open(msgspec.structs.replace(REQUEST, deadline_s=5), sequence(4))
+            await until(lambda: call.outbox.qsize() == 4)
+            await asyncio.sleep(6)  # the clock jumps
+            assert len(await chunks(call)) == 3
+            assert call.outbox.empty()
+
+    run_jumping(main())
+
+
 def test_running_and_waiting_calls_count_towards_the_limit() -> None:
     async def main() -> None:
         async with running(Model(), num_blocks=4, max_calls=2) as steps:
@@ -158,7 +186,7 @@ def test_a_call_that_ends_during_a_step_does_not_hurt_the_others(
         async with running(model) as steps:
             model.may_step.clear()
             gone, stays = steps.open(REQUEST, sequence(4)), steps.open(REQUEST, sequence(4))
-            await until(lambda: model.num_steps == 1)
+            await until(lambda: len(model.steps) == 1)
             end(steps, gone)
             model.may_step.set()
             assert len(await chunks(stays)) == 3
@@ -222,6 +250,26 @@ def test_each_token_of_a_guided_answer_has_a_mask_of_its_own(late_s: float, pull
         assert masks.read == ([] if pulls_kv else [Read(b"", asks=True)]) + 2 * begun
 
     run_jumping(main())
+
+
+def test_a_step_waits_for_masks_that_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.engines.embedded.masks._PATIENCE_S", PATIENCE_S)
+
+    async def main() -> None:
+        masks, model = Masks(), Model()
+        guided, free = sequence(4, 5), sequence(4, 60)
+        guided.matcher = masks.matcher
+        serving = asyncio.create_task(masks.serve())
+        async with running(model) as steps:
+            calls = [steps.open(REQUEST, each) for each in (guided, free)]
+            for call in calls:
+                await chunks(call)
+            steps.close(calls[0])
+            await serving
+        first = next(i for i, step in enumerate(model.steps) if guided in step)
+        assert [guided in step for step in model.steps[first : first + 6]] == [True] * 5 + [False]
+
+    asyncio.run(main())
 
 
 def test_a_form_that_cannot_be_followed_ends_its_call() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from baton.errors import HandoffFailed, NotReady, WorkerLost
+from baton.errors import DeadlineExceeded, HandoffFailed, NotReady, WorkerLost
 from baton.messages import GenerateRequest, KvHandoff, Role, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
 from workers.engines.embedded.admission import Limits, new_sequence
@@ -164,7 +164,6 @@ class EmbeddedEngine:
             self._steps.fail_all(WorkerLost("the worker stopped during the request"))
         if self._running is not None:
             self._running.cancel()
-            await asyncio.wait([self._running])
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
         if self._transceiver is not None:
             await self._transceiver.close()
@@ -179,12 +178,19 @@ class EmbeddedEngine:
 
     async def _open(self, steps: StepLoop, request: GenerateRequest, *, hands_off: bool) -> Call:
         sequence = new_sequence(request, self._limits(steps), hands_off=hands_off)
-        if request.sampling.guided is not None:
-            assert self._grammars is not None
-            answer = sequence.token_ids[sequence.num_prompt :]
-            sequence.matcher = await self._grammars.matcher(request.sampling.guided, answer)
-            steps = self._ready()  # may have been stopped meanwhile
-        return steps.open(request, sequence)
+        if request.sampling.guided is None:
+            return steps.open(request, sequence)
+        assert self._grammars is not None
+        answer = sequence.token_ids[sequence.num_prompt :]
+        loop = asyncio.get_running_loop()
+        deadline_at = loop.time() + request.deadline_s
+        try:
+            async with asyncio.timeout_at(deadline_at):
+                sequence.matcher = await self._grammars.matcher(request.sampling.guided, answer)
+        except TimeoutError:
+            raise DeadlineExceeded from None
+        left = msgspec.structs.replace(request, deadline_s=deadline_at - loop.time())
+        return self._ready().open(left, sequence)  # may have been stopped meanwhile
 
     def _limits(self, steps: StepLoop) -> Limits:
         chunked = self._settings.enable_chunked_prefill

@@ -187,6 +187,7 @@ class _Server:
     def _start(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
+            # In its own session: Ctrl-C is for the worker, which may have answers to finish.
             self._process = subprocess.Popen(  # noqa: S603 our own arguments
                 self._command, stdin=theirs.fileno(), start_new_session=True
             )

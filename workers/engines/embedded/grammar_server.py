@@ -68,7 +68,6 @@ def main() -> None:
     anything.
     """
     control = socket.socket(fileno=0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker, which may have answers to finish
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # not waited for: their sockets tell when they end
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
@@ -116,7 +115,7 @@ def _hold_form(connection: socket.socket, tokenizer: LLTokenizer) -> None:
 
     def compile_here() -> None:
         nonlocal verdict
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _COMPILE_NICENESS)  # for this thread only
+        os.nice(_COMPILE_NICENESS)  # for this thread only
         try:
             compiled.append(compile_form(tokenizer, form))
         except InvalidRequest as error:

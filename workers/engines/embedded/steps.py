@@ -125,13 +125,12 @@ class StepLoop:
             return  # every call has been told
         for work, token in zip(step.work, sampled, strict=True):
             sequence = work.sequence
-            call = self._calls.get(sequence)
-            if call is None or sequence.phase is not Phase.RUNNING:
+            if sequence.phase is not Phase.RUNNING:
                 continue  # closed during the step
             self.num_prompt_tokens += max(0, min(len(work.token_ids), sequence.num_prompt - work.start))
             reason = self.scheduler.advance(work, token.token_id if token is not None else None)
             if token is not None:
-                self._deliver(call, token, reason)
+                self._deliver(self._calls[sequence], token, reason)
                 self._masks.ask(sequence)
                 self.num_generated_tokens += 1
 
