@@ -79,6 +79,7 @@ def test_the_worker_announces_what_it_serves(checkpoint: Path) -> None:
         assert (info.name, info.context_length) == ("trtllm", CONTEXT_LENGTH)
         assert info.kv_transfer == "ucx-cpp (tp 1)"
         assert info.kv_timeout_s == pytest.approx(KV_TIMEOUT_S, abs=0.001)
+        assert (info.max_batch_size, info.max_queue_size) == (CONFIG["max_batch_size"], 256)
         layout = info.kv_layout
         assert layout is not None
         assert (layout.dtype, layout.tokens_per_block, layout.tensor_parallel_size) == ("bfloat16", 8, None)
@@ -176,7 +177,8 @@ def test_prefill_asks_for_one_token_under_an_id_of_its_own_and_pins_it(checkpoin
             seen: set[int] = set()
             for _ in range(2):
                 async with aclosing(engine.prefill(ask())) as replies:
-                    await next_handoff(replies)
+                    handoff = await next_handoff(replies)
+                    assert handoff.ttl_s == pytest.approx(KV_TIMEOUT_S, abs=0.001)  # the deadline is later
                     stats = engine.stats()
                     assert (stats.num_running, stats.kv_pinned_blocks) == (0, 5)  # 40 tokens in blocks of 8
                 assert llm.last["max_tokens"] == 1
