@@ -42,6 +42,10 @@ class NixlPullConnectorWorker:
         self.block_len_per_layer = [num_bytes for _, num_bytes in kv_caches.values()]
         self.xfer_handshake_metadata = NixlHandshakePayload("hash", b"metadata")
 
+    def _nixl_handshake(self, host: str, port: int, num_ranks: int, engine_id: str) -> dict[int, str]:
+        """The names of that engine's ranks."""
+        return {rank: f"{engine_id}-{rank}" for rank in range(num_ranks)}
+
     def _read_blocks(self, read_spec: Any, engine_id: str, request_id: str, *_: Any) -> None:
         self._recving_transfers[request_id] = [len(self._recving_transfers)]
 
