@@ -1,4 +1,4 @@
-"""Loading TensorRT-LLM and its first request: limits, signals, and errors in one line; and what builds hide."""
+"""Loading TensorRT-LLM and its first request: limits, signals, errors in one line, and what builds hide."""
 
 import asyncio
 import signal
@@ -125,7 +125,7 @@ def test_releases_before_1_3_are_refused(version: str, is_old: bool, monkeypatch
 
 def test_a_build_without_a_class_that_is_needed_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("tensorrt_llm.DisaggregatedParams")
-    with pytest.raises(SettingsError, match="cannot be imported: .*DisaggregatedParams"):
+    with pytest.raises(SettingsError, match=r"cannot be imported: .*DisaggregatedParams"):
         load_library()
 
 
