@@ -103,7 +103,9 @@ def test_a_worker_stops_while_vllm_does_not_answer() -> None:
         await releases.stop()  # no pin was ever released
         releases.add(llm, "a")
         await until(lambda: llm.asked)
+        releases.add(llm, "b")
         await releases.stop()
+        assert llm.asked == [["a"]]
         assert "release-kv" not in {task.get_name() for task in asyncio.all_tasks()}
 
     run_jumping(main())
