@@ -117,7 +117,9 @@ def test_reads_end_in_any_order(prefill: subprocess.Popen[bytes]) -> None:
     decode = Decode()
     decode.introduce(prefill.pid)
     decode.read("one", [[1]], [[1]])
+    (mapped,) = decode.peers
     decode.read("two", [[2]], [[2]])
+    assert decode.peers[0].memory is mapped.memory  # once
     decode.regions.copies[1].done = True
     assert decode.get_finished()[1] == {"two"}
     decode.regions.copies[0].done = True
@@ -309,6 +311,15 @@ def test_the_kernel_is_compiled_before_memory_is_offered(monkeypatch: pytest.Mon
     assert decode.xfer_handshake_metadata == PeerHandshake("hash", b"metadata", memory)
     assert [(copy.to_blocks, copy.from_blocks) for copy in decode.regions.copies] == [([0], [0])]
     assert decode.regions.waited
+
+
+def test_memory_that_the_kernel_cannot_copy_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(Decode):
+        def _regions(self, targets: list[int], sources: list[int], block_bytes: list[int]) -> Any:
+            raise ValueError("a block size is not a multiple of 16 bytes")
+
+    monkeypatch.setattr("workers.engines.vllm.connector.export", lambda _: Exported("here", 1, [b"h"], []))
+    assert Odd().xfer_handshake_metadata == PeerHandshake("hash", b"metadata", None)
 
 
 @pytest.mark.parametrize(
