@@ -4,8 +4,10 @@ import contextlib
 import itertools
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from operations.doctor import probe_services as probing
 from operations.doctor.facts import Service
 from operations.doctor.probe_services import probe_etcd, probe_nats, probe_services
+from tests.certificates import Authority
 from tests.conftest import free_port
 from tests.waiting import PATIENCE_S
 
@@ -20,20 +23,26 @@ PONGS = b"PONG\r\n" * 3
 
 
 @contextlib.contextmanager
-def saying(*pages: bytes) -> Iterator[int]:
-    """A port where each connection is told the next of these pages, the last one again and again."""
+def saying(said: bytes, tls: ssl.SSLContext | None = None) -> Iterator[int]:
+    """A port where each connection is told this, and stays open unless it is a page."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
-            with contextlib.suppress(OSError), contextlib.ExitStack() as open_ones:
-                for number in itertools.count():
-                    peer = open_ones.enter_context(listener.accept()[0])
-                    page = pages[min(number, len(pages) - 1)]
-                    if page.startswith(b"HTTP"):
-                        peer.recv(1 << 16)
-                    peer.sendall(page)
-                    if page.startswith(b"HTTP"):
-                        peer.shutdown(socket.SHUT_WR)
+            with contextlib.ExitStack() as open_ones:
+                while True:
+                    try:
+                        peer = open_ones.enter_context(listener.accept()[0])
+                    except OSError:
+                        return  # the end of the test
+                    with contextlib.suppress(OSError):
+                        answer(open_ones.enter_context(tls.wrap_socket(peer, True)) if tls else peer)
+
+        def answer(peer: socket.socket) -> None:
+            if said.startswith(b"HTTP"):
+                peer.recv(1 << 16)
+            peer.sendall(said)
+            if said.startswith(b"HTTP"):
+                peer.shutdown(socket.SHUT_RDWR)
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
@@ -77,13 +86,10 @@ def test_all_probes_together_have_one_limit_and_outlive_no_process(monkeypatch: 
 
 
 def test_the_best_of_three_answers_is_the_latency(monkeypatch: pytest.MonkeyPatch) -> None:
-    for probe, url, pages in (
-        (probe_etcd, "http", [page({})]),
-        (probe_nats, "nats", [info() + PONGS]),
-    ):
+    for probe, url, said in ((probe_etcd, "http", page({})), (probe_nats, "nats", info() + PONGS)):
         now_s = iter((0.0, 5.0, 10.0, 11.0, 20.0, 23.0))
         monkeypatch.setattr(probing, "time", SimpleNamespace(perf_counter=now_s.__next__, time=lambda: 0.0))
-        with saying(*pages) as port:
+        with saying(said) as port:
             service = probe(f"{url}://127.0.0.1:{port}")
         assert (service.problem, service.latency_s) == (None, 1.0)
 
@@ -101,6 +107,30 @@ def test_a_nats_that_wants_tls_is_there_and_gets_no_login_in_clear() -> None:
         service = probe_nats(f"nats://u:sesame@127.0.0.1:{port}")
     assert (service.problem, service.refusal) == (None, None)
     assert (service.version, service.max_payload_bytes) == ((2, 11, 1), 5)
+
+
+def test_etcd_is_asked_with_the_certificate_of_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path / "authority")
+    server, own = authority.sign("server"), authority.sign("client")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*server)
+    context.load_verify_locations(authority.ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+    with saying(page({"etcdserver": "3.5.9"}), tls=context) as port:
+        url = f"https://127.0.0.1:{port}"
+        assert probe_etcd(url).problem
+        monkeypatch.setenv("ETCD_AUTH_CA", str(authority.ca))
+        assert probe_etcd(url).problem
+        monkeypatch.setenv("ETCD_AUTH_CLIENT_CERT", str(own.cert))
+        monkeypatch.setenv("ETCD_AUTH_CLIENT_KEY", str(own.key))
+        service = probe_etcd(url)
+    assert (service.problem, service.version) == (None, (3, 5, 9))
+
+
+def test_a_question_takes_less_than_all_of_them_may() -> None:
+    assert 1 <= probing._TIMEOUT_S < probing._WHOLE_TIMEOUT_S <= 30  # noqa: SLF001  the limits themselves
 
 
 @pytest.mark.parametrize("said", [b"+OK\r\n", b""])

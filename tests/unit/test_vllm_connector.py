@@ -108,7 +108,7 @@ def test_what_decode_lacks_is_read_and_prefill_told_once_it_has_arrived(
     copy.done = True
     assert decode.get_finished() == (set(), {"one"})
     assert decode.notices == [("agent", b"one-there:1")]
-    assert decode.moved_bytes == [96]
+    assert decode.moved == [(96, 1.0)]  # NIXL counts microseconds, too
     assert decode.over_nixl == []
     assert decode.get_finished() == (set(), set())
 
@@ -222,12 +222,16 @@ def unmapped(monkeypatch: pytest.MonkeyPatch) -> list[PeerMemory]:
     return closed
 
 
-def test_a_shutdown_unmaps(prefill: subprocess.Popen[bytes], unmapped: list[PeerMemory]) -> None:
+def test_a_shutdown_unmaps_what_is_no_longer_read(
+    prefill: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     decode = Decode()
     decode.introduce(prefill.pid)
     decode.read("one", [[1]], [[1]])
+    had_waited: list[bool] = []
+    monkeypatch.setattr(PeerMemory, "close", lambda _: had_waited.append(decode.regions.waited))
     decode.shutdown()
-    assert len(unmapped) == 1
+    assert had_waited == [True]
 
 
 def test_memory_of_a_worker_that_has_ended_is_unmapped(

@@ -23,7 +23,7 @@ class NixlPullConnectorWorker:
         self.failed: list[str] = []
         self.engines: dict[str, Any] = {}
         self.notices: list[tuple[str, bytes]] = []
-        self.moved_bytes: list[int] = []
+        self.moved: list[tuple[int, float]] = []
         self.is_shut_down = False
         self.transfer_topo = SimpleNamespace(
             get_engine_info=self.engines.__getitem__,
@@ -33,7 +33,7 @@ class NixlPullConnectorWorker:
             send_notif=lambda agent, notif_msg: self.notices.append((agent, notif_msg))
         )
         self.xfer_stats = SimpleNamespace(
-            record_transfer=lambda told: self.moved_bytes.append(told.totalBytes)
+            record_transfer=lambda told: self.moved.append((told.totalBytes, told.xferDuration))
         )
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
