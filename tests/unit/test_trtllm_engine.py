@@ -1,6 +1,7 @@
 """The trtllm engine over TensorRT-LLM's double: what it announces, asks for and counts, and how it stops."""
 
 import asyncio
+import dataclasses
 import threading
 from contextlib import aclosing
 from pathlib import Path
@@ -42,6 +43,24 @@ class Hesitating(LLM):  # type: ignore[misc]  # the double is not typed
         """See the class."""
         result = super().generate_async(*args, **options)
         result._queue.put_nowait(Response([]))  # noqa: SLF001  the double is ours
+        return result
+
+
+class Late(LLM):  # type: ignore[misc]  # the double is not typed
+    """Tells the end of an answer after its last token."""
+
+    def generate_async(self, *args: Any, **options: Any) -> Any:
+        """See the class."""
+        result = super().generate_async(*args, **options)
+        put = result.put
+
+        def in_two(response: Response) -> None:
+            if response.finish_reason:
+                put(dataclasses.replace(response, finish_reason=None))
+                response = dataclasses.replace(response, token_ids=[])
+            put(response)
+
+        result.put = in_two
         return result
 
 
@@ -123,6 +142,17 @@ def test_a_response_without_tokens_is_no_chunk(checkpoint: Path) -> None:
     async def main() -> None:
         async with started(checkpoint, classes={"llm": Hesitating}) as engine:
             assert all([chunk.token_ids async for chunk in engine.decode(ask())])
+
+    asyncio.run(main())
+
+
+def test_an_end_without_tokens_is_told(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint, classes={"llm": Late}) as engine:
+            answer = [chunk async for chunk in engine.decode(ask())]
+        assert sum(len(chunk.token_ids) for chunk in answer) == 12
+        assert (answer[-1].token_ids, answer[-1].finish_reason) == ((), "length")
+        assert answer[-1].usage is not None
 
     asyncio.run(main())
 
