@@ -29,17 +29,22 @@ def test_memory_and_tracing_are_those_of_proc(
     assert (host.ptrace_scope, host.can_ptrace) == (2, can_ptrace)
 
 
-def test_open_files_count_up_to_the_hard_limit_and_no_limit_is_none() -> None:
+def test_open_files_count_up_to_the_hard_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
     try:
         assert probe_host.probe_host().nofile == (None if hard == resource.RLIM_INFINITY else hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    limits = [resource.getrlimit(resource.RLIMIT_STACK)[0], resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]]
+
+
+@pytest.mark.parametrize(("soft", "told"), [(resource.RLIM_INFINITY, None), (65_536, 65_536)])
+def test_other_limits_are_the_soft_ones_and_no_limit_is_none(
+    soft: int, told: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, resource.RLIM_INFINITY))
     host = probe_host.probe_host()
-    told = [None if limit == resource.RLIM_INFINITY else limit for limit in limits]
-    assert [host.stack_bytes, host.memlock_bytes] == told
+    assert (host.stack_bytes, host.memlock_bytes, host.nofile) == (told, told, None)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +97,7 @@ def test_docker_answers_if_its_daemon_does(
 
 
 def test_an_nvidia_smi_that_hangs_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 10 <= probe_gpus._TIMEOUT_S <= 60  # noqa: SLF001  the limit itself
     monkeypatch.setattr(probe_gpus, "_TIMEOUT_S", 0.05)
     script(tmp_path, "nvidia-smi", "exec sleep 60", monkeypatch)
     assert (probe_gpus.probe_gpus().problem or "").startswith("nvidia-smi hangs")

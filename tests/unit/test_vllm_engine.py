@@ -240,10 +240,10 @@ def test_a_warm_up_that_hangs_or_fails_is_a_failed_start(
     hangs: bool, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def failing(*_: Any, **__: Any) -> AsyncGenerator[Any, None]:
+        yield None
         if hangs:
             await asyncio.Event().wait()
         raise RuntimeError("no kernel for this GPU")
-        yield
 
     monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.generate", failing)
     monkeypatch.setattr("workers.engines.vllm.engine._WARM_UP_S", 0.05 if hangs else PATIENCE_S)

@@ -15,7 +15,7 @@ from workers.engines.token_requests import seed_of_attempt
 from workers.engines.vllm.chunker import Chunker
 from workers.engines.vllm.handoff import KEEP, num_blocks
 from workers.engines.vllm.library import load_library
-from workers.engines.vllm.sampling import sampling_params
+from workers.engines.vllm.sampling import is_continued_exactly, sampling_params
 
 FACTS = read_model_facts(Path("models/demo"))
 STOPS = (3071, 3070)
@@ -79,6 +79,29 @@ def test_a_resumed_answer_asks_vllm_for_the_rest() -> None:
 
     assert (told["max_tokens"], told["min_tokens"]) == (7, 2)
     assert told["seed"] == seed_of_attempt(request.sampling, 3) != 3
+    assert params(request, is_positional=True)["seed"] == 3  # of token 4, whose place counts anyway
+
+
+@pytest.mark.parametrize(
+    ("asked", "exactly", "exactly_by_place"),
+    [
+        ({}, True, True),
+        ({"temperature": 1.0}, True, True),
+        ({"temperature": 1.0, "is_seeded": True}, False, True),
+        ({"temperature": 0.0, "is_seeded": True}, True, True),
+        ({"frequency_penalty": 0.1}, False, False),
+        ({"presence_penalty": 0.1}, False, False),
+        ({"prompt_logprobs": 0}, False, False),
+        ({"guided": Guided(last=(MessageForm(headers=("h",), end="e"),))}, False, False),
+    ],
+    ids=str,
+)
+def test_decode_goes_on_with_prefills_token_only_where_that_changes_nothing(
+    asked: dict[str, Any], exactly: bool, exactly_by_place: bool
+) -> None:
+    sampling = ask(**asked).sampling
+    assert bool(is_continued_exactly(sampling, is_positional=False)) == exactly
+    assert bool(is_continued_exactly(sampling, is_positional=True)) == exactly_by_place
 
 
 def test_a_prompt_that_is_handed_over_has_one_token_and_its_parameters() -> None:
