@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.flags import parse
-from operations.doctor import plan, probe_gpus, probe_host
+from operations.doctor import command, plan, probe_gpus, probe_host
 from operations.doctor.command import DoctorSettings, gather
 from operations.doctor.plan import ask_worker
 
@@ -65,14 +65,33 @@ def test_a_token_of_the_hub_is_found_where_the_hub_looks(
     assert probe_host.probe_host().hf_token
 
 
-def test_a_pod_is_a_container_and_only_what_concerns_workers_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+@pytest.mark.parametrize("mark", ["/.dockerenv", "/run/.containerenv", "pod", ""])
+def test_a_container_is_known_by_its_marks(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == mark)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    if mark == "pod":
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert probe_host.probe_host().in_container == bool(mark)
+
+
+def test_cards_of_both_kinds_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = {"/sys/class/net": ["lo", "eth0"], "/sys/class/infiniband": ["mlx5_0"]}
+    monkeypatch.setattr(os, "listdir", cards.__getitem__)
+    assert probe_host.probe_host().network_devices == {"lo", "eth0", "mlx5_0"}
+
+
+def test_packages_of_the_frontend_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probe_host.probe_host().missing_packages == ()
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert {"starlette", "tokenizers", "uvicorn"} <= set(probe_host.probe_host().missing_packages)
+
+
+def test_only_what_concerns_workers_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_SECRET", "x")
     ours = {"BATON_PEER_CERT": "/x", "HTTPS_PROXY": "http://p", "UCX_TLS": "tcp", "NCCL_DEBUG": "INFO"}
     for name, value in ours.items():
         monkeypatch.setenv(name, value)
     host = probe_host.probe_host()
-    assert host.in_container
     assert ours.items() <= host.environment.items()
     assert "SOME_SECRET" not in host.environment
 
@@ -143,6 +162,7 @@ def test_each_address_folder_and_login_is_checked_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no tools to ask
+    monkeypatch.setattr(command, "with_refusals", pytest.fail)  # without a model a worker tells nothing new
     own = ("--file-registry", str(tmp_path / "own"))
     assert gathered(*own) == (False, False, False, False)
     assert gathered(*own, "--host", "192.0.2.1") == (True, False, False, False)

@@ -1,5 +1,6 @@
 """Requests in vLLM's terms, and the chunks made of vLLM's outputs."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ ALWAYS = {
         ({"temperature": 0.5, "top_k": -1, "top_p": 0.5}, {"temperature": 0.5, "top_p": 0.5}),
         ({"top_k": 7, "min_p": 0.1}, {"top_k": 7, "min_p": 0.1}),
         ({"logprobs": 0}, {"logprobs": 0}),
+        ({"prompt_logprobs": 0}, {"prompt_logprobs": 0}),
         ({"logit_bias": {3: 1.5}}, {"logit_bias": {3: 1.5}}),
         ({"min_tokens": 4}, {"min_tokens": 4}),
         ({"ignore_eos": True}, {"stop_token_ids": []}),
@@ -126,6 +128,15 @@ def test_a_demanded_form_becomes_a_structural_tag() -> None:
 def test_what_vllm_refuses_names_the_field() -> None:
     with pytest.raises(InvalidRequest, match=r"vLLM refuses the sampling: temperature must be in \[0, 2\]"):
         sampling_params(ask(temperature=3.0), load_library(), FACTS, max_tokens=1)
+
+
+def test_a_release_without_a_parameter_refuses_the_request_alone() -> None:
+    def older(*, max_tokens: int) -> None:
+        """Takes one parameter."""
+
+    lib = dataclasses.replace(load_library(), sampling_params=older)
+    with pytest.raises(InvalidRequest, match="unexpected keyword argument"):
+        sampling_params(ask(), lib, FACTS, max_tokens=1)
 
 
 def handoff(state: bytes, num_tokens: int = 5) -> KvHandoff:
