@@ -186,3 +186,10 @@ def test_the_services_in_use_are_asked_at_each_address(
         ("etcd", "http://127.0.0.1:9"),
         ("etcd", "http://127.0.0.1:10"),
     ]
+    line = ["--model-path", "models/none", "--file-registry", str(tmp_path / "own")]
+    line += ["--request-plane", "nats", "--nats-server", "nats://127.0.0.1:9,nats://127.0.0.1:10"]
+    facts = gather(parse(DoctorSettings, line, prog="p", description="d", environ={}).settings)
+    assert [(s.name, s.url) for s in facts.services] == [
+        ("NATS", "nats://127.0.0.1:9"),
+        ("NATS", "nats://127.0.0.1:10"),
+    ]

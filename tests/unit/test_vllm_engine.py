@@ -256,7 +256,10 @@ def test_vllm_is_told_how_much_of_the_prompt_is_kept_elsewhere(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[dict[str, Any]] = []
-    generate = AsyncLLM.generate
+    generate, params_of = AsyncLLM.generate, vllm.v1.engine.core.nixl_params
+
+    def counting_its_own_token(*args: Any) -> dict[str, Any]:
+        return dict(params_of(*args)) | {NUM_TOKENS: 41}
 
     def spying(llm: AsyncLLM, prompt: Any, params: Any, *args: Any, **options: Any) -> Any:
         told.append(params.extra_args["kv_transfer_params"])
@@ -264,6 +267,7 @@ def test_vllm_is_told_how_much_of_the_prompt_is_kept_elsewhere(
 
     async def main() -> None:
         async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
+            monkeypatch.setattr("vllm.v1.engine.core.nixl_params", counting_its_own_token)
             monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.generate", spying)
             async with aclosing(prefill.prefill(ask())) as replies:
                 handed = after_handoff(ask(), await next_handoff(replies))
