@@ -683,6 +683,18 @@ def test_why_there_is_no_gpu_is_told(facts: Callable[[], Facts], problem: str, s
     assert said in _found(replace(facts(), nvidia=Nvidia(problem=problem)))["gpu-none"].fact
 
 
+def test_the_report_has_the_worst_first_nothing_twice_and_counts() -> None:
+    facts = _health(_env(_pair_of_decoders(b200_node()), UCX_TLS="tcp"), persistence_mode="Disabled")
+    facts = _set(_service(facts, "NATS", problem="refused"), "decode", refusal="no such key")
+    report = examine(facts)
+    codes = ["settings-refused", "nats-down", "ucx-tls", "gpu-persistence", "flag-over-yaml"]
+    assert [finding.code for finding in report.findings] == codes
+    assert text(report).splitlines()[-1] == "result   2 errors, 1 warning, 2 notes"
+    assert text(report).count("\nerror ") == 2
+    answers = [line.split()[0] for line in report.seen if "answers in" in line]
+    assert answers == ["etcd"]  # not NATS, which is down
+
+
 def test_a_laptop_is_told_one_thing() -> None:
     assert [finding.code for finding in examine(laptop()).findings] == ["gpu-none"]
 

@@ -285,6 +285,18 @@ def test_requests_are_salted_where_a_dummy_request_could_share_their_blocks(
     asyncio.run(main())
 
 
+def test_an_answer_that_is_closed_has_left_the_engine_at_once(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint, patience=NO_WATCHDOG) as engine:
+            for answer in (engine.decode(ask()), engine.prefill(ask(max_tokens=1))):
+                await anext(answer)
+                assert engine.stats().num_running == 1
+                await answer.aclose()
+                assert engine.stats().num_running == 0
+
+    asyncio.run(main())
+
+
 def test_the_longest_handoff_is_the_buffers(checkpoint: Path) -> None:
     async def main() -> None:
         async with started(checkpoint) as engine:

@@ -156,6 +156,19 @@ def test_an_output_without_tokens_is_no_chunk(checkpoint: Path, monkeypatch: pyt
     asyncio.run(main())
 
 
+def test_an_answer_that_is_closed_has_left_the_engine_at_once(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            calls = engine._calls.open.calls  # noqa: SLF001  vLLM's own figures come a step later
+            for answer in (engine.decode(ask()), engine.prefill(ask(max_tokens=1))):
+                await anext(answer)
+                assert len(calls) == 1
+                await answer.aclose()
+                assert not calls
+
+    asyncio.run(main())
+
+
 def test_a_first_token_that_ends_the_answer_is_counted(checkpoint: Path) -> None:
     async def main() -> None:
         async with started(checkpoint) as engine:
