@@ -147,6 +147,7 @@ def test_a_model_comes_whole_and_without_the_other_formats(hub: Hub, tmp_path: P
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "model" / LARGE).read_bytes() == WEIGHTS
     assert not (tmp_path / "model" / "original").exists()
+    assert COMMIT in hub.revisions  # a branch may move meanwhile
     assert done.stdout == f"{tmp_path}/model: 2 files of {REPO} at {COMMIT}\n"
 
 

@@ -34,7 +34,7 @@ def opened(llm: Any) -> Any:
 
 def test_while_it_loads_a_signal_ends_the_process_at_once() -> None:
     def llm(**settings: Any) -> object:
-        return settings, signal.getsignal(signal.SIGTERM)
+        return settings, signal.getsignal(signal.SIGINT)
 
     assert opened(llm) == ({"model": "/m", "max_batch_size": 5}, signal.SIG_DFL)
 

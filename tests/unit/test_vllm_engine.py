@@ -235,7 +235,7 @@ def test_it_loads_with_plain_signals_and_warms_up_each_step_size_and_kind(
         return generate(llm, prompt, params, *args)
 
     def loading(*args: Any, **options: Any) -> Any:
-        handlers.append(signal.getsignal(signal.SIGTERM))
+        handlers.append(signal.getsignal(signal.SIGINT))
         return load(*args, **options)
 
     monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.generate", spying)
