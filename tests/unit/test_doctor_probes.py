@@ -184,6 +184,14 @@ def test_what_a_config_leaves_out_is_derived(
     assert (shape.head_dim, shape.dtype_bytes) == (head_dim, dtype_bytes)
 
 
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_a_folder_is_writable_if_this_user_may_write(
+    is_writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda _, how: is_writable or how != os.W_OK)  # root may do all
+    assert probe_model(tmp_path).is_writable == is_writable
+
+
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).touch()
