@@ -263,6 +263,7 @@ E, W, N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 CACHE, KV = "cache_transceiver_config", "kv_cache_config"
 FRACTION = f"{KV}.free_gpu_memory_fraction"
 REUSE = f"{KV}.enable_block_reuse"
+TP, LENGTH, TOKENS = "tensor_parallel_size", "max_seq_len", "max_num_tokens"
 
 BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("no driver", "gpu-none", E, lambda f: replace(f, nvidia=Nvidia(problem="couldn't communicate"))),
@@ -474,6 +475,12 @@ OTHERS: list[tuple[str, str, Severity, Callable[[], Facts]]] = [
     ("TP as a truth", "yaml-value", E,
      lambda: _set(b200_node(), "decode", given={"tensor_parallel_size": (True, "x.yaml:1")})),
     ("all memory for KV", "kv-fraction", E, lambda: _yaml(b200_node(), "decode", {FRACTION: 1})),
+    ("a part of a GPU for decode", "gpu-mig-part", W,
+     lambda: _set(_yaml(_only(b200_node(), "decode"), "decode", {TP: 1}), "decode", gpus="MIG-a1")),
+    ("no peer access from prefill to decode", "gpu-no-peer", W, lambda: _cut(b200_node(), 3, 4)),
+    ("no peer access within decode", "gpu-no-peer", W, lambda: _cut(b200_node(), 4, 7)),
+    ("no NVLink from prefill to decode", "gpu-no-nvlink", W,
+     lambda: _cut(b200_node(), 0, 7, link="SYS", peer="OK")),
     ("a small process on a GPU", "gpu-busy", W, lambda: _gpu(b200_node(), 6, free_bytes=_all_but(3))),
     ("no port", "port-bad", E, lambda: replace(b200_node(), http_port=0)),
     ("KV of vLLM in clear", "kv-plain", W, lambda: replace(_peer_tls(b200_node()), engine="vllm")),
@@ -483,6 +490,14 @@ OTHERS: list[tuple[str, str, Severity, Callable[[], Facts]]] = [
     ("full disk, read-only", "disk-full", E, lambda: _full_and_read_only(b200_node())),
     ("read-only, full disk", "model-read-only", E, lambda: _full_and_read_only(b200_node())),
 ]  # fmt: skip
+
+
+def _cut(facts: Facts, one: int, other: int, *, link: str = "NV18", peer: str = "NS") -> Facts:
+    """Two GPUs with this link and peer access."""
+    nvidia, key = facts.nvidia, (one, other)
+    return replace(
+        facts, nvidia=replace(nvidia, links=nvidia.links | {key: link}, peers=nvidia.peers | {key: peer})
+    )
 
 
 def _peer_tls(facts: Facts) -> Facts:
@@ -500,7 +515,6 @@ def _full_and_read_only(facts: Facts) -> Facts:
     return _shard(_model(facts, disk_free_bytes=0, is_writable=False), size_bytes=None)
 
 
-TP, LENGTH, TOKENS = "tensor_parallel_size", "max_seq_len", "max_num_tokens"
 UNCHUNKED = {"enable_chunked_prefill": False}
 SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
     ("an idle GPU of another kind", "gpu-mixed",
@@ -774,6 +788,9 @@ def test_the_batch_that_is_advised_is_one_that_the_kv_has_room_for(is_split: boo
 def test_kv_of_gpt_oss_120b_takes_73728_bytes_a_token() -> None:
     assert SHAPE_120B.kv_bytes_per_token() == 73_728
     assert SHAPE_120B.kv_bytes_per_token("fp8") == 36_864
+    assert SHAPE_120B.kv_bytes_per_token("nvfp4") == 18_432
+    assert SHAPE_120B.kv_bytes_per_token("float32") == 147_456
+    assert replace(SHAPE_120B, dtype_bytes=4).kv_bytes_per_token("bfloat16") == 73_728
 
 
 def test_more_gpus_than_kv_heads_are_fine_if_each_head_is_on_as_many() -> None:

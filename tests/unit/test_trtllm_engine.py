@@ -12,7 +12,7 @@ import pytest
 from tensorrt_llm.executor.result import Response
 from tensorrt_llm.llmapi.llm import LLM
 
-from baton.errors import HandoffFailed, InvalidRequest, WorkerLost
+from baton.errors import HandoffFailed, InvalidRequest, Overloaded, WorkerLost
 from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
 from tests.trtllm_engine import CONFIG, KV_TIMEOUT_S, NO_WATCHDOG, ask, new_engine, started
@@ -293,6 +293,23 @@ def test_an_answer_that_is_closed_has_left_the_engine_at_once(checkpoint: Path) 
                 assert engine.stats().num_running == 1
                 await answer.aclose()
                 assert engine.stats().num_running == 0
+
+    asyncio.run(main())
+
+
+def test_a_full_worker_takes_neither_prompts_nor_answers_and_says_when_to_come_back(
+    checkpoint: Path,
+) -> None:
+    async def main() -> None:
+        async with started(checkpoint, max_batch_size=1, max_queue_size=0, patience=NO_WATCHDOG) as engine:
+            async with aclosing(engine.decode(ask())) as answer:
+                await anext(answer)
+                for other in (engine.decode(ask()), engine.prefill(ask())):
+                    with pytest.raises(Overloaded) as refused:
+                        await anext(other)
+                    assert (refused.value.retry_after_s or 0) > 0
+            async with aclosing(engine.prefill(ask())) as replies:
+                await next_handoff(replies)
 
     asyncio.run(main())
 

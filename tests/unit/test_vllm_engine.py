@@ -57,7 +57,7 @@ def test_the_worker_announces_what_it_serves(checkpoint: Path) -> None:
         other = await info_of(
             checkpoint, "agg", kv_cache_dtype="fp8", tensor_parallel_size=2, max_model_len=20
         )
-        assert (other.kv_transfer, other.context_length) == ("", 20)
+        assert (other.kv_transfer, other.context_length, other.max_queue_size) == ("", 20, 256)
         assert other.kv_layout is not None
         assert (other.kv_layout.dtype, other.kv_layout.tensor_parallel_size) == ("fp8", 2)
 
