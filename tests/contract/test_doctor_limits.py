@@ -17,7 +17,7 @@ from operations.doctor.facts import Service
 from operations.doctor.probe_services import probe_etcd, probe_nats, probe_services
 from tests.certificates import Authority
 from tests.conftest import free_port
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_for
 
 PONGS = b"PONG\r\n" * 3
 
@@ -69,7 +69,8 @@ def test_a_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.Monkey
 def test_all_probes_together_have_one_limit_and_outlive_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = itertools.chain([0.0], itertools.repeat(PATIENCE_S))
     monkeypatch.setattr(probing, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
-    may_end, threads = threading.Event(), []
+    may_end = threading.Event()
+    threads: list[threading.Thread] = []
 
     def hangs(url: str) -> Service:
         threads.append(threading.current_thread())
@@ -79,6 +80,7 @@ def test_all_probes_together_have_one_limit_and_outlive_no_process(monkeypatch: 
     told = probe_services([(hangs, "a"), (hangs, "nats://u:sesame@b")], timeout_s=PATIENCE_S)
     assert [service.problem for service in told] == [f"no answer in {PATIENCE_S:.0f} s"] * 2
     assert told[1].url == "nats://***@b"  # it is printed
+    wait_for(lambda: len(threads) == 2)
     assert [thread.daemon for thread in threads] == [True, True]
     may_end.set()
     for thread in threads:
