@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from http.client import HTTPException
 
 import msgspec
 
@@ -14,6 +15,7 @@ from baton.messages import Role
 from frontend.routing.health import Health
 
 _MAX_HEALTH_BYTES = 1 << 20
+_TIMEOUT_S = 2.0
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy cannot reach our frontend
 
 
@@ -32,7 +34,7 @@ def status(argv: list[str]) -> int:
     ).settings
     try:
         health = _health(settings.url)
-    except (OSError, ValueError, msgspec.DecodeError) as error:
+    except (OSError, HTTPException, ValueError) as error:
         sys.stderr.write(f"error: no frontend answers at {settings.url}: {error}\n")
         return 2
     lines = (
@@ -64,7 +66,7 @@ def _details(health: Health) -> Iterator[str]:
 
 def _health(url: str) -> Health:
     try:
-        with _OPENER.open(f"{url}/health", timeout=2) as answer:
+        with _OPENER.open(f"{url}/health", timeout=_TIMEOUT_S) as answer:
             body = answer.read(_MAX_HEALTH_BYTES)
     except urllib.error.HTTPError as error:
         if error.code != 503:

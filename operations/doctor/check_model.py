@@ -90,7 +90,7 @@ def _disk(facts: Facts, needed: int) -> Iterator[Finding]:
             breaks="the download stops in the middle",
             repair="df -h; choose another --local-dir",
         )  # fmt: skip
-    if needed and not facts.model.is_writable:
+    if not facts.model.is_writable:
         yield error(
             "model-read-only", f"{facts.model.path} is incomplete and not writable",
             breaks="the download stops at its first file",
@@ -138,7 +138,7 @@ def weights(facts: Facts) -> Iterator[Finding]:
 
 
 def _whole(shard: Shard) -> bool:
-    return shard.whole_bytes is not None and shard.size_bytes == shard.whole_bytes
+    return shard.size_bytes == shard.whole_bytes
 
 
 def _missing(facts: Facts, name: str, breaks: str) -> Finding:

@@ -18,7 +18,7 @@ _MIB = 1 << 20
 
 
 def probe_gpus() -> Nvidia:
-    """Call nvidia-smi up to four times; `problem` says why it failed. Health and topology are optional: a
+    """Call nvidia-smi four times; `problem` says why it failed. Health and topology are optional: a
     driver that does not know one of the fields refuses the whole call.
     """
     listed = _nvidia_smi(f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
@@ -27,8 +27,6 @@ def probe_gpus() -> Nvidia:
     extras = _nvidia_smi(f"--query-gpu={_HEALTH_FIELDS}", "--format=csv,noheader,nounits")
     health = parse_health(extras) if isinstance(extras, str) else {}
     gpus = tuple(replace(gpu, health=health.get(gpu.index)) for gpu in parse_gpus(listed))
-    if len(gpus) < 2:
-        return Nvidia(gpus=gpus)
     links, peers = _nvidia_smi("topo", "-m"), _nvidia_smi("topo", "-p2p", "r")
     return Nvidia(
         gpus=gpus,

@@ -131,5 +131,5 @@ def bind_problem(host: str, port: int) -> str | None:
             return None
     except OSError as error:
         return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-    except (OverflowError, ValueError) as error:  # an invalid port or name
+    except (OverflowError, TypeError, ValueError) as error:  # an invalid port or name
         return str(error)

@@ -57,7 +57,8 @@ def probe_services(
         thread.join(max(0.0, deadline_s - time.monotonic()))
     late = f"no answer in {timeout_s:.0f} s"
     return tuple(
-        answers.get(url) or Service(name="NATS" if probe is probe_nats else "etcd", url=url, problem=late)
+        answers.get(url)
+        or Service(name="NATS" if probe is probe_nats else "etcd", url=without_secrets(url), problem=late)
         for probe, url in asked
     )
 
@@ -135,7 +136,7 @@ def probe_nats(url: str) -> Service:
     try:
         parts = urlsplit(url)
         if not parts.hostname:
-            return Service(name="NATS", url=url, problem="not nats://host:port")
+            return Service(name="NATS", url=without_secrets(url), problem="not nats://host:port")
         with socket.create_connection((parts.hostname, parts.port or 4222), _TIMEOUT_S) as connection:
             return _greet(url, parts, connection)
     except (OSError, ValueError, msgspec.DecodeError) as error:
@@ -149,7 +150,7 @@ def _greet(url: str, parts: SplitResult, connection: socket.socket) -> Service:
     if not greeting.startswith(b"INFO "):
         return replace(service, problem="another program listens there: it sends no INFO")
     info = msgspec.json.decode(greeting[5:], type=_Info)
-    service = replace(service, max_payload_bytes=info.max_payload or None, version=_version(info.version))
+    service = replace(service, max_payload_bytes=info.max_payload, version=_version(info.version))
     if info.tls_required:
         return service  # only the processes' NATS client has the certificates
     stream.write(b"CONNECT " + json.dumps({"verbose": False} | _login(parts, info.nonce)).encode() + b"\r\n")

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from huggingface_hub import errors
 
-from operations.download import DownloadError, _check_room, _check_sums, _explained
+from operations.download import DownloadError, _check_room, _check_sums, _explained, download
 from tests.waiting import PATIENCE_S
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -45,6 +45,7 @@ class Hub(ThreadingHTTPServer):
         self.error_code = ""
         self.cut_bytes: int | None = None
         self.served: list[tuple[str, str | None]] = []
+        self.revisions: list[str] = []
         self.sums = {name: hashlib.sha256(data).hexdigest() for name, data in FILES.items()}
 
     @property
@@ -70,11 +71,12 @@ class _Answers(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if self.server.status != 200:
             self._send(b"{}", status=self.server.status, headers={"X-Error-Code": self.server.error_code})
-        elif path.startswith(f"/api/models/{REPO}/tree/"):
+        elif path.startswith(f"/api/models/{REPO}/tree/{COMMIT}"):
             self._send(json.dumps([self._entry(name) for name in FILES]).encode())
         elif path.startswith(f"/api/models/{REPO}"):
+            self.server.revisions.append(path.rpartition("/")[2])
             self._send(json.dumps({"id": REPO, "modelId": REPO, "sha": COMMIT, "siblings": []}).encode())
-        elif path.startswith(f"/{REPO}/resolve/"):
+        elif path.startswith(f"/{REPO}/resolve/{COMMIT}/"):
             self._file(path.split("/", 5)[5])
         else:
             self._send(b"{}", status=404, headers={"X-Error-Code": "RepoNotFound"})
@@ -145,6 +147,7 @@ def test_a_model_comes_whole_and_without_the_other_formats(hub: Hub, tmp_path: P
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "model" / LARGE).read_bytes() == WEIGHTS
     assert not (tmp_path / "model" / "original").exists()
+    assert hub.revisions.count("main") == 1  # it may move meanwhile
     assert done.stdout == f"{tmp_path}/model: 2 files of {REPO} at {COMMIT}\n"
 
 
@@ -153,6 +156,15 @@ def test_the_guides_command_leaves_out_what_it_excludes(hub: Hub, tmp_path: Path
     excludes = ("--exclude", "original/*", "--exclude", "metal/*")
     assert _download(hub.url, folder, REPO, *excludes, "--local-dir", str(folder)).returncode == 0
     assert {name for name, _ in hub.served} == {"config.json", LARGE}
+
+
+def test_each_flag_counts(hub: Hub, tmp_path: Path) -> None:
+    hub.sums[LARGE] = "0" * 64
+    flags = ("--exclude", "*.json", "--revision", "v2", "--skip-checksums")
+    done = _download(hub.url, tmp_path / "model", REPO, *flags, MODEL_PATH=str(tmp_path / "model"))
+    assert done.returncode == 0, done.stderr
+    assert {name for name, _ in hub.served} == {LARGE}
+    assert "v2" in hub.revisions
 
 
 def test_a_second_download_fetches_nothing(hub: Hub, tmp_path: Path) -> None:
@@ -183,6 +195,7 @@ def test_too_little_room_is_told_before_a_byte_is_fetched(hub: Hub, tmp_path: Pa
     done = _download(hub.url, tmp_path / "model")
     assert done.returncode == 1
     assert "GiB free; make room" in done.stderr
+    assert "cannot be reached" not in done.stderr
     assert hub.served == []
 
 
@@ -195,6 +208,8 @@ def test_what_an_earlier_try_fetched_needs_no_room_again(tmp_path: Path) -> None
     fetched.parent.mkdir(parents=True)
     fetched.touch()
     os.truncate(fetched, free_bytes)  # without using the disk
+    _check_room([file], tmp_path)
+    fetched.rename(tmp_path / LARGE)
     _check_room([file], tmp_path)
 
 
@@ -261,6 +276,22 @@ def test_offline_mode_is_named(hub: Hub, tmp_path: Path) -> None:
     done = _download(hub.url, tmp_path / "model", HF_HUB_OFFLINE="1")
     assert done.returncode == 1
     assert "HF_HUB_OFFLINE" in done.stderr
+
+
+def test_a_download_that_is_stopped_or_lacks_its_library_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    line = [REPO, "--local-dir", str(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr("operations.download._fetch", interrupted)
+        assert download(line) == 1
+    assert "run the same command again to resume" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert download(line) == 1
+    assert "huggingface_hub is not installed: pip install" in capsys.readouterr().err
 
 
 def test_without_folder_or_name_the_usage_is_shown(hub: Hub, tmp_path: Path) -> None:

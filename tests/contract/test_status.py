@@ -4,9 +4,12 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 
 import msgspec
+import pytest
 
+import operations.status
 from baton.messages import Role
 from frontend.routing.health import Health, Instance
 from tests.waiting import PATIENCE_S
@@ -56,6 +59,9 @@ def test_status_shows_the_workers_that_do_not_answer_too() -> None:
         lost=["prefill-1", "prefill-2"],
         cut_pairs=["p -> d"],
         stuck=["decode-3"],
+        refused=["decode-4: another model"],
+        cold_pairs=["p -> e"],
+        refused_pairs=["p -> f: block sizes"],
     )
 
     assert ask(health, "--brief") == (0, ["0 prefill, 1 decode, 1 warming, 2 lost, 1 stuck"])
@@ -68,6 +74,56 @@ def test_status_shows_the_workers_that_do_not_answer_too() -> None:
             "prefill-1  lost",
             "prefill-2  lost",
             "decode-3  stuck",
+            "refused worker decode-4: another model",
+            "cold pair p -> e",
             "cut pair p -> d",
+            "refused pair p -> f: block sizes",
         ],
     )
+
+
+def asked_here(answer: bytes) -> int:
+    """The exit status where the peer gives this answer, or none, and stays connected."""
+    with socket.create_server(("127.0.0.1", 0)) as peer:
+
+        def serve() -> None:
+            connection, _ = peer.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+                if answer:
+                    connection.shutdown(socket.SHUT_WR)
+                connection.recv(1)  # until it is closed
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        found = operations.status.status(["--url", f"http://127.0.0.1:{peer.getsockname()[1]}"])
+        thread.join(PATIENCE_S)
+    return found
+
+
+HEALTHY = msgspec.json.encode(EMPTY)
+LONG = msgspec.json.encode(msgspec.structs.replace(EMPTY, missing=["x" * (1 << 20)]))
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (b"HTTP/1.0 200 OK\r\n\r\n" + HEALTHY, 0),
+        (b"HTTP/1.0 404 Not Found\r\n\r\n" + HEALTHY, 2),
+        (b"HTTP/1.0 200 OK\r\n\r\n<html>", 2),
+        (b"HTTP/1.0 200 OK\r\n\r\n" + LONG, 2),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", 2),
+    ],
+    ids=["frontend", "not found", "page", "endless", "not http"],
+)
+def test_what_is_no_frontend_is_told_by_the_exit_status(
+    answer: bytes, found: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert asked_here(answer) == found
+    assert ("no frontend answers at http://127.0.0.1" in capsys.readouterr().err) == (found == 2)
+
+
+def test_a_frontend_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations.status, "_TIMEOUT_S", 0.05)
+    assert asked_here(b"") == 2

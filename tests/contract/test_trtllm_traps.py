@@ -111,6 +111,8 @@ def test_a_deadline_below_the_kv_timeout_ends_the_prefills_pin(checkpoint: Path)
             assert handoff.ttl_s < KV_TIMEOUT_S / 2
             with pytest.raises(HandoffFailed, match="no decode worker took the KV"):
                 await anext(replies)
+            stats = engine.stats()
+            assert (stats.num_handoffs, stats.num_handoffs_expired, stats.kv_pinned_blocks) == (1, 1, 0)
             assert len(await tokens(engine.decode(ask()))) == 12
 
     asyncio.run(main())
@@ -201,6 +203,7 @@ def test_tokens_of_several_steps_come_in_one_chunk(checkpoint: Path) -> None:
         async with started(checkpoint, stream_interval=5) as engine:
             sizes = [len(chunk.token_ids) async for chunk in engine.decode(ask())]
             assert sizes == [1, 5, 5, 1]
+            assert engine.stats().num_generated_tokens == 12
 
     asyncio.run(main())
 

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import os
 import re
+import socket
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,25 @@ def test_the_runner_whose_draws_can_be_repeated_is_taken_if_it_works(
     load_library()
 
     assert os.environ.get(SECOND_RUNNER) == runner
+
+
+def test_a_build_without_a_class_that_is_needed_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", "23456")
+    monkeypatch.delattr("vllm.v1.engine.exceptions.EngineDeadError")
+    with pytest.raises(SettingsError, match=r"vLLM cannot be imported: .*EngineDeadError.*pip install"):
+        load_library()
+
+
+def test_ports_that_are_taken_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        ports = [taken.getsockname()[1], port]
+        probe.close()
+        monkeypatch.delenv("VLLM_NIXL_SIDE_CHANNEL_PORT", raising=False)
+        monkeypatch.setattr("random.sample", lambda *_: ports)
+        load_library()
+    assert os.environ.pop("VLLM_NIXL_SIDE_CHANNEL_PORT") == str(port)
 
 
 def test_what_only_the_other_runner_can_do_is_told_with_its_switch(checkpoint: Path) -> None:

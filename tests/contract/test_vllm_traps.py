@@ -164,9 +164,11 @@ def test_what_a_failed_pull_left_in_the_cache_is_never_found(checkpoint: Path) -
 def test_the_last_token_of_an_answer_has_no_kv_yet(checkpoint: Path) -> None:
     async def main() -> None:
         async with started(checkpoint, "decode") as decode:
-            answer = await tokens(decode.decode(ask(116)))  # 12 more make 128, two blocks of the estimate
-            again = msgspec.structs.replace(ask(116), token_ids=[*ask(116).token_ids, *answer, 1])
-            assert decode.num_lacking_tokens(again) == 129 - 64
+            for num_tokens, num_held in ((116, 64), (117, 128)):  # 12 more make 128 and 129, blocks have 64
+                asked = ask(num_tokens)
+                answer = await tokens(decode.decode(asked))
+                again = msgspec.structs.replace(asked, token_ids=[*asked.token_ids, *answer, 1])
+                assert decode.num_lacking_tokens(again) == num_tokens + 13 - num_held
 
     asyncio.run(main())
 
@@ -332,6 +334,7 @@ def test_a_priority_reaches_vllm_and_among_equals_short_prompts_overtake_long_on
 def test_without_vllms_priorities_only_those_of_clients_are_passed_on(checkpoint: Path) -> None:
     async def main() -> None:
         async with started(checkpoint, "agg", scheduling_policy="fcfs") as engine:
+            assert engine._place(msgspec.structs.replace(ask(), priority=3)) == 3  # noqa: SLF001  tests only
             assert len(await tokens(engine.decode(ask()))) == 12
 
     asyncio.run(main())

@@ -262,6 +262,8 @@ GOOD: dict[str, Callable[[], Facts]] = {"B200": b200_node, "H200": h200_agg, "Sp
 E, W, N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 CACHE, KV = "cache_transceiver_config", "kv_cache_config"
 FRACTION = f"{KV}.free_gpu_memory_fraction"
+REUSE = f"{KV}.enable_block_reuse"
+TP, LENGTH, TOKENS = "tensor_parallel_size", "max_seq_len", "max_num_tokens"
 
 BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("no driver", "gpu-none", E, lambda f: replace(f, nvidia=Nvidia(problem="couldn't communicate"))),
@@ -473,21 +475,79 @@ OTHERS: list[tuple[str, str, Severity, Callable[[], Facts]]] = [
     ("TP as a truth", "yaml-value", E,
      lambda: _set(b200_node(), "decode", given={"tensor_parallel_size": (True, "x.yaml:1")})),
     ("all memory for KV", "kv-fraction", E, lambda: _yaml(b200_node(), "decode", {FRACTION: 1})),
+    ("a part of a GPU for decode", "gpu-mig-part", W,
+     lambda: _set(_yaml(_only(b200_node(), "decode"), "decode", {TP: 1}), "decode", gpus="MIG-a1")),
+    ("no peer access from prefill to decode", "gpu-no-peer", W, lambda: _cut(b200_node(), 3, 4)),
+    ("no peer access within decode", "gpu-no-peer", W, lambda: _cut(b200_node(), 4, 7)),
+    ("no NVLink from prefill to decode", "gpu-no-nvlink", W,
+     lambda: _cut(b200_node(), 0, 7, link="SYS", peer="OK")),
+    ("a small process on a GPU", "gpu-busy", W, lambda: _gpu(b200_node(), 6, free_bytes=_all_but(3))),
+    ("a demo model for a GPU that is not there", "gpu-none", E,
+     lambda: _set(laptop(), "decode", gpus="0")),
+    ("no port", "port-bad", E, lambda: replace(b200_node(), http_port=0)),
+    ("KV of vLLM in clear", "kv-plain", W, lambda: replace(_peer_tls(b200_node()), engine="vllm")),
+    ("KV of decode alone in clear", "kv-plain", W, lambda: _only(_peer_tls(b200_node()), "decode")),
+    ("block reuse by default", "reuse-prefill", W, lambda: _yaml(b200_node(), "prefill", {}, without=REUSE)),
+    ("a slow second service", "latency", W, lambda: _service(b200_node(), "NATS", latency_s=0.06)),
     ("full disk, read-only", "disk-full", E, lambda: _full_and_read_only(b200_node())),
     ("read-only, full disk", "model-read-only", E, lambda: _full_and_read_only(b200_node())),
 ]  # fmt: skip
+
+
+def _cut(facts: Facts, one: int, other: int, *, link: str = "NV18", peer: str = "NS") -> Facts:
+    """Two GPUs with this link and peer access."""
+    nvidia, key = facts.nvidia, (one, other)
+    return replace(
+        facts, nvidia=replace(nvidia, links=nvidia.links | {key: link}, peers=nvidia.peers | {key: peer})
+    )
+
+
+def _peer_tls(facts: Facts) -> Facts:
+    return _env(facts, BATON_PEER_CERT="/x")
+
+
+def _all_but(num_gib: int) -> int:
+    """What is free on a B200 when a process has taken this much."""
+    total_bytes = B200X8.gpus[6].total_bytes
+    assert total_bytes is not None
+    return total_bytes - num_gib * GIB
 
 
 def _full_and_read_only(facts: Facts) -> Facts:
     return _shard(_model(facts, disk_free_bytes=0, is_writable=False), size_bytes=None)
 
 
-TP, LENGTH, TOKENS = "tensor_parallel_size", "max_seq_len", "max_num_tokens"
 UNCHUNKED = {"enable_chunked_prefill": False}
 SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
     ("an idle GPU of another kind", "gpu-mixed",
      lambda f: _gpu(_yaml(f, "prefill", {TP: 2}), 3, name="NVIDIA H100")),
     ("any host spared by the proxy", "proxy", lambda f: _env(f, http_proxy="http://p:1", no_proxy="*")),
+    ("this host spared in capitals", "proxy",
+     lambda f: _env(f, http_proxy="http://p:1", NO_PROXY="127.0.0.1")),
+    ("this host spared after a space", "proxy",
+     lambda f: _env(f, http_proxy="http://p:1", no_proxy="localhost, 127.0.0.1")),
+    ("this host's network spared", "proxy",
+     lambda f: _env(f, http_proxy="http://p:1", no_proxy="127.0.0.0/8")),
+    ("all of CUDA for UCX", "ucx-tls", lambda f: _env(f, UCX_TLS="cuda,rc")),
+    ("a desktop on a GPU", "gpu-busy", lambda f: _gpu(f, 6, free_bytes=_all_but(1))),
+    ("KV of a GPU without room for the weights", "kv-one-request",
+     lambda f: _gpu(f, 6, free_bytes=10 * GIB)),
+    ("room for the rest", "disk-full",
+     lambda f: _shard(_model(f, total_bytes=80 * GIB, disk_free_bytes=30 * GIB), size_bytes=None)),
+    ("one file of weights without an index", "file-missing",
+     lambda _: _model(laptop(), files=FILES - {"model.safetensors.index.json"})),
+    ("a buffer of the longest prompt", "buffer-short",
+     lambda f: _yaml(f, "prefill", {LENGTH: 8192, f"{CACHE}.max_tokens_in_buffer": 8192})),
+    ("a flag of the file's value", "flag-over-yaml",
+     lambda f: _typed(f, "decode", "--free-gpu-memory-fraction 0.8")),
+    ("a batch of the graphs' size", "batch-graphs",
+     lambda f: _yaml(f, "decode", {"max_batch_size": 64, "cuda_graph_config.max_batch_size": 64})),
+    ("TRTLLM kernels on Blackwell", "moe-hopper",
+     lambda f: _yaml(f, "decode", {"moe_config.backend": "TRTLLM"})),
+    ("a clock that is right", "clock-skew", lambda f: _service(f, "etcd", clock_ahead_s=-4.0)),
+    ("an answer within the rack", "latency", lambda f: _service(f, "etcd", latency_s=0.04)),
+    ("neither a model nor GPUs yet", "trtllm-missing",
+     lambda _: replace(_model(laptop(), shards=(), is_folder=False), engine="trtllm")),
     ("a GPU of unknown size", "gpu-busy", lambda f: _gpu(f, 6, total_bytes=None)),
     ("a GPU of unknown use", "gpu-busy", lambda f: _gpu(f, 6, free_bytes=None)),
     ("half a pair outside containers", "gpu-hidden",
@@ -641,6 +701,18 @@ def test_why_there_is_no_gpu_is_told(facts: Callable[[], Facts], problem: str, s
     assert said in _found(replace(facts(), nvidia=Nvidia(problem=problem)))["gpu-none"].fact
 
 
+def test_the_report_has_the_worst_first_nothing_twice_and_counts() -> None:
+    facts = _health(_env(_pair_of_decoders(b200_node()), UCX_TLS="tcp"), persistence_mode="Disabled")
+    facts = _set(_service(facts, "NATS", problem="refused"), "decode", refusal="no such key")
+    report = examine(facts)
+    codes = ["settings-refused", "nats-down", "ucx-tls", "gpu-persistence", "flag-over-yaml"]
+    assert [finding.code for finding in report.findings] == codes
+    assert text(report).splitlines()[-1] == "result   2 errors, 1 warning, 2 notes"
+    assert text(report).count("\nerror ") == 2
+    answers = [line.split()[0] for line in report.seen if "answers in" in line]
+    assert answers == ["etcd"]  # not NATS, which is down
+
+
 def test_a_laptop_is_told_one_thing() -> None:
     assert [finding.code for finding in examine(laptop()).findings] == ["gpu-none"]
 
@@ -720,6 +792,9 @@ def test_the_batch_that_is_advised_is_one_that_the_kv_has_room_for(is_split: boo
 def test_kv_of_gpt_oss_120b_takes_73728_bytes_a_token() -> None:
     assert SHAPE_120B.kv_bytes_per_token() == 73_728
     assert SHAPE_120B.kv_bytes_per_token("fp8") == 36_864
+    assert SHAPE_120B.kv_bytes_per_token("nvfp4") == 18_432
+    assert SHAPE_120B.kv_bytes_per_token("float32") == 147_456
+    assert replace(SHAPE_120B, dtype_bytes=4).kv_bytes_per_token("bfloat16") == 73_728
 
 
 def test_more_gpus_than_kv_heads_are_fine_if_each_head_is_on_as_many() -> None:
@@ -747,6 +822,8 @@ def test_weights_are_split_over_all_ranks_and_kv_tokens_added_up_only_where_each
     assert prefill.weight_bytes == facts.model.weight_bytes // 4
     assert decode.weight_bytes == facts.model.weight_bytes // 8
     assert prefill.kv_tokens == prefill.request_tokens
+    per_token = prefill.kv_bytes / prefill.kv_tokens
+    assert prefill.buffer_bytes == pytest.approx(2 * 65_536 * per_token, rel=0.01)  # one per direction
     assert decode.kv_tokens == 4 * decode.request_tokens
 
 

@@ -107,9 +107,20 @@ def test_the_demo_model_is_whole() -> None:
 def test_a_shard_cut_short_and_a_missing_one_are_seen(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes((DEMO / "model.safetensors").read_bytes()[:1_000_000])
     (tmp_path / "c.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
-    names = {"x": "a.safetensors", "y": "b.safetensors", "z": "c.safetensors", "w": "../../etc/passwd"}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
-    outside, cut, missing, pointer = probe_model(tmp_path).shards
+    names = {
+        "x": "a.safetensors",
+        "y": "b.safetensors",
+        "z": "c.safetensors",
+        "w": f"../{tmp_path.name}/c.safetensors",
+    }
+    index = {"weight_map": names, "metadata": {"total_size": 5000}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    downloads = tmp_path / ".cache" / "huggingface" / "download"
+    downloads.mkdir(parents=True)
+    (downloads / "b.incomplete").touch()
+    model = probe_model(tmp_path)
+    assert (model.total_bytes, model.num_unfinished) == (5000, 1)
+    outside, cut, missing, pointer = model.shards
     assert outside.size_bytes is None
     assert (cut.size_bytes, (cut.whole_bytes or 0) > 1_000_000) == (1_000_000, True)
     assert missing.size_bytes is None
@@ -152,6 +163,42 @@ def test_a_config_of_impossible_numbers_is_bad(tmp_path: Path, config: dict[str,
     whole = json.loads((DEMO / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(whole | config))
     assert next(iter(config)) in (probe_model(tmp_path).config_problem or "")
+
+
+@pytest.mark.parametrize(
+    ("config", "head_dim", "dtype_bytes"),
+    [
+        ({"dtype": "float32", "torch_dtype": "bfloat16"}, 64, 4),
+        ({"dtype": None, "torch_dtype": "float32"}, 64, 4),
+        ({"dtype": None, "torch_dtype": None}, 64, 2),
+        ({"head_dim": None, "hidden_size": 256, "num_attention_heads": 8}, 32, 2),
+    ],
+)
+def test_what_a_config_leaves_out_is_derived(
+    tmp_path: Path, config: dict[str, Any], head_dim: int, dtype_bytes: int
+) -> None:
+    whole = json.loads((DEMO / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(whole | {"dtype": "bfloat16"} | config))
+    shape = probe_model(tmp_path).shape
+    assert shape is not None
+    assert (shape.head_dim, shape.dtype_bytes) == (head_dim, dtype_bytes)
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_a_folder_is_writable_if_this_user_may_write(
+    is_writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda _, how: is_writable or how != os.W_OK)  # root may do all
+    assert probe_model(tmp_path).is_writable == is_writable
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, (64 << 20) + 1)  # without using the disk
+    model = probe_model(tmp_path)
+    assert "larger than" in (model.config_problem or "")
+    assert "larger than" in (model.tokenizer_problem or "")
 
 
 def test_a_header_of_odd_offsets_is_no_header(tmp_path: Path) -> None:

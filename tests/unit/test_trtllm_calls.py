@@ -124,7 +124,8 @@ def test_an_error_before_the_kv_has_arrived_is_the_handoffs() -> None:
 
 
 def form_of(param: str) -> MessageForm:
-    return MessageForm(headers=("h",), grammar="{}", end="e", param=param)
+    grammar = None if param == "free text" else "{}"
+    return MessageForm(headers=("h",), grammar=grammar, end="e", param=param)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +133,7 @@ def form_of(param: str) -> MessageForm:
     [
         (["tools[0]"], "Guided decoding error: bad schema", InvalidRequest, "tools[0]"),
         (["tools[0]", "tools[1]"], "Guided decoding error: bad schema", InvalidRequest, None),
+        (["tools[0]", "free text"], "Guided decoding error: bad schema", InvalidRequest, "tools[0]"),
         (["tools[0]"], "Guided decoding error: internal error", EngineFailure, None),
         (["tools[0]"], "out of memory", EngineFailure, None),
         ([], "Guided decoding error: bad schema", EngineFailure, None),

@@ -3,8 +3,10 @@
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
+from baton.errors import BatonError, DeadlineExceeded, WorkerLost
 from baton.messages import TokenChunk, TokenLogprob, Usage
 from tests.planes import a_request
 from workers.engines.trtllm.calls import Call
@@ -44,3 +46,17 @@ def test_each_chunk_has_the_log_probabilities_of_its_tokens() -> None:
         output: Any = SimpleNamespace(finish_reason=None, token_ids=[5, 6][:num], logprobs=told[:num])
         given.append(call.chunk(output).logprobs)
     assert given == [(TokenLogprob(5, -0.5, ()),), (TokenLogprob(6, -0.25, ()),)]
+
+
+@pytest.mark.parametrize(("reason", "told"), [("timeout", DeadlineExceeded), ("cancelled", WorkerLost)])
+def test_an_answer_that_did_not_end_by_itself_is_an_error(reason: str, told: type[BatonError]) -> None:
+    result: Any = SimpleNamespace(cached_tokens=0)
+    output: Any = SimpleNamespace(finish_reason=reason, token_ids=[5], logprobs=None)
+    with pytest.raises(told):
+        Call(a_request(), result, deadline=0.0).chunk(output)
+
+
+def test_an_answer_that_the_engine_calls_unfinished_goes_on() -> None:
+    result: Any = SimpleNamespace(cached_tokens=0)
+    output: Any = SimpleNamespace(finish_reason="not_finished", token_ids=[5], logprobs=None)
+    assert Call(a_request(), result, deadline=0.0).chunk(output) == TokenChunk((5,))

@@ -51,14 +51,15 @@ def test_the_stats_have_every_figure() -> None:
     call = open_call()
     figures = Figures({call}, VALUES | {"enable_attention_dp": True}, max_queue_size=1)
     assert figures.stats() == WorkerStats(num_running=1, kv_used_blocks=2)
-    figures.count_prompt(call)
+    for _ in range(2):
+        figures.count_prompt(call)
     figures.num_blocks, figures.num_handoffs, figures.num_handoffs_expired = 10, 4, 2
     figures.num_generated_tokens = 6
     assert figures.stats() == WorkerStats(
         num_running=1,
         kv_blocks=4 * 10,
         kv_used_blocks=2,
-        num_prompt_tokens=3,
+        num_prompt_tokens=2 * 3,
         num_generated_tokens=6,
         num_handoffs=4,
         num_handoffs_expired=2,

@@ -1,6 +1,8 @@
 """An abandoned request of TensorRT-LLM: aborted after its first response, or the engine is wedged."""
 
 import asyncio
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,10 +83,30 @@ def test_a_transfer_has_the_kv_timeout_and_minutes_in_the_queue_before_the_engin
         requests.open.llm = SimpleNamespace(generate_async=lambda *_, **__: Receiving())
         async with requests.opened(a_request(), None, None, Abort.ONCE_ANSWERED):
             pass  # the client leaves
-        await asyncio.sleep(60 + 500)  # in the clock of the test
+        await asyncio.sleep(60 + 590)  # in the clock of the test
         assert not requests.open.broke.is_set()
-        await asyncio.sleep(200)
+        await asyncio.sleep(60)
         assert requests.open.broke.is_set()
         assert not requests.open.calls
 
     run_jumping(main())
+
+
+def test_an_abandoned_request_that_has_ended_is_forgotten() -> None:
+    async def main() -> None:
+        lib: Any = SimpleNamespace(request_error=RuntimeError)
+        requests, result = Requests(lib, kv_timeout_s=60, options={}), Receiving()
+        requests.open.llm = SimpleNamespace(generate_async=lambda *_, **__: result)
+        async with requests.opened(a_request(), None, None, Abort.ONCE_ANSWERED):
+            pass  # the client leaves
+        (letting_go,) = asyncio.all_tasks() - {asyncio.current_task()}
+        result.has_arrived.set()
+        await asyncio.wait([letting_go])
+        await asyncio.sleep(0)  # what follows a task's end
+        assert not requests.open.calls
+        kept = weakref.ref(letting_go)
+        del letting_go
+        gc.collect()
+        assert kept() is None
+
+    asyncio.run(main())

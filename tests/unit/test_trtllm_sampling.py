@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorrt_llm import SamplingParams
 
 from baton.errors import InvalidRequest, NotResumable
 from baton.messages import GenerateRequest, Guided, MessageForm, Sampling
@@ -16,7 +17,7 @@ from workers.engines.trtllm.sampling import sampling_params
 
 FACTS = read_model_facts(Path("models/demo"))
 CONTEXT_LENGTH = 100
-STOPS = (3071, 3070)
+STOPS = (3070, 3071)
 
 
 def ask(num_tokens: int = 5, num_generated: int = 0, **sampling: Any) -> GenerateRequest:
@@ -43,7 +44,7 @@ def params(request: GenerateRequest) -> dict[str, Any]:
 
 ALWAYS = {
     "max_tokens": 10,
-    "end_id": 3071,
+    "end_id": STOPS[0],
     "pad_id": FACTS.eos_token_id,
     "stop_token_ids": list(STOPS),
     "include_stop_str_in_output": True,
@@ -71,6 +72,10 @@ ALWAYS = {
             {"temperature": 0.0, "frequency_penalty": 0.5},
             {"frequency_penalty": 0.5, "presence_penalty": 0.0, "prompt_ignore_length": 5},
         ),
+        (
+            {"temperature": 0.0, "presence_penalty": 0.5},
+            {"frequency_penalty": 0.0, "presence_penalty": 0.5, "prompt_ignore_length": 5},
+        ),
     ],
 )
 def test_each_setting_is_translated(asked: dict[str, Any], told: dict[str, Any]) -> None:
@@ -89,8 +94,10 @@ def test_a_request_that_no_token_stops_ends_at_max_tokens_only(asked: dict[str, 
 
 
 def test_a_resumed_answer_asks_for_the_rest() -> None:
-    told = params(ask(9, num_generated=4, min_tokens=6, frequency_penalty=1.0, temperature=0.0))
+    request = ask(9, num_generated=4, min_tokens=6, frequency_penalty=1.0, temperature=0.0)
+    told = params(request)
 
+    assert told["seed"] == seed_of_attempt(request.sampling, 4) != 3
     assert (told["max_tokens"], told["min_tokens"], told["prompt_ignore_length"]) == (6, 2, 5)
     assert "min_tokens" not in params(ask(9, num_generated=4, min_tokens=3))
     assert params(ask(9, num_generated=4, min_tokens=50))["min_tokens"] == told["max_tokens"]
@@ -158,5 +165,23 @@ def test_what_the_build_lacks_is_refused_by_name() -> None:
     lib = dataclasses.replace(
         load_library(), sampling_params=dataclasses.make_dataclass("Old", [("max_tokens", int)])
     )
-    with pytest.raises(InvalidRequest, match="this build of TensorRT-LLM does not support detokenize"):
+    with pytest.raises(InvalidRequest, match="does not support detokenize") as refused:
+        sampling_params(ask(), lib, FACTS, max_tokens=1)
+    assert refused.value.param == "detokenize"
+
+
+def test_the_prompts_logprobs_are_refused_by_the_clients_field() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        params(ask(prompt_logprobs=0, max_tokens=1))
+    assert refused.value.param == "echo"
+
+
+def test_what_the_build_has_not_implemented_is_the_clients_fault() -> None:
+    @dataclasses.dataclass
+    class Unfinished(SamplingParams):  # type: ignore[misc]  # the double is not typed
+        def __post_init__(self) -> None:
+            raise NotImplementedError("no beams")
+
+    lib = dataclasses.replace(load_library(), sampling_params=Unfinished)
+    with pytest.raises(InvalidRequest, match="refuses the sampling: no beams"):
         sampling_params(ask(), lib, FACTS, max_tokens=1)

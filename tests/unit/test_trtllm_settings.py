@@ -1,5 +1,6 @@
 """TensorRT-LLM's settings: precedence, the installed build's classes, errors with their source."""
 
+import enum
 import json
 import logging
 from pathlib import Path
@@ -117,6 +118,35 @@ def test_prefill_runs_without_the_overlap_scheduler(tmp_path: Path, caplog: pyte
         SettingsError, match="disable_overlap_scheduler: false: TensorRT-LLM does not support"
     ):
         load_trtllm_settings(TorchLlmArgs, "prefill", yaml_path=path, override=override)
+    decode = load_trtllm_settings(TorchLlmArgs, "decode", yaml_path=path, override=override)
+    assert decode.settings["disable_overlap_scheduler"] is False
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+def test_each_half_of_a_pair_needs_a_wire(mode: DisaggregationMode) -> None:
+    with pytest.raises(SettingsError, match=r"cache_transceiver_config\.backend is not set"):
+        load_trtllm_settings(TorchLlmArgs, mode)
+
+
+def test_a_worker_without_a_wire_is_given_none() -> None:
+    assert set(load_trtllm_settings(TorchLlmArgs, "agg").settings) == {"guided_decoding_backend"}
+
+
+class Kind(enum.Enum):
+    AUTO = "auto"
+
+
+class Defaults(pydantic.BaseModel):
+    model: str
+    kind: Kind = Kind.AUTO
+    sizes: list[int] = pydantic.Field(default_factory=lambda: [1, 2])
+    size: int = 3
+
+
+def test_defaults_are_told_as_plain_values() -> None:
+    schema = ModelSchema(Defaults)
+    told = {name: schema.default(name) for name in schema.fields()}
+    assert told == {"model": None, "kind": "auto", "sizes": [1, 2], "size": 3}
 
 
 class OldTransceiver(pydantic.BaseModel, extra="forbid"):
@@ -140,6 +170,7 @@ def test_an_older_build_is_served_by_looking_at_it(tmp_path: Path, caplog: pytes
         backend="ucx", max_tokens_in_buffer=1024
     )
     assert f"dropped cache_transceiver_config.transceiver_runtime=CPP ({path}:4)" in caplog.text
+    assert "guided_decoding_backend" not in loaded.settings
 
 
 def test_one_key_of_a_union_leaves_its_others_as_they_are(tmp_path: Path) -> None:

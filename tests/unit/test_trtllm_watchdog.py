@@ -18,7 +18,12 @@ def watched(check: Callable[[], bool], told: list[str], patience: Patience) -> W
     """A watchdog of an LLM with this health check; `told` gets its reports, also an exit."""
     llm: Any = SimpleNamespace(_executor=SimpleNamespace(check_health=check))
     leave: Any = lambda status: told.append(f"exit {status}")  # noqa: E731  one expression
-    return Watchdog(llm, told.append, leave=leave, patience=patience)
+
+    def on_broken(reason: str) -> None:
+        assert threading.current_thread() is threading.main_thread()  # the loop's
+        told.append(reason)
+
+    return Watchdog(llm, on_broken, leave=leave, patience=patience)
 
 
 def threads() -> dict[str, bool]:
@@ -35,6 +40,21 @@ def test_a_call_that_ends_in_time_leaves_no_timer() -> None:
     timer.join(PATIENCE_S)
     assert not timer.is_alive()
     assert left == []
+
+
+def test_a_call_that_takes_too_long_ends_the_process_as_a_failure() -> None:
+    left: list[int] = []
+    with leaving_after(0.001, left.append, "loading"):
+        wait_for(lambda: left)
+    assert left == [1]
+
+
+def test_a_slow_disk_is_given_an_hour_and_a_busy_engine_half_a_minute() -> None:
+    patience = Patience()
+    assert patience.load_s >= 1800  # 65 GB from a slow disk
+    assert 30 <= patience.health_s <= 60
+    assert 10 <= patience.shut_down_s <= 60
+    assert patience.poll_s <= 1
 
 
 def raises() -> bool:

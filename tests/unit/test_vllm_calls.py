@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.errors import DeadlineExceeded, EngineFailure, HandoffFailed, WorkerLost
+from baton.errors import DeadlineExceeded, EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
+from tests.clock import run_jumping
 from tests.planes import a_request
 from workers.engines.vllm.calls import Calls
 
@@ -93,9 +94,58 @@ def test_a_request_that_vllm_fails_on_tells_the_cause_and_ends_alone() -> None:
     asyncio.run(main())
 
 
-def test_a_failed_transfer_ends_requests_that_may_have_found_what_it_left() -> None:
+def test_what_vllm_refuses_is_the_clients_fault_and_ends_alone() -> None:
+    async def main() -> None:
+        calls = calls_of(Llm(dies_of=ValueError("the prompt is too long")))
+        async with calls.opened(a_request(), None, 0) as call:
+            with pytest.raises(InvalidRequest, match="vLLM refuses the request: the prompt is too long"):
+                await calls.step(call)
+        assert not calls.open.broke.is_set()
+
+    asyncio.run(main())
+
+
+def test_a_request_ends_at_its_deadline_which_counts_from_its_submission() -> None:
     async def main() -> None:
         calls = calls_of(Llm())
+        async with calls.opened(msgspec.structs.replace(a_request(), deadline_s=30), None, 0) as call:
+            await calls.step(call)
+            await asyncio.sleep(10)  # in the clock of the test
+            with pytest.raises(DeadlineExceeded):
+                await calls.step(call)
+            assert asyncio.get_running_loop().time() == pytest.approx(30, abs=0.1)
+
+    run_jumping(main())
+
+
+class Dying(Llm):
+    """Is healthy at first."""
+
+    num_checks = 0
+
+    async def check_health(self) -> None:
+        self.num_checks += 1
+        if self.num_checks == 3:
+            raise RuntimeError("out of memory")
+
+
+def test_a_core_that_dies_is_noticed_within_seconds_without_a_request() -> None:
+    async def main() -> None:
+        calls = calls_of(Dying())
+        async with calls.opened(a_request(), None, 0) as call:
+            await calls.step(call)
+            await calls.watch()
+            assert asyncio.get_running_loop().time() < 5  # in the clock of the test
+            assert "out of memory" in calls.open.reason
+            with pytest.raises(WorkerLost):
+                await calls.step(call)
+
+    run_jumping(main())
+
+
+def test_a_failed_transfer_ends_requests_that_may_have_found_what_it_left() -> None:
+    async def main() -> None:
+        calls = calls_of(llm := Llm())
         plain = msgspec.structs.replace(a_request(), handoff=None)
         soon = msgspec.structs.replace(a_request(), deadline_s=0.05)
         async with (
@@ -113,6 +163,9 @@ def test_a_failed_transfer_ends_requests_that_may_have_found_what_it_left() -> N
                 await calls.step(answered)
             salted = msgspec.structs.replace(plain, cache_salt="own")
             salts = {calls.salt(plain), calls.salt(salted)}
+            async with calls.opened(plain, None, 0) as later:
+                await calls.step(later)
+            assert llm.given[-1][0]["cache_salt"] == calls.salt(plain)
             calls.fail_pulls()
             assert len(salts | {calls.salt(plain), calls.salt(salted), "", "own"}) == 6
 

@@ -108,7 +108,7 @@ def test_what_decode_lacks_is_read_and_prefill_told_once_it_has_arrived(
     copy.done = True
     assert decode.get_finished() == (set(), {"one"})
     assert decode.notices == [("agent", b"one-there:1")]
-    assert decode.moved_bytes == [96]
+    assert decode.moved == [(96, 1.0)]  # NIXL counts microseconds, too
     assert decode.over_nixl == []
     assert decode.get_finished() == (set(), set())
 
@@ -117,7 +117,9 @@ def test_reads_end_in_any_order(prefill: subprocess.Popen[bytes]) -> None:
     decode = Decode()
     decode.introduce(prefill.pid)
     decode.read("one", [[1]], [[1]])
+    (mapped,) = decode.peers
     decode.read("two", [[2]], [[2]])
+    assert decode.peers[0].memory is mapped.memory  # once
     decode.regions.copies[1].done = True
     assert decode.get_finished()[1] == {"two"}
     decode.regions.copies[0].done = True
@@ -220,12 +222,16 @@ def unmapped(monkeypatch: pytest.MonkeyPatch) -> list[PeerMemory]:
     return closed
 
 
-def test_a_shutdown_unmaps(prefill: subprocess.Popen[bytes], unmapped: list[PeerMemory]) -> None:
+def test_a_shutdown_unmaps_what_is_no_longer_read(
+    prefill: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     decode = Decode()
     decode.introduce(prefill.pid)
     decode.read("one", [[1]], [[1]])
+    had_waited: list[bool] = []
+    monkeypatch.setattr(PeerMemory, "close", lambda _: had_waited.append(decode.regions.waited))
     decode.shutdown()
-    assert len(unmapped) == 1
+    assert had_waited == [True]
 
 
 def test_memory_of_a_worker_that_has_ended_is_unmapped(
@@ -309,6 +315,15 @@ def test_the_kernel_is_compiled_before_memory_is_offered(monkeypatch: pytest.Mon
     assert decode.xfer_handshake_metadata == PeerHandshake("hash", b"metadata", memory)
     assert [(copy.to_blocks, copy.from_blocks) for copy in decode.regions.copies] == [([0], [0])]
     assert decode.regions.waited
+
+
+def test_memory_that_the_kernel_cannot_copy_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(Decode):
+        def _regions(self, targets: list[int], sources: list[int], block_bytes: list[int]) -> Any:
+            raise ValueError("a block size is not a multiple of 16 bytes")
+
+    monkeypatch.setattr("workers.engines.vllm.connector.export", lambda _: Exported("here", 1, [b"h"], []))
+    assert Odd().xfer_handshake_metadata == PeerHandshake("hash", b"metadata", None)
 
 
 @pytest.mark.parametrize(

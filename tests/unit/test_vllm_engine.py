@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import signal
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
@@ -18,7 +19,10 @@ from baton.messages import KvLayout, TokenChunk, after_handoff
 from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
 from tests.vllm_engine import CONFIG, ask, core, new_engine, started
+from tests.waiting import PATIENCE_S
 from workers.engine import EngineInfo
+from workers.engines.vllm.handoff import KEEP, NUM_TOKENS
+from workers.engines.vllm.kernels import WARM_UP_LOGPROBS, warm_up_lengths
 from workers.flags import DisaggregationMode
 
 
@@ -53,7 +57,7 @@ def test_the_worker_announces_what_it_serves(checkpoint: Path) -> None:
         other = await info_of(
             checkpoint, "agg", kv_cache_dtype="fp8", tensor_parallel_size=2, max_model_len=20
         )
-        assert (other.kv_transfer, other.context_length) == ("", 20)
+        assert (other.kv_transfer, other.context_length, other.max_queue_size) == ("", 20, 256)
         assert other.kv_layout is not None
         assert (other.kv_layout.dtype, other.kv_layout.tensor_parallel_size) == ("fp8", 2)
 
@@ -128,6 +132,7 @@ def test_a_prompt_whose_kv_comes_from_elsewhere_overtakes_one_that_is_computed(c
         async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
             async with aclosing(prefill.prefill(ask(400))) as replies:
                 handed = after_handoff(ask(400), await next_handoff(replies))
+            assert prefill.num_lacking_tokens(ask(400)) == 400 - 384  # whole blocks of the estimate
             place, later = decode._place(handed), decode._place(ask(400))  # noqa: SLF001  tests only
             assert later - place >= 199  # 0.2 s for 400 tokens
 
@@ -148,6 +153,19 @@ def test_an_output_without_tokens_is_no_chunk(checkpoint: Path, monkeypatch: pyt
             assert all([chunk.token_ids async for chunk in engine.decode(ask())])
 
     monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.generate", hesitating)
+    asyncio.run(main())
+
+
+def test_an_answer_that_is_closed_has_left_the_engine_at_once(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with started(checkpoint) as engine:
+            calls = engine._calls.open.calls  # noqa: SLF001  vLLM's own figures come a step later
+            for answer in (engine.decode(ask()), engine.prefill(ask(max_tokens=1))):
+                await anext(answer)
+                assert len(calls) == 1
+                await answer.aclose()
+                assert not calls
+
     asyncio.run(main())
 
 
@@ -177,7 +195,7 @@ def test_a_prompt_whose_kv_vllm_does_not_keep_is_a_failed_handoff(
     asyncio.run(main())
 
 
-def test_a_stopped_engine_leaves_nothing_running(checkpoint: Path) -> None:
+def test_a_stopped_engine_leaves_nothing_running(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         before = asyncio.all_tasks()
         engine = new_engine(checkpoint)
@@ -186,9 +204,89 @@ def test_a_stopped_engine_leaves_nothing_running(checkpoint: Path) -> None:
         async with aclosing(engine.prefill(ask())) as replies:
             await next_handoff(replies)
         await asyncio.sleep(0)  # vLLM is asked to release the pin
+        asked_at_shutdown: list[bool] = []
+        shut_down = AsyncLLM.shutdown
+
+        def noting(llm: AsyncLLM) -> None:
+            asked_at_shutdown.append("release-kv" in {task.get_name() for task in asyncio.all_tasks()})
+            shut_down(llm)
+
+        monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.shutdown", noting)
         await engine.stop()
+        assert asked_at_shutdown == [False]
         await asyncio.sleep(0)  # cancelled tasks end
         assert asyncio.all_tasks() == before
         assert not inside._thread.is_alive()  # noqa: SLF001  the double is ours
+
+    asyncio.run(main())
+
+
+def test_it_loads_with_plain_signals_and_warms_up_each_step_size_and_kind(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts: list[list[int]] = []
+    sampled: list[tuple[int | None, int]] = []
+    handlers: list[object] = []
+    generate, load = AsyncLLM.generate, AsyncLLM.from_engine_args
+
+    def spying(llm: AsyncLLM, prompt: dict[str, list[int]], params: Any, *args: Any) -> Any:
+        prompts.append(prompt["prompt_token_ids"])
+        sampled.append((params.logprobs, params.max_tokens))
+        return generate(llm, prompt, params, *args)
+
+    def loading(*args: Any, **options: Any) -> Any:
+        handlers.append(signal.getsignal(signal.SIGINT))
+        return load(*args, **options)
+
+    monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.generate", spying)
+    monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.from_engine_args", loading)
+    asyncio.run(info_of(checkpoint, "agg"))
+    assert handlers == [signal.SIG_DFL]
+    sizes = warm_up_lengths(CONFIG["max_num_batched_tokens"])
+    assert list(map(len, prompts)) == sizes + [1] * len(WARM_UP_LOGPROBS)
+    assert len({prompt[0] for prompt in prompts}) == len(prompts)  # nothing is found in the cache
+    assert sampled == [(kind, 2) for kind in [None] * len(sizes) + list(WARM_UP_LOGPROBS)]
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_warm_up_that_hangs_or_fails_is_a_failed_start(
+    hangs: bool, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(*_: Any, **__: Any) -> AsyncGenerator[Any, None]:
+        yield None
+        if hangs:
+            await asyncio.Event().wait()
+        raise RuntimeError("no kernel for this GPU")
+
+    monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.generate", failing)
+    monkeypatch.setattr("workers.engines.vllm.engine._WARM_UP_S", 0.05 if hangs else PATIENCE_S)
+    says = "TimeoutError" if hangs else "no kernel for this GPU"
+    with pytest.raises(ValueError, match=f"its warm-up failed: .*{says}"):
+        asyncio.run(info_of(checkpoint, "agg"))
+
+
+def test_vllm_is_told_how_much_of_the_prompt_is_kept_elsewhere(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, Any]] = []
+    generate, params_of = AsyncLLM.generate, vllm.v1.engine.core.nixl_params
+
+    def counting_its_own_token(*args: Any) -> dict[str, Any]:
+        return dict(params_of(*args)) | {NUM_TOKENS: 41}
+
+    def spying(llm: AsyncLLM, prompt: Any, params: Any, *args: Any, **options: Any) -> Any:
+        told.append(params.extra_args["kv_transfer_params"])
+        return generate(llm, prompt, params, *args, **options)
+
+    async def main() -> None:
+        async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
+            monkeypatch.setattr("vllm.v1.engine.core.nixl_params", counting_its_own_token)
+            monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.generate", spying)
+            async with aclosing(prefill.prefill(ask())) as replies:
+                handed = after_handoff(ask(), await next_handoff(replies))
+                await tokens(decode.decode(handed))
+        assert len(handed.token_ids) == 41  # with prefill's
+        assert told[1][NUM_TOKENS] == 40
+        assert told[0] == KEEP
 
     asyncio.run(main())

@@ -16,7 +16,7 @@ import pytest
 from vllm.distributed.kv_transfer import Connector, set_kv_transfer_group
 
 from tests.clock import run_jumping
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from workers.engines.vllm.inside import NOTICE_S, KvPins, shorten_leases
 from workers.engines.vllm.pins import Releases
 from workers.engines.vllm.settings import LEASE_S
@@ -103,7 +103,9 @@ def test_a_worker_stops_while_vllm_does_not_answer() -> None:
         await releases.stop()  # no pin was ever released
         releases.add(llm, "a")
         await until(lambda: llm.asked)
+        releases.add(llm, "b")
         await releases.stop()
+        assert llm.asked == [["a"]]
         assert "release-kv" not in {task.get_name() for task in asyncio.all_tasks()}
 
     run_jumping(main())
@@ -192,3 +194,53 @@ def test_a_pin_whose_lease_never_begins_is_left_to_it() -> None:
         await releases.stop()
 
     run_jumping(main())
+
+
+def run_inside(code: str, worker_pid: int) -> subprocess.CompletedProcess[str]:
+    """Run this where Baton's worker has that id."""
+    environ = os.environ | {"BATON_WORKER_PID": str(worker_pid)}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, env=environ, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+
+
+def ended_process() -> int:
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    return ended.pid
+
+
+_END = "from workers.engines.vllm.inside import _end_with; _end_with({}, {}); print('it lives')"
+
+
+def test_a_process_of_a_worker_that_has_ended_ends_itself_and_no_stranger() -> None:
+    ended = ended_process()
+    with subprocess.Popen(["sleep", "60"]) as stranger:  # once it was the parent's id
+        for parent in (ended, stranger.pid):
+            assert run_inside(_END.format(ended, parent), os.getpid()).returncode == -signal.SIGKILL
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_the_core_above_ends_with_the_worker_even_if_it_hangs() -> None:
+    line = f"{sys.executable} -c 'import workers.engines.vllm.inside, time; time.sleep(60)' & wait"
+    environ = os.environ | {"BATON_WORKER_PID": str(ended_process())}
+    core = subprocess.run(["sh", "-c", line], env=environ, cwd=ROOT, check=False, timeout=PATIENCE_S)
+    assert core.returncode == -signal.SIGKILL
+
+
+_STATE = """
+import os, sys, threading
+from workers.engines.vllm import kernels
+kernels.pass_strides = lambda: print("strides")
+{}
+import workers.engines.vllm.inside
+print(sys.getswitchinterval(), [t.daemon for t in threading.enumerate() if t.name == "end-with-worker"])
+"""
+
+
+def test_only_vllms_own_processes_are_changed() -> None:
+    assert run_inside(_STATE.format(""), os.getpid()).stdout == "strides\n0.0005 [True]\n"
+    itself = _STATE.format('os.environ["BATON_WORKER_PID"] = str(os.getpid())')
+    assert run_inside(itself, os.getpid()).stdout == "0.005 []\n"

@@ -1,5 +1,6 @@
 """Requests in vLLM's terms, and the chunks made of vLLM's outputs."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from workers.engines.token_requests import seed_of_attempt
 from workers.engines.vllm.chunker import Chunker
 from workers.engines.vllm.handoff import KEEP, num_blocks
 from workers.engines.vllm.library import load_library
-from workers.engines.vllm.sampling import sampling_params
+from workers.engines.vllm.sampling import is_continued_exactly, sampling_params
 
 FACTS = read_model_facts(Path("models/demo"))
 STOPS = (3071, 3070)
@@ -58,6 +59,7 @@ ALWAYS = {
         ({"temperature": 0.5, "top_k": -1, "top_p": 0.5}, {"temperature": 0.5, "top_p": 0.5}),
         ({"top_k": 7, "min_p": 0.1}, {"top_k": 7, "min_p": 0.1}),
         ({"logprobs": 0}, {"logprobs": 0}),
+        ({"prompt_logprobs": 0}, {"prompt_logprobs": 0}),
         ({"logit_bias": {3: 1.5}}, {"logit_bias": {3: 1.5}}),
         ({"min_tokens": 4}, {"min_tokens": 4}),
         ({"ignore_eos": True}, {"stop_token_ids": []}),
@@ -79,6 +81,29 @@ def test_a_resumed_answer_asks_vllm_for_the_rest() -> None:
 
     assert (told["max_tokens"], told["min_tokens"]) == (7, 2)
     assert told["seed"] == seed_of_attempt(request.sampling, 3) != 3
+    assert params(request, is_positional=True)["seed"] == 3  # of token 4, whose place counts anyway
+
+
+@pytest.mark.parametrize(
+    ("asked", "exactly", "exactly_by_place"),
+    [
+        ({}, True, True),
+        ({"temperature": 1.0}, True, True),
+        ({"temperature": 1.0, "is_seeded": True}, False, True),
+        ({"temperature": 0.0, "is_seeded": True}, True, True),
+        ({"frequency_penalty": 0.1}, False, False),
+        ({"presence_penalty": 0.1}, False, False),
+        ({"prompt_logprobs": 0}, False, False),
+        ({"guided": Guided(last=(MessageForm(headers=("h",), end="e"),))}, False, False),
+    ],
+    ids=str,
+)
+def test_decode_goes_on_with_prefills_token_only_where_that_changes_nothing(
+    asked: dict[str, Any], exactly: bool, exactly_by_place: bool
+) -> None:
+    sampling = ask(**asked).sampling
+    assert bool(is_continued_exactly(sampling, is_positional=False)) == exactly
+    assert bool(is_continued_exactly(sampling, is_positional=True)) == exactly_by_place
 
 
 def test_a_prompt_that_is_handed_over_has_one_token_and_its_parameters() -> None:
@@ -103,6 +128,15 @@ def test_a_demanded_form_becomes_a_structural_tag() -> None:
 def test_what_vllm_refuses_names_the_field() -> None:
     with pytest.raises(InvalidRequest, match=r"vLLM refuses the sampling: temperature must be in \[0, 2\]"):
         sampling_params(ask(temperature=3.0), load_library(), FACTS, max_tokens=1)
+
+
+def test_a_release_without_a_parameter_refuses_the_request_alone() -> None:
+    def older(*, max_tokens: int) -> None:
+        """Takes one parameter."""
+
+    lib = dataclasses.replace(load_library(), sampling_params=older)
+    with pytest.raises(InvalidRequest, match="unexpected keyword argument"):
+        sampling_params(ask(), lib, FACTS, max_tokens=1)
 
 
 def handoff(state: bytes, num_tokens: int = 5) -> KvHandoff:
@@ -142,7 +176,9 @@ def test_a_count_of_cached_tokens_that_vllm_leaves_out_is_none() -> None:
 
 
 def test_the_cached_tokens_of_a_handoff_are_those_of_prefill() -> None:
-    assert Chunker(ask(), num_cached_tokens=1).chunk(output("length")).usage == Usage(5, 1, 2)
+    for num_cached in (0, 1):  # not vLLM's 4, which counts what was transferred
+        told = Chunker(ask(), num_cached_tokens=num_cached).chunk(output("length"))
+        assert told.usage == Usage(5, num_cached, 2)
 
 
 @pytest.mark.parametrize(("reason", "told"), [("error", "'error'"), ("repetition", "rep")])

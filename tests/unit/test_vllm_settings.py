@@ -1,13 +1,15 @@
 """vLLM's settings: precedence, the installed build's classes, errors with their source."""
 
 import dataclasses
+import enum
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 
+from workers.engines.vllm.schema import ArgsSchema
 from workers.engines.vllm.settings import LEASE, LEASE_S, load_vllm_settings
 from workers.flags import DisaggregationMode
 from workers.settings_text import SettingsError
@@ -141,6 +143,61 @@ class Cache:
 @dataclasses.dataclass
 class OtherArgs:
     cache: Cache | None = None
+
+
+class Kind(enum.Enum):
+    AUTO = "auto"
+
+
+@dataclasses.dataclass
+class Kinds:
+    model: str
+    _hidden: int = 0
+    derived: int = dataclasses.field(init=False, default=0)
+    sizes: list[int] = dataclasses.field(default_factory=lambda: [1, 2])
+    kind: Kind = Kind.AUTO
+    word: Literal["a", "b"] = "a"
+    open_word: Literal["a", "b"] | str = "a"
+    number: int = 3
+    unset: int = None  # type: ignore[assignment]  # as vLLM has it
+    cache: Cache | None = None
+    either: Cache | OtherArgs | None = None
+
+
+def test_a_dataclass_of_vllms_is_read_as_it_is() -> None:
+    schema = ArgsSchema(Kinds)
+    assert "_hidden" not in schema.fields()
+    assert "derived" not in schema.fields()
+    defaults = {name: schema.default(name) for name in ("model", "sizes", "kind", "number", "cache")}
+    assert defaults == {"model": None, "sizes": [1, 2], "kind": "auto", "number": 3, "cache": None}
+    nested = schema.fields()["cache"]
+    assert nested is not None
+    assert list(nested.fields()) == ["size"]
+    assert schema.fields()["either"] is None  # which one is meant is unknown
+    assert [schema.nullable(name) for name in ("cache", "number")] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fits"),
+    [
+        ("number", 4, True),
+        ("number", "four", False),
+        ("number", None, False),
+        ("unset", None, True),
+        ("unset", "four", False),
+        ("word", "b", True),
+        ("word", "c", False),
+        ("open_word", "c", True),
+        ("kind", "anything", True),  # vLLM's own check knows more
+    ],
+)
+def test_values_are_checked_as_far_as_the_annotations_say(name: str, value: object, fits: bool) -> None:
+    schema = ArgsSchema(Kinds)
+    if fits:
+        assert schema.convert(name, value) == value
+    else:
+        with pytest.raises(ValueError, match=r"Expected|must be one of a, b"):
+            schema.convert(name, value)
 
 
 def test_a_refusal_without_a_key_names_the_file_if_there_is_one(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ async def let_go(call: Call, timeout_s: float, on_wedged: Callable[[str], None])
     has wedged the engine (upstream issues 12313, 13713), and `on_wedged` is called.
     """
     request_id = call.request.request_id
-    call.deadline, call.ending = asyncio.get_running_loop().time() + timeout_s, Ending()
+    call.deadline = asyncio.get_running_loop().time() + timeout_s
     try:
         await call.step()
     except DeadlineExceeded:

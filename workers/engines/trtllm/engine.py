@@ -164,7 +164,7 @@ class TrtllmEngine:
         """End every call with WorkerLost and shut TensorRT-LLM down. Idempotent."""
         llm = await self._requests.stop()
         if self._watchdog is not None:
-            await asyncio.to_thread(self._watchdog.stop)
+            self._watchdog.stop()
             self._watchdog = None
         if self._requests.open.broke.is_set():
             # Its own shutdown, which also runs at exit, may wait forever for a dead executor.

@@ -98,9 +98,7 @@ class Requests:
     async def stop(self) -> Any:
         """End every request with WorkerLost; returns the LLM for its shutdown."""
         llm = self.open.stop()
-        for task in self._given_up:
-            task.cancel()
-        await asyncio.gather(*self._given_up, return_exceptions=True)
+        await asyncio.gather(*self._given_up)
         return llm
 
     def _priority(self, request: GenerateRequest) -> dict[str, float]:

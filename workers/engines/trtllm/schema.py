@@ -45,8 +45,7 @@ class ModelSchema:
         words = list(_words(annotation))
         if not isinstance(value, str) or value in words:
             return value
-        matching = [word for word in words if word.lower() == value.lower()]
-        return matching[0] if len(matching) == 1 else value
+        return next((word for word in words if word.lower() == value.lower()), value)
 
     def default(self, name: str) -> object:
         """See `Schema`."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from workers.engines.trtllm.schema import ModelSchema
 from workers.flags import DisaggregationMode
-from workers.settings import Given, Loaded, Schema, build, has, put, read
+from workers.settings import Given, Loaded, Schema, build, put, read
 from workers.settings_text import SettingsError
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def give_trtllm_settings(
     """
     given = read(schema, yaml_path, typed or {}, override, renamed=RENAMED, optional=OPTIONAL)
     _drop_backend(given)
-    _choose(schema, given, mode)
+    _choose(given, mode)
     if mode != "agg":
         _check_transfer(given)
     if mode == "prefill" and _value(given, OVERLAP_OFF) is False:
@@ -104,11 +104,11 @@ def _drop_backend(given: Given) -> None:
         raise SettingsError(f"{source}: backend: {value!r}: the engine runs with 'pytorch' only")
 
 
-def _choose(schema: Schema | None, given: Given, mode: DisaggregationMode) -> None:
-    """Set what Baton needs and the user has not set."""
+def _choose(given: Given, mode: DisaggregationMode) -> None:
+    """Set what Baton needs and the user has not set; `build` leaves out what the build lacks."""
 
     def choose(path: str, value: object) -> None:
-        if path not in given and has(schema, path):
+        if path not in given:
             put(given, path, value, BATON)
 
     choose("guided_decoding_backend", "xgrammar")
@@ -118,7 +118,7 @@ def _choose(schema: Schema | None, given: Given, mode: DisaggregationMode) -> No
         return
     if (backend := str(_value(given, BACKEND))) in RUNTIMES:
         choose(RUNTIME, RUNTIMES[backend])
-        if _value(given, RUNTIME) in ("CPP", None):
+        if _value(given, RUNTIME) == "CPP":
             choose(MANAGER_V2, False)
     choose(TIMEOUT, KV_TIMEOUT_MS)
 

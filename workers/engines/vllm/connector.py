@@ -86,8 +86,9 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
         super().register_kv_caches(kv_caches)
         memory, own = None, self.kv_caches_base_addr[self.engine_id][self.tp_rank]
         try:
-            memory = export(own)
+            exported = export(own)
             self._compile(own)
+            memory = exported
         except (PeerMemoryError, ValueError) as error:
             log.warning("KV moves over NIXL, since its memory cannot be shared: %s", error)
         self.xfer_handshake_metadata: NixlHandshakePayload = PeerHandshake(

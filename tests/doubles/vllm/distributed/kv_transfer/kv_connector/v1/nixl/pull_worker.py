@@ -23,7 +23,7 @@ class NixlPullConnectorWorker:
         self.failed: list[str] = []
         self.engines: dict[str, Any] = {}
         self.notices: list[tuple[str, bytes]] = []
-        self.moved_bytes: list[int] = []
+        self.moved: list[tuple[int, float]] = []
         self.is_shut_down = False
         self.transfer_topo = SimpleNamespace(
             get_engine_info=self.engines.__getitem__,
@@ -33,7 +33,7 @@ class NixlPullConnectorWorker:
             send_notif=lambda agent, notif_msg: self.notices.append((agent, notif_msg))
         )
         self.xfer_stats = SimpleNamespace(
-            record_transfer=lambda told: self.moved_bytes.append(told.totalBytes)
+            record_transfer=lambda told: self.moved.append((told.totalBytes, told.xferDuration))
         )
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
@@ -41,6 +41,10 @@ class NixlPullConnectorWorker:
         self.kv_caches_base_addr[self.engine_id][self.tp_rank] = [a for a, _ in kv_caches.values()]
         self.block_len_per_layer = [num_bytes for _, num_bytes in kv_caches.values()]
         self.xfer_handshake_metadata = NixlHandshakePayload("hash", b"metadata")
+
+    def _nixl_handshake(self, host: str, port: int, num_ranks: int, engine_id: str) -> dict[int, str]:
+        """The names of that engine's ranks."""
+        return {rank: f"{engine_id}-{rank}" for rank in range(num_ranks)}
 
     def _read_blocks(self, read_spec: Any, engine_id: str, request_id: str, *_: Any) -> None:
         self._recving_transfers[request_id] = [len(self._recving_transfers)]

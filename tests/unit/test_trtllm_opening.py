@@ -1,0 +1,143 @@
+"""Loading TensorRT-LLM and its first request: limits, signals, errors in one line, and what builds hide."""
+
+import asyncio
+import signal
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pydantic
+import pytest
+
+from tests.clock import run_jumping
+from workers.engines.model_facts import read_model_facts
+from workers.engines.trtllm.library import fatal_error, is_healthy, kv_capacity, load_library
+from workers.engines.trtllm.opening import open_llm, warm_up
+from workers.settings import Loaded
+from workers.settings_text import SettingsError
+
+FACTS = read_model_facts(Path("models/demo"))
+
+
+class Args(pydantic.BaseModel):
+    max_batch_size: int = 1
+
+
+def opened(llm: Any) -> Any:
+    """What loading this LLM gives; its batch size is given in the third line of a YAML."""
+    lib: Any = SimpleNamespace(version="1.3", llm=llm)
+    settings = {"model": "/m", "max_batch_size": 5}
+    loaded = Loaded[dict[str, Any]](settings, settings, {"max_batch_size": "engine.yaml:3"})
+    return open_llm(lib, loaded, 3600, lambda _: None)
+
+
+def test_while_it_loads_a_signal_ends_the_process_at_once() -> None:
+    def llm(**settings: Any) -> object:
+        return settings, signal.getsignal(signal.SIGINT)
+
+    assert opened(llm) == ({"model": "/m", "max_batch_size": 5}, signal.SIG_DFL)
+
+
+def refuses(**_: object) -> None:
+    Args.model_validate({"max_batch_size": "many"})
+
+
+def refuses_all(**_: object) -> None:
+    raise ValueError("tp_size and ep_size do not fit")
+
+
+def fails(**_: object) -> None:
+    raise RuntimeError("CUDA out of memory")
+
+
+@pytest.mark.parametrize(
+    ("llm", "says"),
+    [
+        (refuses, r"^engine\.yaml:3: max_batch_size: 'many': .*integer"),
+        (refuses_all, "^TensorRT-LLM refuses the settings: tp_size and ep_size do not fit$"),
+        (fails, "^TensorRT-LLM did not start: RuntimeError: CUDA out of memory$"),
+    ],
+)
+def test_a_failed_load_is_one_line_with_its_place(llm: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says) as failed:
+        opened(llm)
+    assert "\n" not in str(failed.value)
+
+
+def test_the_first_request_runs_both_phases_with_the_options_of_all_requests() -> None:
+    async def done() -> None:
+        return None
+
+    def generate_async(token_ids: list[int], params: Any, **options: str) -> Any:
+        assert (len(token_ids) > 1, params.max_tokens, params.ignore_eos) == (True, 2, True)
+        assert options == {"cache_salt": "baton"}
+        return SimpleNamespace(aresult=done)
+
+    llm = SimpleNamespace(generate_async=generate_async)
+    asyncio.run(warm_up(llm, load_library(), FACTS, {"cache_salt": "baton"}))
+
+
+def test_a_first_request_that_hangs_is_given_up_after_minutes() -> None:
+    async def main() -> None:
+        llm = SimpleNamespace(generate_async=lambda *_: SimpleNamespace(aresult=asyncio.Event().wait))
+        with pytest.raises(TimeoutError):
+            await warm_up(llm, load_library(), FACTS, {})
+        assert 60 <= asyncio.get_running_loop().time() <= 600
+
+    run_jumping(main())
+
+
+def test_what_a_build_hides_counts_as_well() -> None:
+    for llm in (object(), SimpleNamespace(_executor=None), SimpleNamespace(_executor=object())):
+        assert fatal_error(llm) is None
+        assert is_healthy(llm)
+        assert kv_capacity(llm) == (0, 0)
+    assert kv_capacity(SimpleNamespace(get_kv_cache_capacity=dict)) == (0, 0)
+    told = {"maxNumBlocks": 3, "maxNumTokens": 96}
+    assert kv_capacity(SimpleNamespace(get_kv_cache_capacity=lambda: told)) == (3, 96)
+
+
+@pytest.mark.parametrize(
+    ("own", "executors", "healthy"), [(False, True, False), (True, False, True), (None, False, False)]
+)
+def test_the_llms_own_health_check_counts_before_its_executors(
+    own: bool | None, executors: bool, healthy: bool
+) -> None:
+    llm = SimpleNamespace(_executor=SimpleNamespace(check_health=lambda: executors))
+    if own is not None:
+        llm._check_health = lambda: own  # noqa: SLF001  TensorRT-LLM's
+    assert is_healthy(llm) == healthy
+
+
+@pytest.mark.parametrize(
+    ("version", "is_old"),
+    [("1.2.1", True), ("0.21.0", True), ("1.3.0rc2", False), ("2.0", False), ("main", False)],
+)
+def test_releases_before_1_3_are_refused(version: str, is_old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorrt_llm.__version__", version)
+    if is_old:
+        with pytest.raises(SettingsError, match=f"{version} is too old"):
+            load_library()
+    else:
+        assert load_library().version == version
+
+
+def test_a_build_without_a_class_that_is_needed_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("tensorrt_llm.DisaggregatedParams")
+    with pytest.raises(SettingsError, match=r"cannot be imported: .*DisaggregatedParams"):
+        load_library()
+
+
+def test_a_build_takes_the_options_of_its_signature_or_any() -> None:
+    class Named:
+        def generate_async(self, inputs: object, priority: float = 0.5) -> None:
+            """Takes one option."""
+
+    class Open:
+        def generate_async(self, inputs: object, **options: object) -> None:
+            """Takes any."""
+
+    lib = load_library()
+    assert [replace(lib, llm=llm).takes("priority") for llm in (Named, Open)] == [True, True]
+    assert [replace(lib, llm=llm).takes("cache_salt") for llm in (Named, Open)] == [False, True]
