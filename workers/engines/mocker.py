@@ -11,14 +11,7 @@ from typing import Any
 
 import msgspec
 
-from baton.errors import (
-    DeadlineExceeded,
-    HandoffFailed,
-    InvalidRequest,
-    NotReady,
-    Overloaded,
-    WorkerLost,
-)
+from baton.errors import DeadlineExceeded, HandoffFailed, InvalidRequest, NotReady, Overloaded, WorkerLost
 from baton.messages import (
     UNDECODABLE,
     FinishReason,
@@ -207,8 +200,7 @@ class MockerEngine:
         num_lacking = len(request.token_ids) - num_held
         if self._settings.prompt_log is not None:
             log_prompt(Path(self._settings.prompt_log), request.token_ids[: _num_prompt_tokens(request)])
-        prefill_s = num_lacking / self._settings.prefill_tokens_per_s
-        await _within(deadline, asyncio.sleep(prefill_s))  # as long as a real prefill
+        await _within(deadline, asyncio.sleep(num_lacking / self._settings.prefill_tokens_per_s))
         self._figures["num_prompt_tokens"] += num_lacking
         self._figures["num_cached_tokens"] += num_held
         return num_held
