@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from frontend.text.specials import Segment, SpecialToken
 from frontend.text.tokenizer import ModelTokenizer, TooManyTokens, _SegmentCache
-from tests.scripted_frontend import TOKENIZER
+from tests.scripted_frontend import TOKENIZER, byte_tokenizer
 
 ENTRY_BYTES = 308  # of one character and one token
 TEXT = ["Hello there, hello world.", "<|end|> is a control token", "naïve 日本 👍"]
@@ -85,6 +85,13 @@ def test_the_segments_used_longest_ago_make_room_for_new_ones() -> None:
     cache.put("q", ids)
     cache.put("R", array("I", [1] * (1 + ENTRY_BYTES // 4)))  # as large as two
     assert "".join(text for text in "abcdefghijklmnopqR" if cache.get(text)) == "aefghijklmnopqR"
+
+
+def test_a_tokenizer_remembers_sixty_four_mebibytes() -> None:
+    cache, ids = byte_tokenizer()._cache, array("I", bytes(4 << 20))  # noqa: SLF001  not by tokenising so much
+    for number in range(20):
+        cache.put(str(number), ids)
+    assert sum(cache.get(str(number)) is not None for number in range(20)) == 15
 
 
 def test_a_model_has_as_many_ids_as_it_can_say(folder: Path, tmp_path: Path) -> None:
