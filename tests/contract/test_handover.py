@@ -61,8 +61,11 @@ def test_a_process_that_does_not_accept_is_full_in_the_end() -> None:
         assert 16 <= num_passed < 100_000
         process.accept()[0].close()
         assert supervisor.pass_on(connection)
+    process.ready()
+    assert (supervisor.receive(), supervisor.is_ready) == (True, True)
+    process.close()  # with connections that it has not accepted
+    assert (supervisor.receive(), supervisor.is_ready) == (False, False)
     supervisor.close()
-    process.close()
 
 
 def test_the_process_is_told_of_the_supervisors_end() -> None:

@@ -1,6 +1,7 @@
 """Processes of one frontend over real Unix sockets, some of which hang, refuse or die."""
 
 import asyncio
+import gc
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -252,7 +253,9 @@ def test_one_who_stops_following_hangs_up(tmp_path: Path) -> None:
     run_jumping(scenario())
 
 
-def test_entries_reach_a_process_that_starts_later_and_the_one_that_replaces_it(tmp_path: Path) -> None:
+def test_entries_reach_a_process_that_starts_later_and_the_one_that_replaces_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
         async with process(tmp_path, 0) as (first, own, _):
             own.keep("key", ["early"], "thought")
@@ -268,6 +271,8 @@ def test_entries_reach_a_process_that_starts_later_and_the_one_that_replaces_it(
                 assert await first.metrics() == []  # it answers no more
             own.keep("key", ["late"], "thought")
             own.keep("key", ["later"], "thought")  # a connection that is broken does not keep it from ending
+        gc.collect()
+        assert not [record for record in caplog.records if record.name == "asyncio"]
 
     run_jumping(scenario())
 

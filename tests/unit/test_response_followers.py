@@ -122,7 +122,8 @@ EVENTS = b'event: a\ndata: {"sequence_number":4}\n\nevent: b\ndata: {"sequence_n
 class Elsewhere(NoOtherRuns):
     """Another process, which has the run, says two events of it, and ends."""
 
-    def __init__(self, error: NotReady | None) -> None:
+    def __init__(self, store: ResponseStore, error: NotReady | None) -> None:
+        self._store = store
         self._error = error
 
     @asynccontextmanager
@@ -130,6 +131,7 @@ class Elsewhere(NoOtherRuns):
         assert response_id == "theirs"
         followed = FollowedElsewhere(sequence_number + 1)
         await followed.put(EVENTS)
+        await self._store.save(response("theirs", events=b"data: {}\n\n" * 4 + EVENTS), [])
         followed.outbox.close(self._error)
         yield followed
 
@@ -139,7 +141,7 @@ def test_a_run_of_another_process_is_streamed_from_there(error: NotReady | None,
     async def scenario() -> None:
         theirs, ours = (ResponseStore(str(tmp_path / "responses.sqlite3")) for _ in range(2))
         await theirs.save(response("theirs", status="in_progress", is_background=True), [])
-        client = Client(ScriptedTokens(), responses=ResponseState(ours, elsewhere=Elsewhere(error)))
+        client = Client(ScriptedTokens(), responses=ResponseState(ours, elsewhere=Elsewhere(theirs, error)))
         reply = await client.get("/v1/responses/theirs?stream=true&starting_after=3")
         assert reply.status == 200
         assert reply.body.startswith(EVENTS)

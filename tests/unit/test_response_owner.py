@@ -124,5 +124,5 @@ def test_the_owner_of_a_store_in_memory_makes_no_file(
     owner = Owner(None)
     owner.claim()
     assert not owner.lives_elsewhere("other")
-    owner.close()
     assert list(tmp_path.iterdir()) == []
+    owner.close()

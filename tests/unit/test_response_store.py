@@ -68,6 +68,19 @@ def test_a_chain_is_given_from_its_beginning_and_only_whole() -> None:
     asyncio.run(scenario())
 
 
+def test_a_chain_is_one_keys_from_end_to_end() -> None:
+    async def scenario() -> None:
+        store = ResponseStore()
+        await store.save(response("a", key_name="bob"), [])
+        await store.save(response("b", previous_id="a", key_name="alice"), [])
+        await store.save(response("c", previous_id="b", key_name="alice"), [])
+        assert await store.chain("a", "bob") is not None
+        assert await store.chain("c", "alice") is None
+        await store.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_chain_without_end_is_not_read() -> None:
     async def scenario() -> None:
         store = ResponseStore()

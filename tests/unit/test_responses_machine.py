@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from openai.types.responses import Response
 
-from frontend.responses.items import PatchOutputItem
-from frontend.responses.machine import result_of
+from frontend.responses.items import FunctionCallItem, PatchOutputItem
+from frontend.responses.machine import call_item, result_of
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
 
 Json = dict[str, Any]
@@ -150,3 +150,10 @@ def test_the_model_has_to_give_what_a_call_needs(kind: str, required: list[str])
         schema["properties"][name] for name in schema["properties"] if name.startswith(("timeout", "max"))
     ]
     assert all(number == {"type": "integer"} for number in numbers)
+
+
+def test_arguments_that_are_nested_too_deeply_are_told_as_a_function_call() -> None:
+    deep = '{"commands":["a"],"x":' + "[" * 3000 + "]" * 3000 + "}"
+    item = call_item("shell", "call_1", deep)
+    assert isinstance(item, FunctionCallItem)
+    assert item.arguments == deep
