@@ -19,7 +19,7 @@ from frontend.routing.names import parse_aliases
 from frontend.text.tokenizer import ModelTokenizer
 from tests.clock import run_jumping
 from tests.generators import none_abandoned
-from tests.waiting import until
+from tests.waiting import scaled, until
 
 DEMO = Path(__file__).parents[2] / "models/demo"
 LAYOUT = KvLayout(dtype="bfloat16", tokens_per_block=32, num_layers=2, num_kv_heads=2, head_dim=64)
@@ -611,6 +611,23 @@ def test_a_worker_that_serves_is_not_refused_for_a_certificate_that_failed_once(
             assert await fleet.stats() == []
             assert fleet.health().refused == []
             assert fleet.models() == ["m"]
+
+    asyncio.run(main())
+
+
+def test_who_waits_for_a_change_learns_of_one_that_left_and_of_each_that_answers() -> None:
+    async def main() -> None:
+        registry = Registry(worker("d1"), worker("d2"))
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+            await fleet.synced.wait()
+            for known in ([worker("d1")], [worker("d1"), worker("d3")]):
+                changed = asyncio.create_task(fleet.changed())
+                await asyncio.sleep(0)
+                assert not changed.done()
+                registry.show(*known)
+                await asyncio.wait_for(changed, scaled(60))
 
     asyncio.run(main())
 
