@@ -117,4 +117,5 @@ def test_an_answers_cpu_time_is_used_up_and_comes_back_but_no_more_is_saved_up(f
     assert len(matcher.left_s) == 50
     assert max(matcher.left_s) < 1.1
     assert matcher.left_s[1] < 1.1 - first_s
-    assert matcher.left_s[-1] >= matcher.left_s[1] + first_s / 2
+    # The kernel's rounding alone gives 4 ms for each step.
+    assert matcher.left_s[-1] > matcher.left_s[1] + 0.8 * first_s - 0.02
