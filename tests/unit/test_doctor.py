@@ -576,6 +576,8 @@ SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
     ("the newest driver", "driver-cuda13",
      lambda f: replace(f, nvidia=Nvidia(gpus=tuple(replace(g, driver="580") for g in B200X8.gpus)))),
     ("GPUs that were not listed", "gpu-idle", lambda f: _set(_only(f, "decode"), "decode", gpus=None)),
+    ("a GPU that both use and reads itself", "gpu-no-peer",
+     lambda f: _set(f, "decode", gpus="3,4,5,6")),
     ("a GPU that both use", "gpu-no-nvlink", lambda f: _set(f, "decode", gpus="3,4,5,6")),
     ("small stack outside containers", "stack",
      lambda f: _host(f, in_container=False, stack_bytes=8 << 20)),
