@@ -181,7 +181,7 @@ def test_prefill_asks_for_one_token_under_an_id_of_its_own_and_pins_it(checkpoin
                     assert handoff.ttl_s == pytest.approx(KV_TIMEOUT_S, abs=0.001)  # the deadline is later
                     stats = engine.stats()
                     assert (stats.num_running, stats.kv_pinned_blocks) == (0, 5)  # 40 tokens in blocks of 8
-                assert llm.last["max_tokens"] == 1
+                assert (llm.last["max_tokens"], llm.last["streaming"]) == (1, False)
                 seen.add(llm.last["disaggregated_params"].disagg_request_id)
             assert len(seen - {None}) == 2
             stats = engine.stats()
