@@ -548,6 +548,8 @@ SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
     ("an answer within the rack", "latency", lambda f: _service(f, "etcd", latency_s=0.04)),
     ("neither a model nor GPUs yet", "trtllm-missing",
      lambda _: replace(_model(laptop(), shards=(), is_folder=False), engine="trtllm")),
+    ("a demo model on GPUs, which the embedded engine runs", "trtllm-missing",
+     lambda f: _host(replace(f, model=DEMO), has_tensorrt_llm=False)),
     ("a GPU of unknown size", "gpu-busy", lambda f: _gpu(f, 6, total_bytes=None)),
     ("a GPU of unknown use", "gpu-busy", lambda f: _gpu(f, 6, free_bytes=None)),
     ("half a pair outside containers", "gpu-hidden",
@@ -574,6 +576,8 @@ SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
     ("the newest driver", "driver-cuda13",
      lambda f: replace(f, nvidia=Nvidia(gpus=tuple(replace(g, driver="580") for g in B200X8.gpus)))),
     ("GPUs that were not listed", "gpu-idle", lambda f: _set(_only(f, "decode"), "decode", gpus=None)),
+    ("a GPU that both use and reads itself", "gpu-no-peer",
+     lambda f: _set(f, "decode", gpus="3,4,5,6")),
     ("a GPU that both use", "gpu-no-nvlink", lambda f: _set(f, "decode", gpus="3,4,5,6")),
     ("small stack outside containers", "stack",
      lambda f: _host(f, in_container=False, stack_bytes=8 << 20)),
@@ -800,6 +804,12 @@ def test_kv_of_gpt_oss_120b_takes_73728_bytes_a_token() -> None:
 def test_more_gpus_than_kv_heads_are_fine_if_each_head_is_on_as_many() -> None:
     found = {size: _found(_yaml(b200_node(), "decode", {"tensor_parallel_size": size})) for size in (16, 12)}
     assert ["tp-heads" in found[size] for size in (16, 12)] == [False, True]
+
+
+def test_a_worker_is_split_over_its_listed_gpus_unless_it_says_otherwise() -> None:
+    given: dict[str, tuple[object, str]] = {TP: (2, "flag")}
+    workers = [Worker(mode="agg", gpus="0,1,2,3"), Worker(mode="agg", gpus="0,1,2,3", given=given)]
+    assert [worker.tensor_parallel_size for worker in (*workers, Worker(mode="agg"))] == [4, 2, 1]
 
 
 def test_heads_that_are_fewer_than_the_gpus_are_held_twice() -> None:

@@ -1,7 +1,6 @@
 """The trtllm engine over TensorRT-LLM's double: what it announces, asks for and counts, and how it stops."""
 
 import asyncio
-import dataclasses
 import threading
 from contextlib import aclosing
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from tensorrt_llm.executor.result import Response
 from tensorrt_llm.llmapi.llm import LLM
 
-from baton.errors import HandoffFailed, InvalidRequest, Overloaded, WorkerLost
+from baton.errors import HandoffFailed, InvalidRequest, WorkerLost
 from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
 from tests.trtllm_engine import CONFIG, KV_TIMEOUT_S, NO_WATCHDOG, ask, new_engine, started
@@ -43,24 +42,6 @@ class Hesitating(LLM):  # type: ignore[misc]  # the double is not typed
         """See the class."""
         result = super().generate_async(*args, **options)
         result._queue.put_nowait(Response([]))  # noqa: SLF001  the double is ours
-        return result
-
-
-class Late(LLM):  # type: ignore[misc]  # the double is not typed
-    """Tells the end of an answer after its last token."""
-
-    def generate_async(self, *args: Any, **options: Any) -> Any:
-        """See the class."""
-        result = super().generate_async(*args, **options)
-        put = result.put
-
-        def in_two(response: Response) -> None:
-            if response.finish_reason:
-                put(dataclasses.replace(response, finish_reason=None))
-                response = dataclasses.replace(response, token_ids=[])
-            put(response)
-
-        result.put = in_two
         return result
 
 
@@ -146,17 +127,6 @@ def test_a_response_without_tokens_is_no_chunk(checkpoint: Path) -> None:
     asyncio.run(main())
 
 
-def test_an_end_without_tokens_is_told(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint, classes={"llm": Late}) as engine:
-            answer = [chunk async for chunk in engine.decode(ask())]
-        assert sum(len(chunk.token_ids) for chunk in answer) == 12
-        assert (answer[-1].token_ids, answer[-1].finish_reason) == ((), "length")
-        assert answer[-1].usage is not None
-
-    asyncio.run(main())
-
-
 def test_without_a_transceiver_a_worker_answers_and_hands_nothing_over(checkpoint: Path) -> None:
     async def main() -> None:
         engine = new_engine(checkpoint, **AGGREGATED)
@@ -211,7 +181,7 @@ def test_prefill_asks_for_one_token_under_an_id_of_its_own_and_pins_it(checkpoin
                     assert handoff.ttl_s == pytest.approx(KV_TIMEOUT_S, abs=0.001)  # the deadline is later
                     stats = engine.stats()
                     assert (stats.num_running, stats.kv_pinned_blocks) == (0, 5)  # 40 tokens in blocks of 8
-                assert llm.last["max_tokens"] == 1
+                assert (llm.last["max_tokens"], llm.last["streaming"]) == (1, False)
                 seen.add(llm.last["disaggregated_params"].disagg_request_id)
             assert len(seen - {None}) == 2
             stats = engine.stats()
@@ -281,35 +251,6 @@ def test_requests_are_salted_where_a_dummy_request_could_share_their_blocks(
             assert llm.salts == [salt, salt]
             await tokens(engine.decode(msgspec.structs.replace(ask(), cache_salt="client's")))
             assert llm.salts == [salt, salt, "client's"]
-
-    asyncio.run(main())
-
-
-def test_an_answer_that_is_closed_has_left_the_engine_at_once(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint, patience=NO_WATCHDOG) as engine:
-            for answer in (engine.decode(ask()), engine.prefill(ask(max_tokens=1))):
-                await anext(answer)
-                assert engine.stats().num_running == 1
-                await answer.aclose()
-                assert engine.stats().num_running == 0
-
-    asyncio.run(main())
-
-
-def test_a_full_worker_takes_neither_prompts_nor_answers_and_says_when_to_come_back(
-    checkpoint: Path,
-) -> None:
-    async def main() -> None:
-        async with started(checkpoint, max_batch_size=1, max_queue_size=0, patience=NO_WATCHDOG) as engine:
-            async with aclosing(engine.decode(ask())) as answer:
-                await anext(answer)
-                for other in (engine.decode(ask()), engine.prefill(ask())):
-                    with pytest.raises(Overloaded) as refused:
-                        await anext(other)
-                    assert (refused.value.retry_after_s or 0) > 0
-            async with aclosing(engine.prefill(ask())) as replies:
-                await next_handoff(replies)
 
     asyncio.run(main())
 
