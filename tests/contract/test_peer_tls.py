@@ -210,11 +210,12 @@ def test_a_handshake_ends_after_ten_seconds_and_holds_up_no_end(ours: Authority)
             assert await reader.read() == b""
             assert loop.time() - began_s == pytest.approx(10, abs=0.5)
             writer.close()
-            _, writer = await asyncio.open_connection(host, port)
+            reader, writer = await asyncio.open_connection(host, port)
             caller = TcpTransport(tls=tls)
             assert await tokens(caller.call(address, a_request(2))) == [0, 1]
             await caller.close()
             began_s = loop.time()
+        assert await reader.read() == b""
         assert loop.time() - began_s < 5
         writer.close()
 

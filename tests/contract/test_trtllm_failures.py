@@ -16,7 +16,7 @@ from baton.messages import Guided, MessageForm
 from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import write_checkpoint
 from tests.trtllm_engine import CONFIG, NO_WATCHDOG, ask, executor, new_engine, started
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, scaled, until
 from workers.engines.trtllm.engine import TrtllmEngine
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.watchdog import Patience
@@ -89,12 +89,12 @@ def test_the_first_request_to_meet_a_fatal_error_tells_the_worker(checkpoint: Pa
 
 def test_a_hanging_health_check_delays_nothing_and_is_a_failure(checkpoint: Path) -> None:
     async def main() -> None:
-        patience = Patience(poll_s=0.01, health_s=1.0)
+        patience = Patience(poll_s=0.01, health_s=scaled(1.0))
         async with started(checkpoint, patience=patience) as engine:
             with sprung(health_hangs=True):
                 assert await served(engine)
                 async with asyncio.timeout(PATIENCE_S):
-                    assert "health check did not end within 1 s" in await engine.failed()
+                    assert "health check did not end within" in await engine.failed()
 
     asyncio.run(main())
 
