@@ -13,8 +13,10 @@ DECODE_WORKERS=${DECODE_WORKERS:-1}
 MODEL_PATH=${MODEL_PATH:-models/demo}
 SERVED_MODEL_NAME=${SERVED_MODEL_NAME:-openai/gpt-oss-120b}
 ENGINE=${ENGINE:-embedded}
-PREFILL_ENGINE_ARGS=${PREFILL_ENGINE_ARGS:-engine_configs/demo/prefill.yaml}
-DECODE_ENGINE_ARGS=${DECODE_ENGINE_ARGS:-engine_configs/demo/decode.yaml}
+both=
+[[ $ENGINE != mocker ]] || both=mocker
+PREFILL_ENGINE_ARGS=${PREFILL_ENGINE_ARGS:-engine_configs/demo/${both:-prefill}.yaml}
+DECODE_ENGINE_ARGS=${DECODE_ENGINE_ARGS:-engine_configs/demo/${both:-decode}.yaml}
 START_TIMEOUT_S=${START_TIMEOUT_S:-120}
 PYTHON=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
 

@@ -31,7 +31,8 @@ def test_it_says_ready_serves_and_leaves_nothing_behind(
 ) -> None:
     if arguments and not (shutil.which("etcd") and shutil.which("nats-server")):
         pytest.fail("etcd and nats-server must be on the PATH: make servers")
-    launch = Launch(tmp_path / "run", *arguments, DECODE_WORKERS="2")
+    of_the_script = {"PREFILL_ENGINE_ARGS": "", "DECODE_ENGINE_ARGS": ""}
+    launch = Launch(tmp_path / "run", *arguments, engine=MOCKER | of_the_script, DECODE_WORKERS="2")
     launches.append(launch)
 
     assert f"ready: http://127.0.0.1:{launch.port} (1 prefill, 2 decode)" in launch.read_until("ready:")
