@@ -19,7 +19,7 @@ GIB = 1 << 30
 EXCLUDES = ("original/*", "metal/*")
 """The same weights in two formats that no engine here reads: 120b would take 183 GB instead of 65."""
 
-_INSTALL = "pip install 'baton[download]'"
+_INSTALL = "pip install '.[download]'"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
