@@ -8,9 +8,9 @@ from typing import Literal
 from baton.discovery import Discovery
 from baton.flags import flag, without_secrets
 from baton.nats_login import nats_options
+from baton.pace import LIVENESS_S, TICK_S
 from baton.peer_tls import PeerTls, peer_tls
 from baton.registry_folder import default_registry, make_private
-from baton.streams import LIVENESS_S, TICK_S
 from baton.transport import Transport
 
 # The frontend's address. Dynamo's names take precedence, because the images set HTTP_HOST.

@@ -20,8 +20,9 @@ from nats.aio.client import Client
 from baton.errors import BrokerLost, WorkerLost
 from baton.messages import Reply, Request
 from baton.nats_connection import CONNECT_TIMEOUT_S, LIMITS, Box, Mac, NatsWire, Post, limit_silence
+from baton.pace import LIVENESS_S, TICK_S, Pace
 from baton.serving import Service, WorkerLink
-from baton.streams import LIVENESS_S, TICK_S, CallerLink, Pace, call_over
+from baton.streams import CallerLink, call_over
 from baton.transport import Respond
 
 _SETTLE_S = 2 * TICK_S

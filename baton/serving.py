@@ -9,8 +9,9 @@ from baton import frames
 from baton.errors import BatonError, EngineFailure, ErrorInfo, NotReady, Overloaded, WorkerLost
 from baton.frames import Beat, Cancel, Credit, End, Envelope, Fail, Goodbye, Hello, Next, Open
 from baton.messages import GenerateRequest, Request, is_retry
+from baton.pace import Pace, Pulse
 from baton.strangers import strangers
-from baton.streams import WINDOW, Bell, Pace, Pulse, public_name
+from baton.streams import WINDOW, Bell, public_name
 from baton.transport import Respond
 
 MAX_STREAMS = 16_384

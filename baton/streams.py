@@ -9,63 +9,22 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-import msgspec
-
 from baton import frames
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, WorkerLost, WorkerUnreached, from_wire
 from baton.frames import Beat, Cancel, Credit, End, Envelope, Fail, Goodbye, Hello, Next, Open
 from baton.messages import GenerateRequest, Reply, Request, TokenChunk, is_retry
+from baton.pace import Pace, Pulse
 
 WINDOW = 256
 """Maximum unconsumed replies of one stream."""
-
-LIVENESS_S = 2.0
-"""A worker that is silent for this long is lost: its callers go on with another one."""
-TICK_S = 0.25
-IDLE_S = 60.0
-"""A caller drops a link after this time without a call."""
 _MOST_MERGED_TOKENS = 64
 
 log = logging.getLogger(__name__)
 
 
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """A plane's timing: a heartbeat each `tick_s`; a worker is lost after `num_silent` silent ticks; a caller
-    drops a link after `num_idle` ticks without a call.
-    """
-
-    tick_s: float
-    num_silent: int
-    num_idle: int
-
-    @classmethod
-    def of(cls, liveness_s: float) -> "Pace":
-        """A worker is lost after `liveness_s` of silence."""
-        tick_s = min(TICK_S, liveness_s / 4)
-        return cls(tick_s=tick_s, num_silent=round(liveness_s / tick_s), num_idle=round(IDLE_S / tick_s))
-
-
 def public_name(worker: str) -> str:
     """A worker's name or address for messages: without its last part, a secret that only callers know."""
     return worker.rpartition(".")[0] or worker
-
-
-class Pulse:
-    """Calls `tick` every `tick_s` until stopped."""
-
-    def __init__(self, tick_s: float, tick: Callable[[], None]) -> None:
-        self._tick_s = tick_s
-        self._tick = tick
-        self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(tick_s, self._beat)
-
-    def stop(self) -> None:
-        """Stop ticking."""
-        self._timer.cancel()
-
-    def _beat(self) -> None:
-        self._timer = self._loop.call_later(self._tick_s, self._beat)
-        self._tick()
 
 
 class Bell:
@@ -150,8 +109,8 @@ class CallerLink:
             self.lose(str(broken))
 
     def lose_if_silent(self) -> None:
-        """Drop a link with calls if its worker has said nothing for the liveness limit."""
-        if self._calls and self._is_silent:
+        """Drop a link in use if its worker has said nothing for the liveness limit."""
+        if self._is_used and self._is_silent:
             self.lose("it does not respond")
 
     def lose(self, reason: str, error: type[BatonError] = WorkerLost) -> None:
@@ -199,6 +158,11 @@ class CallerLink:
     def _is_silent(self) -> bool:
         return self._reader.num_silent_ticks >= self._pace.num_silent
 
+    @property
+    def _is_used(self) -> bool:
+        """Whether calls run, or may wait until the wire takes them."""
+        return bool(self._calls) or not self.writable.is_set()
+
     def _push(self, envelope: Next) -> None:
         call = self._calls.get(envelope.stream)
         if call is None:
@@ -233,9 +197,9 @@ class CallerLink:
             self._end(envelope.stream, InvalidRequest(error.message))
 
     def _tick(self) -> None:
-        self._num_idle = 0 if self._calls else self._num_idle + 1
+        self._num_idle = 0 if self._is_used else self._num_idle + 1
         self._reader.tick()
-        if self._is_silent and self._calls:
+        if self._is_silent and self._is_used:
             self._on_silence()
         elif self._num_idle >= self._pace.num_idle:
             self.lose("idle")
@@ -247,12 +211,14 @@ async def call_over(
     link_to: Callable[[], Awaitable[CallerLink]], request: Request
 ) -> AsyncGenerator[Reply, None]:
     """`Transport.call` for a plane that can make a link to the worker."""
+    loop = asyncio.get_running_loop()
+    due_s = loop.time() + request.deadline_s if isinstance(request, GenerateRequest) else None
     link = await link_to()
-    while not link.writable.is_set():
-        await link.writable.wait()
-        link = await link_to()  # the link may have been lost meanwhile
+    if not link.writable.is_set():
+        link = await _writable(link_to, due_s)
     call = link.open(request)
-    overdue = _end_overdue(call, request)
+    # Ends the call even if the worker hangs.
+    overdue = None if due_s is None else loop.call_at(due_s, call.end, DeadlineExceeded())
     num_consumed = 0
     try:
         while True:
@@ -277,6 +243,17 @@ async def call_over(
         link.leave(call)
 
 
+async def _writable(link_to: Callable[[], Awaitable[CallerLink]], due_s: float | None) -> CallerLink:
+    """The link once it takes a call, or the next one if it is lost meanwhile. Raises DeadlineExceeded."""
+    try:
+        async with asyncio.timeout_at(due_s):
+            while not (link := await link_to()).writable.is_set():
+                await link.writable.wait()
+    except TimeoutError:
+        raise DeadlineExceeded from None
+    return link
+
+
 def _merged(first: Reply, then: Reply) -> TokenChunk | None:
     """Both chunks in one, so that a consumer that falls behind catches up; None if one of them is more than
     tokens.
@@ -288,11 +265,3 @@ def _merged(first: Reply, then: Reply) -> TokenChunk | None:
     if (first.logprobs, first.prompt_logprobs, then.logprobs, then.prompt_logprobs) != (None,) * 4:
         return None
     return TokenChunk(first.token_ids + then.token_ids, then.finish_reason, then.usage)
-
-
-def _end_overdue(call: _Call, request: Request) -> asyncio.TimerHandle | None:
-    """End the call at its deadline, even if the worker hangs."""
-    if not isinstance(request, GenerateRequest):
-        return None
-    error = DeadlineExceeded()
-    return asyncio.get_running_loop().call_later(request.deadline_s, call.end, error)

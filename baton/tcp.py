@@ -14,10 +14,11 @@ from baton import frames
 from baton.errors import WorkerLost
 from baton.listener import Admission, Listener, num_connections
 from baton.messages import Reply, Request
+from baton.pace import LIVENESS_S, Pace
 from baton.peer_tls import CERT, PeerDistrusted, PeerTls
 from baton.serving import MAX_CALLERS, Service, WorkerLink
 from baton.strangers import strangers
-from baton.streams import LIVENESS_S, CallerLink, Pace, call_over
+from baton.streams import CallerLink, call_over
 from baton.tls import peers_fault
 from baton.transport import Respond
 

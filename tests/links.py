@@ -9,8 +9,9 @@ import pytest
 from baton import frames
 from baton.frames import Envelope
 from baton.messages import GenerateRequest, Reply, Request, Sampling, TokenChunk
+from baton.pace import Pace
 from baton.serving import Service, WorkerLink
-from baton.streams import CallerLink, Pace, call_over
+from baton.streams import CallerLink, call_over
 
 PACE = Pace(tick_s=60.0, num_silent=4, num_idle=4)
 

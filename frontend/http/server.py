@@ -8,7 +8,7 @@ import uvicorn
 
 from baton.errors import NotReady
 from baton.listener import Accepting, Admission, Listener, Tls, num_connections
-from baton.streams import Pulse
+from baton.pace import Pulse
 from frontend.http.connection import Connection, Patience
 from frontend.http.errors import ErrorBody, error_headers
 from frontend.http.exchange import AsgiApp, Exchange, Receive, Scope, Send

@@ -51,7 +51,7 @@ def test_a_worker_that_left_has_no_subscription(nats_server: str) -> None:
 
 
 def test_idle_links_are_forgotten(nats_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.streams.IDLE_S", 0.5)
+    monkeypatch.setattr("baton.pace.IDLE_S", 0.5)
     links, worker_links = Newborn(CallerLink), Newborn(WorkerLink)
 
     async def scenario(caller: Transport, worker: Transport) -> None:

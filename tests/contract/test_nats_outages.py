@@ -12,7 +12,7 @@ import pytest
 from baton.errors import BrokerLost, WorkerLost
 from baton.nats import NatsTransport
 from baton.nats_connection import Post
-from baton.streams import TICK_S
+from baton.pace import TICK_S
 from baton.transport import Transport
 from tests.alive import Newborn
 from tests.conftest import LaunchServer, ServerProcess

@@ -8,7 +8,7 @@ import pytest
 
 from baton.connect import Wires
 from baton.nats_login import nats_options
-from baton.streams import TICK_S
+from baton.pace import TICK_S
 from baton.tls import CredentialError
 
 Given = dict[str, Any]

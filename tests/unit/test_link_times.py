@@ -8,7 +8,8 @@ from baton import frames
 from baton.errors import BatonError, BrokerLost, WorkerLost, WorkerUnreached
 from baton.frames import End, Goodbye, Hello, Next
 from baton.messages import TokenChunk
-from baton.streams import CallerLink, Pace
+from baton.pace import Pace
+from baton.streams import CallerLink
 from tests.clock import run_jumping
 from tests.links import PACE, Sent, a_request, frame
 

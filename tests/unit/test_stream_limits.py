@@ -10,8 +10,9 @@ from baton import frames
 from baton.errors import DeadlineExceeded, WorkerLost, WorkerUnreached
 from baton.frames import Beat, Cancel, Credit, Goodbye, Hello, Open
 from baton.messages import StatsRequest
+from baton.pace import Pace
 from baton.serving import Service, WorkerLink, _Stream
-from baton.streams import WINDOW, CallerLink, Pace, _Call, call_over
+from baton.streams import WINDOW, CallerLink, _Call, call_over
 from tests.alive import Newborn
 from tests.clock import run_jumping
 from tests.links import PACE, Pair, RawCaller, Sent, a_request, frame, silent, turns
@@ -283,5 +284,49 @@ def test_a_call_waits_until_the_wire_takes_it_and_goes_to_the_link_that_lives_by
         assert len(second.to_worker.frames) == 1
         second.to_worker.writable.set()
         assert await running == [0, 1]
+
+    run_jumping(main())
+
+
+def test_a_call_that_waits_for_the_wire_ends_at_its_deadline() -> None:
+    async def main() -> None:
+        pair = Pair(silent)
+        pair.to_worker.writable.clear()
+        with pytest.raises(DeadlineExceeded):
+            await tokens(pair.call(a_request(2, deadline_s=1.5)))
+        assert asyncio.get_running_loop().time() == 1.5
+
+        waiting = asyncio.ensure_future(tokens(pair.call(a_request(2, deadline_s=1.5))))
+        await asyncio.sleep(1)
+        pair.to_worker.writable.set()
+        with pytest.raises(DeadlineExceeded):  # since it was made, not since it was sent
+            await waiting
+        assert asyncio.get_running_loop().time() == 3
+
+    run_jumping(main())
+
+
+def test_a_worker_is_silent_also_to_calls_that_wait_for_its_wire() -> None:
+    async def main() -> None:
+        wire = Sent()
+        link = CallerLink(wire, "w", Pace(tick_s=1.0, num_silent=2, num_idle=3))
+        await asyncio.sleep(2.5)
+        assert link.lost is None  # no call needs it
+        wire.writable.clear()
+        await asyncio.sleep(1)
+        assert link.lost == "it does not respond"
+
+    run_jumping(main())
+
+
+def test_a_link_is_not_idle_while_its_wire_takes_nothing() -> None:
+    async def main() -> None:
+        wire = Sent()
+        link = CallerLink(wire, "w", Pace(tick_s=1.0, num_silent=1000, num_idle=3))
+        wire.writable.clear()
+        await asyncio.sleep(9)
+        wire.writable.set()
+        await asyncio.sleep(2)
+        assert link.lost is None
 
     run_jumping(main())

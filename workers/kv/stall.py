@@ -5,7 +5,7 @@ import math
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from baton.streams import Pulse
+from baton.pace import Pulse
 
 STALL_S = 2.0
 """A pull fails when nothing arrives for this long, however much is left of its time."""

@@ -1,0 +1,46 @@
+"""How often links beat, and after how much silence a worker is lost."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+LIVENESS_S = 2.0
+"""A worker that is silent for this long is lost: its callers go on with another one."""
+TICK_S = 0.25
+IDLE_S = 60.0
+"""A caller drops a link after this time without a call."""
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """A plane's timing: a heartbeat each `tick_s`; a worker is lost after `num_silent` silent ticks; a caller
+    drops a link after `num_idle` ticks without a call.
+    """
+
+    tick_s: float
+    num_silent: int
+    num_idle: int
+
+    @classmethod
+    def of(cls, liveness_s: float) -> "Pace":
+        """A worker is lost after `liveness_s` of silence."""
+        tick_s = min(TICK_S, liveness_s / 4)
+        return cls(tick_s=tick_s, num_silent=round(liveness_s / tick_s), num_idle=round(IDLE_S / tick_s))
+
+
+class Pulse:
+    """Calls `tick` every `tick_s` until stopped."""
+
+    def __init__(self, tick_s: float, tick: Callable[[], None]) -> None:
+        self._tick_s = tick_s
+        self._tick = tick
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(tick_s, self._beat)
+
+    def stop(self) -> None:
+        """Stop ticking."""
+        self._timer.cancel()
+
+    def _beat(self) -> None:
+        self._timer = self._loop.call_later(self._tick_s, self._beat)
+        self._tick()
