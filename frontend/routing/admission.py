@@ -19,6 +19,7 @@ _NEWEST = 0.1  # the weight of the newest duration in their mean
 _OVERBOOKED = 1.1  # since some clients do not come back, and an idle worker is worse than another refusal
 _SHORTEST_QUEUE_S = 2.0  # a Retry-After has whole seconds, so clients come back in bunches
 _CAPACITY_KEPT_S = 0.1
+_LOOK_EVERY_S = 0.5
 
 
 class Admission:
@@ -36,6 +37,7 @@ class Admission:
         self._num_running = 0  # those included
         self._mean_s: float | None = None  # of the time that a request has a place
         self._booked_s = 0.0
+        self._next_look: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
     async def place(self, request: GenerateRequest, caller: str) -> AsyncGenerator[Callable[[], None], None]:
@@ -84,6 +86,8 @@ class Admission:
             self._count()
             return
         turn = self._waiting.add(caller, request.priority)
+        if self._next_look is None:
+            self._look()
         is_let_in = False
         try:
             with self._metrics.queued.track_inprogress(), self._metrics.queue_s.time():
@@ -144,6 +148,12 @@ class Admission:
         while self._waiting and self._has_room():
             self._waiting.pop().set_result(None)
             self._count()
+
+    def _look(self) -> None:
+        """Let in those who wait for a worker that has joined since, from time to time."""
+        self._let_in()
+        later = asyncio.get_running_loop().call_later
+        self._next_look = later(_LOOK_EVERY_S, self._look) if self._waiting else None
 
     def _count(self) -> None:
         self._num_running += 1

@@ -66,6 +66,24 @@ def test_while_there_is_room_nothing_waits() -> None:
     run_jumping(main())
 
 
+def test_those_who_wait_go_to_a_worker_that_joins() -> None:
+    async def main() -> None:
+        load = Load(num_running=1, lasts_s=40)
+        for began_s in (0, 100):
+            asking = load.several("a", 3)
+            await asyncio.sleep(5)
+            load.capacity = Capacity(3, math.inf, 3, 4)
+            await asyncio.gather(*asking)
+            (_, first_s), *others = load.started
+            assert first_s == began_s
+            assert [began_s + 5 <= at_s <= began_s + 6 for _, at_s in others] == [True, True]
+            load.capacity = Capacity(1, math.inf, 1, 4)
+            load.started.clear()
+            await asyncio.sleep(began_s + 100 - asyncio.get_running_loop().time())
+
+    run_jumping(main())
+
+
 def test_a_place_that_becomes_free_goes_to_the_next_caller_in_turn() -> None:
     async def main() -> None:
         load = Load(num_running=1, num_waiting=9)
