@@ -163,6 +163,7 @@ def test_a_dead_engines_answers_go_on_at_another_worker(stack: Stack, tmp_path: 
     assert "injected death" in doomed.text()
 
 
+@pytest.mark.slow
 def test_an_answer_with_a_form_is_made_again_at_another_worker(stack: Stack, tmp_path: Path) -> None:
     doomed = worker(stack, tmp_path, "agg", "doomed", DOUBLE_TRTLLM_DIES_AFTER="6")
     worker(stack, tmp_path, "agg", "sound")

@@ -99,6 +99,7 @@ def test_a_dead_core_ends_its_worker_and_the_requests_go_on_elsewhere(stack: Sta
     wait_for(lambda: len(stack.health()["instances"]) == 1)
 
 
+@pytest.mark.slow
 def test_a_killed_prefill_worker_loses_no_answer(stack: Stack, tmp_path: Path) -> None:
     decode = worker(stack, tmp_path, "decode", "decode")
     killed = worker(stack, tmp_path, "prefill", "prefill")
