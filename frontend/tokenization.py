@@ -10,19 +10,21 @@ from frontend.chat.body import Message, ToolDefinition
 from frontend.chat.request import tools, turns
 from frontend.harmony.conversation import Conversation
 from frontend.harmony.render import render
-from frontend.http.body import decode
+from frontend.http.body import decode, read
 from frontend.http.exchange import Exchange, ignored_header
 from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.text.served import ServedModel
 from frontend.text.specials import SpecialToken
+from frontend.text.tokenizer import TooManyTokens
 from frontend.turn.fields import NEAREST_EFFORT, AnyEffort, TemplateArgs, TokenId, effort_of, identity_of
-from frontend.turn.raw_text import text_of
+from frontend.turn.raw_text import text_of, token_texts
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
     """`POST /tokenize`: a `prompt` as in /v1/completions, or `messages` as in /v1/chat/completions. `model`
-    is optional if there is only one. `add_special_tokens` has no effect."""
+    is optional if there is only one. `add_special_tokens` has no effect. A prompt of more than two contexts
+    is refused, not counted."""
 
     model: str | None = None
     prompt: str | None = None
@@ -46,7 +48,7 @@ class TokenizeAnswer(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
-    """`POST /detokenize`: token ids, control tokens included."""
+    """`POST /detokenize`: token ids, control tokens included; two contexts of them at most."""
 
     model: str | None = None
     tokens: list[TokenId]
@@ -71,17 +73,14 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
 
 async def tokenize(exchange: Exchange, services: Services, tally: Tally) -> None:
     """`POST /tokenize`."""
-    body, ignored = decode(await exchange.read_body(services.max_body_bytes), TokenizeBody)
+    raw = await exchange.read_body(services.max_body_bytes)
+    body, ignored, prompt = await read(raw, _read)
     services.metrics.count_ignored(ignored)
-    prompt = _prompt(body)
     served = _served(body.model, services)
     tally.model = served.name
     if isinstance(prompt, Conversation):
         prompt = services.thoughts.resumed(exchange.owner, prompt, served.current_date)
-    tokens = await asyncio.to_thread(_encoded, prompt, served, body.add_generation_prompt)
-    answer = TokenizeAnswer(count=len(tokens), max_model_len=served.context_length, tokens=tokens)
-    if body.return_token_strs:
-        answer.token_strs = [text_of([token_id], served.tokenizer) for token_id in tokens]
+    answer = await asyncio.to_thread(_tokenized, prompt, served, body)
     await exchange.answer(200, answer, ignored_header(ignored))
 
 
@@ -96,13 +95,18 @@ async def tokenizer_info(exchange: Exchange, services: Services, tally: Tally) -
 
 async def detokenize(exchange: Exchange, services: Services, tally: Tally) -> None:
     """`POST /detokenize`."""
-    body, ignored = decode(await exchange.read_body(services.max_body_bytes), DetokenizeBody)
+    raw = await exchange.read_body(services.max_body_bytes)
+    body, ignored = await read(raw, lambda raw: decode(raw, DetokenizeBody))
     services.metrics.count_ignored(ignored)
     served = _served(body.model, services)
     tally.model = served.name
-    served.tokenizer.checked(body.tokens, served.name, "tokens")
-    prompt = await asyncio.to_thread(text_of, body.tokens, served.tokenizer)
+    prompt = await asyncio.to_thread(_detokenized, body.tokens, served)
     await exchange.answer(200, DetokenizeAnswer(prompt=prompt), ignored_header(ignored))
+
+
+def _read(raw: bytes) -> tuple[TokenizeBody, tuple[str, ...], str | Conversation]:
+    body, ignored = decode(raw, TokenizeBody)
+    return body, ignored, _prompt(body)
 
 
 def _served(model: str | None, services: Services) -> ServedModel:
@@ -132,12 +136,32 @@ def _prompt(body: TokenizeBody) -> str | Conversation:
             raise InvalidRequest("Send either `prompt` or `messages`.", param="prompt")
 
 
+def _tokenized(prompt: str | Conversation, served: ServedModel, body: TokenizeBody) -> TokenizeAnswer:
+    try:
+        tokens = _encoded(prompt, served, body.add_generation_prompt)
+    except TooManyTokens:
+        raise served.too_long("prompt" if isinstance(prompt, str) else "messages") from None
+    return TokenizeAnswer(
+        count=len(tokens),
+        max_model_len=served.context_length,
+        tokens=tokens,
+        token_strs=token_texts(tokens, served.tokenizer) if body.return_token_strs else None,
+    )
+
+
+def _detokenized(token_ids: list[int], served: ServedModel) -> str:
+    if len(token_ids) > served.max_counted_tokens:
+        raise served.too_long("tokens")
+    return text_of(served.tokenizer.checked(token_ids, served.name, "tokens"), served.tokenizer)
+
+
 def _encoded(
     prompt: str | Conversation, served: ServedModel, add_generation_prompt: bool | None
 ) -> list[int]:
+    limit = served.max_counted_tokens
     if isinstance(prompt, str):
-        return served.tokenizer.encode_text(prompt, allow_special=True)
+        return served.tokenizer.encode_text(prompt, allow_special=True, limit=limit)
     segments = render(prompt)
     if add_generation_prompt is False:
         segments = segments[:-2]  # `<|start|>assistant`
-    return served.tokenizer.encode_segments(segments)
+    return served.tokenizer.encode_segments(segments, limit=limit)

@@ -3,14 +3,14 @@
 import asyncio
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import msgspec
 from msgspec import inspect
 
 from baton.errors import InvalidRequest
-from frontend.http.faults import first_fault, type_of
+from frontend.http.faults import first_fault, has_shape, type_of
 from frontend.turn.fields import Refused
 
 AnyBody = TypeVar("AnyBody", bound=msgspec.Struct)
@@ -20,7 +20,6 @@ LONG_BYTES = 64 << 10
 MAX_EXPLAINED_BYTES = 1 << 20
 """A longer body gets the library's error: decoding it without types would hold up running streams."""
 
-_NUMBER = re.compile(r"\[\d+\]")
 # A surrogate pair, a lone surrogate, or any other escape, so that an escaped backslash is passed over.
 _ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u([dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
@@ -89,27 +88,29 @@ def _unknown(fields: Mapping[str, msgspec.Raw], body_type: type) -> set[str]:
     for field in expected.fields if searched else ():
         if field.encode_name in searched:
             value = msgspec.json.decode(fields[field.encode_name])
-            unknown |= {_NUMBER.sub("[]", p) for p in _undefined(value, field.type, field.encode_name)}
+            _search(value, field.type, field.encode_name, field.encode_name, unknown)
     return unknown
 
 
-def _undefined(value: object, expected: inspect.Type, path: str) -> Iterator[str]:
-    """Paths of unknown fields inside a value, as in `tools[0].name`."""
+def _search(value: object, expected: inspect.Type, path: str, label: str, unknown: set[str]) -> None:
+    """Adds the unknown fields inside a value to `unknown`. `path` is the place of the value, as in
+    `tools[0]`, `label` is the same without indices."""
     match expected:
         case inspect.UnionType(types=kinds):
             for kind in kinds:
-                if first_fault(value, kind) is None:
-                    yield from _undefined(value, kind, path)
+                if has_shape(value, kind):
+                    _search(value, kind, path, label, unknown)
         case inspect.ListType(item_type=kind) if isinstance(value, list):
+            label += "[]"
             for i, item in enumerate(value):
-                yield from _undefined(item, kind, f"{path}[{i}]")
+                _search(item, kind, f"{path}[{i}]", label, unknown)
         case inspect.StructType() if isinstance(value, dict):
             _refuse(value, expected.cls, f"{path}.")
-            yield from (f"{path}.{name}" for name in value.keys() - _defined(expected.cls))
+            unknown.update(f"{label}.{name}" for name in value.keys() - _defined(expected.cls))
             for field in expected.fields:
-                if field.encode_name in value:
-                    inner = f"{path}.{field.encode_name}"
-                    yield from _undefined(value[field.encode_name], field.type, inner)
+                name = field.encode_name
+                if name in value:
+                    _search(value[name], field.type, f"{path}.{name}", f"{label}.{name}", unknown)
 
 
 def _refuse(fields: Mapping[str, object], struct: type, path: str = "") -> None:

@@ -79,12 +79,16 @@ def _in_union(value: object, types: Iterable[inspect.Type], path: str) -> Fault 
     if isinstance(value, dict) and tagged:
         return _in_tagged(value, tagged, path)
     # At most one member of a field's union has the value's JSON type: its fault is the most helpful.
-    closest = (f for kind, f in zip(kinds, faults, strict=True) if _has_shape(value, kind))
+    closest = (f for kind, f in zip(kinds, faults, strict=True) if has_shape(value, kind))
     return next(closest, None) or _wrong_kind(value, kinds, path)
 
 
-def _has_shape(value: object, kind: inspect.Type) -> bool:
+def has_shape(value: object, kind: inspect.Type) -> bool:
+    """Whether a value has the JSON type of a union's member and, if that is a tagged struct, its tag. In a
+    value that fits the union, this holds for one member at most."""
     match kind:
+        case inspect.StructType(tag_field=str(field)):
+            return isinstance(value, dict) and value.get(field, kind.tag) == kind.tag
         case inspect.StructType() | inspect.DictType():
             return isinstance(value, dict)
         case inspect.ListType():

@@ -13,7 +13,8 @@ _HINTS = frozenset(
 
 
 class Block(msgspec.Struct, kw_only=True):
-    """A content block; its `type` determines the required fields."""
+    """A content block; its `type` determines the required fields. Only blocks of Anthropic's servers, which
+    are left out, may have an object as `content`, and only these and `search_result` a string as `source`."""
 
     type: str
     text: str | None = None
@@ -23,9 +24,9 @@ class Block(msgspec.Struct, kw_only=True):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: "str | list[Block] | None" = None
+    content: "str | list[Block] | dict[str, Any] | None" = None
     is_error: bool | None = None
-    source: dict[str, Any] | None = None
+    source: str | dict[str, Any] | None = None
 
 
 Content = str | list[Block]

@@ -1,6 +1,7 @@
 """Converts a Messages body into a TurnRequest."""
 
 from collections.abc import Iterator
+from itertools import chain
 
 import msgspec
 
@@ -27,6 +28,10 @@ from frontend.turn.seal import Changed, Seal
 # Thinking budgets, in tokens, up to which the effort is low or medium.
 _LOW_BUDGET = 2048
 _MEDIUM_BUDGET = 12_000
+# Other blocks come from Anthropic's servers, and may have an object as `content` or a string as `source`.
+_OF_CLIENTS = frozenset(
+    {"text", "image", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result"}
+)
 
 
 class Reading:
@@ -119,8 +124,8 @@ class Reading:
                 case "assistant" if isinstance(message.content, str):
                     yield AssistantTurn(text=message.content or None)
                 case _:
-                    for j, block in enumerate(message.content):
-                        yield self._said(block, f"{path}[{j}]")
+                    for where, block in _blocks(message.content, path):
+                        yield self._said(block, where)
 
     def _user(self, content: Content, path: str) -> Iterator[Turn]:
         """Tool results, then the user's text."""
@@ -128,13 +133,12 @@ class Reading:
             yield UserTurn(content)
             return
         texts: list[str] = []
-        for j, block in enumerate(content):
-            where = f"{path}[{j}]"
+        for where, block in _blocks(content, path):
             if block.type != "tool_result":
-                texts += self._texts([block], where)
+                texts += self._texts(block, where)
                 continue
             call_id = _needed(block.tool_use_id, where, "tool_use_id")
-            text = self._text(block.content or "", f"{where}.content")
+            text = self._text(_content(block, where) or "", f"{where}.content")
             result = f"Error: {text}" if block.is_error else text
             yield ToolResult(call_id=call_id, text=result, path=f"{where}.tool_use_id")
         if texts:
@@ -152,7 +156,7 @@ class Reading:
                 )
                 return AssistantTurn(tool_calls=(call,))
             case _:
-                return AssistantTurn(text="\n\n".join(self._texts([block], path)) or None)
+                return AssistantTurn(text="\n\n".join(self._texts(block, path)) or None)
 
     def _thought(self, block: Block, path: str) -> str | None:
         """This service's own reasoning, or None for another's. Raises InvalidRequest if it was changed."""
@@ -170,22 +174,55 @@ class Reading:
         return None
 
     def _text(self, content: Content, path: str) -> str:
-        return content if isinstance(content, str) else "\n\n".join(self._texts(content, path))
+        if isinstance(content, str):
+            return content
+        texts = (self._texts(block, where) for where, block in _blocks(content, path))
+        return "\n\n".join(chain.from_iterable(texts))
 
-    def _texts(self, blocks: list[Block], path: str) -> Iterator[str]:
-        """The texts of the blocks; other content is replaced by a note and recorded in `left_out`."""
-        for block in blocks:
-            source = block.source or {}
-            match block.type:
-                case "text":
-                    yield _needed(block.text, path, "text")
-                case "document" if source.get("type") == "text" and isinstance(source.get("data"), str):
-                    yield source["data"]
-                case "redacted_thinking" | "thinking":
-                    self.left_out.add("messages[].content[].thinking")
-                case kind:
-                    self.left_out.add(f"messages[].content[].{kind}"[:80])
-                    yield f"[{kind[:40]} left out: this model reads text only]"
+    def _texts(self, block: Block, path: str) -> Iterator[str]:
+        """The block's text, if any; other content is replaced by a note and recorded in `left_out`."""
+        match block.type, block.source:
+            case "text", _:
+                yield _needed(block.text, path, "text")
+            case "document", {"type": "text", "data": str(text)}:
+                yield text
+            case "search_result", _:
+                yield _found(block, path)
+            case "redacted_thinking" | "thinking", _:
+                self.left_out.add("messages[].content[].thinking")
+            case kind, _:
+                self.left_out.add(f"messages[].content[].{kind}"[:80])
+                yield f"[{kind[:40]} left out: this model reads text only]"
+
+
+def _blocks(content: list[Block], path: str) -> Iterator[tuple[str, Block]]:
+    """The path of each block, and the block. Raises InvalidRequest if its shape is not that of its type."""
+    for i, block in enumerate(content):
+        where = f"{path}[{i}]"
+        if block.type in _OF_CLIENTS:
+            _content(block, where)
+            if isinstance(block.source, str) and block.type != "search_result":
+                raise _misshapen(f"{where}.source", "must be an object, not a string")
+        yield where, block
+
+
+def _content(block: Block, path: str) -> Content | None:
+    if isinstance(block.content, dict):
+        raise _misshapen(f"{path}.content", "must be a string or an array, not an object")
+    return block.content
+
+
+def _found(block: Block, path: str) -> str:
+    """The text of a search result; all its blocks must be text."""
+    content = _content(block, path)
+    if not isinstance(content, list):
+        return _needed(content, path, "content")
+    parts = _blocks(content, f"{path}.content")
+    return "\n\n".join(_needed(part.text, where, "text") for where, part in parts)
+
+
+def _misshapen(path: str, why: str) -> InvalidRequest:
+    return InvalidRequest(f"`{path}`: {why}.", param=path)
 
 
 def _sampling(body: MessagesBody | None) -> SamplingFields:

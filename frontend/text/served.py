@@ -5,6 +5,9 @@ import msgspec
 from baton.errors import BatonError
 from frontend.text.tokenizer import ModelTokenizer
 
+COUNTED_CONTEXTS = 2
+"""A prompt of more than this many contexts is refused before the rest of it is tokenised."""
+
 
 class ServedModel(msgspec.Struct, frozen=True):
     """A model and its tokenizer. `context_length` is the smallest among its workers, in tokens, for prompt
@@ -14,6 +17,19 @@ class ServedModel(msgspec.Struct, frozen=True):
     context_length: int
     tokenizer: ModelTokenizer
     current_date: str
+
+    @property
+    def max_counted_tokens(self) -> int:
+        """A longer prompt is refused with `too_long`."""
+        return COUNTED_CONTEXTS * self.context_length
+
+    def too_long(self, path: str) -> "ContextTooLong":
+        """The error for a prompt or tokens in the field `path` with more than `max_counted_tokens`."""
+        return ContextTooLong(
+            f"This model's maximum context length is {self.context_length} tokens, but `{path}` "
+            f"has more than {self.max_counted_tokens} tokens. Shorten it.",
+            param=path,
+        )
 
 
 class ContextTooLong(BatonError):

@@ -103,15 +103,15 @@ class ModelTokenizer:
     def encode_text(self, text: str, *, allow_special: bool = False, limit: int | None = None) -> list[int]:
         """Token ids of raw text; `allow_special` encodes spelled-out control tokens as such. Raises
         TooManyTokens as soon as there are more than `limit`."""
-        if not allow_special:
-            return self._encode(text, limit)
         ids: list[int] = []
         stop = 0
-        for match in self._added_pattern.finditer(text):
+        for match in self._added_pattern.finditer(text) if allow_special else ():
             ids += self._encode(text[stop : match.start()], _rest(limit, ids))
             ids.append(self._added[match.group()])
             stop = match.end()
-        return ids + self._encode(text[stop:], _rest(limit, ids))
+        ids += self._encode(text[stop:], _rest(limit, ids))
+        _rest(limit, ids)
+        return ids
 
     def checked(self, token_ids: list[int], model: str, path: str) -> list[int]:
         """Returns the ids, which come from the field `path`. Raises InvalidRequest if one is out of range."""

@@ -10,7 +10,7 @@ from baton.messages import GenerateRequest, Sampling
 from frontend.harmony.conversation import Conversation
 from frontend.harmony.parse import HarmonyParser
 from frontend.harmony.render import render
-from frontend.text.served import ContextTooLong, ServedModel
+from frontend.text.served import ServedModel
 from frontend.text.tokenizer import TooManyTokens
 from frontend.turn.choice import Choice, Reader
 from frontend.turn.demanded import demanded_form
@@ -23,8 +23,6 @@ from frontend.turn.written import Encoded, encoded
 
 # Longer prompts are rendered and tokenised in a thread, so that running streams do not stall.
 LONG_BYTES = 8192
-COUNTED_CONTEXTS = 2
-"""A prompt of more than this many contexts is refused before the rest of it is tokenised."""
 
 
 async def prepare(
@@ -91,7 +89,7 @@ def _check_num_choices(request: TurnRequest, max_choices: int) -> None:
 
 def _encoded(request: TurnRequest, served: ServedModel) -> list[Encoded]:
     tokenizer = served.tokenizer
-    limit = COUNTED_CONTEXTS * served.context_length
+    limit = served.max_counted_tokens
     try:
         if isinstance(request.prompt, Conversation):
             of_talk = encoded(render(request.prompt), tokenizer, limit)
@@ -104,11 +102,7 @@ def _encoded(request: TurnRequest, served: ServedModel) -> list[Encoded]:
         )
         return [Encoded(token_ids=token_ids) for token_ids in prompts]
     except TooManyTokens:
-        raise ContextTooLong(
-            f"This model's maximum context length is {served.context_length} tokens, but `{request.path}` "
-            f"has more than {limit} tokens. Shorten it to leave room for the answer.",
-            param=request.path,
-        ) from None
+        raise served.too_long(request.path) from None
 
 
 def _token_requests(

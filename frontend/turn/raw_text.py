@@ -1,7 +1,7 @@
 """Decodes raw completions: all tokens are plain text."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from frontend.harmony.deltas import TextDelta
 from frontend.text.detokenize import IncrementalDecoder
@@ -12,6 +12,12 @@ def text_of(token_ids: Sequence[int], tokenizer: ModelTokenizer) -> str:
     """The text of a complete token sequence, with control tokens spelled out."""
     reader = RawText(tokenizer, shows_special=True)
     return "".join(delta.text for delta in (*reader.feed(token_ids), *reader.finish()))
+
+
+def token_texts(token_ids: Iterable[int], tokenizer: ModelTokenizer) -> list[str]:
+    """The `text_of` each token by itself."""
+    special = {token_id: token.value for token, token_id in tokenizer.special_ids.items()}
+    return [special.get(token_id) or tokenizer.decode((token_id,)) for token_id in token_ids]
 
 
 class RawText:

@@ -2,13 +2,17 @@
 
 import asyncio
 import json
+import sys
+from types import FrameType
 from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
 from baton.errors import InvalidRequest
+from frontend.http import body, faults
 from frontend.http.body import decode
+from frontend.responses.body import ResponseBody
 from frontend.turn.fields import Refused
 from tests.scripted_frontend import Client, ScriptedTokens
 
@@ -75,6 +79,41 @@ def test_what_is_not_supported_is_refused_by_path(fields: dict[str, Any], path: 
     error = refusal(**fields)
     assert error.param == path
     assert error.message.startswith(f"`{path}` is not supported. ")
+
+
+def num_calls(depth: int, width: int) -> int:
+    """The calls that reading `tools` in `tools` takes; the innermost has `width` entries."""
+    entry: dict[str, Any] = {"type": "f", "x": 1}
+    tools = [entry] * width
+    for _ in range(depth):
+        tools = [{"type": "f", "tools": tools}]
+    raw = json.dumps({"model": "m", "input": "Hi", "tools": tools}).encode()
+    num = 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal num
+        # To resume a generator is a call, too.
+        num += event == "call" and frame.f_code.co_filename in {body.__file__, faults.__file__}
+
+    sys.setprofile(count)
+    try:
+        _, unknown = decode(raw, ResponseBody)
+    finally:
+        sys.setprofile(None)
+    assert unknown == ("tools[]" + ".tools[]" * depth + ".x",)
+    return num
+
+
+def test_a_level_of_nested_tools_costs_the_same_however_much_is_inside() -> None:
+    num_calls(1, 1)  # fills the caches
+    few, many = (num_calls(40, width) - num_calls(20, width) for width in (1, 100))
+    assert many == few
+
+
+def test_a_struct_without_its_optional_tag_is_searched() -> None:
+    untagged = {"name": "r", "x": 1}
+    assert read(center=untagged)[1] == ("center.x",)
+    assert refusal(center={**untagged, "color": "red"}).param == "center.color"
 
 
 def test_unsupported_fields_with_a_harmless_value_are_neither_refused_nor_named() -> None:

@@ -171,6 +171,94 @@ def test_content_that_is_not_text_leaves_a_note(block: Json, text: str | None, l
     )
 
 
+ERROR = {"error_code": "max_uses_exceeded"}
+SERVER_BLOCKS: list[Json] = [
+    {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
+    {
+        "type": "web_search_tool_result",
+        "tool_use_id": "s",
+        "content": [{"type": "web_search_result", "url": "u", "title": "t", "encrypted_content": "e"}],
+    },
+    {
+        "type": "web_search_tool_result",
+        "tool_use_id": "s",
+        "content": {"type": "web_search_tool_result_error", **ERROR},
+    },
+    {
+        "type": "web_fetch_tool_result",
+        "tool_use_id": "s",
+        "content": {"type": "web_fetch_result", "url": "u", "content": {"type": "document", "source": {}}},
+    },
+    {
+        "type": "bash_code_execution_tool_result",
+        "tool_use_id": "s",
+        "content": {"type": "bash_code_execution_result", "stdout": "1", "return_code": 0, "content": []},
+    },
+    {
+        "type": "tool_search_tool_result",
+        "tool_use_id": "s",
+        "content": {"type": "tool_search_tool_search_result", "tool_references": []},
+    },
+    {"type": "from_a_later_year", "source": "s"},
+]
+
+
+@pytest.mark.parametrize("block", SERVER_BLOCKS)
+def test_blocks_of_anthropics_servers_leave_a_note(block: Json) -> None:
+    note = f"[{block['type']} left out: this model reads text only]"
+    assert said(block).text == note
+    _, reading = read({"role": "user", "content": [block]})
+    assert reading.left_out == {f"messages[].content[].{block['type']}"}
+
+
+FOUND: Json = {
+    "type": "search_result",
+    "source": "https://example.org/a",
+    "title": "A",
+    "content": [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}],
+    "citations": {"enabled": True},
+}
+
+
+def test_the_text_of_search_results_reaches_the_model() -> None:
+    assert talk({"role": "user", "content": [FOUND]}).turns == (UserTurn("One.\n\nTwo."),)
+    assert talk({"role": "user", "content": [{**FOUND, "content": "Three."}]}).turns == (UserTurn("Three."),)
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [FOUND, {"type": "text", "text": "3"}]}
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f"}]}
+    request, reading = read(HI, call, {"role": "user", "content": [result]})
+    assert isinstance(request.prompt, Conversation)
+    (told,) = request.prompt.turns[2:]
+    assert isinstance(told, ToolResult)
+    assert told.text == "One.\n\nTwo.\n\n3"
+    assert not reading.left_out
+
+
+@pytest.mark.parametrize(
+    ("block", "field"),
+    [
+        ({"type": "text", "text": "x", "content": {}}, "content"),
+        ({"type": "text", "text": "x", "source": "s"}, "source"),
+        ({"type": "image", "source": "s"}, "source"),
+        ({"type": "document", "source": "s"}, "source"),
+        ({"type": "document", "source": 5}, "source"),
+        ({"type": "thinking", "thinking": "x", "content": {}}, "content"),
+        ({"type": "tool_result", "tool_use_id": "c", "content": 5}, "content"),
+        ({"type": "tool_result", "tool_use_id": "c", "content": {}}, "content"),
+        ({"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text"}]}, "content[0].text"),
+        ({"type": "web_fetch_tool_result", "content": 5}, "content"),
+        ({**FOUND, "content": {}}, "content"),
+        ({**FOUND, "content": None}, "content"),
+        ({**FOUND, "content": [FOUND]}, "content[0].text"),
+        ({**FOUND, "content": [{"type": "text", "text": "x", "content": {}}]}, "content[0].content"),
+    ],
+)
+def test_a_misshapen_block_is_refused_by_path(block: Json, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read({"role": "user", "content": [{"type": "text", "text": "Hi"}, block]})
+    assert caught.value.param == f"messages[0].content[1].{field}"
+    assert f"`{caught.value.param}`" in caught.value.message
+
+
 @pytest.mark.parametrize("block", [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": ""}])
 def test_a_block_without_text_is_no_turn_of_its_own(block: Json) -> None:
     assert talk(HI, {"role": "assistant", "content": [block]}, HI).turns == (UserTurn("Hi"), UserTurn("Hi"))

@@ -2,10 +2,15 @@
 
 import asyncio
 import json
+import threading
 from typing import Any
 
+import msgspec
 import pytest
 
+from frontend.text.served import COUNTED_CONTEXTS, ServedModel
+from frontend.text.tokenizer import ModelTokenizer
+from frontend.turn.raw_text import text_of, token_texts
 from tests.scripted_frontend import (
     CONTEXT_LENGTH,
     MODEL,
@@ -60,6 +65,82 @@ def test_the_effort_may_be_an_argument_of_the_template(field: str) -> None:
 
 def test_the_tokens_can_be_had_as_text() -> None:
     assert post("/tokenize", prompt="a<|end|>", return_token_strs=True).json["token_strs"] == ["a", "<|end|>"]
+
+
+def test_the_text_of_each_token_is_what_it_is_by_itself() -> None:
+    ids = range(TOKENIZER.vocab_size)
+    assert token_texts(ids, TOKENIZER) == [text_of([token_id], TOKENIZER) for token_id in ids]
+
+
+class ApartTokenizer(ModelTokenizer):
+    """Refuses to look at tokens in the thread of the event loop."""
+
+    def __init__(self) -> None:
+        self.__dict__ |= vars(TOKENIZER)
+        self.num_seen = 0
+
+    def token_bytes(self, token_id: int) -> bytes:
+        self._note()
+        return super().token_bytes(token_id)
+
+    def checked(self, token_ids: list[int], model: str, path: str) -> list[int]:
+        self._note()
+        return super().checked(token_ids, model, path)
+
+    def _note(self) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        self.num_seen += 1
+
+
+class ApartFleet(ScriptedFleet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokenizer = ApartTokenizer()
+
+    def served(self, model: str) -> ServedModel:
+        return msgspec.structs.replace(super().served(model), tokenizer=self.tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "num_seen"),
+    [
+        ("/tokenize", {"prompt": "abc", "return_token_strs": True}, 3),
+        ("/detokenize", {"tokens": [1, 2, 3]}, 4),
+    ],
+)
+def test_the_event_loop_looks_at_no_tokens(path: str, body: dict[str, Any], num_seen: int) -> None:
+    fleet = ApartFleet()
+    reply = asyncio.run(Client(ScriptedTokens(""), fleet).post(path, body))
+    assert reply.status == 200, reply.json
+    assert fleet.tokenizer.num_seen == num_seen
+
+
+COUNTED = COUNTED_CONTEXTS * CONTEXT_LENGTH
+
+
+def test_a_prompt_longer_than_the_context_is_counted_and_one_longer_than_two_is_refused() -> None:
+    assert post("/tokenize", prompt="x" * COUNTED).json["count"] == COUNTED > CONTEXT_LENGTH
+    reply = post("/tokenize", prompt="x" * (COUNTED + 1))
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (
+        400, "context_length_exceeded", "prompt",
+    )  # fmt: skip
+    assert f"`prompt` has more than {COUNTED} tokens" in reply.error["message"]
+
+
+def test_two_contexts_of_tokens_have_a_text_and_more_are_refused() -> None:
+    tokens = TOKENIZER.encode_text("x") * COUNTED
+    assert post("/detokenize", tokens=tokens).json == {"prompt": "x" * COUNTED}
+    reply = post("/detokenize", tokens=[*tokens, 1])
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (
+        400, "context_length_exceeded", "tokens",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("add_generation_prompt", [None, False])
+def test_messages_of_more_than_two_contexts_are_refused(add_generation_prompt: bool | None) -> None:
+    messages = [{"role": "user", "content": "x" * COUNTED}]
+    reply = post("/tokenize", messages=messages, add_generation_prompt=add_generation_prompt)
+    assert (reply.status, reply.error["param"]) == (400, "messages")
 
 
 @pytest.mark.parametrize(
