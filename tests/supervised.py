@@ -7,8 +7,10 @@ A process answers a line from each connection with its index and its process id,
 * `exit N`: ends with that status.
 * `handle`: handles a signal by itself.
 
-FAILURE is how the second process fails to start: `status`, `exception` or `kill`; with `late` it is ready
-at the first SIGTERM, and ends at the second. With `aged` all start, and are hours old once the first serves.
+FAILURE is how the second process fails to start, while the first is never ready: `status`, `exception` or
+`kill`. With `late` the first is ready; the second is so at the first SIGTERM, and ends at the second. With
+`aged` all start, and are hours old once the first serves. With `replacements` two processes start; the next
+two fail to.
 """
 
 import logging
@@ -17,6 +19,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -24,6 +27,7 @@ from frontend.processes import handover, supervisor
 from frontend.processes.handover import ProcessEnd
 
 SPOILT = 1
+STARTS = b"++--"
 
 
 def small_channel() -> tuple[socket.socket, socket.socket]:
@@ -39,6 +43,14 @@ def _fail(how: str) -> int:
     if how == "exception":
         raise ValueError("spoilt")
     return 5
+
+
+def _starts() -> Callable[[], bool]:
+    """Whether the process that asks starts; all processes share the plan."""
+    plan, planned = os.pipe()
+    os.write(planned, STARTS)
+    os.close(planned)
+    return lambda: os.read(plan, 1) != b"-"
 
 
 def _be_late(end: ProcessEnd) -> int:
@@ -76,8 +88,12 @@ def main(num_processes: int, port: int, failure: str = "") -> int:
         end = ProcessEnd(channel, ("127.0.0.1", port), lambda: os._exit(0))
         if failure == "late" and index == SPOILT:
             return _be_late(end)
-        if failure in {"status", "exception", "kill"} and index == SPOILT:
+        if failure in {"status", "exception", "kill"}:
+            if index != SPOILT:
+                signal.pause()
             return _fail(failure)
+        if failure == "replacements" and not starts():
+            return _fail("status")
         end.ready()
         while True:
             connection, _ = end.accept()
@@ -89,6 +105,9 @@ def main(num_processes: int, port: int, failure: str = "") -> int:
             supervisor.time = SimpleNamespace(monotonic=lambda: time.monotonic() + 7200)  # type: ignore[attr-defined,assignment]  # later
             supervisor._RESTART_S = 3600  # noqa: SLF001  so that it cannot end here
 
+    starts = _starts()
+    if failure == "replacements":
+        supervisor._RESTART_S = 0.1  # noqa: SLF001  several are waited for
     supervisor.channel = small_channel  # type: ignore[attr-defined]  # full soon
     status = supervisor.Supervisor(listener, num_processes, serve, listening).run()
     assert signal.set_wakeup_fd(-1) == -1

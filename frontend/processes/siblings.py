@@ -37,6 +37,8 @@ MAX_UNSENT_BYTES = 16 << 20
 SCRAPE_TIMEOUT_S = 1.0
 RUN_TIMEOUT_S = 10.0
 """A process that finds or stops no run within this time does not have it."""
+HANG_UP_TIMEOUT_S = 1.0
+"""A process that reads more slowly misses the rest: it may be frozen."""
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +90,7 @@ class Siblings:
             yield
         finally:
             server.close()
-            for writer in self._writers.values():
-                await _hang_up(writer)
+            await asyncio.gather(*map(_hang_up, self._writers.values()))
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -254,4 +255,9 @@ async def _closing(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
 async def _hang_up(writer: asyncio.StreamWriter) -> None:
     writer.close()
     with suppress(OSError):
-        await writer.wait_closed()
+        try:
+            async with asyncio.timeout(HANG_UP_TIMEOUT_S):
+                await writer.wait_closed()
+        finally:
+            if writer.transport.get_write_buffer_size():
+                writer.transport.abort()

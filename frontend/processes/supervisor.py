@@ -18,7 +18,7 @@ Serve = Callable[[int, socket.socket], int]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 _RESTART_S = 1.0
-"""A process that lived shorter is restarted after this time."""
+"""A process that lived shorter, or was never ready, is restarted after this time."""
 _PAUSE_S = 0.1
 _ACCEPTS_A_TURN = 16
 
@@ -62,7 +62,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT, then let the processes drain; a second signal kills them. Returns 0
-        after a drain, or the status of a process that could not start.
+        after a drain, or the status of a process that could not start before any of them served.
         """
         with _signals() as wakeup:
             self._selector.register(wakeup, selectors.EVENT_READ, lambda: self._on_signals(wakeup))
@@ -152,12 +152,13 @@ class Supervisor:
         if self._is_draining:
             return
         log.warning("process_ended process=%d status=%d", child.index, status)
-        if not child.was_ready:
+        if not self._offer.is_open:  # no process has served yet
             self._status = status if status > 0 else 1
             self._drain()
             return
         now_s = time.monotonic()
-        self._due_s[child.index] = now_s if now_s - child.began_s > _RESTART_S else now_s + _RESTART_S
+        is_old = child.was_ready and now_s - child.began_s > _RESTART_S
+        self._due_s[child.index] = now_s if is_old else now_s + _RESTART_S
 
     def _on_message(self, child: _Child) -> None:
         if not child.end.receive():

@@ -20,9 +20,9 @@ from frontend.routing.health import Health, Instance
 from frontend.routing.names import Alias, model_of, other_names
 from frontend.routing.pairs import CutPairs
 from frontend.routing.suspects import Suspects
+from frontend.routing.tokenizers import Tokenizers
 from frontend.routing.watchdog import NO_PROGRESS_S, Watchdog
 from frontend.text.served import ServedModel
-from frontend.text.tokenizer import ModelTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +53,9 @@ class Fleet:
         self._current_date = current_date
         self._discovery = discovery
         self._transport = transport
-        self._model_path = model_path
         self._request_timeout_s = request_timeout_s
         self._workers: tuple[WorkerInfo, ...] = ()
-        self._tokenizers: dict[str, ModelTokenizer] = {}
+        self._tokenizers = Tokenizers(model_path)
         self._suspects = Suspects(self._answers, self._works, self._has_address, self._note_change)
         self._cut = CutPairs(transport, self._is_registered)
         self._no_progress_s = no_progress_s
@@ -68,12 +67,14 @@ class Fleet:
     @asynccontextmanager
     async def keep_current(self) -> AsyncGenerator[asyncio.Task[None], None]:
         """Follow discovery during the context; yields the task that does, which ends only if it fails."""
+        sync = asyncio.create_task(self._sync())  # first, to see the first change
         follow = asyncio.create_task(self._follow())
         watch = asyncio.create_task(self._watchdog.check(self._is_registered))
         try:
             yield follow
         finally:
-            tasks = [follow, watch, *self._suspects.tasks(), *self._cut.trials]
+            own = [sync, follow, watch]
+            tasks = [*own, *self._tokenizers.tasks(), *self._suspects.tasks(), *self._cut.trials]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -103,7 +104,8 @@ class Fleet:
 
     def num_token_ids(self, model: str) -> float:
         """How many token ids the model has; infinity if its tokenizer is not known yet."""
-        return self._tokenizers[model].num_token_ids if model in self._tokenizers else math.inf
+        loaded = self._tokenizers.loaded
+        return loaded[model].num_token_ids if model in loaded else math.inf
 
     def part(self, prefill: WorkerInfo, decode: WorkerInfo) -> None:
         """Exclude a pair between which no KV moved until a trial shows that it does."""
@@ -120,12 +122,12 @@ class Fleet:
     def models(self) -> list[str]:
         """Names of the available models, aliases included."""
         decodes = {w.model for w in self._live() if w.role is Role.DECODE}
-        served = decodes & self._tokenizers.keys()
+        served = decodes & self._tokenizers.loaded.keys()
         return sorted({*served, *other_names(served, self._aliases)})
 
     def served(self, name: str) -> ServedModel:
-        """The model of that name. Raises ModelNotFound, or NoWorkers if its decode workers are missing; lost
-        ones may answer again in a moment, and requests wait for them.
+        """The model of that name. Raises ModelNotFound, or NoWorkers if its decode workers or its tokenizer
+        are missing; lost workers may answer again in a moment, and requests wait for them.
         """
         model = model_of(name, {worker.model for worker in self._workers}, self._aliases) or name
         mine = [worker for worker in self._workers if worker.model == model]
@@ -140,11 +142,10 @@ class Fleet:
         if not any(worker.is_ready for worker in decodes):
             what = "ready yet; retry later" if decodes else "available; start one"
             raise NoWorkers(f"No decode worker of {model!r} is {what}.", retry_after_s=1)
-        if model not in self._tokenizers:
-            raise NoWorkers(f"The tokenizer of {model!r} is still loading; retry later.", retry_after_s=1)
+        tokenizer = self._tokenizers.of(model)
         context_length = min(worker.context_length for worker in mine)
         today = self._current_date or datetime.now(UTC).date().isoformat()
-        return ServedModel(model, context_length, self._tokenizers[model], today)
+        return ServedModel(model, context_length, tokenizer, today)
 
     def health(self) -> Health:
         """The body of /health; healthy if at least one model can be served."""
@@ -222,25 +223,18 @@ class Fleet:
         async with aclosing(self._discovery.watch()) as snapshots:
             async for workers in snapshots:
                 self._update(workers)
+                self._tokenizers.load(workers)
                 self._note_change()
-                for worker in workers:
-                    await self._load_tokenizer(worker)
-                if not self.synced.is_set():
-                    await self._suspects.greetings(STATS_TIMEOUT_S)
-                self.synced.set()
+
+    async def _sync(self) -> None:
+        await self.changed()
+        await self._tokenizers.tried()
+        await self._suspects.greetings(STATS_TIMEOUT_S)
+        self.synced.set()
 
     def _note_change(self) -> None:
         self._change.set()
         self._change = asyncio.Event()
-
-    async def _load_tokenizer(self, worker: WorkerInfo) -> None:
-        if worker.model in self._tokenizers:
-            return
-        folder = self._model_path or Path(worker.model_path)
-        try:
-            self._tokenizers[worker.model] = await asyncio.to_thread(ModelTokenizer.load, folder)
-        except (OSError, ValueError) as error:
-            log.warning("no tokenizer model=%s folder=%s error=%s", worker.model, folder, error)
 
     def _update(self, workers: tuple[WorkerInfo, ...]) -> None:
         """Know these workers, and greet the new ones."""

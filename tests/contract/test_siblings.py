@@ -2,9 +2,10 @@
 
 import asyncio
 import gc
+import socket
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from frontend.turn.thoughts import Kept, Thoughts
 from frontend.turn.written import WrittenTurn
 from tests.clock import run_jumping
 from tests.generators import none_abandoned
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 MESSAGE = WrittenMessage(kind="text", text="Hello", token_ids=array("I", [200_005, 17]), is_first=True)
 TURN = WrittenTurn(messages=(MESSAGE,))
@@ -53,6 +54,12 @@ async def faulty(folder: Path, reply: Reply) -> AsyncIterator[Siblings]:
     server = await asyncio.start_unix_server(answer, folder / "1.sock")
     yield Siblings(folder, 0, 2)
     server.close()
+
+
+async def written(own: Siblings) -> list[asyncio.StreamWriter]:
+    """Its connections for entries, once there are any."""
+    await until(lambda: own._writers)  # noqa: SLF001  nothing else shows it
+    return list(own._writers.values())  # noqa: SLF001
 
 
 async def send(writer: asyncio.StreamWriter, *parts: wire.Answer) -> None:
@@ -282,6 +289,7 @@ def test_a_process_that_reads_nothing_misses_entries_in_the_end(
 ) -> None:
     assert siblings.MAX_UNSENT_BYTES == 16 << 20
     monkeypatch.setattr(siblings, "MAX_UNSENT_BYTES", 1 << 20)
+    monkeypatch.setattr(siblings, "HANG_UP_TIMEOUT_S", PATIENCE_S)
     entry = Kept("key", ("call_1",), "x" * 100_000)
     reads, ended = asyncio.Event(), asyncio.Event()
     num_bytes = 0
@@ -298,11 +306,51 @@ def test_a_process_that_reads_nothing_misses_entries_in_the_end(
         async with await asyncio.start_unix_server(answer, tmp_path / "1.sock"):
             async with process(tmp_path, 0) as (own, _, _):
                 own.share(entry)
-                await until(lambda: own._writers)  # noqa: SLF001  nothing else shows it
+                await written(own)
                 for _ in range(100):
                     own.share(entry)
                 reads.set()
             await ended.wait()  # it has hung up at its end
         assert 1 << 20 < num_bytes < 3 << 20
+
+    run_jumping(scenario())
+
+
+def test_a_process_that_reads_nothing_keeps_none_from_ending(tmp_path: Path) -> None:
+    entry = Kept("key", ("call_1",), "x" * 1_000_000)
+    ended = asyncio.Event()
+
+    async def freeze(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await ended.wait()
+        writer.close()
+
+    async def scenario() -> None:
+        async with await asyncio.start_unix_server(freeze, tmp_path / "1.sock"):
+            async with process(tmp_path, 0) as (own, _, _):
+                for _ in range(4):
+                    own.share(entry)
+                (told,) = await written(own)
+                assert told.transport.get_write_buffer_size() > 0
+            assert told.transport.get_write_buffer_size() == 0
+            ended.set()
+
+    run_jumping(scenario())
+
+
+def test_a_process_that_reads_no_answer_keeps_none_from_ending(tmp_path: Path) -> None:
+    """A question may come from one that is frozen before it has read the answer."""
+
+    def is_full(frozen: socket.socket) -> bool:
+        with suppress(BlockingIOError):
+            frozen.send(wire.frame(wire.Scrape()) * 1000)
+            return False
+        return True
+
+    async def scenario() -> None:
+        with socket.socket(socket.AF_UNIX) as frozen:
+            async with process(tmp_path, 0):
+                frozen.connect(str(tmp_path / "0.sock"))
+                frozen.setblocking(False)
+                await until(lambda: is_full(frozen))
 
     run_jumping(scenario())

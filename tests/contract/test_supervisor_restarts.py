@@ -72,3 +72,16 @@ def test_a_drain_starts_no_process_again(start: Start) -> None:
     supervised.wait_logged("process_ended")
     supervised.signal(signal.SIGTERM)
     assert supervised.wait() == 0
+
+
+def test_a_replacement_that_does_not_start_is_tried_again_while_the_other_serves(start: Start) -> None:
+    supervised = start(2, "replacements")
+    supervised.wait_logged("process_ready", 2)
+    index, _ = supervised.ask("exit 3")
+    other = supervised.ask()
+    supervised.wait_logged(f"process_ended process={index} status=5", 2)
+    supervised.wait_logged("process_ready", 3)
+    assert other in {supervised.ask() for _ in range(2)}
+    assert "draining" not in supervised.text()
+    supervised.signal(signal.SIGTERM)
+    assert supervised.wait() == 0

@@ -245,11 +245,102 @@ def test_a_tokenizer_is_loaded_once(caplog: pytest.LogCaptureFixture) -> None:
         async with fleet.keep_current():
             await until(lambda: fleet.models() == ["m"])
             registry.show(worker("d1"), worker("d2", model_path="/none"))
-            registry.show()  # seen when all that the one before asked for is done
-            await until(lambda: not fleet.health().instances)
+            await asyncio.sleep(10)  # time for what must not be loaded
+            assert len(fleet.health().instances) == 2
+
+    run_jumping(main())
+    assert "no tokenizer" not in caplog.text
+
+
+def test_a_tokenizer_that_appears_after_its_worker_is_loaded_then(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "late"
+    late = worker("d1", model="late", model_path=str(folder))
+
+    async def main() -> None:
+        alone = asyncio.all_tasks()
+        registry = Registry(late)
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await fleet.synced.wait()
+            with pytest.raises(
+                NoWorkers, match="tokenizer of 'late' could not be loaded yet; retry later"
+            ) as told:
+                fleet.served("late")
+            assert told.value.retry_after_s == 1
+            registry.show(late, worker("d2"))
+            await until(lambda: fleet.models() == ["m"])
+            await asyncio.sleep(10)  # time for several tries
+            folder.symlink_to(DEMO)
+            await until(lambda: fleet.models() == ["late", "m"])
+            assert fleet.served("late").name == "late"
+            registry.show(late, worker("d2"), worker("d3", model="none", model_path="/none"))
+            await until(lambda: "model=none" in caplog.text)
+        assert asyncio.all_tasks() == alone
+
+    run_jumping(main())
+    assert caplog.text.count("no tokenizer yet model=late") == 1
+
+
+def test_a_tokenizer_is_looked_for_while_a_worker_of_its_model_is_registered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folders: list[Path] = []
+
+    def missing(folder: Path) -> ModelTokenizer:
+        folders.append(folder)
+        raise OSError
+
+    monkeypatch.setattr(ModelTokenizer, "load", missing)
+
+    async def main() -> None:
+        registry = Registry(worker("d1", model_path="/a"), worker("p1", model_path="/a"))
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            await until(lambda: folders == [Path("/a")] * 3)
+            registry.show(worker("d2", model_path="/b"))
+            await until(lambda: folders[3:] == [Path("/b")] * 3)
+            registry.show()
+            await asyncio.sleep(10)  # time for what must not be tried
+            assert len(folders) == 6
+            registry.show(worker("d2", model_path="/b"))
+            await until(lambda: len(folders) == 7)
+
+    run_jumping(main())
+
+
+def test_a_tokenizer_that_loads_slowly_delays_no_other_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+    load = ModelTokenizer.load
+
+    def loaded(folder: Path) -> ModelTokenizer:
+        if folder == Path("/slow"):
+            goes_on.wait()
+        return load(DEMO)
+
+    monkeypatch.setattr(ModelTokenizer, "load", loaded)
+
+    async def main() -> None:
+        slow = worker("d1", model="slow", model_path="/slow")
+        registry = Registry(slow)
+        fleet = Fleet(registry, registry)
+        async with fleet.keep_current():
+            try:
+                await until(lambda: fleet.health().instances)
+                with pytest.raises(NoWorkers, match="tokenizer of 'slow' is still loading; retry later"):
+                    fleet.served("slow")
+                registry.show(slow, worker("d2"))
+                await until(lambda: fleet.models() == ["m"])
+                registry.show(slow, worker("d2"), worker("d3"))
+                await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+                assert not fleet.synced.is_set()
+            finally:
+                goes_on.set()
+            await fleet.synced.wait()
+            assert fleet.models() == ["m", "slow"]
 
     asyncio.run(main())
-    assert "no tokenizer" not in caplog.text
 
 
 @pytest.mark.parametrize("given", ["", "2026-02-03"])
