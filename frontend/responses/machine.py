@@ -10,6 +10,7 @@ import msgspec
 from frontend.harmony.conversation import Tool, ToolCall, ToolResult
 from frontend.responses.items import (
     FunctionCallItem,
+    ItemStatus,
     LocalShellAction,
     LocalShellCallItem,
     LocalShellOutputItem,
@@ -63,9 +64,13 @@ def machine_tool(kind: str, path: str) -> Tool | None:
     return Tool(name=kind, description=description, parameters=parameters, strict=True, path=path)
 
 
-def call_item(kind: str, call_id: str, arguments: str) -> MachineCallItem | FunctionCallItem:
-    """The call as an item of the tool's type, or as a function call if its arguments are invalid, which
-    happens only on engines without constrained decoding."""
+def call_item(
+    kind: str, call_id: str, arguments: str, *, is_cut: bool = False
+) -> MachineCallItem | FunctionCallItem:
+    """The call as an item of the tool's type; as a function call if it is cut, since a patch cannot be
+    incomplete, or if its arguments are invalid, which happens only without constrained decoding."""
+    if is_cut:
+        return _function_call(kind, call_id, arguments, "incomplete")
     try:
         match kind:
             case "local_shell":
@@ -78,9 +83,11 @@ def call_item(kind: str, call_id: str, arguments: str) -> MachineCallItem | Func
                 operation = msgspec.json.decode(arguments, type=PatchOperation)
                 return PatchCallItem(id=new_id("apc"), call_id=call_id, operation=operation)
     except (msgspec.DecodeError, RecursionError):
-        return FunctionCallItem(
-            id=new_id("fc"), call_id=call_id, name=kind, arguments=arguments, status="completed"
-        )
+        return _function_call(kind, call_id, arguments, "completed")
+
+
+def _function_call(kind: str, call_id: str, arguments: str, status: ItemStatus) -> FunctionCallItem:
+    return FunctionCallItem(id=new_id("fc"), call_id=call_id, name=kind, arguments=arguments, status=status)
 
 
 def call_of(item: MachineCallItem) -> ToolCall:

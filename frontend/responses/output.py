@@ -146,10 +146,10 @@ class OutputWriter:
         self.items.append(item)
         return self._open.begin(), self._open
 
-    def _end_machine_call(self, call: ToolCallStart) -> bytes:
-        """The events of a machine tool's call, which is output only when complete."""
+    def _end_machine_call(self, call: ToolCallStart, *, is_cut: bool) -> bytes:
+        """The events of a machine tool's call, which is output as a whole."""
         self._machine_call = None
-        item = call_item(call.name, call.call_id, "".join(self._machine_arguments))
+        item = call_item(call.name, call.call_id, "".join(self._machine_arguments), is_cut=is_cut)
         index = len(self.items)
         self.items.append(item)
         if self._writer is None:
@@ -158,8 +158,9 @@ class OutputWriter:
         return added + self._writer.event("response.output_item.done", output_index=index, item=item)
 
     def _end(self, delta: MessageEnd) -> bytes:
+        is_cut = not delta.complete and self._choice.is_cut
         if self._machine_call is not None:
-            return self._end_machine_call(self._machine_call)
+            return self._end_machine_call(self._machine_call, is_cut=is_cut)
         open_item = self._open
         if open_item is None:
             return b""
@@ -169,7 +170,6 @@ class OutputWriter:
             if self._shape.seal is not None:
                 open_item.item.encrypted_content = self._shape.seal.close(text)
         self._open = None
-        is_cut = not delta.complete and self._choice.is_cut
         return open_item.end("incomplete" if is_cut else "completed")
 
     def _logprobs_of(self, delta: TextDelta) -> list[ContentLogprob]:

@@ -120,6 +120,26 @@ def test_a_call_and_its_result_go_round_with_the_thought_between_them() -> None:
     assert said.index("Think.") < said.index('{"city":"Rome"}') < said.index("18 C")
 
 
+def test_several_texts_before_a_call_do_not_end_the_reasoning_before_them() -> None:
+    client = Client(ScriptedTokens(THINK + CALL))
+    thought, call = ask(client=client, tools=[TOOL], thinking=SHOWN).json["content"]
+    texts = [{"type": "text", "text": text} for text in ("First.", "Second.")]
+    later = call | {"id": "toolu_2"}
+    turns = [
+        *HI,
+        {"role": "assistant", "content": [thought, call]},
+        {"role": "user", "content": [NO_CALL | {"tool_use_id": call["id"], "content": "18 C"}]},
+        {"role": "assistant", "content": [*texts, later]},
+        {"role": "user", "content": [NO_CALL | {"tool_use_id": later["id"], "content": "19 C"}]},
+    ]
+    assert ask(client=client, tools=[TOOL], messages=turns).status == 200
+    said = TOKENIZER.decode(client.tokens.requests[-1].token_ids)
+    history = said.partition("userHi")[2]
+    assert "final" not in history
+    assert "analysisThink." in history
+    assert history.index("commentaryFirst.") < history.index("commentarySecond.") < history.index("19 C")
+
+
 def test_a_thought_with_its_signature_is_taken_back_and_a_changed_one_refused() -> None:
     client = Client(ScriptedTokens(THINK + CALL))
     thought, call = ask(client=client, tools=[TOOL], thinking=SHOWN).json["content"]

@@ -112,6 +112,30 @@ def test_what_does_not_fit_is_told_as_a_function_call() -> None:
 
 
 @pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.parametrize("num_missing_bytes", [0, 5])
+def test_a_call_cut_by_the_token_limit_is_an_incomplete_function_call(
+    kind: str, num_missing_bytes: int
+) -> None:
+    arguments = json.dumps(CALLS[kind][0])
+    told = arguments[: len(arguments) - num_missing_bytes]
+    limit = len(TOKENIZER.encode_text(answer(kind, told), allow_special=True)) - 1  # without its end
+    fields: Json = {"tools": [{"type": kind}], "max_output_tokens": limit}
+    body = respond(Client(ScriptedTokens(answer(kind, arguments))), **fields).json
+    Response.model_validate(body)
+    assert body["status"] == "incomplete"
+    called = body["output"][-1]
+    assert (called["type"], called["name"], called["arguments"], called["status"]) == (
+        "function_call",
+        kind,
+        told,
+        "incomplete",
+    )
+    events = respond(Client(ScriptedTokens(answer(kind, arguments))), **fields, stream=True).events
+    done = [e["item"] for e in events if e["type"] == "response.output_item.done"][-1]
+    assert (done["status"], done["arguments"]) == ("incomplete", told)
+
+
+@pytest.mark.parametrize("kind", CALLS)
 @pytest.mark.parametrize("is_allowed", [True, False])
 def test_a_tool_can_be_demanded_by_its_type(kind: str, is_allowed: bool) -> None:
     client = Client(ScriptedTokens(answer(kind, json.dumps(CALLS[kind][0]))))

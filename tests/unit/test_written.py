@@ -38,6 +38,8 @@ CALLS = [
     ' to=functions.f<|channel|>commentary json<|message|>{"a":  1}<|call|>',
     '<|channel|>analysis to=functions.f code<|message|>{ "a": 1 }<|call|>',
     NOW + " to=functions.f<|channel|>analysis<|message|>{}<|call|>",
+    NOW + NOW + " to=functions.f<|channel|>analysis<|message|>{}<|call|>",
+    NOW + THINK + NOW + " to=functions.f<|channel|>commentary<|message|>{}<|call|>",
 ]
 
 
@@ -92,20 +94,27 @@ def test_an_input_that_the_model_wrapped_in_json_comes_back_as_it_was() -> None:
     assert grown(client)
 
 
+@pytest.mark.parametrize("has_phase", [True, False])
 @pytest.mark.parametrize("call", CALLS)
-def test_a_response_goes_on_from_the_very_tokens(call: str) -> None:
+def test_a_response_goes_on_from_the_very_tokens(call: str, has_phase: bool) -> None:
     client = Client(ScriptedTokens(THINK + call))
     tools = [{"type": "function", "name": "f"}]
     output = post(client, "/v1/responses", {"input": [HI], "tools": tools}).json["output"]
+    if not has_phase:  # as older clients send it back
+        output = [{key: item[key] for key in item if key != "phase"} for item in output]
     result = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "ok"}
     post(client, "/v1/responses", {"input": [HI, *output, result], "tools": tools})
     assert grown(client)
 
 
+@pytest.mark.parametrize("shown", [{}, {"thinking": {"type": "enabled", "budget_tokens": 1024}}])
 @pytest.mark.parametrize("call", CALLS)
-def test_a_message_goes_on_from_the_very_tokens_though_its_json_is_written_anew(call: str) -> None:
+def test_a_message_goes_on_from_the_very_tokens_though_its_json_is_written_anew(
+    call: str, shown: Json
+) -> None:
     client = Client(ScriptedTokens(THINK + call))
-    body = {"max_tokens": 100, "tools": [{"name": "f", "input_schema": {"type": "object"}}]}
+    tools = [{"name": "f", "input_schema": {"type": "object"}}]
+    body = {"max_tokens": 1000, "tools": tools, **shown}
     content = post(client, "/v1/messages", {"messages": [HI], **body}).json["content"]
     result = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "ok"}
     said = [HI, {"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
