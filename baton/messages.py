@@ -87,8 +87,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
-    """Token counts of one choice: prompt, cached part of it, and generated (stop token included); the KV that
-    decode pulled for it, None if the engine does not tell.
+    """Token counts of one choice so far: prompt, cached part of it, and generated (stop token included); the
+    KV that decode pulled for it, None if the engine does not tell.
     """
 
     num_prompt_tokens: int
@@ -105,7 +105,8 @@ TokenId = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TokenChunk(msgspec.Struct, frozen=True, array_like=True, tag="t"):
-    """Tokens of one engine step. The last chunk of an answer has `finish_reason` and `usage`.
+    """Tokens of one engine step. The last chunk of an answer has `finish_reason` and `usage`; the first has
+    `usage` too, since not every answer is read to its end.
 
     A stop token that ended the answer is the last of `token_ids`. `logprobs` has one entry per token if the
     request asked for them; `prompt_logprobs` one per token of the prompt except the first.
@@ -160,6 +161,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     num_opening_tokens: int = 0
     local_prefill_tokens: int | None = None
     is_retry: bool = False
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """How many of `token_ids` no attempt has generated."""
+        return len(self.token_ids) - self.num_generated
 
 
 def after_handoff(request: GenerateRequest, handoff: KvHandoff) -> GenerateRequest:

@@ -264,4 +264,4 @@ def _merged(first: Reply, then: Reply) -> TokenChunk | None:
         return None
     if (first.logprobs, first.prompt_logprobs, then.logprobs, then.prompt_logprobs) != (None,) * 4:
         return None
-    return TokenChunk(first.token_ids + then.token_ids, then.finish_reason, then.usage)
+    return TokenChunk(first.token_ids + then.token_ids, then.finish_reason, then.usage or first.usage)

@@ -178,7 +178,7 @@ class RoutingMetrics:
         self._routes.labels(role.value, place).inc()
 
     def note_usage(self, usage: Usage) -> None:
-        """Record what the end of an answer tells about its request."""
+        """Record what the workers told about a request, once."""
         if usage.num_moved_bytes is not None:
             self._moved_bytes.observe(usage.num_moved_bytes)
 

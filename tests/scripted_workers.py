@@ -141,7 +141,7 @@ async def answer(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
     """Tokens 10, 11, 12, 13: as many as are missing."""
     for position in range(asked.num_generated, 4):
         last = position == 3
-        usage = Usage(2, 0, 4) if last else None
+        usage = Usage(2, 0, position + 1) if last or position == asked.num_generated else None
         yield TokenChunk((10 + position,), "length" if last else None, usage)
 
 

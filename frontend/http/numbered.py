@@ -50,10 +50,9 @@ class EventNumbers:
             if self._num_tokens == self._had[0] and self._checksum != self._had_checksum:
                 raise _changed()
             logprobs = chunk.logprobs and chunk.logprobs[i : i + 1]
-            if i + 1 == len(chunk.token_ids):
-                yield TokenChunk((token_id,), chunk.finish_reason, chunk.usage, logprobs)
-            else:
-                yield TokenChunk((token_id,), logprobs=logprobs)
+            finish_reason = chunk.finish_reason if i + 1 == len(chunk.token_ids) else None
+            usage = chunk.usage if i == 0 else None  # a stop string may end the answer at any token
+            yield TokenChunk((token_id,), finish_reason, usage, logprobs)
 
     def opening(self, events: bytes) -> bytes:
         """The stream's first events, which precede every token."""

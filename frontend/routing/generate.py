@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 
 import msgspec
@@ -80,7 +80,8 @@ class Generator:
         Raises a BatonError: NoWorkers, Overloaded, DeadlineExceeded, WorkerLost, ...
         """
         progress = Progress(request, self._fleet.num_token_ids(request.model))
-        async with self._admission(request.model).place(request, caller) as on_start:
+        place = self._admission(request.model).place(request, caller)
+        async with self._noting_usage(progress), place as on_start:
             while True:
                 await self._reach_broker(progress)
                 await self._find_worker(progress)
@@ -114,8 +115,17 @@ class Generator:
         if chunk.token_ids and max(chunk.token_ids) >= progress.num_ids:
             self._refuse(chunk.token_ids, progress)
         if chunk.usage is not None:
-            self._metrics.note_usage(chunk.usage)
+            progress.usage = chunk.usage
         return progress.take(chunk)
+
+    @asynccontextmanager
+    async def _noting_usage(self, progress: Progress) -> AsyncGenerator[None, None]:
+        """Record what workers told of a request, once it has ended or nobody reads on."""
+        try:
+            yield
+        finally:
+            if progress.usage is not None:
+                self._metrics.note_usage(progress.usage)
 
     def _refuse(self, token_ids: tuple[int, ...], progress: Progress) -> None:
         """Use the worker no more that sent these, which the model does not have. Raises WorkerLost."""

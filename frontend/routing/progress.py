@@ -18,7 +18,7 @@ from baton.errors import (
     WorkerLost,
     WorkerUnreached,
 )
-from baton.messages import GenerateRequest, TokenChunk, WorkerInfo
+from baton.messages import GenerateRequest, TokenChunk, Usage, WorkerInfo
 
 MAX_ATTEMPTS = 4
 """A request that makes engines fail takes at most so many with it."""
@@ -34,13 +34,14 @@ _BLAMELESS = BrokerLost | NoWorkers | NotResumable | WorkerUnreached
 
 class Progress:
     """The state of one request across its attempts. `error` is how the last one ended; `num_ids` is how many
-    token ids the model has.
+    token ids the model has; `usage` is the latest that a worker told.
     """
 
     def __init__(self, request: GenerateRequest, num_ids: float) -> None:
         self.request = request
         self.num_ids = num_ids
         self.token_ids: list[int] = []
+        self.usage: Usage | None = None
         self.asked: list[WorkerInfo] = []
         self.prefill: WorkerInfo | None = None
         self.avoided: set[str] = set()

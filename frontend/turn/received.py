@@ -26,10 +26,11 @@ class ReceivedTokens:
         self.num_tokens += len(token_ids)
         if self.logprobs is not None:
             self.logprobs += chunk.logprobs or ()
+        if chunk.usage is not None:
+            self.num_cached_tokens = chunk.usage.num_cached_tokens
         if chunk.finish_reason is None:
             return token_ids
         self.prompt_logprobs = chunk.prompt_logprobs or ()
         self.finish_reason = chunk.finish_reason
-        self.num_cached_tokens = chunk.usage.num_cached_tokens if chunk.usage else 0
         is_cut = chunk.finish_reason == "stop" and token_ids and token_ids[-1] in self._cut_ids
         return token_ids[:-1] if is_cut else token_ids

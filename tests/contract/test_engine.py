@@ -250,9 +250,16 @@ def is_positional(engine: Engine) -> bool:
 
 
 def tokens(answer: list[TokenChunk]) -> list[int]:
-    """The token ids; checks that only the last chunk has a finish reason."""
+    """The token ids; checks that only the last chunk has a finish reason, and what tells of the prompt."""
     assert [chunk.finish_reason is not None for chunk in answer] == [False] * (len(answer) - 1) + [True]
-    assert [chunk.usage is not None for chunk in answer] == [False] * (len(answer) - 1) + [True]
+    first, last = answer[0].usage, answer[-1].usage
+    assert first is not None
+    assert last is not None
+    assert (first.num_prompt_tokens, first.num_cached_tokens) == (
+        last.num_prompt_tokens,
+        last.num_cached_tokens,
+    )
+    assert sum(chunk.usage is not None for chunk in answer) <= 3  # prefill's, decode's first and last
     return [token_id for chunk in answer for token_id in chunk.token_ids]
 
 

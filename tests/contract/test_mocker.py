@@ -126,6 +126,8 @@ def test_prefills_first_token_may_be_sent_before_the_kv_moves() -> None:
                 assert await anext(replies, None) is None
             told = [handoff.first_chunk, *rest]
             assert [chunk.token_ids for chunk in told] == [chunk.token_ids for chunk in alone]
+            told_first = [chunk.usage for chunk in (handoff.first_chunk, rest[0])]
+            assert told_first == [Usage(20, 16, 1), Usage(20, 16, 2, 16)]
             assert rest[-1].usage == Usage(20, 16, len(alone), 16)
 
     run_jumping(main())

@@ -101,11 +101,11 @@ def test_an_answer_comes_token_by_token_and_its_end_has_the_counts() -> None:
             scored = sequence(2, 2)
             scored.prompt_logprobs.append(LOGPROB)
             assert await chunks(steps.open(REQUEST, scored)) == [
-                TokenChunk((7,), None, None, (LOGPROB,), None),
+                TokenChunk((7,), None, Usage(2, 0, 1, 0), (LOGPROB,), None),
                 TokenChunk((7,), "length", Usage(2, 0, 2, 0), (LOGPROB,), (LOGPROB,)),
             ]
         assert plain == [
-            TokenChunk((7,), None, None, None, None),
+            TokenChunk((7,), None, Usage(20, 0, 1, 0), None, None),
             TokenChunk((7,), None, None, None, None),
             TokenChunk((7,), "length", Usage(20, 0, 3, 0), None, None),
         ]

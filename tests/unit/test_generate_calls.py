@@ -149,14 +149,50 @@ def test_the_kv_that_moved_for_an_answer_is_counted_once(
     num_moved_bytes: int | None, num_observed: int
 ) -> None:
     async def telling(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        yield TokenChunk((10,))
+        yield TokenChunk((10,), None, Usage(2, 0, 1, num_moved_bytes))
         yield TokenChunk((11,), "stop", Usage(2, 0, 2, num_moved_bytes))
 
     fleet = ScriptedWorkers(p1=hand_off, d1=telling)
     assert asyncio.run(generate(fleet)) == [10, 11]
+    assert moved(fleet) == (num_observed, num_moved_bytes or 0)
+
+
+def moved(fleet: ScriptedWorkers) -> tuple[float | None, float | None]:
+    """(requests whose moved KV is counted, its bytes)."""
     sample = fleet.metrics.registry.get_sample_value
-    assert sample("baton_request_moved_kv_bytes_count") == num_observed
-    assert sample("baton_request_moved_kv_bytes_sum") == (num_moved_bytes or 0)
+    return sample("baton_request_moved_kv_bytes_count"), sample("baton_request_moved_kv_bytes_sum")
+
+
+def test_the_kv_that_moved_is_counted_though_the_answer_is_not_read_to_its_end() -> None:
+    async def telling(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        yield TokenChunk((10,), None, Usage(2, 0, 1, 4096))
+        await asyncio.Event().wait()
+
+    fleet = ScriptedWorkers(p1=hand_off, d1=telling)
+
+    async def main() -> None:
+        async with (
+            generator_over(fleet) as generator,
+            aclosing(generator.generate(request())) as chunks,
+        ):
+            assert (await anext(chunks)).token_ids == (10,)
+
+    asyncio.run(main())
+    assert moved(fleet) == (1, 4096)
+
+
+def test_of_a_retried_request_the_last_attempts_kv_is_counted() -> None:
+    async def dying(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        yield TokenChunk((10,), None, Usage(2, 0, 1, 4096))
+        raise WorkerLost("gone")
+
+    async def ending(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        yield TokenChunk((11,), None, Usage(2, 2, 2, 512))
+        yield TokenChunk((12,), "stop", Usage(2, 2, 3, 512))
+
+    fleet = ScriptedWorkers(p1=hand_off, d1=dying, d2=ending)
+    assert asyncio.run(generate(fleet)) == [10, 11, 12]
+    assert moved(fleet) == (1, 512)
 
 
 def test_the_last_worker_that_a_request_loses_gets_no_other_request() -> None:

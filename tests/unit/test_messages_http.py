@@ -96,6 +96,25 @@ def test_text_and_its_usage_are_given_and_thoughts_only_if_asked_for() -> None:
     assert usage["output_tokens"] == len(TOKENIZER.encode_text(ANSWER, allow_special=True))
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("text", "ended"),
+    [
+        (ANSWER, {"stop_sequences": ["wör"]}),
+        (CALL * 2, {"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}),
+    ],
+)
+def test_an_answer_that_is_not_read_to_its_end_tells_what_was_cached(
+    text: str, ended: Json, stream: bool
+) -> None:
+    client = Client(ScriptedTokens(text, tokens_per_chunk=2))
+    reply = ask(client=client, stream=stream, **ended)
+    usage = gathered(reply)["usage"] if stream else reply.json["usage"]
+    assert usage["output_tokens"] < len(TOKENIZER.encode_text(text, allow_special=True))
+    assert usage["cache_read_input_tokens"] == 2
+    assert usage["input_tokens"] == len(client.tokens.requests[0].token_ids) - 2
+
+
 def test_a_call_and_its_result_go_round_with_the_thought_between_them() -> None:
     client = Client(ScriptedTokens(THINK + CALL))
     message = ask(client=client, tools=[TOOL]).json

@@ -66,9 +66,10 @@ def test_a_stop_text_ends_the_answer_at_the_same_token_however_tokens_come_toget
         "stop": ["def"],
         "stream_options": {"include_usage": True},
     }
-    assert events(streamed("/v1/completions", tokens_per_chunk=1, **fields)) == events(
-        streamed("/v1/completions", tokens_per_chunk=30, **fields)
-    )
+    one = streamed("/v1/completions", tokens_per_chunk=1, **fields)
+    assert one.events[-2]["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    for num in (30, 1000):
+        assert events(streamed("/v1/completions", tokens_per_chunk=num, **fields)) == events(one)
 
 
 def test_an_answer_is_the_same_for_the_same_key_only() -> None:

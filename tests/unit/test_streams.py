@@ -65,6 +65,7 @@ def test_a_slow_consumer_holds_one_window_and_stops_no_other() -> None:
 
 PLAIN, OTHER = TokenChunk(token_ids=(1,)), TokenChunk(token_ids=(2, 3))
 LAST = TokenChunk(token_ids=(4,), finish_reason="stop", usage=Usage(1, 0, 5))
+BEGUN = TokenChunk(token_ids=(4,), usage=Usage(1, 1, 1))
 SCORED = TokenChunk(token_ids=(5,), logprobs=(TokenLogprob(5, -0.5),))
 FIRST = TokenChunk(token_ids=(6,), prompt_logprobs=(TokenLogprob(6, -0.5),))
 STATS = WorkerStats(num_running=1)
@@ -75,6 +76,8 @@ STATS = WorkerStats(num_running=1)
     [
         ([PLAIN, OTHER, PLAIN], [TokenChunk(token_ids=(1, 2, 3, 1))]),
         ([PLAIN, LAST], [msgspec.structs.replace(LAST, token_ids=(1, 4))]),
+        ([BEGUN, PLAIN, OTHER], [msgspec.structs.replace(BEGUN, token_ids=(4, 1, 2, 3))]),
+        ([BEGUN, PLAIN, LAST], [msgspec.structs.replace(LAST, token_ids=(4, 1, 4))]),
         ([LAST, PLAIN], [LAST, PLAIN]),
         ([PLAIN, SCORED, PLAIN, OTHER], [PLAIN, SCORED, TokenChunk(token_ids=(1, 2, 3))]),
         ([FIRST, PLAIN], [FIRST, PLAIN]),

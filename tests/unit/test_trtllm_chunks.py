@@ -21,7 +21,7 @@ def test_a_stop_token_that_the_build_leaves_out_is_added() -> None:
     assert (chunk.token_ids, chunk.finish_reason) == ((1, 9), "stop")
 
 
-def test_each_chunk_has_the_new_tokens_and_the_last_one_the_usage() -> None:
+def test_each_chunk_has_the_new_tokens_and_the_first_and_last_the_usage() -> None:
     request = replace(a_request(), num_generated=1)
     result: Any = SimpleNamespace(cached_tokens=2)
     call = Call(request, result, deadline=0.0)
@@ -30,7 +30,7 @@ def test_each_chunk_has_the_new_tokens_and_the_last_one_the_usage() -> None:
         output: Any = SimpleNamespace(finish_reason=reason, token_ids=[*token_ids], logprobs=None)
         return call.chunk(output)
 
-    assert chunk(None, 5) == TokenChunk((5,))
+    assert chunk(None, 5) == TokenChunk((5,), None, Usage(2, 2, 2))
     assert chunk(None, 5, 6) == TokenChunk((6,))
     assert chunk("length", 5, 6, 7, 8) == TokenChunk((7, 8), "length", Usage(2, 2, 5))
 
@@ -59,4 +59,5 @@ def test_an_answer_that_did_not_end_by_itself_is_an_error(reason: str, told: typ
 def test_an_answer_that_the_engine_calls_unfinished_goes_on() -> None:
     result: Any = SimpleNamespace(cached_tokens=0)
     output: Any = SimpleNamespace(finish_reason="not_finished", token_ids=[5], logprobs=None)
-    assert Call(a_request(), result, deadline=0.0).chunk(output) == TokenChunk((5,))
+    chunk = Call(a_request(), result, deadline=0.0).chunk(output)
+    assert (chunk.token_ids, chunk.finish_reason) == ((5,), None)

@@ -162,11 +162,12 @@ def output(reason: str | None = None, **given: Any) -> RequestOutput:
     return RequestOutput("r", [CompletionOutput(0, "", finish_reason=reason, **told)], bool(reason), 4)
 
 
-def test_the_last_output_tells_usage_over_all_attempts() -> None:
+def test_the_first_and_the_last_output_tell_usage_over_all_attempts() -> None:
     chunker = Chunker(ask(num_generated=2))
-
+    assert chunker.chunk(output(token_ids=[])).usage == Usage(3, 3, 2)  # which is not sent on
+    assert chunker.chunk(output()).usage == Usage(3, 3, 4)
     assert chunker.chunk(output()).usage is None
-    assert chunker.chunk(output("stop")).usage == Usage(3, 3, 6)
+    assert chunker.chunk(output("stop")).usage == Usage(3, 3, 8)
 
 
 def test_a_count_of_cached_tokens_that_vllm_leaves_out_is_none() -> None:

@@ -93,9 +93,10 @@ class MockerEngine:
             self._held.hold(request.token_ids, request.cache_salt)
             answer = self._answer(request)
             if request.num_generated + 1 >= answer.num_tokens:
-                yield self._last_chunk(request, answer, (num_cached, 0))
+                yield self._last_chunk(answer, _usage(request, (num_cached, 0), answer.num_tokens))
                 return
-            first = TokenChunk((answer.token(request.num_generated),))
+            usage = _usage(request, (num_cached, None), request.num_generated + 1)
+            first = TokenChunk((answer.token(request.num_generated),), None, usage)
             ticket = self._transceiver.offer(host_memory(_kv(request.token_ids)))
             ttl_s = min(self._settings.handoff_ttl_s, deadline - asyncio.get_running_loop().time())
             self._figures["num_handoffs"] += 1
@@ -105,7 +106,7 @@ class MockerEngine:
                     worker_id=self._worker_id,
                     incarnation=self._incarnation,
                     first_token=first.token_ids[0],
-                    num_prompt_tokens=_num_prompt_tokens(request),
+                    num_prompt_tokens=request.num_prompt_tokens,
                     ttl_s=ttl_s,
                     engine_state=msgspec.msgpack.encode(_Offered(ticket, num_cached)),
                     first_chunk=first if self._settings.prefill_sends_first else None,
@@ -129,17 +130,19 @@ class MockerEngine:
             held = self._held.hold(request.token_ids, request.cache_salt)
             answer = self._answer(request)
             loop, generated = asyncio.get_running_loop(), []
+            usage: Usage | None = _usage(request, told, request.num_generated + 1)
             for token_id in answer.tokens(request.num_generated, answer.num_tokens - 1):
                 self._figures["num_generated_tokens"] += 1
                 generated.append(token_id)
-                yield TokenChunk((token_id,))
+                yield TokenChunk((token_id,), None, usage)
+                usage = None  # only of the first chunk and the last
                 await self._next_step(loop)
                 if not self._is_running:
                     raise WorkerLost("The worker is stopping.")
                 if loop.time() > deadline:
                     raise DeadlineExceeded
             self._held.extend(held, generated)  # the last token has no KV yet
-            yield self._last_chunk(request, answer, told)
+            yield self._last_chunk(answer, _usage(request, told, answer.num_tokens))
 
     def num_lacking_tokens(self, request: GenerateRequest) -> int:
         """See `Engine.num_lacking_tokens`; exact."""
@@ -199,7 +202,7 @@ class MockerEngine:
         num_held = self._num_held(request)
         num_lacking = len(request.token_ids) - num_held
         if self._settings.prompt_log is not None:
-            log_prompt(Path(self._settings.prompt_log), request.token_ids[: _num_prompt_tokens(request)])
+            log_prompt(Path(self._settings.prompt_log), request.token_ids[: request.num_prompt_tokens])
         await _within(deadline, asyncio.sleep(num_lacking / self._settings.prefill_tokens_per_s))
         self._figures["num_prompt_tokens"] += num_lacking
         self._figures["num_cached_tokens"] += num_held
@@ -224,14 +227,14 @@ class MockerEngine:
         await asyncio.sleep(self._settings.kv_transfer_ms / 1e3)  # as long as a real transfer
         if offered.ticket.num_bytes == len(_kv(prompt)):
             await self._transceiver.pull(offered.ticket, host_memory(pulled), left_s)
-        if pulled != expected or handoff.num_prompt_tokens != _num_prompt_tokens(request):
+        if pulled != expected or handoff.num_prompt_tokens != request.num_prompt_tokens:
             raise HandoffFailed("The handoff is for another prompt.")
         self._figures["num_handoffs"] += 1
         self._figures["kv_moved_bytes"] += len(pulled)
         return offered.num_cached_tokens, len(pulled)
 
     def _answer(self, request: GenerateRequest) -> PlannedAnswer:
-        num_prompt = _num_prompt_tokens(request)
+        num_prompt = request.num_prompt_tokens
         limit = min(request.sampling.max_tokens, self._settings.max_seq_len - num_prompt)
         scripted = () if self._script is None else self._script.answer(request.token_ids[:num_prompt])
         if scripted:
@@ -240,13 +243,8 @@ class MockerEngine:
         start = int.from_bytes(_checksum(request), "big") + request.sampling.choice
         return PlannedAnswer(self._header, self._words, start, limit, "length")
 
-    def _last_chunk(
-        self, request: GenerateRequest, answer: PlannedAnswer, told: tuple[int, int]
-    ) -> TokenChunk:
-        """`told`: cached tokens, moved bytes."""
+    def _last_chunk(self, answer: PlannedAnswer, usage: Usage) -> TokenChunk:
         self._figures["num_generated_tokens"] += 1
-        num_prompt = _num_prompt_tokens(request)
-        usage = Usage(num_prompt, min(told[0], num_prompt), answer.num_tokens, told[1])
         return TokenChunk((answer.token(answer.num_tokens - 1),), answer.finish_reason, usage)
 
     def _next_step(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
@@ -286,8 +284,9 @@ def _check_form(form: Guided | None) -> None:
     )
 
 
-def _num_prompt_tokens(request: GenerateRequest) -> int:
-    return len(request.token_ids) - request.num_generated
+def _usage(request: GenerateRequest, told: tuple[int, int | None], num_tokens: int) -> Usage:
+    """`told`: cached tokens, moved bytes."""
+    return Usage(request.num_prompt_tokens, min(told[0], request.num_prompt_tokens), num_tokens, told[1])
 
 
 def _kv(token_ids: Sequence[int]) -> bytearray:
@@ -296,5 +295,5 @@ def _kv(token_ids: Sequence[int]) -> bytearray:
 
 def _checksum(request: GenerateRequest) -> bytes:
     """Four bytes determined by the prompt, without generated tokens."""
-    num_tokens = _num_prompt_tokens(request)
+    num_tokens = request.num_prompt_tokens
     return zlib.crc32(repr((num_tokens, request.token_ids[: min(8, num_tokens)])).encode()).to_bytes(4, "big")

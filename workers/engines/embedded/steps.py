@@ -143,7 +143,7 @@ class StepLoop:
     def _deliver(self, call: Call, token: Sampled, reason: FinishReason | None) -> None:
         sequence = call.sequence
         usage = None
-        if reason is not None:
+        if reason is not None or sequence.num_generated == call.request.num_generated + 1:  # the first
             usage = Usage(
                 sequence.num_prompt,
                 min(sequence.num_cached, sequence.num_prompt),

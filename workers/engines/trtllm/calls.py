@@ -106,8 +106,10 @@ class Call:
         if reason == "stop":
             token_ids = self._with_stop_token(token_ids, output)
         logprobs = self._logprobs(token_ids, output)
+        is_first = self.cursor == 0
         self.cursor += len(token_ids)
-        return TokenChunk(tuple(token_ids), reason, self._usage() if reason else None, logprobs)
+        usage = self._usage() if reason or is_first else None
+        return TokenChunk(tuple(token_ids), reason, usage, logprobs)
 
     def ends_with_stop_token(self, output: Completion) -> bool:
         """Whether a stop token ended the answer. TensorRT-LLM checks max_tokens before stop tokens other than
@@ -133,12 +135,11 @@ class Call:
         return token_logprobs(token_ids, told, num_top)
 
     def _usage(self) -> Usage:
-        num_generated = self.request.num_generated
         num_cached = self.num_cached_tokens
         return Usage(
-            len(self.request.token_ids) - num_generated,
+            self.request.num_prompt_tokens,
             num_cached if num_cached is not None else self.result.cached_tokens,
-            num_generated + self.cursor,
+            self.request.num_generated + self.cursor,
         )
 
 

@@ -19,17 +19,18 @@ class Chunker:
         """The chunk of this output. Raises the error of a failed finish reason."""
         (output,) = result.outputs
         reason = self._finish_reason(output)
+        has_begun = self._has_begun
         self._num_generated += len(output.token_ids)
         self._note_prompt(result)
-        usage = scored = None
-        if reason is not None:
-            num_prompt = len(self._request.token_ids) - self._request.num_generated
-            num_cached = self._num_cached_tokens
-            if num_cached is None:
-                num_cached = result.num_cached_tokens or 0
-            usage = Usage(num_prompt, min(num_cached, num_prompt), self._num_generated)
-            scored = self._prompt_logprobs
+        usage = self._usage(result) if reason is not None or not has_begun else None
+        scored = self._prompt_logprobs if reason is not None else None
         return TokenChunk(tuple(output.token_ids), reason, usage, self._logprobs(output), scored)
+
+    def _usage(self, result: Result) -> Usage:
+        num_prompt, num_cached = self._request.num_prompt_tokens, self._num_cached_tokens
+        if num_cached is None:
+            num_cached = result.num_cached_tokens or 0
+        return Usage(num_prompt, min(num_cached, num_prompt), self._num_generated)
 
     def _note_prompt(self, result: Result) -> None:
         num_top = self._request.sampling.prompt_logprobs

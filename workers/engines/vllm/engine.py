@@ -235,7 +235,7 @@ class VllmEngine:
             first_token=result.outputs[0].token_ids[0],
             num_cached_tokens=result.num_cached_tokens or 0,
             ttl_s=self._ttl_s(call),
-            first_chunk=TokenChunk(first.token_ids, logprobs=first.logprobs) if goes_on else None,
+            first_chunk=TokenChunk(first.token_ids, None, first.usage, first.logprobs) if goes_on else None,
         )
 
     async def _stay_pinned(self, call: Call) -> None:
