@@ -31,7 +31,8 @@ CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $((NUM_GPUS - 1)))}
 . launch/trtllm.sh
 
 tp=$(gpus_each "$CUDA_VISIBLE_DEVICES" 1)
-read -ra flags <<<"${FLAGS---tensor-parallel-size $tp --expert-parallel-size $tp} ${EXTRA_FLAGS:-}"
+# Flags may stand on several lines.
+read -rd "" -a flags <<<"${FLAGS---tensor-parallel-size $tp --expert-parallel-size $tp} ${EXTRA_FLAGS:-}" || true
 
 prepare --engine-args "$ENGINE_ARGS" --gpus "$CUDA_VISIBLE_DEVICES" --flags="${flags[*]}"
 start_frontend

@@ -28,8 +28,9 @@ PREFILL_FLAGS=${PREFILL_FLAGS---max-num-tokens 20000 --max-batch-size 32 --free-
     --tensor-parallel-size $prefill_tp --expert-parallel-size $prefill_tp}
 DECODE_FLAGS=${DECODE_FLAGS---max-num-tokens 16384 --free-gpu-memory-fraction 0.9 \
     --tensor-parallel-size $decode_tp --expert-parallel-size $decode_tp}
-read -ra prefill_flags <<<"$PREFILL_FLAGS ${PREFILL_EXTRA_FLAGS:-}"
-read -ra decode_flags <<<"$DECODE_FLAGS ${DECODE_EXTRA_FLAGS:-}"
+# Flags may stand on several lines.
+read -rd "" -a prefill_flags <<<"$PREFILL_FLAGS ${PREFILL_EXTRA_FLAGS:-}" || true
+read -rd "" -a decode_flags <<<"$DECODE_FLAGS ${DECODE_EXTRA_FLAGS:-}" || true
 
 prepare --prefill-engine-args "$PREFILL_ENGINE_ARGS" --decode-engine-args "$DECODE_ENGINE_ARGS" \
     --prefill-gpus "$(shares "$PREFILL_CUDA_VISIBLE_DEVICES" "$NUM_PREFILL")" \

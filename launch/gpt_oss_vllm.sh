@@ -35,7 +35,8 @@ ENGINE_ARGS=${ENGINE_ARGS:-$configs/agg.yaml}
 
 if [[ -n $agg ]]; then
     tp=$(gpus_each "$CUDA_VISIBLE_DEVICES" "$NUM_AGG")
-    read -ra flags <<<"--tensor-parallel-size $tp ${FLAGS:-}"
+    # Flags may stand on several lines.
+    read -rd "" -a flags <<<"--tensor-parallel-size $tp ${FLAGS:-}" || true
     prepare --engine-args "$ENGINE_ARGS" --gpus "$(shares "$CUDA_VISIBLE_DEVICES" "$NUM_AGG")" --flags "${flags[*]}"
     start_frontend
     start_workers agg "$NUM_AGG" "$CUDA_VISIBLE_DEVICES" "$ENGINE_ARGS" "${flags[@]}"
@@ -43,8 +44,8 @@ if [[ -n $agg ]]; then
 fi
 prefill_tp=$(gpus_each "$PREFILL_CUDA_VISIBLE_DEVICES" "$NUM_PREFILL")
 decode_tp=$(gpus_each "$DECODE_CUDA_VISIBLE_DEVICES" "$NUM_DECODE")
-read -ra prefill_flags <<<"--tensor-parallel-size $prefill_tp ${PREFILL_FLAGS:-}"
-read -ra decode_flags <<<"--tensor-parallel-size $decode_tp ${DECODE_FLAGS:-}"
+read -rd "" -a prefill_flags <<<"--tensor-parallel-size $prefill_tp ${PREFILL_FLAGS:-}" || true
+read -rd "" -a decode_flags <<<"--tensor-parallel-size $decode_tp ${DECODE_FLAGS:-}" || true
 prepare --prefill-engine-args "$PREFILL_ENGINE_ARGS" --decode-engine-args "$DECODE_ENGINE_ARGS" \
     --prefill-gpus "$(shares "$PREFILL_CUDA_VISIBLE_DEVICES" "$NUM_PREFILL")" --prefill-flags "${prefill_flags[*]}" \
     --decode-gpus "$(shares "$DECODE_CUDA_VISIBLE_DEVICES" "$NUM_DECODE")" --decode-flags "${decode_flags[*]}"

@@ -65,7 +65,8 @@ wait_until_ready() { # wait_until_ready NUM_PREFILL NUM_DECODE
     while ((SECONDS - begin < START_TIMEOUT_S)); do
         check_alive
         seen=$("$PYTHON" -m baton status --url "$url" --brief 2>/dev/null) || seen=${seen:-frontend starting}
-        if [[ $seen == "$1 prefill, $2 decode" ]]; then
+        # Others may have workers in the same registry.
+        if [[ $seen =~ ^([0-9]+)" prefill, "([0-9]+)" decode" ]] && ((BASH_REMATCH[1] >= $1 && BASH_REMATCH[2] >= $2)); then
             echo "ready: $url ($seen)"
             echo "try:   curl -s $url/v1/chat/completions -H 'Content-Type: application/json'" \
                 ${BATON_API_KEYS_FILE:+"-H \"Authorization: Bearer \$KEY\""} \

@@ -61,6 +61,15 @@ def test_a_slow_nats_server_is_waited_for(launches: list[Launch], tmp_path: Path
     assert "(1 prefill, 1 decode)" in launch.read_until("ready:")
 
 
+def test_a_registry_with_other_workers_is_shared(
+    launches: list[Launch], tmp_path: Path, own_etcd: str, nats_server: str
+) -> None:
+    for name, num in (("first", 1), ("second", 2)):
+        launch = Launch(tmp_path / name, "--cluster", ETCD_ENDPOINTS=own_etcd, NATS_SERVER=nats_server)
+        launches.append(launch)
+        assert f"({num} prefill, {num} decode)" in launch.read_until("ready:")
+
+
 def test_a_process_that_dies_later_ends_the_run_with_its_last_lines(
     launches: list[Launch], tmp_path: Path
 ) -> None:

@@ -164,13 +164,15 @@ def _listens(port: int) -> bool:
 
 
 def test_the_doctor_gets_each_workers_gpus_and_flags() -> None:
-    lines = dry_run("gpt_oss_disagg.sh", NUM_DECODE="2", DECODE_EXTRA_FLAGS="--max-seq-len 4096")
+    on_two_lines = "--max-seq-len 4096\n--max-batch-size 8"
+    lines = dry_run("gpt_oss_disagg.sh", NUM_DECODE="2", DECODE_EXTRA_FLAGS=on_two_lines)
 
     (doctor,) = (shlex.split(line) for line in lines if " -m baton doctor " in line)
     assert doctor[doctor.index("--decode-gpus") + 1] == "4,5;6,7"
     (flags,) = (word for word in doctor if word.startswith("--decode-flags="))
     for worker in (line for line in lines if "--disaggregation-mode decode" in line):
         assert worker.removesuffix(" &").endswith(flags.removeprefix("--decode-flags="))
+        assert worker.removesuffix(" &").endswith("--max-seq-len 4096 --max-batch-size 8")
 
 
 @pytest.mark.parametrize("arguments", [["20b"], ["--agg"]])
