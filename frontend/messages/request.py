@@ -1,5 +1,6 @@
 """Converts a Messages body into a TurnRequest."""
 
+import re
 from collections.abc import Iterator
 from itertools import chain
 
@@ -28,6 +29,8 @@ from frontend.turn.seal import Changed, Seal
 # Thinking budgets, in tokens, up to which the effort is low or medium.
 _LOW_BUDGET = 2048
 _MEDIUM_BUDGET = 12_000
+# Claude Code's first line for Anthropic. It has a new checksum in every request, so no cached KV would be found.
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 # Other blocks come from Anthropic's servers, and may have an object as `content` or a string as `source`.
 _OF_CLIENTS = frozenset(
     {"text", "image", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result"}
@@ -67,7 +70,8 @@ class Reading:
 
     def _conversation(self) -> Conversation:
         body = self._body
-        instructions = [Instructions(self._text(body.system, "system"))] if body.system else []
+        system = _BILLING.sub("", self._text(body.system or "", "system"), count=1)
+        instructions = [Instructions(system)] if system else []
         is_off = body.tool_choice is not None and body.tool_choice.type == "none"
         return Conversation(
             turns=(*instructions, *joined(self._turns())),

@@ -319,3 +319,23 @@ def test_fields_for_anthropics_servers_are_accepted_and_unknown_ones_named() -> 
         inner |= {"type": "adaptive"} if name == "thinking" else {}
         _, unknown = decode(json.dumps(given | {name: inner | {"odd": 1}}).encode(), MessagesBody)
         assert unknown == (f"{name}.odd",)
+
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1.177; cc_entrypoint=cli; cch=36ee5;"
+
+
+@pytest.mark.parametrize(
+    ("system", "turns"),
+    [
+        ([BILLING, "You are an agent."], (Instructions("You are an agent."), UserTurn("Hi"))),
+        (f"{BILLING}\n\nYou are an agent.", (Instructions("You are an agent."), UserTurn("Hi"))),
+        ([BILLING], (UserTurn("Hi"),)),
+        (f"See {BILLING}", (Instructions(f"See {BILLING}"), UserTurn("Hi"))),
+        (["A", f"{BILLING}\nB"], (Instructions(f"A\n\n{BILLING}\nB"), UserTurn("Hi"))),
+    ],
+)
+def test_a_line_for_anthropics_billing_is_no_instruction(
+    system: str | list[str], turns: tuple[object, ...]
+) -> None:
+    parts = [{"type": "text", "text": text} for text in system] if isinstance(system, list) else system
+    assert talk(HI, system=parts).turns == turns
