@@ -29,7 +29,7 @@ from frontend.turn.seal import Changed, Seal
 # Thinking budgets, in tokens, up to which the effort is low or medium.
 _LOW_BUDGET = 2048
 _MEDIUM_BUDGET = 12_000
-# Claude Code's first line for Anthropic. It has a new checksum in every request, so no cached KV would be found.
+# Claude Code's first line, for Anthropic, has a new checksum in each request: no cached KV would be found.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 # Other blocks come from Anthropic's servers, and may have an object as `content` or a string as `source`.
 _OF_CLIENTS = frozenset(
