@@ -173,7 +173,10 @@ def _tools_section(conversation: Conversation) -> str:
         _check_name(tool, names)
         names.add(tool.called)
     sections = ["# Tools"]
-    for namespace in (Namespace(name=FUNCTIONS), *conversation.namespaces):
+    namespaces = {FUNCTIONS: Namespace(name=FUNCTIONS)}
+    for namespace in conversation.namespaces:  # some clients name `functions`, too, or one twice
+        namespaces.setdefault(namespace.name, namespace)
+    for namespace in namespaces.values():
         tools = [tool for tool in conversation.tools if tool.namespace == namespace.name]
         if tools:
             sections.append(_namespace_section(namespace, tools))

@@ -244,6 +244,21 @@ def test_a_namespace_without_tools_is_not_shown() -> None:
     assert [line for line in prompt.splitlines() if line.startswith("## ")] == ["## agents"]
 
 
+def test_a_namespace_that_is_given_twice_is_shown_once() -> None:
+    tools = (Tool(name="f"), Tool(name="g", namespace="m"), Tool(name="h", namespace="m"))
+    names = ("functions", "m", "m")
+    namespaces = tuple(Namespace(name=name, description=f"{name}{i}") for i, name in enumerate(names))
+    prompt = spelled(render(Conversation(turns=(), tools=tools, namespaces=namespaces)))
+    assert [line for line in prompt.splitlines() if line.startswith(("## ", "type ", "// m"))] == [
+        "## functions",
+        "type f = () => any;",
+        "## m",
+        "// m1",
+        "type g = () => any;",
+        "type h = () => any;",
+    ]
+
+
 def test_a_namespace_is_described_line_by_line() -> None:
     namespace = Namespace(name="agents", description="Starts\nand stops.")
     tools = (Tool(name="close", namespace="agents"),)
