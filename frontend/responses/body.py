@@ -40,7 +40,8 @@ class Reasoning(msgspec.Struct, kw_only=True):
     """Reasoning effort, and whether the reasoning is output as a summary, which is the full text."""
 
     refused: ClassVar[Refused] = {
-        "context": (("auto", "current_turn"), "Only auto and current_turn are available."),
+        # gpt-oss sees the reasoning of the current turn, whatever is asked for.
+        "context": (("auto", "current_turn", "all_turns"), "Allowed values: auto, current_turn, all_turns."),
         "mode": (("standard",), "Only standard is available."),
     }
 
@@ -81,6 +82,12 @@ class ResponseTool(msgspec.Struct, kw_only=True):
     format: "ToolFormat | None" = None
     tools: "list[ResponseTool] | None" = None
     environment: Any = None
+
+
+class AdditionalTools(msgspec.Struct, kw_only=True):
+    """An item of `input` with tools."""
+
+    tools: list[ResponseTool]
 
 
 class ToolFormat(msgspec.Struct, kw_only=True):

@@ -108,9 +108,12 @@ LEFT_OUT = frozenset(
     {
         "web_search_call", "file_search_call", "computer_call", "computer_call_output",
         "image_generation_call", "code_interpreter_call", "mcp_list_tools", "mcp_approval_request",
-        "mcp_approval_response", "mcp_call", "compaction", "tool_search_call", "tool_search_output",
+        "mcp_approval_response", "mcp_call", "compaction", "compaction_summary", "configuration_update",
+        "program", "program_output", "tool_search_call", "tool_search_output",
     }
 )  # fmt: skip
+ADDITIONAL_TOOLS = "additional_tools"
+"""An item with tools instead of content, as Codex sends them: see `offered_tools`."""
 _TEXT_TYPES = frozenset({"input_text", "output_text", "text", "reasoning_text"})
 
 
@@ -134,8 +137,10 @@ class InputReader:
         kind = fields.get("type")
         if kind is None:  # optional for these two
             kind = "message" if "role" in fields else "item_reference"
+        if kind == ADDITIONAL_TOOLS:
+            return None
         if not isinstance(kind, str) or kind not in {*GIVEN_ITEMS, *LEFT_OUT}:
-            allowed = ", ".join(sorted(GIVEN_ITEMS))
+            allowed = ", ".join(sorted({*GIVEN_ITEMS, ADDITIONAL_TOOLS}))
             raise InvalidRequest(
                 f"`{path}.type` {kind!r:.80} is not supported; allowed values: {allowed}.",
                 param=f"{path}.type",

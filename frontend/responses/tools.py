@@ -1,10 +1,14 @@
 """Converts a Responses body's tools and tool choice."""
 
+from collections.abc import Iterator
+
 import msgspec
 
 from baton.errors import InvalidRequest
 from frontend.harmony.conversation import FUNCTIONS, Namespace, TextGrammar, Tool
+from frontend.http.body import invalid
 from frontend.responses.body import (
+    AdditionalTools,
     CustomByName,
     FunctionByName,
     FunctionsByName,
@@ -14,6 +18,7 @@ from frontend.responses.body import (
     ResponseTool,
     ShellByType,
 )
+from frontend.responses.given import ADDITIONAL_TOOLS
 from frontend.responses.machine import is_machine_tool, machine_tool
 from frontend.turn.form import CallChoice
 
@@ -31,9 +36,20 @@ class OfferedTools(msgspec.Struct):
 def offered_tools(body: ResponseBody) -> OfferedTools:
     """The tools that the model may see. Raises InvalidRequest, naming the field."""
     offered = OfferedTools()
-    for i, tool in enumerate(body.tools or ()):
-        _offer(tool, f"tools[{i}]", offered)
+    for path, tool in _given(body):
+        _offer(tool, path, offered)
     return OfferedTools(left_out=offered.left_out) if body.tool_choice == "none" else offered
+
+
+def _given(body: ResponseBody) -> Iterator[tuple[str, ResponseTool]]:
+    """The tools with their paths, those among the items of `input` included."""
+    yield from ((f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ()))
+    for i, item in enumerate(body.input if isinstance(body.input, list) else ()):
+        if item.get("type") == ADDITIONAL_TOOLS:
+            if (refusal := invalid(item, AdditionalTools, f"input[{i}]")) is not None:
+                raise refusal
+            tools = msgspec.convert(item, AdditionalTools).tools
+            yield from ((f"input[{i}].tools[{j}]", tool) for j, tool in enumerate(tools))
 
 
 def _offer(tool: ResponseTool, path: str, offered: OfferedTools, namespace: str = FUNCTIONS) -> None:

@@ -322,7 +322,7 @@ def test_what_gpt_oss_cannot_be_given_is_left_out_and_named(
         ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"include": ["reasoning.secrets"]}, "include[0]"),
-        ({"reasoning": {"context": "all_turns"}}, "reasoning.context"),
+        ({"reasoning": {"context": "no_turns"}}, "reasoning.context"),
         ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.tools"),
         ({"background_options": {"completion_window": "24h"}}, "background_options"),
         ({"context_management": [{"type": "compaction"}]}, "context_management"),

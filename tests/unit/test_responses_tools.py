@@ -146,6 +146,30 @@ def test_a_custom_call_and_its_result_come_back_as_text() -> None:
     )
 
 
+def test_tools_among_the_input_are_offered() -> None:
+    added = {"type": "additional_tools", "role": "developer", "tools": [AGENTS, CLOSE]}
+    left_out = [{"type": kind} for kind in ("compaction_summary", "configuration_update", "program")]
+    said = prompt(input=[added, *left_out, HI], tools=[PATCH], reasoning={"context": "all_turns"})
+    assert said == prompt(input=[HI], tools=[PATCH, AGENTS, CLOSE])
+    (_, called) = output(call("agents.close", "{}"), input=[added, HI])
+    assert (called["name"], called["namespace"]) == ("close", "agents")
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        (None, "input[1].tools"),
+        ([{"type": "function"}], "input[1].tools[0].name"),
+        ([{"type": 1}], "input[1].tools[0].type"),
+    ],
+)
+def test_a_mistake_in_tools_among_the_input_is_named(tools: Any, param: str) -> None:
+    items = [HI, {"type": "additional_tools", "tools": tools}]
+    body = {"model": MODEL, "input": items}
+    reply = asyncio.run(Client(ScriptedTokens(THINK)).post("/v1/responses", body))
+    assert (reply.status, reply.error["param"]) == (400, param)
+
+
 def test_a_tool_of_openais_servers_is_refused_only_where_it_is_demanded() -> None:
     client = Client(ScriptedTokens(THINK))
     body = {"model": MODEL, "input": "Hi", "tools": [{"type": "web_search"}]}
