@@ -282,6 +282,28 @@ def test_pulled_blocks_without_the_layers_of_the_window_are_not_continued() -> N
     assert target.num_lacking(sequence(21)) == 21
 
 
+def test_blocks_that_were_only_found_do_not_become_whole() -> None:
+    target = scheduler(num_blocks=14, max_num_tokens=8, reuses_blocks=True, window=4)
+    pulling = sequence(21, 1, pulls_kv=True)
+    target.add(pulling)
+    target.plan()
+    target.pulled(pulling, 7)
+    replacing, other, finding = sequence(8, 1), sequence(16, 1), sequence(22, 1)
+    replacing.token_ids[4:] = range(50, 54)
+    other.token_ids[:] = range(60, 76)
+    finding.token_ids[20:] = 54, 55
+    for each in (replacing, other, finding):  # `finding` finds 5 blocks now and runs last
+        target.add(each)
+    finish_step(target, target.plan())
+    evicting = sequence(20, 1)
+    evicting.token_ids[:] = range(80, 100)
+    target.add(evicting)
+    while (step := target.plan()).work:
+        finish_step(target, step)
+    assert finding.num_cached == 20
+    assert target.num_lacking(sequence(5)) == 5
+
+
 def test_a_pull_continues_what_another_pull_left_as_prefill_sends_the_window_anew() -> None:
     target = scheduler(reuses_blocks=True, window=8)
     first, again = sequence(24, pulls_kv=True), sequence(40, pulls_kv=True)

@@ -277,6 +277,7 @@ class Scheduler:
             self._waiting.popleft()
             sequence.lease = lease
             sequence.num_computed = sequence.num_cached = lease.num_found
+            sequence.num_kept = lease.num_found // self._tokens_per_block  # found, so not its own to keep
             self.num_cached_tokens += lease.num_found
             self._admitted[sequence] = None
             sequence.phase = Phase.PULLING if sequence.pulls_kv else Phase.RUNNING
