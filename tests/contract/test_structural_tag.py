@@ -214,6 +214,23 @@ def test_no_text_of_a_grammar_is_a_control_token(form: Guided, token_forms: Xgra
     assert not controls & set(token_forms.allowed(matcher))
 
 
+@pytest.mark.parametrize("allowed", [r"[+*/|^-]", r"[|^-~+]", r"[\w|^+]", r"[&|+^]", r"[^|a]", r"[\t-}]"])
+def test_a_class_of_characters_loses_only_the_bar(
+    allowed: str, token_forms: XgrammarForms, tokenizer: ModelTokenizer
+) -> None:
+    form = text_form("regex", f"{allowed}+")
+    for text, is_allowed in (
+        ("^", True),
+        ("+^+", True),
+        ("|", False),
+        ("^|", False),
+        ("\x07", allowed[1] == "^"),
+    ):
+        answer = f"<|channel|>final<|message|>{text}<|return|>"
+        token_ids = tokenizer.encode_text(answer, allow_special=True)
+        assert token_forms.takes(form, token_ids) is is_allowed, text
+
+
 @pytest.mark.parametrize(
     "answer",
     [
