@@ -134,6 +134,18 @@ def test_a_prompt_that_must_not_be_chunked_waits_for_room_and_lets_none_pass() -
     assert sizes(target.plan()) == [(10, 1), (0, 10), (0, 2)]
 
 
+def test_a_prompt_that_fills_a_step_does_not_wait_for_running_answers() -> None:
+    target = scheduler(chunked_prefill=False)
+    target.add(sequence(2))
+    finish_step(target, target.plan())
+    for num_tokens in (16, 3):
+        target.add(sequence(num_tokens))
+    step = target.plan()
+    assert sizes(step) == [(2, 1), (0, 16)]
+    finish_step(target, step)
+    assert sizes(target.plan()) == [(3, 1), (16, 1), (0, 3)]
+
+
 def test_admission_is_in_order_even_if_a_later_one_would_fit() -> None:
     target = scheduler(num_blocks=6)
     first, large, small = sequence(10, 6), sequence(12, 4), sequence(2, 2)

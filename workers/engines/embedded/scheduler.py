@@ -160,7 +160,8 @@ class Scheduler:
         for sequence in running:
             if len(sequence.token_ids) - sequence.num_computed == 1 and sequence.may_sample:
                 step.work.append(_next_work(sequence, 1))
-        budget = self._max_num_tokens - len(step.work)
+        # What must not be chunked would otherwise wait until running answers end.
+        budget = self._max_num_tokens - (len(step.work) if self._chunked_prefill else 0)
         for sequence in prompts:
             num_left = len(sequence.token_ids) - sequence.num_computed
             if budget <= 0 or (num_left > budget and not self._chunked_prefill):
