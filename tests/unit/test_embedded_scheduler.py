@@ -146,6 +146,20 @@ def test_a_prompt_that_fills_a_step_does_not_wait_for_running_answers() -> None:
     assert sizes(target.plan()) == [(3, 1), (16, 1), (0, 3)]
 
 
+def test_what_exceeds_every_step_runs_in_chunks_even_without_chunked_prefill() -> None:
+    target = scheduler(chunked_prefill=False)
+    resumed = sequence(20, 20)
+    resumed.num_prompt = 10
+    for each in (sequence(10), resumed):
+        target.add(each)
+    seen = []
+    for _ in range(3):
+        step = target.plan()
+        seen.append(sizes(step))
+        finish_step(target, step)
+    assert seen == [[(0, 10), (0, 6)], [(10, 1), (6, 14)], [(11, 1), (20, 1)]]
+
+
 def test_admission_is_in_order_even_if_a_later_one_would_fit() -> None:
     target = scheduler(num_blocks=6)
     first, large, small = sequence(10, 6), sequence(12, 4), sequence(2, 2)
