@@ -184,6 +184,8 @@ def test_a_schema_that_xgrammar_refuses_is_refused_by_its_field() -> None:
     [
         (text_form("lark", "start: /a/"), "Lark"),
         (text_form("regex", "(a"), "parenthesis"),
+        (text_form("regex", r"\\[\^a]"), "begin with"),
+        (text_form("ebnf", r"root ::= [\x5E-a]"), "begin with"),
         (text_form("ebnf", "rot ::= b"), "root"),
         (text_form("ebnf", "root ::= Token(5)"), "tokens"),
         (text_form("ebnf", 'root ::= TagDispatch(("<f>", a))'), "tokens"),
@@ -212,6 +214,25 @@ def test_no_text_of_a_grammar_is_a_control_token(form: Guided, token_forms: Xgra
         assert matcher.accept_token(token_id)
     controls = set(FACTS.control_ids.values()) - {FACTS.control_ids["<|return|>"]}
     assert not controls & set(token_forms.allowed(matcher))
+
+
+@pytest.mark.parametrize(
+    "allowed", [r"[+*/|^-]", r"[|^-~+]", r"[\w|^+]", r"[&|+^]", r"[^|a]", r"[\t-}]", r"[+\^]"]
+)
+def test_a_class_of_characters_loses_only_the_bar(
+    allowed: str, token_forms: XgrammarForms, tokenizer: ModelTokenizer
+) -> None:
+    form = text_form("regex", f"{allowed}+")
+    for text, is_allowed in (
+        ("^", True),
+        ("+^+", True),
+        ("|", False),
+        ("^|", False),
+        ("\x07", allowed[1] == "^"),
+    ):
+        answer = f"<|channel|>final<|message|>{text}<|return|>"
+        token_ids = tokenizer.encode_text(answer, allow_special=True)
+        assert token_forms.takes(form, token_ids) is is_allowed, text
 
 
 @pytest.mark.parametrize(

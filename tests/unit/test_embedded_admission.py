@@ -82,10 +82,11 @@ def test_a_handoff_is_pulled_by_the_worker_that_decodes() -> None:
     assert new_sequence(ask(), LIMITS, hands_off=True).hands_off
 
 
-def test_a_prompt_that_must_not_be_chunked_is_bounded_unless_its_kv_comes_from_elsewhere() -> None:
+def test_a_prompt_that_must_not_be_chunked_is_bounded_unless_it_came_from_elsewhere() -> None:
     limits = Limits(context_length=20, vocab_size=100, max_prompt_tokens=4)
     new_sequence(ask(4), limits, hands_off=False)
     new_sequence(ask(5, handoff=HANDOFF), limits, hands_off=False)
+    new_sequence(ask(5, num_generated=1), limits, hands_off=False)
     with pytest.raises(InvalidRequest, match=r"5 tokens.*enable_chunked_prefill.*4"):
         new_sequence(ask(5), limits, hands_off=False)
 

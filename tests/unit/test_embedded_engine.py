@@ -382,3 +382,16 @@ def test_a_prompt_that_must_not_be_chunked_is_refused_when_too_long(checkpoint: 
                 await answer(decode, ask())
 
     asyncio.run(main())
+
+
+def test_an_answer_longer_than_an_unchunked_step_is_resumed_all_the_same(checkpoint: Path) -> None:
+    async def main() -> None:
+        options: dict[str, Any] = {"enable_chunked_prefill": False, "max_num_tokens": 40}
+        async with engine(checkpoint, Wire(), **options) as decode:
+            tokens = await answer(decode, ask())
+            resumed = msgspec.structs.replace(
+                ask(), token_ids=[*ask().token_ids, *tokens[:5]], num_generated=5, cache_salt="finds no KV"
+            )
+            assert await answer(decode, resumed) == tokens[5:] != []
+
+    asyncio.run(main())

@@ -134,6 +134,32 @@ def test_a_prompt_that_must_not_be_chunked_waits_for_room_and_lets_none_pass() -
     assert sizes(target.plan()) == [(10, 1), (0, 10), (0, 2)]
 
 
+def test_a_prompt_that_fills_a_step_does_not_wait_for_running_answers() -> None:
+    target = scheduler(chunked_prefill=False)
+    target.add(sequence(2))
+    finish_step(target, target.plan())
+    for num_tokens in (16, 3):
+        target.add(sequence(num_tokens))
+    step = target.plan()
+    assert sizes(step) == [(2, 1), (0, 16)]
+    finish_step(target, step)
+    assert sizes(target.plan()) == [(3, 1), (16, 1), (0, 3)]
+
+
+def test_what_exceeds_every_step_runs_in_chunks_even_without_chunked_prefill() -> None:
+    target = scheduler(chunked_prefill=False)
+    resumed = sequence(20, 20)
+    resumed.num_prompt = 10
+    for each in (sequence(10), resumed):
+        target.add(each)
+    seen = []
+    for _ in range(3):
+        step = target.plan()
+        seen.append(sizes(step))
+        finish_step(target, step)
+    assert seen == [[(0, 10), (0, 6)], [(10, 1), (6, 14)], [(11, 1), (20, 1)]]
+
+
 def test_admission_is_in_order_even_if_a_later_one_would_fit() -> None:
     target = scheduler(num_blocks=6)
     first, large, small = sequence(10, 6), sequence(12, 4), sequence(2, 2)
@@ -280,6 +306,28 @@ def test_pulled_blocks_without_the_layers_of_the_window_are_not_continued() -> N
     target.pulled(pulling, 7)
     assert target.num_lacking(sequence(41)) == 1
     assert target.num_lacking(sequence(21)) == 21
+
+
+def test_blocks_that_were_only_found_do_not_become_whole() -> None:
+    target = scheduler(num_blocks=14, max_num_tokens=8, reuses_blocks=True, window=4)
+    pulling = sequence(21, 1, pulls_kv=True)
+    target.add(pulling)
+    target.plan()
+    target.pulled(pulling, 7)
+    replacing, other, finding = sequence(8, 1), sequence(16, 1), sequence(22, 1)
+    replacing.token_ids[4:] = range(50, 54)
+    other.token_ids[:] = range(60, 76)
+    finding.token_ids[20:] = 54, 55
+    for each in (replacing, other, finding):  # `finding` finds 5 blocks now and runs last
+        target.add(each)
+    finish_step(target, target.plan())
+    evicting = sequence(20, 1)
+    evicting.token_ids[:] = range(80, 100)
+    target.add(evicting)
+    while (step := target.plan()).work:
+        finish_step(target, step)
+    assert finding.num_cached == 20
+    assert target.num_lacking(sequence(5)) == 5
 
 
 def test_a_pull_continues_what_another_pull_left_as_prefill_sends_the_window_anew() -> None:

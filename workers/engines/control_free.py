@@ -19,6 +19,7 @@ any_after_less ::= "\"" | "<" after_less | "\\" basic_escape basic_string_sub
 
 _QUOTED_OR_CLASS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]')
 _CHARACTER = r"(\\U[0-9a-fA-F]{8}|\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}|\\.|[^\\])"
+_NAMED = dict(zip("0abtnvfre", "\0\a\b\t\n\v\f\r\x1b", strict=True))
 _CLASS_ITEM = re.compile(f"{_CHARACTER}(?:-{_CHARACTER})?")
 
 
@@ -38,17 +39,33 @@ def control_free(grammar: str) -> str:
 
 
 def _without_bar(part: str) -> str:
-    if part.startswith('"') or re.fullmatch(part, "|") is None:
+    if part.startswith('"'):
         return part
-    if part.startswith("[^"):
-        return f"[^|{part[2:]}"
-    return "[" + "".join(_split_at_bar(item) for item in _CLASS_ITEM.finditer(part[1:-1])) + "]"
+    start, items = ("[^", part[2:-1]) if part.startswith("[^") else ("[", part[1:-1])
+    if not any(map(_has_bar, _CLASS_ITEM.finditer(items))):
+        return part if start == "[" else f"[^|{items}]"
+    if start == "[^":
+        return part
+    items = _CLASS_ITEM.sub(_split_at_bar, items)
+    return rf"[\{items}]" if items.startswith("^") else f"[{items}]"
+
+
+def _has_bar(item: re.Match[str]) -> bool:
+    return _decoded(item[1]) <= "|" <= _decoded(item[2] or item[1])
 
 
 def _split_at_bar(item: re.Match[str]) -> str:
-    first, last = item[1], item[2] or item[1]
-    if re.fullmatch(f"[{first}-{last}]", "|") is None:
+    if not _has_bar(item):
         return item[0]
+    first, last = item[1], item[2] or item[1]
     below = "" if first == "|" else f"{first}-{{"
     above = "" if last == "|" else f"}}-{last}"
     return below + above
+
+
+def _decoded(character: str) -> str:
+    """The character that an item of a class spells, perhaps with an escape."""
+    name = character.removeprefix("\\")
+    if len(name) > 1:
+        return chr(int(name[1:], 16))
+    return _NAMED.get(name, name) if name != character else character

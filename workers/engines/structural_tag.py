@@ -21,6 +21,8 @@ from workers.engines.control_free import control_free, control_free_json
 # The tokenizer's eos token is xgrammar's stop token: it comes when the grammar is complete, not as text.
 _EOS = "<|return|>"
 _CONTROL = re.compile(r"(<\|\w+\|>)")
+# xgrammar prints `[\^a]` as `[^a]`, which means the opposite.
+_CARET_FIRST = re.compile(r"(?<!\\)(?:\\\\)*\[\\(?:\^|x5e|u005e|U0000005e)", re.IGNORECASE)
 _TOKEN_RULE = re.compile(r"(Token|Dispatch)\w*\s*\(|<\|")
 
 # For control tokens as text: any text but `<|` and a letter. Each rule is a state of an automaton that reads
@@ -103,6 +105,8 @@ def _followed(message: MessageForm, xgrammar: ModuleType | None) -> dict[str, ob
                 schema, strict_mode=False, max_whitespace_cnt=_MAX_WHITE_SPACE
             )
             return {"type": "grammar", "grammar": control_free_json(str(made))}
+        case "regex" | "ebnf" if xgrammar is not None and _CARET_FIRST.search(text):
+            raise ValueError(r"a class of characters cannot begin with `\^`; `[a\^]` is allowed")
         case "regex":
             if xgrammar is None:
                 return {"type": "regex", "pattern": text}

@@ -9,7 +9,9 @@ from workers.engines.embedded.scheduler import Sequence
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """The limits of one request. `max_prompt_tokens` None: prompts are chunked, so any length fits."""
+    """The limits of one request. `max_prompt_tokens` None: prompts are chunked, so any length fits. It
+    does not hold for a resumed answer, whose prompt was accepted before.
+    """
 
     context_length: int
     vocab_size: int
@@ -55,7 +57,8 @@ def _check_lengths(request: GenerateRequest, limits: Limits) -> None:
             f"at most {limits.context_length - 1} are allowed",
         )
     longest = limits.max_prompt_tokens
-    if longest is not None and num_tokens > longest and request.handoff is None:
+    is_new = request.num_generated == 0 and request.handoff is None
+    if longest is not None and num_tokens > longest and is_new:
         raise InvalidRequest(
             f"the prompt has {num_tokens} tokens; without enable_chunked_prefill at most max_num_tokens "
             f"({longest}) are allowed",

@@ -120,7 +120,9 @@ class Scheduler:
         reuses_blocks: bool = False,
         window: int = 0,
     ) -> None:
-        """`window`: the model's longest sliding window in tokens, 0 without any."""
+        """`window`: the model's longest sliding window in tokens, 0 without any. Without `chunked_prefill`,
+        only what exceeds `max_num_tokens` is chunked, as a resumed answer with its prompt may.
+        """
         self.ledger = BlockLedger(num_blocks, tokens_per_block)
         self.num_cached_tokens = 0
         self._window = window
@@ -160,10 +162,11 @@ class Scheduler:
         for sequence in running:
             if len(sequence.token_ids) - sequence.num_computed == 1 and sequence.may_sample:
                 step.work.append(_next_work(sequence, 1))
-        budget = self._max_num_tokens - len(step.work)
+        # What must not be chunked would otherwise wait until running answers end.
+        budget = self._max_num_tokens - (len(step.work) if self._chunked_prefill else 0)
         for sequence in prompts:
             num_left = len(sequence.token_ids) - sequence.num_computed
-            if budget <= 0 or (num_left > budget and not self._chunked_prefill):
+            if budget <= 0 or (budget < num_left <= self._max_num_tokens and not self._chunked_prefill):
                 break  # the oldest prompt first, so that later ones cannot starve it
             if num_left <= budget and not sequence.may_sample:
                 continue
@@ -277,6 +280,7 @@ class Scheduler:
             self._waiting.popleft()
             sequence.lease = lease
             sequence.num_computed = sequence.num_cached = lease.num_found
+            sequence.num_kept = lease.num_found // self._tokens_per_block  # found, so not its own to keep
             self.num_cached_tokens += lease.num_found
             self._admitted[sequence] = None
             sequence.phase = Phase.PULLING if sequence.pulls_kv else Phase.RUNNING

@@ -50,7 +50,8 @@ class CacheTransceiverSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedSettings:
-    """A step runs at most `max_batch_size` requests and `max_num_tokens` tokens.
+    """A step runs at most `max_batch_size` requests and `max_num_tokens` tokens; without
+    `enable_chunked_prefill`, one token of each running answer comes on top.
 
     `max_seq_len` None is the model's context length. `max_queue_size` requests may wait. `dtype` "auto" is
     float32 on a CPU, bfloat16 on a GPU. `num_threads` is for torch on the compute thread. The parallel sizes
