@@ -195,6 +195,8 @@ class EtcdRpc:
             async for response in responses:
                 yield self._changes(response)
             raise EtcdError("etcd ended the watch")
+        except StopAsyncIteration:  # before its first message
+            raise EtcdError("etcd ended the watch") from None
         except TimeoutError:
             self._leave(channel)
             raise EtcdError("etcd did not answer a watch") from None

@@ -102,6 +102,7 @@ UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 FinishReason = Literal["stop", "length"]
 TokenId = Annotated[int, msgspec.Meta(ge=0)]
+NO_TOKEN = -1  # in TensorRT-LLM's spelling
 
 
 class TokenChunk(msgspec.Struct, frozen=True, array_like=True, tag="t"):
@@ -123,14 +124,15 @@ class KvHandoff(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=
     """What decode needs to continue from prefill's KV cache.
 
     Only the engine that wrote `engine_state` reads it. Prefill sampled `first_token`; decode emits it as its
-    own first token. But if there is a `first_chunk`, the client gets that at once, and decode gets its token
-    as a generated one that follows the `num_prompt_tokens`. The KV stays pinned at the source for `ttl_s`, or
-    until it has moved, or until the prefill call is closed.
+    own first token. It is NO_TOKEN if TensorRT-LLM tells it to decode only. But if there is a `first_chunk`,
+    the client gets that at once, and decode gets its token as a generated one that follows the
+    `num_prompt_tokens`. The KV stays pinned at the source for `ttl_s`, or until it has moved, or until the
+    prefill call is closed.
     """
 
     worker_id: str
     incarnation: str
-    first_token: TokenId
+    first_token: Annotated[int, msgspec.Meta(ge=NO_TOKEN)]
     num_prompt_tokens: int
     ttl_s: float
     engine_state: bytes

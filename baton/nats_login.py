@@ -4,9 +4,11 @@ import base64
 import os
 import re
 import ssl
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from baton.reread import Reread
 from baton.tls import CredentialError, client_context
 
 _LOGIN = {"user": "NATS_AUTH_USERNAME", "password": "NATS_AUTH_PASSWORD", "token": "NATS_AUTH_TOKEN"}
@@ -51,27 +53,40 @@ def proof(nonce: str) -> dict[str, str]:
 
 
 def _callbacks(file: Path) -> dict[str, Any]:
-    """Read the file with each connection, since a JWT expires. nats-py's own reading of an incomplete file
-    never ends.
+    """Read the file again with each connection, since a JWT expires. What was read before stays in use while
+    that fails: nats-py stops reconnecting if a callback raises. Its own reading of an incomplete file never
+    ends.
     """
+    try:
+        login = Reread([file], partial(_read, file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise CredentialError(f"{CREDENTIALS_FILE}: {file} cannot be read: {error}") from error
 
     def signature(nonce: str) -> bytes:
-        signed: bytes = _key_pair(_section(file, "USER NKEY SEED"), CREDENTIALS_FILE).sign(nonce.encode())
-        return base64.b64encode(signed)
+        login.check()
+        return base64.b64encode(login.value.pair.sign(nonce.encode()))
 
     def jwt() -> bytes:
-        return _section(file, "NATS USER JWT").encode()
+        login.check()
+        return login.value.jwt.encode()
 
-    jwt(), signature("")
     return {"user_jwt_cb": jwt, "signature_cb": signature}
 
 
-def _section(file: Path, name: str) -> str:
+class _Login(NamedTuple):
+    jwt: str
+    pair: Any
+
+
+def _read(file: Path) -> _Login:
+    """Raises OSError, UnicodeDecodeError, CredentialError."""
+    text = file.read_text()
+    jwt, seed = (_section(file, text, name) for name in ("NATS USER JWT", "USER NKEY SEED"))
+    return _Login(jwt, _key_pair(seed, CREDENTIALS_FILE))
+
+
+def _section(file: Path, text: str, name: str) -> str:
     """The line below `BEGIN {name}`. Raises CredentialError."""
-    try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CredentialError(f"{CREDENTIALS_FILE}: {file} cannot be read: {error}") from error
     found = re.search(rf"-+BEGIN {name}-+\s+(\S+)\s+-+END", text)
     if found is None:
         raise CredentialError(f"{CREDENTIALS_FILE}: {file} has no part BEGIN {name}")

@@ -14,6 +14,10 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
+class UnreadableFile(ValueError):
+    """A sentence about an OSError, which may pass without a change of the file."""
+
+
 class Reread(Generic[T]):
     """What `load` makes of some files, as `value`. Raises what `load` raises."""
 
@@ -21,21 +25,37 @@ class Reread(Generic[T]):
         self._paths = paths
         self._load = load
         self._seen = self._stamps()
+        self._told: object = None
         self.value = load()
 
     def check(self) -> None:
-        """Read the files again if they have changed. If that fails, what they held before stays."""
+        """Read the files again if they have changed. If that fails, what they held before stays; after an
+        OSError or UnreadableFile, the next check tries again.
+        """
         stamps = self._stamps()
         if stamps == self._seen:
             return
-        self._seen = stamps
-        names = ",".join(map(str, self._paths))
         try:
             self.value = self._load()
-        except (OSError, ValueError) as error:
-            log.error("reread=failed files=%s what was read before stays in use: %s", names, error)  # noqa: TRY400  a sentence for the operator
+        except (OSError, UnreadableFile) as error:
+            self._tell(stamps, error)
+            return
+        except ValueError as error:
+            self._tell(stamps, error)
         else:
-            log.info("reread=done files=%s", names)
+            self._told = None
+            log.info("reread=done files=%s", self._names)
+        self._seen = stamps
+
+    def _tell(self, stamps: object, error: Exception) -> None:
+        """Log a failure, unless the last one was the same."""
+        if self._told != (stamps, str(error)):
+            self._told = stamps, str(error)
+            log.error("reread=failed files=%s what was read before stays in use: %s", self._names, error)
+
+    @property
+    def _names(self) -> str:
+        return ",".join(map(str, self._paths))
 
     def _stamps(self) -> list[tuple[int, ...] | None]:
         return [_stamp(path) for path in self._paths]

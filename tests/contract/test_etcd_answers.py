@@ -138,6 +138,12 @@ async def confirmed() -> AsyncIterator[bytes]:
     yield b""
 
 
+async def ended() -> AsyncIterator[bytes]:
+    nothing: tuple[bytes, ...] = ()
+    for response in nothing:
+        yield response
+
+
 async def confirmed_and_silent() -> AsyncIterator[bytes]:
     yield b""
     await asyncio.Event().wait()
@@ -166,6 +172,20 @@ def test_a_watch_needs_a_leader_and_says_when_etcd_ends_it() -> None:
         assert [metadata["hasleader"] for _, metadata in handler.asked] == ["true"]
 
     watching(confirmed, check)
+
+
+def test_a_fleet_outlives_a_watch_that_ends_before_its_first_message() -> None:
+    async def main() -> None:
+        handler = Scripted(watched=ended)
+        async with serving(handler) as url, client(url) as rpc:
+            with pytest.raises(EtcdError, match="ended the watch"):
+                _ = [batch async for batch in rpc.watch(KEY, 1, None)]
+            discovery = EtcdDiscovery(url)
+            async with aclosing(discovery.watch()) as snapshots, asyncio.timeout(PATIENCE_S):
+                assert await anext(snapshots) == ()
+            await discovery.close()
+
+    asyncio.run(main())
 
 
 def test_a_watch_of_limited_time_ends_quietly() -> None:

@@ -141,6 +141,29 @@ def test_the_environments_login_is_used_also_when_the_server_returns(
     asyncio.run(main())
 
 
+def test_a_process_reconnects_while_its_credentials_file_is_empty(
+    launch_nats: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = jwt(launch_nats, tmp_path, monkeypatch)
+
+    async def main() -> None:
+        worker, caller = wires(server).transport(), wires(server).transport()
+        async with asyncio.timeout(PATIENCE_S), worker.serve("w", count_up) as address:
+            assert await tokens(caller.call(address, a_request(2))) == [0, 1]
+            server.kill()
+            (tmp_path / "user.creds").write_text("")
+            with pytest.raises(BrokerLost):
+                await tokens(caller.call(address, a_request(2)))
+            server.start()
+            await caller.reachable()
+            await worker.reachable()
+            assert await tokens(caller.call(address, a_request(2))) == [0, 1]
+        await caller.close()
+        await worker.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("set_up", [certificates, password, token, nkey, jwt])
 def test_without_the_login_there_is_no_server(
     set_up: SetUp, launch_nats: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -242,3 +265,23 @@ def test_an_incomplete_credentials_file_is_told(
     monkeypatch.setenv("NATS_AUTH_CREDENTIALS_FILE", str(file))
     with pytest.raises(CredentialError, match=message):
         nats_options()
+
+
+def test_a_login_stays_in_use_until_its_file_holds_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (credentials(name, Key(nkeys.PREFIX_BYTE_USER).seed) for name in ("first", "second"))
+    file = tmp_path / "user.creds"
+    file.write_text(first)
+    monkeypatch.setenv("NATS_AUTH_CREDENTIALS_FILE", str(file))
+    options = nats_options()
+    told, sign = options["user_jwt_cb"], options["signature_cb"]
+    before = sign("nonce")
+    file.unlink()
+    assert (told(), sign("nonce")) == (b"first", before)
+    for unfit in (b"", second[: len(second) // 2].encode(), b"\xff"):
+        file.write_bytes(unfit)
+        assert (told(), sign("nonce")) == (b"first", before)
+    file.write_text(second)
+    assert told() == b"second"
+    assert sign("nonce") != before

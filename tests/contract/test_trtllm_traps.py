@@ -17,13 +17,13 @@ from tensorrt_llm.executor.utils import RequestError
 from tensorrt_llm.traps import sprung
 
 from baton.errors import DeadlineExceeded, EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
-from baton.messages import KvHandoff, TokenChunk
+from baton.frames import FROM_CALLER, FROM_WORKER, Next, Open
+from baton.messages import NO_TOKEN, GenerateRequest, KvHandoff, TokenChunk, after_handoff
 from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
 from tests.trtllm_engine import KV_TIMEOUT_S, NO_WATCHDOG, ask, executor, new_engine, started
 from tests.waiting import PATIENCE_S, until
 from workers.engines.handoff import Handoffs
-from workers.engines.model_facts import NO_TOKEN
 from workers.engines.trtllm.calls import Call
 from workers.engines.trtllm.handoff import generation_params, travelling
 from workers.engines.trtllm.library import load_library
@@ -154,12 +154,24 @@ class Wordless(tensorrt_llm.LLM):  # type: ignore[misc]  # the double is not typ
         return result
 
 
+def over_the_wire(handoff: KvHandoff) -> GenerateRequest:
+    """What decode gets, after the frontend has got the handoff."""
+    _, (replied,) = FROM_WORKER.decode(msgspec.msgpack.encode((0, [Next(1, handoff)])))
+    assert isinstance(replied, Next)
+    assert isinstance(replied.reply, KvHandoff)
+    request = after_handoff(ask(), replied.reply)
+    _, (opened,) = FROM_CALLER.decode(msgspec.msgpack.encode((0, [Open(1, request)])))
+    assert isinstance(opened, Open)
+    assert isinstance(opened.request, GenerateRequest)
+    return opened.request
+
+
 def test_a_context_response_without_its_token_is_a_handoff_whose_token_decode_tells(checkpoint: Path) -> None:
     async def main() -> None:
         async with started(checkpoint, classes={"llm": Wordless}) as engine:
             async with aclosing(engine.prefill(ask())) as replies:
                 handoff = await next_handoff(replies)
-                answer = await tokens(engine.decode(msgspec.structs.replace(ask(), handoff=handoff)))
+                answer = await tokens(engine.decode(over_the_wire(handoff)))
             assert handoff.first_token == NO_TOKEN
             assert answer == await tokens(engine.decode(ask()))
 

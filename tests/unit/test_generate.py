@@ -20,7 +20,7 @@ from baton.errors import (
     Overloaded,
     WorkerLost,
 )
-from baton.messages import GenerateRequest, KvHandoff, PrefillFirst, Reply, TokenChunk, Usage
+from baton.messages import NO_TOKEN, GenerateRequest, KvHandoff, PrefillFirst, Reply, TokenChunk, Usage
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
 from frontend.routing.health import Health
@@ -437,6 +437,23 @@ def test_what_it_lacks_more_is_prefilled_and_handed_to_the_same_worker(is_busy: 
     assert fleet.asked == ["d1", "p1", "d1", "d2", "p1", "d2"]
     assert [call.handoff is not None for _, call in fleet.calls] == [False, False, True] * 2
     assert prefills(fleet) == {("prefill", reason): 2}
+
+
+def test_a_handoff_without_its_first_token_is_one_like_others() -> None:
+    async def untold(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        async with aclosing(hand_off(asked)) as replies:
+            async for reply in replies:
+                yield msgspec.structs.replace(reply, first_token=NO_TOKEN)
+
+    fleet = ScriptedWorkers(p1=untold, d1=answer)
+
+    async def main() -> None:
+        async with generator_over(fleet) as generator:
+            assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
+
+    asyncio.run(main())
+    assert fleet.asked == ["p1", "d1"]
+    assert fleet.calls[1][1].num_generated == 0
 
 
 @pytest.mark.parametrize("role", ["decode", "prefill", "first chunk"])

@@ -2,10 +2,17 @@
 
 import asyncio
 import os
+import resource
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from baton.reread import Reread, kept_current
+from baton.tls import server_context
+from tests.certificates import Authority
 from tests.waiting import until
 
 
@@ -77,3 +84,60 @@ def test_each_of_several_files_is_kept_current_in_another_thread(tmp_path: Path)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process can open no file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_failure_that_passes_is_logged_once_and_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("1")
+    file = Reread([path], path.read_text)
+    path.write_text("22")
+    with no_descriptors():
+        for _ in range(3):
+            file.check()
+    assert file.value == "1"
+    assert caplog.text.count("reread=failed") == 1
+    file.check()
+    assert file.value == "22"
+
+
+def test_wrong_content_is_read_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "file"
+    path.write_text("1")
+    read: list[str] = []
+
+    def load() -> int:
+        read.append(path.read_text())
+        return int(read[-1])
+
+    file = Reread([path], load)
+    path.write_text("one")
+    for _ in range(3):
+        file.check()
+    assert (read, file.value) == (["1", "one"], 1)
+    assert caplog.text.count("reread=failed") == 1
+
+
+def test_a_certificate_that_could_not_be_opened_for_a_moment_is_read_again(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    cert, key = authority.sign("server")
+    file = Reread([cert, key], lambda: server_context(cert, key))
+    before = file.value
+    authority.sign("server")
+    with no_descriptors():
+        file.check()
+    assert file.value is before
+    file.check()
+    assert file.value is not before

@@ -5,11 +5,9 @@ from typing import TypeVar
 
 import msgspec
 
-from baton.messages import UNDECODABLE
+from baton.messages import NO_TOKEN, UNDECODABLE
 
 T = TypeVar("T")
-
-NO_TOKEN = -1  # in TensorRT-LLM's spelling
 
 
 class _Config(msgspec.Struct, frozen=True):

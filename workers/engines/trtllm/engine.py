@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from baton.errors import HandoffFailed, InvalidRequest, Overloaded
-from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenChunk, WorkerStats
+from baton.messages import NO_TOKEN, GenerateRequest, KvHandoff, KvLayout, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
 from workers.engines.handoff import Handoffs
-from workers.engines.model_facts import NO_TOKEN, read_model_facts
+from workers.engines.model_facts import read_model_facts
 from workers.engines.prefixes import HeldPrefixes
 from workers.engines.token_requests import check_request, num_left
 from workers.engines.trtllm.calls import Abort, Call, finish_reason
