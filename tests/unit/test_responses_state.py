@@ -26,6 +26,7 @@ from tests.waiting import until
 THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
 ANSWER = THINK + "<|channel|>final<|message|>Hello<|return|>"
 CALL = THINK + '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x":1}<|call|>'
+TOOLS = [{"type": "function", "name": "f"}]
 
 
 def prompt_of(client: Client) -> str:
@@ -64,14 +65,14 @@ def test_a_response_that_shall_not_be_stored_is_not() -> None:
 def test_a_conversation_goes_on_from_the_previous_response_without_its_instructions() -> None:
     async def scenario() -> None:
         async with frontend(CALL) as client:
-            first = (await client.respond("One", instructions="Old rule.")).json
+            first = (await client.respond("One", instructions="Old rule.", tools=TOOLS)).json
             result = {
                 "type": "function_call_output",
                 "call_id": first["output"][1]["call_id"],
                 "output": "Two",
             }
             second = await client.respond(
-                [result], previous_response_id=first["id"], instructions="New rule."
+                [result], previous_response_id=first["id"], instructions="New rule.", tools=TOOLS
             )
             prompt = prompt_of(client)
             assert "Old rule." not in prompt
@@ -544,7 +545,7 @@ def test_responses_survive_a_restart_of_the_frontend(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "folder" / "responses.sqlite3"
         async with frontend(CALL, path=path) as client:
-            streamed = await client.respond("One", stream=True)
+            streamed = await client.respond("One", stream=True, tools=TOOLS)
             first = streamed.events[-1]["response"]
         async with frontend(ANSWER, path=path) as client:
             url = f"/v1/responses/{first['id']}"
