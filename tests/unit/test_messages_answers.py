@@ -184,6 +184,18 @@ def test_a_status_has_anthropics_type(status: int, kind: str) -> None:
     assert MessagesError.of(Refused("x")).error.type == kind
 
 
+def test_a_conversation_that_ends_with_the_assistant_is_counted() -> None:
+    client = Client(ScriptedTokens(ANSWER))
+    call = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
+    counts = [ask(client, COUNT, tools=[TOOL]).json["input_tokens"]]
+    for content in ("Hello", [{"type": "text", "text": "Hello"}, call]):
+        reply = ask(client, COUNT, tools=[TOOL], messages=[*HI, {"role": "assistant", "content": content}])
+        assert reply.status == 200, reply.body
+        counts.append(reply.json["input_tokens"])
+    assert counts == sorted(set(counts))
+    assert ask(client, messages=[*HI, {"role": "assistant", "content": "Hello"}]).status == 400
+
+
 @pytest.mark.parametrize("path", ["/v1/messages", COUNT])
 def test_what_is_ignored_is_named_and_counted(path: str) -> None:
     client = Client(ScriptedTokens(ANSWER))
