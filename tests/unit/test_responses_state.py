@@ -19,7 +19,16 @@ from frontend.http.keys import line_of, parse_keys
 from frontend.http.limits import Quotas
 from frontend.responses.runs import NoOtherRuns, ResponseState
 from frontend.responses.store import ResponseStore
-from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens, ended, frontend
+from tests.scripted_frontend import (
+    MODEL,
+    TOKENIZER,
+    AliasedFleet,
+    Client,
+    Reply,
+    ScriptedTokens,
+    ended,
+    frontend,
+)
 from tests.stored_responses import another_frontend, response
 from tests.waiting import until
 
@@ -240,6 +249,20 @@ def test_a_background_response_tells_which_fields_it_ignores(stream: bool) -> No
         async with frontend(ANSWER) as client:
             reply = await client.respond(background=True, stream=stream, foo=1)
             assert reply.headers["x-baton-ignored"] == "foo"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_model_asked_for_by_another_name_is_called_so_and_counted_as_itself(background: bool) -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER, fleet=AliasedFleet()) as client:
+            made = (await client.respond(model="mine", background=background)).json
+            assert made["model"] == "mine"
+            assert (await ended(client, made["id"]))["model"] == "mine"
+            labels = {"route": "/v1/responses", "status": "200"}
+            assert client.metric("baton_requests_total", **labels, model=MODEL) == 1
+            assert client.metric("baton_requests_total", **labels, model="mine") == 0
 
     asyncio.run(scenario())
 
