@@ -75,6 +75,13 @@ class ScriptedFleet:
         return []
 
 
+class AliasedFleet(ScriptedFleet):
+    """Serves its model under every name."""
+
+    def served(self, model: str) -> ServedModel:
+        return super().served(MODEL)
+
+
 class ScriptedTokens:
     """Yields `texts[choice]`, Harmony with control tokens, a few tokens per chunk; records the requests.
 

@@ -107,11 +107,6 @@ class HarmonyParser:
         return deltas
 
     @property
-    def num_calls(self) -> int:
-        """Tool calls so far."""
-        return self._num_calls
-
-    @property
     def num_reasoning_tokens(self) -> int:
         """Reasoning tokens so far, without headers and control tokens."""
         num_tokens = self._num_ended_reasoning_tokens

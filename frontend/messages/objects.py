@@ -5,6 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from baton.errors import BatonError
+from frontend.text.served import ContextTooLong
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -78,8 +79,12 @@ class MessagesError(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, error: BatonError) -> "MessagesError":
-        """The envelope of an error."""
-        return cls(error=MessagesErrorDetail(type=_kind(error.status), message=error.message))
+        """The envelope of an error. Claude Code compacts a conversation only if it is told so in Anthropic's
+        words."""
+        message = error.message
+        if isinstance(error, ContextTooLong):
+            message = f"prompt is too long: {message}"
+        return cls(error=MessagesErrorDetail(type=_kind(error.status), message=message))
 
 
 _KINDS = {

@@ -49,7 +49,7 @@ class Reading:
         """The request of a body of `num_bytes`. Raises InvalidRequest, naming the field."""
         body = self._body
         answer = body if isinstance(body, MessagesBody) else None
-        if body.messages[-1].role == "assistant":
+        if answer is not None and body.messages[-1].role == "assistant":
             raise InvalidRequest(
                 "The last message in `messages` must not have role 'assistant'; this model does not support "
                 "prefilled answers.",

@@ -45,7 +45,7 @@ class ResponseAnswer:
         key_name: str = "",
         ignored: tuple[str, ...] = (),
     ) -> None:
-        self.model = response.model
+        self.model = choice.request.model
         self.stream = writer is not None
         self.ignored = ignored
         self.response = response

@@ -148,6 +148,8 @@ class InputReader:
         if kind in LEFT_OUT:
             self.left_out.add(f"input[].{kind}")
             return None
+        if kind in MACHINE_ITEMS:
+            fields = _present(fields)
         refusal = invalid(fields, GIVEN_ITEMS[kind], path)
         if refusal is not None:
             raise refusal
@@ -230,6 +232,15 @@ class InputReader:
         if text is None:
             raise InvalidRequest(f"`{path}.{name}` is missing.", param=f"{path}.{name}")
         return text
+
+
+def _present(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an item and its action that are not null: OpenAI's types allow null for absent ones."""
+    present = {name: value for name, value in fields.items() if value is not None}
+    action = present.get("action")
+    if isinstance(action, dict):
+        present["action"] = {name: value for name, value in action.items() if value is not None}
+    return present
 
 
 def _call(given: GivenCall | GivenCustomCall) -> Item:

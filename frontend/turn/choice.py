@@ -23,11 +23,6 @@ class Reader(Protocol):
     repairs: Counter[str]
 
     @property
-    def num_calls(self) -> int:
-        """Tool calls so far."""
-        ...
-
-    @property
     def num_reasoning_tokens(self) -> int:
         """Reasoning tokens so far."""
         ...
@@ -89,7 +84,7 @@ class Choice:
     def finish_reason(self) -> FinishReason:
         """Why the answer ended; valid once it has."""
         reason = "stop" if self.stopped else self.received.finish_reason
-        return "tool_calls" if reason == "stop" and self._reader.num_calls else reason
+        return "tool_calls" if reason == "stop" and self.call_ids else reason
 
     @property
     def thought(self) -> str:

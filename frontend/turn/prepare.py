@@ -144,7 +144,7 @@ def _choice(
     if isinstance(prompt, Conversation):
         offered = frozenset(tool.called for tool in prompt.tools)
         text_tools = frozenset(t.called for t in prompt.tools if t.takes_text and t.grammar is None)
-        may_call = request.call_choice.may_call
+        may_call = request.call_choice.may_call and bool(prompt.tools)
         reader = HarmonyParser(served.tokenizer.vocabulary, offered, may_call=may_call)
     else:
         reader = RawText(served.tokenizer, shows_special=prompt.shows_special)

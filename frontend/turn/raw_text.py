@@ -24,7 +24,6 @@ class RawText:
     """A `Reader` of `frontend.turn.choice`: everything is visible text; `shows_special` includes control
     tokens."""
 
-    num_calls = 0
     num_reasoning_tokens = 0
 
     def __init__(self, tokenizer: ModelTokenizer, *, shows_special: bool = False) -> None:

@@ -79,9 +79,12 @@ class Writing:
     def turn(self, tokenizer: ModelTokenizer) -> WrittenTurn | None:
         """The whole answer; None if the tokens do not match the parsed messages, e.g. if the last is cut."""
         special = tokenizer.special_ids
-        parts = list(_split(self.token_ids, frozenset(special[end] for end in _ENDS)))
+        ends = frozenset(special[end] for end in _ENDS)
+        parts = list(_split(self.token_ids, ends))
         body = special[SpecialToken.MESSAGE]
         if not parts or len(parts) != len(self._kinds) or not all(body in part for part in parts):
+            return None
+        if parts[-1][-1] not in ends:  # ended by another stop token
             return None
         if parts[-1][-1] == special[SpecialToken.RETURN]:
             parts[-1][-1] = special[SpecialToken.END]  # as Harmony has it in a history

@@ -100,10 +100,13 @@ def test_a_tool_call_ends_the_answer_with_the_preamble_as_content() -> None:
 @pytest.mark.parametrize(
     "call", [CALL, CALL.replace("<|message|>", ""), CALL.replace("commentary", "analysis")]
 )
+@pytest.mark.parametrize("fields", [{"tools": [TOOL], "tool_choice": "none"}, {}, {"tools": []}])
 @pytest.mark.parametrize("stream", [False, True])
-def test_with_tool_choice_none_a_call_is_no_call_and_no_answer(call: str, stream: bool) -> None:
+def test_a_call_that_is_not_allowed_is_no_call_and_no_answer(
+    call: str, fields: dict[str, Any], stream: bool
+) -> None:
     client = Client(ScriptedTokens(THINK + PREAMBLE + call))
-    reply = asyncio.run(client.chat(tools=[TOOL], tool_choice="none", stream=stream))
+    reply = asyncio.run(client.chat(**fields, stream=stream))
     prompt = TOKENIZER.decode(client.tokens.requests[0].token_ids)
     assert "get_weather" not in prompt
     assert client.metric("baton_harmony_repairs_total", kind="forbidden_call") == 1

@@ -155,6 +155,14 @@ def test_each_token_of_the_text_has_its_log_probability_once(
     assert [one for part in told for one in part or ()] == choice.received.logprobs
 
 
+@pytest.mark.parametrize("tokens_per_chunk", [1, 1000])
+def test_an_answer_that_a_stop_string_ended_before_its_call_just_stopped(tokens_per_chunk: int) -> None:
+    choice = choice_of("here")
+    preamble = "<|channel|>commentary<|message|>Look here<|end|><|start|>assistant"
+    assert shown(fed(choice, preamble + CALL, tokens_per_chunk)) == ("Look ", "", "")
+    assert choice.finish_reason == "stop"
+
+
 def test_an_answer_that_is_cut_after_a_call_was_cut() -> None:
     choice = choice_of()
     choice.feed(TokenChunk(tuple(TOKENIZER.encode_text(THINK + CALL, allow_special=True)), "length"))

@@ -17,8 +17,7 @@ from baton.errors import (
 from frontend.http.errors import BodyTooLarge
 from frontend.messages.answer import PING
 from frontend.messages.objects import MessagesError
-from frontend.text.served import ServedModel
-from tests.scripted_frontend import MODEL, Client, Reply, ScriptedFleet, ScriptedTokens
+from tests.scripted_frontend import MODEL, AliasedFleet, Client, Reply, ScriptedFleet, ScriptedTokens
 
 Json = dict[str, Any]
 
@@ -30,13 +29,6 @@ TOOL = {"name": "f", "input_schema": {"type": "object"}}
 HI = [{"role": "user", "content": "Hi"}]
 IMAGE = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Hi"}]}]
 COUNT = "/v1/messages/count_tokens"
-
-
-class AliasedFleet(ScriptedFleet):
-    """Serves its model under every name."""
-
-    def served(self, model: str) -> ServedModel:
-        return super().served(MODEL)
 
 
 def ask(client: Client, path: str = "/v1/messages", **fields: Any) -> Reply:
@@ -182,6 +174,31 @@ def test_a_status_has_anthropics_type(status: int, kind: str) -> None:
 
     Refused.status = status
     assert MessagesError.of(Refused("x")).error.type == kind
+
+
+@pytest.mark.parametrize("num_bytes", [4096, 10_000])
+@pytest.mark.parametrize("stream", [False, True])
+def test_too_long_a_prompt_is_told_in_the_words_that_claude_code_looks_for(
+    num_bytes: int, stream: bool
+) -> None:
+    said = [{"role": "user", "content": "x" * num_bytes}]
+    reply = ask(Client(ScriptedTokens(ANSWER)), messages=said, stream=stream)
+    assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")
+    assert reply.error["message"].startswith(
+        "prompt is too long: This model's maximum context length is 4096"
+    )
+
+
+def test_a_conversation_that_ends_with_the_assistant_is_counted() -> None:
+    client = Client(ScriptedTokens(ANSWER))
+    call = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
+    counts = [ask(client, COUNT, tools=[TOOL]).json["input_tokens"]]
+    for content in ("Hello", [{"type": "text", "text": "Hello"}, call]):
+        reply = ask(client, COUNT, tools=[TOOL], messages=[*HI, {"role": "assistant", "content": content}])
+        assert reply.status == 200, reply.body
+        counts.append(reply.json["input_tokens"])
+    assert counts == sorted(set(counts))
+    assert ask(client, messages=[*HI, {"role": "assistant", "content": "Hello"}]).status == 400
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", COUNT])

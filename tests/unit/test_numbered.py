@@ -17,7 +17,11 @@ CHAT = {
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": {"prompt": "Hi", "logprobs": 1},
-    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4000},
+    "/v1/messages": {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 4000,
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+    },
 }
 TEXT = (
     "<|channel|>analysis<|message|>Hm, ë<|end|><|start|>assistant to=functions.f<|channel|>commentary json"

@@ -118,7 +118,9 @@ def test_a_run_stops_generating_when_it_has_said_enough() -> None:
     async def scenario() -> None:
         async with frontend(text) as client:
             with none_abandoned():
-                made = (await client.respond(background=True, parallel_tool_calls=False)).json
+                tools = [{"type": "function", "name": "f"}]
+                asked = await client.respond(background=True, parallel_tool_calls=False, tools=tools)
+                made = asked.json
                 done = await ended(client, made["id"])
             assert [item["type"] for item in done["output"]] == ["function_call"]
             assert client.tokens.num_ended == 1

@@ -101,6 +101,29 @@ def test_the_output_of_a_local_shell_may_name_its_call_as_openai_does() -> None:
     assert "total 0" in prompt(client)
 
 
+@pytest.mark.parametrize("kind", CALLS)
+def test_a_null_in_an_item_is_an_absent_field(kind: str) -> None:
+    _, item, output = CALLS[kind]
+    nulls: Json = {"call_id": "c", "id": None, "status": None}
+    if kind == "local_shell":
+        item = item | {"action": item["action"] | {"env": None, "timeout_ms": None}}
+    client = Client(ScriptedTokens(THINK))
+    made = respond(client, input=[HI, item | nulls, nulls | output]).json
+    assert "total 0" in prompt(client).partition(f"functions.{kind} to=assistant")[2]
+    url = f"/v1/responses/{made['id']}/input_items"
+    given = asyncio.run(client.get(url)).json["data"]
+    assert len({one["id"] for one in given}) == 3
+    assert all(one["id"] for one in given)
+
+
+@pytest.mark.parametrize("field", ["call_id", "action"])
+def test_a_null_for_what_a_call_needs_is_refused(field: str) -> None:
+    item = {"call_id": "c", "type": "shell_call", "action": LINES, field: None}
+    client = Client(ScriptedTokens(THINK))
+    reply = asyncio.run(client.post("/v1/responses", {"model": MODEL, "input": [HI, item]}))
+    assert (reply.status, reply.error["param"]) == (400, f"input[1].{field}")
+
+
 def test_what_does_not_fit_is_told_as_a_function_call() -> None:
     client = Client(ScriptedTokens(answer("shell", '{"command": 1}')))
     _, called = respond(client, tools=[{"type": "shell"}]).json["output"]

@@ -19,13 +19,23 @@ from frontend.http.keys import line_of, parse_keys
 from frontend.http.limits import Quotas
 from frontend.responses.runs import NoOtherRuns, ResponseState
 from frontend.responses.store import ResponseStore
-from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens, ended, frontend
+from tests.scripted_frontend import (
+    MODEL,
+    TOKENIZER,
+    AliasedFleet,
+    Client,
+    Reply,
+    ScriptedTokens,
+    ended,
+    frontend,
+)
 from tests.stored_responses import another_frontend, response
 from tests.waiting import until
 
 THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
 ANSWER = THINK + "<|channel|>final<|message|>Hello<|return|>"
 CALL = THINK + '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x":1}<|call|>'
+TOOLS = [{"type": "function", "name": "f"}]
 
 
 def prompt_of(client: Client) -> str:
@@ -64,14 +74,14 @@ def test_a_response_that_shall_not_be_stored_is_not() -> None:
 def test_a_conversation_goes_on_from_the_previous_response_without_its_instructions() -> None:
     async def scenario() -> None:
         async with frontend(CALL) as client:
-            first = (await client.respond("One", instructions="Old rule.")).json
+            first = (await client.respond("One", instructions="Old rule.", tools=TOOLS)).json
             result = {
                 "type": "function_call_output",
                 "call_id": first["output"][1]["call_id"],
                 "output": "Two",
             }
             second = await client.respond(
-                [result], previous_response_id=first["id"], instructions="New rule."
+                [result], previous_response_id=first["id"], instructions="New rule.", tools=TOOLS
             )
             prompt = prompt_of(client)
             assert "Old rule." not in prompt
@@ -239,6 +249,20 @@ def test_a_background_response_tells_which_fields_it_ignores(stream: bool) -> No
         async with frontend(ANSWER) as client:
             reply = await client.respond(background=True, stream=stream, foo=1)
             assert reply.headers["x-baton-ignored"] == "foo"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_model_asked_for_by_another_name_is_called_so_and_counted_as_itself(background: bool) -> None:
+    async def scenario() -> None:
+        async with frontend(ANSWER, fleet=AliasedFleet()) as client:
+            made = (await client.respond(model="mine", background=background)).json
+            assert made["model"] == "mine"
+            assert (await ended(client, made["id"]))["model"] == "mine"
+            labels = {"route": "/v1/responses", "status": "200"}
+            assert client.metric("baton_requests_total", **labels, model=MODEL) == 1
+            assert client.metric("baton_requests_total", **labels, model="mine") == 0
 
     asyncio.run(scenario())
 
@@ -544,7 +568,7 @@ def test_responses_survive_a_restart_of_the_frontend(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "folder" / "responses.sqlite3"
         async with frontend(CALL, path=path) as client:
-            streamed = await client.respond("One", stream=True)
+            streamed = await client.respond("One", stream=True, tools=TOOLS)
             first = streamed.events[-1]["response"]
         async with frontend(ANSWER, path=path) as client:
             url = f"/v1/responses/{first['id']}"

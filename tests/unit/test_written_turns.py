@@ -114,6 +114,7 @@ def test_an_answer_is_recorded_as_a_history_has_it() -> None:
     [
         writing(""),
         writing(THINK + FINAL.removesuffix("<|return|>"), THOUGHT, END, SAID),  # cut
+        writing(THINK + FINAL.removesuffix("<|return|>"), THOUGHT, END, SAID, END),  # without its end token
         writing(THINK + FINAL, THOUGHT, END, SAID),  # of the last message the parser saw no end
         writing(THINK + FINAL, THOUGHT, END, SAID, END, END),
         writing(THINK + FINAL, THOUGHT, END, END),  # of which nothing was shown
