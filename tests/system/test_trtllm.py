@@ -106,6 +106,7 @@ def test_a_client_that_leaves_ends_its_prefill(stack: Stack, tmp_path: Path) -> 
     stack.wait_idle(15)
 
 
+@pytest.mark.slow
 def test_a_killed_prefill_worker_loses_no_answer(stack: Stack, tmp_path: Path) -> None:
     worker(stack, tmp_path, "decode", "decode")
     killed, other = (worker(stack, tmp_path, "prefill", name) for name in ("one", "two"))

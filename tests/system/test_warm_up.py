@@ -33,6 +33,7 @@ def test_each_pair_has_moved_kv_before_it_is_ready(stack: Stack, engine: str) ->
     stack.wait_idle()
 
 
+@pytest.mark.slow
 def test_unlike_workers_are_refused_by_the_worker_in_health_and_in_status(
     stack: Stack, tmp_path: Path
 ) -> None:

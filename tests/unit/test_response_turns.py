@@ -69,6 +69,11 @@ def test_thought_preamble_text_and_calls_are_one_turn() -> None:
     ]
 
 
+def test_several_preambles_are_one() -> None:
+    items = (answer("One.", "commentary"), thought("Hm."), answer("Two.", "commentary"))
+    assert made_of(*items) == [AssistantTurn(reasoning="Hm.", preamble="One.\n\nTwo.")]
+
+
 def test_a_thought_that_was_given_as_a_summary_is_a_thought() -> None:
     item = ReasoningItem(id="r", status="completed", summary=[SummaryText(text="Hm.")])
     assert made_of(item, call("a")) == [AssistantTurn(reasoning="Hm.", tool_calls=calls("a"))]
@@ -80,7 +85,6 @@ def test_a_thought_that_was_given_as_a_summary_is_a_thought() -> None:
         ([answer("One.")], [answer("Two.")]),
         ([answer("One.")], [thought("Hm."), answer("Two.")]),
         ([answer("One.")], [answer("Two.", "commentary")]),
-        ([answer("One.", "commentary")], [answer("Two.", "commentary")]),
         ([call("a")], [answer("Two.")]),
         ([call("a")], [answer("Two.", "commentary")]),
         ([thought("Hm.")], [thought("Ah."), answer("Two.")]),
