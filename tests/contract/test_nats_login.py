@@ -117,10 +117,21 @@ def wires(server: ServerProcess) -> Wires:
     return Wires(request_plane="nats", nats_server=server.url)
 
 
-@pytest.mark.parametrize("set_up", [certificates, password, token, nkey, jwt, over_the_url])
+@pytest.mark.parametrize(
+    ("set_up", "emptied"),
+    [
+        *((each, None) for each in (certificates, password, token, nkey, jwt, over_the_url)),
+        (jwt, "user.creds"),
+    ],
+)
 def test_the_environments_login_is_used_also_when_the_server_returns(
-    set_up: SetUp, launch_nats: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    set_up: SetUp,
+    emptied: str | None,
+    launch_nats: LaunchServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Also while the file with the login is `emptied`."""
     server = set_up(launch_nats, tmp_path, monkeypatch)
 
     async def main() -> None:
@@ -129,29 +140,8 @@ def test_the_environments_login_is_used_also_when_the_server_returns(
         async with asyncio.timeout(PATIENCE_S), worker.serve("w", count_up) as address:
             assert await tokens(caller.call(address, a_request(2))) == [0, 1]
             server.kill()
-            with pytest.raises(BrokerLost):
-                await tokens(caller.call(address, a_request(2)))
-            server.start()
-            await caller.reachable()
-            await worker.reachable()
-            assert await tokens(caller.call(address, a_request(2))) == [0, 1]
-        await caller.close()
-        await worker.close()
-
-    asyncio.run(main())
-
-
-def test_a_process_reconnects_while_its_credentials_file_is_empty(
-    launch_nats: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = jwt(launch_nats, tmp_path, monkeypatch)
-
-    async def main() -> None:
-        worker, caller = wires(server).transport(), wires(server).transport()
-        async with asyncio.timeout(PATIENCE_S), worker.serve("w", count_up) as address:
-            assert await tokens(caller.call(address, a_request(2))) == [0, 1]
-            server.kill()
-            (tmp_path / "user.creds").write_text("")
+            if emptied is not None:
+                (tmp_path / emptied).write_text("")
             with pytest.raises(BrokerLost):
                 await tokens(caller.call(address, a_request(2)))
             server.start()
