@@ -1,14 +1,16 @@
-"""The code budgets: lines per file and function. `make check` runs it; tabular files are exempt by name."""
+"""The code budgets: lines per file and function, and the size of each package. `make check` runs it."""
 
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
-MAX_FILE_LINES = 300
+MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 40
-PACKAGES = ("operations", "frontend", "workers", "baton", "tools")
-TABULAR: frozenset[str] = frozenset()
+PRODUCT = ("frontend", "workers", "baton", "operations")
+PACKAGES = (*PRODUCT, "tools")
+TABULAR: frozenset[str] = frozenset()  # exempt from the cap on lines, by name
 
 
 def over_budget(path: Path) -> list[str]:
@@ -31,12 +33,25 @@ def over_budget(path: Path) -> list[str]:
     return found
 
 
+def sizes(names: list[str]) -> str:
+    """Lines of Python by package, product packages added up."""
+    lines: Counter[str] = Counter()
+    for name in names:
+        path = Path(name)
+        if path.exists():
+            lines[path.parts[0]] += path.read_text(encoding="utf-8").count("\n")
+    product = {package: lines[package] for package in PRODUCT}
+    parts = " + ".join(f"{package} {count:,}" for package, count in product.items())
+    return f"lines: {parts} = {sum(product.values()):,}; tests {lines['tests']:,}"
+
+
 def main() -> int:
     """Exit status: 1 if any budget is exceeded."""
     listed = subprocess.run(["git", "ls-files", "*.py"], capture_output=True, text=True, check=True).stdout
     files = [Path(name) for name in listed.split() if name.split("/")[0] in PACKAGES]
     found = [line for path in files if path.exists() for line in over_budget(path)]
     sys.stdout.write("".join(line + "\n" for line in found))
+    sys.stdout.write(sizes(listed.split()) + "\n")
     return 1 if found else 0
 
 
