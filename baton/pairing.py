@@ -1,5 +1,7 @@
 """Which prefill workers can hand their KV to which decode workers."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from baton.messages import KvLayout, Role, WorkerInfo
@@ -25,7 +27,7 @@ def why_not_paired(prefill: WorkerInfo, decode: WorkerInfo) -> str | None:
     return None
 
 
-def refused_pairs(workers: tuple[WorkerInfo, ...]) -> list[str]:
+def refused_pairs(workers: Sequence[WorkerInfo]) -> list[str]:
     """The reason for every pair of one model that cannot exchange KV."""
     prefills = [worker for worker in workers if worker.role is Role.PREFILL]
     decodes = [worker for worker in workers if worker.role is Role.DECODE]

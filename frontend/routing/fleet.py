@@ -4,13 +4,13 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import AsyncGenerator, Sequence, Sized
+from collections.abc import AsyncGenerator, Iterable, Sequence, Sized
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from baton.discovery import Discovery
-from baton.errors import BatonError, ModelNotFound, NoWorkers
+from baton.errors import BatonError, EngineFailure, ModelNotFound, NoWorkers
 from baton.messages import Role, StatsRequest, WorkerInfo, WorkerStats
 from baton.pairing import refused_pairs, why_not_paired
 from baton.peer_tls import PeerDistrusted
@@ -19,9 +19,9 @@ from baton.trial import works
 from frontend.routing.health import Health, Instance
 from frontend.routing.names import Alias, model_of, other_names
 from frontend.routing.pairs import CutPairs
-from frontend.routing.suspects import Suspects
 from frontend.routing.tokenizers import Tokenizers
 from frontend.routing.watchdog import NO_PROGRESS_S, Watchdog
+from frontend.routing.workers import Event, State, Workers
 from frontend.text.served import ServedModel
 
 log = logging.getLogger(__name__)
@@ -54,13 +54,11 @@ class Fleet:
         self._discovery = discovery
         self._transport = transport
         self._request_timeout_s = request_timeout_s
-        self._workers: tuple[WorkerInfo, ...] = ()
+        self._workers = Workers(self._probe)
         self._tokenizers = Tokenizers(model_path)
-        self._suspects = Suspects(self._answers, self._works, self._has_address, self._note_change)
         self._cut = CutPairs(transport, self._is_registered)
         self._no_progress_s = no_progress_s
         self._watchdog = Watchdog(self._is_stuck, self._give_up, no_progress_s)
-        self._change = asyncio.Event()
         self.synced = asyncio.Event()
         """Set once the workers registered at the start are known."""
 
@@ -74,7 +72,7 @@ class Fleet:
             yield follow
         finally:
             own = [sync, follow, watch]
-            tasks = [*own, *self._tokenizers.tasks(), *self._suspects.tasks(), *self._cut.trials]
+            tasks = [*own, *self._tokenizers.tasks(), *self._workers.tasks(), *self._cut.trials]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -85,22 +83,22 @@ class Fleet:
         Prefill workers without a compatible decode worker are excluded; `paired_with` keeps only those of
         either role that can exchange KV with that worker.
         """
-        found = [w for w in self._live() if w.model == model and w.role is role]
+        found = [w for w in self._workers.live() if w.model == model and w.role is role]
         if paired_with is not None:
             pairs = [(w, paired_with) if role is Role.PREFILL else (paired_with, w) for w in found]
             return [w for w, pair in zip(found, pairs, strict=True) if self._can_pair(*pair)]
         if role is Role.DECODE:
             return found
-        decodes = [w for w in self._live() if w.model == model and w.role is Role.DECODE]
+        decodes = [w for w in self._workers.live() if w.model == model and w.role is Role.DECODE]
         return [w for w in found if any(self._can_pair(w, d) for d in decodes)]
 
     def suspect(self, worker: WorkerInfo) -> None:
         """Exclude a worker that a request has lost until it answers a probe."""
-        self._suspects.add(worker)
+        self._workers.note(worker, Event.LOST)
 
     def refuse(self, worker: WorkerInfo, reason: str) -> None:
         """Exclude a worker that sent what no genuine one sends, for good."""
-        self._suspects.refuse(worker, reason)
+        self._workers.note(worker, Event.INVALID, reason)
 
     def num_token_ids(self, model: str) -> float:
         """How many token ids the model has; infinity if its tokenizer is not known yet."""
@@ -117,11 +115,11 @@ class Fleet:
 
     async def changed(self) -> None:
         """Return when other workers are live than now, or may be."""
-        await self._change.wait()
+        await self._workers.changed()
 
     def models(self) -> list[str]:
         """Names of the available models, aliases included."""
-        decodes = {w.model for w in self._live() if w.role is Role.DECODE}
+        decodes = {w.model for w in self._workers.live() if w.role is Role.DECODE}
         served = decodes & self._tokenizers.loaded.keys()
         return sorted({*served, *other_names(served, self._aliases)})
 
@@ -129,9 +127,10 @@ class Fleet:
         """The model of that name. Raises ModelNotFound, or NoWorkers if its decode workers or its tokenizer
         are missing; lost workers may answer again in a moment, and requests wait for them.
         """
-        model = model_of(name, {worker.model for worker in self._workers}, self._aliases) or name
-        mine = [worker for worker in self._workers if worker.model == model]
-        if not self._workers:
+        registered = self._workers.all()
+        model = model_of(name, {worker.model for worker in registered}, self._aliases) or name
+        mine = [worker for worker in registered if worker.model == model]
+        if not registered:
             raise NoWorkers("No workers are available; start prefill and decode workers.", retry_after_s=1)
         if not mine:
             known = ", ".join(self.models()) or "none yet"
@@ -149,110 +148,101 @@ class Fleet:
 
     def health(self) -> Health:
         """The body of /health; healthy if at least one model can be served."""
-        ready, live = set(self.models()), self._live()
-        known = {w.worker_id for w in self._workers}
-        excluded = self._suspects.among(self._workers)
-        missing = [] if ready else [f"{w.model}: decode" for w in self._workers] or ["prefill", "decode"]
+        ready, registered, live = set(self.models()), self._workers.all(), self._workers.live()
+        known = {w.worker_id for w in registered}
+        missing = [] if ready else [f"{w.model}: decode" for w in registered] or ["prefill", "decode"]
         return Health(
             status="healthy" if ready else "unhealthy",
             endpoints=sorted({w.endpoint for w in live}),
             instances=[_instance(w) for w in live],
             missing=sorted(set(missing)),
-            warming=[w.worker_id for w in self._workers if not w.is_ready] + excluded.greeted,
-            lost=excluded.lost,
-            stuck=excluded.stuck,
-            refused=excluded.refused,
-            cold_pairs=[f"{w.worker_id} with {p}" for w in self._workers for p in w.cold_peers if p in known],
-            refused_pairs=refused_pairs(self._workers),
+            warming=self._ids(State.WARMING) + self._ids(State.NEW),
+            lost=self._ids(State.LOST),
+            stuck=self._ids(State.STUCK),
+            refused=self._workers.reasons(State.REFUSED, State.DISTRUSTED),
+            cold_pairs=[f"{w.worker_id} with {p}" for w in registered for p in w.cold_peers if p in known],
+            refused_pairs=refused_pairs(registered),
             cut_pairs=self._cut.names(),
         )
 
     async def stats(self) -> list[tuple[WorkerInfo, WorkerStats]]:
         """The statistics of every worker that answers within `STATS_TIMEOUT_S`."""
-        found = await asyncio.gather(*(self._ask(worker) for worker in self._workers))
-        return [pair for pair in found if pair is not None]
+        registered = self._workers.all()
+        found = await asyncio.gather(*map(self._ask, registered), return_exceptions=True)
+        return [(w, s) for w, s in zip(registered, found, strict=True) if isinstance(s, WorkerStats)]
 
-    def _live(self) -> list[WorkerInfo]:
-        return [w for w in self._workers if w.is_ready and not self._suspects.has(w)]
+    def _ids(self, state: State) -> list[str]:
+        return [worker.worker_id for worker in self._workers.of(state)]
 
     def _is_registered(self, worker: WorkerInfo) -> bool:
-        return worker in self._workers
-
-    def _has_address(self, worker: WorkerInfo) -> bool:
-        """Whether it is registered, perhaps with other facts than before."""
-        return any(other.address == worker.address for other in self._workers)
+        return worker in self._workers.all()
 
     def _can_pair(self, prefill: WorkerInfo, decode: WorkerInfo) -> bool:
         return why_not_paired(prefill, decode) is None and not self._cut.has(prefill, decode)
 
-    async def _answers(self, worker: WorkerInfo) -> bool:
-        return await self._ask(worker) is not None
+    async def _probe(self, worker: WorkerInfo, state: State) -> tuple[Event, str]:
+        """A stuck worker must answer a request, through a pair if there is one; others their statistics."""
+        if state is State.STUCK:
+            return (Event.ANSWERED if await self._works(worker) else Event.SILENT), ""
+        try:
+            await self._ask(worker)
+        except PeerDistrusted as error:
+            return Event.UNTRUSTED, error.message
+        except (BatonError, TimeoutError):
+            return Event.SILENT, ""
+        return Event.ANSWERED, ""
 
     async def _works(self, worker: WorkerInfo) -> bool:
-        """Whether it does a request through a pair."""
+        """Whether a trial request through a prefill/decode pair succeeds."""
         role = Role.PREFILL if worker.role is Role.DECODE else Role.DECODE
         partners = self.workers(worker.model, role, paired_with=worker)
         partner = random.choice(partners) if partners else None  # noqa: S311  not security-relevant
         return await works(self._transport, worker, partner, limit_s=self._no_progress_s)
 
     async def _is_stuck(self, worker: WorkerInfo, limit_s: float) -> bool:
-        """Whether its engine computes nothing: neither a request of our own nor, for `limit_s`, any other."""
-        before = await self._ask(worker)
-        if before is None or await works(self._transport, worker, limit_s=limit_s):
-            return False  # if it does not answer at all, its calls end without us
-        after = await self._ask(worker)
-        return after is not None and _computed(before[1]) == _computed(after[1])
+        """Whether a trial request fails and the worker's counters do not move for `limit_s`."""
+        try:
+            before = await self._ask(worker)
+            if await works(self._transport, worker, limit_s=limit_s):
+                return False
+            return _computed(before) == _computed(await self._ask(worker))
+        except (BatonError, TimeoutError):
+            return False  # it does not answer at all: its calls end without us
 
     def _give_up(self, worker: WorkerInfo) -> None:
-        self._suspects.add(worker, is_stuck=True)
+        self._workers.note(worker, Event.STALLED)
         self._transport.lose(worker.address, "its engine makes no progress")
 
-    async def _ask(self, worker: WorkerInfo) -> tuple[WorkerInfo, WorkerStats] | None:
-        try:
-            async with asyncio.timeout(STATS_TIMEOUT_S):
-                async with aclosing(self._transport.call(worker.address, StatsRequest())) as replies:
-                    async for reply in replies:
-                        if isinstance(reply, WorkerStats):
-                            return worker, reply
-        except (BatonError, TimeoutError) as error:
-            log.debug("no stats worker=%s error=%s", worker.worker_id, error)
-            self._suspects.distrust(worker, error.message if isinstance(error, PeerDistrusted) else None)
-        return None
+    async def _ask(self, worker: WorkerInfo) -> WorkerStats:
+        """The worker's statistics. Raises TimeoutError after STATS_TIMEOUT_S; a BatonError, PeerDistrusted
+        among them.
+        """
+        async with asyncio.timeout(STATS_TIMEOUT_S):
+            async with aclosing(self._transport.call(worker.address, StatsRequest())) as replies:
+                async for reply in replies:
+                    if isinstance(reply, WorkerStats):
+                        return reply
+        raise EngineFailure(f"Worker {worker.worker_id} sent no statistics.")
 
     async def _follow(self) -> None:
         async with aclosing(self._discovery.watch()) as snapshots:
             async for workers in snapshots:
-                self._update(workers)
+                self._warn_of_timeouts(workers)
                 self._tokenizers.load(workers)
-                self._note_change()
+                self._workers.update(workers)
 
     async def _sync(self) -> None:
         await self.changed()
         await self._tokenizers.tried()
-        await self._suspects.greetings(STATS_TIMEOUT_S)
+        await self._workers.probed(STATS_TIMEOUT_S)
         self.synced.set()
 
-    def _note_change(self) -> None:
-        self._change.set()
-        self._change = asyncio.Event()
-
-    def _update(self, workers: tuple[WorkerInfo, ...]) -> None:
-        """Know these workers, and greet the new ones."""
-        before = {w.address: w for w in self._workers if w.is_ready}
-        after = {w.address: w for w in workers if w.is_ready}
-        for address in after.keys() - before.keys():
-            worker = after[address]
-            log.info(
-                "joined worker=%s role=%s kv=%s", worker.worker_id, worker.role.value, worker.kv_transfer
-            )
-            if worker.kv_timeout_s is not None and worker.kv_timeout_s >= self._request_timeout_s:
-                log.warning(_TOO_SHORT, self._request_timeout_s, worker.kv_timeout_s, worker.worker_id)
-        for address in before.keys() - after.keys():
-            log.info("left worker=%s", before[address].worker_id)
-        self._workers = workers
-        for address in after.keys() - before.keys():
-            self._suspects.greet(after[address])
-        self._suspects.forget(workers)
+    def _warn_of_timeouts(self, workers: Iterable[WorkerInfo]) -> None:
+        known = {worker.address for worker in self._workers.all()}
+        for worker in workers:
+            timeout_s = worker.kv_timeout_s
+            if worker.address not in known and timeout_s is not None and timeout_s >= self._request_timeout_s:
+                log.warning(_TOO_SHORT, self._request_timeout_s, timeout_s, worker.worker_id)
 
 
 def _computed(stats: WorkerStats) -> tuple[int, int, int]:

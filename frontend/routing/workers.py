@@ -1,0 +1,200 @@
+"""The state of each registered worker: one table of transitions, and the probes that bring workers back."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from enum import Enum
+
+from baton.messages import WorkerInfo
+
+log = logging.getLogger(__name__)
+
+PROBE_EVERY_S = 0.5
+
+
+class State(Enum):
+    """What a registered worker is to this frontend. Only live ones get requests."""
+
+    WARMING = "warming"
+    """It tries its handoffs and has not announced that it is ready."""
+    NEW = "new"
+    """It is ready and has not answered a probe: its address may be anything."""
+    LIVE = "live"
+    LOST = "lost"
+    """It does not respond. Its lease may take long to expire, and a frozen process keeps it."""
+    STUCK = "stuck"
+    """It responds, but its engine makes no progress."""
+    DISTRUSTED = "distrusted"
+    """It and this process do not trust each other. Certificates are renewed, so it is probed."""
+    REFUSED = "refused"
+    """It sent what no genuine worker sends; final."""
+
+
+class Event(Enum):
+    """What happens to a registered worker."""
+
+    WARMS = "warms"
+    """It registers as not ready."""
+    READY = "ready"
+    """It registers as ready."""
+    ANSWERED = "answered"
+    """A probe succeeds."""
+    SILENT = "silent"
+    """A probe fails."""
+    UNTRUSTED = "untrusted"
+    """A probe fails since one of the two does not trust the other's certificate."""
+    LOST = "lost"
+    """A request loses it."""
+    STALLED = "stalled"
+    """Its heartbeats arrive, but none of its requests progresses."""
+    INVALID = "invalid"
+    """It sends tokens that the model does not have."""
+
+
+_TABLE = """
+             warms    ready       answered  silent  untrusted   lost        stalled  invalid
+warming      warming  new         -         -       -           warming     warming  refused
+new          warming  new         live      lost    distrusted  new         stuck    refused
+live         warming  live        -         -       -           lost        stuck    refused
+lost         warming  lost        live      lost    distrusted  lost        stuck    refused
+stuck        warming  stuck       live      stuck   -           stuck       stuck    refused
+distrusted   warming  distrusted  live      lost    distrusted  distrusted  stuck    refused
+refused      refused  refused     -         -       -           refused     refused  refused
+"""
+
+
+def _transitions(table: str) -> dict[tuple[State, Event], State]:
+    header, *rows = (line.split() for line in table.strip().splitlines())
+    events = [Event(name) for name in header]
+    found = {}
+    for name, *cells in rows:
+        cell_of = zip(events, cells, strict=True)
+        found.update({(State(name), event): State(cell) for event, cell in cell_of if cell != "-"})
+    return found
+
+
+TRANSITIONS = _transitions(_TABLE)
+"""The next state by state and event. A pair without an entry cannot happen, and raises KeyError."""
+_BAD = frozenset({State.LOST, State.STUCK, State.DISTRUSTED, State.REFUSED})
+_PROBED = _BAD - {State.REFUSED} | {State.NEW}
+
+Probe = Callable[[WorkerInfo, State], Awaitable[tuple[Event, str]]]
+"""Probes a worker in that state: ANSWERED, SILENT or UNTRUSTED, and the reason."""
+
+
+class _Entry:
+    def __init__(self, worker: WorkerInfo) -> None:
+        self.worker = worker
+        self.state = State.WARMING
+        self.reason = ""
+        self.probe: asyncio.Task[None] | None = None
+
+
+class Workers:
+    """Registered workers by address, which is new with each start of a process."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._entries: dict[str, _Entry] = {}
+        self._change = asyncio.Event()
+
+    def update(self, registered: Iterable[WorkerInfo]) -> None:
+        """Replace the registered workers; a new one is probed once it is ready."""
+        workers = {worker.address: worker for worker in registered}
+        for address in self._entries.keys() - workers.keys():
+            entry = self._entries.pop(address)
+            _stop(entry)
+            if entry.state is not State.WARMING:
+                log.info("left worker=%s", entry.worker.worker_id)
+        entries = {address: self._entries.get(address) or _Entry(w) for address, w in workers.items()}
+        self._entries = entries
+        for address, entry in entries.items():
+            entry.worker = workers[address]
+            self.note(entry.worker, Event.READY if entry.worker.is_ready else Event.WARMS)
+        self.note_change()
+
+    def note(self, worker: WorkerInfo, event: Event, reason: str = "") -> None:
+        """Record an event of a worker; nothing if it is no longer registered."""
+        entry = self._entries.get(worker.address)
+        if entry is None:
+            return
+        before, entry.state = entry.state, TRANSITIONS[entry.state, event]
+        is_new_reason = entry.state is State.DISTRUSTED and reason not in {"", entry.reason}
+        if entry.state is before and not is_new_reason:
+            return
+        entry.reason = reason
+        _log(entry, before)
+        if entry.state not in _PROBED:
+            _stop(entry)
+        elif entry.probe is None:
+            entry.probe = asyncio.create_task(self._probe_until_live(entry))
+        self.note_change()
+
+    def all(self) -> list[WorkerInfo]:
+        """Every registered worker."""
+        return [entry.worker for entry in self._entries.values()]
+
+    def live(self) -> list[WorkerInfo]:
+        """The workers that get requests."""
+        return self.of(State.LIVE)
+
+    def of(self, state: State) -> list[WorkerInfo]:
+        """The workers in a state."""
+        return [entry.worker for entry in self._entries.values() if entry.state is state]
+
+    def reasons(self, *states: State) -> list[str]:
+        """`WORKER_ID: REASON` of the workers in these states."""
+        found = [entry for entry in self._entries.values() if entry.state in states]
+        return [f"{entry.worker.worker_id}: {entry.reason}" for entry in found]
+
+    async def changed(self) -> None:
+        """Return when a worker registers, leaves or changes its state."""
+        await self._change.wait()
+
+    def note_change(self) -> None:
+        """Wake those who wait for a change."""
+        self._change.set()
+        self._change = asyncio.Event()
+
+    async def probed(self, limit_s: float) -> None:
+        """Wait until no worker is new, `limit_s` at most."""
+        try:
+            async with asyncio.timeout(limit_s):
+                while self.of(State.NEW):
+                    await self.changed()
+        except TimeoutError:
+            pass
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """The running probes."""
+        return [entry.probe for entry in self._entries.values() if entry.probe is not None]
+
+    async def _probe_until_live(self, entry: _Entry) -> None:
+        while True:
+            state = entry.state
+            event, reason = await self._probe(entry.worker, state)
+            if entry.state is state:  # else the probe was for another state
+                if event is Event.ANSWERED:
+                    entry.probe = None
+                self.note(entry.worker, event, reason)
+                if event is Event.ANSWERED:
+                    return
+            await asyncio.sleep(PROBE_EVERY_S)
+
+
+def _stop(entry: _Entry) -> None:
+    if entry.probe is not None:
+        entry.probe.cancel()
+        entry.probe = None
+
+
+def _log(entry: _Entry, before: State) -> None:
+    worker, state = entry.worker, entry.state
+    if state is State.NEW and before is State.WARMING:
+        log.info("joined worker=%s role=%s kv=%s", worker.worker_id, worker.role.value, worker.kv_transfer)
+    elif state in {State.REFUSED, State.DISTRUSTED}:
+        log.error("%s worker=%s: %s", state.value, worker.worker_id, entry.reason)
+    elif state in _BAD:
+        log.warning("lost worker=%s stuck=%s", worker.worker_id, state is State.STUCK)
+    elif before in _BAD:
+        log.info("recovered worker=%s", worker.worker_id)
