@@ -1,4 +1,4 @@
-"""The error tree: each error's code, HTTP status, and whether another worker may be tried."""
+"""The error tree: each error's code and HTTP status."""
 
 from typing import ClassVar
 
@@ -18,13 +18,11 @@ class BatonError(Exception):
     """Base class. `message` is one sentence that tells the user what to do.
 
     `status` is the HTTP status, `kind` OpenAI's `error.type`, `param` the offending field, if any.
-    `retryable`: the same request may succeed on another worker.
     """
 
     code: ClassVar[str] = "internal_error"
     status: ClassVar[int] = 500
     kind: ClassVar[str] = "server_error"
-    retryable: ClassVar[bool] = False
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -61,7 +59,6 @@ class Overloaded(BatonError):
     code = "overloaded"
     status = 429
     kind = "rate_limit_error"
-    retryable = True
 
 
 class NoWorkers(BatonError):
@@ -78,7 +75,6 @@ class NotReady(BatonError):
     code = "not_ready"
     status = 503
     kind = "service_unavailable_error"
-    retryable = True
 
 
 class WorkerLost(BatonError):
@@ -86,7 +82,6 @@ class WorkerLost(BatonError):
 
     code = "worker_lost"
     status = 502
-    retryable = True
 
 
 class WorkerUnreached(WorkerLost):
@@ -99,7 +94,6 @@ class BrokerLost(BatonError):
     code = "broker_unavailable"
     status = 503
     kind = "service_unavailable_error"
-    retryable = True
 
 
 class HandoffFailed(BatonError):
@@ -107,7 +101,6 @@ class HandoffFailed(BatonError):
 
     code = "handoff_failed"
     status = 502
-    retryable = True
 
 
 class HandoffStalled(HandoffFailed):
@@ -144,7 +137,6 @@ class NotResumable(EngineFailure):
     """The engine cannot go on in the middle of this answer; it may make it again from its beginning."""
 
     code = "not_resumable"
-    retryable = True
 
 
 _BY_CODE: dict[str, type[BatonError]] = {

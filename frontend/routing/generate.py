@@ -109,8 +109,8 @@ class Generator:
                         self._note_failure(error, progress)
 
     def _taken(self, chunk: TokenChunk, progress: Progress) -> TokenChunk | None:
-        """What the client has not got of a chunk, None if that is nothing. Raises WorkerLost or EngineFailure
-        if it cannot be right.
+        """The tokens of a chunk that are new to the client, or None. Raises WorkerLost or EngineFailure if
+        the chunk is invalid.
         """
         if chunk.token_ids and max(chunk.token_ids) >= progress.num_ids:
             self._refuse(chunk.token_ids, progress)
@@ -120,7 +120,7 @@ class Generator:
 
     @asynccontextmanager
     async def _noting_usage(self, progress: Progress) -> AsyncGenerator[None, None]:
-        """Record what workers told of a request, once it has ended or nobody reads on."""
+        """Record a request's usage when its stream is closed."""
         try:
             yield
         finally:
@@ -128,7 +128,7 @@ class Generator:
                 self._metrics.note_usage(progress.usage)
 
     def _refuse(self, token_ids: tuple[int, ...], progress: Progress) -> None:
-        """Use the worker no more that sent these, which the model does not have. Raises WorkerLost."""
+        """Exclude the worker that sent token ids outside the model's vocabulary. Raises WorkerLost."""
         unknown = f"it sent the token id {max(token_ids)}, which {progress.request.model} does not have"
         self._fleet.refuse(progress.asked[-1], unknown)
         raise WorkerLost(f"A worker is not what it says: {unknown}.")
@@ -174,7 +174,9 @@ class Generator:
             async with asyncio.timeout(min(self._wait_for_worker_s, progress.time_left_s)):
                 while not self._eligible(Role.DECODE, progress):
                     if self._fleet.workers(progress.request.model, Role.DECODE):
-                        await progress.forgive()  # they are live, and have all failed this request before
+                        await (
+                            progress.clear_avoided()
+                        )  # they are live, and have all failed this request before
                     else:
                         await self._fleet.changed()
         except TimeoutError:
@@ -193,7 +195,9 @@ class Generator:
         elif prefill is not None:
             self._metrics.count_prefill("prefill", "always" if decode is None else "free")
         if prefill is None:
-            self._metrics.count_prefill("decode", "stalled" if progress.is_stalled else "no_prefill_worker")
+            self._metrics.count_prefill(
+                "decode", "stalled" if progress.prefills_locally else "no_prefill_worker"
+            )
             decode = decode or self._choose(Role.DECODE, progress)
             tokens = await self._decode(request, progress, calls, decode)
             return await anext(tokens, None), tokens
@@ -269,7 +273,7 @@ class Generator:
     def _eligible(
         self, role: Role, progress: Progress, paired_with: WorkerInfo | None = None
     ) -> list[WorkerInfo]:
-        if role is Role.PREFILL and progress.is_stalled:
+        if role is Role.PREFILL and progress.prefills_locally:
             return []
         live = self._fleet.workers(progress.request.model, role, paired_with=paired_with)
         return [worker for worker in live if worker.incarnation not in progress.avoided]

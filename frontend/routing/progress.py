@@ -1,6 +1,7 @@
-"""One request across its attempts: its tokens so far, whom it avoids, and when it gives up."""
+"""One request across its attempts: its tokens so far, the workers to avoid, and when it is given up."""
 
 import asyncio
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -21,20 +22,48 @@ from baton.errors import (
 from baton.messages import GenerateRequest, TokenChunk, Usage, WorkerInfo
 
 MAX_ATTEMPTS = 4
-"""A request that makes engines fail takes at most so many with it."""
+"""A request is given up when this many attempts have failed: it may be what kills the workers."""
 _ENOUGH_TOKENS = 32
-"""A worker that has sent so many was not lost because of this request, so failures are counted anew."""
-_PAUSE_S = 0.1
-_ANOTHER = (
-    "The worker was lost, and this answer, made again from its beginning, differs; send the request again."
-)
+"""A worker that sent this many was not lost because of the request, so failures are counted anew."""
+_BACKOFF_S = 0.1
+_DIVERGED = "The worker was lost and the regenerated answer diverged; send the request again."
 
-_BLAMELESS = BrokerLost | NoWorkers | NotResumable | WorkerUnreached
+
+class Retry(NamedTuple):
+    """What a failed attempt means for the next one."""
+
+    excludes: Literal["none", "last", "prefill", "source"]
+    """The worker to avoid: the one asked last; the one whose handoff this is; or that, else the last."""
+    counts: Literal["always", "never", "new"]
+    """Whether it counts against MAX_ATTEMPTS. `new`: only while the request has not begun to run, as a full
+    worker may refuse a running answer until its deadline."""
+    mode: Literal["resume", "replay", "local prefill"] = "resume"
+    """The next attempt goes on after the tokens so far; makes the answer again from its beginning; or lets
+    decode prefill, rather than wait for another worker's KV in vain."""
+
+
+RETRIES: dict[type[BatonError], Retry] = {
+    BrokerLost: Retry("none", "never"),
+    NoWorkers: Retry("prefill", "never"),  # no decode worker can take this handoff
+    WorkerUnreached: Retry("last", "never"),
+    WorkerLost: Retry("last", "always"),
+    Overloaded: Retry("last", "new"),
+    NotReady: Retry("last", "new"),
+    HandoffStalled: Retry("source", "always", "local prefill"),
+    HandoffFailed: Retry("source", "always"),
+    NotResumable: Retry("none", "never", "replay"),
+}
+"""By error, of which the most specific class counts. Other errors end the request."""
+
+
+def retry_after(error: BatonError) -> Retry | None:
+    """How a request goes on after this error; None if it does not."""
+    return next((RETRIES[kind] for kind in type(error).__mro__ if kind in RETRIES), None)
 
 
 class Progress:
     """The state of one request across its attempts. `error` is how the last one ended; `num_ids` is how many
-    token ids the model has; `usage` is the latest that a worker told.
+    token ids the model has; `usage` is the latest that a worker reported.
     """
 
     def __init__(self, request: GenerateRequest, num_ids: float) -> None:
@@ -42,17 +71,22 @@ class Progress:
         self.num_ids = num_ids
         self.token_ids: list[int] = []
         self.usage: Usage | None = None
-        self.asked: list[WorkerInfo] = []
-        self.prefill: WorkerInfo | None = None
+        self.asked: list[WorkerInfo] = []  # in this attempt
+        self.prefill: WorkerInfo | None = None  # whose handoff this attempt uses
         self.avoided: set[str] = set()
-        self.is_stalled = False  # decode prefills by itself, rather than wait for another worker's KV in vain
         self.error: BatonError | None = None
-        self.is_replayed = False  # from its first token, as the engine cannot go on in the middle
+        self._retry = Retry("none", "never")  # after that error
+        self._modes: set[str] = set()  # of all retries: none is taken back
         self._expected: list[int] = []
-        self.is_handed_off = False  # to decode workers that refused it; the client may have a status already
+        self._has_begun = False  # a handoff was offered to decode workers; the client may have a status
         self._num_failures = 0
         self._num_tokens_before = 0
         self._deadline = asyncio.get_running_loop().time() + request.deadline_s
+
+    @property
+    def prefills_locally(self) -> bool:
+        """Whether decode computes the prompt itself."""
+        return "local prefill" in self._modes
 
     @property
     def time_left_s(self) -> float:
@@ -63,7 +97,7 @@ class Progress:
         """The request for the next attempt."""
         if self.error is None:
             return msgspec.structs.replace(self.request, deadline_s=self.time_left_s)
-        if self.is_replayed:
+        if "replay" in self._modes:
             self._expected = self.token_ids.copy()
             return msgspec.structs.replace(self.request, deadline_s=self.time_left_s, is_retry=True)
         return msgspec.structs.replace(
@@ -75,14 +109,14 @@ class Progress:
         )
 
     def take(self, chunk: TokenChunk) -> TokenChunk | None:
-        """Keep the chunk's tokens; returns what the client has not got of it, None if that is nothing. Raises
-        EngineFailure if an answer that is made again is another one.
+        """Keep the chunk's tokens; returns those that are new to the client, or None. Raises EngineFailure if
+        a regenerated answer diverges.
         """
         if self._expected:
             num = min(len(chunk.token_ids), len(self._expected))
             is_cut = chunk.finish_reason is not None and num < len(self._expected)
             if is_cut or list(chunk.token_ids[:num]) != self._expected[:num]:
-                raise EngineFailure(_ANOTHER)
+                raise EngineFailure(_DIVERGED)
             del self._expected[:num]
             logprobs = None if chunk.logprobs is None else chunk.logprobs[num:]
             chunk = msgspec.structs.replace(chunk, token_ids=chunk.token_ids[num:], logprobs=logprobs)
@@ -93,7 +127,7 @@ class Progress:
 
     @property
     def _is_running(self) -> bool:
-        return self.is_handed_off or bool(self.token_ids)
+        return self._has_begun or bool(self.token_ids)
 
     def lost_with(self, error: BatonError) -> WorkerInfo | None:
         """The worker that this failure proves lost."""
@@ -102,68 +136,47 @@ class Progress:
         return self.asked[-1] if isinstance(error, WorkerLost) and self.asked else None
 
     def note_failure(self, error: BatonError) -> None:
-        """Record which worker to avoid. Raises the error if the request cannot be retried."""
-        if not (error.retryable or isinstance(error, NoWorkers)):
+        """Prepare the next attempt. Raises the error if there is none; DeadlineExceeded if it is too late."""
+        retry = retry_after(error)
+        if retry is None or (retry.mode == "replay" and "replay" in self._modes):
             raise error
-        if isinstance(error, NotResumable):
-            if self.is_replayed:
-                raise error
-            self.is_replayed = True
         if self.time_left_s <= 0:
             raise DeadlineExceeded
-        self.is_handed_off |= self.prefill not in (None, *self.asked[-1:])
-        if not isinstance(error, _BLAMELESS):  # the request is not the cause
-            self._count(error)
-        blamed = self._blamed(error)
-        if blamed is not None:
-            self.avoided.add(blamed.incarnation)
-        self.is_stalled |= isinstance(error, HandoffStalled)
+        self._has_begun |= self.prefill not in (None, *self.asked[-1:])
+        if retry.counts != "never":
+            self._count(error, retry)
+        source = self.prefill if retry.excludes in {"prefill", "source"} else None
+        if source is None and retry.excludes in {"last", "source"}:
+            source = self.asked[-1]
+        if source is not None:
+            self.avoided.add(source.incarnation)
+        self._modes.add(retry.mode)
         self.asked.clear()
         self.prefill = None
-        self.error = error
+        self.error, self._retry = error, retry
 
-    async def forgive(self) -> None:
-        """Avoid no worker any more, after a pause. Raises the last error if it refused a new request."""
-        if self.error is not None and self._is_refusal(self.error):
+    async def clear_avoided(self) -> None:
+        """Avoid no worker, after a backoff. Raises the last error if it refused a new request."""
+        if self.error is not None and self._retry.counts == "new":
             if not self._is_running:
                 raise self.error
             await asyncio.sleep(self.error.retry_after_s or 1.0)  # until a queue may have room
         else:
-            await asyncio.sleep(_PAUSE_S * 2**self._num_failures)  # so that failing at once does not spin
+            await asyncio.sleep(_BACKOFF_S * 2**self._num_failures)  # so that failing at once does not spin
         self.avoided.clear()
 
     def ended_by(self, error: BatonError) -> BatonError:
-        """What a request ends with that has waited in vain."""
+        """The error for a request whose wait timed out."""
         if self.time_left_s <= 0:
             return DeadlineExceeded()
         return error if self.error is None or isinstance(self.error, BrokerLost) else self.error
 
-    def _count(self, error: BatonError) -> None:
-        """Count a failure, except that a running answer may be refused until its deadline. Raises the last
-        one that is allowed.
-        """
+    def _count(self, error: BatonError, retry: Retry) -> None:
+        """Count a failure. Raises the last one that is allowed."""
         if len(self.token_ids) - self._num_tokens_before >= _ENOUGH_TOKENS:
             self._num_failures = 0
             self.avoided.clear()
         self._num_tokens_before = len(self.token_ids)
-        self._num_failures += not (self._is_refusal(error) and self._is_running)
+        self._num_failures += retry.counts == "always" or not self._is_running
         if self._num_failures == MAX_ATTEMPTS:
             raise error
-
-    def _blamed(self, error: BatonError) -> WorkerInfo | None:
-        """The worker to avoid. A failed handoff is blamed on the prefill worker, as is one that no decode
-        worker can take; the decode worker that reported it stays eligible.
-        """
-        match error:
-            case BrokerLost() | NotResumable():
-                return None
-            case NoWorkers():
-                return self.prefill
-            case HandoffFailed():
-                return self.prefill or self.asked[-1]
-            case _:
-                return self.asked[-1]
-
-    @staticmethod
-    def _is_refusal(error: BatonError) -> bool:
-        return isinstance(error, Overloaded | NotReady)

@@ -1,32 +1,32 @@
-"""The error tree: what each error is for a client and for the router, and on the wire."""
+"""The error tree: what each error is for a client, and on the wire."""
 
 import pytest
 
 from baton import errors
 from baton.errors import BatonError, ErrorInfo, from_wire
 
-# class: code, HTTP status, OpenAI's type, whether another worker may be tried
-TREE: dict[str, tuple[str, int, str, bool]] = {
-    "BatonError": ("internal_error", 500, "server_error", False),
-    "InvalidRequest": ("invalid_request", 400, "invalid_request_error", False),
-    "ModelNotFound": ("model_not_found", 404, "invalid_request_error", False),
-    "Overloaded": ("overloaded", 429, "rate_limit_error", True),
-    "NoWorkers": ("no_workers", 503, "service_unavailable_error", False),
-    "NotReady": ("not_ready", 503, "service_unavailable_error", True),
-    "WorkerLost": ("worker_lost", 502, "server_error", True),
-    "WorkerUnreached": ("worker_lost", 502, "server_error", True),
-    "BrokerLost": ("broker_unavailable", 503, "service_unavailable_error", True),
-    "HandoffFailed": ("handoff_failed", 502, "server_error", True),
-    "HandoffStalled": ("handoff_stalled", 502, "server_error", True),
-    "DeadlineExceeded": ("deadline_exceeded", 504, "timeout_error", False),
-    "EngineFailure": ("engine_failure", 500, "server_error", False),
-    "NotResumable": ("not_resumable", 500, "server_error", True),
+# class: code, HTTP status, OpenAI's type
+TREE: dict[str, tuple[str, int, str]] = {
+    "BatonError": ("internal_error", 500, "server_error"),
+    "InvalidRequest": ("invalid_request", 400, "invalid_request_error"),
+    "ModelNotFound": ("model_not_found", 404, "invalid_request_error"),
+    "Overloaded": ("overloaded", 429, "rate_limit_error"),
+    "NoWorkers": ("no_workers", 503, "service_unavailable_error"),
+    "NotReady": ("not_ready", 503, "service_unavailable_error"),
+    "WorkerLost": ("worker_lost", 502, "server_error"),
+    "WorkerUnreached": ("worker_lost", 502, "server_error"),
+    "BrokerLost": ("broker_unavailable", 503, "service_unavailable_error"),
+    "HandoffFailed": ("handoff_failed", 502, "server_error"),
+    "HandoffStalled": ("handoff_stalled", 502, "server_error"),
+    "DeadlineExceeded": ("deadline_exceeded", 504, "timeout_error"),
+    "EngineFailure": ("engine_failure", 500, "server_error"),
+    "NotResumable": ("not_resumable", 500, "server_error"),
 }
 
 
-def test_each_error_has_its_code_status_type_and_whether_it_is_tried_again() -> None:
+def test_each_error_has_its_code_status_and_type() -> None:
     found = {
-        name: (each.code, each.status, each.kind, each.retryable)
+        name: (each.code, each.status, each.kind)
         for name, each in vars(errors).items()
         if isinstance(each, type) and issubclass(each, BatonError)
     }

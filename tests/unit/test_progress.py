@@ -127,7 +127,7 @@ def test_who_once_waited_for_kv_in_vain_waits_for_none_again() -> None:
     def check(progress: Progress) -> None:
         fail(progress, HandoffStalled("nothing came"))
         fail(progress, WorkerLost("gone"))
-        assert progress.is_stalled
+        assert progress.prefills_locally
 
     with_progress(check)
 
@@ -167,7 +167,7 @@ def test_a_running_answer_that_is_refused_pauses_before_it_asks_again(
         progress = Progress(request(60), 100)
         progress.take(TokenChunk((10,)))
         fail(progress, Overloaded("full", retry_after_s=retry_after_s))
-        await progress.forgive()
+        await progress.clear_avoided()
         assert not progress.avoided
         return asyncio.get_running_loop().time()
 
