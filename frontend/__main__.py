@@ -37,8 +37,7 @@ from frontend.responses.database import MEMORY
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoreFailure
 from frontend.routing.fleet import Fleet
-from frontend.routing.generate import Generator
-from frontend.routing.local_prefill import LocalPrefill
+from frontend.routing.generate import Generator, LocalPrefill
 from frontend.routing.names import parse_aliases
 from frontend.turn.thoughts import Thoughts
 

@@ -22,8 +22,7 @@ from baton.messages import (
 )
 from frontend.metrics import Metrics
 from frontend.routing.fleet import Fleet
-from frontend.routing.generate import Generator
-from frontend.routing.local_prefill import LocalPrefill
+from frontend.routing.generate import Generator, LocalPrefill
 from frontend.routing.router import RouterMode
 from tests.waiting import until
 

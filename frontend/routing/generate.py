@@ -1,12 +1,13 @@
 """Runs one token request: prefill -> handoff -> decode, with retries on other workers within the deadline."""
 
 import asyncio
+import dataclasses
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from functools import partial
 
 import msgspec
@@ -27,12 +28,77 @@ from frontend.metrics import RoutingMetrics
 from frontend.routing.admission import Admission
 from frontend.routing.capacity import Capacity, capacity_of
 from frontend.routing.fleet import Fleet
-from frontend.routing.local_prefill import LocalPrefill
-from frontend.routing.prefilled import Prefilled
 from frontend.routing.progress import Progress
 from frontend.routing.router import RouterMode, make_router
 
 log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefilled:
+    """What prefill answered `request` with; `prefilling` closes its call, which pins the KV. `decode`: the
+    decode worker, if it is already chosen.
+    """
+
+    request: GenerateRequest
+    handoff: KvHandoff
+    pinned: AsyncGenerator[Reply, None]
+    prefilling: AsyncExitStack
+    decode: WorkerInfo | None
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens in the handoff."""
+        first = self.handoff.first_chunk
+        return (self.handoff.first_token, *(first.token_ids if first else ()))
+
+    async def decoded(self, tokens: AsyncGenerator[Reply, None]) -> Reply | None:
+        """Decode's first reply. Raises HandoffFailed as soon as prefill fails, since the KV is lost with it,
+        BrokerLost.
+        """
+        arriving = asyncio.ensure_future(anext(tokens, None))
+        moved = asyncio.ensure_future(anext(self.pinned, None))
+        try:
+            await asyncio.wait((arriving, moved), return_when=asyncio.FIRST_COMPLETED)
+            if not arriving.done() and (error := moved.exception()) is not None:
+                if isinstance(error, BrokerLost):
+                    raise error
+                failed = f"The prefill worker failed before the KV was transferred: {error}"
+                raise HandoffFailed(failed) from error
+            return await arriving
+        finally:
+            arriving.cancel()
+            moved.cancel()
+            await asyncio.gather(arriving, moved, return_exceptions=True)
+
+
+class LocalPrefill:
+    """Prompts of which decode lacks at most `max_tokens` skip the prefill worker while that has kept a
+    request of this process waiting for `after_s`; always if that is 0, never if `max_tokens` is 0.
+    """
+
+    def __init__(self, max_tokens: int = 0, after_s: float = 0.0) -> None:
+        self.max_tokens = max_tokens
+        self._after_s = after_s
+        self._waits: dict[str, dict[object, float]] = {}  # since when, oldest first; by incarnation
+
+    @contextmanager
+    def waiting(self, prefill: WorkerInfo) -> Iterator[None]:
+        """During the context a request waits for this worker's answer."""
+        waits, wait = self._waits.setdefault(prefill.incarnation, {}), object()
+        waits[wait] = time.perf_counter()
+        try:
+            yield
+        finally:
+            del waits[wait]
+            if not waits:
+                self._waits.pop(prefill.incarnation, None)
+
+    def is_due(self, prefill: WorkerInfo) -> bool:
+        """Whether a short prompt should not join those at this worker."""
+        since = next(iter(self._waits.get(prefill.incarnation, {}).values()), time.perf_counter())
+        return time.perf_counter() - since >= self._after_s
+
 
 _Stream = tuple[Reply | None, AsyncGenerator[Reply, None]]
 """A worker's first reply and the rest."""

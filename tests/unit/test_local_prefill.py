@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from frontend.routing.local_prefill import LocalPrefill
+from frontend.routing.generate import LocalPrefill
 from tests.scripted_workers import worker
 from tests.waiting import until
 

@@ -8,7 +8,7 @@ import pytest
 
 from baton.errors import HandoffStalled
 from baton.messages import GenerateRequest, Reply, WorkerInfo
-from frontend.routing.pairs import CutPairs
+from frontend.routing.workers import CutPairs
 from tests.clock import run_jumping
 from tests.scripted_workers import Script, ScriptedWorkers, answer, failing, hand_off, worker
 
