@@ -1,4 +1,4 @@
-"""The state of each registered worker: one table of transitions, and the probes that bring workers and pairs back."""
+"""The state of each registered worker in one table, and the probes that bring workers and pairs back."""
 
 import asyncio
 import logging
