@@ -72,6 +72,33 @@ async def answer(engine: MockerEngine, request: GenerateRequest) -> list[TokenCh
     return [chunk async for chunk in engine.decode(request)]
 
 
+def test_prompts_share_the_rate_and_are_computed_in_turn() -> None:
+    async def main() -> None:
+        async with started() as engine:
+            began_s, ended_s = now_s(), dict[int, float]()
+
+            async def prefill(number: int) -> None:
+                request = msgspec.structs.replace(
+                    ask(), token_ids=list(range(100 * number, 100 * number + 20))
+                )
+                async with aclosing(engine.prefill(request)) as pinned:
+                    await anext(pinned)
+                    ended_s[number] = now_s() - began_s
+
+            running = [asyncio.create_task(prefill(number)) for number in range(8)]
+            await until(lambda: engine.stats().num_running == 8)
+            running[3].cancel()  # its turn is the next one's
+            await asyncio.gather(*running, return_exceptions=True)
+            assert list(ended_s) == [0, 1, 2, 4, 5, 6, 7]
+            assert [round(ended) for ended in ended_s.values()] == [2, 4, 6, 8, 10, 12, 14]
+            await asyncio.sleep(5)  # an idle engine saves nothing up
+            began_s = now_s()
+            await prefill(8)
+            assert round(ended_s[8]) == 2
+
+    run_jumping(main())
+
+
 def test_an_answer_takes_its_prompt_and_its_steps() -> None:
     async def main() -> None:
         async with started() as engine:

@@ -26,6 +26,7 @@ from workers.engine import EngineInfo
 from workers.engines.mocker_settings import MockerSettings
 from workers.engines.prefixes import HeldPrefixes
 from workers.engines.script import PlannedAnswer, Script, log_prompt, read_vocabulary
+from workers.engines.shared_rate import SharedRate
 from workers.kv.memory import host_memory
 from workers.kv.transceiver import CacheTransceiver, Ticket
 
@@ -65,6 +66,7 @@ class MockerEngine:
         self._words: tuple[int, ...] = ()
         self._held = HeldPrefixes(_BLOCK, settings.max_cached_tokens // _BLOCK)
         self._slots = asyncio.Semaphore(settings.max_batch_size)
+        self._prefilling = SharedRate(settings.prefill_tokens_per_s)
         self._waiting: list[asyncio.Future[None]] = []  # answers, for the next step
         self._is_running = False
         self._figures: dict[str, int] = dict.fromkeys(WorkerStats.__struct_fields__, 0)
@@ -203,7 +205,7 @@ class MockerEngine:
         num_lacking = len(request.token_ids) - num_held
         if self._settings.prompt_log is not None:
             log_prompt(Path(self._settings.prompt_log), request.token_ids[: request.num_prompt_tokens])
-        await _within(deadline, asyncio.sleep(num_lacking / self._settings.prefill_tokens_per_s))
+        await _within(deadline, self._prefilling.work(num_lacking))
         self._figures["num_prompt_tokens"] += num_lacking
         self._figures["num_cached_tokens"] += num_held
         return num_held

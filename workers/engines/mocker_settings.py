@@ -6,7 +6,8 @@ from pathlib import Path
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MockerSettings:
-    """The timing model. A decode step takes `decode_step_ms` plus up to `jitter_ms`, for any batch size.
+    """The timing model. Prompts share `prefill_tokens_per_s`, first come, first served. A decode step takes
+    `decode_step_ms` plus up to `jitter_ms`, for any batch size.
     The KV of the last `max_cached_tokens` is found again, in blocks of 16 tokens.
     `script` is a file of answers to play; see `workers.engines.script`. `prompt_log` is a file to which the
     token ids of each prompt are appended, one JSON line each. While the file `hang_while` exists, the engine
