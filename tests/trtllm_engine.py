@@ -10,7 +10,7 @@ from typing import Any
 from baton.messages import GenerateRequest, Sampling
 from tests.tiny_gpt_oss import prompt
 from tests.waiting import scaled
-from workers.engines.trtllm.engine import MAX_QUEUE_SIZE, TrtllmEngine
+from workers.engines.trtllm.engine import TrtllmEngine
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.settings import load_trtllm_settings
 from workers.engines.trtllm.watchdog import Leave, Patience
@@ -46,7 +46,6 @@ def new_engine(
     leave: Leave = no_exit,
     patience: Patience = Patience(),  # noqa: B008  frozen
     classes: dict[str, Any] | None = None,
-    max_queue_size: int = MAX_QUEUE_SIZE,
     **config: Any,
 ) -> TrtllmEngine:
     """An engine over the double with CONFIG and these settings, and `classes` of the double replaced."""
@@ -59,7 +58,6 @@ def new_engine(
         model_path=checkpoint,
         worker_id="w",
         incarnation="1",
-        max_queue_size=max_queue_size,
         leave=leave,
         patience=patience,
     )

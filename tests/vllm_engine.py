@@ -9,7 +9,7 @@ from typing import Any
 from baton.messages import GenerateRequest, Sampling
 from tests.tiny_gpt_oss import prompt
 from tests.waiting import until
-from workers.engines.vllm.engine import MAX_QUEUE_SIZE, VllmEngine
+from workers.engines.vllm.engine import VllmEngine
 from workers.engines.vllm.library import load_library
 from workers.engines.vllm.settings import load_vllm_settings
 from workers.flags import DisaggregationMode
@@ -25,7 +25,6 @@ CONFIG: dict[str, Any] = {
 def new_engine(
     checkpoint: Path,
     mode: DisaggregationMode = "prefill",
-    max_queue_size: int = MAX_QUEUE_SIZE,
     **config: Any,
 ) -> VllmEngine:
     """An engine in this mode over the double with CONFIG and these settings."""
@@ -38,7 +37,6 @@ def new_engine(
         model_path=checkpoint,
         worker_id=mode,
         incarnation="1",
-        max_queue_size=max_queue_size,
     )
 
 

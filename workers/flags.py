@@ -19,6 +19,7 @@ _ENDPOINTS = {
 # Flags for engine settings; they override the YAML.
 _ENGINE_FLAGS = {
     "max_batch_size": "max_batch_size",
+    "max_queue_size": "max_queue_size",
     "max_num_tokens": "max_num_tokens",
     "max_seq_len": "max_seq_len",
     "free_gpu_memory_fraction": "kv_cache_config.free_gpu_memory_fraction",
@@ -43,6 +44,7 @@ class WorkerSettings:
     extra_engine_args: Path | None = flag(None, "file of engine settings", metavar="YAML")
     override_engine_args: str | None = flag(None, "engine settings that override the YAML", metavar="JSON")
     max_batch_size: int | None = flag(None, "requests in one step", metavar="N")
+    max_queue_size: int | None = flag(None, "requests that may wait for a place", metavar="N")
     max_num_tokens: int | None = flag(None, "tokens in one step", metavar="N")
     max_seq_len: int | None = flag(None, "prompt plus answer, in tokens", metavar="N")
     free_gpu_memory_fraction: float | None = flag(None, "share of free memory for KV", metavar="F")

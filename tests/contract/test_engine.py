@@ -108,6 +108,7 @@ def _trtllm(checkpoint: Path) -> Build:
         lib = load_library()
         override = {
             "max_batch_size": limits.max_batch_size,
+            "max_queue_size": limits.max_queue_size,
             "max_num_tokens": 32,
             "enable_chunked_prefill": True,
             "disable_overlap_scheduler": True,
@@ -127,7 +128,6 @@ def _trtllm(checkpoint: Path) -> Build:
             model_path=checkpoint,
             worker_id=role.value,
             incarnation="1",
-            max_queue_size=limits.max_queue_size,
         )
 
     return build
@@ -140,6 +140,7 @@ def _vllm(checkpoint: Path) -> Build:
         lib = load_vllm()
         override = {
             "max_num_seqs": limits.max_batch_size,
+            "max_queue_size": limits.max_queue_size,
             "max_num_batched_tokens": 32,
             "block_size": 8,
             "num_gpu_blocks_override": 512,
@@ -154,7 +155,6 @@ def _vllm(checkpoint: Path) -> Build:
             model_path=checkpoint,
             worker_id=role.value,
             incarnation="1",
-            max_queue_size=limits.max_queue_size,
         )
 
     return build

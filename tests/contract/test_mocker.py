@@ -511,10 +511,11 @@ def test_times_may_be_zero_and_not_below(name: str) -> None:
         msgspec.convert({name: -1}, MockerSettings)
 
 
-def test_the_cache_may_be_empty_but_not_negative() -> None:
-    msgspec.convert({"max_cached_tokens": 0}, MockerSettings)
-    with pytest.raises(ValueError, match="max_cached_tokens"):
-        msgspec.convert({"max_cached_tokens": -1}, MockerSettings)
+@pytest.mark.parametrize("name", ["max_cached_tokens", "max_queue_size"])
+def test_cache_and_queue_may_be_empty_but_not_negative(name: str) -> None:
+    msgspec.convert({name: 0}, MockerSettings)
+    with pytest.raises(ValueError, match=name):
+        msgspec.convert({name: -1}, MockerSettings)
 
 
 def test_an_engine_that_has_done_nothing_has_figures_of_zero() -> None:

@@ -110,6 +110,7 @@ def build(kept: dict[Any, Lent]) -> contract.Build:
     def build(role: Role, limits: contract.Limits) -> Engine:
         override = CONFIG | {
             "max_num_seqs": limits.max_batch_size,
+            "max_queue_size": limits.max_queue_size,
             "kv_transfer_config": {"kv_connector_extra_config": {"kv_lease_duration": limits.ttl_s}},
         }
         typed = {"model": str(MODEL)}
@@ -121,7 +122,6 @@ def build(kept: dict[Any, Lent]) -> contract.Build:
             model_path=MODEL,
             worker_id=role.value,
             incarnation="1",
-            max_queue_size=limits.max_queue_size,
         )
 
     return build

@@ -11,6 +11,7 @@ VALUES: dict[str, Any] = {
     "tensor_parallel_size": 4,
     "enable_attention_dp": False,
     "max_batch_size": 2,
+    "max_queue_size": 1,
     "kv_cache_config.tokens_per_block": 2,
 }
 
@@ -22,7 +23,7 @@ def open_call(*, is_pinned: bool = False) -> Call:
 
 def test_pins_take_no_place_in_batch_and_queue() -> None:
     calls = {open_call(is_pinned=True) for _ in range(5)} | {open_call(), open_call()}
-    figures = Figures(calls, VALUES, max_queue_size=1)
+    figures = Figures(calls, VALUES)
     was_full = figures.is_full
     calls.add(open_call())
     assert (was_full, figures.is_full) == (False, True)
@@ -33,7 +34,7 @@ def test_pins_take_no_place_in_batch_and_queue() -> None:
 
 def test_the_answer_takes_blocks_too() -> None:
     call = open_call()
-    figures = Figures({call}, VALUES, max_queue_size=1)
+    figures = Figures({call}, VALUES)
     used = [figures.stats().kv_used_blocks]
     call.cursor = 4
     assert [*used, figures.stats().kv_used_blocks] == [2, 4]
@@ -41,7 +42,7 @@ def test_the_answer_takes_blocks_too() -> None:
 
 def test_under_attention_dp_each_rank_has_a_batch() -> None:
     calls = {open_call() for _ in range(8)}
-    figures = Figures(calls, VALUES | {"enable_attention_dp": True}, max_queue_size=1)
+    figures = Figures(calls, VALUES | {"enable_attention_dp": True})
     was_full = figures.is_full
     calls.add(open_call())
     assert (was_full, figures.is_full) == (False, True)
@@ -49,7 +50,7 @@ def test_under_attention_dp_each_rank_has_a_batch() -> None:
 
 def test_the_stats_have_every_figure() -> None:
     call = open_call()
-    figures = Figures({call}, VALUES | {"enable_attention_dp": True}, max_queue_size=1)
+    figures = Figures({call}, VALUES | {"enable_attention_dp": True})
     assert figures.stats() == WorkerStats(num_running=1, kv_used_blocks=2)
     for _ in range(2):
         figures.count_prompt(call)
@@ -67,5 +68,5 @@ def test_the_stats_have_every_figure() -> None:
 
 
 def test_a_null_batch_size_is_tensorrt_llms_own() -> None:
-    figures = Figures({open_call() for _ in range(2049)}, VALUES | {"max_batch_size": None}, 1)
+    figures = Figures({open_call() for _ in range(2049)}, VALUES | {"max_batch_size": None})
     assert (figures.stats().num_running, figures.stats().num_waiting) == (2048, 1)

@@ -52,11 +52,11 @@ def test_an_endpoint_of_another_form_is_refused() -> None:
 def test_flags_that_were_typed_are_settings_of_the_engine_and_no_others() -> None:
     argv = [
         "--max-batch-size=1", "--max-num-tokens=2", "--max-seq-len=3", "--free-gpu-memory-fraction=0.4",
-        "--tensor-parallel-size=5", "--expert-parallel-size=6",
+        "--tensor-parallel-size=5", "--expert-parallel-size=6", "--max-queue-size=7",
     ]  # fmt: skip
     typed = {
         "max_batch_size": 1, "max_num_tokens": 2, "max_seq_len": 3, "tensor_parallel_size": 5,
-        "kv_cache_config.free_gpu_memory_fraction": 0.4, "moe_expert_parallel_size": 6,
+        "kv_cache_config.free_gpu_memory_fraction": 0.4, "moe_expert_parallel_size": 6, "max_queue_size": 7,
     }  # fmt: skip
 
     def engine_flags(*given: str) -> dict[str, object]:

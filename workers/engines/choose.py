@@ -16,14 +16,14 @@ from workers.settings_text import SettingsError
 _TRTLLM_KEYS = """
 attention_dp_config backend cache_transceiver_config cuda_graph_config disable_overlap_scheduler
 enable_attention_dp enable_autotuner enable_chunked_prefill enable_iter_perf_stats enable_min_latency
-guided_decoding_backend kv_cache_config max_batch_size max_beam_width max_num_tokens max_seq_len moe_config
-moe_expert_parallel_size num_postprocess_workers pipeline_parallel_size print_iter_log stream_interval
-tensor_parallel_size torch_compile_config trust_remote_code
+guided_decoding_backend kv_cache_config max_batch_size max_beam_width max_num_tokens max_queue_size
+max_seq_len moe_config moe_expert_parallel_size num_postprocess_workers pipeline_parallel_size print_iter_log
+stream_interval tensor_parallel_size torch_compile_config trust_remote_code
 """
 _VLLM_KEYS = """
 block_size compilation_config enable_expert_parallel enable_prefix_caching enforce_eager
-gpu_memory_utilization kv_transfer_config max_model_len max_num_batched_tokens max_num_seqs quantization
-scheduling_policy structured_outputs_config tensor_parallel_size
+gpu_memory_utilization kv_transfer_config max_model_len max_num_batched_tokens max_num_seqs max_queue_size
+quantization scheduling_policy structured_outputs_config tensor_parallel_size
 """
 CHOSEN = "chosen"  # the source of an engine that was not given
 

@@ -35,8 +35,8 @@ class MockerSettings:
             raise ValueError("prefill_tokens_per_s, handoff_ttl_s: must be more than 0")
         if min(self.decode_step_ms, self.jitter_ms, self.kv_transfer_ms) < 0:
             raise ValueError("decode_step_ms, jitter_ms, kv_transfer_ms: must not be negative")
-        if self.max_cached_tokens < 0:
-            raise ValueError("max_cached_tokens: must not be negative")
+        if min(self.max_cached_tokens, self.max_queue_size) < 0:
+            raise ValueError("max_cached_tokens, max_queue_size: must not be negative")
 
     @property
     def is_hung(self) -> bool:

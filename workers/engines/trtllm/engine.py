@@ -31,7 +31,6 @@ from workers.settings import Loaded
 log = logging.getLogger(__name__)
 
 _HELD_BLOCK = 64  # tokens
-MAX_QUEUE_SIZE = 256
 _RETRY_AFTER_S = 1.0
 _PATIENCE = Patience()
 
@@ -60,7 +59,6 @@ class TrtllmEngine:
         model_path: Path,
         worker_id: str,
         incarnation: str,
-        max_queue_size: int = MAX_QUEUE_SIZE,
         leave: Leave = os._exit,
         patience: Patience = _PATIENCE,
     ) -> None:
@@ -78,7 +76,7 @@ class TrtllmEngine:
         self._ids = HandoffIds()
         self._options = _options(loaded.values)
         self._requests = Requests(lib, self._kv_timeout_s, self._options)
-        self._figures = Figures(self._requests.open.calls, loaded.values, max_queue_size)
+        self._figures = Figures(self._requests.open.calls, loaded.values)
         self._held = HeldPrefixes(_HELD_BLOCK, 0)
         self._handoffs = Handoffs("TensorRT-LLM", lib.version, worker_id=worker_id, incarnation=incarnation)
         self._watchdog: Watchdog | None = None

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from baton.messages import WorkerStats
+from workers.engines.queue_size import QUEUE_SIZE
 from workers.engines.trtllm.calls import Call
 
 _DEFAULT_BATCH_SIZE = 2048  # if null
@@ -16,10 +17,10 @@ class Figures:
     reports it.
     """
 
-    def __init__(self, calls: Set[Call], values: Mapping[str, Any], max_queue_size: int) -> None:
+    def __init__(self, calls: Set[Call], values: Mapping[str, Any]) -> None:
         self._num_ranks = int(values["tensor_parallel_size"]) if values["enable_attention_dp"] else 1
         self.num_slots = int(values["max_batch_size"] or _DEFAULT_BATCH_SIZE) * self._num_ranks
-        self.max_queue_size = max_queue_size
+        self.max_queue_size = int(values[QUEUE_SIZE])
         self._tokens_per_block = int(values["kv_cache_config.tokens_per_block"])
         self._calls = calls
         self.num_blocks = 0

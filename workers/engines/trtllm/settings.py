@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from workers.engines.queue_size import WithQueueSize
 from workers.engines.trtllm.schema import ModelSchema
 from workers.flags import DisaggregationMode
 from workers.settings import Given, Loaded, Schema, build, put, read
@@ -61,7 +62,7 @@ def load_trtllm_settings(
     Per leaf: flag > override > YAML > Baton's choice > the build's default; `settings` has only given and
     chosen values. Raises SettingsError, also for what cannot work in `mode`.
     """
-    schema = ModelSchema(args, is_root=True)
+    schema = WithQueueSize(ModelSchema(args, is_root=True))
     given = give_trtllm_settings(schema, mode, yaml_path=yaml_path, override=override, typed=typed)
     if mode != "agg" and _value(given, BUFFER) is None:
         log.warning("%s is not set: set it to the longest prompt's token count", BUFFER)

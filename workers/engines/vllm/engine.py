@@ -15,6 +15,7 @@ from workers.engines.handoff import Handoffs
 from workers.engines.loading import dying_at_once
 from workers.engines.model_facts import read_model_facts
 from workers.engines.prefixes import HeldPrefixes
+from workers.engines.queue_size import QUEUE_SIZE
 from workers.engines.token_requests import check_request, num_left
 from workers.engines.vllm.calls import Call, Calls
 from workers.engines.vllm.chunker import Chunker
@@ -29,7 +30,6 @@ from workers.settings import Loaded
 
 log = logging.getLogger(__name__)
 
-MAX_QUEUE_SIZE = 256
 _RETRY_AFTER_S = 1.0
 _WARM_UP_S = 600.0
 _HELD_BLOCK = 64  # tokens
@@ -59,12 +59,11 @@ class VllmEngine:
         model_path: Path,
         worker_id: str,
         incarnation: str,
-        max_queue_size: int = MAX_QUEUE_SIZE,
     ) -> None:
         """Raises OSError, ValueError if the model folder does not describe the model."""
         self._loaded = loaded
         self._lib = lib
-        self._max_queue_size = max_queue_size
+        self._max_queue_size: int = loaded.values[QUEUE_SIZE]
         self._facts = read_model_facts(model_path)
         self._transfers = loaded.values.get(f"{TRANSFER}.kv_connector") is not None
         self._lease_s = float((loaded.values.get(LEASE) or {}).get("kv_lease_duration", 0))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from workers.engines.queue_size import WithQueueSize
 from workers.engines.vllm.schema import ArgsSchema
 from workers.flags import DisaggregationMode
 from workers.settings import Given, Loaded, Schema, build, put, read
@@ -67,7 +68,7 @@ def load_vllm_settings(
     Per leaf: flag > override > YAML > Baton's choice > the build's default; `settings` has only given and
     chosen values. Raises SettingsError, also for what cannot work in `mode`.
     """
-    schema = ArgsSchema(args, is_root=True)
+    schema = WithQueueSize(ArgsSchema(args, is_root=True))
     given = give_vllm_settings(schema, mode, yaml_path=yaml_path, override=override, typed=typed)
     return build(schema, given, str(yaml_path or "engine settings"))
 
