@@ -208,6 +208,7 @@ def _services(settings: FrontendSettings, fleet: Fleet, transport: Transport, si
             metrics.routing,
             local_prefill=LocalPrefill(settings.local_prefill_tokens, settings.local_prefill_after_s),
             wait_for_worker_s=settings.wait_for_worker_s,
+            max_wait_s=settings.max_wait_s,
             num_processes=settings.num_processes,
         ),
         metrics=metrics,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from baton.connect import HTTP_HOST, HTTP_PORT, Wires
 from baton.flags import flag
+from frontend.routing.admission import MAX_WAIT_S
 from frontend.routing.names import parse_aliases
 from frontend.routing.router import RouterMode
 from frontend.routing.watchdog import NO_PROGRESS_S
@@ -63,6 +64,9 @@ class FrontendSettings:
         "", "date in prompts, YYYY-MM-DD (default: today, UTC)", env="BATON_CURRENT_DATE", metavar="DATE"
     )
     request_timeout_s: float = flag(600.0, "deadline of a request", metavar="S")
+    max_wait_s: float = flag(
+        MAX_WAIT_S, "how long requests wait while all workers are full; 0: until their deadline", metavar="S"
+    )
     no_progress_s: float = flag(
         NO_PROGRESS_S, "a worker that gets on with no request for so long is tried", metavar="S"
     )
@@ -89,7 +93,13 @@ class FrontendSettings:
         if not 1 <= self.num_processes <= MAX_PROCESSES:
             raise ValueError(f"--num-processes {self.num_processes}: must be between 1 and {MAX_PROCESSES}")
         parse_aliases(self.model_alias)
-        for name in ("local_prefill_tokens", "local_prefill_after_s", "wait_for_worker_s", "drain_timeout_s"):
+        for name in (
+            "local_prefill_tokens",
+            "local_prefill_after_s",
+            "max_wait_s",
+            "wait_for_worker_s",
+            "drain_timeout_s",
+        ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{_option(name)} {getattr(self, name):g}: must be 0 or more")
         for name in ("request_timeout_s", "no_progress_s"):

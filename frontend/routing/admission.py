@@ -11,9 +11,9 @@ from frontend.metrics import Refusal, RoutingMetrics
 from frontend.routing.capacity import Capacity
 from frontend.routing.fair_queue import FairQueue
 
-MOST_WAIT_S = 50.0
-"""Of a request in the queue, and of a client until its next try: proxies give up on a response without a byte
-after a minute, and SDKs ignore a longer Retry-After."""
+MAX_WAIT_S = 50.0
+"""Of a request in the queue if nothing else is set, and of a client until its next try: proxies give up on a
+response without a byte after a minute, and SDKs ignore a longer Retry-After."""
 _UNMEASURED_S = 1.0  # a request's duration, before any has ended
 _NEWEST = 0.1  # the weight of the newest duration in their mean
 _OVERBOOKED = 1.1  # since some clients do not come back, and an idle worker is worse than another refusal
@@ -24,12 +24,18 @@ _LOOK_EVERY_S = 0.5
 
 class Admission:
     """The requests of one model in this frontend process. `capacity` is its part of what workers hold; it is
-    told how many requests have a token.
+    told how many requests have a token. A request waits `max_wait_s`, with 0 until its deadline.
     """
 
-    def __init__(self, capacity: Callable[[int], Capacity | None], metrics: RoutingMetrics) -> None:
+    def __init__(
+        self,
+        capacity: Callable[[int], Capacity | None],
+        metrics: RoutingMetrics,
+        max_wait_s: float = MAX_WAIT_S,
+    ) -> None:
         self._read_capacity = capacity
         self._metrics = metrics
+        self._max_wait_s = max_wait_s or math.inf
         self._capacity: Capacity | None = None
         self._read_again_s = 0.0
         self._waiting = FairQueue()
@@ -76,7 +82,7 @@ class Admission:
         if len(self._waiting) >= most and num_mine >= most // num_callers:
             raise self._refusal("queue_full")
         wait_s = min(len(self._waiting), (num_mine + 1) * num_callers) / self._rate
-        if wait_s > MOST_WAIT_S or wait_s + (self._mean_s or 0.0) > deadline_s:
+        if wait_s > self._max_wait_s or wait_s + (self._mean_s or 0.0) > deadline_s:
             raise self._refusal("too_late")
 
     async def _enter(self, request: GenerateRequest, caller: str) -> None:
@@ -91,7 +97,7 @@ class Admission:
         is_let_in = False
         try:
             with self._metrics.queued.track_inprogress(), self._metrics.queue_s.time():
-                await asyncio.wait([turn], timeout=MOST_WAIT_S)
+                await asyncio.wait([turn], timeout=min(self._max_wait_s, request.deadline_s))
             is_let_in = turn.done()
         finally:
             if not turn.done():
@@ -118,7 +124,7 @@ class Admission:
         self._metrics.count_refused(reason)
         now_s, rate = _now_s(), self._rate
         earliest_s = max(self._booked_s, now_s + len(self._waiting) / 2 / rate)
-        self._booked_s = min(earliest_s + 1 / rate / _OVERBOOKED, now_s + MOST_WAIT_S)
+        self._booked_s = min(earliest_s + 1 / rate / _OVERBOOKED, now_s + MAX_WAIT_S)
         return Overloaded(
             "Too many requests are running and waiting; retry later.", retry_after_s=self._booked_s - now_s
         )

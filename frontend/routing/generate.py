@@ -25,7 +25,7 @@ from baton.messages import (
 )
 from baton.transport import Transport
 from frontend.metrics import RoutingMetrics
-from frontend.routing.admission import Admission
+from frontend.routing.admission import MAX_WAIT_S, Admission
 from frontend.routing.capacity import Capacity, capacity_of
 from frontend.routing.fleet import Fleet
 from frontend.routing.progress import Progress
@@ -116,16 +116,18 @@ class Generator:
         *,
         local_prefill: LocalPrefill | None = None,
         wait_for_worker_s: float = 0.0,
+        max_wait_s: float = MAX_WAIT_S,
         num_processes: int = 1,
     ) -> None:
-        """A request without a live decode worker waits `wait_for_worker_s` for one. `num_processes` of this
-        frontend share the workers.
+        """A request without a live decode worker waits `wait_for_worker_s` for one; `max_wait_s` if all are
+        full, with 0 until its deadline. `num_processes` of this frontend share the workers.
         """
         self._transport = transport
         self._fleet = fleet
         self._metrics = metrics
         self._local_prefill = local_prefill or LocalPrefill()
         self._wait_for_worker_s = wait_for_worker_s
+        self._max_wait_s = max_wait_s
         self._num_processes = num_processes
         self._admissions: dict[str, Admission] = {}
         self._num_running: Counter[str] = Counter()
@@ -210,7 +212,8 @@ class Generator:
 
     def _admission(self, model: str) -> Admission:
         if model not in self._admissions:
-            self._admissions[model] = Admission(partial(self._capacity, model), self._metrics)
+            capacity = partial(self._capacity, model)
+            self._admissions[model] = Admission(capacity, self._metrics, self._max_wait_s)
         return self._admissions[model]
 
     def _capacity(self, model: str, num_decoding: int) -> Capacity | None:

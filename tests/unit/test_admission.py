@@ -7,7 +7,7 @@ import pytest
 
 from baton.errors import Overloaded
 from frontend.metrics import Metrics
-from frontend.routing.admission import Admission
+from frontend.routing.admission import MAX_WAIT_S, Admission
 from frontend.routing.capacity import Capacity
 from tests.clock import run_jumping
 from tests.scripted_workers import request
@@ -18,17 +18,19 @@ class Load:
 
     def __init__(
         self,
+        *,
         num_running: int = 2,
         num_waiting: int = 4,
         num_starting: float = math.inf,
         num_places: int | None = None,
         lasts_s: float = 10,
+        max_wait_s: float = MAX_WAIT_S,
     ) -> None:
         self.metrics = Metrics()
         self.capacity: Capacity | None = Capacity(
             num_places or num_running, num_starting, num_running, num_waiting
         )
-        self.admission = Admission(lambda _: self.capacity, self.metrics.routing)
+        self.admission = Admission(lambda _: self.capacity, self.metrics.routing, max_wait_s)
         self.started: list[tuple[str, float]] = []
         self.lasts_s = lasts_s
 
@@ -200,6 +202,20 @@ def test_no_one_waits_longer_than_a_proxy_does() -> None:
             await load.one("a")
         assert asyncio.get_running_loop().time() == pytest.approx(before_s, abs=0.1)
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    run_jumping(main())
+
+
+def test_with_no_longest_wait_only_a_deadline_ends_it() -> None:
+    async def main() -> None:
+        load = Load(num_running=1, num_waiting=99, lasts_s=200, max_wait_s=0)
+        tasks = load.several("a", 3)
+        await turn()
+        with pytest.raises(Overloaded):  # how long requests last is not known yet
+            await load.one("a", deadline_s=90)
+        assert asyncio.get_running_loop().time() == pytest.approx(90, abs=0.1)
+        await asyncio.gather(*tasks)
+        assert [at_s for _, at_s in load.started] == pytest.approx([0, 200, 400])
 
     run_jumping(main())
 

@@ -13,6 +13,8 @@ from frontend.flags import FrontendSettings
     [
         ("local_prefill_tokens", -1, "0 or more"),
         ("local_prefill_after_s", -0.5, "0 or more"),
+        ("max_wait_s", -1.0, "0 or more"),
+        ("max_wait_s", math.nan, "0 or more"),
         ("wait_for_worker_s", -1.0, "0 or more"),
         ("wait_for_worker_s", math.nan, "0 or more"),
         ("drain_timeout_s", -1.0, "0 or more"),
@@ -66,4 +68,4 @@ def test_by_default_only_this_machine_is_served_and_nothing_takes_for_ever() -> 
     assert not settings.knows_clients
     limits_s = (settings.request_timeout_s, settings.wait_for_worker_s, settings.drain_timeout_s)
     assert limits_s == (600.0, 15.0, 30.0)
-    assert settings.no_progress_s == 10.0
+    assert (settings.no_progress_s, settings.max_wait_s) == (10.0, 50.0)
