@@ -28,7 +28,6 @@ PREFILL_FLAGS=${PREFILL_FLAGS---max-num-tokens 20000 --max-batch-size 32 --free-
     --tensor-parallel-size $prefill_tp --expert-parallel-size $prefill_tp}
 DECODE_FLAGS=${DECODE_FLAGS---max-num-tokens 16384 --free-gpu-memory-fraction 0.9 \
     --tensor-parallel-size $decode_tp --expert-parallel-size $decode_tp}
-# Flags may stand on several lines.
 read -rd "" -a prefill_flags <<<"$PREFILL_FLAGS ${PREFILL_EXTRA_FLAGS:-}" || true
 read -rd "" -a decode_flags <<<"$DECODE_FLAGS ${DECODE_EXTRA_FLAGS:-}" || true
 

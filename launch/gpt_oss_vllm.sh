@@ -35,7 +35,6 @@ ENGINE_ARGS=${ENGINE_ARGS:-$configs/agg.yaml}
 
 if [[ -n $agg ]]; then
     tp=$(gpus_each "$CUDA_VISIBLE_DEVICES" "$NUM_AGG")
-    # Flags may stand on several lines.
     read -rd "" -a flags <<<"--tensor-parallel-size $tp ${FLAGS:-}" || true
     prepare --engine-args "$ENGINE_ARGS" --gpus "$(shares "$CUDA_VISIBLE_DEVICES" "$NUM_AGG")" --flags "${flags[*]}"
     start_frontend

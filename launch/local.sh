@@ -2,9 +2,9 @@
 # The whole stack on this machine: a frontend, prefill and decode workers, the demo model on the CPU.
 #   launch/local.sh             file registry and TCP; nothing else to install
 #   launch/local.sh --cluster   etcd and NATS: those of ETCD_ENDPOINTS and NATS_SERVER, else started from the PATH
-# Environment variables: HTTP_HOST HTTP_PORT PREFILL_WORKERS DECODE_WORKERS MODEL_PATH SERVED_MODEL_NAME ENGINE
-# PREFILL_ENGINE_ARGS DECODE_ENGINE_ARGS ROUTER_MODE LOCAL_PREFILL_TOKENS
-# LOCAL_PREFILL_AFTER_S START_TIMEOUT_S.
+# Environment variables: PREFILL_WORKERS DECODE_WORKERS MODEL_PATH SERVED_MODEL_NAME ENGINE PREFILL_ENGINE_ARGS
+# DECODE_ENGINE_ARGS START_TIMEOUT_S; PREFILL_FLAGS and DECODE_FLAGS, flags of the workers; those at the top of
+# launch/processes.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -68,15 +68,16 @@ else
     export BATON_FILE_REGISTRY=$RUN_DIR/registry BATON_DISCOVERY_BACKEND=file BATON_REQUEST_PLANE=tcp
 fi
 
-start frontend "$PYTHON" -m frontend --http-host "$HTTP_HOST" --http-port "$HTTP_PORT" \
-    ${ROUTER_MODE:+--router-mode "$ROUTER_MODE"} ${LOCAL_PREFILL_TOKENS:+--local-prefill-tokens "$LOCAL_PREFILL_TOKENS"} \
-    ${LOCAL_PREFILL_AFTER_S:+--local-prefill-after-s "$LOCAL_PREFILL_AFTER_S"}
+export HTTP_HOST
+start_frontend
+read -rd "" -a prefill_flags <<<"${PREFILL_FLAGS:-}" || true
+read -rd "" -a decode_flags <<<"${DECODE_FLAGS:-}" || true
 worker=("$PYTHON" -m workers --engine "$ENGINE" --model-path "$MODEL_PATH" --served-model-name "$SERVED_MODEL_NAME")
 for ((i = 0; i < PREFILL_WORKERS; i++)); do
-    start "prefill-$i" "${worker[@]}" --disaggregation-mode prefill --extra-engine-args "$PREFILL_ENGINE_ARGS"
+    start "prefill-$i" "${worker[@]}" --disaggregation-mode prefill --extra-engine-args "$PREFILL_ENGINE_ARGS" "${prefill_flags[@]}"
 done
 for ((i = 0; i < DECODE_WORKERS; i++)); do
-    start "decode-$i" "${worker[@]}" --disaggregation-mode decode --extra-engine-args "$DECODE_ENGINE_ARGS"
+    start "decode-$i" "${worker[@]}" --disaggregation-mode decode --extra-engine-args "$DECODE_ENGINE_ARGS" "${decode_flags[@]}"
 done
 wait_until_ready "$PREFILL_WORKERS" "$DECODE_WORKERS"
 wait_for_the_end

@@ -6,6 +6,9 @@
 #   STOP_TIMEOUT_S  time that processes get to end before they are killed [35]
 #   HTTP_HOST, HTTP_PORT  where the frontend listens [127.0.0.1, 8000; 0.0.0.0 in the images]
 #   BATON_API_KEYS_FILE, or BATON_INSECURE=1, which the frontend wants if that is not a loopback address
+#   ROUTER_MODE, LOCAL_PREFILL_TOKENS, LOCAL_PREFILL_AFTER_S, REQUEST_TIMEOUT_S  the frontend's flags of these names
+#   FRONTEND_FLAGS  any others, added after them: "--max-wait-s 0 --tls-cert-file chain.pem --tls-key-file key.pem"
+#   STATUS_FLAGS    flags of `python -m baton status`, which waits for the frontend: a client's certificate
 # shellcheck shell=bash
 
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 501)) || { echo "error: bash 5.1 or newer is needed" >&2; exit 2; }
@@ -49,22 +52,33 @@ set_variable() { # set_variable NAME VALUE, for all processes
     [[ -z ${DRY_RUN:-} ]] || echo "export $(quoted "$1=$2")"
 }
 
+start_frontend() {
+    local flags; read -rd "" -a flags <<<"${FRONTEND_FLAGS:-}" || true # they may stand on several lines
+    start frontend "$PYTHON" -m frontend ${ROUTER_MODE:+--router-mode "$ROUTER_MODE"} --http-port "$HTTP_PORT" \
+        ${LOCAL_PREFILL_TOKENS:+--local-prefill-tokens "$LOCAL_PREFILL_TOKENS"} \
+        ${LOCAL_PREFILL_AFTER_S:+--local-prefill-after-s "$LOCAL_PREFILL_AFTER_S"} \
+        ${REQUEST_TIMEOUT_S:+--request-timeout-s "$REQUEST_TIMEOUT_S"} "${flags[@]}"
+}
+
 listens() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; } # listens PORT
 
 own_url() { # the frontend's URL on this machine
+    local scheme=http
+    [[ ${FRONTEND_FLAGS:-} != *--tls-cert-file* ]] || scheme=https
     case $HTTP_HOST in
-        0.0.0.0) echo "http://127.0.0.1:$HTTP_PORT" ;;
-        ::) echo "http://[::1]:$HTTP_PORT" ;;
-        *:*) echo "http://[$HTTP_HOST]:$HTTP_PORT" ;;
-        *) echo "http://$HTTP_HOST:$HTTP_PORT" ;;
+        0.0.0.0) echo "$scheme://127.0.0.1:$HTTP_PORT" ;;
+        ::) echo "$scheme://[::1]:$HTTP_PORT" ;;
+        *:*) echo "$scheme://[$HTTP_HOST]:$HTTP_PORT" ;;
+        *) echo "$scheme://$HTTP_HOST:$HTTP_PORT" ;;
     esac
 }
 
 wait_until_ready() { # wait_until_ready NUM_PREFILL NUM_DECODE
-    local begin=$SECONDS tell=0 seen="" last="" url; url=$(own_url)
+    local begin=$SECONDS tell=0 seen="" last="" url flags; url=$(own_url)
+    read -rd "" -a flags <<<"--insecure ${STATUS_FLAGS:-}" || true # its certificate need not be of this address
     while ((SECONDS - begin < START_TIMEOUT_S)); do
         check_alive
-        seen=$("$PYTHON" -m baton status --url "$url" --brief 2>/dev/null) || seen=${seen:-frontend starting}
+        seen=$("$PYTHON" -m baton status --url "$url" --brief "${flags[@]}" 2>/dev/null) || seen=${seen:-frontend starting}
         # Others may have workers in the same registry.
         if [[ $seen =~ ^([0-9]+)" prefill, "([0-9]+)" decode" ]] && ((BASH_REMATCH[1] >= $1 && BASH_REMATCH[2] >= $2)); then
             echo "ready: $url ($seen)"

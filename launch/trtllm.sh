@@ -1,6 +1,5 @@
 # Sourced by the gpt-oss launch scripts. Set in the environment to override:
-#   MODEL_PATH SERVED_MODEL_NAME HTTP_HOST HTTP_PORT ROUTER_MODE LOCAL_PREFILL_TOKENS
-#   LOCAL_PREFILL_AFTER_S ENGINE START_TIMEOUT_S PYTHON
+#   MODEL_PATH SERVED_MODEL_NAME ENGINE START_TIMEOUT_S PYTHON; those at the top of launch/processes.sh
 #   ETCD_ENDPOINTS NATS_SERVER  [servers on ports 2379 and 4222, else a folder and TCP]
 #   SKIP_DOCTOR=1               [skips `python -m baton doctor`, which stops a start that cannot succeed]
 # shellcheck shell=bash
@@ -77,12 +76,6 @@ check_first() { # check_first DOCTOR...: fails if it exits with 2 (errors)
     local status=0
     "$@" || status=$?
     ((status < 2)) || fail "not started: fix the errors above (or set SKIP_DOCTOR=1)"
-}
-
-start_frontend() {
-    start frontend "$PYTHON" -m frontend --router-mode "$ROUTER_MODE" --http-port "$HTTP_PORT" \
-        ${LOCAL_PREFILL_TOKENS:+--local-prefill-tokens "$LOCAL_PREFILL_TOKENS"} \
-        ${LOCAL_PREFILL_AFTER_S:+--local-prefill-after-s "$LOCAL_PREFILL_AFTER_S"}
 }
 
 start_workers() { # start_workers MODE NUM_WORKERS GPUS YAML FLAGS...

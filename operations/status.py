@@ -1,12 +1,14 @@
 """`python -m baton status`: the live workers, as the frontend sees them."""
 
 import dataclasses
+import ssl
 import sys
 import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from http.client import HTTPException
+from pathlib import Path
 
 import msgspec
 
@@ -16,7 +18,6 @@ from frontend.routing.health import Health
 
 _MAX_HEALTH_BYTES = 1 << 20
 _TIMEOUT_S = 2.0
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy cannot reach our frontend
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,9 @@ class StatusSettings:
 
     url: str = flag("http://127.0.0.1:8000", "the frontend", metavar="URL")
     brief: bool = flag(False, "one line: the number of workers per role")
+    insecure: bool = flag(False, "do not check the frontend's certificate")
+    tls_cert_file: Path | None = flag(None, "certificate to show, if it asks for one (PEM)", metavar="PATH")
+    tls_key_file: Path | None = flag(None, "key of that certificate", metavar="PATH")
 
 
 def status(argv: list[str]) -> int:
@@ -33,7 +37,7 @@ def status(argv: list[str]) -> int:
         StatusSettings, argv, prog="python -m baton status", description="Live workers."
     ).settings
     try:
-        health = _health(settings.url)
+        health = _health(settings)
     except (OSError, HTTPException, ValueError) as error:
         sys.stderr.write(f"error: no frontend answers at {settings.url}: {error}\n")
         return 2
@@ -64,12 +68,29 @@ def _details(health: Health) -> Iterator[str]:
     yield from (f"refused pair {reason}" for reason in health.refused_pairs)
 
 
-def _health(url: str) -> Health:
+def _health(settings: StatusSettings) -> Health:
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]  # none can reach it
+    if settings.url.startswith("https:"):
+        handlers.append(urllib.request.HTTPSHandler(context=_context(settings)))
+    opener = urllib.request.build_opener(*handlers)
     try:
-        with _OPENER.open(f"{url}/health", timeout=_TIMEOUT_S) as answer:
+        with opener.open(f"{settings.url}/health", timeout=_TIMEOUT_S) as answer:
             body = answer.read(_MAX_HEALTH_BYTES)
     except urllib.error.HTTPError as error:
         if error.code != 503:
             raise
         body = error.read(_MAX_HEALTH_BYTES)
     return msgspec.json.decode(body, type=Health)
+
+
+def _context(settings: StatusSettings) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if settings.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if settings.tls_cert_file is not None:
+        try:
+            context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file)
+        except OSError as error:
+            raise ValueError(f"--tls-cert-file {settings.tls_cert_file}: {error}") from error
+    return context

@@ -124,6 +124,16 @@ def test_what_is_no_frontend_is_told_by_the_exit_status(
     assert ("no frontend answers at http://127.0.0.1" in capsys.readouterr().err) == (found == 2)
 
 
+@pytest.mark.parametrize(
+    "flags", [["--tls-cert-file", "/none.pem"], ["--tls-cert-file", __file__, "--tls-key-file", "/none"]]
+)
+def test_a_certificate_that_cannot_be_read_is_named(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert operations.status.status(["--url", "https://127.0.0.1:9", *flags]) == 2
+    assert f"--tls-cert-file {flags[1]}: " in capsys.readouterr().err
+
+
 def test_a_frontend_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations.status, "_TIMEOUT_S", 0.05)
     assert asked_here(b"") == 2

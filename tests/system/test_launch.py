@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.certificates import Authority
 from tests.launched import MOCKER, Launch
 from tests.stack import MODEL
 from tests.waiting import PATIENCE_S
@@ -50,6 +51,25 @@ def test_it_says_ready_serves_and_leaves_nothing_behind(
     logs = "".join((launch.run_dir / f"{name}.log").read_text() for name in names)
     assert "forced" not in logs  # each process is asked once
     assert "nats_error" not in logs  # and has what it needs until it ends
+
+
+def test_every_process_gets_flags_and_a_frontend_with_https_is_waited_for(
+    launches: list[Launch], tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path / "authority")
+    (cert, key), (own_cert, own_key) = authority.sign("server"), authority.sign("client")
+    environ = {
+        "FRONTEND_FLAGS": f"--tls-cert-file {cert} --tls-key-file {key} --tls-client-ca-file {authority.ca}",
+        "STATUS_FLAGS": f"--tls-cert-file {own_cert} --tls-key-file {own_key}",
+        "PREFILL_FLAGS": "--max-batch-size 7",
+        "DECODE_FLAGS": "--max-batch-size 9\n--drain-timeout-s 1",
+    }
+    launch = Launch(tmp_path / "run", engine=MOCKER | environ)
+    launches.append(launch)
+
+    assert f"ready: https://127.0.0.1:{launch.port} (1 prefill, 1 decode)" in launch.read_until("ready:")
+    for name, size in (("prefill-0", 7), ("decode-0", 9)):
+        assert f" max_batch_size={size} (flag)" in (launch.run_dir / f"{name}.log").read_text()
 
 
 def test_a_slow_nats_server_is_waited_for(launches: list[Launch], tmp_path: Path) -> None:

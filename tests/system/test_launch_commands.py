@@ -119,6 +119,47 @@ def test_every_value_can_be_set() -> None:
     assert not [line for line in lines if line.startswith(("etcd ", "nats-server ")) or "doctor" in line]
 
 
+def frontend(lines: list[str]) -> str:
+    (line,) = (line.removesuffix(" &") for line in lines if " -m frontend " in line)
+    return line
+
+
+@pytest.mark.parametrize(
+    "script", ["gpt_oss_disagg.sh", "gpt_oss_agg.sh", "gpt_oss_20b.sh", "gpt_oss_vllm.sh"]
+)
+def test_every_script_passes_every_flag_to_the_frontend(script: str) -> None:
+    lines = dry_run(
+        script, REQUEST_TIMEOUT_S="900", FRONTEND_FLAGS="--tls-cert-file c.pem\n--log-level debug"
+    )
+    assert frontend(lines).endswith(" --request-timeout-s 900 --tls-cert-file c.pem --log-level debug")
+
+
+LOAD, DAY = " --http-port 8000 --max-wait-s 0", " --http-port 8000 --request-timeout-s 86400 --max-wait-s 0"
+
+
+@pytest.mark.parametrize(
+    ("profiles", "ends", "queue"),
+    [
+        (["low-latency", "h200-low-latency", "spark"], " --http-port 8000", None),
+        (["low-latency-720", "max-throughput", "max-throughput-640", "h200-max-throughput"], LOAD, 4096),
+        (["eval-dep-low", "eval-dep-high", "eval-tp-low", "eval-tp-high"], DAY, 4096),
+    ],
+)
+def test_the_guides_loads_may_wait_and_people_may_not(
+    profiles: list[str], ends: str, queue: int | None
+) -> None:
+    for profile in profiles:
+        lines = dry_run("gpt_oss_agg.sh", profile)
+        assert frontend(lines).endswith(ends)
+        _, flags = worker(lines)
+        config = yaml.safe_load((ROOT / flags["--extra-engine-args"]).read_text())
+        assert config.get("max_queue_size") == queue
+    of_the_user = dry_run(
+        "gpt_oss_agg.sh", "eval-tp-low", FRONTEND_FLAGS="--max-wait-s 9", REQUEST_TIMEOUT_S="60"
+    )
+    assert frontend(of_the_user).endswith(" --request-timeout-s 60 --max-wait-s 0 --max-wait-s 9")
+
+
 @pytest.mark.parametrize(
     ("environ", "host", "port"),
     [
@@ -132,9 +173,8 @@ def test_dynamos_names_of_host_and_port_overrule_the_images(
 ) -> None:
     lines = dry_run("gpt_oss_disagg.sh", **environ)
 
-    (frontend,) = (line.removesuffix(" &") for line in lines if " -m frontend " in line)
     assert f"export HTTP_HOST={host}" in lines
-    assert frontend.endswith(f"--http-port {port}")
+    assert frontend(lines).endswith(f"--http-port {port}")
 
 
 @pytest.mark.parametrize(
