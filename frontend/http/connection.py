@@ -9,6 +9,7 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import cast
 
+import httptools
 import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -18,6 +19,7 @@ from baton.errors import BatonError, InvalidRequest
 from baton.listener import Admission
 from frontend.http.errors import ErrorBody
 from frontend.http.joined import JoinedHead
+from frontend.http.parser import Parser
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +83,8 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         """`sock` is the connection before it has a transport."""
         super().__init__(config, state, {})
+        self._parser = Parser(self)
+        self.parser = cast("httptools.HttpRequestParser", self._parser)
         self._sock = sock
         self._patience = patience
         self._admission: Admission[Connection] | None = None
@@ -181,6 +185,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The last byte of a request."""
+        if self._parser.skips_body():
+            return
         super().on_message_complete()
         self._reading = _Reading.NOTHING
         if self._num_open == 0:

@@ -1,0 +1,122 @@
+"""Clients that offer HTTP/2 with a POST, on real sockets: their bodies are bodies, however late they come."""
+
+import asyncio
+import shutil
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from frontend.http.exchange import Exchange, Receive, Scope, Send
+from frontend.http.server import HttpServer
+from tests.waiting import PATIENCE_S, until
+
+HEAD = (
+    b"POST /first HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
+    b"http2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\ncontent-length: %d\r\n\r\n"
+)
+BODY = b"POST /smuggled HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+JAVA = """
+import java.net.URI;
+import java.net.http.*;
+
+class Post {
+    public static void main(String[] args) throws Exception {
+        HttpClient client = HttpClient.newHttpClient();
+        for (String body : new String[] {"first", "x".repeat(100000), "third"}) {
+            HttpRequest request = HttpRequest.newBuilder(URI.create(args[0] + "/java"))
+                .POST(HttpRequest.BodyPublishers.ofString(body)).build();
+            HttpResponse<String> answer = client.send(request, HttpResponse.BodyHandlers.ofString());
+            System.out.println(answer.statusCode() + " " + answer.version() + " " + answer.body());
+        }
+    }
+}
+"""
+
+
+class Heard:
+    """An app that returns the length of each body, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.bodies: list[bytes] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.asked.append((scope["method"], scope["path"]))
+        exchange = Exchange(scope, receive, send)
+        self.bodies.append(await exchange.read_body(1 << 20))
+        length = b"%d" % len(self.bodies[-1])
+        await exchange.start(200, b"text/plain", [(b"content-length", b"%d" % len(length))])
+        await exchange.end(length)
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[Heard, int]]:
+    app = Heard()
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    server = HttpServer(app, 1.0)
+    server.start(listener)
+    try:
+        yield app, port
+    finally:
+        await server.drain()
+
+
+def play(part: Callable[[Heard, int], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with serving() as (app, port), asyncio.timeout(PATIENCE_S):
+            await part(app, port)
+
+    uvloop.run(main())
+
+
+def test_a_body_that_comes_after_its_head_is_not_the_next_request() -> None:
+    async def part(app: Heard, port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for num in (1, 2):
+            writer.write(HEAD % len(BODY))
+            await until(lambda: len(app.asked) == num)  # noqa: B023  at once
+            writer.write(BODY[:20])
+            await asyncio.sleep(0.3)
+            writer.write(BODY[20:])
+            assert await reader.readuntil(b"\r\n\r\n%d" % len(BODY))
+        assert app.asked == [("POST", "/first")] * 2
+        assert app.bodies == [BODY] * 2
+        writer.close()
+
+    play(part)
+
+
+@pytest.mark.skipif(shutil.which("java") is None, reason="needs java")
+def test_javas_client_is_served_with_its_defaults(tmp_path: Path) -> None:
+    source = tmp_path / "Post.java"
+    source.write_text(JAVA)
+
+    async def part(app: Heard, port: int) -> None:
+        process = await asyncio.create_subprocess_exec(
+            "java", str(source), f"http://127.0.0.1:{port}", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        said, _ = await process.communicate()
+        assert said.decode().splitlines() == [f"200 HTTP_1_1 {num}" for num in (5, 100_000, 5)]
+        assert app.asked == [("POST", "/java")] * 3
+
+    play(part)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_curl_is_served_when_it_offers_http_2() -> None:
+    async def part(app: Heard, port: int) -> None:
+        url = f"http://127.0.0.1:{port}/curl"
+        process = await asyncio.create_subprocess_exec(
+            "curl", "-s", "--http2", "-d", "hello", url, url, stdout=subprocess.PIPE
+        )
+        said, _ = await process.communicate()
+        assert said == b"55"
+        assert app.asked == [("POST", "/curl")] * 2
+
+    play(part)
