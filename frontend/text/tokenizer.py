@@ -12,11 +12,14 @@ from tokenizers import Tokenizer
 
 from baton.errors import InvalidRequest
 from baton.messages import UNDECODABLE
-from frontend.text.pieces import PIECE_CHARS, pieces
+from frontend.text.pieces import PIECE_CHARS, cut
 from frontend.text.specials import Segment, SpecialToken
 from frontend.text.vocabulary import Vocabulary
 
 _CACHE_BYTES = 64 << 20
+_UNSURE_TOKENS = 32
+"""At the end of a text that goes on: they may depend on the rest."""
+_MOST_CUTS = 16
 _REQUIRED = frozenset(SpecialToken) - {SpecialToken.STARTOFTEXT}
 _STOPS = (SpecialToken.RETURN, SpecialToken.CALL, SpecialToken.ENDOFTEXT)
 
@@ -140,13 +143,33 @@ class ModelTokenizer:
         return ids
 
     def _encode(self, text: str, limit: int | None = None) -> list[int]:
-        if len(text) <= PIECE_CHARS:
-            return self._encode_piece(text)
         ids: list[int] = []
-        for piece in pieces(text):
-            ids += self._encode_piece(piece)
+        start, run, of_run = 0, "", ([0], 0)
+        while len(text) - start > 2 * PIECE_CHARS:
+            stop = cut(text, start + PIECE_CHARS, start + 2 * PIECE_CHARS)
+            if stop is not None:
+                ids += self._encode_piece(text[start:stop])
+                start = stop
+            else:
+                if (part := text[start : start + 2 * PIECE_CHARS]) != run:  # else of spaces, say
+                    run, of_run = part, self._encode_part(part)
+                ids += of_run[0]
+                start += of_run[1]
             _rest(limit, ids)
-        return ids
+        return ids + self._encode_piece(text[start:])
+
+    def _encode_part(self, text: str) -> tuple[list[int], int]:
+        """The tokens of the first part of a text that goes on, and its number of characters. Where the tokens
+        of two parts are those of the whole once, they are so whatever comes before and after: byte pair
+        encoding merges two tokens or not. Without such a place, the part is all of the text.
+        """
+        ids = self._encode_piece(text)
+        most = len(ids) - _UNSURE_TOKENS
+        for num in range(most, max(0, most - _MOST_CUTS), -1):
+            rest = self.decode(ids[num:])
+            if text.endswith(rest) and self._encode_piece(rest) == ids[num:]:
+                return ids[:num], len(text) - len(rest)
+        return ids, len(text)
 
     def _encode_piece(self, text: str) -> list[int]:
         try:

@@ -1,34 +1,55 @@
 """Text in pieces: nothing is lost, and its tokens are those of the whole."""
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.text.pieces import PIECE_CHARS, pieces
+from frontend.text.pieces import PIECE_CHARS, cut
 from frontend.text.tokenizer import ModelTokenizer, TooManyTokens
-from tests.scripted_frontend import TOKENIZER
+from tests.scripted_frontend import TOKENIZER, byte_tokenizer
+
+
+def cut_everywhere(text: str) -> Iterator[tuple[str, str]]:
+    start = 1
+    while (stop := cut(text, start, len(text))) is not None and stop < len(text):
+        yield text[:stop], text[stop:]
+        start = stop + 1
+
 
 TEXT = st.one_of(st.text(), st.text("abI 'st\n\t1é日_.,\u00a0", max_size=60))
 
 
-@given(TEXT, st.integers(1, 20))
-def test_the_tokens_of_the_pieces_are_those_of_the_text(text: str, num_chars: int) -> None:
-    parts = list(pieces(text, num_chars))
-    assert "".join(parts) == text
-    assert [i for part in parts for i in TOKENIZER.encode_text(part)] == TOKENIZER.encode_text(text)
+@given(TEXT)
+def test_the_tokens_of_the_parts_are_those_of_the_text(text: str) -> None:
+    whole = TOKENIZER.encode_text(text)
+    for part, rest in cut_everywhere(text):
+        assert TOKENIZER.encode_text(part) + TOKENIZER.encode_text(rest) == whole
 
 
-def test_text_is_cut_between_words_only() -> None:
-    assert list(pieces("one two three", 1)) == ["one", " two", " three"]
-    assert list(pieces("a. b 1 c  d \u00e9 e\n f", 1)) == ["a. b 1 c  d \u00e9 e\n f"]
-    assert list(pieces("one two three", 5)) == ["one two", " three"]
-    assert list(pieces("one . two three four", 5)) == ["one . two", " three", " four"]
-    assert list(pieces("", 5)) == [""]
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("one two. 3 four", "one| two|.| 3| four"),
+        ("a\n\nb\n c\n\n3", "a|\n\n|b|\n c|\n\n|3"),
+        ("x1y23 4", "x|1|y|23| 4"),
+        ("it's 'it' 's", "it's| 'it'| 's"),
+        ("é日1 . - -1\u00b2", "é日1| .| -| -|1\u00b2"),
+        ("a   b  \n  1", "a|   b|  \n  1"),
+        ("--==__..", "--==__.."),
+        ("", ""),
+    ],
+)
+def test_text_is_cut_where_no_token_crosses(text: str, parts: str) -> None:
+    cuts = [len(part) for part, _ in cut_everywhere(text)]
+    assert "|".join(text[i:j] for i, j in pairwise([0, *cuts, len(text)])) == parts
 
 
-def test_a_place_to_cut_is_found_after_many_spaces_that_are_none() -> None:
-    parts = list(pieces("1 " * 5000 + "a b " + "c" * 50, 10))
-    assert [len(part) for part in parts] == [10_001, 53]
+def test_a_cut_is_looked_for_within_bounds() -> None:
+    assert [cut("a b c d", start, start + 3) for start in range(5)] == [1, 1, 3, 3, 5]
+    assert cut("a bcdef g", 2, 6) is None
 
 
 @pytest.mark.parametrize(
@@ -56,3 +77,19 @@ def test_text_beyond_the_limit_is_not_tokenised_to_its_end(tokenizer: ModelToken
             tokenizer.encode_text("<|start|>" + text, allow_special=True, limit=limit + 1)
         with pytest.raises(TooManyTokens):
             tokenizer.encode_segments(["Hello", text], limit=limit + len(tokenizer.encode_text("Hello")))
+
+
+@pytest.mark.parametrize("char", [" ", "-", "7", "a", "日", "👍", "\n"])
+def test_the_library_gets_pieces_of_bounded_length_whatever_the_text(
+    char: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, lengths = byte_tokenizer(), []
+
+    def noting(text: str) -> list[int]:
+        lengths.append(len(text))
+        return list(text.encode())
+
+    monkeypatch.setattr(tokenizer, "_encode_valid", noting)
+    monkeypatch.setattr(tokenizer, "token_bytes", lambda token_id: bytes([token_id]))
+    assert tokenizer.encode_text(char * 10 * PIECE_CHARS) == list(char.encode()) * 10 * PIECE_CHARS
+    assert max(lengths) <= 2 * PIECE_CHARS

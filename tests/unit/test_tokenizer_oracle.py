@@ -1,11 +1,14 @@
 """Tokenising against openai-harmony, with gpt-oss's real vocabulary (`make vocab`)."""
 
+import random
+from string import ascii_letters, ascii_lowercase, ascii_uppercase, digits, punctuation
+
 import openai_harmony as oh  # type: ignore[import-untyped]  # no types
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.text.pieces import pieces
+from frontend.text.pieces import PIECE_CHARS, cut
 from frontend.text.tokenizer import ModelTokenizer
 
 pytest_plugins = ["tests.oracle"]
@@ -20,10 +23,36 @@ def test_text_becomes_the_same_tokens(
     assert tokenizer.decode(ids) == text
 
 
-@given(st.text("aB1 '\n\r\t.,-sS\u00a0é", max_size=60), st.integers(1, 10))
-def test_text_in_pieces_becomes_the_same_tokens(tokenizer: ModelTokenizer, text: str, num_chars: int) -> None:
-    parts = pieces(text, num_chars)
-    assert [i for part in parts for i in tokenizer.encode_text(part)] == tokenizer.encode_text(text)
+@given(
+    st.one_of(st.text(), st.text("aB1 '\n\r\t.,-/sS\u00a0\x1c\u0301é日²", max_size=60)), st.integers(1, 60)
+)
+def test_the_parts_of_text_become_the_same_tokens(tokenizer: ModelTokenizer, text: str, start: int) -> None:
+    stop = cut(text, start, len(text))
+    if stop is not None:
+        assert tokenizer.encode_text(text[:stop]) + tokenizer.encode_text(text[stop:]) == (
+            tokenizer.encode_text(text)
+        )
+
+
+def _random(alphabet: str, num_chars: int = 5 * PIECE_CHARS) -> str:
+    return "".join(random.Random(7).choices(alphabet, k=num_chars))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " " * 5 * PIECE_CHARS, "-" * 5 * PIECE_CHARS, "a" * 5 * PIECE_CHARS, "\n" * 5 * PIECE_CHARS,
+        "word" + " " * 5 * PIECE_CHARS + "word", "日本語" * 2 * PIECE_CHARS, "👍" * 3 * PIECE_CHARS,
+        "\n" + "    \n" * PIECE_CHARS, "\u3000" * 5 * PIECE_CHARS, "=-" * 3 * PIECE_CHARS + "é",
+        _random("0123456789"), _random(ascii_letters), _random(ascii_letters + digits + "+/"),
+        _random(ascii_lowercase), _random(ascii_uppercase), _random(punctuation), _random("日本語、。中文字"),
+        _random("กขคงจฉชซ่้"), _random("👍👎😀é"), _random(" \t\n\r"), _random("aé日B1 -.\n"),
+    ],
+    ids=lambda text: ascii(text[:6]),
+)  # fmt: skip
+def test_runs_without_a_place_to_cut_become_the_same_tokens(tokenizer: ModelTokenizer, text: str) -> None:
+    whole = tokenizer._ordinary.encode_batch_fast([text], add_special_tokens=False)[0].ids  # noqa: SLF001
+    assert tokenizer.encode_text(text) == whole
 
 
 @pytest.mark.parametrize("text", ["\ud83d", "a\ude00b", "\ud83d\ude00", "x\ud800\ud800"])
