@@ -1,6 +1,7 @@
 """Decodes and validates request bodies: errors name the field, unknown fields are reported."""
 
 import asyncio
+import codecs
 import functools
 import re
 from collections.abc import Callable, Mapping
@@ -40,6 +41,9 @@ def decode(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ..
 
     Raises InvalidRequest for invalid or unsupported fields; `param` is the path, as in `messages[0].role`.
     """
+    raw = raw.removeprefix(codecs.BOM_UTF8)
+    if not raw or raw.isspace():
+        raise InvalidRequest("The body is empty; send a JSON object.")
     try:
         return _decoded(raw, body_type)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -7,12 +7,12 @@ import math
 import socket
 from contextlib import suppress
 from http import HTTPStatus
-from typing import cast
+from typing import Any, cast
 
 import httptools
 import msgspec
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from baton.errors import BatonError, InvalidRequest
@@ -20,6 +20,7 @@ from baton.listener import Admission
 from frontend.http.errors import ErrorBody
 from frontend.http.joined import JoinedHead
 from frontend.http.parser import Parser
+from frontend.http.unchunked import unchunked
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,8 @@ MAX_HEAD_BYTES = 64 << 10
 """Limit of the request line and headers, and of framing bytes between two parts of a body."""
 MAX_PIPELINED = 8
 """Requests that a client may pipeline."""
+_PROBE_S = 0.25
+"""How often a client that sends no more is written to."""
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +156,28 @@ class Connection(HttpToolsProtocol):
         if self._num_odd_bytes > MAX_HEAD_BYTES:
             self._refuse(HeadTooLarge(f"The headers exceed the limit of {MAX_HEAD_BYTES} bytes."))
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio allows it
+        """The client has closed the connection, or only its side (not over TLS) and waits for its answer:
+        both look the same until something is written. Returns whether to keep our side open.
+        """
+        is_asking = self._num_open > 0 and self._reading is _Reading.NOTHING
+        # HTTP/1.0 has no interim responses.
+        if not is_asking or self.scope["http_version"] != "1.1" or not self.transport.can_write_eof():
+            return False
+        self.cycle.keep_alive = False
+        self.loop.call_later(_PROBE_S, self._probe)
+        return True
+
+    def _probe(self) -> None:
+        """Write what the client skips, so that a closed one answers with a reset, which ends the request."""
+        if self._num_open == 0 or self.transport.is_closing():
+            return
+        if self._num_open == 1:  # else the next answer is written soon
+            if not self.cycle.response_started:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.cycle.message_event.set()  # to the app a part of the body without bytes
+        self.loop.call_later(_PROBE_S, self._probe)
+
     def send_400_response(self, msg: str) -> None:
         """The parser rejected the request."""
         self._refuse(InvalidRequest(f"{msg} Send HTTP/1.1."))
@@ -175,6 +200,11 @@ class Connection(HttpToolsProtocol):
         self._reading = _Reading.BODY
         self._num_open += 1
         self._num_odd_bytes = 0
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Answer a request."""
+        is_old = cycle.scope["http_version"] == "1.0"
+        super()._start_asgi_task(cycle, unchunked(cycle, app) if is_old else app)
 
     def on_body(self, body: bytes) -> None:
         """Extend the timeout by the part of the body that arrived."""

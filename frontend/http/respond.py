@@ -143,7 +143,7 @@ async def generate(
     )
     try:
         async with _tasks(
-            _watch_client(exchange, outbox),
+            _watch_client(exchange, answer, outbox),
             *(_pump(answer, index, services, outbox, tally, numbers) for index in range(len(answer.choices))),
         ):
             if answer.stream:
@@ -171,8 +171,8 @@ async def _tasks(*works: Awaitable[None]) -> AsyncGenerator[None, None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _watch_client(exchange: Exchange, outbox: sse.Outbox) -> None:
-    await exchange.client_gone()
+async def _watch_client(exchange: Exchange, stream: Stream, outbox: sse.Outbox) -> None:
+    await exchange.client_gone(lambda: outbox.put(stream.keep_alive if exchange.started else b""))
     outbox.fail(ClientGone())
 
 
@@ -235,7 +235,7 @@ async def relay(
 ) -> None:
     """Send the outbox of a background run, until it ends or the client disconnects."""
     outbox.taken(services.first_event_wait_s, stream.keep_alive)
-    async with _tasks(_watch_client(exchange, outbox)):
+    async with _tasks(_watch_client(exchange, stream, outbox)):
         await _stream(exchange, stream, outbox, services, tally)
 
 

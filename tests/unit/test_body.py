@@ -123,7 +123,9 @@ def test_unsupported_fields_with_a_harmless_value_are_neither_refused_nor_named(
 @pytest.mark.parametrize(
     ("raw", "param", "says"),
     [
-        (b"", None, "not valid JSON"),
+        (b"", None, "is empty"),
+        (b" \r\n", None, "is empty"),
+        (b"\xef\xbb\xbf", None, "is empty"),
         (b"{", None, "not valid JSON"),
         (b'{"center": {"kind": "rock", "name": "\xff"}}', None, "not valid JSON"),
         (b'{"things": "\xff"}', None, "not valid JSON"),
@@ -159,3 +161,7 @@ def test_a_body_has_sixteen_mebibytes_at_most(path: str) -> None:
     for num_bytes, status in ((16 << 20, 400), ((16 << 20) + 1, 413)):
         reply = asyncio.run(client.post(path, b"{}", {"content-length": str(num_bytes)}))
         assert reply.status == status
+
+
+def test_a_byte_order_mark_is_skipped() -> None:
+    assert read(b'\xef\xbb\xbf{"zoo": 1}')[1] == ("zoo",)

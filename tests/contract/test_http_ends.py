@@ -1,0 +1,150 @@
+"""Real sockets whose clients end their side of the connection, or speak HTTP/1.0."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import uvloop
+
+from frontend.http.exchange import ClientGone, Exchange, Receive, Scope, Send
+from frontend.http.server import HttpServer
+from tests.waiting import PATIENCE_S, until
+
+HEAD = b"POST / HTTP/%b\r\nhost: x\r\ncontent-length: 2\r\n\r\nab"
+STREAM = HEAD.replace(b"/ ", b"/?stream ", 1)
+
+
+class Slow:
+    """Answers when it may: with the body, or with a stream that begins before that."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+        self.num_running = self.num_gone = self.num_asked = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.num_running += 1
+        exchange = Exchange(scope, receive, send)
+        body = await exchange.read_body(100)
+        self.num_asked += 1
+        try:
+            await self._answer(exchange, body)
+        except ClientGone:
+            self.num_gone += 1
+        finally:
+            self.num_running -= 1
+
+    async def _answer(self, exchange: Exchange, body: bytes) -> None:
+        is_streamed = exchange.query == "stream"
+        if is_streamed:
+            await exchange.start(200, b"text/plain", [])
+            await exchange.write(b"begun ")
+
+        async def comment() -> None:
+            if is_streamed:
+                await exchange.write(b": ")
+
+        ending = asyncio.ensure_future(self.may_end.wait())
+        leaving = asyncio.ensure_future(exchange.client_gone(lambda: asyncio.ensure_future(comment())))
+        await asyncio.wait([ending, leaving], return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        if leaving.done():
+            raise ClientGone
+        leaving.cancel()
+        if not is_streamed:
+            await exchange.start(200, b"text/plain", [(b"content-length", b"%d" % len(body))])
+        await exchange.end(body)
+
+
+class Peer:
+    """A client, and the app that it asks."""
+
+    def __init__(self, app: Slow, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.app = app
+        self.writer = writer
+        self._reader = reader
+
+    async def ask(self, request: bytes) -> None:
+        num_before = self.app.num_asked
+        self.writer.write(request)
+        await until(lambda: self.app.num_asked > num_before)
+
+    async def rest(self) -> bytes:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._reader.read()
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Peer]:
+    app = Slow()
+    server = HttpServer(app, 1.0)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server.start(listener)
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    try:
+        yield Peer(app, reader, writer)
+    finally:
+        writer.close()
+        await server.drain()
+
+
+def play(part: Callable[[Peer], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with serving() as peer:
+            await part(peer)
+
+    uvloop.run(main())
+
+
+@pytest.mark.parametrize("request_", [HEAD % b"1.1", STREAM % b"1.1"], ids=["whole", "streamed"])
+def test_a_client_that_only_ends_its_side_gets_its_answer(request_: bytes) -> None:
+    async def part(peer: Peer) -> None:
+        await peer.ask(request_)
+        peer.writer.write_eof()
+        await asyncio.sleep(0.7)  # longer than it takes to find out that nobody is there
+        assert peer.app.num_gone == 0
+        peer.app.may_end.set()
+        answer = await peer.rest()
+        assert b"HTTP/1.1 200 OK" in answer
+        assert b"ab" in answer
+
+    play(part)
+
+
+@pytest.mark.parametrize(
+    "request_", [HEAD % b"1.1", STREAM % b"1.1", HEAD % b"1.0"], ids=["whole", "streamed", "1.0"]
+)
+def test_a_client_that_closes_is_gone_before_its_answer_is_ready(request_: bytes) -> None:
+    async def part(peer: Peer) -> None:
+        await peer.ask(request_)
+        peer.writer.close()
+        await until(lambda: peer.app.num_gone == 1)
+
+    play(part)
+
+
+def test_a_client_that_ends_its_side_within_a_request_gets_nothing() -> None:
+    async def part(peer: Peer) -> None:
+        peer.writer.write((HEAD % b"1.1")[:-1])
+        peer.writer.write_eof()
+        assert await peer.rest() == b""
+
+    play(part)
+
+
+@pytest.mark.parametrize(
+    ("request_", "body"), [(HEAD, b"ab"), (STREAM, b"begun ab")], ids=["whole", "streamed"]
+)
+def test_an_answer_over_http_1_0_is_not_chunked_and_ends_with_the_connection(
+    request_: bytes, body: bytes
+) -> None:
+    async def part(peer: Peer) -> None:
+        peer.app.may_end.set()
+        await peer.ask(request_ % b"1.0")
+        head, _, rest = (await peer.rest()).partition(b"\r\n\r\n")
+        assert rest == body
+        assert b"chunked" not in head
+        assert b"connection: close" in head
+
+    play(part)
