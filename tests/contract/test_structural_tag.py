@@ -186,6 +186,8 @@ def test_a_schema_that_xgrammar_refuses_is_refused_by_its_field() -> None:
         (text_form("regex", "(a"), "parenthesis"),
         (text_form("regex", r"\\[\^a]"), "begin with"),
         (text_form("ebnf", r"root ::= [\x5E-a]"), "begin with"),
+        (text_form("json_schema", r'{"anyOf": [{"items": {"pattern": "^[\\^a]"}}]}'), "begin with"),
+        (text_form("json_schema", r'{"patternProperties": {"[\\x5ea]": {}}}'), "begin with"),
         (text_form("ebnf", "rot ::= b"), "root"),
         (text_form("ebnf", "root ::= Token(5)"), "tokens"),
         (text_form("ebnf", 'root ::= TagDispatch(("<f>", a))'), "tokens"),

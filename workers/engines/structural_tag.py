@@ -21,7 +21,7 @@ from workers.engines.control_free import control_free, control_free_json
 # The tokenizer's eos token is xgrammar's stop token: it comes when the grammar is complete, not as text.
 _EOS = "<|return|>"
 _CONTROL = re.compile(r"(<\|\w+\|>)")
-# xgrammar prints `[\^a]` as `[^a]`, which means the opposite.
+# xgrammar takes `[\^a]` for `[^a]`, the opposite; within JSON schemas, some releases do.
 _CARET_FIRST = re.compile(r"(?<!\\)(?:\\\\)*\[\\(?:\^|x5e|u005e|U0000005e)", re.IGNORECASE)
 _TOKEN_RULE = re.compile(r"(Token|Dispatch)\w*\s*\(|<\|")
 
@@ -95,9 +95,12 @@ def _followed(message: MessageForm, xgrammar: ModuleType | None) -> dict[str, ob
     what xgrammar and msgspec raise.
     """
     text = message.grammar or ""
+    is_schema = message.syntax == "json_schema"
+    schema = msgspec.json.decode(text, type=dict[str, object]) if is_schema else {}
+    if any(map(_CARET_FIRST.search, _patterns(schema) if is_schema else [text])):
+        raise ValueError(r"a class of characters cannot begin with `\^`; `[a\^]` is allowed")
     match message.syntax:
         case "json_schema":
-            schema = msgspec.json.decode(text, type=dict[str, object])
             if xgrammar is None:
                 return {"type": "json_schema", "json_schema": schema}
             # Strict schemas arrive closed; others stay open, as in llguidance.
@@ -105,8 +108,6 @@ def _followed(message: MessageForm, xgrammar: ModuleType | None) -> dict[str, ob
                 schema, strict_mode=False, max_whitespace_cnt=_MAX_WHITE_SPACE
             )
             return {"type": "grammar", "grammar": control_free_json(str(made))}
-        case "regex" | "ebnf" if xgrammar is not None and _CARET_FIRST.search(text):
-            raise ValueError(r"a class of characters cannot begin with `\^`; `[a\^]` is allowed")
         case "regex":
             if xgrammar is None:
                 return {"type": "regex", "pattern": text}
@@ -118,6 +119,21 @@ def _followed(message: MessageForm, xgrammar: ModuleType | None) -> dict[str, ob
             return {"type": "grammar", "grammar": grammar}
         case "lark":
             raise ValueError("this model's engine supports EBNF and regular expressions, not Lark")
+
+
+def _patterns(schema: object) -> Iterator[str]:
+    """The regular expressions in a JSON schema."""
+    values = [schema]
+    while values:
+        match values.pop():
+            case dict() as value:
+                values += value.values()
+                if isinstance(pattern := value.get("pattern"), str):
+                    yield pattern
+                if isinstance(named := value.get("patternProperties"), dict):
+                    yield from named
+            case list() as value:
+                values += value
 
 
 def _texts(messages: Iterable[MessageForm], times: str, ids: Ids) -> dict[str, object]:
