@@ -9,7 +9,7 @@ from baton.errors import BatonError
 from frontend.chat.body import ChatBody
 from frontend.chat.message import MessageWriter
 from frontend.chat.objects import ChatCompletion
-from frontend.chat.request import not_enforced, turn_request
+from frontend.chat.request import gives_reasoning, not_enforced, turn_request
 from frontend.harmony.deltas import Delta
 from frontend.http import sse
 from frontend.http.body import decode, read
@@ -60,7 +60,7 @@ class ChatAnswer:
                 choice,
                 served.tokenizer,
                 self._envelope if self.stream else None,
-                gives_reasoning=body.include_reasoning is not False,
+                gives_reasoning=gives_reasoning(body),
                 text_tools=text_tools,
             )
             for index, choice in enumerate(choices)

@@ -184,7 +184,7 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json
 
 
 class ReasoningFields(msgspec.Struct, kw_only=True):
-    """Reasoning effort, in OpenRouter's form."""
+    """Reasoning effort, in OpenRouter's form; `exclude` leaves the reasoning out of the answer."""
 
     effort: AnyEffort | None = None
     enabled: bool | None = None
@@ -201,11 +201,10 @@ class ChatBody(ChoiceFields, kw_only=True):
         "modalities": ((["text"],), 'This model outputs text only; send ["text"].'),
         "functions": (([],), "It is deprecated; use `tools`."),
         "function_call": (("none", "auto"), "It is deprecated; use `tool_choice`."),
-        "prediction": ((), "Predicted outputs are not available."),
         "web_search_options": ((), "Web search is not available; offer a search function in `tools`."),
         "moderation": ((), "Moderation is not available."),
     }
-    hints: ClassVar[frozenset[str]] = ChoiceFields.hints | {"store"}
+    hints: ClassVar[frozenset[str]] = ChoiceFields.hints | {"store", "prediction"}
     deep: ClassVar[frozenset[str]] = frozenset(
         {
             "nvext", "stream_options", "chat_template_args", "chat_template_kwargs", "tools", "tool_choice",

@@ -43,7 +43,7 @@ from frontend.turn.fields import (
     identity_of,
 )
 from frontend.turn.form import CallChoice, any_object, by_schema
-from frontend.turn.request import TurnRequest
+from frontend.turn.request import TurnRequest, left_out
 
 T = TypeVar("T")
 
@@ -77,6 +77,15 @@ def not_enforced(body: ChatBody) -> Iterator[str]:
         yield "messages[].name"
     if effort(body) not in GPT_OSS_EFFORTS:
         yield "reasoning_effort"
+    results = (message.content for message in body.messages if isinstance(message, ToolMessage))
+    parts = (part for content in results if not isinstance(content, str) for part in content)
+    yield from sorted({f"messages[].content[].{part.type}"[:80] for part in parts if not _is_text(part)})
+
+
+def gives_reasoning(body: ChatBody) -> bool:
+    """Whether the answer contains the reasoning."""
+    is_excluded = body.reasoning is not None and body.reasoning.exclude
+    return body.include_reasoning is not False and not is_excluded
 
 
 def conversation(body: ChatBody) -> Conversation:
@@ -178,7 +187,7 @@ def turns(messages: Sequence[Message]) -> Iterator[Turn]:
             case AssistantMessage():
                 yield _assistant_turn(message, path)
             case ToolMessage():
-                text = _text(message.content, path)
+                text = _result_text(message.content, path)
                 yield ToolResult(call_id=message.tool_call_id, text=text, path=f"{path}.tool_call_id")
 
 
@@ -209,8 +218,20 @@ def _text(content: Content, path: str) -> str:
     return "".join(_part_text(part, f"{path}.content[{i}]") for i, part in enumerate(content))
 
 
+def _result_text(content: Content, path: str) -> str:
+    """A tool's result: what is not text, such as a picture of a screen, is replaced by a note."""
+    if isinstance(content, str):
+        return content
+    parts = [part if _is_text(part) else Part(type="text", text=left_out(part.type)) for part in content]
+    return _text(parts, path)
+
+
+def _is_text(part: Part) -> bool:
+    return part.type in {"text", "refusal"}
+
+
 def _part_text(part: Part, path: str) -> str:
-    if part.type not in {"text", "refusal"}:
+    if not _is_text(part):
         raise InvalidRequest(
             f"`{path}.type` {part.type!r:.80} is not supported; this model reads text only.",
             param=f"{path}.type",

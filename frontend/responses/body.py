@@ -98,16 +98,18 @@ class ToolFormat(msgspec.Struct, kw_only=True):
     definition: str | None = None
 
 
-class FunctionByName(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
+class FunctionByName(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="type", tag="function"):
     """`tool_choice`: this function must be called."""
 
     name: str
+    namespace: str | None = None
 
 
-class CustomByName(msgspec.Struct, kw_only=True, tag_field="type", tag="custom"):
+class CustomByName(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="type", tag="custom"):
     """`tool_choice`: this custom tool must be called."""
 
     name: str
+    namespace: str | None = None
 
 
 class ShellByType(msgspec.Struct, kw_only=True, tag_field="type", tag="shell"):
@@ -127,6 +129,7 @@ class AllowedTool(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     type: str
     name: str | None = None
+    namespace: str | None = None
 
 
 class FunctionsByName(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools"):

@@ -13,11 +13,12 @@ from frontend.responses.events import EventWriter
 from frontend.responses.given import InputReader
 from frontend.responses.history import history, resolved
 from frontend.responses.items import Item
-from frontend.responses.object import begun, summary_of
+from frontend.responses.object import ResponseError, ResponseObject, begun, summary_of
 from frontend.responses.output import OutputShape, OutputWriter
 from frontend.responses.request import check_served, not_enforced, turn_request
 from frontend.responses.runs import ResponseState
 from frontend.responses.tools import OfferedTools, offered_tools
+from frontend.text.served import ContextTooLong
 from frontend.turn.prepare import LONG_BYTES, encode, prepare
 from frontend.turn.request import Asker, TurnRequest
 from frontend.turn.seal import Seal
@@ -34,6 +35,21 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     ignored: tuple[str, ...]
 
 
+class FailedAtOnce(Exception):
+    """A streamed response whose prompt is too long: its `events` say so, as agents that then compact their
+    history expect, instead of a status."""
+
+    def __init__(self, error: ContextTooLong, response: ResponseObject) -> None:
+        super().__init__()
+        self.status = error.status
+        writer = EventWriter()
+        opening = [writer.event(f"response.{name}", response=response) for name in ("created", "in_progress")]
+        failed = msgspec.structs.replace(
+            response, status="failed", error=ResponseError.of(error), store=False
+        )
+        self.events = b"".join(opening) + writer.event("response.failed", response=failed)
+
+
 async def prepare_response(
     raw: bytes, asker: Asker, services: Services, state: ResponseState, seal: Seal
 ) -> ResponseAnswer:
@@ -41,9 +57,15 @@ async def prepare_response(
     asked = await _asked(raw, asker, services, state, seal)
     body, request = asked.body, asked.request
     served = services.fleet.served(body.model)
-    (choice,) = await prepare(
-        request, asker, served, services.thoughts, services.generator.check, max_choices=1
-    )
+    assert isinstance(request.prompt, Conversation), "responses are not raw completions"
+    try:
+        (choice,) = await prepare(
+            request, asker, served, services.thoughts, services.generator.check, max_choices=1
+        )
+    except ContextTooLong as error:
+        if not body.stream:
+            raise
+        raise FailedAtOnce(error, begun(body, request.prompt.reasoning_effort)) from None
     shape = OutputShape(
         tools={tool.called: tool for tool in asked.offered.tools},
         machine_tools=frozenset(asked.offered.machine),
@@ -52,7 +74,6 @@ async def prepare_response(
         seal=seal if SEALED in (body.include or ()) else None,
     )
     writer = EventWriter() if body.stream else None
-    assert isinstance(request.prompt, Conversation), "responses are not raw completions"
     response = begun(body, request.prompt.reasoning_effort)
     unstored = ("store",) if response.store and state.store.is_failing else ()
     return ResponseAnswer(

@@ -25,6 +25,7 @@ from frontend.responses.items import (
     ReasoningText,
 )
 from frontend.turn.ids import new_id
+from frontend.turn.request import left_out
 from frontend.turn.seal import Changed, Seal
 
 Input = str | list[dict[str, Any]] | None
@@ -226,7 +227,7 @@ class InputReader:
     def _text(self, part: GivenPart, path: str) -> str:
         if part.type not in _TEXT_TYPES and part.type != "refusal":
             self.left_out.add(f"input[].{part.type}"[:80])
-            return f"[{part.type[:40]} left out: this model reads text only]"
+            return left_out(part.type)
         name = "refusal" if part.type == "refusal" else "text"
         text = part.refusal if part.type == "refusal" else part.text
         if text is None:

@@ -9,6 +9,7 @@ from baton.errors import BatonError
 from frontend.harmony.conversation import ReasoningEffort as Effort
 from frontend.responses.body import ResponseBody, ResponseTool, Summary
 from frontend.responses.items import Item, OutputItem
+from frontend.text.served import ContextTooLong
 from frontend.turn.ids import new_id
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -18,7 +19,7 @@ RUNNING: ResponseStatus = "in_progress"
 class ResponseError(msgspec.Struct, kw_only=True):
     """Why a response failed; `code` is one of OpenAI's."""
 
-    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"]
     message: str
 
     @classmethod
@@ -26,6 +27,8 @@ class ResponseError(msgspec.Struct, kw_only=True):
         """The error under OpenAI's code."""
         if error.status == 429:
             return cls(code="rate_limit_exceeded", message=error.message)
+        if isinstance(error, ContextTooLong):
+            return cls(code="context_length_exceeded", message=error.message)
         is_theirs = 400 <= error.status < 500
         return cls(code="invalid_prompt" if is_theirs else "server_error", message=error.message)
 

@@ -15,7 +15,7 @@ from frontend.http.respond import asker_of, generate, prepared, relay
 from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.responses.answer import ResponseAnswer
-from frontend.responses.create import count_input_tokens, prepare_response
+from frontend.responses.create import FailedAtOnce, count_input_tokens, prepare_response
 from frontend.responses.events import EventWriter, after
 from frontend.responses.history import context_items
 from frontend.responses.items import Item
@@ -87,7 +87,13 @@ class ResponseRoutes:
 
     async def create(self, exchange: Exchange, services: Services, tally: Tally) -> None:
         """`POST /v1/responses`."""
-        answer = await prepared(self._prepare, exchange, services, tally)
+        try:
+            answer = await prepared(self._prepare, exchange, services, tally)
+        except FailedAtOnce as failed:
+            tally.status = failed.status
+            await exchange.start(200, sse.CONTENT_TYPE, sse.HEADERS)
+            await exchange.end(failed.events)
+            return
         if not answer.response.background:
             await generate(exchange, answer, services, tally)
             return

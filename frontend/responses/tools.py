@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import msgspec
 
 from baton.errors import InvalidRequest
-from frontend.harmony.conversation import FUNCTIONS, Namespace, TextGrammar, Tool
+from frontend.harmony.conversation import FUNCTIONS, Namespace, TextGrammar, Tool, called_name
 from frontend.http.body import invalid
 from frontend.responses.body import (
     AdditionalTools,
+    AllowedTool,
     CustomByName,
     FunctionByName,
     FunctionsByName,
@@ -109,8 +110,9 @@ def _grammar(tool: ResponseTool, path: str) -> TextGrammar | None:
 def call_choice(body: ResponseBody) -> CallChoice:
     """Which tools may be called, and whether a call is required."""
     match body.tool_choice:
-        case FunctionByName(name=name) | CustomByName(name=name):
-            return CallChoice(must_call=True, names=frozenset({name}))
+        case FunctionByName() | CustomByName() as tool:
+            named = called_name(tool.namespace or FUNCTIONS, tool.name)
+            return CallChoice(must_call=True, names=frozenset({named}))
         case ShellByType():
             return CallChoice(must_call=True, names=frozenset({"shell"}))
         case LocalShellByType():
@@ -118,9 +120,14 @@ def call_choice(body: ResponseBody) -> CallChoice:
         case PatchByType():
             return CallChoice(must_call=True, names=frozenset({"apply_patch"}))
         case FunctionsByName(mode=mode, tools=tools):
-            # Machine tools are referred to by type; hosted tools have no name and are skipped.
-            named = (tool.type if is_machine_tool(tool.type) else tool.name for tool in tools)
-            names = frozenset(name for name in named if name is not None)
+            names = frozenset(map(_called, tools)) - {""}
             return CallChoice(must_call=mode == "required", names=names)
         case choice:
             return CallChoice(may_call=choice != "none", must_call=choice == "required")
+
+
+def _called(tool: AllowedTool) -> str:
+    """Machine tools are referred to by type; hosted tools have no name."""
+    if is_machine_tool(tool.type):
+        return tool.type
+    return called_name(tool.namespace or FUNCTIONS, tool.name or "")

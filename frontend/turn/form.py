@@ -23,7 +23,8 @@ _TEXT_TYPES = (" code", "")
 
 
 class CallChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """`tool_choice`: whether a tool may or must be called, and which ones (None: all that are offered)."""
+    """`tool_choice`: whether a tool may or must be called, and which ones (None: all that are offered); those
+    of a namespace go by their own name, too."""
 
     may_call: bool = True
     must_call: bool = False
@@ -101,10 +102,12 @@ def _callable(tools: Sequence[Tool], choice: CallChoice) -> list[Tool]:
     if choice.names is None:
         return list(tools)
     missing = choice.names - {tool.called for tool in tools}
+    inner = [tool for tool in tools if tool.name in missing]
+    missing -= {tool.name for tool in inner}
     if missing or not choice.names:
         what = f"{min(missing)!r}, which is not in `tools`" if missing else "no tool"
         raise InvalidRequest(f"`tool_choice` names {what}.", param="tool_choice")
-    return [tool for tool in tools if tool.called in choice.names]
+    return [tool for tool in tools if tool.called in choice.names or tool in inner]
 
 
 def _is_held(tool: Tool) -> bool:

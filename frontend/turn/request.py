@@ -7,6 +7,11 @@ from frontend.turn.fields import SamplingFields
 from frontend.turn.form import CallChoice
 
 
+def left_out(kind: str) -> str:
+    """What the prompt says instead of content of this kind, such as an image."""
+    return f"[{kind[:40]} left out: this model reads text only]"
+
+
 class RawPrompts(msgspec.Struct, frozen=True):
     """Prompts that are not rendered and whose answers are not parsed: text, with control tokens spelled out,
     or token ids. `shows_special` spells out control tokens in the answers, too."""

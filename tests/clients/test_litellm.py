@@ -85,8 +85,8 @@ def test_structured_output_follows_the_schema(asked: dict[str, Any]) -> None:
 
 
 def test_a_refused_body_is_litellms_bad_request(asked: dict[str, Any]) -> None:
-    with pytest.raises(litellm.BadRequestError, match="prediction"):
-        litellm.completion(messages=[QUESTION], extra_body={"prediction": {"type": "content"}}, **asked)
+    with pytest.raises(litellm.BadRequestError, match="moderation"):
+        litellm.completion(messages=[QUESTION], extra_body={"moderation": {"model": "m"}}, **asked)
 
 
 def test_responses_are_answered_and_streamed(stack: Stack) -> None:

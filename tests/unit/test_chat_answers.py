@@ -101,14 +101,21 @@ def test_two_thoughts_are_two_paragraphs(stream: bool) -> None:
     assert said == "Think.\n\nAgain."
 
 
-@pytest.mark.parametrize("include", [None, True, False])
-def test_reasoning_is_part_of_a_whole_answer_unless_it_is_unwanted(include: bool | None) -> None:
-    message = chat(ANSWER, include_reasoning=include).json["choices"][0]["message"]
-    assert (
-        message.get("reasoning")
-        == message.get("reasoning_content")
-        == (None if include is False else "Think.")
-    )
+@pytest.mark.parametrize(
+    ("fields", "is_included"),
+    [
+        ({}, True),
+        ({"include_reasoning": True, "reasoning": {"exclude": False}}, True),
+        ({"include_reasoning": False}, False),
+        ({"reasoning": {"exclude": True}}, False),
+    ],
+)
+def test_reasoning_is_part_of_a_whole_answer_unless_it_is_unwanted(
+    fields: dict[str, Any], is_included: bool
+) -> None:
+    message = chat(ANSWER, **fields).json["choices"][0]["message"]
+    text = "Think." if is_included else None
+    assert message.get("reasoning") == message.get("reasoning_content") == text
 
 
 @pytest.mark.parametrize("stream", [False, True])

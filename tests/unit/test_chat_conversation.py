@@ -210,3 +210,18 @@ def test_the_newer_name_of_the_limit_counts_more() -> None:
 def test_the_user_takes_turns_with_others() -> None:
     assert turn_request(body_of(user="ada"), 0).user == "ada"
     assert turn_request(body_of(user="ada", safety_identifier="bob"), 0).user == "bob"
+
+
+def test_a_picture_in_a_tools_result_is_replaced_by_a_note_and_named() -> None:
+    shown: list[dict[str, Any]] = [{"type": "text", "text": "Done. "}, IMAGE]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "call-1", "content": shown},
+    ]
+    result = talk_of(*messages).turns[-1]
+    assert isinstance(result, ToolResult)
+    assert result.text == "Done. [image_url left out: this model reads text only]"
+    assert [*not_enforced(body_of(*messages))] == ["messages[].content[].image_url"]
+    with pytest.raises(InvalidRequest):
+        talk_of({"role": "user", "content": shown})

@@ -90,7 +90,6 @@ def test_what_bounds_an_answer_is_the_clients(fields: dict[str, Any], limits: ob
         ({"modalities": ["audio"]}, "modalities"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": {"name": "f"}}, "function_call"),
-        ({"prediction": {"content": "x"}}, "prediction"),
         ({"web_search_options": {}}, "web_search_options"),
         ({"moderation": {}}, "moderation"),
         ({"use_beam_search": True}, "use_beam_search"),
@@ -133,6 +132,7 @@ def test_fields_without_effect_are_accepted_and_unknown_ones_inside_others_named
 
     harmless = {"modalities": ["text"], "functions": [], "audio": None}
     assert unknown(store=True, service_tier="auto", function_call="none", **harmless) == ()
+    assert unknown(prediction={"type": "content", "content": "x"}) == ()
     assert unknown(function_call="auto") == ()
     inner: dict[str, dict[str, Any]] = {
         "nvext": {}, "stream_options": {}, "chat_template_args": {}, "chat_template_kwargs": {},

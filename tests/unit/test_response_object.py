@@ -8,6 +8,7 @@ import pytest
 from baton.errors import BatonError, EngineFailure, InvalidRequest, NoWorkers, Overloaded
 from frontend.responses.body import ResponseBody
 from frontend.responses.object import ResponseError, begun
+from frontend.text.served import ContextTooLong
 
 FUNCTION: dict[str, Any] = {
     "type": "function",
@@ -99,6 +100,7 @@ def test_the_older_name_of_the_summary_counts_too() -> None:
     [
         (Overloaded("full", retry_after_s=1.0), "rate_limit_exceeded"),
         (InvalidRequest("wrong"), "invalid_prompt"),
+        (ContextTooLong("long"), "context_length_exceeded"),
         (NoWorkers("none"), "server_error"),
         (EngineFailure("broken"), "server_error"),
     ],

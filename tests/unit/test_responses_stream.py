@@ -230,6 +230,26 @@ def test_a_failed_response_is_stored() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_a_prompt_that_is_too_long_fails_in_the_stream(
+    background: bool,
+) -> None:
+    client = Client(ScriptedTokens(FINAL))
+
+    async def ask() -> tuple[Reply, Reply]:
+        reply = await client.respond("x" * 10_000, stream=True, background=background)
+        return reply, await client.get(f"/v1/responses/{reply.events[-1]['response']['id']}")
+
+    reply, stored = asyncio.run(ask())
+    events = reply.events  # the SDK's types lack the code, which agents need to compact their history
+    kinds = [(event["type"], event["sequence_number"]) for event in events]
+    assert kinds == [("response.created", 0), ("response.in_progress", 1), ("response.failed", 2)]
+    failed = events[-1]["response"]
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "context_length_exceeded")
+    assert (failed["store"], stored.status) == (False, 404)
+    assert not client.tokens.requests
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failure_before_the_first_token_is_a_status(stream: bool) -> None:
     reply = respond(FINAL, stream=stream, script={"fail_at": 0, "error": EngineFailure("Broken.")})

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -62,6 +63,30 @@ def test_a_namespace_is_shown_as_one_and_its_calls_carry_name_and_namespace_apar
     assert (called["type"], called["name"], called["namespace"]) == ("function_call", "close", "agents")
     (_, called) = output(call("functions.close", "{}"), tools=[AGENTS, CLOSE])
     assert (called["name"], "namespace" in called) == ("close", False)
+
+
+@pytest.mark.parametrize(
+    ("choice", "called"),
+    [
+        ({"type": "function", "name": "close"}, "functions.close"),
+        ({"type": "function", "name": "close", "namespace": "agents"}, "agents.close"),
+        ({"type": "function", "name": "agents.close"}, "agents.close"),
+        ({"type": "function", "name": "send"}, "agents.send"),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "send"}]},
+            "agents.send",
+        ),
+    ],
+)
+def test_a_choice_finds_a_function_in_its_namespace(choice: Json, called: str) -> None:
+    client = Client(ScriptedTokens(THINK))
+    agents = AGENTS | {"tools": [CLOSE, CLOSE | {"name": "send"}]}
+    reply = respond(client, tools=[agents, CLOSE], tool_choice=choice)
+    assert reply.json["tool_choice"] == choice
+    form = client.tokens.requests[-1].sampling.guided
+    assert form is not None
+    recipients = {header.partition(" to=")[2] for message in form.last for header in message.headers}
+    assert {re.split("[ <]", recipient)[0] for recipient in recipients} == {called}
 
 
 def test_a_call_of_a_namespace_comes_back_as_it_was() -> None:

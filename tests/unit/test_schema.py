@@ -148,7 +148,6 @@ def test_a_body_nested_without_end_is_refused(deep: bytes) -> None:
         ("modalities", ["text", "audio"]),
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
-        ("prediction", {"type": "content", "content": "x"}),
         ("web_search_options", {}),
         ("moderation", {"model": "omni"}),
         ("allowed_token_ids", [1]),
