@@ -216,6 +216,7 @@ def _services(settings: FrontendSettings, fleet: Fleet, transport: Transport, si
         thoughts=Thoughts(share=siblings.share),
         request_timeout_s=settings.request_timeout_s,
         strict_tools=settings.strict_tools,
+        share_cache=settings.share_cache,
     )
 
 

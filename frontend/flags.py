@@ -26,6 +26,7 @@ class FrontendSettings:
         env="BATON_API_KEYS_FILE",
         metavar="PATH",
     )
+    share_cache: bool = flag(False, "API keys share cached prompts; cached_tokens shows what others ask")
     tls_cert_file: Path | None = flag(None, "serve HTTPS with this certificate chain (PEM)", metavar="PATH")
     tls_key_file: Path | None = flag(None, "key of that certificate", metavar="PATH")
     tls_client_ca_file: Path | None = flag(

@@ -113,6 +113,7 @@ def asker_of(exchange: Exchange, services: Services) -> Asker:
         owner=exchange.owner,
         address=exchange.address,
         key_name=exchange.key_name,
+        shares_cache=services.share_cache,
     )
 
 

@@ -62,7 +62,8 @@ class Services:
 
     A stream sends headers with its first token, or `first_event_wait_s` after a worker has taken it, so that
     early failures still get an HTTP error status. While it is idle, it sends a comment every `keep_alive_s`.
-    `strict_tools` refuses tools that cannot run here instead of ignoring them.
+    `strict_tools` refuses tools that cannot run here instead of ignoring them. With `share_cache`, API keys
+    share cached KV.
     """
 
     fleet: FleetView
@@ -76,6 +77,7 @@ class Services:
     first_event_wait_s: float = 0.1
     keep_alive_s: float = 10.0
     strict_tools: bool = False
+    share_cache: bool = False
 
     def check_tools(self, left_out: Iterable[str]) -> None:
         """Raises InvalidRequest if `left_out` has tools and `strict_tools` is on."""

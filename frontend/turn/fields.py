@@ -107,9 +107,9 @@ class Nvext(GuidedFields, kw_only=True):
 
 class SamplingFields(FormFields, kw_only=True):
     """Sampling parameters. `top_k` 0 or -1 turns it off; queued requests with a lower `priority` value run
-    first; prompts with different `cache_salt` share no cached KV. `ignore_eos`, `min_tokens`, `top_k`,
-    `min_p`, `repetition_penalty`, `stop_token_ids`, `priority` and `cache_salt` are extensions, under
-    NVIDIA's and vLLM's names."""
+    first; prompts with different `cache_salt`, or of different API keys, share no cached KV. `ignore_eos`,
+    `min_tokens`, `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`, `priority` and `cache_salt` are
+    extensions, under NVIDIA's and vLLM's names."""
 
     min_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None

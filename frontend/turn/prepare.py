@@ -119,7 +119,7 @@ def _token_requests(
             sampling=msgspec.structs.replace(sampling, choice=choice),
             deadline_s=asker.deadline_s,
             priority=request.sampling.priority or 0,
-            cache_salt=request.sampling.cache_salt or "",
+            cache_salt=asker.cache_salt(request.sampling.cache_salt),
         )
         for prompt in prompts
         for choice in range(request.num_choices)

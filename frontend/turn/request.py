@@ -46,7 +46,8 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP request's id, its deadline, the owner of its API key, and the client's address. `key_name` is
-    that of the key, empty if keys are not checked: stored responses belong to it.
+    that of the key, empty if keys are not checked: stored responses belong to it, and so does cached KV,
+    unless the key `shares_cache`.
     """
 
     request_id: str
@@ -54,6 +55,12 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     address: str = ""
     key_name: str = ""
+    shares_cache: bool = False
+
+    def cache_salt(self, given: str | None) -> str:
+        """The client's salt, which is its key's own: no key learns what another's prompts have in common with
+        its own. Names of keys have no slash."""
+        return f"{self.key_name}/{given or ''}" if self.key_name and not self.shares_cache else given or ""
 
     def caller(self, user: str | None) -> str:
         """Who takes turns with others when workers are full: a key and a user, or an address."""

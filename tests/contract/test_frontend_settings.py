@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton.errors import DeadlineExceeded, WorkerLost
-from baton.messages import GenerateRequest, Reply, TokenChunk
+from baton.messages import GenerateRequest, Reply, TokenChunk, Usage
 from frontend import __main__ as frontend_main
 from frontend.http.keys import line_of
 from frontend.http.limits import KeyLimits
@@ -233,3 +233,26 @@ def test_processes_share_responses_and_remembered_reasoning(tmp_path: Path) -> N
             assert (await second.post("/tokenize", **body))["count"] < num_tokens
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"), [({}, {"alice/", "alice/x", "bob/x"}), ({"share_cache": True}, {"", "x"})]
+)
+def test_cached_kv_is_a_keys_own_unless_keys_share_it(
+    settings: dict[str, Any], expected: set[str], tmp_path: Path
+) -> None:
+    salts = set()
+
+    async def script(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        salts.add(asked.cache_salt)
+        yield TokenChunk((10,), "length", Usage(2, 0, 1))
+
+    async def part(frontend: Frontend) -> None:
+        for name, fields in (("alice", {}), ("alice", {"cache_salt": "x"}), ("bob", {"cache_salt": "x"})):
+            reply = await frontend.complete(name, max_tokens=1, **fields)
+            assert reply.status_code == 200, reply.text
+        assert salts == expected
+
+    keys = tmp_path / "keys"
+    keys.write_text("\n".join(line_of(name, name) for name in ("alice", "bob")))
+    play(part, lambda: Workers(d1=script), api_keys_file=keys, **settings)
