@@ -21,6 +21,7 @@ from frontend.http.errors import Envelope, ErrorBody, error_headers
 from frontend.http.exchange import Receive, Scope, Send
 from frontend.http.respond import generating
 from frontend.http.services import Services
+from frontend.instead import COMPACT, hint
 from frontend.messages.objects import MessagesError
 from frontend.messages.routes import MessagesRoutes
 from frontend.metrics import CONTENT_TYPE
@@ -119,7 +120,12 @@ def _framework(services: Services, endpoints: Mapping[tuple[str, str], Endpoint]
         methods = {method: endpoint for (method, p), endpoint in endpoints.items() if p == path}
         routes.append(Route(path, ByMethod(methods)))
     app = Starlette(
-        routes=[*routes, *_reading_routes(services), *_pages(services)],
+        routes=[
+            Route(COMPACT, _absent, methods=["GET", "POST"]),
+            *routes,
+            *_reading_routes(services),
+            *_pages(services),
+        ],
         exception_handlers={
             HTTPException: _http_error,
             BatonError: _baton_error,
@@ -201,16 +207,14 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = {404: RouteNotFound, 405: MethodNotAllowed}.get(error.status_code, InvalidRequest)
     path = request.url.path
-    refusal = kind(f"{request.method} {path}: {error.detail}.{_hint(request)}")
+    served = {getattr(route, "path", "") for route in request.app.router.routes}
+    refusal = kind(f"{request.method} {path}: {error.detail}.{hint(path, served)}")
     return _json(envelope_of(path)(refusal), error.status_code, dict(error.headers or {}))
 
 
-def _hint(request: Request) -> str:
-    """A hint for unknown paths whose base URL lacks /v1, or has one too many."""
-    path = request.url.path
-    meant = path.removeprefix("/v1") if path.startswith("/v1/") else f"/v1{path}"
-    known = {getattr(route, "path", "") for route in request.app.router.routes}
-    return f" Did you mean {meant}? Check the client's base URL." if meant in known else ""
+async def _absent(_: Request) -> Response:
+    """A path that a route with a parameter would match."""
+    raise HTTPException(404)
 
 
 async def _baton_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 the framework's signature

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -82,12 +82,17 @@ def generating(prepare: Prepare) -> Serve:
     """The Serve of a route that generates one answer."""
 
     async def serve(exchange: Exchange, services: Services, tally: Tally) -> None:
-        key = exchange.idempotency_key
-        with repeatable(f"{exchange.owner} {key}") if key else nullcontext():
+        with repeated(exchange):
             answer = await prepared(prepare, exchange, services, tally)
-            await generate(exchange, answer, services, tally, _numbers(exchange, answer))
+            await generate(exchange, answer, services, tally, numbers_of(exchange, answer))
 
     return serve
+
+
+def repeated(exchange: Exchange) -> AbstractContextManager[None]:
+    """In this context the same is drawn for requests with the same idempotency key, if there is one."""
+    key = exchange.idempotency_key
+    return repeatable(f"{exchange.owner} {key}") if key else nullcontext()
 
 
 async def prepared(
@@ -117,8 +122,8 @@ def asker_of(exchange: Exchange, services: Services) -> Asker:
     )
 
 
-def _numbers(exchange: Exchange, answer: Answer) -> EventNumbers | None:
-    """Raises InvalidRequest."""
+def numbers_of(exchange: Exchange, answer: Answer) -> EventNumbers | None:
+    """The ids of the answer's events, if they have any. Raises InvalidRequest."""
     if exchange.idempotency_key and answer.stream and len(answer.choices) == 1:
         return EventNumbers(exchange.last_event_id)
     if exchange.last_event_id:

@@ -11,7 +11,7 @@ from baton.errors import BatonError, InvalidRequest
 from frontend.http import sse
 from frontend.http.endpoint import Serve
 from frontend.http.exchange import Exchange, ignored_header
-from frontend.http.respond import asker_of, generate, prepared, relay
+from frontend.http.respond import asker_of, generate, numbers_of, prepared, relay, repeated
 from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.responses.answer import ResponseAnswer
@@ -87,6 +87,10 @@ class ResponseRoutes:
 
     async def create(self, exchange: Exchange, services: Services, tally: Tally) -> None:
         """`POST /v1/responses`."""
+        with repeated(exchange):
+            await self._create(exchange, services, tally)
+
+    async def _create(self, exchange: Exchange, services: Services, tally: Tally) -> None:
         try:
             answer = await prepared(self._prepare, exchange, services, tally)
         except FailedAtOnce as failed:
@@ -95,8 +99,10 @@ class ResponseRoutes:
             await exchange.end(failed.events)
             return
         if not answer.response.background:
-            await generate(exchange, answer, services, tally)
+            await generate(exchange, answer, services, tally, numbers_of(exchange, answer))
             return
+        _check_absent("Idempotency-Key", exchange.idempotency_key)
+        _check_absent("Last-Event-ID", exchange.last_event_id)
         run = await self._state.runs.start(answer, services, exchange.quota)
         if answer.stream:
             with run.follow(-1) as outbox:
@@ -114,6 +120,7 @@ class ResponseRoutes:
 
     async def retrieve(self, exchange: Exchange, services: Services, tally: Tally) -> None:
         """`GET /v1/responses/{response_id}`; with `stream`, the events after `starting_after`."""
+        _check_absent("Last-Event-ID", exchange.last_event_id)
         query = _Query(exchange.query)
         is_streamed = query.one("stream", _boolean, False)
         run, stored = await self._find(exchange)
@@ -203,6 +210,16 @@ class ResponseRoutes:
         if stored is None:
             raise _not_found(response_id)
         return None, stored
+
+
+def _check_absent(header: str, value: str) -> None:
+    """Raises InvalidRequest for a header that continues streams which are not stored."""
+    if value:
+        raise InvalidRequest(
+            f"`{header}` is not for background or stored responses; their streams go on with "
+            "GET /v1/responses/ID?stream=true and `starting_after`.",
+            param=header,
+        )
 
 
 def _not_found(response_id: str) -> ResponseNotFound:

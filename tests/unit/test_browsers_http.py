@@ -99,10 +99,18 @@ def test_every_page_answers_head(path: str) -> None:
         ("/chat/completions", "Did you mean /v1/chat/completions?"),
         ("/v1/v1/messages", "Did you mean /v1/messages?"),
         ("/v1/metrics", "Did you mean /metrics?"),
+        ("/v1/responses/compact", "`previous_response_id`"),
+        ("/v1/conversations", "`previous_response_id`"),
+        ("/v1/conversations/conv_1/items", "`previous_response_id`"),
+        ("/v1/embeddings", "text only"),
+        ("/embeddings", "text only"),
+        ("/v1/batches", "at once"),
+        ("/openai/deployments/m/chat/completions", "Azure"),
+        ("/openai/v1/responses", "Azure"),
         ("/nope", None),
     ],
 )
-def test_a_base_url_without_v1_or_with_one_too_many_gets_a_hint(path: str, hint: str | None) -> None:
+def test_a_path_that_is_not_served_gets_a_hint(path: str, hint: str | None) -> None:
     reply: Any = asyncio.run(Client(ScriptedTokens(ANSWER)).post(path, BODY))
     assert reply.status == 404
     assert (hint or "Not Found.") in reply.error["message"]

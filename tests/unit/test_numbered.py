@@ -22,6 +22,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "max_tokens": 4000,
         "tools": [{"name": "f", "input_schema": {"type": "object"}}],
     },
+    "/v1/responses": {"input": "Hi", "tools": [{"type": "function", "name": "f", "parameters": {}}]},
 }
 TEXT = (
     "<|channel|>analysis<|message|>Hm, ë<|end|><|start|>assistant to=functions.f<|channel|>commentary json"
@@ -43,7 +44,7 @@ def streamed(
 def events(reply: Reply) -> list[str]:
     """Without comments, and without the second in which they were sent."""
     found = [event for event in reply.body.decode().split("\n\n") if event and not event.startswith(":")]
-    return [re.sub(r'"created":\d+', "", event) for event in found]
+    return [re.sub(r'"(created|created_at|completed_at)":\d+', "", event) for event in found]
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -155,3 +156,20 @@ def test_without_the_key_it_is_not_known_what_to_continue() -> None:
     reply = asyncio.run(Client(ScriptedTokens(TEXT)).post("/v1/chat/completions", body, headers=headers))
     assert reply.status == 400
     assert "`Idempotency-Key`" in reply.error["message"]
+
+
+def test_a_background_response_has_its_own_way_to_go_on() -> None:
+    async def ask() -> list[Reply]:
+        client = Client(ScriptedTokens(TEXT))
+        path, after = "/v1/responses", {"last-event-id": "1.1.00000000"}
+        body = {"model": MODEL, "input": "Hi", "background": True}
+        stored = (await client.post(path, body)).json["id"]
+        return [
+            await client.post(path, body, headers=KEY),
+            await client.post(path, body, headers=after),
+            await client.request("GET", f"{path}/{stored}?stream=true", b"", after),
+        ]
+
+    for reply, param in zip(asyncio.run(ask()), ("Idempotency-Key", *["Last-Event-ID"] * 2), strict=True):
+        assert (reply.status, reply.error["param"]) == (400, param)
+        assert "`starting_after`" in reply.error["message"]
