@@ -4,6 +4,7 @@ import dataclasses
 import html
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 
 import msgspec
 from starlette.applications import Starlette
@@ -20,12 +21,12 @@ from frontend.http.endpoint import Endpoint, Serve
 from frontend.http.errors import Envelope, ErrorBody, error_headers
 from frontend.http.exchange import Receive, Scope, Send
 from frontend.http.respond import generating
-from frontend.http.services import Services
+from frontend.http.services import FleetView, Services
 from frontend.instead import COMPACT, hint
 from frontend.messages.objects import MessagesError
 from frontend.messages.routes import MessagesRoutes
 from frontend.metrics import CONTENT_TYPE
-from frontend.models import ModelBody, ModelList
+from frontend.models import ModelBody, ModelInfo, ModelList, ModelPage
 from frontend.reference import reference_page
 from frontend.responses.routes import ResponseRoutes
 from frontend.responses.runs import ResponseState
@@ -114,6 +115,16 @@ def envelope_of(path: str) -> Envelope:
     return MessagesError.of if path.startswith("/v1/messages") else ErrorBody.of
 
 
+def _is_anthropics(request: Request) -> bool:
+    """Whether the client speaks Anthropic's API; both APIs have `/v1/models`."""
+    return "anthropic-version" in request.headers
+
+
+def _refusal(request: Request, error: BatonError, headers: Mapping[str, str]) -> Response:
+    envelope = MessagesError.of if _is_anthropics(request) else envelope_of(request.url.path)
+    return _json(envelope(error), error.status, dict(headers))
+
+
 def _framework(services: Services, endpoints: Mapping[tuple[str, str], Endpoint]) -> Starlette:
     routes = []
     for path in dict.fromkeys(path for _, path in endpoints):  # all paths, so that a wrong method is a 405
@@ -136,19 +147,34 @@ def _framework(services: Services, endpoints: Mapping[tuple[str, str], Endpoint]
     return app
 
 
-def _reading_routes(services: Services) -> list[Route]:
-    fleet = services.fleet
+def _model_routes(fleet: FleetView) -> list[Route]:
     started_s = int(time.time())
 
     def model_body(name: str) -> ModelBody:
         length = fleet.served(name).context_length
         return ModelBody(id=name, created=started_s, context_length=length, max_model_len=length)
 
-    async def models(_: Request) -> Response:
-        return _json(ModelList(data=[model_body(name) for name in fleet.models()]))
+    def model_info(name: str) -> ModelInfo:
+        started = datetime.fromtimestamp(started_s, UTC).isoformat()
+        length = fleet.served(name).context_length
+        return ModelInfo(id=name, display_name=name, created_at=started, max_input_tokens=length)
+
+    async def models(request: Request) -> Response:
+        names = fleet.models()
+        if _is_anthropics(request):
+            return _json(ModelPage.of([model_info(name) for name in names]))
+        return _json(ModelList(data=[model_body(name) for name in names]))
 
     async def model(request: Request) -> Response:
-        return _json(model_body(request.path_params["model"]))
+        name = request.path_params["model"]
+        return _json(model_info(name) if _is_anthropics(request) else model_body(name))
+
+    # Names may contain slashes: openai/gpt-oss-120b.
+    return [Route("/v1/models", models), Route("/v1/models/{model:path}", model)]
+
+
+def _reading_routes(services: Services) -> list[Route]:
+    fleet = services.fleet
 
     async def health(_: Request) -> Response:
         found = fleet.health()
@@ -162,8 +188,7 @@ def _reading_routes(services: Services) -> list[Route]:
         return Response(page, headers={"content-type": CONTENT_TYPE.decode()})
 
     return [
-        Route("/v1/models", models),
-        Route("/v1/models/{model:path}", model),  # names may contain slashes: openai/gpt-oss-120b
+        *_model_routes(fleet),
         Route("/health", health),
         Route("/live", live),
         Route("/metrics", metrics),
@@ -209,7 +234,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     path = request.url.path
     served = {getattr(route, "path", "") for route in request.app.router.routes}
     refusal = kind(f"{request.method} {path}: {error.detail}.{hint(path, served)}")
-    return _json(envelope_of(path)(refusal), error.status_code, dict(error.headers or {}))
+    return _refusal(request, refusal, error.headers or {})
 
 
 async def _absent(_: Request) -> Response:
@@ -217,10 +242,9 @@ async def _absent(_: Request) -> Response:
     raise HTTPException(404)
 
 
-async def _baton_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 the framework's signature
+async def _baton_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, BatonError)
-    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
-    return _json(ErrorBody.of(error), error.status, headers)
+    return _refusal(request, error, {name.decode(): value.decode() for name, value in error_headers(error)})
 
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:  # noqa: ARG001  the framework's call

@@ -33,7 +33,8 @@ from frontend.http.limits import RateLimited
 from frontend.http.numbered import StreamChanged
 from frontend.messages.body import Counted, MessagesBody
 from frontend.messages.objects import MessageObject, MessagesError, TokenCount
-from frontend.models import ModelBody, ModelList
+from frontend.messages.thread import ThreadNotFound
+from frontend.models import ModelBody, ModelInfo, ModelList, ModelPage
 from frontend.responses.body import ResponseBody
 from frontend.responses.given import GIVEN_ITEMS
 from frontend.responses.history import PreviousNotFound
@@ -54,7 +55,8 @@ Errors = tuple[type[BatonError], ...]
 
 _REF = "#/components/schemas/{name}"
 _STRUCTS = (
-    ChatBody, CompletionBody, ChatCompletion, Completion, ModelBody, ModelList, ErrorBody, Health,
+    ChatBody, CompletionBody, ChatCompletion, Completion, ModelBody, ModelList, ModelInfo,
+    ModelPage, ErrorBody, Health,
     ResponseBody, ResponseObject, ItemList, DeletedResponse, *dict.fromkeys(GIVEN_ITEMS.values()),
     InputTokens, MessagesBody, Counted, MessageObject, TokenCount, MessagesError,
     TokenizeBody, TokenizeAnswer, DetokenizeBody, DetokenizeAnswer, TokenizerInfo,
@@ -107,6 +109,9 @@ def page() -> dict[str, Any]:
     tokens = _operation("Tokenize a prompt", TokenizeAnswer, _ASKING, body=TokenizeBody)
     text = _operation("Detokenize token ids", DetokenizeAnswer, _ASKING, body=DetokenizeBody)
     model = _operation("Get a model", ModelBody, (InvalidApiKey, ModelNotFound, NoWorkers))
+    _add_anthropics(model, ModelInfo)
+    models = _operation("List available models", ModelList, (InvalidApiKey,))
+    _add_anthropics(models, ModelPage)
     health = _operation("Readiness, with workers", Health)
     health["responses"]["503"] = {"description": "Not ready; `missing` lists the reasons.", **_json(Health)}
     return {
@@ -122,7 +127,7 @@ def page() -> dict[str, Any]:
             "/tokenize": {"post": tokens},
             "/detokenize": {"post": text},
             "/tokenizer_info": {"get": _operation("Get the tokenizer's settings", TokenizerInfo, _ASKING)},
-            "/v1/models": {"get": _operation("List available models", ModelList, (InvalidApiKey,))},
+            "/v1/models": {"get": models},
             "/v1/models/{model}": {"get": model, "parameters": [_parameter("path", "model")]},
             "/health": {"get": health},
             "/live": {"get": _operation("Liveness", None)},
@@ -190,7 +195,9 @@ def _responses() -> dict[str, Any]:
 
 
 def _messages() -> dict[str, Any]:
-    created = _continued("Create a message", MessagesBody, MessageObject, envelope=MessagesError)
+    created = _continued(
+        "Create a message", MessagesBody, MessageObject, (ThreadNotFound,), envelope=MessagesError
+    )
     counted = _operation("Count input tokens", TokenCount, _ASKING, body=Counted, envelope=MessagesError)
     return {"/v1/messages": {"post": created}, "/v1/messages/count_tokens": {"post": counted}}
 
@@ -213,10 +220,12 @@ def _continued(
     summary: str,
     body: type[msgspec.Struct],
     answer: type[msgspec.Struct],
+    more: Errors = (),
+    *,
     envelope: type[msgspec.Struct] = ErrorBody,
 ) -> dict[str, Any]:
     """A generation whose broken stream can be continued."""
-    operation = _generation(summary, body, answer, (StreamChanged,), envelope=envelope)
+    operation = _generation(summary, body, answer, (StreamChanged, *more), envelope=envelope)
     key = "Of this request only, and hard to guess. The events of a stream with one choice get ids."
     last = "With the same key and body: send the events after this one only."
     operation["parameters"] = [
@@ -233,6 +242,12 @@ def _add_stream(operation: dict[str, Any]) -> None:
         "first event is sent as the last event."
     )
     answered["content"]["text/event-stream"] = {}
+
+
+def _add_anthropics(operation: dict[str, Any], answer: type[msgspec.Struct]) -> None:
+    """Anthropic's shape, for requests with an `anthropic-version` header."""
+    content = operation["responses"]["200"]["content"]["application/json"]
+    content["schema"] = {"anyOf": [content["schema"], _ref(answer)]}
 
 
 def _operation(

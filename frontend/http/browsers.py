@@ -77,7 +77,7 @@ def _readable(origin: bytes, send: Send) -> Send:
     async def forward(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = [*message["headers"]]
-            ours = {name for name, _ in headers if name.startswith(b"x-")} | {b"retry-after"}
+            ours = {name for name, _ in headers if name.startswith(b"x-")} | {b"retry-after", b"request-id"}
             headers.append((b"access-control-expose-headers", b", ".join(sorted(ours))))
             message = {**message, "headers": headers + added}
         await send(message)

@@ -99,7 +99,9 @@ class Exchange:
     async def start(self, status: int, content_type: bytes, headers: Headers) -> None:
         """Send status and headers."""
         self.started = True
-        fixed = [(b"content-type", content_type), (b"x-request-id", self.request_id.encode())]
+        request_id = self.request_id.encode()
+        # OpenAI's name of the header, and Anthropic's.
+        fixed = [(b"content-type", content_type), (b"x-request-id", request_id), (b"request-id", request_id)]
         headers = [*fixed, *headers, *self.quota.headers()]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 

@@ -36,7 +36,8 @@ _KIND_OF = {TextBlock: b"text_delta", ThinkingBlock: b"thinking_delta", ToolUseB
 
 class MessagesAnswer:
     """The answer to one Messages body; an `Answer` of `frontend.http.respond`. Each Harmony message is a
-    content block; `shows_thinking` includes thinking blocks, signed by `seal`."""
+    content block; `shows_thinking` includes thinking blocks, signed by `seal`. `max_tokens` is the client's
+    limit."""
 
     keep_alive = PING
 
@@ -46,6 +47,7 @@ class MessagesAnswer:
         choice: Choice,
         seal: Seal,
         *,
+        max_tokens: int,
         stream: bool,
         shows_thinking: bool,
         ignored: tuple[str, ...] = (),
@@ -57,6 +59,7 @@ class MessagesAnswer:
         self._choice = choice
         self._seal = seal
         self._shows_thinking = shows_thinking
+        self._max_tokens = max_tokens
         self._message = MessageObject(id=new_id("msg"), model=model, content=[], usage=self._usage())
         self._texts: list[str] = []  # of the open block
         self._open: AnswerBlock | None = None
@@ -82,7 +85,8 @@ class MessagesAnswer:
         """`message_delta` with the stop reason and the usage, and `message_stop`."""
         self._settle()
         delta = {"stop_reason": self._message.stop_reason, "stop_sequence": self._message.stop_sequence}
-        last = self._event("message_delta", delta=delta, usage=self._message.usage)
+        usage = msgspec.structs.replace(self._message.usage, service_tier=msgspec.UNSET)
+        last = self._event("message_delta", delta=delta, usage=usage)
         return last + self._event("message_stop")
 
     def failure(self, error: BatonError) -> bytes:
@@ -155,7 +159,8 @@ class MessagesAnswer:
 
     def _stop_reason(self) -> StopReason:
         if self._choice.is_cut:
-            return "max_tokens"
+            is_full = self._choice.request.sampling.max_tokens < self._max_tokens
+            return "model_context_window_exceeded" if is_full else "max_tokens"
         if self._choice.stop_string is not None:
             return "stop_sequence"
         return "tool_use" if self._choice.finish_reason == "tool_calls" else "end_turn"

@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from frontend.messages.thread import Thread
 from frontend.turn.fields import Count, FunctionName, Refused, Share, StopText
 
 # Fields that control Anthropic's servers; accepted without effect.
@@ -12,9 +13,18 @@ _HINTS = frozenset(
 )
 
 
+class Source(msgspec.Struct, kw_only=True):
+    """Where the content of an image or a document is: `data` if it is text, `content` if it is blocks."""
+
+    type: str | None = None
+    data: Any = None
+    content: "str | list[Block] | None" = None
+
+
 class Block(msgspec.Struct, kw_only=True):
     """A content block; its `type` determines the required fields. Only blocks of Anthropic's servers, which
-    are left out, may have an object as `content`, and only these and `search_result` a string as `source`."""
+    are left out, may have an object as `content`, and only these and `search_result` a string as `source`.
+    `title` and `context` are those of a document."""
 
     type: str
     text: str | None = None
@@ -26,7 +36,9 @@ class Block(msgspec.Struct, kw_only=True):
     tool_use_id: str | None = None
     content: "str | list[Block] | dict[str, Any] | None" = None
     is_error: bool | None = None
-    source: str | dict[str, Any] | None = None
+    source: str | Source | None = None
+    title: Any = None
+    context: Any = None
 
 
 Content = str | list[Block]
@@ -40,9 +52,9 @@ class Message(msgspec.Struct, kw_only=True):
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    """A tool. Client tools have no `type` or `custom`; other types are Anthropic's own tools."""
+    """A tool. The client's own have no `type` or `custom`; other types are defined by Anthropic."""
 
-    name: FunctionName
+    name: FunctionName | None = None
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
@@ -84,7 +96,6 @@ class Counted(msgspec.Struct, kw_only=True):
 
     refused: ClassVar[Refused] = {
         "container": ((), "Code execution is not available."),
-        "mcp_servers": (([],), "Connect to MCP servers from the client, and offer their tools in `tools`."),
     }
     hints: ClassVar[frozenset[str]] = _HINTS | {"context_management"}
     deep: ClassVar[frozenset[str]] = frozenset({"tool_choice", "thinking", "output_config"})
@@ -97,6 +108,7 @@ class Counted(msgspec.Struct, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None
+    mcp_servers: list[dict[str, Any]] | None = None
 
 
 class MessagesBody(Counted, kw_only=True):
@@ -108,3 +120,4 @@ class MessagesBody(Counted, kw_only=True):
     temperature: Share | None = None
     top_p: Share | None = None
     top_k: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
+    thread: Thread | None = None

@@ -5,16 +5,16 @@ from typing import Any, Literal
 import msgspec
 
 from baton.errors import BatonError
+from frontend.messages.thread import ThreadNotFound
 from frontend.text.served import ContextTooLong
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReason = Literal["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"]
 
 
 class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
-    """Visible text; `citations` is always null."""
+    """Visible text."""
 
     text: str = ""
-    citations: None = None
 
 
 class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
@@ -36,13 +36,13 @@ AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class Usage(msgspec.Struct, kw_only=True):
-    """Token counts. `input_tokens` excludes cached tokens."""
+    """Token counts. `input_tokens` excludes cached tokens; the end of a stream has no `service_tier`."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
     output_tokens: int
-    service_tier: Literal["standard"] = "standard"
+    service_tier: Literal["standard"] | msgspec.UnsetType = "standard"
 
 
 class MessageObject(msgspec.Struct, kw_only=True):
@@ -64,11 +64,18 @@ class TokenCount(msgspec.Struct, kw_only=True):
     input_tokens: int
 
 
-class MessagesErrorDetail(msgspec.Struct, kw_only=True):
-    """An error: Anthropic's type, and a message."""
+class ErrorCause(msgspec.Struct, kw_only=True):
+    """The cause of an error that Anthropic's SDKs recover from."""
+
+    error_code: Literal["thread_not_found"]
+
+
+class MessagesErrorDetail(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """An error: Anthropic's type, a message, and for some errors the cause."""
 
     type: str
     message: str
+    details: ErrorCause | None = None
 
 
 class MessagesError(msgspec.Struct, kw_only=True):
@@ -84,7 +91,8 @@ class MessagesError(msgspec.Struct, kw_only=True):
         message = error.message
         if isinstance(error, ContextTooLong):
             message = f"prompt is too long: {message}"
-        return cls(error=MessagesErrorDetail(type=_kind(error.status), message=message))
+        cause = ErrorCause(error_code="thread_not_found") if isinstance(error, ThreadNotFound) else None
+        return cls(error=MessagesErrorDetail(type=_kind(error.status), message=message, details=cause))
 
 
 _KINDS = {

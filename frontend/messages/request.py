@@ -12,19 +12,20 @@ from frontend.harmony.conversation import (
     AssistantTurn,
     Conversation,
     Instructions,
-    Tool,
     ToolCall,
     ToolResult,
     Turn,
     UserTurn,
 )
 from frontend.harmony.conversation import ReasoningEffort as Effort
-from frontend.messages.body import Block, Content, Counted, MessagesBody
+from frontend.messages.body import Block, Content, Counted, MessagesBody, Source
+from frontend.messages.thread import check_thread
+from frontend.messages.tools import OfferedTools, call_choice, offered_tools
 from frontend.turn.fields import NEAREST_EFFORT, SamplingFields
-from frontend.turn.form import CallChoice
 from frontend.turn.history import joined
 from frontend.turn.request import TurnRequest
 from frontend.turn.seal import Changed, Seal
+from frontend.turn.written import PARAGRAPH
 
 # Thinking budgets, in tokens, up to which the effort is low or medium.
 _LOW_BUDGET = 2048
@@ -46,9 +47,10 @@ class Reading:
         self._seal = seal
 
     def turn_request(self, num_bytes: int) -> TurnRequest:
-        """The request of a body of `num_bytes`. Raises InvalidRequest, naming the field."""
+        """The request of a body of `num_bytes`. Raises ThreadNotFound or InvalidRequest, naming the field."""
         body = self._body
         answer = body if isinstance(body, MessagesBody) else None
+        check_thread(None if answer is None else answer.thread)
         if answer is not None and body.messages[-1].role == "assistant":
             raise InvalidRequest(
                 "The last message in `messages` must not have role 'assistant'; this model does not support "
@@ -56,66 +58,30 @@ class Reading:
                 param="messages",
             )
         choice = body.tool_choice
+        offered = offered_tools(body)
+        self.left_out.update(offered.left_out)
         return TurnRequest(
             model=body.model,
-            prompt=self._conversation(),
+            prompt=self._conversation(offered),
             path="messages",
             num_bytes=num_bytes,
             sampling=_sampling(answer),
-            call_choice=self._call_choice(),
+            call_choice=call_choice(body, offered),
             max_tokens=None if answer is None else answer.max_tokens,
             stop_strings=() if answer is None else tuple(answer.stop_sequences or ()),
             max_calls=1 if choice is not None and choice.disable_parallel_tool_use else None,
         )
 
-    def _conversation(self) -> Conversation:
+    def _conversation(self, offered: OfferedTools) -> Conversation:
         body = self._body
         system = _BILLING.sub("", self._text(body.system or "", "system"), count=1)
         instructions = [Instructions(system)] if system else []
-        is_off = body.tool_choice is not None and body.tool_choice.type == "none"
         return Conversation(
             turns=(*instructions, *joined(self._turns())),
-            tools=() if is_off else tuple(self._tools()),
+            tools=tuple(offered.tools),
             reasoning_effort=_effort(body),
             answer_format=_answer_format(body),
         )
-
-    def _tools(self) -> Iterator[Tool]:
-        for i, tool in enumerate(self._body.tools or ()):
-            if tool.type not in {None, "custom"}:
-                self._leave_out_tool(tool.name, f"tools[{i}]", f"tools[].{tool.type}")
-                continue
-            if tool.input_schema is None:
-                raise InvalidRequest(
-                    f"`tools[{i}].input_schema` is missing.", param=f"tools[{i}].input_schema"
-                )
-            yield Tool(
-                name=tool.name,
-                description=tool.description,
-                parameters=tool.input_schema,
-                strict=bool(tool.strict),
-                path=f"tools[{i}]",
-            )
-
-    def _leave_out_tool(self, name: str, path: str, label: str) -> None:
-        choice = self._body.tool_choice
-        if choice is not None and choice.type == "tool" and choice.name == name:
-            raise InvalidRequest(
-                f"`tool_choice` requires {name!r}, but `{path}` is an Anthropic-defined tool, which this "
-                "server does not support.",
-                param="tool_choice",
-            )
-        self.left_out.add(label)
-
-    def _call_choice(self) -> CallChoice:
-        choice = self._body.tool_choice
-        if choice is None or choice.type in {"auto", "none"}:
-            return CallChoice(may_call=choice is None or choice.type == "auto")
-        if choice.type == "any":
-            return CallChoice(must_call=True)
-        if choice.name is None:
-            raise InvalidRequest("`tool_choice.name` is missing.", param="tool_choice.name")
-        return CallChoice(must_call=True, names=frozenset({choice.name}))
 
     def _turns(self) -> Iterator[Turn]:
         for i, message in enumerate(self._body.messages):
@@ -128,8 +94,7 @@ class Reading:
                 case "assistant" if isinstance(message.content, str):
                     yield AssistantTurn(text=message.content or None)
                 case _:
-                    for where, block in _blocks(message.content, path):
-                        yield self._said(block, where)
+                    yield from _one_answer([self._said(*part) for part in _blocks(message.content, path)])
 
     def _user(self, content: Content, path: str) -> Iterator[Turn]:
         """Tool results, then the user's text."""
@@ -148,7 +113,7 @@ class Reading:
         if texts:
             yield UserTurn("\n\n".join(texts))
 
-    def _said(self, block: Block, path: str) -> AssistantTurn:
+    def _said(self, path: str, block: Block) -> AssistantTurn:
         match block.type:
             case "thinking":
                 return AssistantTurn(reasoning=self._thought(block, path))
@@ -188,8 +153,12 @@ class Reading:
         match block.type, block.source:
             case "text", _:
                 yield _needed(block.text, path, "text")
-            case "document", {"type": "text", "data": str(text)}:
+            case "document", Source(type="text", data=str(text)):
+                yield from _headings(block)
                 yield text
+            case "document", Source(type="content", content=str() | list() as content):
+                yield from _headings(block)
+                yield self._text(content, f"{path}.source.content")
             case "search_result", _:
                 yield _found(block, path)
             case "redacted_thinking" | "thinking", _:
@@ -214,6 +183,25 @@ def _content(block: Block, path: str) -> Content | None:
     if isinstance(block.content, dict):
         raise _misshapen(f"{path}.content", "must be a string or an array, not an object")
     return block.content
+
+
+def _one_answer(parts: list[AssistantTurn]) -> list[AssistantTurn]:
+    """The parts of one message. Without a call, texts side by side, such as those of an answer with
+    citations, are one final answer."""
+    if any(part.tool_calls for part in parts):
+        return parts
+    merged: list[AssistantTurn] = []
+    for part in parts:
+        if part.text and merged and merged[-1].text:
+            merged[-1] = AssistantTurn(text=f"{merged[-1].text}{PARAGRAPH}{part.text}")
+        elif part != AssistantTurn():
+            merged.append(part)
+    return merged
+
+
+def _headings(document: Block) -> Iterator[str]:
+    """The title and the context of a document, if it has them."""
+    yield from (text for text in (document.title, document.context) if isinstance(text, str) and text)
 
 
 def _found(block: Block, path: str) -> str:

@@ -46,6 +46,7 @@ class MessagesRoutes:
             body.model,
             choice,
             self._seal,
+            max_tokens=body.max_tokens,
             stream=bool(body.stream),
             shows_thinking=shows,
             ignored=(*unknown, *sorted(reading.left_out)),

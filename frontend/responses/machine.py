@@ -23,28 +23,23 @@ from frontend.responses.items import (
     ShellCallItem,
     ShellOutputItem,
 )
+from frontend.turn.client_tool import NUMBER, TEXT, TEXTS, ClientTool
 from frontend.turn.ids import new_id
 
-_TEXTS = {"type": "array", "items": {"type": "string"}}
-_NUMBER = {"type": "integer"}
 _MACHINE_TOOLS = {
-    "local_shell": (
+    "local_shell": ClientTool(
         "Runs one command on the user's machine.",
-        {"command": _TEXTS, "working_directory": {"type": "string"}, "timeout_ms": _NUMBER},
+        {"command": TEXTS, "working_directory": TEXT, "timeout_ms": NUMBER},
         ["command"],
     ),
-    "shell": (
+    "shell": ClientTool(
         "Runs shell commands on the user's machine, one after the other.",
-        {"commands": _TEXTS, "timeout_ms": _NUMBER, "max_output_length": _NUMBER},
+        {"commands": TEXTS, "timeout_ms": NUMBER, "max_output_length": NUMBER},
         ["commands"],
     ),
-    "apply_patch": (
+    "apply_patch": ClientTool(
         "Creates, updates or deletes a file. A diff's lines begin with a space, + or -; @@ parts them.",
-        {
-            "type": {"enum": ["create_file", "update_file", "delete_file"]},
-            "path": {"type": "string"},
-            "diff": {"type": "string"},
-        },
+        {"type": {"enum": ["create_file", "update_file", "delete_file"]}, "path": TEXT, "diff": TEXT},
         ["type", "path"],
     ),
 }
@@ -57,11 +52,7 @@ def is_machine_tool(kind: str) -> bool:
 
 def machine_tool(kind: str, path: str) -> Tool | None:
     """The function that represents a tool of this type; None for other types."""
-    if kind not in _MACHINE_TOOLS:
-        return None
-    description, properties, required = _MACHINE_TOOLS[kind]
-    parameters = {"type": "object", "properties": properties, "required": required}
-    return Tool(name=kind, description=description, parameters=parameters, strict=True, path=path)
+    return _MACHINE_TOOLS[kind].function(kind, path) if kind in _MACHINE_TOOLS else None
 
 
 def call_item(

@@ -68,7 +68,7 @@ def turn_request(
         num_bytes=num_bytes,
         sampling=body,
         user=body.end_user,
-        call_choice=call_choice(body),
+        call_choice=call_choice(body, offered),
         max_tokens=body.max_output_tokens,
         logprobs=(body.top_logprobs or 0) if gives_logprobs(body) else None,
         max_calls=1 if body.parallel_tool_calls is False else None,

@@ -107,7 +107,7 @@ def _grammar(tool: ResponseTool, path: str) -> TextGrammar | None:
     return TextGrammar(syntax=syntax, text=definition, path=f"{path}.definition")
 
 
-def call_choice(body: ResponseBody) -> CallChoice:
+def call_choice(body: ResponseBody, offered: OfferedTools) -> CallChoice:
     """Which tools may be called, and whether a call is required."""
     match body.tool_choice:
         case FunctionByName() | CustomByName() as tool:
@@ -123,7 +123,9 @@ def call_choice(body: ResponseBody) -> CallChoice:
             names = frozenset(map(_called, tools)) - {""}
             return CallChoice(must_call=mode == "required", names=names)
         case choice:
-            return CallChoice(may_call=choice != "none", must_call=choice == "required")
+            must_call = choice == "required"
+            left_out = tuple(offered.left_out)
+            return CallChoice(may_call=choice != "none", must_call=must_call, left_out=left_out)
 
 
 def _called(tool: AllowedTool) -> str:

@@ -134,7 +134,9 @@ class Fleet:
         if not mine:
             known = ", ".join(self.models()) or "none yet"
             raise ModelNotFound(
-                f"The model {model!r} does not exist; available models: {known}.", param="model"
+                f"The model {model!r} does not exist; available models: {known}. The frontend's "
+                "--model-alias adds other names, such as 'claude-*=openai/gpt-oss-120b'.",
+                param="model",
             )
         decodes = [worker for worker in mine if worker.role is Role.DECODE]
         if not any(worker.is_ready for worker in decodes):

@@ -24,11 +24,12 @@ _TEXT_TYPES = (" code", "")
 
 class CallChoice(msgspec.Struct, frozen=True, kw_only=True):
     """`tool_choice`: whether a tool may or must be called, and which ones (None: all that are offered); those
-    of a namespace go by their own name, too."""
+    of a namespace go by their own name, too. `left_out` are the paths of the tools that cannot run here."""
 
     may_call: bool = True
     must_call: bool = False
     names: frozenset[str] | None = None
+    left_out: tuple[str, ...] = ()
 
 
 _ANY_OBJECT: dict[str, object] = {"type": "object"}
@@ -98,7 +99,9 @@ def with_form(sampling: Sampling, form: Guided | None) -> Sampling:
 
 def _callable(tools: Sequence[Tool], choice: CallChoice) -> list[Tool]:
     if choice.must_call and not tools:
-        raise InvalidRequest("`tool_choice` requires a call, but `tools` is empty.", param="tool_choice")
+        left_out = ", ".join(path.removeprefix("tools[].") for path in choice.left_out)
+        what = f"{left_out} cannot run here, and there is no other tool" if left_out else "`tools` is empty"
+        raise InvalidRequest(f"`tool_choice` requires a call, but {what}.", param="tool_choice")
     if choice.names is None:
         return list(tools)
     missing = choice.names - {tool.called for tool in tools}

@@ -74,7 +74,7 @@ def test_an_allowed_page_may_ask_and_read(allowed: str) -> None:
     reply = post(made, origin=PAGE, content_type="application/json")
     assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, PAGE)
     shown = set(reply.headers["access-control-expose-headers"].split(", "))
-    assert shown == {name for name in reply.headers if name.startswith("x-")} | {"retry-after"}
+    assert shown == {name for name in reply.headers if name.startswith("x-")} | {"retry-after", "request-id"}
     assert "x-request-id" in shown
     assert asked.headers["vary"] == reply.headers["vary"] == "origin"  # caches must not give it to others
 

@@ -50,7 +50,7 @@ def test_a_whole_answer_has_its_length_its_id_and_its_headers() -> None:
     assert start["status"] == 201
     assert dict(start["headers"]) == {
         b"content-type": b"application/json", b"content-length": b"7",
-        b"x-request-id": b"r7", b"x-more": b"1",
+        b"x-request-id": b"r7", b"request-id": b"r7", b"x-more": b"1",
     }  # fmt: skip
     assert (end["body"], end["more_body"]) == (b'{"a":1}', False)
 

@@ -28,6 +28,9 @@ SEAL = Seal(b"k" * 32)
 HI = {"role": "user", "content": "Hi"}
 TOOL: Json = {"name": "f", "input_schema": {"type": "object"}}
 SEARCH: Json = {"name": "web_search", "type": "web_search_20250305"}
+TEXT_A, TEXT_B = ({"type": "text", "text": text} for text in "AB")
+USE: Json = {"type": "tool_use", "id": "c", "name": "f"}
+OURS: Json = {"type": "thinking", "thinking": "Hm.", "signature": SEAL.sign("Hm.")}
 SCHEMA: Json = {"type": "json_schema", "schema": {"type": "object"}}
 
 
@@ -155,6 +158,25 @@ def test_only_this_services_reasoning_goes_back_into_the_prompt() -> None:
             "[document left out",
             "document",
         ),
+        (
+            {
+                "type": "document",
+                "title": "T",
+                "context": "C",
+                "source": {"type": "content", "content": [{"type": "text", "text": "Plain."}]},
+            },
+            "T\n\nC\n\nPlain.",
+            "",
+        ),
+        (
+            {
+                "type": "document",
+                "title": None,
+                "source": {"type": "content", "content": [{"type": "image"}]},
+            },
+            "[image left out",
+            "image",
+        ),
         ({"type": "image"}, "[image left out", "image"),
         ({"type": "k" * 99}, f"[{'k' * 40} left out", "k" * 59),
         ({"type": "thinking", "thinking": "Hm."}, None, "thinking"),
@@ -169,6 +191,28 @@ def test_content_that_is_not_text_leaves_a_note(block: Json, text: str | None, l
     assert [turn.text.startswith(text or "") for turn in turns if isinstance(turn, UserTurn)] == (
         [] if text is None else [True]
     )
+
+
+@pytest.mark.parametrize(
+    ("blocks", "turn"),
+    [
+        ([TEXT_A, TEXT_B], AssistantTurn(text="A\n\nB")),
+        (
+            [OURS, TEXT_A, {"type": "redacted_thinking"}, TEXT_B],
+            AssistantTurn(reasoning="Hm.", text="A\n\nB"),
+        ),
+        (
+            [TEXT_A, TEXT_B, USE],
+            AssistantTurn(
+                preamble="A", text="B", tool_calls=(ToolCall(call_id="c", name="f", arguments="{}"),)
+            ),
+        ),
+    ],
+)
+def test_texts_of_one_message_are_one_answer_unless_a_call_follows(
+    blocks: list[Json], turn: AssistantTurn
+) -> None:
+    assert said(*blocks) == turn
 
 
 ERROR = {"error_code": "max_uses_exceeded"}
@@ -241,6 +285,7 @@ def test_the_text_of_search_results_reaches_the_model() -> None:
         ({"type": "image", "source": "s"}, "source"),
         ({"type": "document", "source": "s"}, "source"),
         ({"type": "document", "source": 5}, "source"),
+        ({"type": "document", "source": {"content": [5]}}, "source.content[0]"),
         ({"type": "thinking", "thinking": "x", "content": {}}, "content"),
         ({"type": "tool_result", "tool_use_id": "c", "content": 5}, "content"),
         ({"type": "tool_result", "tool_use_id": "c", "content": {}}, "content"),

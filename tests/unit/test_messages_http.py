@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+from datetime import datetime
 from typing import Any
 
 import pytest
 
-from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
+from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedFleet, ScriptedTokens
 
 Json = dict[str, Any]
 
@@ -20,6 +21,8 @@ FORMAT: Json = {
     "schema": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
 NO_CALL = {"type": "tool_result"}
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+TOOLSET = {"type": "mcp_toolset", "mcp_server_name": "docs"}
 SHOWN = {"type": "enabled", "budget_tokens": 1024}
 
 
@@ -37,6 +40,24 @@ def prompt(**fields: Any) -> str:
     reply = ask(client=client, **fields)
     assert reply.status == 200, reply.json
     return TOKENIZER.decode(client.tokens.requests[-1].token_ids)
+
+
+BLOCKS = {
+    "text": {"type", "text"},
+    "thinking": {"type", "thinking", "signature"},
+    "tool_use": {"type", "id", "name", "input"},
+}
+USAGE = {"input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens"}
+
+
+def check_fields(message: Json) -> None:
+    """Strict readers refuse fields that Anthropic's API omits, even if they are null."""
+    assert message.keys() == {
+        "id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage",
+    }  # fmt: skip
+    assert message["usage"].keys() == USAGE | {"service_tier"}
+    for block in message["content"]:
+        assert block.keys() == BLOCKS[block["type"]]
 
 
 def gathered(reply: Reply) -> Json:
@@ -66,6 +87,7 @@ def gathered(reply: Reply) -> Json:
             block[name] = json.loads(whole or "{}") if name == "input" else whole
     assert events[-2]["type"] == "message_delta"
     assert events[-1] == {"type": "message_stop"}
+    assert events[-2]["usage"].keys() == USAGE
     end: Json = events[-2]["delta"]
     message["usage"] |= events[-2]["usage"]
     return message | end
@@ -77,6 +99,7 @@ def test_a_stream_and_a_whole_answer_are_the_same_message(text: str, tools: list
     whole = ask(client=client, tools=tools, thinking=SHOWN).json
     streamed = gathered(ask(client=client, tools=tools, thinking=SHOWN, stream=True))
     for message in (whole, streamed):
+        check_fields(message)
         message["id"] = ""
         for block in message["content"]:
             block.pop("id", None)
@@ -246,6 +269,15 @@ def test_why_an_answer_ended_is_told() -> None:
     assert len(one["content"]) == 1
 
 
+def test_an_answer_that_fills_the_context_says_so() -> None:
+    roomy = Client(ScriptedTokens(ANSWER))
+    ask(client=roomy)
+    length = len(roomy.tokens.requests[0].token_ids) + 5
+    full = Client(ScriptedTokens(ANSWER), ScriptedFleet(context_length=length))
+    assert ask(client=full).json["stop_reason"] == "model_context_window_exceeded"
+    assert ask(client=full, max_tokens=5).json["stop_reason"] == "max_tokens"
+
+
 def test_a_tool_must_be_called_where_it_is_demanded() -> None:
     client = Client(ScriptedTokens(CALL))
     ask(client=client, tools=[TOOL], tool_choice={"type": "tool", "name": "get_weather"})
@@ -255,18 +287,78 @@ def test_a_tool_must_be_called_where_it_is_demanded() -> None:
 
 
 def test_tools_of_anthropics_servers_are_left_out_unless_demanded() -> None:
-    search = {"type": "web_search_20250305", "name": "web_search"}
-    left_out = ask(tools=[TOOL, search])
+    left_out = ask(tools=[TOOL, SEARCH])
     assert left_out.headers["x-baton-ignored"] == "tools[].web_search_20250305"
-    assert ask(tools=[TOOL, search], tool_choice={"type": "tool", "name": "get_weather"}).status == 200
-    demanded = ask(tools=[TOOL, search], tool_choice={"type": "tool", "name": "web_search"})
+    assert ask(tools=[TOOL, SEARCH], tool_choice={"type": "tool", "name": "get_weather"}).status == 200
+    demanded = ask(tools=[TOOL, SEARCH], tool_choice={"type": "tool", "name": "web_search"})
     assert demanded.status == 400
     assert "`tools[1]`" in demanded.json["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tools": [SEARCH], "tool_choice": {"type": "any"}}, "web_search_20250305 cannot run here"),
+        ({"tools": [SEARCH]}, "web_search_20250305 cannot run here"),
+        ({"tool_choice": {"type": "any"}}, "`tools` is empty"),
+    ],
+)
+def test_a_demand_that_no_tool_can_meet_names_the_tools_left_out(fields: Json, said: str) -> None:
+    assert said in ask(**fields).error["message"]
+
+
+def test_connections_of_a_session_to_mcp_servers_are_left_out_and_named() -> None:
+    servers = [{"type": "url", "name": "docs", "url": "https://mcp.example"}]
+    reply = ask(tools=[TOOLSET], mcp_servers=servers)
+    assert (reply.status, reply.headers["x-baton-ignored"]) == (200, "mcp_servers, tools[].mcp_toolset")
+    assert ask(mcp_servers=[], tools=[SEARCH, TOOL], tool_choice={"type": "none"}).status == 200
+
+
+CLIENT_TOOLS = [
+    ({"type": "bash_20250124", "name": "bash"}, {"command", "restart"}),
+    (
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 99},
+        {"command", "path", "view_range", "file_text", "old_str", "new_str", "insert_line", "insert_text"},
+    ),
+    (
+        {"type": "memory_20250818", "name": "memory"},
+        {"command", "path", "view_range", "file_text", "old_str", "new_str", "insert_line", "insert_text",
+         "old_path", "new_path"},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tool", "inputs"), CLIENT_TOOLS)
+def test_tools_that_anthropic_defines_and_the_client_runs_are_shown_and_called(
+    tool: Json, inputs: set[str]
+) -> None:
+    arguments = {"command": "view", "path": "/memories"}
+    call = CALL.replace("get_weather", tool["name"]).replace('{"city":"Rome"}', json.dumps(arguments))
+    client = Client(ScriptedTokens(call))
+    reply = ask(client=client, tools=[tool], tool_choice={"type": "tool", "name": tool["name"]})
+    assert "x-baton-ignored" not in reply.headers
+    (use,) = reply.json["content"]
+    assert (use["type"], use["name"], use["input"]) == ("tool_use", tool["name"], arguments)
+    form = client.tokens.requests[0].sampling.guided
+    assert form is not None
+    schema = json.loads(form.last[0].grammar or "")
+    assert (set(schema["properties"]), schema["additionalProperties"]) == (inputs, False)
+    assert f"type {tool['name']}" in TOKENIZER.decode(client.tokens.requests[0].token_ids)
+
+
+def test_a_thread_that_is_not_kept_is_told_so_that_sdks_send_all_messages() -> None:
+    assert ask(thread={"type": "create"}).status == 200
+    assert "x-baton-ignored" not in ask(thread={"type": "create"}).headers
+    result = {"role": "user", "content": [NO_CALL | {"tool_use_id": "of the thread"}]}
+    reply = ask(thread={"type": "continue", "previous_message_id": "msg_1"}, messages=[result])
+    assert (reply.status, reply.error["type"]) == (404, "not_found_error")
+    assert reply.error["details"] == {"error_code": "thread_not_found"}
+    assert "details" not in ask(model="nope").error
+
+
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 def test_strict_tools_refuse_tools_of_anthropics_servers(path: str) -> None:
-    asked = body(tools=[{"type": "web_search_20250305", "name": "web_search"}])
+    asked = body(tools=[TOOL, SEARCH])
     reply = asyncio.run(Client(ScriptedTokens(ANSWER), strict_tools=True).post(path, asked))
     assert (reply.status, "web_search_20250305" in reply.error["message"]) == (400, True)
 
@@ -298,7 +390,12 @@ def test_an_answers_format_is_enforced(fields: Json, param: str) -> None:
         ({"tool_choice": {"type": "tool", "name": "nope"}, "tools": [TOOL]}, "tool_choice"),
         ({"messages": [{"role": "user", "content": [NO_CALL]}]}, "messages[0].content[0].tool_use_id"),
         ({"temperature": 2}, "temperature"),
-        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+        ({"mcp_servers": "x"}, "mcp_servers"),
+        ({"tools": [SEARCH]}, "tools"),
+        ({"tools": [SEARCH], "tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [TOOLSET], "tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [{"type": "bash_20250124"}]}, "tools[0].name"),
+        ({"thread": {"type": "resume"}}, "thread.type"),
     ],
 )  # fmt: skip
 def test_a_refusal_is_anthropics_and_names_the_field(fields: Json, what: str) -> None:
@@ -341,3 +438,23 @@ def test_control_tokens_in_any_text_stay_text() -> None:
 def test_what_is_not_served_is_said_in_the_apis_own_envelope() -> None:
     reply = asyncio.run(Client(ScriptedTokens("")).post("/v1/messages/batches", {}))
     assert (reply.status, reply.json["type"], reply.error["type"]) == (404, "error", "not_found_error")
+
+
+def test_an_answer_has_the_header_that_anthropics_clients_log() -> None:
+    reply = asyncio.run(Client(ScriptedTokens(ANSWER)).post("/v1/messages", body(), {"x-request-id": "r7"}))
+    assert reply.headers["request-id"] == "r7"
+
+
+def test_models_are_listed_for_anthropics_clients_in_their_shape() -> None:
+    async def get(path: str, headers: dict[str, str]) -> Reply:
+        return await Client(ScriptedTokens("")).request("GET", path, b"", headers)
+
+    theirs = {"anthropic-version": "2023-06-01"}
+    page = asyncio.run(get("/v1/models", theirs)).json
+    (model,) = page.pop("data")
+    assert page == {"first_id": MODEL, "last_id": MODEL, "has_more": False}
+    assert (model["type"], model["id"], model["display_name"]) == ("model", MODEL, MODEL)
+    assert datetime.fromisoformat(model["created_at"]).tzinfo is not None
+    assert asyncio.run(get(f"/v1/models/{MODEL}", theirs)).json == model
+    assert asyncio.run(get("/v1/models/nope", theirs)).error["type"] == "not_found_error"
+    assert asyncio.run(get("/v1/models", {})).json["object"] == "list"
