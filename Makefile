@@ -44,6 +44,9 @@ $(VENV)-clients/.made: pyproject.toml
 	@test -x $(VENV)-clients/bin/python || $(PYTHON) -m venv $(VENV)-clients
 	$(VENV)-clients/bin/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
 	$(VENV)-clients/bin/python -m pip install --quiet --disable-pip-version-check --prefer-binary --group clients
+	@# Newest releases, where the others need older ones.
+	$(VENV)-clients/bin/python -m pip install --quiet --disable-pip-version-check --prefer-binary --upgrade \
+		--target $(VENV)-clients/newest --group clients-newest
 	@touch $@
 
 servers: ## install etcd and nats-server with apt, if allowed

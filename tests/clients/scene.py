@@ -1,8 +1,10 @@
 """The scene that every client plays: a scripted model thinks, calls a tool, answers, and is asked again."""
 
 import json
+import os
 import re
 import secrets
+import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ from tests.stack import MODEL, Stack
 
 # As fast as it goes: what is looked at is what was said.
 MOCKER = {"prefill_tokens_per_s": 1_000_000, "decode_step_ms": 0.1, "kv_transfer_ms": 0}
+PROGRAM_S = 120
 TOOL_ROUNDS: Final = Counter[str]()
 """How many tool rounds there were, and in how many of them the model was shown its thoughts."""
 
@@ -107,6 +110,22 @@ class ScriptedStack:
         assert answer.status_code == 200, answer.text
         text: str = answer.json()["prompt"]
         return text
+
+
+def check_program(scripted: ScriptedStack, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    """A program plays the session, which it reads from its environment, and prints the answers as JSON."""
+    scripted.prompts()
+    scene = json.dumps({"NOTES": NOTES, "QUESTIONS": QUESTIONS})
+    done = subprocess.run(
+        command,
+        env={**os.environ, **environ, "SCENE": scene, "BASE_URL": scripted.stack.url, "MODEL": MODEL},
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    check_session(scripted.prompts(), json.loads(done.stdout))
 
 
 def thoughts_before_calls(prompt: str) -> list[str | None]:

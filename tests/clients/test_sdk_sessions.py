@@ -2,14 +2,16 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 
-from tests.clients.scene import QUESTIONS, ScriptedStack, check_session, read_note
+from tests.clients.scene import QUESTIONS, ScriptedStack, check_program, check_session, read_note
 from tests.stack import MODEL
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # read at import; otherwise it asks the network
@@ -125,3 +127,17 @@ def test_a_session_with_a_tool(scripted: ScriptedStack, session: Session, stream
     scripted.prompts()
     answers = session(scripted.stack.url, streams)
     check_session(scripted.prompts(), answers)
+
+
+# Where other clients need an older release, the newest one is in a folder of its own.
+NEWEST = Path(sys.prefix) / "newest"
+
+
+@pytest.mark.skipif(not NEWEST.is_dir(), reason="make test-clients installs the newest release")
+@pytest.mark.parametrize("mode", ["whole", "streamed"])
+@pytest.mark.parametrize("api", ["runner", "thread"])
+def test_the_newest_anthropic_plays_its_tool_runner_and_its_threads(
+    scripted: ScriptedStack, api: str, mode: str
+) -> None:
+    program = Path(__file__).parent / "newest_anthropic.py"
+    check_program(scripted, [sys.executable, str(program), api, mode], {"PYTHONPATH": str(NEWEST)})
