@@ -28,14 +28,14 @@ _CLIENT_TOOLS = {
     ),
     "text_editor": ClientTool(
         "Views, creates and edits files on the user's machine.",
-        {"command": {"enum": _COMMANDS}, **_EDITS},
+        {"command": TEXT | {"enum": _COMMANDS}, **_EDITS},
         ["command", "path"],
     ),
     "memory": ClientTool(
         "Views and edits the files in /memories, which are kept between conversations. View this folder "
         "first, and note in it what will matter later.",
         {
-            "command": {"enum": [*_COMMANDS, "delete", "rename"]},
+            "command": TEXT | {"enum": [*_COMMANDS, "delete", "rename"]},
             **_EDITS,
             "old_path": TEXT | {"description": "rename: instead of `path`."},
             "new_path": TEXT | {"description": "rename: the new path."},

@@ -39,7 +39,11 @@ _MACHINE_TOOLS = {
     ),
     "apply_patch": ClientTool(
         "Creates, updates or deletes a file. A diff's lines begin with a space, + or -; @@ parts them.",
-        {"type": {"enum": ["create_file", "update_file", "delete_file"]}, "path": TEXT, "diff": TEXT},
+        {
+            "type": TEXT | {"enum": ["create_file", "update_file", "delete_file"]},
+            "path": TEXT,
+            "diff": TEXT,
+        },
         ["type", "path"],
     ),
 }

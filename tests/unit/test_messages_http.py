@@ -343,7 +343,11 @@ def test_tools_that_anthropic_defines_and_the_client_runs_are_shown_and_called(
     assert form is not None
     schema = json.loads(form.last[0].grammar or "")
     assert (set(schema["properties"]), schema["additionalProperties"]) == (inputs, False)
-    assert f"type {tool['name']}" in TOKENIZER.decode(client.tokens.requests[0].token_ids)
+    shown = client.tokens.requests[0].token_ids
+    assert f"type {tool['name']} = (_: {{\ncommand:" in TOKENIZER.decode(shown)
+    assert "any," not in TOKENIZER.decode(shown)
+    counted = {"model": MODEL, "messages": HI, "tools": [tool]}
+    assert asyncio.run(client.post("/v1/messages/count_tokens", counted)).json == {"input_tokens": len(shown)}
 
 
 def test_a_thread_that_is_not_kept_is_told_so_that_sdks_send_all_messages() -> None:
@@ -446,15 +450,17 @@ def test_an_answer_has_the_header_that_anthropics_clients_log() -> None:
 
 
 def test_models_are_listed_for_anthropics_clients_in_their_shape() -> None:
-    async def get(path: str, headers: dict[str, str]) -> Reply:
-        return await Client(ScriptedTokens("")).request("GET", path, b"", headers)
+    client = Client(ScriptedTokens(""))
+
+    def get(path: str, headers: dict[str, str]) -> Reply:
+        return asyncio.run(client.request("GET", path, b"", headers))
 
     theirs = {"anthropic-version": "2023-06-01"}
-    page = asyncio.run(get("/v1/models", theirs)).json
+    page = get("/v1/models", theirs).json
     (model,) = page.pop("data")
     assert page == {"first_id": MODEL, "last_id": MODEL, "has_more": False}
     assert (model["type"], model["id"], model["display_name"]) == ("model", MODEL, MODEL)
     assert datetime.fromisoformat(model["created_at"]).tzinfo is not None
-    assert asyncio.run(get(f"/v1/models/{MODEL}", theirs)).json == model
-    assert asyncio.run(get("/v1/models/nope", theirs)).error["type"] == "not_found_error"
-    assert asyncio.run(get("/v1/models", {})).json["object"] == "list"
+    assert get(f"/v1/models/{MODEL}", theirs).json == model
+    assert get("/v1/models/nope", theirs).error["type"] == "not_found_error"
+    assert get("/v1/models", {}).json["object"] == "list"
