@@ -17,7 +17,9 @@ CONFIGS = ROOT / "engine_configs"
 FACTS = json.loads((ROOT / "tests/doubles/trtllm_contract.json").read_text())
 TOP = FACTS["BaseLlmArgs"] | FACTS["TorchLlmArgs"]
 FILES = sorted(path for path in CONFIGS.glob("gpt-oss-*/*.yaml"))
-PAIRS = ["gpt-oss-120b", "gpt-oss-20b"]
+PAIRS = [path for path in FILES if path.stem.startswith("prefill")]
+WIRES = {"_nixl": ("NIXL", "PYTHON", True)}
+UCX = ("UCX", "CPP", False)  # the C++ transceiver needs the first KV cache manager
 GIB = 1 << 30
 
 Config = dict[str, Any]
@@ -113,7 +115,7 @@ def test_the_check_itself_finds_what_tensorrt_llm_refuses(config: Config, fault:
 
 @pytest.mark.parametrize("path", FILES, ids=named)
 def test_the_worker_takes_it_as_it_is(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    mode: Any = path.stem if path.stem in ("prefill", "decode") else "agg"
+    mode: Any = path.stem.partition("_")[0]
 
     loaded = load_trtllm_settings(load_library().args, mode, yaml_path=path)
 
@@ -148,23 +150,42 @@ def test_a_prompt_is_never_too_long_for_one_step(path: Path) -> None:
     assert config.get("enable_chunked_prefill") or config["max_num_tokens"] >= 32768
 
 
-@pytest.mark.parametrize("model", PAIRS)
-def test_prefill_and_decode_can_exchange_kv(model: str) -> None:
-    prefill, decode = load(f"{model}/prefill"), load(f"{model}/decode")
+@pytest.mark.parametrize("path", PAIRS, ids=named)
+def test_prefill_and_decode_can_exchange_kv(path: Path) -> None:
+    prefill, decode = load(named(path)), load(named(path).replace("prefill", "decode"))
+    variant = path.stem.removeprefix("prefill")
 
     assert prefill["cache_transceiver_config"] == decode["cache_transceiver_config"]
     assert prefill["max_seq_len"] == decode["max_seq_len"]
-    for key in ("dtype", "tokens_per_block", "enable_block_reuse"):
+    for key in ("dtype", "tokens_per_block", "enable_block_reuse", "use_kv_cache_manager_v2"):
         assert prefill["kv_cache_config"].get(key) == decode["kv_cache_config"].get(key)
-    wire = prefill["cache_transceiver_config"]
-    assert (wire["backend"], wire["transceiver_runtime"]) == ("UCX", "CPP")
+    wire, cache = prefill["cache_transceiver_config"], prefill["kv_cache_config"]
+    found = (wire["backend"], wire["transceiver_runtime"], cache["use_kv_cache_manager_v2"])
+    assert found == WIRES.get(variant, UCX)
+    assert cache["enable_block_reuse"] == (variant != "_guide")
+    assert cache.get("dtype") == ("fp8" if variant == "_fp8" else None)
     assert wire["max_tokens_in_buffer"] >= prefill["max_seq_len"]
     assert wire["kv_transfer_timeout_ms"] == 60_000
     assert prefill["disable_overlap_scheduler"] is True
-    for config in (prefill, decode):
-        assert config["kv_cache_config"]["use_kv_cache_manager_v2"] is False  # the C++ transceiver needs it
-    assert prefill["kv_cache_config"]["enable_block_reuse"] is False
     assert decode.get("max_beam_width", 1) == prefill.get("max_beam_width", 1) == 1
+
+
+def test_a_variant_differs_from_the_default_in_what_its_name_says() -> None:
+    changed = {
+        "_guide": {"moe_config.backend", "kv_cache_config.enable_block_reuse"},
+        "_fp8": {"kv_cache_config.dtype"},
+        "_nixl": {
+            "kv_cache_config.use_kv_cache_manager_v2",
+            "cache_transceiver_config.backend",
+            "cache_transceiver_config.transceiver_runtime",
+        },
+    }
+    variants = [path for path in FILES if path.stem.partition("_")[0] != "agg" and "_" in path.stem]
+    assert {path.stem.removeprefix("prefill").removeprefix("decode") for path in variants} == set(changed)
+    for path in variants:
+        role, _, name = named(path).rpartition("_")
+        default, variant = leaves(load(role)).items(), leaves(load(named(path))).items()
+        assert {key for key, _ in default ^ variant} == changed[f"_{name}"]
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if p.stem.startswith("agg")], ids=named)
@@ -240,18 +261,20 @@ def test_the_longest_request_and_the_transfer_buffers_fit_the_gpu(
 
 
 # attention DP, MoE backend, CUDA graphs up to, max_batch_size, max_num_tokens, stream_interval, KV fraction;
-# None: the guide leaves it to TensorRT-LLM (or says nothing: the MoE backend of the evaluations is ours).
+# None: the guide leaves it to TensorRT-LLM. AUTO is ours: see README.md.
 GUIDE: dict[str, tuple[object, ...]] = {
-    "prefill": (False, "CUTLASS", 32, 32, 20000, 10, 0.9),
-    "decode": (True, "CUTLASS", 128, 128, 16384, 10, 0.8),
+    "prefill": (False, "AUTO", 32, 32, 20000, 10, 0.9),
+    "prefill_guide": (False, "CUTLASS", 32, 32, 20000, 10, 0.9),
+    "decode": (True, "AUTO", 128, 128, 16384, 10, 0.8),
+    "decode_guide": (True, "CUTLASS", 128, 128, 16384, 10, 0.8),
     "agg_low_latency": (False, "TRTLLM", 8, None, None, None, 0.75),
     "agg_low_latency_720": (False, "TRTLLM", 720, 720, 16384, 20, 0.9),
     "agg_max_throughput": (True, "CUTLASS", 720, 720, 16384, 20, 0.9),
     "agg_max_throughput_640": (True, "CUTLASS", 640, 640, None, 10, 0.9),
-    "agg_h200_low_latency": (False, "TRITON", 8, None, None, None, 0.75),
-    "agg_h200_max_throughput": (True, "TRITON", 640, 640, None, 10, 0.9),
-    "agg_eval_dep_low": (True, "CUTLASS", 128, 128, 32768, 20, 0.9),
-    "agg_eval_dep_high": (True, "CUTLASS", 2, 2, 133120, 20, 0.9),
+    "agg_h200_low_latency": (False, "AUTO", 8, None, None, None, 0.75),
+    "agg_h200_max_throughput": (True, "AUTO", 640, 640, None, 10, 0.9),
+    "agg_eval_dep_low": (True, "AUTO", 128, 128, 32768, 20, 0.9),
+    "agg_eval_dep_high": (True, "AUTO", 2, 2, 133120, 20, 0.9),
     "agg_eval_tp_low": (False, "TRTLLM", 1024, 1024, 32768, 20, 0.9),
     "agg_eval_tp_high": (False, "TRTLLM", 720, 720, 133120, 20, 0.9),
     "agg_spark": (False, "CUTLASS", 64, 64, 8192, None, 0.9),
