@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, get_type_hints
 
@@ -142,6 +142,13 @@ def put(given: Given, path: str, value: object, source: str) -> None:
     for other in [p for p in given if p.startswith(f"{path}.") or path.startswith(f"{p}.")]:
         del given[other]
     given[path] = (value, source)
+
+
+def refuse(given: Given, names: Iterable[str], why: str) -> None:
+    """Raise SettingsError if one of these keys, or one below it, has a value other than null."""
+    for path, (value, source) in given.items():
+        if value is not None and any(path == name or path.startswith(f"{name}.") for name in names):
+            raise SettingsError(f"{source}: {path}: {why}")
 
 
 def build(schema: Schema, given: Given, origin: str) -> Loaded[Any]:

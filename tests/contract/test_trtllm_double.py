@@ -121,6 +121,36 @@ def test_the_double_refuses_what_tensorrt_llm_refuses(
         LLM(str(checkpoint), **config)
 
 
+NIXL: dict[str, Any] = {"backend": "NIXL"}
+UCX: dict[str, Any] = {"backend": "UCX"}
+CPP: dict[str, Any] = {"transceiver_runtime": "CPP"}
+V1 = {"kv_cache_config": {"use_kv_cache_manager_v2": False}}
+
+
+@pytest.mark.parametrize(
+    ("build", "config", "works"),
+    [
+        ("1.3.0rc29", {"cache_transceiver_config": UCX}, True),
+        ("1.4.0rc1", {"cache_transceiver_config": UCX}, False),  # its default is Python and V2 (#17495)
+        ("1.4.0rc1", {"cache_transceiver_config": UCX | CPP}, False),
+        ("1.4.0rc1", {"cache_transceiver_config": UCX | CPP} | V1, True),
+        ("1.4.0rc1", {"cache_transceiver_config": NIXL}, True),
+        ("1.4.0rc1", {"cache_transceiver_config": NIXL} | V2, True),
+        ("1.5.0", {"cache_transceiver_config": UCX | CPP} | V1, False),
+        ("1.5.0", {"cache_transceiver_config": NIXL} | V2, True),
+    ],
+)
+def test_the_double_has_each_releases_transceivers(
+    checkpoint: Path, build: str, config: dict[str, Any], works: bool
+) -> None:
+    with sprung(build=build):
+        if not works:
+            with pytest.raises((RuntimeError, pydantic.ValidationError)):
+                LLM(str(checkpoint), **config)
+        else:
+            LLM(str(checkpoint), **config).shutdown()
+
+
 def test_the_double_takes_the_unions_other_class_by_its_keys() -> None:
     args: Any = TorchLlmArgs(model="m", cuda_graph_config={"num_tokens": [128]})
 

@@ -254,13 +254,22 @@ def test_a_release_with_another_signature_ends_the_worker(checkpoint: Path) -> N
     asyncio.run(main())
 
 
-def test_over_nixl_an_answer_is_the_same_apart(checkpoint: Path) -> None:
-    wire = CONFIG["cache_transceiver_config"] | {"backend": "NIXL"}
+@pytest.mark.parametrize(
+    ("build", "backend", "kind"),
+    [
+        ("1.3.0rc29", "NIXL", "nixl-python-v2"),
+        ("1.4.0rc1", "NIXL", "nixl-python-v2"),
+        ("1.4.0rc1", "UCX", "ucx-cpp-v1"),
+        ("1.5.0", "NIXL", "nixl-python-v2"),
+    ],
+)
+def test_an_answer_is_the_same_apart(checkpoint: Path, build: str, backend: str, kind: str) -> None:
+    wire = CONFIG["cache_transceiver_config"] | {"backend": backend}
 
     async def main() -> None:
         engine = new_engine(checkpoint, cache_transceiver_config=wire)
         try:
-            assert (await engine.start()).kv_transfer == "nixl-python (tp 1)"
+            assert (await engine.start()).kv_transfer == f"{kind} (tp 1)"
             asked = ask(logprobs=2)
             expected = [chunk async for chunk in engine.decode(asked)]
             async with aclosing(engine.prefill(asked)) as replies:
@@ -273,4 +282,5 @@ def test_over_nixl_an_answer_is_the_same_apart(checkpoint: Path) -> None:
         finally:
             await engine.stop()
 
-    asyncio.run(main())
+    with sprung(build=build):
+        asyncio.run(main())

@@ -344,7 +344,7 @@ def test_the_context_of_the_double_is_the_checkpoints(checkpoint: Path) -> None:
         engine = new_engine(checkpoint)
         info = await engine.start()
         assert (info.name, info.context_length) == ("trtllm", CONTEXT_LENGTH)
-        assert info.kv_transfer == "ucx-cpp (tp 1)"
+        assert info.kv_transfer == "ucx-cpp-v1 (tp 1)"
         assert info.kv_timeout_s == KV_TIMEOUT_S
         assert info.kv_layout is not None
         assert info.kv_layout.max_handoff_tokens == 256

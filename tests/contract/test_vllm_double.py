@@ -27,6 +27,7 @@ from tests.vllm_engine import ask, new_engine, started
 from workers.engines.handoff import Handoffs
 from workers.engines.vllm.handoff import KEEP
 from workers.engines.vllm.library import SECOND_RUNNER, WORKER_PID, load_library
+from workers.flags import DisaggregationMode
 from workers.settings_text import SettingsError
 
 ROOT = Path(__file__).parents[2]
@@ -199,6 +200,33 @@ def test_ports_that_are_taken_are_passed_over(monkeypatch: pytest.MonkeyPatch) -
 def test_what_only_the_other_runner_can_do_is_told_with_its_switch(checkpoint: Path) -> None:
     with pytest.raises(ValueError, match=f"dual batch overlap; or set {SECOND_RUNNER}=0"):
         asyncio.run(new_engine(checkpoint, enable_dbo=True).start())
+
+
+@pytest.mark.parametrize(
+    ("version", "mode", "is_refused"),
+    [
+        ("0.25.1", "decode", False),
+        ("0.26.0", "prefill", True),
+        ("0.33.0", "decode", True),
+        ("1.0.0", "decode", True),
+        ("0.26.0", "agg", False),
+    ],
+)
+def test_another_release_serves_aggregated_only(
+    version: str,
+    mode: DisaggregationMode,
+    is_refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("vllm.__version__", version)
+
+    if is_refused:
+        with pytest.raises(SettingsError, match=rf"vLLM {version}: .* 0\.25 .* --disaggregation-mode agg"):
+            load_library(mode=mode)
+    else:
+        assert load_library(mode=mode).version == version
+        assert bool(caplog.records) == (mode == "agg")
 
 
 def test_a_host_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pydantic
 import pytest
 from tensorrt_llm.llmapi import TorchLlmArgs
+from tensorrt_llm.params import PythonOnlyArgs
 
 from baton.flags import parse
 from workers.engines.trtllm.schema import ModelSchema
@@ -102,6 +103,42 @@ def test_the_wire_decides_its_runtime_and_the_kv_cache_manager(
 
     assert loaded.values["cache_transceiver_config.transceiver_runtime"] == runtime
     assert loaded.values["kv_cache_config.use_kv_cache_manager_v2"] == manager_v2
+
+
+@pytest.mark.parametrize(
+    ("wire", "says"),
+    [
+        ("backend: UCX", ":2: cache_transceiver_config.backend: UCX: this build has no C++ transceiver"),
+        (
+            "backend: NIXL\n  transceiver_runtime: CPP",
+            ":3: cache_transceiver_config.transceiver_runtime: CPP: this build has no C++ transceiver",
+        ),
+    ],
+)
+def test_a_build_without_the_cpp_transceiver_names_the_other_pair(
+    tmp_path: Path, wire: str, says: str
+) -> None:
+    path = write(tmp_path, f"cache_transceiver_config:\n  {wire}\n  max_tokens_in_buffer: 9\n")
+
+    load_trtllm_settings(TorchLlmArgs, "decode", yaml_path=path)
+    with pytest.raises(SettingsError) as refused:
+        load_trtllm_settings(PythonOnlyArgs, "decode", yaml_path=path)
+
+    assert says in str(refused.value)
+    assert "*_nixl.yaml" in str(refused.value)
+
+
+def test_a_build_without_the_cpp_transceiver_takes_the_nixl_pairs() -> None:
+    for path in Path("engine_configs").glob("gpt-oss-*/*_nixl.yaml"):
+        mode: Any = path.stem.partition("_")[0]
+        loaded = load_trtllm_settings(PythonOnlyArgs, mode, yaml_path=path)
+        assert loaded.values["cache_transceiver_config.transceiver_runtime"] == "PYTHON"
+
+
+def test_speculation_is_left_to_an_aggregated_worker() -> None:
+    override = '{"speculative_config": {"decoding_type": "Eagle3"}}'
+    loaded = load_trtllm_settings(TorchLlmArgs, "agg", override=override)
+    assert loaded.settings["speculative_config"] == {"decoding_type": "Eagle3"}
 
 
 def test_prefill_runs_without_the_overlap_scheduler(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -250,6 +287,10 @@ def test_null_turns_a_mapping_off_and_a_later_leaf_turns_it_on_again(tmp_path: P
             "must equal max(batch_sizes)",
         ),
         (UCX + "  kv_transfer_timeout_ms: null", ":4: cache_transceiver_config.kv_transfer_timeout_ms: null"),
+        (
+            "speculative_config: {decoding_type: Eagle3}\n" + UCX,
+            ":1: speculative_config: prefill and decode workers cannot speculate",
+        ),
     ],
 )
 def test_what_cannot_work_is_one_line_with_its_place(tmp_path: Path, text: str, says: str) -> None:

@@ -113,6 +113,10 @@ def test_each_role_has_its_side_of_the_transfer(mode: DisaggregationMode, role: 
             "recompute: must be fail: so that another",
         ),
         ("kv_transfer_config: {kv_connector_extra_config: 7}", "must be a mapping"),
+        *(
+            (text, r"engine.yaml:1: spec.*: prefill and decode workers cannot speculate: .* leave it out")
+            for text in ("speculative_config: {method: eagle3}", "spec_method: ngram", "spec_tokens: 3")
+        ),
         (
             "kv_transfer_config: {kv_connector_extra_config: {bidirectional_kv_xfer: true}}",
             "KV goes from prefill to decode only",
@@ -225,6 +229,13 @@ def test_a_demanded_form_holds_from_the_first_token_on(mode: DisaggregationMode)
     forms = load_vllm_settings(AsyncEngineArgs, mode).settings["structured_outputs_config"]
 
     assert (forms.backend, forms.enable_in_reasoning) == ("xgrammar", True)
+
+
+def test_speculation_is_left_to_an_aggregated_worker(tmp_path: Path) -> None:
+    given = write(tmp_path, "speculative_config: {method: eagle3}")
+    assert load_vllm_settings(AsyncEngineArgs, "agg", yaml_path=given).settings["speculative_config"]
+    none = write(tmp_path, "speculative_config: null")
+    load_vllm_settings(AsyncEngineArgs, "decode", yaml_path=none)
 
 
 def test_an_aggregated_worker_takes_no_handoff(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def _vllm(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[En
     from workers.engines.vllm.settings import load_vllm_settings
 
     settings = parsed.settings
-    lib = load_library(settings.wires.host)
+    lib = load_library(settings.wires.host, settings.disaggregation_mode)
     loaded = load_vllm_settings(
         lib.engine_args,
         settings.disaggregation_mode,

@@ -6,6 +6,7 @@ from typing import Any
 import pydantic
 
 from tensorrt_llm.contract import dataclass_of, model_of
+from tensorrt_llm.traps import TRAPS
 
 _REQUEST_TYPES = ("context_only", "generation_only", "context_and_generation")
 _ENCODER_KEYS = ("num_tokens", "max_num_token", "seq_lens", "max_seq_len")
@@ -75,26 +76,38 @@ KvCacheConfig = model_of(
     v2=_is_switch_or_auto,
 )
 CacheTransceiverConfig = model_of("CacheTransceiverConfig")
-TorchLlmArgs = model_of(
-    "BaseLlmArgs",
-    "TorchLlmArgs",
-    nested={
-        "KvCacheConfig": KvCacheConfig,
-        "CacheTransceiverConfig": CacheTransceiverConfig,
-        "MoeConfig": model_of("MoeConfig"),
-        "AttentionDpConfig": model_of("AttentionDpConfig"),
-        "DecodeCudaGraphConfig": DecodeCudaGraphConfig,
-        "EncodeCudaGraphConfig": EncodeCudaGraphConfig,
-    },
-    infer_mode=_infer_cuda_graph_config_mode,
-    defaults=_normalize_optional_fields_to_defaults,
-)
+
+
+def _llm_args(transceiver: type[pydantic.BaseModel]) -> Any:
+    return model_of(
+        "BaseLlmArgs",
+        "TorchLlmArgs",
+        nested={
+            "KvCacheConfig": KvCacheConfig,
+            "CacheTransceiverConfig": transceiver,
+            "MoeConfig": model_of("MoeConfig"),
+            "AttentionDpConfig": model_of("AttentionDpConfig"),
+            "DecodeCudaGraphConfig": DecodeCudaGraphConfig,
+            "EncodeCudaGraphConfig": EncodeCudaGraphConfig,
+        },
+        infer_mode=_infer_cuda_graph_config_mode,
+        defaults=_normalize_optional_fields_to_defaults,
+    )
+
+
+TorchLlmArgs = _llm_args(CacheTransceiverConfig)
+PythonOnlyArgs = _llm_args(model_of("CacheTransceiverConfig", gone=("UCX", "MOONCAKE", "MPI", "CPP")))
+
+
+def llm_args() -> Any:
+    """The settings class of the selected build."""
+    return PythonOnlyArgs if TRAPS.lacks_cpp else TorchLlmArgs
 
 
 def moves_kv_by_python(config: Any) -> bool:
-    """Whether the Python transceiver runs: `auto` selects it with NIXL (#16479, #18134)."""
-    is_nixl = config.backend in ("NIXL", "DEFAULT")
-    return config.transceiver_runtime == "PYTHON" or (config.transceiver_runtime == "auto" and is_nixl)
+    """Whether the Python transceiver runs: `auto` selects it with NIXL (#16479, #18134), later always."""
+    is_chosen = config.backend in ("NIXL", "DEFAULT") or TRAPS.prefers_python
+    return config.transceiver_runtime == "PYTHON" or (config.transceiver_runtime == "auto" and is_chosen)
 
 
 def _check_sampling(self: Any) -> None:

@@ -24,7 +24,7 @@ from workers.engines.trtllm.library import Completion, Library, kv_capacity
 from workers.engines.trtllm.opening import open_llm, warm_up
 from workers.engines.trtllm.requests import Requests
 from workers.engines.trtllm.sampling import sampling_params
-from workers.engines.trtllm.settings import BACKEND, BUFFER, RUNTIME, TIMEOUT
+from workers.engines.trtllm.settings import BACKEND, BUFFER, MANAGER_V2, RUNTIME, TIMEOUT, manager
 from workers.engines.trtllm.watchdog import Leave, Patience, Watchdog, leaving_after
 from workers.settings import Loaded
 
@@ -240,7 +240,7 @@ class TrtllmEngine:
 
     def _kv_layout(self) -> KvLayout:
         values, facts = self._loaded.values, self._facts
-        dtype = str(values["kv_cache_config.dtype"])
+        dtype = str(values["kv_cache_config.dtype"]).lower()
         return KvLayout(
             dtype=facts.kv_dtype if dtype == "auto" else dtype,
             tokens_per_block=int(str(values["kv_cache_config.tokens_per_block"])),
@@ -255,8 +255,9 @@ class TrtllmEngine:
         if self._backend is None:
             return ""
         values = self._loaded.values
-        runtime = values.get(RUNTIME)  # the two are incompatible
-        kind = "-".join(str(part).lower() for part in (self._backend, runtime) if part)
+        runtime = values.get(RUNTIME)  # neither runtimes nor managers mix
+        parts = (self._backend, runtime, manager(runtime, values.get(MANAGER_V2)))
+        kind = "-".join(str(part).lower() for part in parts if part)
         return f"{kind} (tp {values['tensor_parallel_size']})"
 
 

@@ -3,12 +3,16 @@
 import dataclasses
 import importlib
 import inspect
+import logging
 import re
 from typing import Any, Protocol
 
 from workers.settings_text import SettingsError
 
+NEWEST = (1, 4)
 OLDEST = (1, 3)  # 1.2 ignores `ignore_eos`, loses logprobs of a handoff, and its context ranks may die
+
+log = logging.getLogger(__name__)
 
 
 class Completion(Protocol):
@@ -55,7 +59,9 @@ class Library:
 
 
 def load_library() -> Library:
-    """Import TensorRT-LLM. Raises SettingsError if it is missing or too old."""
+    """Import TensorRT-LLM. Raises SettingsError if it is missing or too old; warns if it is newer than the
+    releases that Baton is checked against.
+    """
     try:
         root = importlib.import_module("tensorrt_llm")
         _check_version(root.__version__)
@@ -72,14 +78,19 @@ def load_library() -> Library:
         )
     except (ImportError, AttributeError) as error:
         raise SettingsError(
-            f"TensorRT-LLM cannot be imported: {error}; install tensorrt-llm 1.3 (any release candidate), "
-            "or run its release container"
+            f"TensorRT-LLM cannot be imported: {error}; install tensorrt-llm 1.3 (any release candidate; "
+            "Python 3.12, NVIDIA's package index), or run its release container"
         ) from error
 
 
 def _check_version(version: str) -> None:
     found = re.match(r"(\d+)\.(\d+)", version)
-    if found is not None and (int(found[1]), int(found[2])) < OLDEST:
+    if found is None:
+        return
+    release = int(found[1]), int(found[2])
+    if release > NEWEST:
+        log.warning("TensorRT-LLM %s: Baton is checked against the settings of 1.3 and 1.4", version)
+    if release < OLDEST:
         raise SettingsError(
             f"TensorRT-LLM {version} is too old; install tensorrt-llm 1.3 (any release candidate), "
             "or run its release container"

@@ -47,6 +47,11 @@ class ModelSchema:
             return value
         return next((word for word in words if word.lower() == value.lower()), value)
 
+    def lacks(self, name: str, word: str) -> bool:
+        """Whether the field has a closed list of words, and `word` is not in it, in any letter case."""
+        words = {known.lower() for known in _words(self._model.model_fields[name].annotation)}
+        return bool(words) and word.lower() not in words
+
     def default(self, name: str) -> object:
         """See `Schema`."""
         field = self._model.model_fields[name]
@@ -65,6 +70,14 @@ class ModelSchema:
             raise first_invalid(error) from error
         except TypeError as error:  # null crashes a validator of the build
             raise ValueError(f"TensorRT-LLM refuses the settings: {error}") from error
+
+
+def lacks(schema: Schema | None, path: str, word: str) -> bool:
+    """Whether this build has a closed list of words for the setting at `path`, and `word` is not in it."""
+    name, _, rest = path.partition(".")
+    if not isinstance(schema, ModelSchema) or name not in schema.fields():
+        return False
+    return lacks(schema.fields()[name], rest, word) if rest else schema.lacks(name, word)
 
 
 def first_invalid(error: ValueError) -> ValueError:

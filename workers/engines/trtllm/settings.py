@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from workers.engines.handoff import NO_SPECULATION
 from workers.engines.queue_size import WithQueueSize
-from workers.engines.trtllm.schema import ModelSchema
+from workers.engines.trtllm.schema import ModelSchema, lacks
 from workers.flags import DisaggregationMode
-from workers.settings import Given, Loaded, Schema, build, put, read
+from workers.settings import Given, Loaded, Schema, build, put, read, refuse
 from workers.settings_text import SettingsError
 
 log = logging.getLogger(__name__)
@@ -85,13 +86,24 @@ def give_trtllm_settings(
     _drop_backend(given)
     _choose(given, mode)
     if mode != "agg":
+        refuse(given, ("speculative_config", "decoding_config"), NO_SPECULATION)
         _check_transfer(given)
+        _check_runtime(given, schema)
     if mode == "prefill" and _value(given, OVERLAP_OFF) is False:
         raise SettingsError(
             f"{given[OVERLAP_OFF][1]}: {OVERLAP_OFF}: false: TensorRT-LLM does not support the overlap "
             "scheduler on prefill workers; leave it out"
         )
     return given
+
+
+def manager(runtime: object, manager_v2: object) -> str:
+    """The KV cache manager, `v1` or `v2`, that a worker with these settings runs gpt-oss with; empty if only
+    the build can tell.
+    """
+    if isinstance(manager_v2, bool):
+        return "v2" if manager_v2 else "v1"
+    return {"CPP": "v1", "PYTHON": "v2"}.get(str(runtime), "") if manager_v2 == "auto" else ""
 
 
 def _value(given: Given, path: str) -> object:
@@ -142,3 +154,15 @@ def _check_transfer(given: Given) -> None:
     ):  # fmt: skip
         if is_wrong:
             raise SettingsError(f"{given[path][1]}: {path}: {why}")
+
+
+def _check_runtime(given: Given, schema: Schema | None) -> None:
+    """Refuse the C++ transceiver if the installed build has none."""
+    for path in (BACKEND, RUNTIME):
+        value, source = given.get(path, (None, BATON))
+        is_cpp = value == "CPP" or RUNTIMES.get(str(value)) == "CPP"
+        if is_cpp and source != BATON and (lacks(schema, path, str(value)) or lacks(schema, RUNTIME, "CPP")):
+            raise SettingsError(
+                f"{source}: {path}: {value}: this build has no C++ transceiver; use the files "
+                "engine_configs/*/*_nixl.yaml on both sides"
+            )

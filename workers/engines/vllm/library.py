@@ -5,13 +5,15 @@ import importlib
 import logging
 import os
 import random
+import re
 import socket
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from workers.flags import DisaggregationMode
 from workers.settings_text import SettingsError
 
-TRIED = "0.25."
+TRIED = (0, 25)
 WORKER_PID = "BATON_WORKER_PID"
 SIDE_CHANNEL_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT"
 SECOND_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
@@ -49,18 +51,18 @@ class Library:
     dead: type[Exception]
 
 
-def load_library(host: str = "127.0.0.1") -> Library:
+def load_library(host: str = "127.0.0.1", mode: DisaggregationMode = "agg") -> Library:
     """Import vLLM, with its NIXL side channel on `host` and a free port.
 
-    Raises SettingsError if it cannot be imported.
+    Raises SettingsError if it cannot be imported, or if `mode` hands KV over and the release is newer than
+    the one whose connector Baton extends.
     """
     _prepare_environment(host)
     try:
         version = importlib.import_module("vllm").__version__
         sampling = importlib.import_module("vllm.sampling_params")
         exceptions = importlib.import_module("vllm.v1.engine.exceptions")
-        if not version.startswith(TRIED):
-            log.warning("vLLM %s: Baton is tested with %sx; it may fail to release KV", version, TRIED)
+        _check_version(version, mode)
         if importlib.import_module("vllm.triton_utils").HAS_TRITON:
             os.environ.setdefault(SECOND_RUNNER, "1")  # draws by seed and position: sampled answers resume
         return Library(
@@ -74,6 +76,18 @@ def load_library(host: str = "127.0.0.1") -> Library:
         )
     except (ImportError, AttributeError) as error:
         raise SettingsError(f"vLLM cannot be imported: {error}; pip install '.[vllm]'") from error
+
+
+def _check_version(version: str, mode: DisaggregationMode) -> None:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    release = (int(found[1]), int(found[2])) if found is not None else None
+    if mode != "agg" and release is not None and release > TRIED:
+        raise SettingsError(
+            f"vLLM {version}: prefill and decode workers need vLLM 0.25 (pip install '.[vllm]'), as later "
+            "releases have another connector; or run the worker with --disaggregation-mode agg"
+        )
+    if release != TRIED:
+        log.warning("vLLM %s: Baton is tested with 0.25", version)
 
 
 def _prepare_environment(host: str) -> None:

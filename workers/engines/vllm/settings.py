@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from workers.engines.handoff import NO_SPECULATION
 from workers.engines.queue_size import WithQueueSize
 from workers.engines.vllm.schema import ArgsSchema
 from workers.flags import DisaggregationMode
-from workers.settings import Given, Loaded, Schema, build, put, read
+from workers.settings import Given, Loaded, Schema, build, put, read, refuse
 from workers.settings_text import SettingsError
 
 BATON = "baton"
@@ -16,6 +17,7 @@ LEASE = f"{TRANSFER}.kv_connector_extra_config"
 LEASE_S = 120
 """Pins are released when their call is closed; the lease frees those whose release failed."""
 
+_SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 _EXTENSION = "workers.engines.vllm.inside.KvPins"
 # Required values, and why.
 _OWN: dict[str, tuple[object, str]] = {
@@ -104,13 +106,15 @@ def _flags(typed: Mapping[str, object]) -> dict[str, object]:
 
 
 def _check_transfer(given: Given, mode: str) -> None:
-    for path, (value, source) in given.items():
-        if mode == "agg" and path.startswith(TRANSFER) and value is not None:
-            raise SettingsError(f"{source}: {path}: an aggregated worker does not transfer KV; leave it out")
-        if mode != "agg" and path == TRANSFER:
-            raise SettingsError(
-                f"{source}: {path}: {value}: a {mode} worker needs it; leave it out or set its keys"
-            )
+    if mode == "agg":
+        refuse(given, (TRANSFER,), "an aggregated worker does not transfer KV; leave it out")
+        return
+    refuse(given, _SPECULATION, NO_SPECULATION)
+    if TRANSFER in given:
+        value, source = given[TRANSFER]
+        raise SettingsError(
+            f"{source}: {TRANSFER}: {value}: a {mode} worker needs it; leave it out or set its keys"
+        )
 
 
 def _put_own(given: Given, path: str, value: object, why: str) -> None:

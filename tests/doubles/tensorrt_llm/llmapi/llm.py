@@ -8,7 +8,8 @@ from tensorrt_llm.executor.engine import Executor, Job
 from tensorrt_llm.executor.result import RequestOutput
 from tensorrt_llm.executor.translate import Request
 from tensorrt_llm.executor.utils import RequestError
-from tensorrt_llm.params import SamplingParams, TorchLlmArgs, moves_kv_by_python
+from tensorrt_llm.params import SamplingParams, TorchLlmArgs, llm_args, moves_kv_by_python
+from tensorrt_llm.traps import TRAPS
 
 _FIRST_GLOBAL_ID = 1 << 40
 
@@ -33,7 +34,7 @@ class LLM:
         for name in kwargs:
             if name not in TorchLlmArgs.model_fields:
                 raise ValueError(f"LLM got invalid argument: {name}")
-        self.args: Any = TorchLlmArgs(
+        self.args: Any = llm_args()(
             model=model,
             tokenizer=tokenizer,
             tokenizer_mode=tokenizer_mode,
@@ -164,6 +165,7 @@ def _check_transceiver(args: Any) -> None:
         return
     by_python = moves_kv_by_python(config)
     wrong_backend = by_python and config.backend not in ("NIXL", "DEFAULT")
-    wrong_blocks = not by_python and args.kv_cache_config.use_kv_cache_manager_v2 is True
+    is_second = {True: True, "auto": TRAPS.prefers_python}.get(args.kv_cache_config.use_kv_cache_manager_v2)
+    wrong_blocks = not by_python and is_second
     if wrong_backend or wrong_blocks:
         raise RuntimeError("Executor worker returned error")

@@ -1,5 +1,13 @@
 """The module of TensorRT-LLM's settings classes."""
 
-from tensorrt_llm.params import CacheTransceiverConfig, KvCacheConfig, TorchLlmArgs
+from typing import Any
 
-__all__ = ["CacheTransceiverConfig", "KvCacheConfig", "TorchLlmArgs"]
+from tensorrt_llm.params import CacheTransceiverConfig, KvCacheConfig, llm_args
+
+__all__ = ["CacheTransceiverConfig", "KvCacheConfig"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TorchLlmArgs":
+        return llm_args()
+    raise AttributeError(name)
