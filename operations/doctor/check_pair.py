@@ -4,9 +4,7 @@ from collections.abc import Iterator
 
 from operations.doctor.facts import Facts, Worker
 from operations.doctor.findings import Finding, error, warning
-from workers.engines.trtllm.settings import BACKEND, BUFFER, RUNTIME
-
-_REUSE = "kv_cache_config.enable_block_reuse"
+from workers.engines.trtllm.settings import BACKEND, BUFFER, MANAGER_V2, RUNTIME, manager
 
 
 def pair(facts: Facts) -> Iterator[Finding]:
@@ -15,12 +13,6 @@ def pair(facts: Facts) -> Iterator[Finding]:
     for worker in (prefill, decode):
         if worker and worker.given and facts.wants_tensorrt_llm:
             yield from _buffer(facts, worker)
-    if prefill and prefill.given and facts.wants_tensorrt_llm and prefill.value(_REUSE) is not False:
-        yield warning(
-            "reuse-prefill", f"{prefill.place(_REUSE)} is not false",
-            breaks="a reused block can be evicted before it is sent: the request hangs (TensorRT-LLM #12542)",
-            repair=f"{_REUSE}: false, unless your build has the fix",
-        )  # fmt: skip
     if prefill and decode and prefill.given and decode.given:
         yield from _equal(prefill, decode)
         yield from _lengths(prefill, decode)
@@ -44,20 +36,26 @@ def _buffer(facts: Facts, worker: Worker) -> Iterator[Finding]:
 
 
 def _equal(prefill: Worker, decode: Worker) -> Iterator[Finding]:
-    for code, key, default, upper in (
-        ("pair-dtype", "kv_cache_config.dtype", "auto", False),
-        ("pair-block", "kv_cache_config.tokens_per_block", "32", False),
-        ("pair-backend", BACKEND, "", True),
-        ("pair-runtime", RUNTIME, "auto", False),
+    for code, key, default in (
+        ("pair-dtype", "kv_cache_config.dtype", "auto"),
+        ("pair-block", "kv_cache_config.tokens_per_block", "32"),
+        ("pair-backend", BACKEND, ""),
+        ("pair-runtime", RUNTIME, "auto"),
+        ("pair-manager", MANAGER_V2, "auto"),
     ):
-        one, other = prefill.text(key, default), decode.text(key, default)
-        same = one.upper() == other.upper() if upper else one == other
-        if not same and one and other:
+        one, other = (_word(worker, key, default) for worker in (prefill, decode))
+        if one != other and one and other:
             yield error(
                 code, f"{key}: {one} on prefill, {other} on decode",
                 breaks="the pair is refused: neither can read the other's KV blocks",
                 repair=f"set the same {key} in both files",
             )  # fmt: skip
+
+
+def _word(worker: Worker, key: str, default: str) -> str:
+    if key == MANAGER_V2:
+        return manager(worker.text(RUNTIME, "auto"), worker.given.get(key, ("auto", ""))[0])
+    return worker.text(key, default).lower()
 
 
 def _lengths(prefill: Worker, decode: Worker) -> Iterator[Finding]:

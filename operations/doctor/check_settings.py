@@ -21,7 +21,6 @@ def alone(facts: Facts) -> Iterator[Finding]:
         yield from _values(worker)
         yield from _sizes(facts, worker)
         yield from _parallelism(facts, worker)
-        yield from _moe(facts, worker)
 
 
 def _flags(worker: Worker) -> Iterator[Finding]:
@@ -121,22 +120,4 @@ def _parallelism(facts: Facts, worker: Worker) -> Iterator[Finding]:
             f"tensor_parallel_size {size} and {shape.num_experts} experts",
             breaks="the engine exits at start",
             repair=f"moe_expert_parallel_size: {size}",
-        )  # fmt: skip
-
-
-def _moe(facts: Facts, worker: Worker) -> Iterator[Finding]:
-    backend = worker.text("moe_config.backend", "AUTO").upper()
-    gpus = facts.gpus_of(worker)
-    hopper = bool(gpus) and facts.wants_tensorrt_llm and gpus[0].compute[0] == 9
-    if hopper and backend == "TRTLLM":
-        yield error(
-            "moe-hopper", f"{worker.mode}: moe_config.backend: TRTLLM on a {gpus[0].name}",
-            breaks="these kernels exist for Blackwell only: the engine exits at start",
-            repair="moe_config.backend: TRITON",
-        )  # fmt: skip
-    elif hopper and backend == "CUTLASS":
-        yield warning(
-            "moe-hopper", f"{worker.mode}: moe_config.backend: CUTLASS on a {gpus[0].name}",
-            breaks="MXFP4 experts run slowly or not at all: the guide asks for Triton kernels on Hopper",
-            repair="moe_config.backend: TRITON",
         )  # fmt: skip

@@ -14,6 +14,7 @@ from baton.flags import flag, parse
 from baton.registry_folder import UnsafeFolder
 from baton.tls import CredentialError
 from operations.doctor import (
+    check_build,
     check_environment,
     check_gpu_health,
     check_gpus,
@@ -36,7 +37,7 @@ from workers.flags import DisaggregationMode, EngineName
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     check_gpus.presence, check_gpus.lists, check_gpu_health.health, check_gpus.fabric,
     check_model.folder, check_model.weights, check_memory.memory,
-    check_settings.alone, check_pair.pair,
+    check_settings.alone, check_pair.pair, check_build.known_issues,
     check_services.services, check_services.clock, check_host.network, check_host.limits,
     check_host.namespaces, check_host.software, check_environment.environment,
 )  # fmt: skip

@@ -175,7 +175,9 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """This machine or container. A limit of None is unlimited; `ptrace_scope` is None without Yama."""
+    """This machine or container. A limit of None is unlimited; `ptrace_scope` is None without Yama;
+    `tensorrt_llm_version` is empty if it is not known.
+    """
 
     memory_bytes: int
     memory_free_bytes: int
@@ -189,6 +191,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     ptrace_scope: int | None = None
     can_ptrace: bool = False
     has_tensorrt_llm: bool = False
+    tensorrt_llm_version: str = ""
     has_vllm: bool = False
     has_docker: bool = False
     docker_answers: bool = True

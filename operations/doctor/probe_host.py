@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -38,6 +39,7 @@ def probe_host() -> Host:
         ptrace_scope=_ptrace_scope(),
         can_ptrace=bool(_capabilities() >> _CAP_SYS_PTRACE & 1),
         has_tensorrt_llm=_is_installed("tensorrt_llm"),
+        tensorrt_llm_version=_version("tensorrt-llm"),
         has_vllm=_is_installed("vllm"),
         has_docker=shutil.which("docker") is not None,
         docker_answers=_run("docker", "version", "--format", "{{.Server.Version}}") is not None,
@@ -52,6 +54,13 @@ def probe_host() -> Host:
 
 def _is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _network_devices() -> Iterator[str]:

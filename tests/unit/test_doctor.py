@@ -258,7 +258,11 @@ def _without_nvlink(facts: Facts) -> Facts:
     return replace(facts, nvidia=replace(facts.nvidia, links=links))
 
 
-GOOD: dict[str, Callable[[], Facts]] = {"B200": b200_node, "H200": h200_agg, "Spark": spark, "laptop": laptop}
+GOOD: dict[str, Callable[[], Facts]] = {
+    "B200": b200_node, "H200": h200_agg, "Spark": spark, "laptop": laptop,
+    "B200 over NIXL": lambda: _pair_of("nixl", b200_node()),
+    "B200 with FP8 KV": lambda: _pair_of("fp8", b200_node()),
+}  # fmt: skip
 E, W, N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 CACHE, KV = "cache_transceiver_config", "kv_cache_config"
 FRACTION = f"{KV}.free_gpu_memory_fraction"
@@ -387,8 +391,17 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
      lambda f: _yaml(f, "prefill", {f"{CACHE}.max_tokens_in_buffer": 8192})),
     ("buffer below the context", "buffer-short", E, lambda f: _yaml(f, "prefill", {"max_seq_len": None})),
     ("no buffer", "buffer-unset", W, lambda f: _yaml(f, "prefill", {f"{CACHE}.max_tokens_in_buffer": None})),
-    ("block reuse on prefill", "reuse-prefill", W,
-     lambda f: _yaml(f, "prefill", {f"{KV}.enable_block_reuse": True})),
+    ("block reuse before its repair", "reuse-prefill", W, lambda f: _build(f, "1.3.0rc10")),
+    ("TP in a build with an accuracy loss", "accuracy", W, lambda f: _build(f, "1.3.0rc24")),
+    ("the C++ transceiver in 1.4", "cpp-deprecated", N, lambda f: _build(f, "1.4.0rc1")),
+    ("many transfers over NIXL", "nixl-crash", N, lambda f: _build(_pair_of("nixl", f), "1.3.0rc29")),
+    ("cancelled streams over NIXL", "nixl-cancel", N, lambda f: _build(_pair_of("nixl", f), "1.4.0rc1")),
+    ("CUTLASS on Blackwell", "moe-blackwell", N, lambda f: _build(_pair_of("guide", f), "1.3.0rc29")),
+    ("managers differ", "pair-manager", E,
+     lambda f: _yaml(_pair_of("nixl", f), "decode", {f"{KV}.use_kv_cache_manager_v2": False})),
+    ("FP8 on one side", "pair-dtype", E, lambda f: _yaml(f, "prefill", {f"{KV}.dtype": "FP8"})),
+    ("speculation on decode", "settings-refused", E,
+     lambda f: _yaml(f, "decode", {"speculative_config.decoding_type": "Eagle3"})),
     ("no KV timeout", "settings-refused", E,
      lambda f: _yaml(f, "prefill", {f"{CACHE}.kv_transfer_timeout_ms": None})),
     ("overlap on prefill", "settings-refused", E,
@@ -487,7 +500,12 @@ OTHERS: list[tuple[str, str, Severity, Callable[[], Facts]]] = [
     ("no port", "port-bad", E, lambda: replace(b200_node(), http_port=0)),
     ("KV of vLLM in clear", "kv-plain", W, lambda: replace(_peer_tls(b200_node()), engine="vllm")),
     ("KV of decode alone in clear", "kv-plain", W, lambda: _only(_peer_tls(b200_node()), "decode")),
-    ("block reuse by default", "reuse-prefill", W, lambda: _yaml(b200_node(), "prefill", {}, without=REUSE)),
+    ("block reuse by default", "reuse-prefill", W,
+     lambda: _build(_yaml(b200_node(), "prefill", {}, without=REUSE), "1.3.0rc2")),
+    ("TRITON", "moe-triton", N, lambda: _yaml(h200_agg(), "agg", {"moe_config.backend": "TRITON"})),
+    ("CUTLASS on Hopper in 1.3", "moe-hopper", W,
+     lambda: _build(_yaml(h200_agg(), "agg", {"moe_config.backend": "CUTLASS"}), "1.3.0rc29")),
+    ("V2 that asks for too much", "manager-memory", N, lambda: _build(h200_agg(), "1.3.0rc26")),
     ("a slow second service", "latency", W, lambda: _service(b200_node(), "NATS", latency_s=0.06)),
     ("full disk, read-only", "disk-full", E, lambda: _full_and_read_only(b200_node())),
     ("read-only, full disk", "model-read-only", E, lambda: _full_and_read_only(b200_node())),
@@ -517,6 +535,16 @@ def _full_and_read_only(facts: Facts) -> Facts:
     return _shard(_model(facts, disk_free_bytes=0, is_writable=False), size_bytes=None)
 
 
+def _build(facts: Facts, version: str) -> Facts:
+    return _host(facts, tensorrt_llm_version=version)
+
+
+def _pair_of(variant: str, facts: Facts) -> Facts:
+    """The variant's files instead of the default ones."""
+    workers = (_worker(w.mode, w.gpus, CONFIGS / f"{w.mode}_{variant}.yaml") for w in facts.workers)
+    return replace(facts, workers=tuple(workers))
+
+
 UNCHUNKED = {"enable_chunked_prefill": False}
 SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
     ("an idle GPU of another kind", "gpu-mixed",
@@ -544,6 +572,18 @@ SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
      lambda f: _yaml(f, "decode", {"max_batch_size": 64, "cuda_graph_config.max_batch_size": 64})),
     ("TRTLLM kernels on Blackwell", "moe-hopper",
      lambda f: _yaml(f, "decode", {"moe_config.backend": "TRTLLM"})),
+    ("CUTLASS on Hopper in 1.4, which has no TRITON", "moe-hopper",
+     lambda _: _build(_yaml(h200_agg(), "agg", {"moe_config.backend": "CUTLASS"}), "1.4.0rc1")),
+    ("block reuse since its repair", "reuse-prefill", lambda f: _build(f, "1.3.0rc11")),
+    ("block reuse in a final release", "reuse-prefill", lambda f: _build(f, "1.3.0")),
+    ("the guide's pair before the repair", "reuse-prefill",
+     lambda f: _build(_pair_of("guide", f), "1.3.0rc10")),
+    ("TP before the accuracy loss", "accuracy", lambda f: _build(f, "1.3.0rc23")),
+    ("one GPU in a build with an accuracy loss", "accuracy", lambda _: _build(h200_agg(), "1.3.0rc29")),
+    ("V2 by name and by default", "pair-manager",
+     lambda f: _yaml(_pair_of("nixl", f), "decode", {f"{KV}.use_kv_cache_manager_v2": "auto"})),
+    ("FP8 on both sides in two letter cases", "pair-dtype",
+     lambda f: _yaml(_pair_of("fp8", f), "decode", {f"{KV}.dtype": "FP8"})),
     ("a clock that is right", "clock-skew", lambda f: _service(f, "etcd", clock_ahead_s=-4.0)),
     ("an answer within the rack", "latency", lambda f: _service(f, "etcd", latency_s=0.04)),
     ("neither a model nor GPUs yet", "trtllm-missing",
