@@ -2,8 +2,10 @@
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
 
 from baton.discovery import Discovery
 from baton.flags import flag, without_secrets
@@ -11,27 +13,38 @@ from baton.nats_login import nats_options
 from baton.pace import LIVENESS_S, TICK_S
 from baton.peer_tls import PeerTls, peer_tls
 from baton.registry_folder import default_registry, make_private
+from baton.tls import CredentialError, client_context
 from baton.transport import Transport
+
+if TYPE_CHECKING:
+    from baton.etcd import EtcdDiscovery
 
 # The frontend's address. Dynamo's names take precedence, because the images set HTTP_HOST.
 HTTP_HOST = ("DYN_HTTP_HOST", "HTTP_HOST")
 HTTP_PORT = ("DYN_HTTP_PORT", "HTTP_PORT")
 
 
+_ETCD = "http://127.0.0.1:2379"
+_NATS = "nats://127.0.0.1:4222"
+_ETCD_TLS = ("ETCD_AUTH_CA", "ETCD_AUTH_CLIENT_CERT", "ETCD_AUTH_CLIENT_KEY")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wires:
     """How this process finds and reaches the others.
 
-    By default the registry is etcd if ETCD_ENDPOINTS is set, else a local folder; the request plane is NATS
-    if NATS_SERVER is set, else TCP.
+    By default the registry is etcd if its addresses are given, else a local folder; the request plane is NATS
+    if its addresses are given, else TCP.
     """
 
     discovery_backend: Literal["file", "etcd"] | None = flag(None, "registry", env="BATON_DISCOVERY_BACKEND")
     request_plane: Literal["tcp", "nats"] | None = flag(None, "request plane", env="BATON_REQUEST_PLANE")
-    etcd_endpoints: str = flag(
-        "http://127.0.0.1:2379", "etcd addresses", env="ETCD_ENDPOINTS", metavar="URLS"
+    etcd_endpoints: str | None = flag(
+        None, f"etcd addresses; they select etcd [{_ETCD}]", env="ETCD_ENDPOINTS", metavar="URLS"
     )
-    nats_server: str = flag("nats://127.0.0.1:4222", "NATS addresses", env="NATS_SERVER", metavar="URLS")
+    nats_server: str | None = flag(
+        None, f"NATS addresses; they select NATS [{_NATS}]", env="NATS_SERVER", metavar="URLS"
+    )
     file_registry: Path | None = flag(None, "folder of the file registry", env="BATON_FILE_REGISTRY")
     host: str = flag("127.0.0.1", "address to bind and to announce to peers", env="BATON_HOST", metavar="IP")
     liveness_s: float = flag(
@@ -46,20 +59,25 @@ class Wires:
             )
         if self.host in ("", "0.0.0.0", "::"):  # noqa: S104  refused here
             raise ValueError(f"--host {self.host!r}: peers cannot reach it; use this machine's own address")
+        for url in self.etcd_urls if self._registry() == "etcd" else ():
+            _check_address("--etcd-endpoints (ETCD_ENDPOINTS)", url, ("http", "https"))
+        for url in self.nats_urls if self._plane() == "nats" else ():
+            _check_address("--nats-server (NATS_SERVER)", url, ("nats", "tls", "ws", "wss"))
+
+    @property
+    def etcd_urls(self) -> list[str]:
+        """The members of the etcd cluster."""
+        return [url.strip().rstrip("/") for url in (self.etcd_endpoints or _ETCD).split(",")]
+
+    @property
+    def nats_urls(self) -> list[str]:
+        """The servers of the NATS cluster."""
+        return [url.strip() for url in (self.nats_server or _NATS).split(",")]
 
     def discovery(self) -> Discovery:
         """The selected registry; connects on first use."""
         if self._registry() == "etcd":
-            from baton.etcd import EtcdDiscovery
-
-            return EtcdDiscovery(
-                self.etcd_endpoints,
-                username=os.environ.get("ETCD_AUTH_USERNAME"),
-                password=os.environ.get("ETCD_AUTH_PASSWORD"),
-                ca_file=_path_from("ETCD_AUTH_CA"),
-                cert_file=_path_from("ETCD_AUTH_CLIENT_CERT"),
-                key_file=_path_from("ETCD_AUTH_CLIENT_KEY"),
-            )
+            return self._etcd()
         from baton.files import FilesDiscovery
 
         return FilesDiscovery(self._registry_folder())
@@ -69,7 +87,7 @@ class Wires:
         if self._plane() == "nats":
             from baton.nats import NatsTransport
 
-            return NatsTransport(self.nats_server, liveness_s=self.liveness_s, **nats_options())
+            return NatsTransport(",".join(self.nats_urls), liveness_s=self.liveness_s, **nats_options())
         from baton.tcp import TcpTransport
 
         return TcpTransport(host=self.host, liveness_s=self.liveness_s, tls=self.tls())
@@ -80,35 +98,90 @@ class Wires:
 
     def plane_name(self) -> str:
         """The request plane, for messages."""
-        return f"NATS at {without_secrets(self.nats_server)}" if self._plane() == "nats" else "TCP"
+        return f"NATS at {without_secrets(','.join(self.nats_urls))}" if self._plane() == "nats" else "TCP"
 
     def registry_name(self) -> str:
         """The registry, for messages."""
         if self._registry() == "etcd":
-            return f"etcd at {without_secrets(self.etcd_endpoints)}"
+            return f"etcd at {without_secrets(','.join(self.etcd_urls))}"
         return f"the registry {self._registry_folder()}"
 
     def check(self) -> None:
         """Raise UnsafeFolder, with advice in its message, if the file registry is not safe; CredentialError
-        if the login to NATS or the certificate for peers is not complete.
+        if a login or a certificate for NATS, etcd or peers is not complete.
         """
         self.tls()
+        if self._registry() == "etcd":
+            _check_etcd_tls()
         if self._registry() == "file":
             make_private(self._registry_folder())
         if self._plane() == "nats":
             nats_options()
 
+    async def check_access(self) -> None:
+        """Raise CredentialError if etcd is there and refuses this user."""
+        if self._registry() == "file":
+            return
+        etcd = self._etcd()
+        try:
+            refusal = await etcd.refusal()
+        finally:
+            await etcd.close()
+        if refusal is not None:
+            raise CredentialError(
+                f"{self.registry_name()} refuses this user: {refusal}; set ETCD_AUTH_USERNAME and "
+                "ETCD_AUTH_PASSWORD to a user that may read and write v1/instances/"
+            )
+
     def __str__(self) -> str:
         return f"discovery={self._registry()} plane={self._plane()}"
+
+    def _etcd(self) -> "EtcdDiscovery":
+        from baton.etcd import EtcdDiscovery
+
+        ca_file, cert_file, key_file = map(_path_from, _ETCD_TLS)
+        return EtcdDiscovery(
+            ",".join(self.etcd_urls),
+            username=os.environ.get("ETCD_AUTH_USERNAME"),
+            password=os.environ.get("ETCD_AUTH_PASSWORD"),
+            ca_file=ca_file,
+            cert_file=cert_file,
+            key_file=key_file,
+        )
 
     def _registry_folder(self) -> Path:
         return self.file_registry or default_registry()
 
     def _registry(self) -> str:
-        return self.discovery_backend or ("etcd" if os.environ.get("ETCD_ENDPOINTS") else "file")
+        return self.discovery_backend or ("etcd" if self.etcd_endpoints else "file")
 
     def _plane(self) -> str:
-        return self.request_plane or ("nats" if os.environ.get("NATS_SERVER") else "tcp")
+        return self.request_plane or ("nats" if self.nats_server else "tcp")
+
+
+def _check_address(named: str, url: str, schemes: Sequence[str]) -> None:
+    """Raises ValueError."""
+    try:
+        parts = urlsplit(url if "://" in url else f"{schemes[0]}://{url}" if schemes[0] == "nats" else url)
+        is_valid = parts.scheme in schemes and parts.hostname and parts.port != 0 and parts.path in ("", "/")
+    except ValueError:  # a port that is none, or an address in half a bracket
+        is_valid = False
+    if not is_valid:
+        raise ValueError(
+            f"{named} {without_secrets(url)}: must be {schemes[0]}://host:port or {schemes[1]}://host:port, "
+            "with a port from 1 to 65535"
+        )
+
+
+def _check_etcd_tls() -> None:
+    """Raises CredentialError."""
+    ca, cert, key = map(_path_from, _ETCD_TLS)
+    if (cert is None) != (key is None):
+        raise CredentialError(f"{_ETCD_TLS[1]} and {_ETCD_TLS[2]}: set both")
+    try:
+        client_context(ca, cert, key)
+    except ValueError as error:
+        raise CredentialError(f"{', '.join(filter(os.environ.get, _ETCD_TLS))}: {error}") from error
 
 
 def _path_from(variable: str) -> Path | None:

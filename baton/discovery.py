@@ -1,6 +1,7 @@
 """The Discovery protocol: a registry of live workers."""
 
 import logging
+import re
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
@@ -11,6 +12,9 @@ from baton.messages import UNDECODABLE, WorkerInfo
 from baton.strangers import strangers
 
 log = logging.getLogger(__name__)
+
+ENDPOINT = re.compile(r"dyn://([^./]+)\.([^./]+)\.([^./]+)")
+"""An endpoint's name in discovery: namespace, component, endpoint, as in Dynamo."""
 
 MAX_WORKERS = 4096
 """Maximum number of registrations; further ones are ignored."""

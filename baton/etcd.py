@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import math
-import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -12,14 +11,13 @@ from urllib.parse import quote
 import grpc
 import msgspec
 
-from baton.discovery import MAX_WORKERS, decode_worker
+from baton.discovery import ENDPOINT, MAX_WORKERS, decode_worker
 from baton.etcd_rpc import EtcdError, EtcdRpc
 from baton.messages import WorkerInfo
 
 log = logging.getLogger(__name__)
 
 PREFIX = b"v1/instances/"
-_ENDPOINT = re.compile(r"dyn://([^./]+)\.([^./]+)\.([^./]+)")
 _RETRY_S = 0.5
 
 
@@ -28,7 +26,7 @@ def instance_key(info: WorkerInfo) -> bytes:
 
     Raises ValueError if the endpoint is not of the form dyn://namespace.component.endpoint.
     """
-    match = _ENDPOINT.fullmatch(info.endpoint)
+    match = ENDPOINT.fullmatch(info.endpoint)
     if match is None:
         raise ValueError(f"{info.endpoint!r} is not an endpoint; use dyn://namespace.component.endpoint")
     return PREFIX + "/".join((*match.groups(), quote(info.worker_id, safe=":"))).encode()
@@ -100,6 +98,14 @@ class EtcdDiscovery:
                     shown = ()
                     yield shown
                 await asyncio.sleep(_RETRY_S)  # etcd is unreachable: retry after a pause
+
+    async def refusal(self) -> str | None:
+        """Why etcd does not let this user read the registry; None if it does, or if it is unreachable."""
+        try:
+            await self._rpc.list_prefix(PREFIX, 1)
+        except EtcdError as error:
+            return str(error) if error.refused else None
+        return None
 
     async def close(self) -> None:
         """See `Discovery`. Ends all watches."""

@@ -59,6 +59,7 @@ _REFUSALS = frozenset(
         grpc.StatusCode.UNIMPLEMENTED,
     }
 )
+_NO_LOGINS = "authentication is not enabled"
 _STALE_TOKEN = ("invalid auth token", "revision of auth store is old", "user name is empty")
 
 
@@ -245,7 +246,12 @@ class EtcdRpc:
             return ()
         if self._token is None:
             name, password = self._login
-            response = await self._send("Auth/Authenticate", (), {"name": name, "password": password})
+            try:
+                response = await self._send("Auth/Authenticate", (), {"name": name, "password": password})
+            except EtcdError as error:
+                if not str(error).endswith(_NO_LOGINS):
+                    raise
+                return ()
             self._token = str(response.token)
         return (("token", self._token),)
 

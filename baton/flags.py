@@ -7,9 +7,11 @@ import os
 import re
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+MOST = 1e15
+"""No number of a flag is larger."""
 _SECRETS = re.compile(r"(?<=://)[^/\s,]+(?=@)|\bhf_[A-Za-z0-9]{20,}")
 _ONE_LINE_EACH = functools.partial(argparse.HelpFormatter, max_help_position=38, width=120)
 
@@ -21,14 +23,17 @@ def flag(
     env: str | tuple[str, ...] = (),
     metavar: str | None = None,
     alias: str | None = None,
+    at_least: float = -MOST,
+    above: float | None = None,
+    at_most: float = MOST,
 ) -> Any:
     """A dataclass field that is also a flag. `env` names the environment variables used if the flag is
-    missing; the first one that is set wins.
+    missing; the first one that is set wins. Numbers are finite, and within the limits.
     """
     names = (env,) if isinstance(env, str) else env
-    return dataclasses.field(
-        default=default, metadata={"text": text, "env": names, "metavar": metavar, "alias": alias}
-    )
+    limits = at_least, above, at_most
+    metadata = {"text": text, "env": names, "metavar": metavar, "alias": alias, "limits": limits}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +64,9 @@ def parse(
     """Read `argv`, then `environ`, then defaults into `cls`, a dataclass of `flag` fields.
 
     A field whose type is such a dataclass is a group of flags. On bad input the process exits with status 2
-    and one line, like argparse.
+    and one line.
     """
-    parser = argparse.ArgumentParser(
+    parser = _OneLineParser(
         prog=prog,
         usage="%(prog)s [options]",
         description=description,
@@ -72,6 +77,12 @@ def parse(
         return _parsed(cls, vars(_with_flags(parser, cls).parse_args(argv)), environ)
     except ValueError as error:
         parser.error(str(error))
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        hint = f"; {self.prog} --help lists the flags" if message.startswith("unrecognized") else ""
+        self.exit(2, f"error: {message.removeprefix('argument ')}{hint}\n")
 
 
 def read(cls: type[T], argv: Sequence[str]) -> Parsed[T]:
@@ -124,12 +135,17 @@ def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], ki
     plain = _plain(kind)
     parser.add_argument(
         *names,
-        type=str if get_origin(plain) is Literal else plain,
+        type=functools.partial(_word, get_args(plain)) if get_origin(plain) is Literal else plain,
         choices=get_args(plain) if get_origin(plain) is Literal else None,
         metavar=field.metadata["metavar"],
         default=argparse.SUPPRESS,
         help=text.replace("%", "%%"),
     )
+
+
+def _word(words: tuple[str, ...], text: str) -> str:
+    """The one of `words` that is `text` in another letter case, else `text`."""
+    return next((word for word in words if word.lower() == text.lower()), text)
 
 
 def _plain(kind: Any) -> Any:
@@ -150,16 +166,32 @@ def _build(cls: type[T], given: Mapping[str, Any], environ: Mapping[str, str], s
         env = next((name for name in field.metadata["env"] if environ.get(name)), None)
         if field.name in given:
             values[field.name], sources[field.name] = given[field.name], "flag"
+            _check_limits(f"--{field.name.replace('_', '-')} ", values[field.name], field)
         elif env is not None:
             values[field.name], sources[field.name] = _from_env(env, environ[env], kind), env
+            _check_limits(f"{env}=", values[field.name], field)
         else:
             values[field.name], sources[field.name] = field.default, "default"
     return cls(**values)
 
 
+def _check_limits(named: str, value: object, field: dataclasses.Field[Any]) -> None:
+    """Raise ValueError if a number is not finite, or not within the limits of its flag."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    at_least, above, at_most = field.metadata["limits"]
+    if not -MOST <= value <= MOST:
+        raise ValueError(f"{named}{value}: must be a finite number of at most {MOST:g}")
+    if (above is not None and value <= above) or not at_least <= value <= at_most:
+        low = f"above {above:g}" if above is not None else f"at least {at_least:g}"
+        high = f" and at most {at_most:g}" if at_most < MOST else ""
+        raise ValueError(f"{named}{value:g}: must be {low}{high}")
+
+
 def _from_env(env: str, text: str, kind: Any) -> Any:
     plain = _plain(kind)
     if get_origin(plain) is Literal:
+        text = _word(get_args(plain), text)
         if text in get_args(plain):
             return text
         raise ValueError(f"{env}={text}: allowed are {', '.join(get_args(plain))}")

@@ -2,9 +2,12 @@
 
 import logging
 import sys
+from typing import Literal
+
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-def configure_logging(level: str) -> None:
+def configure_logging(level: LogLevel) -> None:
     """Send every record of this process to stderr as `time level logger message`."""
     stream = logging.StreamHandler(sys.stderr)
     stream.setFormatter(

@@ -18,6 +18,7 @@ from baton.process import Shutdown, first_of, leave_start_uncollected, needed, r
 from baton.registry_folder import UnsafeFolder
 from baton.reread import kept_current
 from baton.telemetry import configure_logging
+from baton.tls import CredentialError
 from baton.transport import Transport
 from frontend.app import ServerState, create_app, envelope_of
 from frontend.credentials import Credentials, read_credentials
@@ -143,6 +144,11 @@ async def serve(
     shutdown: Shutdown,
 ) -> int:
     """Serve until shutdown, then let running answers finish within the drain timeout."""
+    try:
+        await settings.wires.check_access()
+    except CredentialError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
     try:
         store = await _open_store(settings.response_store, siblings.folder)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from baton.connect import HTTP_HOST, HTTP_PORT, Wires
 from baton.flags import flag
+from baton.telemetry import LogLevel
 from frontend.routing.admission import MAX_WAIT_S
 from frontend.routing.names import parse_aliases
 from frontend.routing.router import RouterMode
@@ -83,7 +84,7 @@ class FrontendSettings:
         env="BATON_RESPONSE_STORE",
         metavar="PATH",
     )
-    log_level: str = flag("info", "debug, info, warning or error")
+    log_level: LogLevel = flag("info", "least severity of messages that are logged")
     wires: Wires = dataclasses.field(default_factory=Wires)
 
     def __post_init__(self) -> None:

@@ -29,6 +29,8 @@ def main(argv: list[str]) -> int:
             settings.wires.check()
             complete = with_engine(parsed)
             engine, lines = build_engine(complete, identity)
+            if not settings.check:
+                await settings.wires.check_access()
         except (SettingsError, UnsafeFolder, CredentialError) as error:
             sys.stderr.write(f"error: {error}\n")
             return 2

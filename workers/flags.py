@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Literal
 
 from baton.connect import Wires
+from baton.discovery import ENDPOINT
 from baton.flags import Parsed, flag
 from baton.messages import Role
+from baton.telemetry import LogLevel
 
 EngineName = Literal["embedded", "mocker", "trtllm", "vllm"]
 DisaggregationMode = Literal["prefill", "decode", "agg"]
@@ -43,23 +45,27 @@ class WorkerSettings:
     disaggregation_mode: DisaggregationMode = flag("agg", "role of this worker")
     extra_engine_args: Path | None = flag(None, "file of engine settings", metavar="YAML")
     override_engine_args: str | None = flag(None, "engine settings that override the YAML", metavar="JSON")
-    max_batch_size: int | None = flag(None, "requests in one step", metavar="N")
-    max_queue_size: int | None = flag(None, "requests that may wait for a place", metavar="N")
-    max_num_tokens: int | None = flag(None, "tokens in one step", metavar="N")
-    max_seq_len: int | None = flag(None, "prompt plus answer, in tokens", metavar="N")
-    free_gpu_memory_fraction: float | None = flag(None, "share of free memory for KV", metavar="F")
-    tensor_parallel_size: int | None = flag(None, "GPUs that share each layer", metavar="N")
-    expert_parallel_size: int | None = flag(None, "GPUs that share the experts", metavar="N")
+    max_batch_size: int | None = flag(None, "requests in one step", metavar="N", at_least=1)
+    max_queue_size: int | None = flag(None, "requests that may wait for a place", metavar="N", at_least=0)
+    max_num_tokens: int | None = flag(None, "tokens in one step", metavar="N", at_least=1)
+    max_seq_len: int | None = flag(None, "prompt plus answer, in tokens", metavar="N", at_least=2)
+    free_gpu_memory_fraction: float | None = flag(
+        None, "share of free memory for KV", metavar="F", above=0, at_most=1
+    )
+    tensor_parallel_size: int | None = flag(None, "GPUs that share each layer", metavar="N", at_least=1)
+    expert_parallel_size: int | None = flag(None, "GPUs that share the experts", metavar="N", at_least=1)
     dyn_reasoning_parser: Literal["gpt_oss"] = flag("gpt_oss", "reasoning parser")
     dyn_tool_call_parser: Literal["harmony"] = flag("harmony", "tool call parser")
     endpoint: str | None = flag(None, "endpoint in discovery [by role]", metavar="DYN")
-    drain_timeout_s: float = flag(30.0, "time for running requests to finish after SIGTERM", metavar="S")
-    log_level: str = flag("info", "debug, info, warning or error")
+    drain_timeout_s: float = flag(
+        30.0, "time for running requests to finish after SIGTERM", metavar="S", at_least=0
+    )
+    log_level: LogLevel = flag("info", "least severity of messages that are logged")
     check: bool = flag(False, "validate flags and engine settings without starting")
     wires: Wires = dataclasses.field(default_factory=Wires)
 
     def __post_init__(self) -> None:
-        if self.endpoint is not None and not self.endpoint.startswith("dyn://"):
+        if self.endpoint is not None and not ENDPOINT.fullmatch(self.endpoint):
             raise ValueError(f"--endpoint {self.endpoint}: must be dyn://namespace.component.endpoint")
 
     @property

@@ -137,6 +137,27 @@ def read(
     return given
 
 
+def require(holds: bool, key: str, value: object, rule: str) -> None:
+    """Raise InvalidField unless the value is what it must be."""
+    if not holds:
+        raise InvalidField(key, f"{value!r} must be {rule}")
+
+
+def require_counts(given: Given, names: Iterable[str]) -> None:
+    """Raise SettingsError if one of these values is given and is no whole number above 0."""
+    for path in names:
+        value, source = given.get(path, (None, ""))
+        if value is not None and (type(value) is not int or value < 1):
+            raise SettingsError(f"{source}: {path}: {value!r}: must be a whole number of at least 1")
+
+
+def require_share(given: Given, path: str) -> None:
+    """Raise SettingsError if this value is given and is no share: above 0, at most 1."""
+    value, source = given.get(path, (None, ""))
+    if value is not None and not (type(value) in {int, float} and 0 < value <= 1):  # type: ignore[operator]  # a number
+        raise SettingsError(f"{source}: {path}: {value!r}: must be a number above 0 and at most 1")
+
+
 def put(given: Given, path: str, value: object, source: str) -> None:
     """Set a leaf; drops values above or below it (a mapping that was or becomes null)."""
     for other in [p for p in given if p.startswith(f"{path}.") or path.startswith(f"{p}.")]:

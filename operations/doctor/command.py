@@ -130,11 +130,11 @@ def _problem(wires: Wires, kind: type[Exception]) -> str | None:
 def _services(wires: Wires) -> Iterator[tuple[Probe, str]]:
     used = str(wires)
     if "discovery=etcd" in used:
-        for url in wires.etcd_endpoints.split(","):
-            yield probe_etcd, url.strip().rstrip("/")
+        for url in wires.etcd_urls:
+            yield probe_etcd, url
     if "plane=nats" in used:
-        for url in wires.nats_server.split(","):
-            yield probe_nats, url.strip()
+        for url in wires.nats_urls:
+            yield probe_nats, url
 
 
 def examine(facts: Facts) -> Report:

@@ -1,5 +1,6 @@
 """Doctor knocks at real etcd and NATS servers, at closed ports, and at what is neither."""
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.connect import Wires
 from operations.doctor.probe_services import probe_etcd, probe_nats, probe_services
 from tests.conftest import LaunchServer, free_port
 from tests.registry import etcd_api
@@ -71,6 +73,7 @@ def test_credentials_for_an_etcd_that_asks_for_none_do_no_harm(
 ) -> None:
     monkeypatch.setenv("ETCD_AUTH_USERNAME", "root")
     assert probe_etcd(etcd_server).refusal is None
+    asyncio.run(Wires(discovery_backend="etcd", etcd_endpoints=etcd_server).check_access())
 
 
 def test_no_proxy_is_asked_for_etcd(etcd_server: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from baton.connect import Wires
+from baton.flags import parse
 from baton.nats_login import nats_options
 from baton.pace import TICK_S
 from baton.tls import CredentialError
@@ -57,26 +58,23 @@ def test_etcd_gets_its_login_and_certificates(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("environ", "flags", "chosen"),
     [
-        ({}, {}, "discovery=file plane=tcp"),
-        ({"ETCD_ENDPOINTS": "", "NATS_SERVER": ""}, {}, "discovery=file plane=tcp"),
-        ({"ETCD_ENDPOINTS": "http://e:1"}, {}, "discovery=etcd plane=tcp"),
-        ({"NATS_SERVER": "nats://n:1"}, {}, "discovery=file plane=nats"),
+        ({}, [], "discovery=file plane=tcp"),
+        ({"ETCD_ENDPOINTS": "", "NATS_SERVER": ""}, [], "discovery=file plane=tcp"),
+        ({"ETCD_ENDPOINTS": "http://e:1"}, [], "discovery=etcd plane=tcp"),
+        ({"NATS_SERVER": "nats://n:1"}, [], "discovery=file plane=nats"),
+        ({}, ["--etcd-endpoints=http://e:1", "--nats-server=n:1"], "discovery=etcd plane=nats"),
         (
-            {"ETCD_ENDPOINTS": "http://e:1", "NATS_SERVER": "nats://n:1"},
-            {"discovery_backend": "file", "request_plane": "tcp"},
+            {"ETCD_ENDPOINTS": "e:1", "NATS_SERVER": "nats://n:99999"},
+            ["--discovery-backend=file", "--request-plane=tcp"],
             "discovery=file plane=tcp",
         ),
-        ({}, {"discovery_backend": "etcd", "request_plane": "nats"}, "discovery=etcd plane=nats"),
+        ({}, ["--discovery-backend=etcd", "--request-plane=nats"], "discovery=etcd plane=nats"),
     ],
 )
 def test_a_flag_chooses_the_registry_and_the_plane_else_the_environment(
-    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], flags: dict[str, Any], chosen: str
+    environ: dict[str, str], flags: list[str], chosen: str
 ) -> None:
-    for name in ("ETCD_ENDPOINTS", "NATS_SERVER"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    assert str(Wires(**flags)) == chosen
+    assert str(parse(Wires, flags, prog="p", description="d", environ=environ).settings) == chosen
 
 
 def test_an_incomplete_login_is_found_by_the_check_of_a_process_that_uses_it(

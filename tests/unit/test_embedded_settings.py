@@ -1,12 +1,14 @@
-"""The embedded engine's settings: the demo's files load, and errors say what is allowed."""
+"""The settings of our own engines: the demo's files load, and errors say what is allowed."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
-from workers.settings import load_settings
+from workers.engines.mocker_settings import MockerSettings
+from workers.settings import InvalidField, load_settings
 
 DEMO = Path(__file__).parents[2] / "engine_configs" / "demo"
 
@@ -18,25 +20,34 @@ def test_the_demo_settings_load(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cls", "value", "message"),
+    ("cls", "value", "rule"),
     [
-        (EmbeddedSettings, {"max_batch_size": 0}, "max_batch_size: 0 must be at least 1"),
-        (EmbeddedSettings, {"max_num_tokens": 8}, "max_num_tokens: 8 .* max_batch_size"),
-        (EmbeddedSettings, {"max_seq_len": 1}, "max_seq_len"),
-        (EmbeddedSettings, {"max_queue_size": -1}, "max_queue_size"),
-        (EmbeddedSettings, {"num_threads": 0}, "num_threads"),
-        (EmbeddedSettings, {"tensor_parallel_size": 4}, "tensor_parallel_size: 4 .* one device"),
-        (EmbeddedSettings, {"moe_expert_parallel_size": 2}, "moe_expert_parallel_size: 2 .* one device"),
-        (KvCacheSettings, {"tokens_per_block": 0}, "tokens_per_block"),
-        (KvCacheSettings, {"max_tokens": 31}, "max_tokens: 31 .* one block"),
-        (KvCacheSettings, {"free_gpu_memory_fraction": 1.5}, "free_gpu_memory_fraction"),
-        (KvCacheSettings, {"free_gpu_memory_fraction": 0}, "free_gpu_memory_fraction"),
-        (CacheTransceiverSettings, {"kv_transfer_timeout_ms": 0}, "kv_transfer_timeout_ms"),
+        (EmbeddedSettings, {"max_batch_size": 0}, "0 must be at least 1"),
+        (EmbeddedSettings, {"max_num_tokens": 8}, "8 must be at least max_batch_size"),
+        (EmbeddedSettings, {"max_seq_len": 1}, "1 must be at least 2"),
+        (EmbeddedSettings, {"max_queue_size": -1}, "-1 must be 0 or more"),
+        (EmbeddedSettings, {"num_threads": 0}, "0 must be at least 1"),
+        (EmbeddedSettings, {"tensor_parallel_size": 4}, "4 must be 1: .* one device"),
+        (EmbeddedSettings, {"moe_expert_parallel_size": 2}, "2 must be 1: .* one device"),
+        (KvCacheSettings, {"tokens_per_block": 0}, "0 must be at least 1"),
+        (KvCacheSettings, {"max_tokens": 31}, "31 must be at least one block"),
+        (KvCacheSettings, {"free_gpu_memory_fraction": 1.5}, "1.5 must be above 0 and at most 1"),
+        (KvCacheSettings, {"free_gpu_memory_fraction": 0}, "0 must be above 0"),
+        (KvCacheSettings, {"free_gpu_memory_fraction": math.nan}, "nan must be above 0"),
+        (CacheTransceiverSettings, {"kv_transfer_timeout_ms": 0}, "0 must be above 0"),
+        (MockerSettings, {"max_batch_size": -1}, "-1 must be at least 1"),
+        (MockerSettings, {"max_queue_size": -1}, "-1 must be 0 or more"),
+        (MockerSettings, {"max_seq_len": 1}, "1 must be at least 2"),
+        (MockerSettings, {"decode_step_ms": math.nan}, "nan must be a finite number, 0 or more"),
+        (MockerSettings, {"kv_transfer_ms": math.inf}, "inf must be a finite number, 0 or more"),
+        (MockerSettings, {"prefill_tokens_per_s": 0.0}, "0.0 must be a finite number above 0"),
+        (MockerSettings, {"handoff_ttl_s": math.nan}, "nan must be a finite number above 0"),
     ],
 )
-def test_an_impossible_value_is_named_with_its_rule(cls: Any, value: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_an_impossible_value_is_named_with_its_rule(cls: Any, value: dict[str, Any], rule: str) -> None:
+    with pytest.raises(InvalidField, match=rule) as refused:
         cls(**value)
+    assert [refused.value.name] == list(value)
 
 
 def test_the_edges_of_what_is_possible_are_possible() -> None:

@@ -1,7 +1,10 @@
 """The mocker's settings."""
 
 import dataclasses
+import math
 from pathlib import Path
+
+from workers.settings import require
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,12 +34,16 @@ class MockerSettings:
     prefill_sends_first: bool = False
 
     def __post_init__(self) -> None:
-        if min(self.prefill_tokens_per_s, self.handoff_ttl_s) <= 0:
-            raise ValueError("prefill_tokens_per_s, handoff_ttl_s: must be more than 0")
-        if min(self.decode_step_ms, self.jitter_ms, self.kv_transfer_ms) < 0:
-            raise ValueError("decode_step_ms, jitter_ms, kv_transfer_ms: must not be negative")
-        if min(self.max_cached_tokens, self.max_queue_size) < 0:
-            raise ValueError("max_cached_tokens, max_queue_size: must not be negative")
+        for key in ("prefill_tokens_per_s", "handoff_ttl_s"):
+            value = getattr(self, key)
+            require(0 < value < math.inf, key, value, "a finite number above 0")
+        for key in ("decode_step_ms", "jitter_ms", "kv_transfer_ms"):
+            value = getattr(self, key)
+            require(0 <= value < math.inf, key, value, "a finite number, 0 or more")
+        for key, least in (("max_batch_size", 1), ("max_seq_len", 2)):
+            require(getattr(self, key) >= least, key, getattr(self, key), f"at least {least}")
+        for key in ("max_queue_size", "max_cached_tokens"):
+            require(getattr(self, key) >= 0, key, getattr(self, key), "0 or more")
 
     @property
     def is_hung(self) -> bool:

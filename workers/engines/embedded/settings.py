@@ -3,10 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-
-def _require(holds: bool, key: str, value: object, rule: str) -> None:
-    if not holds:
-        raise ValueError(f"{key}: {value!r} must be {rule}")
+from workers.settings import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +22,15 @@ class KvCacheSettings:
     enable_block_reuse: bool = True
 
     def __post_init__(self) -> None:
-        _require(self.tokens_per_block >= 1, "tokens_per_block", self.tokens_per_block, "at least 1")
-        _require(
+        require(self.tokens_per_block >= 1, "tokens_per_block", self.tokens_per_block, "at least 1")
+        require(
             self.max_tokens is None or self.max_tokens >= self.tokens_per_block,
             "max_tokens",
             self.max_tokens,
             f"at least one block ({self.tokens_per_block} tokens)",
         )
         fraction = self.free_gpu_memory_fraction
-        _require(0 < fraction <= 1, "free_gpu_memory_fraction", fraction, "above 0 and at most 1")
+        require(0 < fraction <= 1, "free_gpu_memory_fraction", fraction, "above 0 and at most 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +42,7 @@ class CacheTransceiverSettings:
 
     def __post_init__(self) -> None:
         timeout_ms = self.kv_transfer_timeout_ms
-        _require(timeout_ms > 0, "kv_transfer_timeout_ms", timeout_ms, "above 0")
+        require(timeout_ms > 0, "kv_transfer_timeout_ms", timeout_ms, "above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,18 +69,18 @@ class EmbeddedSettings:
     moe_expert_parallel_size: int = 1
 
     def __post_init__(self) -> None:
-        _require(self.max_batch_size >= 1, "max_batch_size", self.max_batch_size, "at least 1")
-        _require(
+        require(self.max_batch_size >= 1, "max_batch_size", self.max_batch_size, "at least 1")
+        require(
             self.max_num_tokens >= self.max_batch_size,
             "max_num_tokens",
             self.max_num_tokens,
             f"at least max_batch_size ({self.max_batch_size}): a step has one token of each request",
         )
-        _require(
+        require(
             self.max_seq_len is None or self.max_seq_len >= 2, "max_seq_len", self.max_seq_len, "at least 2"
         )
-        _require(self.max_queue_size >= 0, "max_queue_size", self.max_queue_size, "0 or more")
+        require(self.max_queue_size >= 0, "max_queue_size", self.max_queue_size, "0 or more")
         for key in ("tensor_parallel_size", "moe_expert_parallel_size"):
             size = getattr(self, key)
-            _require(size == 1, key, size, "1: the embedded engine runs on one device")
-        _require(self.num_threads >= 1, "num_threads", self.num_threads, "at least 1")
+            require(size == 1, key, size, "1: the embedded engine runs on one device")
+        require(self.num_threads >= 1, "num_threads", self.num_threads, "at least 1")

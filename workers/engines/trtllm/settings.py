@@ -9,7 +9,17 @@ from workers.engines.handoff import NO_SPECULATION
 from workers.engines.queue_size import WithQueueSize
 from workers.engines.trtllm.schema import ModelSchema, lacks
 from workers.flags import DisaggregationMode
-from workers.settings import Given, Loaded, Schema, build, put, read, refuse
+from workers.settings import (
+    Given,
+    Loaded,
+    Schema,
+    build,
+    put,
+    read,
+    refuse,
+    require_counts,
+    require_share,
+)
 from workers.settings_text import SettingsError
 
 log = logging.getLogger(__name__)
@@ -25,6 +35,11 @@ MANAGER_V2 = "kv_cache_config.use_kv_cache_manager_v2"
 KV_TIMEOUT_MS = 60_000
 # What `auto` resolves to for gpt-oss; explicit, so that the two sides of a pair can be compared.
 RUNTIMES = {"UCX": "CPP", "MOONCAKE": "CPP", "MPI": "CPP", "NIXL": "PYTHON"}
+_COUNTS = (
+    "max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len", "max_beam_width", "stream_interval",
+    "tensor_parallel_size", "pipeline_parallel_size", "moe_expert_parallel_size",
+    "kv_cache_config.tokens_per_block", "kv_cache_config.max_tokens", BUFFER, TIMEOUT,
+)  # fmt: skip
 BATON = "baton"  # the source of Baton's choices
 
 # Keys of older YAMLs and their successors, which TensorRT-LLM's errors do not name.
@@ -84,6 +99,8 @@ def give_trtllm_settings(
     """
     given = read(schema, yaml_path, typed or {}, override, renamed=RENAMED, optional=OPTIONAL)
     _drop_backend(given)
+    require_counts(given, _COUNTS)
+    require_share(given, "kv_cache_config.free_gpu_memory_fraction")
     _choose(given, mode)
     if mode != "agg":
         refuse(given, ("speculative_config", "decoding_config"), NO_SPECULATION)

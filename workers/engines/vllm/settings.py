@@ -8,7 +8,17 @@ from workers.engines.handoff import NO_SPECULATION
 from workers.engines.queue_size import WithQueueSize
 from workers.engines.vllm.schema import ArgsSchema
 from workers.flags import DisaggregationMode
-from workers.settings import Given, Loaded, Schema, build, put, read, refuse
+from workers.settings import (
+    Given,
+    Loaded,
+    Schema,
+    build,
+    put,
+    read,
+    refuse,
+    require_counts,
+    require_share,
+)
 from workers.settings_text import SettingsError
 
 BATON = "baton"
@@ -41,6 +51,10 @@ NAMES = {
     "max_num_tokens": "max_num_batched_tokens",
     "max_seq_len": "max_model_len",
 }
+_COUNTS = (
+    "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "pipeline_parallel_size", "block_size",
+    "stream_interval",
+)  # fmt: skip
 _NO_FLAG = {
     "kv_cache_config.free_gpu_memory_fraction": (
         "--free-gpu-memory-fraction is a share of the memory that the model leaves free, vLLM's "
@@ -87,6 +101,8 @@ def give_vllm_settings(
     installed) keys and types are not checked. Raises SettingsError for what no build can do in `mode`.
     """
     given = read(schema, yaml_path, _flags(typed or {}), override)
+    require_counts(given, _COUNTS)
+    require_share(given, "gpu_memory_utilization")
     for path, value in _CHOSEN.items():
         if path not in given:
             put(given, path, value, BATON)

@@ -1,0 +1,168 @@
+"""Wrong settings of real processes: a sentence with the flag or variable, status 2, before anything loads."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import LaunchServer
+from tests.registry import etcd_api
+from tests.waiting import PATIENCE_S
+
+WORKER = ("workers", "--engine", "mocker")
+TRTLLM = ("workers", "--engine", "trtllm", "--disaggregation-mode", "decode")
+VLLM = ("workers", "--engine", "vllm")
+EMBEDDED = ("workers", "--engine", "embedded")
+FRONTEND = ("frontend", "--http-port", "0", "--response-store", ":memory:")
+ETCD = "http://127.0.0.1:2379"
+UCX = '"cache_transceiver_config": {"backend": "UCX"}'
+OVERRIDE = "--override-engine-args"
+
+Environ = dict[str, str]
+
+
+def start(folder: Path, program: tuple[str, ...], flags: list[str], environ: Environ) -> tuple[int, str]:
+    """The exit status and the last error of a process that should not start."""
+    module, *first = program
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("ETCD_", "NATS_", "BATON_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", module, *first, *flags],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        env=clean
+        | {"BATON_FILE_REGISTRY": str(folder / "registry"), "PYTHONPATH": "tests/doubles"}
+        | environ,
+    )
+    assert "Traceback" not in done.stderr
+    assert "loading" not in done.stderr
+    return done.returncode, [line for line in done.stderr.splitlines() if line.startswith("error: ")][-1]
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "environ", "says"),
+    [
+        (
+            WORKER,
+            ["--etcd-endpoints", "h:2379"],
+            {},
+            "--etcd-endpoints (ETCD_ENDPOINTS) h:2379: must be http://",
+        ),
+        (
+            FRONTEND,
+            [],
+            {"ETCD_ENDPOINTS": "http://h:99999"},
+            "(ETCD_ENDPOINTS) http://h:99999: must be http://",
+        ),
+        (
+            WORKER,
+            [],
+            {"ETCD_ENDPOINTS": ETCD, "ETCD_AUTH_CA": "/no"},
+            "ETCD_AUTH_CA: /no has no certificates",
+        ),
+        (
+            FRONTEND,
+            [],
+            {"ETCD_ENDPOINTS": ETCD, "ETCD_AUTH_CA": "/no"},
+            "ETCD_AUTH_CA: /no has no certificates",
+        ),
+        (
+            WORKER,
+            [],
+            {"ETCD_ENDPOINTS": ETCD, "ETCD_AUTH_CLIENT_CERT": "/no"},
+            "ETCD_AUTH_CLIENT_CERT and ETCD_AUTH_CLIENT_KEY: set both",
+        ),
+        (
+            WORKER,
+            [],
+            {"NATS_SERVER": "nats://h:99999"},
+            "--nats-server (NATS_SERVER) nats://h:99999: must be",
+        ),
+        (
+            FRONTEND,
+            ["--nats-server", "http://h:1"],
+            {},
+            "--nats-server (NATS_SERVER) http://h:1: must be nats://",
+        ),
+        (
+            WORKER,
+            ["--endpoint", "dyn://x"],
+            {},
+            "--endpoint dyn://x: must be dyn://namespace.component.endpoint",
+        ),
+        (
+            WORKER,
+            ["--log-level", "verbose"],
+            {},
+            "--log-level: invalid choice: 'verbose' (choose from 'debug'",
+        ),
+        (
+            FRONTEND,
+            ["--log-level", "verbose"],
+            {},
+            "--log-level: invalid choice: 'verbose' (choose from 'debug'",
+        ),
+        (WORKER, ["--liveness-s", "nan"], {}, "--liveness-s nan: must be a finite number"),
+        (FRONTEND, [], {"BATON_LIVENESS_S": "inf"}, "BATON_LIVENESS_S=inf: must be a finite number"),
+        (WORKER, ["--drain-timeout-s", "-1"], {}, "--drain-timeout-s -1: must be at least 0"),
+        (FRONTEND, ["--request-timeout-s", "inf"], {}, "--request-timeout-s inf: must be a finite number"),
+        (WORKER, ["--max-batch-size", "-5"], {}, "--max-batch-size -5: must be at least 1"),
+        (
+            WORKER,
+            [OVERRIDE, '{"max_batch_size": -5}'],
+            {},
+            f"{OVERRIDE}: max_batch_size: -5 must be at least 1",
+        ),
+        (EMBEDDED, [OVERRIDE, '{"max_batch_size": -5}'], {}, "max_batch_size: -5 must be at least 1"),
+        (
+            TRTLLM,
+            [OVERRIDE, f'{{"max_batch_size": -5, {UCX}}}'],
+            {},
+            f"{OVERRIDE}: max_batch_size: -5: must be a whole number of at least 1",
+        ),
+        (
+            TRTLLM,
+            [OVERRIDE, f'{{"kv_cache_config": {{"free_gpu_memory_fraction": 90}}, {UCX}}}'],
+            {},
+            "free_gpu_memory_fraction: 90.0: must be a number above 0 and at most 1",
+        ),
+        (
+            VLLM,
+            [OVERRIDE, '{"max_num_seqs": -5}'],
+            {},
+            "max_num_seqs: -5: must be a whole number of at least 1",
+        ),
+        (
+            VLLM,
+            [OVERRIDE, '{"gpu_memory_utilization": NaN}'],
+            {},
+            "gpu_memory_utilization: nan: must be a number",
+        ),
+    ],
+)
+def test_a_process_says_what_is_wrong_and_does_not_start(
+    tmp_path: Path, program: tuple[str, ...], flags: list[str], environ: Environ, says: str
+) -> None:
+    status, line = start(tmp_path, program, flags, environ)
+    assert status == 2
+    assert says in line
+
+
+@pytest.mark.parametrize("program", [WORKER, FRONTEND, (*FRONTEND, "--num-processes", "2")])
+def test_a_user_that_etcd_refuses_is_known_before_a_model_loads(
+    tmp_path: Path, launch_etcd: LaunchServer, program: tuple[str, ...]
+) -> None:
+    server = launch_etcd()
+    etcd_api(server.url, "auth/user/add", name="root", password="sesame")
+    etcd_api(server.url, "auth/user/grant", user="root", role="root")
+    etcd_api(server.url, "auth/enable")
+    login = {"ETCD_ENDPOINTS": server.url, "ETCD_AUTH_USERNAME": "root", "ETCD_AUTH_PASSWORD": "wrong"}
+    try:
+        status, line = start(tmp_path, program, [], login)
+    finally:
+        server.kill()
+    assert status == 2
+    assert line.startswith(f"error: etcd at {server.url} refuses this user: ")
