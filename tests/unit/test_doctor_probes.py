@@ -374,7 +374,7 @@ def test_a_worker_that_cannot_be_asked_is_refused(tmp_path: Path, monkeypatch: p
     ("engine", "text", "says"),
     [
         ("trtllm", "max_batchsize: 8", "max_batchsize: unknown key; did you mean max_batch_size?"),
-        ("trtllm", "max_batch_size: many", "max_batch_size: 'many': Expected `int | null`"),
+        ("trtllm", "enable_chunked_prefill: many", "enable_chunked_prefill: 'many': Expected `bool`"),
         ("vllm", "max_num_seq: 8", "max_num_seq: unknown key; did you mean max_num_seqs?"),
     ],
 )
