@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 # The frontend's address. Dynamo's names take precedence, because the images set HTTP_HOST.
 HTTP_HOST = ("DYN_HTTP_HOST", "HTTP_HOST")
 HTTP_PORT = ("DYN_HTTP_PORT", "HTTP_PORT")
-
-
 _ETCD = "http://127.0.0.1:2379"
 _NATS = "nats://127.0.0.1:4222"
 _ETCD_TLS = ("ETCD_AUTH_CA", "ETCD_AUTH_CLIENT_CERT", "ETCD_AUTH_CLIENT_KEY")
@@ -162,8 +160,9 @@ class Wires:
 def _check_address(named: str, url: str, schemes: Sequence[str]) -> None:
     """Raises ValueError."""
     try:
-        parts = urlsplit(url if "://" in url else f"{schemes[0]}://{url}" if schemes[0] == "nats" else url)
-        is_valid = parts.scheme in schemes and parts.hostname and parts.port != 0 and parts.path in ("", "/")
+        parts = urlsplit(url if "://" in url or "nats" not in schemes else f"nats://{url}")
+        is_rpc = not parts.scheme.startswith("http") or parts.path in ("", "/")  # gRPC has no paths
+        is_valid = parts.scheme in schemes and parts.hostname and parts.port != 0 and is_rpc
     except ValueError:  # a port that is none, or an address in half a bracket
         is_valid = False
     if not is_valid:

@@ -113,6 +113,7 @@ def test_each_role_has_its_side_of_the_transfer(mode: DisaggregationMode, role: 
             "recompute: must be fail: so that another",
         ),
         ("kv_transfer_config: {kv_connector_extra_config: 7}", "must be a mapping"),
+        ("max_model_len: -7", "max_model_len: -7: must be a whole number of at least 1"),
         *(
             (text, r"engine.yaml:1: spec.*: prefill and decode workers cannot speculate: .* leave it out")
             for text in ("speculative_config: {method: eagle3}", "spec_method: ngram", "spec_tokens: 3")

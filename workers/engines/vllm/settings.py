@@ -102,6 +102,8 @@ def give_vllm_settings(
     """
     given = read(schema, yaml_path, _flags(typed or {}), override)
     require_counts(given, _COUNTS)
+    if given.get("max_model_len", (None, ""))[0] != -1:  # the longest that fits
+        require_counts(given, ("max_model_len",))
     require_share(given, "gpu_memory_utilization")
     for path, value in _CHOSEN.items():
         if path not in given:
