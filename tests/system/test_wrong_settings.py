@@ -87,6 +87,7 @@ def start(folder: Path, program: tuple[str, ...], flags: list[str], environ: Env
             {},
             "--nats-server (NATS_SERVER) http://h:1: must be nats://",
         ),
+        (WORKER, ["--etcd-endpoints", "http://h:1/x"], {}, "(ETCD_ENDPOINTS) http://h:1/x: must be http://"),
         (
             WORKER,
             ["--endpoint", "dyn://x"],
