@@ -53,15 +53,10 @@ def _down(facts: Facts, service: Service) -> Finding:
 
 def _refused(service: Service) -> Iterator[Finding]:
     if service.refusal:
-        credentials = (
-            "export ETCD_AUTH_USERNAME=... ETCD_AUTH_PASSWORD=..."
-            if service.name == "etcd"
-            else "export NATS_SERVER=nats://USER:PASSWORD@HOST:4222"
-        )
         yield error(
             "login", f"{service.name} at {service.url} denies access: {service.refusal}",
             breaks="frontend and workers exit at start",
-            repair=credentials,
+            repair="export NATS_SERVER=nats://USER:PASSWORD@HOST:4222",
         )  # fmt: skip
     oldest = _OLDEST[service.name]
     if service.version and service.version < oldest:

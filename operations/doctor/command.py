@@ -1,10 +1,11 @@
 """`python -m baton doctor`: parses flags, runs the probes and the checks, prints the report."""
 
+import asyncio
 import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,7 @@ from operations.doctor import (
     check_services,
     check_settings,
 )
-from operations.doctor.facts import GIB, Facts, Worker
+from operations.doctor.facts import GIB, Facts, Service, Worker
 from operations.doctor.findings import Finding, Report, Severity, text
 from operations.doctor.plan import planned, with_refusals
 from operations.doctor.probe_gpus import probe_gpus
@@ -89,16 +90,17 @@ def gather(settings: DoctorSettings) -> Facts:
     installed = {"trtllm": host.has_tensorrt_llm, "vllm": host.has_vllm}
     if installed.get(settings.engine) and model.shape is not None:
         workers = with_refusals(workers, settings.model_path)
+    services = probe_services(list(_services(wires)))
     return Facts(
         host=host,
         nvidia=probe_gpus(),
         model=model,
         workers=workers,
-        services=probe_services(list(_services(wires))),
+        services=services,
         bind_host=wires.host,
         host_problem=bind_problem(wires.host, 0),
         registry_problem=_problem(wires, UnsafeFolder),
-        credential_problem=_problem(wires, CredentialError),
+        credential_problem=_problem(wires, CredentialError) or _denial(wires, services),
         http_port=settings.http_port,
         http_port_problem=bind_problem(settings.http_host, settings.http_port),
         engine=settings.engine,
@@ -124,6 +126,16 @@ def _problem(wires: Wires, kind: type[Exception]) -> str | None:
         wires.check()
     except (UnsafeFolder, CredentialError) as problem:
         return str(problem) if isinstance(problem, kind) else None
+    return None
+
+
+def _denial(wires: Wires, services: Sequence[Service]) -> str | None:
+    """Why etcd, if it answers, denies this user access."""
+    if any(service.name == "etcd" and not service.problem for service in services):
+        try:
+            asyncio.run(wires.check_access())
+        except CredentialError as denial:
+            return str(denial)
     return None
 
 

@@ -161,7 +161,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 class Service(msgspec.Struct, frozen=True, kw_only=True):
     """etcd or NATS at one address. Positive `clock_ahead_s`: this machine's clock is ahead of the server's.
 
-    `problem`: why it does not answer. `refusal`: why it denies this user access.
+    `problem`: why it does not answer. `refusal`: why NATS denies this user access.
     """
 
     name: Literal["etcd", "NATS"]
@@ -206,7 +206,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """All facts. `http_port_problem`: why the port is not free; `host_problem`: why --host cannot be bound;
     `registry_problem`: why the file registry, if in use, cannot be trusted. `credential_problem`: which login
-    or certificate of the environment is not usable, and why.
+    or certificate of the environment is not usable, or why etcd denies the user access.
     """
 
     host: Host

@@ -1,6 +1,5 @@
 """Asks etcd and NATS for access, latency, version and time."""
 
-import base64
 import email.utils
 import http.client
 import json
@@ -67,7 +66,7 @@ def probe_etcd(url: str) -> Service:
     """GET /health on etcd's client port; the latency is the best of three."""
     if not re.match(r"https?://.", url):
         return Service(name="etcd", url=url, problem="not http://host:port or https://host:port")
-    latencies_s, date, version, refusal = [], None, "", None
+    latencies_s, date, version = [], None, ""
     try:
         ask = _Etcd(url)
         for _ in range(_KNOCKS):
@@ -75,7 +74,6 @@ def probe_etcd(url: str) -> Service:
             _, date = ask("/health")
             latencies_s.append(time.perf_counter() - begin_s)
         version = str(ask("/version")[0].get("etcdserver", ""))
-        refusal = _etcd_refusal(ask)
     except http.client.HTTPException:
         return Service(name="etcd", url=url, problem="another program listens there: it does not speak HTTP")
     except (OSError, ValueError, msgspec.DecodeError) as error:
@@ -86,12 +84,11 @@ def probe_etcd(url: str) -> Service:
         latency_s=min(latencies_s),
         clock_ahead_s=_clock_ahead_s(date),
         version=_version(version),
-        refusal=refusal,
     )
 
 
 class _Etcd:
-    """etcd's HTTP API, reached as Baton reaches its gRPC API: same certificates, no HTTP proxy."""
+    """etcd's pages for operators, reached as Baton reaches its gRPC API: same certificates, no HTTP proxy."""
 
     def __init__(self, url: str) -> None:
         names = ("ETCD_AUTH_CA", "ETCD_AUTH_CLIENT_CERT", "ETCD_AUTH_CLIENT_KEY")
@@ -101,34 +98,11 @@ class _Etcd:
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
         )
 
-    def __call__(
-        self, path: str, body: dict[str, str] | None = None, token: str = ""
-    ) -> tuple[dict[str, Any], str | None]:
+    def __call__(self, path: str) -> tuple[dict[str, Any], str | None]:
         """Return (JSON object, Date header). Raises OSError, ValueError, HTTPException."""
-        request = urllib.request.Request(  # noqa: S310  http or https: checked by probe_etcd
-            self._url + path,
-            json.dumps(body).encode() if body is not None else None,
-            {"Authorization": token} if token else {},
-        )
-        with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
+        with self._opener.open(self._url + path, timeout=_TIMEOUT_S) as answer:
             page = msgspec.json.decode(answer.read(_MAX_BYTES), type=dict[str, Any])
             return page, answer.headers.get("Date")
-
-
-def _etcd_refusal(ask: _Etcd) -> str | None:
-    """Why this user may not read a key; None if it may, or if etcd has no JSON API."""
-    name, password = os.environ.get("ETCD_AUTH_USERNAME"), os.environ.get("ETCD_AUTH_PASSWORD")
-    try:
-        token = ""
-        if name:
-            credentials = {"name": name, "password": password or ""}
-            token = str(ask("/v3/auth/authenticate", credentials)[0].get("token", ""))
-        ask("/v3/kv/range", {"key": base64.b64encode(b"v1/instances/").decode()}, token)
-    except urllib.error.HTTPError as error:
-        said = re.search(rb"etcdserver: [a-z ,]+", error.read(_MAX_BYTES))
-        harmless = said is None or b"authentication is not enabled" in said[0]
-        return None if said is None or harmless else said[0].decode()
-    return None
 
 
 def probe_nats(url: str) -> Service:

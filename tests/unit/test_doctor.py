@@ -421,7 +421,6 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
      lambda f: replace(f, services=(*f.services, replace(ETCD, url="http://b:2379", problem="refused")))),
     ("all etcd members down", "etcd-down", E,
      lambda f: replace(f, services=tuple(replace(ETCD, url=url, problem="refused") for url in ("a", "b")))),
-    ("etcd wants a password", "login", E, lambda f: _service(f, "etcd", refusal="user name is empty")),
     ("NATS wants a password", "login", E, lambda f: _service(f, "NATS", refusal="Authorization Violation")),
     ("etcd of 2017", "version-old", E, lambda f: _service(f, "etcd", version=(3, 2, 26))),
     ("NATS of 2020", "version-old", E, lambda f: _service(f, "NATS", version=(2, 1, 9))),
