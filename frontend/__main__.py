@@ -59,14 +59,15 @@ def main(argv: list[str]) -> int:
     configure_logging(parsed.settings.log_level)
     log.info("settings %s", " ".join(parsed.lines()))
     try:
-        parsed.settings.wires.check()
-        credentials = read_credentials(parsed.settings)
-        listener, taken = _listener(parsed.settings)
+        settings = parsed.settings.with_model_folder()
+        settings.wires.check()
+        credentials = read_credentials(settings)
+        listener, taken = _listener(settings)
     except (UnsafeFolder, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    serve_on = _serve_alone if parsed.settings.num_processes == 1 else _serve_in_processes
-    return serve_on(parsed.settings, credentials, listener, taken)
+    serve_on = _serve_alone if settings.num_processes == 1 else _serve_in_processes
+    return serve_on(settings, credentials, listener, taken)
 
 
 def _listener(settings: FrontendSettings) -> tuple[socket.socket, Taken]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from baton.connect import HTTP_HOST, HTTP_PORT, Wires
 from baton.flags import flag
+from baton.model_folder import model_folder
 from baton.telemetry import LogLevel
 from frontend.routing.admission import MAX_WAIT_S
 from frontend.routing.names import parse_aliases
@@ -61,7 +62,9 @@ class FrontendSettings:
         "secret (32 bytes or more) of all frontends, to seal reasoning with",
         metavar="PATH",
     )
-    model_path: Path | None = flag(None, "folder with tokenizer.json (default: the workers' model path)")
+    model_path: Path | None = flag(
+        None, "folder with tokenizer.json, or the model's id in the hub's cache [the workers' model path]"
+    )
     current_date: str = flag(
         "", "date in prompts, YYYY-MM-DD (default: today, UTC)", env="BATON_CURRENT_DATE", metavar="DATE"
     )
@@ -111,6 +114,14 @@ class FrontendSettings:
             raise ValueError("--tls-cert-file and --tls-key-file: give both")
         if self.tls_client_ca_file is not None and self.tls_cert_file is None:
             raise ValueError("--tls-client-ca-file: needs --tls-cert-file and --tls-key-file")
+
+    def with_model_folder(self) -> "FrontendSettings":
+        """The settings with the model's folder if its id on the hub was given. Raises ValueError."""
+        try:
+            folder = self.model_path and model_folder(self.model_path)
+        except ValueError as error:
+            raise ValueError(f"--model-path: {error}") from error
+        return dataclasses.replace(self, model_path=folder)
 
     @property
     def knows_clients(self) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from baton.flags import flag, parse
+from baton.model_folder import cached, hub_cache
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -26,7 +27,9 @@ _INSTALL = "pip install '.[download]'"
 class DownloadSettings:
     """Flags of `python -m baton download REPO`."""
 
-    local_dir: Path | None = flag(None, "folder for the model", env="MODEL_PATH", metavar="FOLDER")
+    local_dir: Path | None = flag(
+        None, "folder for the model (default: the hub's cache)", env="MODEL_PATH", metavar="FOLDER"
+    )
     exclude: str | None = flag(None, f"exclude, in addition to {' and '.join(EXCLUDES)}", metavar="PATTERN")
     revision: str = flag("main", "branch, tag or commit")
     skip_checksums: bool = flag(False, "do not verify checksums")
@@ -43,11 +46,11 @@ def download(argv: list[str]) -> int:
         DownloadSettings, argv, prog="python -m baton download REPO",
         description="A model from the Hugging Face hub, such as openai/gpt-oss-120b.",
     ).settings  # fmt: skip
-    if not repo or settings.local_dir is None:
-        sys.stderr.write("usage: python -m baton download openai/gpt-oss-120b --local-dir FOLDER\n")
+    if not repo:
+        sys.stderr.write("usage: python -m baton download openai/gpt-oss-120b [--local-dir FOLDER]\n")
         return 2
     try:
-        _fetch(repo, settings.local_dir, settings)
+        _fetch(repo, settings.local_dir if settings.local_dir != Path(repo) else None, settings)
     except DownloadError as failure:
         sys.stderr.write(f"error: {failure}\n")
         return 1
@@ -57,7 +60,7 @@ def download(argv: list[str]) -> int:
     return 0
 
 
-def _fetch(repo: str, folder: Path, settings: DownloadSettings) -> None:
+def _fetch(repo: str, local_dir: Path | None, settings: DownloadSettings) -> None:
     try:
         from huggingface_hub import HfApi, snapshot_download  # noqa: PLC0415  an extra
     except ImportError as missing:
@@ -68,14 +71,16 @@ def _fetch(repo: str, folder: Path, settings: DownloadSettings) -> None:
         # Not left to snapshot_download: without network it accepts a partly filled folder as the model.
         commit = api.model_info(repo, revision=settings.revision).sha
         files = _listed(api, repo, commit, patterns)
+        folder = local_dir or cached(repo) / "snapshots" / str(commit)
         _check_room(files, folder)
-        snapshot_download(repo, revision=commit, local_dir=folder, ignore_patterns=patterns)
+        place = {"local_dir": local_dir} if local_dir else {"cache_dir": hub_cache()}
+        snapshot_download(repo, revision=commit, ignore_patterns=patterns, **place)
         if not settings.skip_checksums:
-            _check_sums(api, repo, commit, folder, {file.path for file in files})
+            _check_sums(api, repo, commit, folder, {file.path for file in files}, place)
     except DownloadError:
         raise
     except Exception as error:  # the exceptions of the hub's HTTP client are not part of its API
-        raise DownloadError(_explained(error, repo, folder)) from error
+        raise DownloadError(_explained(error, repo, local_dir or hub_cache())) from error
     sys.stdout.write(f"{folder}: {len(files)} files of {repo} at {commit}\n")
 
 
@@ -102,14 +107,16 @@ def _check_room(files: list["RepoFile"], folder: Path) -> None:
     sys.stderr.write(f"{len(files)} files, {max(0, needed) / GIB:.1f} GiB to fetch into {folder}\n")
 
 
-def _check_sums(api: "HfApi", repo: str, commit: str | None, folder: Path, names: set[str]) -> None:
+def _check_sums(  # noqa: PLR0917  one call
+    api: "HfApi", repo: str, commit: str | None, folder: Path, names: set[str], place: dict[str, Path]
+) -> None:
     """Compare every file with the hub's SHA-256 (large files) or git hash (small ones)."""
     sys.stderr.write("verifying checksums\n")
-    verdict = api.verify_repo_checksums(repo, revision=commit, local_dir=folder)
+    verdict = api.verify_repo_checksums(repo, revision=commit, **place)
     wrong = [mismatch["path"] for mismatch in verdict.mismatches if mismatch["path"] in names]
     wrong += [path for path in verdict.missing_paths if path in names]
     if wrong:
-        paths = " ".join(str(folder / path) for path in wrong)
+        paths = " ".join(str((folder / path).resolve()) for path in wrong)  # the cache's are links
         raise DownloadError(f"these files differ from those of {repo}: rm -f {paths}, then run this again")
 
 

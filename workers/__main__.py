@@ -10,7 +10,7 @@ from baton.telemetry import configure_logging
 from baton.tls import CredentialError
 from workers.engines.build import build_engine
 from workers.engines.choose import with_engine
-from workers.flags import WorkerSettings
+from workers.flags import WorkerSettings, with_model_folder
 from workers.settings_text import SettingsError
 from workers.worker import new_identity, run_worker
 
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     async def life(shutdown: Shutdown) -> int:
         try:
             settings.wires.check()
-            complete = with_engine(parsed)
+            complete = with_engine(with_model_folder(parsed))
             engine, lines = build_engine(complete, identity)
             if not settings.check:
                 await settings.wires.check_access()
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
         if settings.check:
             return 0
         leave_start_uncollected()
-        return await run_worker(settings, engine, identity, shutdown)
+        return await run_worker(complete.settings, engine, identity, shutdown)
 
     return run(life)
 

@@ -8,7 +8,9 @@ from baton.connect import Wires
 from baton.discovery import ENDPOINT
 from baton.flags import Parsed, flag
 from baton.messages import Role
+from baton.model_folder import hub_id, model_folder
 from baton.telemetry import LogLevel
+from workers.settings_text import SettingsError
 
 EngineName = Literal["embedded", "mocker", "trtllm", "vllm"]
 DisaggregationMode = Literal["prefill", "decode", "agg"]
@@ -37,7 +39,7 @@ class WorkerSettings:
     engine: EngineName | None = flag(None, "inference engine [by the YAML and installed packages]")
     model_path: Path = flag(
         Path("models/demo"),
-        "folder with config.json, weights, tokenizer.json",
+        "folder with config.json, weights, tokenizer.json, or its id in the hub's cache",
         alias="--model",
         metavar="DIR",
     )
@@ -82,6 +84,19 @@ class WorkerSettings:
     def route(self) -> str:
         """The endpoint's name in discovery and /health, as in the guides."""
         return self.endpoint or _ENDPOINTS[self.role]
+
+
+def with_model_folder(parsed: Parsed[WorkerSettings]) -> Parsed[WorkerSettings]:
+    """The settings with the model's folder if its id on the hub was given, which is then also its name.
+    Raises SettingsError.
+    """
+    settings = parsed.settings
+    try:
+        folder = model_folder(settings.model_path)
+    except ValueError as error:
+        raise SettingsError(f"--model-path: {error}") from error
+    name = settings.served_model_name or hub_id(settings.model_path)
+    return Parsed(dataclasses.replace(settings, model_path=folder, served_model_name=name), parsed.sources)
 
 
 def typed_engine_flags(parsed: Parsed[WorkerSettings]) -> dict[str, object]:

@@ -153,7 +153,8 @@ def _download(facts: Facts) -> str:
     shape = facts.model.shape
     small = shape.num_layers < 36 if shape else re.search(r"(?<!\d)20b", facts.model.path.lower())
     size = "20b" if small else "120b"
-    return f"python -m baton download openai/gpt-oss-{size} --local-dir {facts.model.path}"
+    repo, path = f"openai/gpt-oss-{size}", facts.model.path
+    return f"python -m baton download {repo}" + ("" if path == repo else f" --local-dir {path}")
 
 
 def _some(names: list[str]) -> str:

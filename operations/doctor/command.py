@@ -12,6 +12,7 @@ import msgspec
 
 from baton.connect import HTTP_HOST, HTTP_PORT, Wires
 from baton.flags import flag, parse
+from baton.model_folder import model_folder
 from baton.registry_folder import UnsafeFolder
 from baton.tls import CredentialError
 from operations.doctor import (
@@ -49,7 +50,9 @@ class DoctorSettings:
     """Flags of `python -m baton doctor`. GPU lists are as in CUDA_VISIBLE_DEVICES; `;` separates workers."""
 
     engine: EngineName = flag("trtllm", "engine of the workers")
-    model_path: Path = flag(Path("models/demo"), "model folder", metavar="FOLDER")
+    model_path: Path = flag(
+        Path("models/demo"), "model folder, or its id in the hub's cache", metavar="FOLDER"
+    )
     prefill_engine_args: Path | None = flag(None, "engine settings of prefill workers", metavar="YAML")
     decode_engine_args: Path | None = flag(None, "engine settings of decode workers", metavar="YAML")
     engine_args: Path | None = flag(None, "engine settings of aggregated workers", metavar="YAML")
@@ -85,11 +88,15 @@ def doctor(argv: list[str]) -> int:
 
 def gather(settings: DoctorSettings) -> Facts:
     """Run all probes. Takes a second or two; half a minute if the engine is installed."""
-    wires, host, model = settings.wires, probe_host(), probe_model(settings.model_path)
+    try:
+        model_path = model_folder(settings.model_path)
+    except ValueError:  # a finding says so
+        model_path = settings.model_path
+    wires, host, model = settings.wires, probe_host(), probe_model(model_path)
     workers = tuple(asked_for(settings, os.environ.get("CUDA_VISIBLE_DEVICES")))
     installed = {"trtllm": host.has_tensorrt_llm, "vllm": host.has_vllm}
     if installed.get(settings.engine) and model.shape is not None:
-        workers = with_refusals(workers, settings.model_path)
+        workers = with_refusals(workers, model_path)
     services = probe_services(list(_services(wires)))
     return Facts(
         host=host,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from baton.model_folder import snapshot_in
 from operations.doctor.facts import Model, Shape, Shard
 
 _MAX_JSON_BYTES = 64 << 20
@@ -63,7 +64,7 @@ def _probe(path: Path) -> Model:
         path=str(path),
         is_folder=True,
         is_writable=os.access(path, os.W_OK),
-        snapshot=_snapshot(path),
+        snapshot=str(snapshot_in(path) or "") or None,
         files=frozenset(p.name for p in path.iterdir() if p.is_file()),
         shape=_shape(shape) if shape else None,
         config_problem=config_problem,
@@ -74,12 +75,6 @@ def _probe(path: Path) -> Model:
         num_unfinished=sum(1 for _ in path.glob(".cache/huggingface/download/**/*.incomplete")),
         disk_free_bytes=free,
     )
-
-
-def _snapshot(path: Path) -> str | None:
-    """The newest checkpoint in a Hugging Face cache folder (`models--openai--gpt-oss-120b`)."""
-    configs = sorted(path.glob("snapshots/*/config.json"), key=lambda config: config.parent.stat().st_mtime)
-    return str(configs[-1].parent) if configs else None
 
 
 def _read(path: Path, kind: type[Any]) -> tuple[Any, str | None]:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from huggingface_hub import errors
 
+from baton.model_folder import model_folder
 from operations.download import DownloadError, _check_room, _check_sums, _explained, download
 from tests.waiting import PATIENCE_S
 
@@ -216,10 +217,10 @@ def test_what_an_earlier_try_fetched_needs_no_room_again(tmp_path: Path) -> None
 def test_the_models_own_files_are_verified_and_no_others(tmp_path: Path) -> None:
     verdict = SimpleNamespace(mismatches=[{"path": "metal/model.bin"}], missing_paths=["original/model.bin"])
     hub: Any = SimpleNamespace(verify_repo_checksums=lambda *_, **__: verdict)
-    _check_sums(hub, REPO, COMMIT, tmp_path, {LARGE})
+    _check_sums(hub, REPO, COMMIT, tmp_path, {LARGE}, {})
     verdict.missing_paths.append(LARGE)
     with pytest.raises(DownloadError, match=f"rm -f {tmp_path}/{LARGE}, then"):
-        _check_sums(hub, REPO, COMMIT, tmp_path, {LARGE})
+        _check_sums(hub, REPO, COMMIT, tmp_path, {LARGE}, {})
 
 
 @pytest.mark.parametrize(
@@ -294,6 +295,22 @@ def test_a_download_that_is_stopped_or_lacks_its_library_says_how_to_go_on(
     assert "huggingface_hub is not installed: pip install" in capsys.readouterr().err
 
 
-def test_without_folder_or_name_the_usage_is_shown(hub: Hub, tmp_path: Path) -> None:
-    assert _download(hub.url, tmp_path / "model", REPO, MODEL_PATH="").returncode == 2
+def test_without_a_folder_it_goes_where_a_worker_finds_it_by_its_id(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    for environ in ({"MODEL_PATH": ""}, {"MODEL_PATH": REPO}):
+        done = _download(hub.url, tmp_path / "model", REPO, **environ)
+        assert done.returncode == 0, done.stderr
+        folder = model_folder(Path(REPO))
+        assert done.stdout == f"{folder}: 2 files of {REPO} at {COMMIT}\n"
+        assert (folder / LARGE).read_bytes() == WEIGHTS
+    hub.sums[LARGE] = "0" * 64
+    done = _download(hub.url, tmp_path / "model", REPO, MODEL_PATH="")
+    assert done.returncode == 1
+    assert f"rm -f {(folder / LARGE).resolve()}, then run this again" in done.stderr
+
+
+def test_without_a_name_the_usage_is_shown(hub: Hub, tmp_path: Path) -> None:
     assert _download(hub.url, tmp_path / "model", "--local-dir", "x").returncode == 2

@@ -101,7 +101,7 @@ def num_refused(url: str) -> float:
 
 
 def test_aiperf_with_256_clients_and_prompts_of_32000_tokens(launches: Launches) -> None:
-    """Four H200 prefill 2.06 such prompts in a second, four B200 up to 5.6; with 3.3, clients wait for 60 s."""
+    """Four H200 prefill 2 such prompts in a second, four B200 up to 5.6; with 3.3, clients wait for 60 s."""
     prefill = launches.mocker("prefill", 4, prefill_tokens_per_s=3.3 * 32_000, max_cached_tokens=0)
     decode = launches.mocker("decode", 4, decode_step_ms=12, max_cached_tokens=0)
     url = launches.ready(

@@ -1,0 +1,50 @@
+"""A model is given by its folder, or by its id on the Hugging Face hub if it is in the hub's cache."""
+
+import os
+import re
+from pathlib import Path
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
+
+
+def model_folder(given: Path) -> Path:
+    """The model's folder; a folder or file stays what it is. Raises ValueError with the command that
+    downloads the model, which nothing else does.
+    """
+    repo = hub_id(given)
+    if repo is None:
+        return given
+    folder = snapshot_in(cached(repo))
+    if folder is None:
+        raise ValueError(
+            f"{given} is neither a folder here nor a model in {hub_cache()}; to download it: "
+            f"python -m baton download {repo}"
+        )
+    return folder
+
+
+def hub_id(given: Path) -> str | None:
+    """`owner/name`, unless there is such a folder."""
+    return str(given) if _HUB_ID.fullmatch(str(given)) and not given.exists() else None
+
+
+def cached(repo: str) -> Path:
+    """The folder in the hub's cache for a model, with all its revisions."""
+    return hub_cache() / f"models--{repo.replace('/', '--')}"
+
+
+def hub_cache() -> Path:
+    """The hub's cache, where the hub's own library has it."""
+    home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
+
+
+def snapshot_in(folder: Path) -> Path | None:
+    """The model in its folder of the hub's cache: its branch `main`, else what was downloaded last."""
+    main = folder / "refs" / "main"
+    if main.is_file():
+        named = folder / "snapshots" / main.read_text().strip()
+        if (named / "config.json").is_file():
+            return named
+    found = [config.parent for config in folder.glob("snapshots/*/config.json")]
+    return max(found, key=lambda snapshot: snapshot.stat().st_mtime, default=None)
