@@ -73,10 +73,12 @@ def _fetch(repo: str, local_dir: Path | None, settings: DownloadSettings) -> Non
         files = _listed(api, repo, commit, patterns)
         folder = local_dir or cached(repo) / "snapshots" / str(commit)
         _check_room(files, folder)
-        place = {"local_dir": local_dir} if local_dir else {"cache_dir": hub_cache()}
-        snapshot_download(repo, revision=commit, ignore_patterns=patterns, **place)
+        cache = None if local_dir else hub_cache()
+        snapshot_download(
+            repo, revision=commit, cache_dir=cache, local_dir=local_dir, ignore_patterns=patterns
+        )
         if not settings.skip_checksums:
-            _check_sums(api, repo, commit, folder, {file.path for file in files}, place)
+            _check_sums(api, repo, commit, folder, {file.path for file in files}, cache)
     except DownloadError:
         raise
     except Exception as error:  # the exceptions of the hub's HTTP client are not part of its API
@@ -108,11 +110,13 @@ def _check_room(files: list["RepoFile"], folder: Path) -> None:
 
 
 def _check_sums(  # noqa: PLR0917  one call
-    api: "HfApi", repo: str, commit: str | None, folder: Path, names: set[str], place: dict[str, Path]
+    api: "HfApi", repo: str, commit: str | None, folder: Path, names: set[str], cache: Path | None
 ) -> None:
     """Compare every file with the hub's SHA-256 (large files) or git hash (small ones)."""
     sys.stderr.write("verifying checksums\n")
-    verdict = api.verify_repo_checksums(repo, revision=commit, **place)
+    verdict = api.verify_repo_checksums(
+        repo, revision=commit, cache_dir=cache, local_dir=None if cache else folder
+    )
     wrong = [mismatch["path"] for mismatch in verdict.mismatches if mismatch["path"] in names]
     wrong += [path for path in verdict.missing_paths if path in names]
     if wrong:

@@ -217,10 +217,10 @@ def test_what_an_earlier_try_fetched_needs_no_room_again(tmp_path: Path) -> None
 def test_the_models_own_files_are_verified_and_no_others(tmp_path: Path) -> None:
     verdict = SimpleNamespace(mismatches=[{"path": "metal/model.bin"}], missing_paths=["original/model.bin"])
     hub: Any = SimpleNamespace(verify_repo_checksums=lambda *_, **__: verdict)
-    _check_sums(hub, REPO, COMMIT, tmp_path, {LARGE}, {})
+    _check_sums(hub, REPO, COMMIT, tmp_path, {LARGE}, None)
     verdict.missing_paths.append(LARGE)
     with pytest.raises(DownloadError, match=f"rm -f {tmp_path}/{LARGE}, then"):
-        _check_sums(hub, REPO, COMMIT, tmp_path, {LARGE}, {})
+        _check_sums(hub, REPO, COMMIT, tmp_path, {LARGE}, None)
 
 
 @pytest.mark.parametrize(
