@@ -24,10 +24,10 @@ CLUSTER = {"etcd": "2379", "nats": "4222"}
 PORTS = ("2379", "2380", "4222", "8222", "8000")
 
 
-def _services() -> dict[str, dict[str, Any]]:
-    """The services with no variable set: `${NAME:-default}` is its default."""
+def _services(**variables: str) -> dict[str, dict[str, Any]]:
+    """The services with these variables: any other `${NAME:-default}` is its default."""
     text = (DEPLOY / "docker-compose.yml").read_text()
-    plain = re.sub(r"\$\{\w+(?::-([^}]*))?\}", lambda match: match[1] or "", text)
+    plain = re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", lambda match: variables.get(match[1], match[2] or ""), text)
     services: dict[str, dict[str, Any]] = yaml.safe_load(plain)["services"]
     return services
 
@@ -211,6 +211,25 @@ def test_what_is_mounted_and_copied_exists() -> None:
     assert all((ROOT / name).exists() for line in copied for name in line.split())
     targets = {s["build"]["target"] for s in SERVICES.values() if "build" in s}
     assert targets == {"frontend", "worker", "demo"}
+
+
+def test_every_process_gets_flags_variables_and_files() -> None:
+    flags = {
+        "FRONTEND_FLAGS": "--max-wait-s 0",
+        "PREFILL_FLAGS": "--max-queue-size 9",
+        "DECODE_FLAGS": "--log-level debug",
+    }
+    given = _services(REQUEST_TIMEOUT_S="900", BATON_FILES="/secrets", BATON_ENV_FILE="my.env", **flags)
+    ends = {
+        "frontend": "--request-timeout-s 900 --max-wait-s 0",
+        **dict.fromkeys(("prefill", "prefill-cpu"), "--max-queue-size 9"),
+        **dict.fromkeys(("decode", "decode-cpu"), "--log-level debug"),
+    }
+    for name, end in ends.items():
+        assert given[name]["command"].strip().endswith(end)
+        assert "/secrets:/etc/baton:ro" in given[name]["volumes"]
+        assert given[name]["env_file"] == [{"path": "my.env", "required": False}]
+        assert SERVICES[name]["command"].split()[-1][:2] != "--"
 
 
 def test_a_service_can_be_scaled(cpu_profile: Containers) -> None:
