@@ -90,7 +90,9 @@ def allowed(value: object, values: list[str] | str | None) -> bool:
 
 @pytest.mark.parametrize("path", FILES, ids=named)
 def test_tensorrt_llm_knows_every_key_type_and_value(path: Path) -> None:
-    assert faults(load(named(path))) == []
+    config = load(named(path))
+    config.pop("max_queue_size", None)  # Baton's own
+    assert faults(config) == []
 
 
 @pytest.mark.parametrize(
