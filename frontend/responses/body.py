@@ -65,8 +65,8 @@ class TextConfig(msgspec.Struct, kw_only=True):
 
 class ResponseTool(msgspec.Struct, kw_only=True):
     """A tool: a `function` with a JSON schema of its `parameters`, a `custom` tool with text input, a
-    `namespace` of such `tools`, or one of `local_shell`, `shell` and `apply_patch`, which the client runs.
-    Other types are OpenAI's hosted tools."""
+    `namespace` of such `tools`, or one of `local_shell`, `shell` and `apply_patch`, which the client runs, as
+    it does `tool_search` with `execution` client. Other types are OpenAI's hosted tools."""
 
     hints: ClassVar[frozenset[str]] = frozenset({"eager_input_streaming"})
 
@@ -82,6 +82,7 @@ class ResponseTool(msgspec.Struct, kw_only=True):
     format: "ToolFormat | None" = None
     tools: "list[ResponseTool] | None" = None
     environment: Any = None
+    execution: Literal["client", "server"] | None = None
 
 
 class AdditionalTools(msgspec.Struct, kw_only=True):

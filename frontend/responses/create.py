@@ -106,7 +106,7 @@ async def _asked(raw: bytes, asker: Asker, services: Services, state: ResponseSt
     items = [await resolved(item, i, state.store, asker.key_name) for i, item in given]
     previous_id = body.previous_response_id
     earlier = [] if previous_id is None else await history(previous_id, state, asker.key_name)
-    offered = offered_tools(body)
+    offered = offered_tools(body, earlier)
     services.check_tools(offered.left_out)
     # A short body may continue a long conversation.
     num_bytes = len(raw) + (LONG_BYTES if earlier else 0)

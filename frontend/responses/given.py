@@ -110,7 +110,7 @@ LEFT_OUT = frozenset(
         "web_search_call", "file_search_call", "computer_call", "computer_call_output",
         "image_generation_call", "code_interpreter_call", "mcp_list_tools", "mcp_approval_request",
         "mcp_approval_response", "mcp_call", "compaction", "compaction_summary", "configuration_update",
-        "program", "program_output", "tool_search_call", "tool_search_output",
+        "program", "program_output",
     }
 )  # fmt: skip
 ADDITIONAL_TOOLS = "additional_tools"
@@ -146,7 +146,7 @@ class InputReader:
                 f"`{path}.type` {kind!r:.80} is not supported; allowed values: {allowed}.",
                 param=f"{path}.type",
             )
-        if kind in LEFT_OUT:
+        if kind in LEFT_OUT or _is_hosted_search(fields):
             self.left_out.add(f"input[].{kind}")
             return None
         if kind in MACHINE_ITEMS:
@@ -233,6 +233,12 @@ class InputReader:
         if text is None:
             raise InvalidRequest(f"`{path}.{name}` is missing.", param=f"{path}.{name}")
         return text
+
+
+def _is_hosted_search(fields: dict[str, Any]) -> bool:
+    """Whether the item is of a `tool_search` that OpenAI's servers ran."""
+    is_search = fields.get("type") in {"tool_search_call", "tool_search_output"}
+    return is_search and (fields.get("execution") == "server" or fields.get("call_id") is None)
 
 
 def _present(fields: dict[str, Any]) -> dict[str, Any]:

@@ -177,8 +177,28 @@ class PatchOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="apply
     id: str = ""
 
 
-MachineCallItem = LocalShellCallItem | ShellCallItem | PatchCallItem
-MachineOutputItem = LocalShellOutputItem | ShellOutputItem | PatchOutputItem
+class ToolSearchCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_search_call"):
+    """A call of a `tool_search` that the client runs."""
+
+    call_id: str
+    arguments: dict[str, Any]
+    execution: Literal["client"] = "client"
+    id: str = ""
+    status: ItemStatus = "completed"
+
+
+class ToolSearchOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_search_output"):
+    """The tools that a search has found, which the model may call from then on."""
+
+    call_id: str
+    tools: list[dict[str, Any]]
+    execution: Literal["client"] = "client"
+    id: str = ""
+    status: ItemStatus = "completed"
+
+
+MachineCallItem = LocalShellCallItem | ShellCallItem | PatchCallItem | ToolSearchCallItem
+MachineOutputItem = LocalShellOutputItem | ShellOutputItem | PatchOutputItem | ToolSearchOutputItem
 MACHINE_ITEMS: Mapping[str, type[msgspec.Struct]] = {
     "local_shell_call": LocalShellCallItem,
     "shell_call": ShellCallItem,
@@ -186,6 +206,8 @@ MACHINE_ITEMS: Mapping[str, type[msgspec.Struct]] = {
     "local_shell_call_output": LocalShellOutputItem,
     "shell_call_output": ShellOutputItem,
     "apply_patch_call_output": PatchOutputItem,
+    "tool_search_call": ToolSearchCallItem,
+    "tool_search_output": ToolSearchOutputItem,
 }
 
 CallItem = FunctionCallItem | CustomCallItem

@@ -1,13 +1,15 @@
-"""OpenAI's built-in tools that the client runs: `local_shell`, `shell`, `apply_patch`.
+"""OpenAI's built-in tools that the client runs: `local_shell`, `shell`, `apply_patch`, `tool_search`.
 
 The model sees them as functions; their calls and results are items of the tool's type.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from frontend.harmony.conversation import Tool, ToolCall, ToolResult
+from frontend.responses.body import ResponseTool
 from frontend.responses.items import (
     FunctionCallItem,
     ItemStatus,
@@ -22,6 +24,8 @@ from frontend.responses.items import (
     ShellAction,
     ShellCallItem,
     ShellOutputItem,
+    ToolSearchCallItem,
+    ToolSearchOutputItem,
 )
 from frontend.turn.client_tool import NUMBER, TEXT, TEXTS, ClientTool
 from frontend.turn.ids import new_id
@@ -46,6 +50,11 @@ _MACHINE_TOOLS = {
         },
         ["type", "path"],
     ),
+    "tool_search": ClientTool(
+        "Finds tools by what they do, which can be called then.",
+        {"query": TEXT},
+        ["query"],
+    ),
 }
 
 
@@ -54,9 +63,17 @@ def is_machine_tool(kind: str) -> bool:
     return kind in _MACHINE_TOOLS
 
 
-def machine_tool(kind: str, path: str) -> Tool | None:
-    """The function that represents a tool of this type; None for other types."""
-    return _MACHINE_TOOLS[kind].function(kind, path) if kind in _MACHINE_TOOLS else None
+def machine_tool(tool: ResponseTool, path: str) -> Tool | None:
+    """The function that represents a tool of the client's; None for other tools."""
+    kind = tool.type
+    if kind not in _MACHINE_TOOLS or (kind == "tool_search" and tool.execution != "client"):
+        return None
+    made = _MACHINE_TOOLS[kind].function(kind, path)
+    if tool.parameters is None:
+        return made
+    return msgspec.structs.replace(
+        made, description=tool.description or made.description, parameters=tool.parameters, strict=False
+    )
 
 
 def call_item(
@@ -74,6 +91,9 @@ def call_item(
             case "shell":
                 lines = msgspec.json.decode(arguments, type=ShellAction)
                 return ShellCallItem(id=new_id("sh"), call_id=call_id, action=lines)
+            case "tool_search":
+                search = msgspec.json.decode(arguments, type=dict[str, Any])
+                return ToolSearchCallItem(id=new_id("tsc"), call_id=call_id, arguments=search)
             case _:
                 operation = msgspec.json.decode(arguments, type=PatchOperation)
                 return PatchCallItem(id=new_id("apc"), call_id=call_id, operation=operation)
@@ -95,6 +115,8 @@ def call_of(item: MachineCallItem) -> ToolCall:
             return _call(item, "shell", msgspec.to_builtins(lines))
         case PatchCallItem(operation=operation):
             return _call(item, "apply_patch", msgspec.to_builtins(operation))
+        case ToolSearchCallItem(arguments=search):
+            return _call(item, "tool_search", search)
 
 
 def _call(item: MachineCallItem, name: str, given: dict[str, Any]) -> ToolCall:
@@ -118,3 +140,12 @@ def _text_of(item: MachineOutputItem) -> str:
             return msgspec.json.encode(item.output).decode()
         case PatchOutputItem():
             return item.output or item.status
+        case ToolSearchOutputItem():
+            return f"Found: {', '.join(_names(item.tools)) or 'nothing'}"
+
+
+def _names(tools: Iterable[dict[str, Any]], prefix: str = "") -> Iterator[str]:
+    for tool in tools:
+        name = f"{prefix}{tool.get('name', tool.get('type'))}"
+        inner = tool.get("tools")
+        yield from _names(inner, f"{name}.") if inner else [name]

@@ -1,6 +1,6 @@
 """Converts a Responses body's tools and tool choice."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -20,6 +20,7 @@ from frontend.responses.body import (
     ShellByType,
 )
 from frontend.responses.given import ADDITIONAL_TOOLS
+from frontend.responses.items import Item, ToolSearchOutputItem
 from frontend.responses.machine import is_machine_tool, machine_tool
 from frontend.turn.form import CallChoice
 
@@ -34,23 +35,38 @@ class OfferedTools(msgspec.Struct):
     left_out: list[str] = []
 
 
-def offered_tools(body: ResponseBody) -> OfferedTools:
-    """The tools that the model may see. Raises InvalidRequest, naming the field."""
-    offered = OfferedTools()
-    for path, tool in _given(body):
+def offered_tools(body: ResponseBody, earlier: Iterable[Item] = ()) -> OfferedTools:
+    """The tools that the model may see: the body's, and those that its searches, also `earlier` ones, found.
+    Raises InvalidRequest, naming the field."""
+    offered, found = OfferedTools(), OfferedTools()
+    given = ((f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ()))
+    for path, tool in (*given, *_among_input(body, ADDITIONAL_TOOLS)):
         _offer(tool, path, offered)
+    for path, tool in (*_found_before(earlier), *_among_input(body, "tool_search_output")):
+        _offer(tool, path, found)
+    known = {tool.called for tool in offered.tools}
+    offered.tools += {tool.called: tool for tool in found.tools if tool.called not in known}.values()
+    offered.namespaces += found.namespaces
+    offered.machine += found.machine
+    offered.left_out += found.left_out
     return OfferedTools(left_out=offered.left_out) if body.tool_choice == "none" else offered
 
 
-def _given(body: ResponseBody) -> Iterator[tuple[str, ResponseTool]]:
-    """The tools with their paths, those among the items of `input` included."""
-    yield from ((f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ()))
+def _among_input(body: ResponseBody, kind: str) -> Iterator[tuple[str, ResponseTool]]:
+    """The tools of items of this type in `input`, with their paths."""
     for i, item in enumerate(body.input if isinstance(body.input, list) else ()):
-        if item.get("type") == ADDITIONAL_TOOLS:
+        if item.get("type") == kind:
             if (refusal := invalid(item, AdditionalTools, f"input[{i}]")) is not None:
                 raise refusal
             tools = msgspec.convert(item, AdditionalTools).tools
             yield from ((f"input[{i}].tools[{j}]", tool) for j, tool in enumerate(tools))
+
+
+def _found_before(items: Iterable[Item]) -> Iterator[tuple[str, ResponseTool]]:
+    for item in items:
+        if isinstance(item, ToolSearchOutputItem):
+            for tool in msgspec.convert(item.tools, list[ResponseTool]):
+                yield "previous_response_id", tool
 
 
 def _offer(tool: ResponseTool, path: str, offered: OfferedTools, namespace: str = FUNCTIONS) -> None:
@@ -64,7 +80,7 @@ def _offer(tool: ResponseTool, path: str, offered: OfferedTools, namespace: str 
                 _offer(inner, f"{path}.tools[{j}]", offered, name)
         case kind if isinstance(tool.environment, dict) and "container" in str(tool.environment.get("type")):
             offered.left_out.append(f"tools[].{kind}.environment"[:80])
-        case kind if (tool_of_kind := machine_tool(kind, path)) is not None and namespace == FUNCTIONS:
+        case kind if (tool_of_kind := machine_tool(tool, path)) is not None and namespace == FUNCTIONS:
             offered.tools.append(tool_of_kind)
             offered.machine.append(kind)
         case kind:

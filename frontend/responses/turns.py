@@ -28,6 +28,8 @@ from frontend.responses.items import (
     ReasoningItem,
     ShellCallItem,
     ShellOutputItem,
+    ToolSearchCallItem,
+    ToolSearchOutputItem,
 )
 from frontend.responses.machine import call_of, result_of
 from frontend.turn.history import joined
@@ -49,9 +51,9 @@ def _turn(item: Item, path: str) -> Turn:
             return ToolResult(call_id=item.call_id, text=_text(item.output), path=f"{path}.call_id")
         case MessageItem():
             return _message(item)
-        case LocalShellCallItem() | ShellCallItem() | PatchCallItem():
+        case LocalShellCallItem() | ShellCallItem() | PatchCallItem() | ToolSearchCallItem():
             return AssistantTurn(tool_calls=(call_of(item),))
-        case LocalShellOutputItem() | ShellOutputItem() | PatchOutputItem():
+        case LocalShellOutputItem() | ShellOutputItem() | PatchOutputItem() | ToolSearchOutputItem():
             return result_of(item, path)
 
 

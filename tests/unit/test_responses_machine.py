@@ -204,3 +204,64 @@ def test_arguments_that_are_nested_too_deeply_are_told_as_a_function_call() -> N
     item = call_item("shell", "call_1", deep)
     assert isinstance(item, FunctionCallItem)
     assert item.arguments == deep
+
+
+SEARCH: Json = {
+    "type": "tool_search",
+    "execution": "client",
+    "description": "Finds the team's tools.",
+    "parameters": {
+        "type": "object",
+        "properties": {"query": {"type": "string"}, "limit": {"type": "number"}},
+    },
+}
+GET = {"type": "function", "name": "get", "parameters": {"type": "object"}, "defer_loading": True}
+FOUND = [{"type": "namespace", "name": "wiki", "description": "Pages.", "tools": [GET]}]
+
+
+def test_tools_that_a_search_of_the_client_finds_can_be_called() -> None:
+    client = Client(ScriptedTokens(answer("tool_search", '{"query":"pages","limit":2}')))
+    body = respond(client, tools=[SEARCH]).json
+    Response.model_validate(body)
+    assert "// Finds the team's tools.\ntype tool_search = (_: {" in prompt(client)
+    thought, called = body["output"]
+    assert (called["type"], called["execution"]) == ("tool_search_call", "client")
+    assert called["arguments"] == {"query": "pages", "limit": 2}
+
+    result = {"type": "tool_search_output", "call_id": called["call_id"], "status": None, "tools": FOUND}
+    other = Client(ScriptedTokens(answer("tool_search", "{}").replace("functions.tool_search", "wiki.get")))
+    made = respond(other, tools=[SEARCH], input=[HI, thought, called, result, called, result]).json
+    said = prompt(other)
+    assert said.count("namespace wiki {\n\ntype get =") == 1
+    assert "Found: wiki.get" in said.partition("functions.tool_search to=assistant")[2]
+    assert [made["output"][-1][name] for name in ("type", "namespace", "name")] == [
+        "function_call",
+        "wiki",
+        "get",
+    ]
+
+    output = {"type": "function_call_output", "call_id": made["output"][-1]["call_id"], "output": "A page."}
+    asked = {"tools": [SEARCH], "input": [output], "previous_response_id": made["id"]}
+    respond(other, **asked)
+    assert "namespace wiki {\n\ntype get =" in prompt(other)
+
+
+def test_a_search_of_openais_servers_is_left_out_and_named() -> None:
+    hosted = [
+        {"type": "tool_search_call", "call_id": None, "execution": "server", "arguments": {}},
+        {"type": "tool_search_output", "call_id": None, "execution": "server", "tools": FOUND},
+    ]
+    client = Client(ScriptedTokens(THINK))
+    body = {"model": MODEL, "input": [HI, *hosted], "tools": [{"type": "tool_search"}, GET]}
+    reply = asyncio.run(client.post("/v1/responses", body))
+    assert reply.headers["x-baton-ignored"] == (
+        "input[].tool_search_call, input[].tool_search_output, tools[].tool_search"
+    )
+    assert "type get =" in prompt(client)  # nothing is deferred
+
+
+def test_a_mistake_in_a_tool_that_a_search_found_is_named() -> None:
+    result = {"type": "tool_search_output", "call_id": "c", "tools": [{"type": "function"}]}
+    client = Client(ScriptedTokens(THINK))
+    reply = asyncio.run(client.post("/v1/responses", {"model": MODEL, "input": [HI, result]}))
+    assert (reply.status, reply.error["param"]) == (400, "input[1].tools[0].name")
