@@ -28,8 +28,8 @@ MAX_HEAD_BYTES = 64 << 10
 """Limit of the request line and headers, and of framing bytes between two parts of a body."""
 MAX_PIPELINED = 8
 """Requests that a client may pipeline."""
-_PROBE_S = 0.25
-"""How often a client that sends no more is written to."""
+_PROBE_S, _MAX_PROBE_S = 0.25, 2.0
+"""How often a client that sends no more is written to, at first and later."""
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,10 +165,10 @@ class Connection(HttpToolsProtocol):
         if not is_asking or self.scope["http_version"] != "1.1" or not self.transport.can_write_eof():
             return False
         self.cycle.keep_alive = False
-        self.loop.call_later(_PROBE_S, self._probe)
+        self.loop.call_later(_PROBE_S, self._probe, _PROBE_S)
         return True
 
-    def _probe(self) -> None:
+    def _probe(self, next_s: float) -> None:
         """Write what the client skips, so that a closed one answers with a reset, which ends the request."""
         if self._num_open == 0 or self.transport.is_closing():
             return
@@ -176,7 +176,7 @@ class Connection(HttpToolsProtocol):
             if not self.cycle.response_started:
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.cycle.message_event.set()  # to the app a part of the body without bytes
-        self.loop.call_later(_PROBE_S, self._probe)
+        self.loop.call_later(next_s, self._probe, min(2 * next_s, _MAX_PROBE_S))
 
     def send_400_response(self, msg: str) -> None:
         """The parser rejected the request."""
