@@ -93,12 +93,17 @@ class Metrics:
 
     def count_ignored(self, fields: Iterable[str]) -> None:
         """Count ignored fields by name; after `_MAX_FIELDS` names, or for malformed ones, as `other`."""
+        num_others = 0
         for field in fields:
             known = field in self._seen_fields
             if not known and len(self._seen_fields) < _MAX_FIELDS and _FIELD.fullmatch(field):
                 self._seen_fields.add(field)
                 known = True
-            self._ignored.labels(field if known else "other").inc()
+            if known:
+                self._child(self._ignored, field).inc()
+            num_others += not known
+        if num_others:
+            self._child(self._ignored, "other").inc(num_others)
 
     def samples(self) -> list["Sampled"]:
         """The current values."""

@@ -78,9 +78,14 @@ async def tokenize(exchange: Exchange, services: Services, tally: Tally) -> None
     services.metrics.count_ignored(ignored)
     served = _served(body.model, services)
     tally.model = served.name
-    if isinstance(prompt, Conversation):
-        prompt = services.thoughts.resumed(exchange.owner, prompt, served.current_date)
-    answer = await asyncio.to_thread(_tokenized, prompt, served, body)
+
+    def made() -> TokenizeAnswer:
+        talk = prompt
+        if isinstance(talk, Conversation):
+            talk = services.thoughts.resumed(exchange.owner, talk, served.current_date)
+        return _tokenized(talk, served, body)
+
+    answer = await asyncio.to_thread(made)
     await exchange.answer(200, answer, ignored_header(ignored))
 
 

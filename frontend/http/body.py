@@ -5,6 +5,7 @@ import codecs
 import functools
 import re
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import TypeVar
 
 import msgspec
@@ -12,14 +13,18 @@ from msgspec import inspect
 
 from baton.errors import InvalidRequest
 from frontend.http.faults import first_fault, has_shape, type_of
+from frontend.http.parts import check_parts
 from frontend.turn.fields import Refused
 
 AnyBody = TypeVar("AnyBody", bound=msgspec.Struct)
 T = TypeVar("T")
 
-LONG_BYTES = 64 << 10
+LONG_BYTES = 8192
 MAX_EXPLAINED_BYTES = 1 << 20
 """A longer body gets the library's error: decoding it without types would hold up running streams."""
+
+MAX_UNKNOWN = 1000
+"""Unknown fields that are named; a body may have many more."""
 
 # A surrogate pair, a lone surrogate, or any other escape, so that an escaped backslash is passed over.
 _ESCAPE = re.compile(
@@ -34,20 +39,22 @@ async def read(raw: bytes, reading: Callable[[bytes], T]) -> T:
 
 
 def decode(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ...]]:
-    """The validated body, and the sorted paths of its unknown fields.
+    """The validated body, and the sorted paths of its unknown fields, or of some if there are many.
 
     A struct may have class variables: `refused` (see `Refused`), `hints`, fields accepted with any value and
     without effect, and `deep`, fields that are searched for unknown fields inside.
 
     Raises InvalidRequest for invalid or unsupported fields; `param` is the path, as in `messages[0].role`.
+    Raises TooManyParts.
     """
     raw = raw.removeprefix(codecs.BOM_UTF8)
     if not raw or raw.isspace():
         raise InvalidRequest("The body is empty; send a JSON object.")
+    check_parts(raw)
     try:
         return _decoded(raw, body_type)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        whole = _ESCAPE.sub(_whole_character, raw)
+        whole = _without_lone_surrogates(raw)
         if whole != raw:
             return decode(whole, body_type)
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
@@ -59,7 +66,8 @@ def _decoded(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, 
     try:
         fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
         _refuse(fields, body_type)
-        return msgspec.json.decode(raw, type=body_type), tuple(sorted(_unknown(fields, body_type)))
+        unknown = islice(_unknown(fields, body_type), MAX_UNKNOWN)
+        return msgspec.json.decode(raw, type=body_type), tuple(sorted(unknown))
     except msgspec.ValidationError as error:
         refusal = InvalidRequest(f"The JSON body is invalid: {error}.")
         if len(raw) > MAX_EXPLAINED_BYTES:
@@ -78,16 +86,20 @@ def invalid(value: object, expected: type, path: str = "") -> InvalidRequest | N
     return InvalidRequest(f"`{fault.path}`{separator} {fault.why}.", param=fault.path)
 
 
-def _whole_character(escape: re.Match[bytes]) -> bytes:
-    """Replaces a lone surrogate, which clients send when they truncate text, by U+FFFD."""
-    return rb"\ufffd" if escape[1] else escape[0]
+def _without_lone_surrogates(raw: bytes) -> bytes:
+    """The body with U+FFFD for each lone surrogate, which clients send when they truncate text."""
+    whole = bytearray(raw)
+    for escape in _ESCAPE.finditer(raw):
+        if escape[1]:
+            whole[slice(*escape.span())] = rb"\ufffd"
+    return bytes(whole)
 
 
-def _unknown(fields: Mapping[str, msgspec.Raw], body_type: type) -> set[str]:
+def _unknown(fields: Mapping[str, msgspec.Raw], body_type: type) -> dict[str, None]:
     """Paths of unknown fields without list indices, as in `tools[].name`."""
     expected = type_of(body_type)
     assert isinstance(expected, inspect.StructType), "bodies are structs"
-    unknown = set(fields.keys() - _defined(body_type))
+    unknown = dict.fromkeys(name for name in fields if name not in _defined(body_type))
     searched = fields.keys() & getattr(body_type, "deep", ())
     for field in expected.fields if searched else ():
         if field.encode_name in searched:
@@ -96,7 +108,7 @@ def _unknown(fields: Mapping[str, msgspec.Raw], body_type: type) -> set[str]:
     return unknown
 
 
-def _search(value: object, expected: inspect.Type, path: str, label: str, unknown: set[str]) -> None:
+def _search(value: object, expected: inspect.Type, path: str, label: str, unknown: dict[str, None]) -> None:
     """Adds the unknown fields inside a value to `unknown`. `path` is the place of the value, as in
     `tools[0]`, `label` is the same without indices."""
     match expected:
@@ -110,7 +122,7 @@ def _search(value: object, expected: inspect.Type, path: str, label: str, unknow
                 _search(item, kind, f"{path}[{i}]", label, unknown)
         case inspect.StructType() if isinstance(value, dict):
             _refuse(value, expected.cls, f"{path}.")
-            unknown.update(f"{label}.{name}" for name in value.keys() - _defined(expected.cls))
+            unknown.update(dict.fromkeys(f"{label}.{n}" for n in value if n not in _defined(expected.cls)))
             for field in expected.fields:
                 name = field.encode_name
                 if name in value:

@@ -1,5 +1,6 @@
 """`POST /v1/responses`: builds the answer from the body and the previous responses, or counts its tokens."""
 
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -10,7 +11,7 @@ from frontend.http.services import Services
 from frontend.responses.answer import ResponseAnswer
 from frontend.responses.body import SEALED, ResponseBody
 from frontend.responses.events import EventWriter
-from frontend.responses.given import InputReader
+from frontend.responses.given import GivenReference, InputReader
 from frontend.responses.history import history, resolved
 from frontend.responses.items import Item
 from frontend.responses.object import ResponseError, ResponseObject, begun, summary_of
@@ -99,19 +100,21 @@ async def count_input_tokens(
 
 
 async def _asked(raw: bytes, asker: Asker, services: Services, state: ResponseState, seal: Seal) -> Asked:
-    body, unknown = await read(raw, partial(decode, body_type=ResponseBody))
-    check_served(body)
-    reader = InputReader(seal, partial(services.thoughts.recall, asker.owner))
-    given = enumerate(reader.read(body.input))
-    items = [await resolved(item, i, state.store, asker.key_name) for i, item in given]
+    body, unknown, reader, given = await read(
+        raw, partial(_read, seal=seal, recall=partial(services.thoughts.recall, asker.owner))
+    )
+    items = await resolved(given, state.store, asker.key_name)
     previous_id = body.previous_response_id
     earlier = [] if previous_id is None else await history(previous_id, state, asker.key_name)
-    offered = offered_tools(body, earlier)
-    services.check_tools(offered.left_out)
     # A short body may continue a long conversation.
     num_bytes = len(raw) + (LONG_BYTES if earlier else 0)
-    made = partial(turn_request, body, offered, earlier, items, num_bytes)
-    request = await read(raw, lambda _: made())
+
+    def made(_: bytes) -> tuple[OfferedTools, TurnRequest]:
+        offered = offered_tools(body, earlier)
+        services.check_tools(offered.left_out)
+        return offered, turn_request(body, offered, earlier, items, num_bytes)
+
+    offered, request = await read(raw, made)
     return Asked(
         body=body,
         items=items,
@@ -119,3 +122,12 @@ async def _asked(raw: bytes, asker: Asker, services: Services, state: ResponseSt
         request=request,
         ignored=(*unknown, *sorted(reader.left_out), *not_enforced(body, offered)),
     )
+
+
+def _read(
+    raw: bytes, seal: Seal, recall: Callable[[str], str | None]
+) -> tuple[ResponseBody, tuple[str, ...], InputReader, list[Item | GivenReference]]:
+    body, unknown = decode(raw, ResponseBody)
+    check_served(body)
+    reader = InputReader(seal, recall)
+    return body, unknown, reader, reader.read(body.input)

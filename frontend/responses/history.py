@@ -1,5 +1,8 @@
 """Loads the items that a response continues: those of previous responses, and referenced ones."""
 
+import asyncio
+from collections.abc import Sequence
+
 import msgspec
 
 from baton.errors import BatonError, InvalidRequest
@@ -8,6 +11,10 @@ from frontend.responses.items import Item, OutputItem
 from frontend.responses.object import RUNNING
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore
+from frontend.responses.stored import StoredResponse
+
+MAX_REFERENCES = 1000
+"""Each is looked up in the store."""
 
 
 class PreviousNotFound(BatonError):
@@ -46,26 +53,42 @@ async def context_items(response_id: str, store: ResponseStore, key_name: str) -
     chain = await store.chain(response_id, key_name)
     if chain is None:
         return None
+    return await asyncio.to_thread(_items_of, chain, response_id)
+
+
+def _items_of(chain: Sequence[StoredResponse], last_id: str) -> list[Item]:
+    """The input of each response, and the output of all but the last."""
     items: list[Item] = []
     for response in chain:
         items += msgspec.json.decode(response.items, type=list[Item])
-        if response.id != response_id:
+        if response.id != last_id:
             items += msgspec.json.decode(response.body, type=_Output).output
     return items
 
 
-async def resolved(item: Item | GivenReference, index: int, store: ResponseStore, key_name: str) -> Item:
-    """The item, or the one that `input[index]` refers to. Raises InvalidRequest if it is not stored."""
-    if not isinstance(item, GivenReference):
-        return item
-    stored = await store.with_item(item.id, key_name)
+async def resolved(given: Sequence[Item | GivenReference], store: ResponseStore, key_name: str) -> list[Item]:
+    """The items of `input`, with those that it refers to. Raises InvalidRequest if one is not stored."""
+    if sum(isinstance(item, GivenReference) for item in given) > MAX_REFERENCES:
+        raise InvalidRequest(
+            f"`input` has more than {MAX_REFERENCES} item references; send the items.", param="input"
+        )
+    return [
+        await _referred(item.id, f"input[{i}].id", store, key_name)
+        if isinstance(item, GivenReference)
+        else item
+        for i, item in enumerate(given)
+    ]
+
+
+async def _referred(item_id: str, path: str, store: ResponseStore, key_name: str) -> Item:
+    stored = await store.with_item(item_id, key_name)
     if stored is not None:
-        known = msgspec.json.decode(stored.items, type=list[Item])
-        known += msgspec.json.decode(stored.body, type=_Output).output
-        for candidate in known:
-            if candidate.id == item.id:
+        for candidate in await asyncio.to_thread(_all_items, stored):
+            if candidate.id == item_id:
                 return candidate
-    raise InvalidRequest(
-        f"`input[{index}].id`: no stored response has an item with id {item.id!r}.",
-        param=f"input[{index}].id",
-    )
+    raise InvalidRequest(f"`{path}`: no stored response has an item with id {item_id!r}.", param=path)
+
+
+def _all_items(stored: StoredResponse) -> list[Item]:
+    known = msgspec.json.decode(stored.items, type=list[Item])
+    return [*known, *msgspec.json.decode(stored.body, type=_Output).output]

@@ -69,13 +69,15 @@ async def prepare(
 
 async def encode(request: TurnRequest, owner: str, served: ServedModel, thoughts: Thoughts) -> list[Encoded]:
     """The tokens of each prompt. Raises InvalidRequest if it cannot be rendered."""
-    prompt = request.prompt
-    if isinstance(prompt, Conversation):
+
+    def made() -> list[Encoded]:
+        prompt = request.prompt
+        if not isinstance(prompt, Conversation):
+            return _encoded(request, served)
         talk = thoughts.resumed(owner, prompt, served.current_date)
-        request = msgspec.structs.replace(request, prompt=talk)
-    if request.num_bytes > LONG_BYTES:
-        return await asyncio.to_thread(_encoded, request, served)
-    return _encoded(request, served)
+        return _encoded(msgspec.structs.replace(request, prompt=talk), served)
+
+    return await asyncio.to_thread(made) if request.num_bytes > LONG_BYTES else made()
 
 
 def _check_num_choices(request: TurnRequest, max_choices: int) -> None:

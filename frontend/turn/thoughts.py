@@ -1,6 +1,7 @@
 """Caches reasoning by call and item id: gpt-oss needs it back, and clients rarely send it."""
 
 import hashlib
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +28,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 class Thoughts:
     """An in-memory LRU cache, bounded in bytes and age. Ids cannot be guessed; `owner` separates API keys all
-    the same. `share` is called with each entry that this process adds."""
+    the same. `share` is called with each entry that this process adds. Thread-safe."""
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class Thoughts:
         self._max_age_s = max_age_s
         self._clock = clock
         self._by_id: OrderedDict[tuple[str, str], tuple[str | WrittenTurn, float]] = OrderedDict()
+        self._lock = threading.Lock()
 
     def keep(self, owner: str, ids: Iterable[str], text: str) -> None:
         """Keep the reasoning text under these ids of calls or reasoning items."""
@@ -66,13 +68,14 @@ class Thoughts:
 
     def take(self, kept: Kept) -> None:
         """Add an entry that another process shares."""
-        for known_id in kept.ids:
-            key = kept.owner, known_id
-            self._drop(key)
-            self._by_id[key] = kept.value, self._clock()
-            self.num_bytes += _size(kept.value)
-        while self.num_bytes > self._max_bytes:
-            self._drop(next(iter(self._by_id)))
+        with self._lock:
+            for known_id in kept.ids:
+                key = kept.owner, known_id
+                self._drop(key)
+                self._by_id[key] = kept.value, self._clock()
+                self.num_bytes += _size(kept.value)
+            while self.num_bytes > self._max_bytes:
+                self._drop(next(iter(self._by_id)))
 
     def recall(self, owner: str, known_id: str) -> str | None:
         """The reasoning text kept under that id, or None."""
@@ -81,14 +84,15 @@ class Thoughts:
 
     def _recall(self, owner: str, known_id: str) -> str | WrittenTurn | None:
         key = (owner, known_id)
-        value, since_s = self._by_id.get(key, (None, 0.0))
-        if value is None:
-            return None
-        if self._clock() - since_s > self._max_age_s:
-            self._drop(key)
-            return None
-        self._by_id.move_to_end(key)
-        return value
+        with self._lock:
+            value, since_s = self._by_id.get(key, (None, 0.0))
+            if value is None:
+                return None
+            if self._clock() - since_s > self._max_age_s:
+                self._drop(key)
+                return None
+            self._by_id.move_to_end(key)
+            return value
 
     def resumed(self, owner: str, talk: Conversation, today: str) -> Conversation:
         """The conversation with its turns `completed` and the date on which it began, as Harmony has it: that
