@@ -24,6 +24,7 @@ from frontend.app import ServerState, create_app, envelope_of
 from frontend.credentials import Credentials, read_credentials
 from frontend.flags import FrontendSettings
 from frontend.http.authentication import Authentication
+from frontend.http.bodies import Bodies, default_bytes
 from frontend.http.browsers import Browsers
 from frontend.http.exchange import AsgiApp
 from frontend.http.limits import Quotas
@@ -224,6 +225,7 @@ def _services(settings: FrontendSettings, fleet: Fleet, transport: Transport, si
         request_timeout_s=settings.request_timeout_s,
         strict_tools=settings.strict_tools,
         share_cache=settings.share_cache,
+        bodies=Bodies((settings.max_bodies_bytes or default_bytes()) // settings.num_processes),
     )
 
 

@@ -62,6 +62,12 @@ class FrontendSettings:
         "secret (32 bytes or more) of all frontends, to seal reasoning with",
         metavar="PATH",
     )
+    max_bodies_bytes: int = flag(
+        0,
+        "memory for request bodies over 64 KiB, together (default: a 64th of the machine's)",
+        env="BATON_MAX_BODIES_BYTES",
+        metavar="N",
+    )
     model_path: Path | None = flag(
         None, "folder with tokenizer.json, or the model's id in the hub's cache [the workers' model path]"
     )
@@ -102,6 +108,7 @@ class FrontendSettings:
             "local_prefill_tokens",
             "local_prefill_after_s",
             "max_wait_s",
+            "max_bodies_bytes",
             "wait_for_worker_s",
             "drain_timeout_s",
         ):

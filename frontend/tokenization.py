@@ -73,8 +73,8 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
 
 async def tokenize(exchange: Exchange, services: Services, tally: Tally) -> None:
     """`POST /tokenize`."""
-    raw = await exchange.read_body(services.max_body_bytes)
-    body, ignored, prompt = await read(raw, _read)
+    async with services.bodies.read(exchange, services.max_body_bytes) as raw:
+        body, ignored, prompt = await read(raw, _read)
     services.metrics.count_ignored(ignored)
     served = _served(body.model, services)
     tally.model = served.name
@@ -100,8 +100,8 @@ async def tokenizer_info(exchange: Exchange, services: Services, tally: Tally) -
 
 async def detokenize(exchange: Exchange, services: Services, tally: Tally) -> None:
     """`POST /detokenize`."""
-    raw = await exchange.read_body(services.max_body_bytes)
-    body, ignored = await read(raw, lambda raw: decode(raw, DetokenizeBody))
+    async with services.bodies.read(exchange, services.max_body_bytes) as raw:
+        body, ignored = await read(raw, lambda raw: decode(raw, DetokenizeBody))
     services.metrics.count_ignored(ignored)
     served = _served(body.model, services)
     tally.model = served.name

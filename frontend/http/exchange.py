@@ -72,8 +72,10 @@ class Exchange:
             return f"key {self.key_name}"
         return hashlib.sha256(self._key).hexdigest() if self._key else ""
 
-    async def read_body(self, max_bytes: int) -> bytes:
-        """The whole body. Raises EncodedBody, BodyTooLarge (before reading if declared) or ClientGone."""
+    async def read_body(self, max_bytes: int, count: Callable[[int], object] = lambda _: None) -> bytes:
+        """The whole body. Calls `count` with the number of bytes so far. Raises EncodedBody, BodyTooLarge
+        (before reading if declared) or ClientGone.
+        """
         if self._encoding != b"identity":
             encoding = self._encoding.decode(errors="replace")[:40]
             raise EncodedBody(f"Content-Encoding {encoding!r} is not supported; send plain JSON.")
@@ -87,6 +89,7 @@ class Exchange:
             body += message.get("body", b"")
             if len(body) > max_bytes:
                 raise _too_large(max_bytes)
+            count(len(body))
             if not message.get("more_body", False):
                 return bytes(body)
 

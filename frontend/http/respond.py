@@ -102,8 +102,8 @@ async def prepared(
     tally: Tally,
 ) -> AnyAnswer:
     """Read the body and build its answer, ready to be generated."""
-    body = await exchange.read_body(services.max_body_bytes)
-    answer = await prepare(body, asker_of(exchange, services), services)
+    async with services.bodies.read(exchange, services.max_body_bytes) as body:
+        answer = await prepare(body, asker_of(exchange, services), services)
     exchange.quota.take_prompt(num_prompt_tokens(answer.choices))
     services.metrics.count_ignored(answer.ignored)
     tally.model = answer.model

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, TokenChunk, WorkerInfo, WorkerStats
+from frontend.http.bodies import Bodies
 from frontend.metrics import Metrics, Sampled
 from frontend.routing.health import Health
 from frontend.text.served import ServedModel
@@ -73,6 +74,7 @@ class Services:
     thoughts: Thoughts = dataclasses.field(default_factory=Thoughts)
     request_timeout_s: float = 600.0
     max_body_bytes: int = 16 << 20
+    bodies: Bodies = dataclasses.field(default_factory=Bodies)
     max_choices: int = 16
     first_event_wait_s: float = 0.1
     keep_alive_s: float = 10.0

@@ -54,8 +54,8 @@ class MessagesRoutes:
 
     async def count_tokens(self, exchange: Exchange, services: Services, tally: Tally) -> None:
         """`POST /v1/messages/count_tokens`."""
-        raw = await exchange.read_body(services.max_body_bytes)
-        body, unknown, reading, request = await read(raw, lambda raw: self._read(raw, Counted))
+        async with services.bodies.read(exchange, services.max_body_bytes) as raw:
+            body, unknown, reading, request = await read(raw, lambda raw: self._read(raw, Counted))
         services.check_tools(reading.left_out)
         served = services.fleet.served(body.model)
         tally.model = served.name

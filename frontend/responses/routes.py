@@ -112,10 +112,10 @@ class ResponseRoutes:
 
     async def input_tokens(self, exchange: Exchange, services: Services, tally: Tally) -> None:
         """`POST /v1/responses/input_tokens`."""
-        raw = await exchange.read_body(services.max_body_bytes)
-        tally.model, num_tokens = await count_input_tokens(
-            raw, asker_of(exchange, services), services, self._state, self._seal
-        )
+        async with services.bodies.read(exchange, services.max_body_bytes) as raw:
+            tally.model, num_tokens = await count_input_tokens(
+                raw, asker_of(exchange, services), services, self._state, self._seal
+            )
         await exchange.answer(200, InputTokens(input_tokens=num_tokens))
 
     async def retrieve(self, exchange: Exchange, services: Services, tally: Tally) -> None:
