@@ -1,6 +1,7 @@
 """`python -m frontend`: the HTTP server for OpenAI's and Anthropic's APIs."""
 
 import asyncio
+import dataclasses
 import ipaddress
 import logging
 import os
@@ -44,7 +45,7 @@ from frontend.routing.names import parse_aliases
 from frontend.turn.thoughts import Thoughts
 
 SYNC_TIMEOUT_S = 5.0
-"""A process gets connections when it knows the workers, or after this time."""
+"""How long a frontend waits for the registry before it answers that there are no workers."""
 
 log = logging.getLogger("frontend")
 
@@ -67,6 +68,8 @@ def main(argv: list[str]) -> int:
     except (UnsafeFolder, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
+    # Without a running frontend, there is nothing to take over.
+    settings = dataclasses.replace(settings, take_over=taken.listener is not None)
     serve_on = _serve_alone if settings.num_processes == 1 else _serve_in_processes
     return serve_on(settings, credentials, listener, taken)
 
@@ -166,18 +169,33 @@ async def serve(
     answering = siblings.answering(Shared(services.thoughts, services.metrics, responses.runs, quotas))
     async with fleet.keep_current() as following, answering, kept_current(credentials.rereadable):
         leave_start_uncollected()
-        server.start(listener)
-        scheme = "http" if credentials.tls is None else "https"
-        log.info("listening address=%s://%s:%d", scheme, *listener.getsockname()[:2])
-        await first_of(shutdown.wait(), needed(settings.wires.plane_name(), transport.reachable()))
-        await first_of(shutdown.wait(), fleet.synced.wait(), asyncio.sleep(SYNC_TIMEOUT_S))
-        siblings.listening()
-        await first_of(shutdown.wait(), asyncio.shield(following))
+        ready = ready_to_serve(settings, fleet, transport)
+        await first_of(shutdown.wait(), asyncio.shield(following), ready)
+        if not shutdown.asked:
+            server.start(listener)
+            scheme = "http" if credentials.tls is None else "https"
+            log.info("listening address=%s://%s:%d", scheme, *listener.getsockname()[:2])
+            siblings.listening()
+            await first_of(shutdown.wait(), asyncio.shield(following))
         await asyncio.gather(server.drain(), responses.runs.drain(settings.drain_timeout_s))
     await responses.close()
     await transport.close()
     await discovery.close()
     return 0
+
+
+async def ready_to_serve(settings: FrontendSettings, fleet: Fleet, transport: Transport) -> None:
+    """Return when requests can be served: the request plane can be reached, the registered workers are
+    known, and the tokenizers of their models are loaded. Connections wait in the listening socket's queue.
+
+    Without the registry it returns after SYNC_TIMEOUT_S, unless the port is taken over: then the other
+    frontend serves meanwhile. Raises NotStarted.
+    """
+    await needed(settings.wires.plane_name(), transport.reachable())
+    if settings.take_over:
+        await needed("the registry", fleet.synced.wait())
+    else:
+        await first_of(fleet.synced.wait(), asyncio.sleep(SYNC_TIMEOUT_S))
 
 
 def _fleet(settings: FrontendSettings, discovery: Discovery, transport: Transport) -> Fleet:

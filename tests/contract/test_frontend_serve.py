@@ -36,17 +36,27 @@ def play(
     asyncio.run(main())
 
 
-def test_connections_are_taken_when_the_workers_are_known() -> None:
-    async def main() -> None:
-        workers = Workers(d1=answer)
+def missing_at_first(what: str) -> Workers:
+    """A worker, and a registry or a broker that is not there yet."""
+    workers = Workers(d1=answer)
+    workers.broker_is_away = what == "broker"
+    if what == "registry":
         workers.may_tell.clear()
+    return workers
+
+
+@pytest.mark.parametrize("missing", ["registry", "broker"])
+def test_no_connection_is_accepted_before_requests_can_be_served(missing: str) -> None:
+    async def main() -> None:
+        workers = missing_at_first(missing)
         async with process(workers) as frontend:
-            for _ in range(5):
-                assert (await frontend.get("/live")).status_code == 200
+            asking = asyncio.create_task(frontend.get(f"/v1/models/{MODEL}"))  # waits in the socket's queue
+            assert not (await asyncio.wait([asking], timeout=0.2))[0]
             assert not frontend.is_listening.is_set()
             workers.may_tell.set()
-            await frontend.is_listening.wait()
-            assert (await frontend.get(f"/v1/models/{MODEL}")).status_code == 200
+            workers.broker_is_away = False
+            assert (await asking).status_code == 200
+            assert frontend.is_listening.is_set()
             assert await frontend.end() == 0
             assert workers.num_closed == 2  # the registry and the plane
 
@@ -57,10 +67,24 @@ def test_a_registry_that_is_silent_is_not_waited_for_long(monkeypatch: pytest.Mo
     monkeypatch.setattr(frontend_main, "SYNC_TIMEOUT_S", 0.01)
 
     async def main() -> None:
-        workers = Workers()
-        workers.may_tell.clear()
-        async with process(workers) as frontend:
-            await asyncio.wait_for(frontend.is_listening.wait(), PATIENCE_S)
+        async with process(missing_at_first("registry")) as frontend:
+            assert (await frontend.get("/health")).status_code == 503
+
+    asyncio.run(main())
+
+
+def test_a_frontend_that_takes_over_waits_for_the_registry_as_the_other_one_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frontend_main, "SYNC_TIMEOUT_S", 0.01)
+
+    async def main() -> None:
+        workers = missing_at_first("registry")
+        async with process(workers, take_over=True) as frontend:
+            asking = asyncio.create_task(frontend.get("/health"))
+            assert not (await asyncio.wait([asking], timeout=0.2))[0]
+            workers.may_tell.set()
+            assert (await asking).status_code == 200
 
     asyncio.run(main())
 
@@ -72,29 +96,9 @@ def test_a_frontend_that_waits_at_its_start_can_be_ended(
     monkeypatch.setattr(frontend_main, "SYNC_TIMEOUT_S", PATIENCE_S)
 
     async def main() -> None:
-        workers = Workers(d1=answer)
-        workers.broker_is_away = missing == "broker"
-        if missing == "registry":
-            workers.may_tell.clear()
-        async with process(workers) as frontend:
-            assert (await frontend.get("/live")).status_code == 200
+        async with process(missing_at_first(missing)) as frontend:
+            assert not (await asyncio.wait([frontend.serving], timeout=0.2))[0]
             assert await frontend.end() == 0
-
-    asyncio.run(main())
-
-
-def test_connections_are_taken_when_the_broker_can_be_reached() -> None:
-    async def main() -> None:
-        workers = Workers(d1=answer)
-        workers.broker_is_away = True
-        async with process(workers) as frontend:
-            while (await frontend.get("/health")).status_code != 200:
-                pass
-            for _ in range(5):
-                await frontend.get("/live")
-            assert not frontend.is_listening.is_set()
-            workers.broker_is_away = False
-            await asyncio.wait_for(frontend.is_listening.wait(), PATIENCE_S)
 
     asyncio.run(main())
 
