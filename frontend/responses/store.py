@@ -30,7 +30,7 @@ _COLUMNS = "id, previous_id, status, is_background, owner, num_bytes, body, item
 _SAVE = """
 INSERT INTO responses
     (id, previous_id, status, is_background, owner, used_s, num_bytes, body, items, events, key_name)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? WHERE ? OR EXISTS (SELECT 1 FROM responses WHERE id = ?)
 ON CONFLICT (id) DO UPDATE SET status = excluded.status, used_s = excluded.used_s,
     num_bytes = excluded.num_bytes, body = excluded.body, events = excluded.events
 """
@@ -98,7 +98,8 @@ class ResponseStore:
         self._thread.shutdown(wait=False)
 
     async def save(self, response: StoredResponse, item_ids: Iterable[str]) -> None:
-        """Insert or update a response. It is found from then on, and soon in the file."""
+        """Insert or update a response. It is found from then on, and soon in the file, unless another
+        frontend has deleted it there."""
         await self._unwritten.add(response, list(item_ids))
 
     async def load(self, response_id: str, key_name: str = "") -> StoredResponse | None:
@@ -156,12 +157,13 @@ class ResponseStore:
     def _save(self, entries: Sequence[Entry]) -> None:
         with self._connection() as db:
             for num_saved, entry in enumerate(entries, self._num_saves):
-                self._save_one(db, entry.response, entry.item_ids)
+                self._save_one(db, entry)
                 if num_saved % self._retention.prune_every == 0:
                     self._prune(db)
         self._num_saves += len(entries)
 
-    def _save_one(self, db: sqlite3.Connection, response: StoredResponse, item_ids: Sequence[str]) -> None:
+    def _save_one(self, db: sqlite3.Connection, entry: Entry) -> None:
+        response = entry.response
         if response.status == RUNNING:
             self._owner.claim()
         events = None if response.events is None else zlib.compress(response.events, 1)
@@ -169,10 +171,11 @@ class ResponseStore:
         values = (
             response.id, response.previous_id, response.status, response.is_background, self._owner.name,
             self._clock(), num_bytes, response.body, response.items, events, response.key_name,
+            entry.is_new, response.id,
         )  # fmt: skip
-        db.execute(_SAVE, values)
-        pairs = [(item_id, response.id) for item_id in item_ids]
-        db.executemany("INSERT OR IGNORE INTO item_ids VALUES (?, ?)", pairs)
+        if db.execute(_SAVE, values).rowcount:
+            pairs = [(item_id, response.id) for item_id in entry.item_ids]
+            db.executemany("INSERT OR IGNORE INTO item_ids VALUES (?, ?)", pairs)
 
     def _prune(self, db: sqlite3.Connection) -> None:
         kept = self._retention

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from frontend.responses.object import RUNNING
+
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A stored response. `body` is its JSON, `items` the JSON array of its own input items, `events` its
@@ -16,6 +18,11 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     is_background: bool = False
     events: bytes | None = None
     key_name: str = ""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no version of it was stored before: one in the background is stored when it begins, too."""
+        return self.status == RUNNING or not self.is_background
 
     @property
     def num_bytes(self) -> int:

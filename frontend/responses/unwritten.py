@@ -17,11 +17,14 @@ _BATCH = 32
 
 
 class Entry:
-    """One response, and the ids of its items."""
+    """One response, and the ids of its items. It replaces the file's version unless it is new: one that is no
+    longer there was deleted.
+    """
 
-    def __init__(self, response: StoredResponse, item_ids: Sequence[str]) -> None:
+    def __init__(self, response: StoredResponse, item_ids: Sequence[str], *, is_new: bool) -> None:
         self.response = response
         self.item_ids = item_ids
+        self.is_new = is_new
         self.tried = asyncio.Event()  # set when it is written, cannot be, or need not be any more
 
 
@@ -40,8 +43,10 @@ class Unwritten:
 
     async def add(self, response: StoredResponse, item_ids: Sequence[str]) -> None:
         """Have a response written. Waits for that at most WAIT_S, and not at all while writing fails."""
+        earlier = self._entries.get(response.id)
+        is_new = response.is_first if earlier is None else earlier.is_new
         self.discard(response.id)
-        entry = self._entries[response.id] = Entry(response, item_ids)
+        entry = self._entries[response.id] = Entry(response, item_ids, is_new=is_new)
         self._num_bytes += response.num_bytes
         self._drop_oldest()
         if self._writing is None or self._writing.done():
@@ -90,8 +95,11 @@ class Unwritten:
                 continue
             self._note(None)
             for entry in batch:
-                if self._entries.get(entry.response.id) is entry:
+                current = self._entries.get(entry.response.id)
+                if current is entry:
                     self.discard(entry.response.id)
+                elif current is not None:
+                    current.is_new = False
 
     def _drop_oldest(self) -> None:
         while self._num_bytes > MAX_UNWRITTEN_BYTES:
