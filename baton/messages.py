@@ -185,6 +185,18 @@ class StatsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     """Asks a worker for one `WorkerStats`."""
 
 
+class FrontendRequest(msgspec.Struct, frozen=True, kw_only=True, tag="frontend"):
+    """A message from one frontend process to another, in their own encoding; no worker takes it."""
+
+    data: bytes
+
+
+class FrontendReply(msgspec.Struct, frozen=True, array_like=True, tag="frontend"):
+    """One reply to a `FrontendRequest`, in the frontend's own encoding."""
+
+    data: bytes
+
+
 class PrefillFirst(msgspec.Struct, frozen=True, array_like=True, tag="prefill"):
     """A decode worker's only reply if it would have to compute more than `local_prefill_tokens`: the prompt
     needs a prefill worker. `is_busy`: it would take them if it were not computing other prompts.
@@ -263,7 +275,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str = ""
 
 
-Request = GenerateRequest | StatsRequest
+Request = GenerateRequest | StatsRequest | FrontendRequest
 
 
 def is_retry(request: Request) -> bool:
@@ -271,4 +283,4 @@ def is_retry(request: Request) -> bool:
     return isinstance(request, GenerateRequest) and request.is_retry
 
 
-Reply = TokenChunk | KvHandoff | PrefillFirst | WorkerStats
+Reply = TokenChunk | KvHandoff | PrefillFirst | WorkerStats | FrontendReply

@@ -7,7 +7,7 @@ import secrets
 import socket
 import ssl
 import urllib.parse
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import cast
 
 from baton import frames
@@ -25,6 +25,8 @@ from baton.transport import Respond
 CONNECT_TIMEOUT_S = 3.0
 CLOSE_S = 1.0
 """How long a closed connection may keep sending its buffer."""
+Connect = Callable[[Callable[[], asyncio.Protocol]], Awaitable[object]]
+"""Connects to a worker, given what makes the protocol of the connection."""
 _TURNED_AWAY = 64
 _UNLIKE = {
     "tcp": f"does not use TLS, and this process does ({CERT})",
@@ -58,18 +60,13 @@ class TcpTransport:
     @contextlib.asynccontextmanager
     async def serve(self, worker_id: str, respond: Respond) -> AsyncIterator[str]:
         """`Transport.serve`. Raises OSError if `host` is not local."""
-        host = self._host
-        service = Service(
-            f"{urllib.parse.quote(worker_id, safe='')}.{secrets.token_hex(16)}", respond, self._pace
-        )
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        sock = socket.create_server((host, 0), family=family, backlog=MAX_CALLERS)
-        port = sock.getsockname()[1]
-        callers, tls = _Callers(service, is_tls=self._tls is not None), self._tls
+        sock, name, address = self._listen(worker_id)
+        service = Service(name, respond, self._pace)
+        callers, tls = _Callers(service, self._may_call, is_tls=self._tls is not None), self._tls
         context = (lambda: None) if tls is None else (lambda: tls.accepting)
         listener = Listener(sock, callers.take, callers.admission.make_room, context)
         try:
-            yield f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}/{service.worker}"
+            yield address
         finally:
             listener.close()
             await service.stop()
@@ -104,14 +101,33 @@ class TcpTransport:
             return link
         if self._closed:
             raise WorkerLost("this process closed its transport")
-        host, port, worker = self._parts(address)
+        worker, where, connect = self._target(address)
         connection = _Connection(self._sockets, forget=functools.partial(self._links.pop, address, None))
         link = self._links[address] = connection.link = CallerLink(connection, worker, self._pace)
-        context = None if self._tls is None else self._tls.connecting
-        task = asyncio.get_running_loop().create_task(_connect(connection, link, host, port, context))
+        task = asyncio.get_running_loop().create_task(_connect(connection, link, where, connect))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
         return link
+
+    def _listen(self, worker_id: str) -> tuple[socket.socket, str, str]:
+        """A listening socket, and the worker's name and address there."""
+        host = self._host
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = socket.create_server((host, 0), family=family, backlog=MAX_CALLERS)
+        name = f"{urllib.parse.quote(worker_id, safe='')}.{secrets.token_hex(16)}"
+        where = f"[{host}]" if ":" in host else host
+        return sock, name, f"{self._scheme}://{where}:{sock.getsockname()[1]}/{name}"
+
+    def _may_call(self, sock: socket.socket) -> bool:  # noqa: ARG002  callers are known by what they send
+        """Whether a connection is served."""
+        return True
+
+    def _target(self, address: str) -> tuple[str, str, Connect]:
+        """The worker at an address, the place for messages, and how to connect to it."""
+        host, port, worker = self._parts(address)
+        context = None if self._tls is None else self._tls.connecting
+        create = asyncio.get_running_loop().create_connection
+        return worker, f"{host}:{port}", functools.partial(create, host=host, port=port, ssl=context)
 
     def _parts(self, address: str) -> tuple[str, int, str]:
         """Host, port and worker of an address. Raises PeerDistrusted if only one side has TLS; WorkerLost if
@@ -131,12 +147,13 @@ class TcpTransport:
 class _Callers:
     """Connections to one worker. Callers that know the worker's name keep their place; others make room."""
 
-    def __init__(self, service: Service, *, is_tls: bool) -> None:
+    def __init__(self, service: Service, may_call: Callable[[socket.socket], bool], *, is_tls: bool) -> None:
         self.sockets: set[asyncio.Future[None]] = set()
         # A few more than the service admits, so that the surplus gets an error message.
         limit = num_connections(4, MAX_CALLERS + _TURNED_AWAY)
         self.admission: Admission[_Connection] = Admission(limit, _Connection.evict)
         self._service = service
+        self._may_call = may_call
         self._is_tls = is_tls
 
     def take(self, sock: socket.socket) -> "_Connection | None":
@@ -144,7 +161,7 @@ class _Callers:
         connection = _Connection(
             self.sockets, admission=self.admission, handshaking=sock if self._is_tls else None
         )
-        if not self.admission.enter(connection):
+        if not self._may_call(sock) or not self.admission.enter(connection):
             sock.close()
             return None
         connection.link = self._service.accept(connection)
@@ -271,20 +288,17 @@ class _Connection(asyncio.Protocol):
         self._gone.add_done_callback(lambda _: abort.cancel())
 
 
-async def _connect(
-    connection: _Connection, link: CallerLink, host: str, port: int, tls: ssl.SSLContext | None
-) -> None:
+async def _connect(connection: _Connection, link: CallerLink, where: str, connect: Connect) -> None:
     """Connect, or drop the link."""
-    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            await loop.create_connection(lambda: connection, host, port, ssl=tls)
+            await connect(lambda: connection)
     except TimeoutError:
-        link.lose(f"{host}:{port} did not accept the connection within {CONNECT_TIMEOUT_S} s")
+        link.lose(f"{where} did not accept the connection within {CONNECT_TIMEOUT_S} s")
     except ssl.SSLError as error:
-        link.lose(f"{host}:{port} is not trusted: {peers_fault(error)}", PeerDistrusted)
+        link.lose(f"{where} is not trusted: {peers_fault(error)}", PeerDistrusted)
     except (OSError, ValueError, OverflowError) as error:  # no host may have such a name
-        link.lose(f"cannot connect to {host}:{port}: {error}")
+        link.lose(f"cannot connect to {where}: {error}")
 
 
 async def _all_closed(sockets: set[asyncio.Future[None]]) -> None:

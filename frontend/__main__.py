@@ -156,7 +156,7 @@ async def serve(
         return 2
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
     try:
-        store = await _open_store(settings.response_store, siblings.folder)
+        store = await _open_store(settings.response_store, siblings)
     except StoreFailure as error:
         sys.stderr.write(f"error: --response-store: {error.message}\n")
         return 2
@@ -247,19 +247,20 @@ def _services(settings: FrontendSettings, fleet: Fleet, transport: Transport, si
     )
 
 
-async def _open_store(path: str, shared: Path | None) -> ResponseStore:
-    """The store at that path. If the default path is not writable, responses are kept in memory; with several
-    processes, `shared` is their folder for what would be in memory.
+async def _open_store(path: str, siblings: Siblings) -> ResponseStore:
+    """The store at that path. If the default path is not writable, responses are kept in memory; several
+    processes keep in their folder what would be in memory.
     """
-    memory = MEMORY if shared is None else str(shared / "responses.sqlite3")
-    store = ResponseStore(memory if path == MEMORY else path)
+    folder = siblings.folder
+    memory = MEMORY if folder is None else str(folder / "responses.sqlite3")
+    store = ResponseStore(memory if path == MEMORY else path, address=siblings.address)
     try:
         await store.open()
     except StoreFailure as error:
         if path != FrontendSettings.response_store:
             raise
         log.warning("responses are lost when this frontend ends error=%s", error)
-        store = ResponseStore(memory)
+        store = ResponseStore(memory, address=siblings.address)
     return store
 
 

@@ -1,6 +1,8 @@
 """Shared parts of the request plane tests: planes on event loops, requests, answers."""
 
 import asyncio
+import secrets
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ from baton.messages import GenerateRequest, KvHandoff, Reply, Request, Sampling,
 from baton.nats import NatsTransport
 from baton.tcp import TcpTransport
 from baton.transport import Transport
+from baton.unix import UnixTransport
 from tests.certificates import shared_peer
 from tests.waiting import PATIENCE_S, scaled
 
@@ -18,6 +21,13 @@ LIVENESS_S = scaled(10.0)
 HANDOFF = KvHandoff(
     worker_id="w", incarnation="i", first_token=7, num_prompt_tokens=3, ttl_s=1.5, engine_state=b"\x00\xff"
 )
+
+
+class _ByNewNames(UnixTransport):
+    """Tests that run at the same time serve workers of one name."""
+
+    def _listen(self, worker_id: str) -> tuple[socket.socket, str, str]:
+        return super()._listen(f"{worker_id}.{secrets.token_hex(8)}")
 
 
 class Plane:
@@ -32,6 +42,8 @@ class Plane:
         if self._kind in ("tcp", "tls"):
             tls = shared_peer() if self._kind == "tls" else None
             return TcpTransport(liveness_s=liveness_s, tls=tls)
+        if self._kind == "unix":
+            return _ByNewNames(liveness_s=liveness_s)
         return NatsTransport(self.nats_url, liveness_s=liveness_s, **options)
 
     def run(

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from baton.discovery import Discovery
+from baton.errors import InvalidRequest
 from baton.messages import (
     GenerateRequest,
     PrefillFirst,
@@ -51,6 +52,8 @@ class Worker:
         if isinstance(request, StatsRequest):
             yield msgspec.structs.replace(self._engine.stats(), num_strange_messages=strangers.num_messages)
             return
+        if not isinstance(request, GenerateRequest):
+            raise InvalidRequest("a worker answers requests for tokens and statistics only")
         self._num_running += 1
         self._idle.clear()
         try:

@@ -1,51 +1,82 @@
-"""What a frontend's processes share, over Unix sockets: metrics, background runs, kept reasoning."""
+"""What frontend processes ask of each other: metrics, background runs, reasoning, the use of API keys."""
 
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+import secrets
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from baton.errors import InvalidRequest, NotReady, from_wire
+import msgspec
+
+from baton.errors import BatonError, NotReady, WorkerLost
+from baton.messages import FrontendReply, FrontendRequest, Reply, Request
+from baton.unix import UnixTransport
 from frontend.http.limits import Quotas, Used
 from frontend.metrics import Metrics, Sampled
-from frontend.processes.sibling_messages import (
-    ANSWERS,
-    QUESTIONS,
-    Answer,
-    Done,
-    Events,
-    FollowRun,
-    Found,
-    Keep,
-    Question,
-    Refused,
-    Scrape,
-    Spend,
-    StopRun,
-    Values,
-    frame,
-    read,
-)  # fmt: skip
-from frontend.responses.runs import FollowedElsewhere, Runs
+from frontend.responses.runs import UNREACHED, FollowedElsewhere, Runs
 from frontend.turn.thoughts import Kept, Thoughts
 
-MAX_UNSENT_BYTES = 16 << 20
-"""A process that reads entries more slowly misses some."""
 SCRAPE_TIMEOUT_S = 1.0
-RUN_TIMEOUT_S = 10.0
-"""A process that finds or stops no run within this time does not have it."""
-HANG_UP_TIMEOUT_S = 1.0
-"""A process that reads more slowly misses the rest: it may be frozen."""
+SILENCE_S = 10.0
+"""A process that is silent for so long does not answer: it is frozen, or dead."""
+MAX_UNTOLD = 10_000
+"""Messages on their way to processes that do not read them; more are dropped."""
+_PIECE_BYTES = 1 << 20
 
 log = logging.getLogger(__name__)
 
 
+class Keep(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """Add an entry to the reasoning kept."""
+
+    kept: Kept
+
+
+class Spend(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """An API key was used."""
+
+    used: Used
+
+
+class Scrape(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Answered with the process's metrics."""
+
+
+class StopRun(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Cancel a background run; answered once it has ended and is stored."""
+
+    response_id: str
+
+
+class FollowRun(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Answered with an empty reply and the run's events after that one, if the process has the run."""
+
+    response_id: str
+    sequence_number: int
+
+
+Message = Keep | Spend | Scrape | StopRun | FollowRun
+
+
+def _token_ids(kind: type, value: object) -> object:
+    if kind is array and isinstance(value, list):
+        return array("I", value)
+    raise NotImplementedError(kind)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=list)
+_MESSAGES: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Message, dec_hook=_token_ids)
+_METRICS = msgspec.msgpack.Decoder(list[Sampled])
+
+
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """What a process's siblings ask for or add to."""
+    """What other processes ask for or add to."""
 
     thoughts: Thoughts
     metrics: Metrics
@@ -54,10 +85,9 @@ class Shared:
 
 
 class Siblings:
-    """The other processes of this frontend; implements `frontend.responses.runs.OtherRuns`.
-
-    Process `index` of `num_processes` listens in `folder`, which only this user may open; without a folder
-    there are no others. `listening` is to be called once this process accepts connections.
+    """This process, index `index` of its frontend's `num_processes`, among the other ones and those of other
+    frontends; implements `frontend.responses.runs.OtherRuns`. The frontend is known by its `folder`, or, with
+    one process, by a name of its own. `listening` is to be called once this process accepts connections.
     """
 
     def __init__(
@@ -69,31 +99,24 @@ class Siblings:
     ) -> None:
         self.folder = folder
         self.listening = listening
-        self._paths = [folder / f"{number}.sock" for number in range(num_processes)] if folder else []
-        self._own = self._paths.pop(index) if folder else None
-        self._writers: dict[Path, asyncio.StreamWriter] = {}
-        self._unsent: dict[Path, list[bytes]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._plane = UnixTransport(liveness_s=SILENCE_S)
+        frontend = folder or f"baton-frontend-{secrets.token_hex(8)}"
+        names = [f"{frontend}/{number}" for number in range(num_processes)]
+        self._name = names.pop(index)
+        self.address = self._plane.address(self._name)
+        """Where other processes of this user reach this one."""
+        self._others = [self._plane.address(name) for name in names]
+        self._telling: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def answering(self, shared: Shared) -> AsyncIterator[None]:
-        """Answer the others during the context."""
-        if self._own is None:
-            yield
-            return
-
-        def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self._start(_answer(reader, writer, shared))
-
-        server = await asyncio.start_unix_server(take, self._own)
+        """Answer other processes during the context."""
         try:
-            yield
+            async with self._plane.serve(self._name, partial(_answers, shared)):
+                yield
         finally:
-            server.close()
-            await asyncio.gather(*map(_hang_up, self._writers.values()))
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._plane.close()
+            await asyncio.gather(*self._telling)
 
     def share(self, kept: Kept) -> None:
         """Give an entry of reasoning to all processes that are running."""
@@ -103,161 +126,107 @@ class Siblings:
         """Tell all processes that are running that an API key was used."""
         self._tell(Spend(used))
 
-    def _tell(self, message: Keep | Spend) -> None:
-        data = frame(message)
-        for path in self._paths:
-            writer = self._writers.get(path)
-            if path in self._unsent:
-                self._unsent[path].append(data)
-            elif writer is None or writer.is_closing():
-                self._unsent[path] = [data]
-                self._start(self._connect(path))
-            elif writer.transport.get_write_buffer_size() < MAX_UNSENT_BYTES:
-                writer.write(data)
-
     async def metrics(self) -> list[Sequence[Sampled]]:
         """The metrics of the processes that answer in time."""
-        asked = (self._first(path, Scrape(), SCRAPE_TIMEOUT_S) for path in self._paths)
-        found = await asyncio.gather(*asked, return_exceptions=True)  # one that ends counts no more
-        return [answer.metrics for answer in found if isinstance(answer, Values)]
+        found = await asyncio.gather(*map(self._scrape, self._others))
+        return [samples for samples in found if samples is not None]
 
-    async def stop(self, response_id: str) -> bool:
+    async def stop(self, address: str, response_id: str) -> None:
         """`OtherRuns.stop`."""
-        question = StopRun(response_id)
-        found = await asyncio.gather(*(self._first(path, question, RUN_TIMEOUT_S) for path in self._paths))
-        return any(isinstance(answer, Found) for answer in found)
+        async with aclosing(self._ask(address, StopRun(response_id))) as replies:
+            with _reaching():
+                await anext(replies, None)
 
     @asynccontextmanager
-    async def follow(self, response_id: str, sequence_number: int) -> AsyncIterator[FollowedElsewhere | None]:
+    async def follow(
+        self, address: str, response_id: str, sequence_number: int
+    ) -> AsyncIterator[FollowedElsewhere | None]:
         """`OtherRuns.follow`."""
-        for path in self._paths:
-            async with aclosing(_ask(path, FollowRun(response_id, sequence_number))) as answers:
-                first = await _next(answers, path, RUN_TIMEOUT_S)
-                if isinstance(first, Refused):
-                    raise from_wire(first.error)
-                if isinstance(first, Found):
-                    followed = FollowedElsewhere(sequence_number + 1)
-                    pumping = asyncio.create_task(_pump(answers, followed))
-                    try:
-                        yield followed
-                    finally:
-                        pumping.cancel()
-                        await asyncio.wait([pumping])
-                    return
-        yield None
+        async with aclosing(self._ask(address, FollowRun(response_id, sequence_number))) as replies:
+            with _reaching():
+                first = await anext(replies, None)
+            if first is None:
+                yield None
+                return
+            followed = FollowedElsewhere(sequence_number + 1)
+            pumping = asyncio.create_task(_pump(replies, followed))
+            try:
+                yield followed
+            finally:
+                pumping.cancel()
+                await asyncio.wait([pumping])
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _ask(self, address: str, message: Message) -> AsyncGenerator[bytes, None]:
+        request = FrontendRequest(data=_ENCODER.encode(message))
+        async with aclosing(self._plane.call(address, request)) as replies:
+            async for reply in replies:
+                assert isinstance(reply, FrontendReply), "another frontend answers"
+                yield reply.data
 
-    async def _connect(self, path: Path) -> None:
-        """Connect for entries, and send those that wait; they are dropped if the process is not running."""
-        try:
-            _, self._writers[path] = await asyncio.open_unix_connection(path)
-            self._writers[path].writelines(self._unsent[path])
-        except OSError:
-            pass
-        finally:
-            del self._unsent[path]
+    def _tell(self, message: Keep | Spend) -> None:
+        for address in self._others:
+            if len(self._telling) < MAX_UNTOLD:
+                task = asyncio.get_running_loop().create_task(self._send(address, message))
+                self._telling.add(task)
+                task.add_done_callback(self._telling.discard)
 
-    async def _first(self, path: Path, question: Question, timeout_s: float) -> Answer | None:
-        """The first part of a process's answer, or None."""
-        async with aclosing(_ask(path, question)) as answers:
-            return await _next(answers, path, timeout_s)
+    async def _send(self, address: str, message: Keep | Spend) -> None:
+        with suppress(BatonError):  # it is not running
+            async with aclosing(self._ask(address, message)) as replies:
+                await anext(replies, None)
 
-
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, shared: Shared) -> None:
-    """Answer the questions of one connection."""
-    with suppress(OSError, asyncio.IncompleteReadError):
-        async with _closing(writer):
-            while True:
-                question = QUESTIONS.decode(await read(reader))
-                if isinstance(question, Keep):
-                    shared.thoughts.take(question.kept)
-                    continue
-                if isinstance(question, Spend):
-                    shared.quotas.note(question.used)
-                    continue
-                async with aclosing(_answers(question, shared)) as answers:
-                    async for part in answers:
-                        writer.write(frame(part))
-                        await writer.drain()
+    async def _scrape(self, address: str) -> Sequence[Sampled] | None:
+        with suppress(BatonError, TimeoutError):  # it is ending, or hangs
+            async with asyncio.timeout(SCRAPE_TIMEOUT_S), aclosing(self._ask(address, Scrape())) as replies:
+                return _METRICS.decode(await anext(replies))
+        return None
 
 
-async def _answers(question: Question, shared: Shared) -> AsyncGenerator[Answer, None]:
-    match question:
+async def _answers(shared: Shared, request: Request) -> AsyncGenerator[Reply, None]:
+    assert isinstance(request, FrontendRequest), "frontends ask frontends"
+    match _MESSAGES.decode(request.data):
+        case Keep(kept):
+            shared.thoughts.take(kept)
+        case Spend(used):
+            shared.quotas.note(used)
         case Scrape():
-            yield Values(shared.metrics.samples())
+            yield FrontendReply(_ENCODER.encode(shared.metrics.samples()))
         case StopRun(response_id):
-            run = await shared.runs.get(response_id)
-            if run is not None:
+            if (run := await shared.runs.get(response_id)) is not None:
                 await run.stop()
-                yield Found()
         case FollowRun(response_id, sequence_number):
-            run = await shared.runs.get(response_id)
-            if run is not None:
-                try:
-                    with run.follow(sequence_number) as outbox:
-                        yield Found()
-                        while data := await outbox.take():
-                            yield Events(data)
-                except InvalidRequest as error:
-                    yield Refused(error.to_wire())
-                    return
-    yield Done()
+            if (run := await shared.runs.get(response_id)) is not None:
+                with run.follow(sequence_number) as outbox:
+                    yield FrontendReply(b"")
+                    while data := await outbox.take():
+                        for piece in _pieces(data):
+                            yield FrontendReply(piece)
 
 
-async def _ask(path: Path, question: Question) -> AsyncGenerator[Answer, None]:
-    """The parts of a process's answer, without the end. Nothing if it is not running; raises NotReady if it
-    dies before the end.
-    """
+def _pieces(events: bytes) -> Iterator[bytes]:
+    """Whole events that are small enough for a reply."""
+    start = 0
+    while start < len(events):
+        end = events.find(b"\n\n", start + _PIECE_BYTES)
+        end = len(events) if end < 0 else end + 2
+        yield events[start:end]
+        start = end
+
+
+async def _pump(replies: AsyncGenerator[bytes, None], followed: FollowedElsewhere) -> None:
     try:
-        reader, writer = await asyncio.open_unix_connection(path)
-    except OSError:
-        return
-    async with _closing(writer):
-        writer.write(frame(question))
-        try:
-            while not isinstance(answer := ANSWERS.decode(await read(reader)), Done):
-                yield answer
-        except (OSError, asyncio.IncompleteReadError) as error:
-            raise NotReady("The process that ran the response has ended; send the request again.") from error
-
-
-async def _next(answers: AsyncGenerator[Answer, None], path: Path, timeout_s: float) -> Answer | None:
-    """The next part of this process's answer; None at its end, or if it does not come in time."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            return await anext(answers, None)
-    log.warning("silent process=%s", path.stem)
-    return None
-
-
-async def _pump(answers: AsyncGenerator[Answer, None], followed: FollowedElsewhere) -> None:
-    try:
-        async for part in answers:
-            assert isinstance(part, Events), "events follow"
-            await followed.put(part.data)
+        with _reaching():
+            async for data in replies:
+                await followed.put(data)
         followed.outbox.close()
-    except NotReady as error:
+    except BatonError as error:
         followed.outbox.close(error)
 
 
-@asynccontextmanager
-async def _closing(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+@contextmanager
+def _reaching() -> Iterator[None]:
+    """Raises NotReady if the other process is lost."""
     try:
         yield
-    finally:
-        await _hang_up(writer)
-
-
-async def _hang_up(writer: asyncio.StreamWriter) -> None:
-    writer.close()
-    with suppress(OSError):
-        try:
-            async with asyncio.timeout(HANG_UP_TIMEOUT_S):
-                await writer.wait_closed()
-        finally:
-            if writer.transport.get_write_buffer_size():
-                writer.transport.abort()
+    except WorkerLost as error:
+        raise NotReady(UNREACHED, retry_after_s=1) from error

@@ -10,12 +10,13 @@ from typing import IO
 class Owner:
     """This frontend, among those that share the store at `path` (None: not shared).
 
-    The lock file exists from the first background response on; the kernel releases the lock when the process
-    dies.
+    The lock file exists from the first background response on, and contains the `address` of this process;
+    the kernel releases the lock when the process dies.
     """
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, path: str | None, address: str = "") -> None:
         self.name = secrets.token_hex(8)
+        self._address = address
         self._path = path
         self._lock: IO[bytes] | None = None
 
@@ -23,8 +24,9 @@ class Owner:
         """Take the lock that shows that this frontend is alive. Raises OSError."""
         if self._path is None or self._lock is not None:
             return
-        lock = self._lock_file(self.name).open("wb")
+        lock = self._lock_file(self.name).open("wb", buffering=0)
         fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(self._address.encode())
         self._lock = lock
 
     def lives_elsewhere(self, name: str) -> bool:
@@ -42,6 +44,12 @@ class Owner:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         return False
+
+    def address_of(self, name: str) -> str:
+        """The address of another frontend that is alive, empty if it has none."""
+        with contextlib.suppress(FileNotFoundError):
+            return self._lock_file(name).read_text()
+        return ""
 
     def close(self) -> None:
         """Release and remove the lock file."""

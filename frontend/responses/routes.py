@@ -7,7 +7,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from baton.errors import BatonError, InvalidRequest
+from baton.errors import BatonError, InvalidRequest, NotReady
 from frontend.http import sse
 from frontend.http.endpoint import Serve
 from frontend.http.exchange import Exchange, ignored_header
@@ -20,7 +20,7 @@ from frontend.responses.events import EventWriter, after
 from frontend.responses.history import context_items
 from frontend.responses.items import Item
 from frontend.responses.object import RUNNING, DeletedResponse, InputTokens, ItemList
-from frontend.responses.runs import ResponseState, Run, Told
+from frontend.responses.runs import UNREACHED, ResponseState, Run, Told
 from frontend.responses.stored import StoredResponse
 from frontend.turn.request import Asker
 from frontend.turn.seal import Seal
@@ -138,13 +138,12 @@ class ResponseRoutes:
             return
         assert stored is not None, "a response is running or stored"
         if stored.status == RUNNING:
-            async with self._state.elsewhere.follow(stored.id, sequence_number) as other:
+            elsewhere = self._state.elsewhere.follow(stored.runs_at, stored.id, sequence_number)
+            async with elsewhere as other:
                 if other is not None:
                     await relay(exchange, _Followed(other), other.outbox, services, tally)
                     return
-            stored = (
-                await self._state.store.load(stored.id, exchange.key_name) or stored
-            )  # it has ended meanwhile
+            stored = await self._ended(exchange)
         data = _rest_of(stored, sequence_number)
         await exchange.start(200, sse.CONTENT_TYPE, sse.HEADERS)
         await exchange.end(data)
@@ -168,11 +167,6 @@ class ResponseRoutes:
                 f"`response_id`: {stored.id!r} is not a background response; only those can be cancelled.",
                 param="response_id",
             )
-        if stored.status == RUNNING:
-            raise InvalidRequest(
-                f"`response_id`: {stored.id!r} runs on another frontend; cancel it there.",
-                param="response_id",
-            )
         await exchange.answer(200, msgspec.Raw(stored.body))
 
     async def input_items(self, exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG002  a Serve
@@ -192,13 +186,21 @@ class ResponseRoutes:
         return await prepare_response(raw, asker, services, self._state, self._seal)
 
     async def _stop(self, exchange: Exchange) -> tuple[Run | None, StoredResponse | None]:
-        """`_find`, after cancelling a run of this frontend."""
+        """`_find`, after cancelling the run, wherever it is. Raises NotReady if that cannot be done now."""
         run, stored = await self._find(exchange)
         if run is not None:
             await run.stop()
-        elif stored is not None and stored.status == RUNNING and await self._state.elsewhere.stop(stored.id):
-            stored = await self._state.store.load(stored.id, exchange.key_name) or stored
+        elif stored is not None and stored.status == RUNNING:
+            await self._state.elsewhere.stop(stored.runs_at, stored.id)
+            stored = await self._ended(exchange)
         return run, stored
+
+    async def _ended(self, exchange: Exchange) -> StoredResponse:
+        """The stored response whose run, in another process, has just ended."""
+        _, stored = await self._find(exchange)
+        if stored is None or stored.status == RUNNING:  # it cannot be stored there, it seems
+            raise NotReady(UNREACHED, retry_after_s=1)
+        return stored
 
     async def _find(self, exchange: Exchange) -> tuple[Run | None, StoredResponse | None]:
         """The run or the stored response of the path's id. Raises ResponseNotFound."""

@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from typing import Protocol
 
 from baton.errors import BatonError, InvalidRequest, NotReady, Overloaded
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 MAX_RUNS = 1000
 # The `route` label of runs in the metrics; their requests count under the route's own.
 ROUTE = "background"
+UNREACHED = "Another frontend runs this response and does not answer; try again, or ask that frontend."
 
 
 class Run:
@@ -178,33 +179,38 @@ class FollowedElsewhere:
 
 
 class OtherRuns(Protocol):
-    """The runs of the frontend's other processes."""
+    """The runs of other frontend processes, which are known by their addresses."""
 
-    async def stop(self, response_id: str) -> bool:
-        """Cancel a run, and wait until it is stored; False if no process has it."""
+    async def stop(self, address: str, response_id: str) -> None:
+        """Cancel a run, and wait until it has ended and is stored. Raises NotReady if the process cannot be
+        reached.
+        """
         ...
 
     def follow(
-        self, response_id: str, sequence_number: int
+        self, address: str, response_id: str, sequence_number: int
     ) -> AbstractAsyncContextManager["FollowedElsewhere | None"]:
-        """The events of a run, see `Run.follow`; None if no process has it. Raises InvalidRequest."""
+        """The events of a run, see `Run.follow`; None if it has ended. Raises InvalidRequest, or NotReady if
+        the process cannot be reached.
+        """
         ...
 
 
 class NoOtherRuns:
-    """`OtherRuns` of a frontend with one process."""
+    """`OtherRuns` of a frontend that reaches no other process."""
 
-    async def stop(self, response_id: str) -> bool:  # noqa: ARG002  the protocol's
+    async def stop(self, address: str, response_id: str) -> None:  # noqa: ARG002  the protocol's
         """`OtherRuns.stop`."""
-        return False
+        raise NotReady(UNREACHED, retry_after_s=1)
 
     def follow(
         self,
+        address: str,  # noqa: ARG002  the protocol's
         response_id: str,  # noqa: ARG002  the protocol's
         sequence_number: int,  # noqa: ARG002  the protocol's
     ) -> AbstractAsyncContextManager["FollowedElsewhere | None"]:
         """`OtherRuns.follow`."""
-        return nullcontext()
+        raise NotReady(UNREACHED, retry_after_s=1)
 
 
 @dataclasses.dataclass(frozen=True)

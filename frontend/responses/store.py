@@ -72,11 +72,13 @@ class ResponseStore:
         path: str = MEMORY,
         retention: Retention | None = None,
         clock: Callable[[], float] = time.time,
+        address: str = "",
     ) -> None:
+        """`address`: where other frontends reach this process."""
         self.path = path if path == MEMORY else os.path.expanduser(path)
         self._retention = retention or Retention()
         self._clock = clock
-        self._owner = Owner(None if path == MEMORY else self.path)
+        self._owner = Owner(None if path == MEMORY else self.path, address)
         self._db: sqlite3.Connection | None = None
         self._num_saves = 0
         self._unwritten = Unwritten(self._write)
@@ -187,9 +189,12 @@ class ResponseStore:
         row = self._row(response_id, "*")
         if row is None or row["key_name"] != key_name:
             return None
-        if row["status"] == RUNNING and not self._owner.lives_elsewhere(row["owner"]):
-            self._fail(row)
-            row = self._row(response_id, "*")
+        if row["status"] != RUNNING:
+            return _stored(row)
+        if self._owner.lives_elsewhere(row["owner"]):
+            return msgspec.structs.replace(_stored(row), runs_at=self._owner.address_of(row["owner"]))
+        self._fail(row)
+        row = self._row(response_id, "*")
         return None if row is None else _stored(row)
 
     def _row(self, response_id: str, columns: str = _COLUMNS) -> sqlite3.Row | None:

@@ -8,7 +8,8 @@ from frontend.responses.object import RUNNING
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A stored response. `body` is its JSON, `items` the JSON array of its own input items, `events` its
     whole stream, if any, as server-sent events. It belongs to the API key `key_name`, and if that is empty to
-    everyone, as long as keys are not checked."""
+    everyone, as long as keys are not checked. While another frontend process runs it, `runs_at` is that one's
+    address, empty if it has none."""
 
     id: str
     status: str
@@ -18,6 +19,7 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     is_background: bool = False
     events: bytes | None = None
     key_name: str = ""
+    runs_at: str = ""
 
     @property
     def is_first(self) -> bool:

@@ -1,16 +1,14 @@
-"""Background runs that another process of the frontend follows or stops, over real Unix sockets."""
+"""Background runs that another frontend process follows, stops or deletes, over real Unix sockets."""
 
 import asyncio
-import gc
-import os
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from baton.errors import InvalidRequest
+from baton.errors import InvalidRequest, NotReady
 from frontend.harmony.deltas import TextDelta
 from frontend.http.limits import Quotas
 from frontend.metrics import Metrics
@@ -24,16 +22,15 @@ from tests.scripted_frontend import Client, ScriptedTokens
 from tests.waiting import PATIENCE_S, until
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
-NUM_PROCESSES = 3
 
 
 @asynccontextmanager
-async def processes(folder: Path, runs: Runs) -> AsyncIterator[list[Siblings]]:
-    """Three processes, of which the last one has these runs."""
-    made = [Siblings(folder, index, NUM_PROCESSES) for index in range(NUM_PROCESSES)]
-    shared = [Shared(Thoughts(), Metrics(), each, Quotas()) for each in (Runs(), Runs(), runs)]
-    async with made[0].answering(shared[0]), made[1].answering(shared[1]), made[2].answering(shared[2]):
-        yield made
+async def processes(runs: Runs) -> AsyncIterator[tuple[Siblings, str]]:
+    """A frontend, and the address of another one, which has these runs."""
+    ours, theirs = Siblings(), Siblings()
+    shared = [Shared(Thoughts(), Metrics(), each, Quotas()) for each in (Runs(), runs)]
+    async with ours.answering(shared[0]), theirs.answering(shared[1]):
+        yield ours, theirs.address
 
 
 @asynccontextmanager
@@ -69,38 +66,36 @@ def test_a_run_is_stopped_by_whichever_process_is_asked_once_that_is_stored(
     async def scenario() -> None:
         async with (
             running(ResponseStore(clock=clock)) as (client, run),
-            processes(tmp_path, client.responses.runs) as (first, *_),
+            processes(client.responses.runs) as (ours, theirs),
         ):
             response = run.answer.response
             can_save.clear()
-            stopping = asyncio.create_task(first.stop(response.id))
+            stopping = asyncio.create_task(ours.stop(theirs, response.id))
             await until(lambda: response.status == "cancelled")
             for _ in range(20):
                 await asyncio.sleep(0)  # turns for what must not happen
             assert not stopping.done()
             can_save.set()
-            assert await stopping
+            await stopping
             stored = await client.responses.store.load(response.id)
             assert stored is not None
             assert stored.status == "cancelled"
-            assert not await first.stop(response.id)
+            await ours.stop(theirs, response.id)  # it has ended
 
     asyncio.run(scenario())
 
 
-def test_a_follower_that_reads_slowly_holds_the_events_back_and_gets_them_all(tmp_path: Path) -> None:
+def test_a_follower_that_reads_slowly_gets_all_events(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (
             running(stream=True) as (client, run),
-            processes(tmp_path, client.responses.runs) as (first, *_),
-            first.follow(run.answer.response.id, 0) as followed,
+            processes(client.responses.runs) as (ours, theirs),
+            ours.follow(theirs, run.answer.response.id, 0) as followed,
         ):
             assert followed is not None
             await until(lambda: len(run._outboxes) == 2)  # noqa: SLF001  nothing else shows it
-            num_said = 0
-            while not run._outboxes[1].full:  # noqa: SLF001  nothing else shows it
-                assert num_said < 40  # 10 MiB
-                num_said += 1
+            num_said = 40
+            for _ in range(num_said):  # 10 MiB
                 say(run, 1 << 18)
                 for _ in range(10):
                     await asyncio.sleep(0)  # turns in which they could be sent
@@ -119,10 +114,10 @@ def test_a_follower_elsewhere_that_has_left_is_forgotten(tmp_path: Path) -> None
     async def scenario() -> None:
         async with (
             running(stream=True) as (client, run),
-            processes(tmp_path, client.responses.runs) as (first, *_),
+            processes(client.responses.runs) as (ours, theirs),
         ):
             with none_abandoned():
-                async with first.follow(run.answer.response.id, -1) as followed:
+                async with ours.follow(theirs, run.answer.response.id, -1) as followed:
                     assert followed is not None
                     assert await followed.outbox.take()
                     assert len(run._outboxes) == 2  # noqa: SLF001  nothing else shows it
@@ -138,31 +133,61 @@ def test_a_follower_elsewhere_that_has_left_is_forgotten(tmp_path: Path) -> None
 
 def test_a_run_without_a_stream_cannot_be_followed_elsewhere_either(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with running() as (client, run), processes(tmp_path, client.responses.runs) as (first, *_):
+        async with running() as (client, run), processes(client.responses.runs) as (ours, theirs):
             with pytest.raises(InvalidRequest, match="not stored") as error:
-                async with first.follow(run.answer.response.id, -1):
+                async with ours.follow(theirs, run.answer.response.id, -1):
                     pass
             assert error.value.param == "stream"
-            async with first.follow("resp_none", -1) as nothing:
+            async with ours.follow(theirs, "resp_none", -1) as nothing:
                 assert nothing is None
 
     asyncio.run(scenario())
 
 
-def test_questions_leave_no_connection_no_task_and_no_complaint_behind(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_follower_gets_an_error_when_the_process_that_runs_it_is_lost(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        theirs = Siblings()
+        async with running(stream=True) as (client, run):
+            ours = Siblings()
+            shared = Shared(Thoughts(), Metrics(), client.responses.runs, Quotas())
+            async with AsyncExitStack() as other, ours.answering(shared):
+                await other.enter_async_context(theirs.answering(shared))
+                async with ours.follow(theirs.address, run.answer.response.id, -1) as followed:
+                    assert followed is not None
+                    assert await followed.outbox.take()
+                    await other.aclose()
+                    with pytest.raises(NotReady):
+                        await followed.outbox.take()
+                with pytest.raises(NotReady):
+                    await ours.stop(theirs.address, run.answer.response.id)
+                with pytest.raises(NotReady):
+                    async with ours.follow("", run.answer.response.id, -1):
+                        pass
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_what_one_frontend_deletes_another_one_neither_runs_nor_has(
+    tmp_path: Path, is_streamed: bool
 ) -> None:
     async def scenario() -> None:
-        async with processes(tmp_path, Runs()) as (first, second, _):
-            gc.collect()
-            num_open = len(os.listdir("/proc/self/fd"))
-            with none_abandoned():
-                for _ in range(5):
-                    assert len(await first.metrics()) == NUM_PROCESSES - 1
-            assert not await first.stop("resp_none")
-            await until(lambda: not second._tasks)  # noqa: SLF001  nothing else shows it
-            await until(lambda: len(os.listdir("/proc/self/fd")) <= num_open)
-        gc.collect()  # an unclosed transport would warn
-        assert not [record for record in caplog.records if record.name == "asyncio"]
+        path = str(tmp_path / "responses.sqlite3")
+        ours, theirs = Siblings(), Siblings()
+        store = ResponseStore(path, address=theirs.address)
+        async with running(store, stream=is_streamed) as (client, run):
+            state = ResponseState(ResponseStore(path, address=ours.address), elsewhere=ours)
+            other = Client(ScriptedTokens(), responses=state)
+            shared = [
+                Shared(Thoughts(), Metrics(), each.responses.runs, Quotas()) for each in (client, other)
+            ]
+            async with theirs.answering(shared[0]), ours.answering(shared[1]):
+                url = f"/v1/responses/{run.answer.response.id}"
+                assert (await other.get(url)).json["status"] == "in_progress"
+                assert (await other.request("DELETE", url, b"")).json["deleted"] is True
+                assert run.answer.response.status == "cancelled"
+                for each in (client, other):
+                    assert (await each.get(url)).status == 404
+            await state.close()
 
     asyncio.run(scenario())

@@ -27,7 +27,15 @@ from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture(
-    params=["tcp-uvloop", "tcp-asyncio", "tls-uvloop", "tls-asyncio", "nats-uvloop", "nats-asyncio"]
+    params=[
+        "tcp-uvloop",
+        "tcp-asyncio",
+        "tls-uvloop",
+        "tls-asyncio",
+        "unix-uvloop",
+        "nats-uvloop",
+        "nats-asyncio",
+    ]
 )
 def plane(request: pytest.FixtureRequest, nats_server: str, shared_authority: Authority) -> Plane:
     return Plane(request.param, nats_server)

@@ -122,6 +122,35 @@ def test_the_events_of_a_background_response_are_the_same_from_each(client: http
     assert json.loads(others[0].strip().rpartition("\n")[2][6:]) == ended[-1]
 
 
+def test_a_background_response_is_followed_and_deleted_at_another_frontend_of_the_store(
+    stack: Stack, tmp_path: Path
+) -> None:
+    store = ("--response-store", str(tmp_path / "responses.sqlite3"))
+    (runs_it, theirs), (other, ours) = stack.another_frontend(*store), stack.another_frontend(*store)
+    begun = httpx.post(f"{theirs}/v1/responses", json=ENDLESS).json()
+    path = f"/v1/responses/{begun['id']}"
+    refused = httpx.get(f"{ours}{path}?stream=true")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream")
+    assert httpx.delete(f"{ours}{path}").json()["deleted"] is True
+
+    with httpx.stream("POST", f"{theirs}/v1/responses", json=ENDLESS | {"stream": True}) as stream:
+        lines = stream.iter_lines()
+        streamed = json.loads(next(line for line in lines if line[:6] == "data: ")[6:])["response"]["id"]
+        runs_it.signal(signal.SIGTERM)  # it is followed while it drains, too
+        wait_for(lambda: "draining" in runs_it.text())
+        with httpx.stream("GET", f"{ours}/v1/responses/{streamed}?stream=true&starting_after=3") as followed:
+            events = (line for line in followed.iter_lines() if line[:6] == "data: ")
+            assert json.loads(next(events)[6:])["sequence_number"] == 4
+            assert httpx.post(f"{ours}/v1/responses/{streamed}/cancel").json()["status"] == "cancelled"
+            assert json.loads(list(events)[-1][6:])["response"]["status"] == "cancelled"
+    assert runs_it.wait() == 0
+    assert httpx.get(f"{ours}{path}").status_code == 404
+    assert httpx.get(f"{ours}/v1/responses/{streamed}").json()["status"] == "cancelled"
+    other.signal(signal.SIGTERM)
+    assert other.wait() == 0
+    stack.processes = [process for process in stack.processes if process not in (runs_it, other)]
+
+
 def test_an_answer_keeps_its_tokens_and_reasoning_in_the_other_process(client: httpx.Client) -> None:
     messages: list[Any] = [{"role": "user", "content": "What time is it?"}]
     first = client.post("/v1/chat/completions", json={"model": MODEL, "messages": messages, "tools": [TOOL]})

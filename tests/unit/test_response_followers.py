@@ -127,8 +127,10 @@ class Elsewhere(NoOtherRuns):
         self._error = error
 
     @asynccontextmanager
-    async def follow(self, response_id: str, sequence_number: int) -> AsyncIterator[FollowedElsewhere]:
-        assert response_id == "theirs"
+    async def follow(
+        self, address: str, response_id: str, sequence_number: int
+    ) -> AsyncIterator[FollowedElsewhere]:
+        assert (address, response_id) == ("unix:@theirs", "theirs")
         followed = FollowedElsewhere(sequence_number + 1)
         await followed.put(EVENTS)
         await self._store.save(response("theirs", events=b"data: {}\n\n" * 4 + EVENTS), [])
@@ -139,7 +141,8 @@ class Elsewhere(NoOtherRuns):
 @pytest.mark.parametrize("error", [None, NotReady("It has ended.")])
 def test_a_run_of_another_process_is_streamed_from_there(error: NotReady | None, tmp_path: Path) -> None:
     async def scenario() -> None:
-        theirs, ours = (ResponseStore(str(tmp_path / "responses.sqlite3")) for _ in range(2))
+        path = str(tmp_path / "responses.sqlite3")
+        theirs, ours = ResponseStore(path, address="unix:@theirs"), ResponseStore(path)
         await theirs.save(response("theirs", status="in_progress", is_background=True), [])
         client = Client(ScriptedTokens(), responses=ResponseState(ours, elsewhere=Elsewhere(theirs, error)))
         reply = await client.get("/v1/responses/theirs?stream=true&starting_after=3")

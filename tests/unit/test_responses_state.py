@@ -300,22 +300,27 @@ def test_a_background_response_that_shows_as_completed_is_kept_already() -> None
     asyncio.run(scenario())
 
 
-def test_a_response_that_another_frontend_is_making_is_neither_continued_nor_cancelled(
+def test_a_response_that_an_unreachable_frontend_is_making_is_neither_continued_nor_cancelled_nor_deleted(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> tuple[Reply, Reply, Reply]:
+    async def scenario() -> tuple[Reply, ...]:
         async with frontend(ANSWER, path=tmp_path / "responses.sqlite3") as client:
-            continued = await client.respond(previous_response_id="theirs")
-            followed = await client.get("/v1/responses/theirs?stream=true")
-            return continued, followed, await client.post("/v1/responses/theirs/cancel", {})
+            url = "/v1/responses/theirs"
+            return (
+                await client.respond(previous_response_id="theirs"),
+                await client.get(f"{url}?stream=true"),
+                await client.post(f"{url}/cancel", {}),
+                await client.request("DELETE", url, b""),
+                await client.get(url),
+            )
 
     with another_frontend(tmp_path / "responses.sqlite3"):
-        continued, followed, cancelled = asyncio.run(scenario())
-    assert (followed.status, followed.error["param"]) == (400, "stream")
+        continued, followed, cancelled, deleted, found = asyncio.run(scenario())
+    assert found.json["status"] == "in_progress"
     assert (continued.status, continued.error["param"]) == (400, "previous_response_id")
     assert "in progress" in continued.error["message"]
-    assert (cancelled.status, cancelled.error["param"]) == (400, "response_id")
-    assert "another frontend" in cancelled.error["message"]
+    for refused in (followed, cancelled, deleted):  # it does not say where it can be reached
+        assert (refused.status, refused.error["code"]) == (503, "not_ready")
 
 
 def test_the_stream_of_a_response_whose_frontend_died_ends_with_its_failure(tmp_path: Path) -> None:
@@ -347,12 +352,11 @@ class Sibling(NoOtherRuns):
             [],
         )
 
-    async def stop(self, response_id: str) -> bool:
+    async def stop(self, address: str, response_id: str) -> None:
         await self.save("cancelled")
-        return True
 
     @asynccontextmanager
-    async def follow(self, response_id: str, sequence_number: int) -> AsyncIterator[None]:
+    async def follow(self, address: str, response_id: str, sequence_number: int) -> AsyncIterator[None]:
         await self.save("completed")
         yield None
 

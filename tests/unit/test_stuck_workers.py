@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.errors import WorkerLost
-from baton.messages import Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
+from baton.messages import GenerateRequest, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
 from frontend.routing.fleet import Fleet
 from tests.clock import run_jumping
 from tests.scripted_workers import answer, hand_off, worker
@@ -37,6 +37,7 @@ class Engines:
         if isinstance(request, StatsRequest):
             yield WorkerStats(**{self.figure_name: self.figure()})
             return
+        assert isinstance(request, GenerateRequest)
         if address in self.hung:
             await asyncio.sleep(request.deadline_s)
             raise WorkerLost("over")

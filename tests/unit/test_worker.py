@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from baton.connect import Wires
-from baton.errors import WorkerLost
+from baton.errors import InvalidRequest, WorkerLost
 from baton.messages import (
+    FrontendRequest,
     GenerateRequest,
     KvHandoff,
     KvLayout,
@@ -164,6 +165,8 @@ def test_each_role_runs_its_half_and_both_tell_their_figures() -> None:
         told = WorkerStats(num_running=7, num_strange_messages=strangers.num_messages)
         assert told.num_strange_messages > 0
         assert [reply async for reply in decode.answer(StatsRequest())] == [told]
+        with pytest.raises(InvalidRequest):
+            await anext(decode.answer(FrontendRequest(data=b"")))
 
     asyncio.run(main())
 
