@@ -45,7 +45,6 @@ def open_transceiver(kind: str) -> CacheTransceiver:
         os.environ["UCX_TLS"] = "tcp,self"
     else:
         os.environ.pop("UCX_TLS", None)
-    os.environ["UCX_LOG_LEVEL"] = "fatal"  # it reports each lost peer as an error
     if kind == "tls":
         return choose_transceiver("TCP", tls=shared_peer())
     return choose_transceiver(kind.partition("-")[0].upper())
@@ -84,7 +83,7 @@ class Answer(msgspec.Struct, frozen=True):
     error: str | None = None
     intact: bool = False
     elapsed_s: float = 0.0
-    name: str = ""
+    paths: str = ""
     cpu_s: float = 0.0
     num_fds: int = 0
     num_threads: int = 0
@@ -110,7 +109,7 @@ class Peer:
         elif command.do == "pulled" and self._pull:
             return await self._pull
         return Answer(
-            name=self._transceiver.transport_name,
+            paths=self._transceiver.paths,
             cpu_s=time.process_time(),
             num_fds=len(os.listdir("/proc/self/fd")),
             num_threads=threading.active_count(),
@@ -133,7 +132,7 @@ async def serve(kind: str, commands: IO[bytes], answers: IO[bytes]) -> None:
     transceiver = open_transceiver(kind)
     await transceiver.start()
     peer = Peer(transceiver)
-    answer = Answer(name=transceiver.transport_name)
+    answer = Answer()
     while True:
         answers.write(msgspec.json.encode(answer) + b"\n")
         answers.flush()
@@ -150,11 +149,10 @@ async def serve(kind: str, commands: IO[bytes], answers: IO[bytes]) -> None:
 class Far:
     """The parent's handle of such a process."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, *prefix: str) -> None:
         self.kind = kind
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.kv_peer", kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        words = [*prefix, sys.executable, "-m", "tests.kv_peer", kind]
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def started(self) -> "Far":
         self._answer()
@@ -209,9 +207,9 @@ def readers_of(transceiver: CacheTransceiver, ticket: Ticket) -> int:
 
 
 @contextlib.contextmanager
-def victim(kind: str) -> Iterator[Far]:
-    """A process to be killed."""
-    process = Far(kind)
+def victim(kind: str, *prefix: str) -> Iterator[Far]:
+    """A process to be killed; `prefix` is a command that runs it."""
+    process = Far(kind, *prefix)
     try:
         yield process.started()
     finally:

@@ -12,6 +12,7 @@ class Wire:
     """A CacheTransceiver inside one process; `on_pull` runs before each pull."""
 
     transport_name = "memory"
+    paths = ""
     moves_device_memory = False
 
     def __init__(self) -> None:

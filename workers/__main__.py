@@ -11,6 +11,7 @@ from baton.tls import CredentialError
 from workers.engines.build import build_engine
 from workers.engines.choose import with_engine
 from workers.flags import WorkerSettings, with_model_folder
+from workers.ready_file import clear
 from workers.settings_text import SettingsError
 from workers.worker import new_identity, run_worker
 
@@ -31,6 +32,7 @@ def main(argv: list[str]) -> int:
             engine, lines = build_engine(complete, identity)
             if not settings.check:
                 await settings.wires.check_access()
+                clear(settings.ready_file)
         except (SettingsError, UnsafeFolder, CredentialError) as error:
             sys.stderr.write(f"error: {error}\n")
             return 2

@@ -1,6 +1,6 @@
 """The Engine protocol: token requests in, tokens or a handoff out. Engines never see text."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 import msgspec
@@ -9,13 +9,17 @@ from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenChunk, Wor
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A started engine's name, version, capacity and KV transfer. See WorkerInfo."""
+    """A started engine's name, version, capacity and KV transfer. See WorkerInfo.
+
+    `kv_paths` names what the KV transfers so far took, if that is not always the same.
+    """
 
     name: str
     version: str
     context_length: int
     kv_layout: KvLayout | None = None
     kv_transfer: str = ""
+    kv_paths: Callable[[], str] = lambda: ""
     kv_timeout_s: float | None = None
     max_batch_size: int | None = None
     max_queue_size: int = 0

@@ -62,6 +62,9 @@ class WorkerSettings:
     drain_timeout_s: float = flag(
         30.0, "time for running requests to finish after SIGTERM", metavar="S", at_least=0
     )
+    ready_file: Path | None = flag(
+        None, "touched every second while this worker is ready", env="BATON_READY_FILE", metavar="FILE"
+    )
     log_level: LogLevel = flag("info", "least severity of messages that are logged")
     check: bool = flag(False, "validate flags and engine settings without starting")
     wires: Wires = dataclasses.field(default_factory=Wires)

@@ -4,12 +4,11 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
 
-from baton.discovery import Discovery
 from baton.errors import InvalidRequest
 from baton.messages import (
     GenerateRequest,
@@ -23,11 +22,10 @@ from baton.messages import (
 )
 from baton.process import Shutdown, first_of, needed
 from baton.strangers import strangers
-from baton.streams import public_name
-from baton.transport import Transport
 from workers.checkpoint import fingerprint
 from workers.engine import Engine, EngineInfo
 from workers.flags import WorkerSettings
+from workers.registration import stay_registered
 from workers.warm_up import warm_up_pairs
 
 log = logging.getLogger(__name__)
@@ -143,7 +141,14 @@ async def _serve(
         checkpoint = await _checkpoint(settings.model_path)
         async with transport.serve(identity[0], worker.answer) as address:
             card = _card(settings, info, identity, address, checkpoint)
-            joined = _join(card, worker, discovery, transport, settings.wires.registry_name())
+            joined = stay_registered(
+                card,
+                discovery,
+                registry_name=settings.wires.registry_name(),
+                warm_up=lambda card: warm_up_pairs(card, worker.answer, discovery, transport),
+                kv_paths=info.kv_paths,
+                ready_file=settings.ready_file,
+            )
             reason = await first_of(joined, _asked(shutdown), engine.failed())
             log.info("withdrawn worker=%s", card.worker_id)
             if reason is not None:
@@ -162,27 +167,6 @@ async def _checkpoint(model_path: Path) -> str:
     except OSError as error:
         log.warning("checkpoint unknown reason=%s", error)
         return ""
-
-
-async def _join(
-    card: WorkerInfo, worker: Worker, discovery: Discovery, transport: Transport, registry_name: str
-) -> None:
-    """Stay registered until cancelled: visible to peers at once, to clients when every pair is warm."""
-    async with AsyncExitStack() as registered:
-        async with AsyncExitStack() as warming:
-            warmed = discovery.register(msgspec.structs.replace(card, is_ready=False))
-            await needed(registry_name, warming.enter_async_context(warmed))
-            cold = await warm_up_pairs(card, worker.answer, discovery, transport)
-            card = msgspec.structs.replace(card, cold_peers=cold)
-            await registered.enter_async_context(discovery.register(card))
-        log.info(
-            "ready worker=%s endpoint=%s address=%s kv=%s",
-            card.worker_id,
-            card.endpoint,
-            public_name(card.address),
-            card.kv_transfer,
-        )
-        await asyncio.Event().wait()
 
 
 def _card(

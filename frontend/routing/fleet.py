@@ -176,7 +176,8 @@ class Fleet:
         return [worker.worker_id for worker in self._workers.of(state)]
 
     def _is_registered(self, worker: WorkerInfo) -> bool:
-        return worker in self._workers.all()
+        """Whether it is registered, perhaps with other facts than before."""
+        return self._workers.has(worker)
 
     def _can_pair(self, prefill: WorkerInfo, decode: WorkerInfo) -> bool:
         return why_not_paired(prefill, decode) is None and not self._cut.has(prefill, decode)

@@ -136,6 +136,10 @@ class Workers:
         """Every registered worker."""
         return [entry.worker for entry in self._entries.values()]
 
+    def has(self, worker: WorkerInfo) -> bool:
+        """Whether a worker is registered, perhaps with other facts than before."""
+        return worker.address in self._entries
+
     def live(self) -> list[WorkerInfo]:
         """The workers that get requests."""
         return self.of(State.LIVE)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -10,7 +11,7 @@ import pytest
 
 from baton.errors import HandoffFailed, HandoffStalled
 from tests.clock import run_jumping
-from tests.kv_peer import near, needs_nixl
+from tests.kv_peer import Command, near, needs_nixl, victim
 from tests.waiting import PATIENCE_S, until
 from workers.kv.direct import DirectTransceiver
 from workers.kv.fabric import Read
@@ -153,12 +154,37 @@ def test_a_source_that_cannot_be_reached_any_more_is_a_stall(monkeypatch: pytest
     run_jumping(main())
 
 
-def test_the_name_tells_whether_memory_is_read_directly() -> None:
-    async def name(kind: str) -> str:
-        async with near(kind) as transceiver:
-            return transceiver.transport_name
+@pytest.mark.parametrize(("kind", "path"), [("ucx", "cma"), ("ucx-stream", "stream")])
+def test_both_ends_tell_what_a_transfer_took(kind: str, path: str) -> None:
+    async def main() -> None:
+        async with near(kind) as source, near(kind) as puller:
+            assert (source.transport_name, source.paths, puller.paths) == ("ucx", "", "")
+            ticket = source.offer(host_memory(bytearray(NUM_BYTES)))
+            await puller.pull(ticket, host_memory(bytearray(NUM_BYTES)), PATIENCE_S)
+            await source.moved(ticket)
+            assert (source.paths, puller.paths) == (path, path)
 
-    assert [asyncio.run(name(kind)) for kind in ("ucx", "ucx-stream")] == ["ucx (cma)", "ucx (stream)"]
+    asyncio.run(main())
+
+
+def test_between_containers_that_share_no_processes_ucx_streams_and_prints_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """In process namespaces of their own, the first read fails."""
+    apart = ("unshare", "--pid", "--ipc", "--fork", "--kill-child")
+    if subprocess.run([*apart, "true"], check=False).returncode:
+        pytest.skip("this user may not make namespaces")
+
+    async def main() -> None:
+        with victim("ucx", *apart) as source, victim("ucx", *apart) as puller:
+            for seed in range(2):
+                assert (await puller.pull(await source.offer(NUM_BYTES, seed), seed)).intact
+            assert [(await peer.ask(Command("ping"))).paths for peer in (source, puller)] == ["stream"] * 2
+
+    asyncio.run(main())
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == printed.err.count("kv streamed") == 1
 
 
 def test_an_indirect_source_is_remembered_but_not_for_memory_of_a_device(

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -52,6 +53,7 @@ class ScriptedEngine:
 
     def __init__(self, start_error: Exception | None = None, kv_transfer: str = "") -> None:
         self.kv_transfer = kv_transfer
+        self.kv_paths: Callable[[], str] = str
         self.go_on = asyncio.Event()
         self.prompt_done = asyncio.Event()
         self.prompt_done.set()
@@ -69,6 +71,7 @@ class ScriptedEngine:
             context_length=10,
             kv_layout=LAYOUT,
             kv_transfer=self.kv_transfer,
+            kv_paths=self.kv_paths,
             kv_timeout_s=7.0,
             max_batch_size=3,
             max_queue_size=5,
@@ -315,6 +318,30 @@ def test_a_worker_shows_what_its_engine_says_of_itself(tmp_path: Path, is_readab
         assert shown.checkpoint == (fingerprint(tmp_path) if is_readable else "")
         shutdown.ask()
         assert await running == 0
+
+    asyncio.run(main())
+
+
+def test_a_ready_worker_shows_what_transfers_take_and_keeps_its_file_fresh(tmp_path: Path) -> None:
+    ready, paths = tmp_path / "ready", [""]
+
+    async def main() -> None:
+        engine, shutdown = ScriptedEngine(kv_transfer="ucx"), Shutdown()
+        engine.kv_paths = lambda: paths[0]
+        chosen = dataclasses.replace(settings(tmp_path), ready_file=ready)
+        running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
+        async with aclosing(chosen.wires.discovery().watch()) as snapshots:
+            await until(
+                snapshots, lambda fleet: [(w.kv_transfer, w.is_ready) for w in fleet] == [("ucx", True)]
+            )
+            await waiting.until(ready.exists)
+            paths[0] = "stream"
+            await until(snapshots, lambda fleet: [w.kv_transfer for w in fleet] == ["ucx (stream)"])
+        os.utime(ready, (0, 0))
+        await waiting.until(lambda: ready.stat().st_mtime > 0)
+        shutdown.ask()
+        assert await running == 0
+        assert not ready.exists()
 
     asyncio.run(main())
 

@@ -29,29 +29,28 @@ class DirectTransceiver:
     """Implements CacheTransceiver. Host memory that UCX cannot read directly is streamed instead."""
 
     moves_device_memory = True
+    transport_name = "ucx"
 
     def __init__(self, host: str) -> None:
         """`host`: the address to listen on and to announce to pullers."""
         self._poller = Poller()
         self._fabric = Fabric(host, self._poller.submit)
-        self._source = Source("ucx", host, self._lend)
-        self._pulls = Pulls("ucx", self._fetch)
+        self._source = Source(self.transport_name, host, self._lend, on_moved=self._note)
+        self._pulls = Pulls(self.transport_name, self._fetch)
         self._reaches: weakref.WeakKeyDictionary[Memory, Future[Reach]] = weakref.WeakKeyDictionary()
         self._no_path: set[tuple[str, int]] = set()
-        self._direct = False
+        self._paths: set[str] = set()
 
     @property
-    def transport_name(self) -> str:
-        """`ucx (cma)` if this machine's processes can read each other's host memory, which `start` tests.
-        Between machines or CUDA devices UCX chooses the transport.
-        """
-        return "ucx (cma)" if self._direct else "ucx (stream)"
+    def paths(self) -> str:
+        """See CacheTransceiver. Between machines or CUDA devices UCX chooses the transport."""
+        return ", ".join(sorted(self._paths))
 
     async def start(self) -> None:
         """See CacheTransceiver."""
         self._poller.start("kv-ucx", self._fabric.poll)
         try:
-            self._direct = await asyncio.wrap_future(self._poller.submit(self._fabric.open))
+            await asyncio.wrap_future(self._poller.submit(self._fabric.open))
             await self._source.start()
         except BaseException:  # re-raised after its thread and port are released
             await self.close()
@@ -99,7 +98,7 @@ class DirectTransceiver:
         peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
         place = (peer.host, peer.port)
         if place in self._no_path and into.device_index is None:
-            await self._pulls.fetch_stream(ticket, into)
+            await self._stream(ticket, into)
             return
         try:
             async with self._pulls.asking(ticket, into.num_bytes, direct=True) as (connection, grant, stall):
@@ -107,14 +106,22 @@ class DirectTransceiver:
                     await self._read(connection, msgspec.msgpack.decode(grant.words, type=Reach), into)
                 await connection.send(Fetched())
                 await connection.receive(Stands)
+            self._note(into, direct=True)
         except NoDirectPath as error:
             if into.device_index is not None:
                 raise HandoffFailed(f"no direct path from the source to this CUDA device: {error}") from error
-            await self._pulls.fetch_stream(ticket, into)
+            await self._stream(ticket, into)
             log.warning("kv streamed peer=%s:%d reason=no direct path: %s", *place, error)
             if len(self._no_path) >= _MAX_REMEMBERED:
                 self._no_path.clear()
             self._no_path.add(place)
+
+    async def _stream(self, ticket: Ticket, into: Memory) -> None:
+        await self._pulls.fetch_stream(ticket, into)
+        self._note(into, direct=False)
+
+    def _note(self, memory: Memory, direct: bool) -> None:
+        self._paths.add(("cma" if memory.device_index is None else "cuda") if direct else "stream")
 
     async def _read(self, connection: Connection, reach: Reach, into: Memory) -> None:
         """Read the source's memory. Once it returns or raises, `into` is not written any more."""

@@ -6,13 +6,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from workers.kv.memory import Memory, host_memory
-from workers.kv.ucx import Agent, NoDirectPath, Reach
+from workers.kv.memory import Memory
+from workers.kv.ucx import Agent, Reach
 
 log = logging.getLogger(__name__)
 
-_PROBE_BYTES = 4096
-_PROBE_LIMIT_S = 2.0
 # How long an abandoned read may take to end.
 _GRACE_S = 0.5
 MAX_PEERS = 64
@@ -83,19 +81,9 @@ class Fabric:
         self._peers: dict[str, _Peer] = {}
         self._source: Agent | None = None
 
-    def open(self) -> bool:
-        """Start UCX; True if one agent can read another's host memory directly. Raises OSError."""
+    def open(self) -> None:
+        """Start UCX. Raises OSError."""
         self._source = self._new_agent()
-        payload, into = host_memory(bytearray(_PROBE_BYTES)), host_memory(bytearray(_PROBE_BYTES))
-        probe = Read(self.reach(payload), into)
-        self.lend()
-        probe.give_up_at = time.monotonic() + _PROBE_LIMIT_S
-        self.begin(probe)
-        while not probe.ended.done():
-            self.poll()
-        self.take_back()
-        self._lose(self._source.name, NoDirectPath("the probe has ended"))
-        return probe.ended.exception() is None
 
     def reach(self, payload: Memory) -> Reach:
         """Register `payload` and return how to read it. Raises OSError."""

@@ -64,16 +64,23 @@ class _Offer:
 class Source:
     """Offers memory under tickets of kind `wire`, listening on `host`, which the pullers must reach.
 
-    Every source can stream host memory; `lend_direct` serves pullers that read it directly.
+    Every source can stream host memory; `lend_direct` serves pullers that read it directly. `on_moved` is
+    called with what was pulled, and whether it was read directly.
     """
 
     def __init__(
-        self, wire: str, host: str, lend_direct: Lend | None = None, tls: PeerTls | None = None
+        self,
+        wire: str,
+        host: str,
+        lend_direct: Lend | None = None,
+        tls: PeerTls | None = None,
+        on_moved: Callable[[Memory, bool], object] = lambda payload, direct: None,  # noqa: ARG005
     ) -> None:
         self._wire = wire
         self._host = host
         self._lend_direct = lend_direct
         self._tls = tls
+        self._on_moved = on_moved
         self._offers: dict[int, _Offer] = {}
         self._ids = itertools.count(1)
         self._listener: Listener | None = None
@@ -175,6 +182,7 @@ class Source:
         if ask.direct and not connection.is_quiet():
             return False  # it gave up meanwhile, and did not get it
         offer.end(ask.num_bytes)
+        self._on_moved(offer.payload, ask.direct)
         if ask.direct:
             await connection.send(Stands())  # fails if the offer ended before
         return True

@@ -11,6 +11,7 @@ class TcpTransceiver:
     """Implements CacheTransceiver; the bytes follow the source's Grant on the same connection."""
 
     moves_device_memory = False
+    paths = ""
 
     def __init__(self, host: str, tls: PeerTls | None = None) -> None:
         """`host`: the address to listen on and to announce to pullers."""

@@ -34,7 +34,14 @@ class CacheTransceiver(Protocol):
 
     @property
     def transport_name(self) -> str:
-        """Kind and transport in use, for logs and /health: `ucx (cma)`, `tcp`. Known after `start`."""
+        """The kind: `ucx`, `tcp`, `tcp+tls`. Known after `start`."""
+        ...
+
+    @property
+    def paths(self) -> str:
+        """What the transfers so far took, for logs and /health: `cma` (host memory, read directly), `cuda`,
+        `stream`; empty before the first one, and if there is only one way.
+        """
         ...
 
     @property

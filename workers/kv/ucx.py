@@ -11,8 +11,10 @@ import msgspec
 
 from workers.kv.memory import Memory
 
-# NIXL reads this at import; by default it prints progress reports to stdout.
-os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
+# Read at import. By default both print errors for each source that cannot be read directly and each peer that
+# ends; our own log has a line for that.
+os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
+os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
 import nixl_cu13._api as nixl
 import nixl_cu13._bindings as nixl_bindings
 
