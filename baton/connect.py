@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from baton.discovery import Discovery
 from baton.flags import flag, without_secrets
 from baton.nats_login import nats_options
+from baton.own_address import AUTO, check_address, own_address
 from baton.pace import LIVENESS_S, TICK_S
 from baton.peer_tls import PeerTls, peer_tls
 from baton.registry_folder import default_registry, make_private
@@ -44,7 +45,12 @@ class Wires:
         None, f"NATS addresses; they select NATS [{_NATS}]", env="NATS_SERVER", metavar="URLS"
     )
     file_registry: Path | None = flag(None, "folder of the file registry", env="BATON_FILE_REGISTRY")
-    host: str = flag("127.0.0.1", "address to bind and to announce to peers", env="BATON_HOST", metavar="IP")
+    host: str = flag(
+        "127.0.0.1",
+        "address to bind and to announce to peers; auto: that of the route to etcd or NATS",
+        env="BATON_HOST",
+        metavar="IP",
+    )
     liveness_s: float = flag(
         LIVENESS_S, "a worker that is silent for so long is lost", env="BATON_LIVENESS_S", metavar="S"
     )
@@ -88,7 +94,14 @@ class Wires:
             return NatsTransport(",".join(self.nats_urls), liveness_s=self.liveness_s, **nats_options())
         from baton.tcp import TcpTransport
 
-        return TcpTransport(host=self.host, liveness_s=self.liveness_s, tls=self.tls())
+        return TcpTransport(host=self.address(), liveness_s=self.liveness_s, tls=self.tls())
+
+    def address(self) -> str:
+        """The address to bind and to announce. Raises WrongAddress."""
+        if self.host != AUTO:
+            return self.host
+        servers = self.etcd_urls if self._registry() == "etcd" else []
+        return own_address([*servers, *(self.nats_urls if self._plane() == "nats" else [])])
 
     def tls(self) -> PeerTls | None:
         """That of connections between this process and others, if the environment asks for it."""
@@ -106,7 +119,7 @@ class Wires:
 
     def check(self) -> None:
         """Raise UnsafeFolder, with advice in its message, if the file registry is not safe; CredentialError
-        if a login or a certificate for NATS, etcd or peers is not complete.
+        if a login or a certificate for NATS, etcd or peers is not complete; WrongAddress.
         """
         self.tls()
         if self._registry() == "etcd":
@@ -115,6 +128,7 @@ class Wires:
             make_private(self._registry_folder())
         if self._plane() == "nats":
             nats_options()
+        check_address(self.address())
 
     async def check_access(self) -> None:
         """Raise CredentialError if etcd is there and refuses this user."""

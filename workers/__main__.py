@@ -4,6 +4,7 @@ import logging
 import sys
 
 from baton.flags import parse
+from baton.own_address import WrongAddress
 from baton.process import Shutdown, leave_start_uncollected, run
 from baton.registry_folder import UnsafeFolder
 from baton.telemetry import configure_logging
@@ -33,10 +34,11 @@ def main(argv: list[str]) -> int:
             if not settings.check:
                 await settings.wires.check_access()
                 clear(settings.ready_file)
-        except (SettingsError, UnsafeFolder, CredentialError) as error:
+        except (SettingsError, UnsafeFolder, CredentialError, WrongAddress) as error:
             sys.stderr.write(f"error: {error}\n")
             return 2
         log.info("settings %s", " ".join(complete.lines()))
+        log.info("peers reach this worker at %s", settings.wires.address())
         log.info("engine settings %s", " ".join(lines))
         if settings.check:
             return 0

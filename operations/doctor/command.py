@@ -13,6 +13,7 @@ import msgspec
 from baton.connect import HTTP_HOST, HTTP_PORT, Wires
 from baton.flags import flag, parse
 from baton.model_folder import model_folder
+from baton.own_address import WrongAddress
 from baton.registry_folder import UnsafeFolder
 from baton.tls import CredentialError
 from operations.doctor import (
@@ -105,7 +106,7 @@ def gather(settings: DoctorSettings) -> Facts:
         workers=workers,
         services=services,
         bind_host=wires.host,
-        host_problem=bind_problem(wires.host, 0),
+        host_problem=_host_problem(wires),
         registry_problem=_problem(wires, UnsafeFolder),
         credential_problem=_problem(wires, CredentialError) or _denial(wires, services),
         http_port=settings.http_port,
@@ -131,7 +132,7 @@ def asked_for(settings: DoctorSettings, visible_devices: str | None) -> Iterator
 def _problem(wires: Wires, kind: type[Exception]) -> str | None:
     try:
         wires.check()
-    except (UnsafeFolder, CredentialError) as problem:
+    except (UnsafeFolder, CredentialError, WrongAddress) as problem:
         return str(problem) if isinstance(problem, kind) else None
     return None
 
@@ -144,6 +145,13 @@ def _denial(wires: Wires, services: Sequence[Service]) -> str | None:
         except CredentialError as denial:
             return str(denial)
     return None
+
+
+def _host_problem(wires: Wires) -> str | None:
+    try:
+        return bind_problem(wires.address(), 0)
+    except WrongAddress as problem:
+        return str(problem)
 
 
 def _services(wires: Wires) -> Iterator[tuple[Probe, str]]:

@@ -53,7 +53,7 @@ def _embedded(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tupl
     transceiver = None
     if settings.disaggregation_mode != "agg":
         try:
-            transceiver = choose_transceiver(wire, host=settings.wires.host, tls=settings.wires.tls())
+            transceiver = choose_transceiver(wire, host=settings.wires.address(), tls=settings.wires.tls())
         except (ImportError, OSError) as error:
             raise SettingsError(
                 f"cache_transceiver_config.backend: {wire} is unavailable: {error}; use DEFAULT or TCP"
@@ -81,7 +81,7 @@ def _mocker(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[
         model_path=settings.model_path,
         worker_id=identity[0],
         incarnation=identity[1],
-        transceiver=choose_transceiver("TCP", host=settings.wires.host, tls=settings.wires.tls()),
+        transceiver=choose_transceiver("TCP", host=settings.wires.address(), tls=settings.wires.tls()),
     )
     return engine, loaded.lines()
 
@@ -109,7 +109,7 @@ def _vllm(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[En
     from workers.engines.vllm.settings import load_vllm_settings
 
     settings = parsed.settings
-    lib = load_library(settings.wires.host, settings.disaggregation_mode)
+    lib = load_library(settings.wires.address(), settings.disaggregation_mode)
     loaded = load_vllm_settings(
         lib.engine_args,
         settings.disaggregation_mode,

@@ -1,0 +1,58 @@
+"""The address that this process announces to its peers: chosen by the route to a server, and checked."""
+
+import socket
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from baton.flags import without_secrets
+
+AUTO = "auto"
+"""As `--host`: the address from which this machine reaches the registry or the request plane."""
+
+
+class WrongAddress(ValueError):
+    """Peers could not reach this process; the message is for the operator."""
+
+
+def own_address(servers: Sequence[str]) -> str:
+    """The address from which this machine reaches the first of these URLs that it has a route to.
+
+    IPv4 if there is a choice; loopback without URLs. Looks names up. Raises WrongAddress.
+    """
+    problems = []
+    for url in servers:
+        try:
+            return _route(url)
+        except (OSError, ValueError) as error:
+            problems.append(f"{without_secrets(url)}: {error}")
+    if problems:
+        raise WrongAddress(f"--host {AUTO}: no route to {'; '.join(problems)}; give this machine's address")
+    return "127.0.0.1"
+
+
+def _route(url: str) -> str:
+    parts = urlsplit(url if "://" in url else f"//{url}")
+    places = socket.getaddrinfo(parts.hostname, parts.port or 1, type=socket.SOCK_DGRAM)
+    problem = OSError("no address")
+    for family, kind, _, _, place in sorted(places, key=lambda place: place[0] != socket.AF_INET):
+        try:
+            with socket.socket(family, kind) as probe:
+                probe.connect(place)  # sends nothing
+                address: str = probe.getsockname()[0]
+                return address
+        except OSError as error:
+            problem = error
+    raise problem
+
+
+def check_address(host: str) -> None:
+    """Raise WrongAddress unless a process can listen on this address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.bind((host, 0))
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise WrongAddress(
+            f"--host (BATON_HOST) {host!r}: {why}; give one address of this machine, or {AUTO}"
+        ) from error
