@@ -183,6 +183,7 @@ def test_there_is_a_line_for_each_guide_with_the_guides_limits() -> None:
     ]
     for line in LINES:
         assert (line.options["--gpus"], line.options["--ipc"]) == (["all"], ["host"])
+        assert line.options["--stop-timeout"] == ["120"]  # Docker's own 10 s would end answers
         assert {"memlock=-1", "stack=67108864"} <= set(line.options["--ulimit"])
     assert "nofile=65536:65536" in LINES[0].options["--ulimit"]
     assert LINES[0].options["--cap-add"] == ["SYS_PTRACE"]
@@ -192,6 +193,7 @@ def test_a_container_reaches_the_compose_files_etcd_and_nats_by_the_page() -> No
     compose: dict[str, Any] = yaml.safe_load((ROOT / "deploy/docker-compose.yml").read_text())
     (words,) = re.findall(r"`(--network \w+ -e ETCD[^`]+)`", DOC)
     line = Line([*shlex.split(words), "baton-worker"])
-    assert line.options["--network"] == [compose["networks"]["default"]["name"]]
+    assert line.options["--network"] == [compose["name"]]
+    assert compose["networks"]["default"]["name"] == "${COMPOSE_PROJECT_NAME}"
     assert line.environ == compose["x-cluster"]
     assert environment_of("worker")["HTTP_HOST"] == environment_of("frontend")["HTTP_HOST"] == "0.0.0.0"
