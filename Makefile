@@ -93,13 +93,14 @@ test-clients: dev $(VENV)-clients/.made $(NODE_CLIENTS)/node_modules/.made ## te
 	STACK_PYTHON=$(abspath $(BIN)/python) PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
 		$(VENV)-clients/bin/python -m pytest -p pytest_timeout --timeout 600 -W ignore tests/clients
 
-check: dev ## ruff, mypy strict, import-linter, budgets, compose schema, hadolint, shellcheck
+check: dev ## ruff, mypy strict, import-linter, budgets, schemas of compose and Kubernetes, hadolint, shellcheck
 	$(BIN)/ruff check --quiet
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports --no-cache
 	$(BIN)/python tests/budgets.py
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec deploy/docker-compose.yml
+	$(BIN)/kubernetes-validate --strict --quiet deploy/kubernetes/[!k]*.yaml
 	$(BIN)/hadolint deploy/Dockerfile
 	$(BIN)/shellcheck --external-sources --severity=warning launch/*.sh tests/*.sh
 

@@ -3,10 +3,6 @@
 import json
 import re
 import shlex
-import shutil
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,14 +11,9 @@ import httpx
 import pytest
 import yaml
 
-from tests.conftest import free_port
-from tests.image import environment_of
-from tests.stack import MODEL, ROOT, Process
-from tests.waiting import PATIENCE_S, wait_for
-
-DEPLOY = ROOT / "deploy"
-CLUSTER = {"etcd": "2379", "nats": "4222"}
-PORTS = ("2379", "2380", "4222", "8222", "8000")
+from tests.containers import DEPLOY, Container, Containers, serving
+from tests.stack import ROOT
+from tests.waiting import wait_for
 
 
 def _services(**variables: str) -> dict[str, dict[str, Any]]:
@@ -36,115 +27,45 @@ def _services(**variables: str) -> dict[str, dict[str, Any]]:
 SERVICES = _services()
 
 
-class Containers:
-    """Services as processes on loopback: container names, ports and folders are mapped to this machine's."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._ports = {port: str(free_port()) for port in PORTS}
-        self._processes: list[Process] = []
-        self._environs: dict[str, dict[str, str]] = {}
-
-    def url(self, port: str) -> str:
-        return f"http://127.0.0.1:{self._ports[port]}"
-
-    def start(self, name: str) -> None:
-        """The service's exact command and environment, and its image's environment."""
-        service = SERVICES[name]
-        command = service["command"]
-        words = shlex.split(command) if isinstance(command, str) else list(command)
-        environ = environment_of(service["build"]["target"]) if "build" in service else {}
-        environ |= service.get("environment", {})
-        environ = {key: self._here(str(value)) for key, value in environ.items()}
-        program = sys.executable if words[0] == "python3" else shutil.which(Path(words[0]).name)
-        assert program is not None
-        line = [program, *(self._here(word) for word in words[1:])]
-        inherited = {
-            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin:/usr/sbin",
-            "HOME": str(self._folder),
-            "PYTHONPATH": "tests/doubles",
-        } | environ
-        if "BATON_READY_FILE" in inherited:
-            inherited["BATON_READY_FILE"] = str(self._folder / f"ready-{len(self._processes)}")
-        self._processes.append(Process(name, line, self._folder / f"{name}.log", inherited))
-        self._environs[name] = inherited
-        if name in CLUSTER:  # the others depend on its health
-            wait_for(lambda: self._listens(CLUSTER[name]))
-
-    def _here(self, word: str) -> str:
-        folders = {"/etc/nats": str(DEPLOY), "/var/lib": str(self._folder), "=/data": f"={self._folder}/nats"}
-        word = re.sub(r"^/model$", "models/demo", word)
-        for there, here in folders.items():
-            word = word.replace(there, here)
-        word = re.sub(r"0\.0\.0\.0|(?<=//)(etcd|nats)(?=:)", "localhost", word)
-        return re.sub(r"\b(" + "|".join(PORTS) + r")\b", lambda match: self._ports[match[1]], word)
-
-    def _listens(self, port: str) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", int(self._ports[port]))) == 0
-
-    def roles(self) -> list[str]:
-        """The roles of the workers that the frontend knows; fails the test if a process has ended."""
-        for process in self._processes:
-            assert process.popen.poll() is None, f"{process.name} ended:\n{process.text()[-2000:]}"
-        try:
-            health = httpx.get(f"{self.url('8000')}/health", verify=False).json()
-        except httpx.TransportError:
-            return []
-        return sorted(instance["role"] for instance in health["instances"])
-
-    def answers(self, url: str) -> bool:
-        try:
-            return httpx.get(url).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def is_healthy(self, name: str) -> bool:
-        """Whether the service's own health check passes, run here."""
-        kind, *words = SERVICES[name]["healthcheck"]["test"]
-        words = [self._here(word.replace("$$", "$")) for word in words]
-        command = ["sh", "-c", *words] if kind == "CMD-SHELL" else words
-        return (
-            subprocess.run(command, env=self._environs[name], check=False, capture_output=True).returncode
-            == 0
+def _containers(profile: str) -> dict[str, Container]:
+    return {
+        name: Container(
+            shlex.split(service["command"]) if isinstance(service["command"], str) else service["command"],
+            service.get("environment", {}),
+            service["build"]["target"] if "build" in service else None,
         )
-
-    def stop(self) -> None:
-        for process in reversed(self._processes):
-            process.kill()
-
-
-def _profile(name: str, folder: Path) -> Iterator[Containers]:
-    containers = Containers(folder)
-    try:
-        for service, content in SERVICES.items():
-            if name in content.get("profiles", [name]):
-                containers.start(service)
-        wait_for(lambda: containers.roles() == ["decode", "prefill"])
-        yield containers
-    finally:
-        containers.stop()
+        for name, service in SERVICES.items()
+        if profile in service.get("profiles", [profile])
+    }
 
 
 @pytest.fixture(scope="module")
 def cpu_profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
-    yield from _profile("cpu", tmp_path_factory.mktemp("cpu"))
+    with serving(tmp_path_factory.mktemp("cpu"), _containers("cpu")) as containers:
+        yield containers
 
 
 @pytest.fixture(scope="module")
 def gpu_profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
     """With TensorRT-LLM's double, which serves the demo model."""
-    yield from _profile("gpu", tmp_path_factory.mktemp("gpu"))
+    with serving(tmp_path_factory.mktemp("gpu"), _containers("gpu")) as containers:
+        yield containers
+
+
+def _is_healthy(containers: Containers, name: str) -> bool:
+    """Whether the service's own health check passes."""
+    kind, *words = SERVICES[name]["healthcheck"]["test"]
+    words = [word.replace("$$", "$") for word in words]
+    return containers.succeeds(name, ["sh", "-c", *words] if kind == "CMD-SHELL" else words)
 
 
 def test_a_frontend_without_workers_is_not_healthy(tmp_path: Path) -> None:
-    containers = Containers(tmp_path)
+    containers = Containers(tmp_path, _containers("cpu"))
     try:
         for name in ("etcd", "nats", "frontend"):
             containers.start(name)
-        live = f"{containers.url('8000')}/live"
-        wait_for(lambda: containers.answers(live))
-        assert not containers.is_healthy("frontend")
+        wait_for(lambda: containers.answers("/live"))
+        assert not _is_healthy(containers, "frontend")
     finally:
         containers.stop()
 
@@ -152,25 +73,12 @@ def test_a_frontend_without_workers_is_not_healthy(tmp_path: Path) -> None:
 @pytest.mark.parametrize("profile", ["cpu_profile", pytest.param("gpu_profile", marks=pytest.mark.slow)])
 def test_a_profile_answers_a_chat_request(profile: str, request: pytest.FixtureRequest) -> None:
     containers: Containers = request.getfixturevalue(profile)
-    url = containers.url("8000")
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 40}
-    num_before = num_handoffs(url)
-    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["usage"]["completion_tokens"] > 0
-    assert num_handoffs(url) == num_before + 1
-
-
-def num_handoffs(url: str) -> float:
-    page = httpx.get(f"{url}/metrics").text
-    found = re.search(r'^baton_num_handoffs\{role="prefill",[^}]+\} (\S+)$', page, re.MULTILINE)
-    assert found
-    return float(found[1])
+    containers.check_chat()
 
 
 def test_the_health_checks_hold_on_the_running_services(cpu_profile: Containers) -> None:
     for name in ("frontend", "prefill-cpu", "decode-cpu"):
-        wait_for(lambda: cpu_profile.is_healthy(name))  # noqa: B023  called at once
+        wait_for(lambda: _is_healthy(cpu_profile, name))  # noqa: B023  called at once
     assert httpx.get(f"{cpu_profile.url('8222')}/healthz").json() == {"status": "ok"}
     assert httpx.get(f"{cpu_profile.url('2379')}/health").json()["health"] == "true"
     assert httpx.get(f"{cpu_profile.url('8000')}/live").status_code == 200
