@@ -8,10 +8,10 @@ CONSTRAINTS ?= constraints.txt
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
-.PHONY: help install up cluster dev servers vocab test test-slow bench chaos fuzz test-clients check format lock clean
+.PHONY: help install up cluster dev servers vocab test test-slow bench chaos fuzz test-clients test-containers check format lock clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 # One stamp per set of packages: reinstalled only when these files change.
 $(VENV)/.runtime: pyproject.toml $(CONSTRAINTS)
@@ -92,6 +92,9 @@ $(NODE_CLIENTS)/node_modules/.made: $(NODE_CLIENTS)/package.json
 test-clients: dev $(VENV)-clients/.made $(NODE_CLIENTS)/node_modules/.made ## test agents, SDKs, frameworks, AIPerf, schemathesis
 	STACK_PYTHON=$(abspath $(BIN)/python) PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
 		$(VENV)-clients/bin/python -m pytest -p pytest_timeout --timeout 600 -W ignore tests/clients
+
+test-containers: dev ## the compose file on a real Docker engine: build, serve, faults; skipped without one
+	$(BIN)/python -m pytest --timeout 3600 tests/docker
 
 check: dev ## ruff, mypy strict, import-linter, budgets, schemas of compose and Kubernetes, hadolint, shellcheck
 	$(BIN)/ruff check --quiet

@@ -47,7 +47,7 @@ class Wires:
     file_registry: Path | None = flag(None, "folder of the file registry", env="BATON_FILE_REGISTRY")
     host: str = flag(
         "127.0.0.1",
-        "address to bind and to announce to peers; auto: that of the route to etcd or NATS",
+        "own address, for peers; auto: by the route to etcd",
         env="BATON_HOST",
         metavar="IP",
     )
