@@ -97,13 +97,14 @@ def test_the_label_is_how_kv_moves_between_containers_and_nothing_alarms(compose
 
 def test_streams_go_on_when_a_decode_container_is_killed(compose: Compose) -> None:
     stack: Any = SimpleNamespace(url=compose.url, closing=[])
-    whole = Stream(stack).read()
-    streams = [Stream(stack).read(5) for _ in range(2)]  # one on each
+    whole = Stream(stack, 1000).read()
     container = compose("ps", "--quiet", "decode-cpu").split()[0]
+    streams = [Stream(stack, 1000).read(5) for _ in range(2)]  # one on each
     subprocess.run(["docker", "kill", container], check=True, capture_output=True)
     for stream in streams:
         stream.read()
         assert (stream.text, stream.error, stream.done) == (whole.text, None, True)
+    assert "lost worker=decode" in compose("logs", "--no-log-prefix", "frontend")
     for close in stack.closing:
         close()
 
@@ -117,7 +118,7 @@ def test_after_a_restart_it_serves_again_as_soon_as_it_is_healthy(compose: Compo
 
 def test_containers_drain_and_end_well(compose: Compose) -> None:
     stack: Any = SimpleNamespace(url=compose.url, closing=[])
-    stream = Stream(stack).read(5)
+    stream = Stream(stack, 1000).read(5)
     compose("stop", "--timeout", "45")
     assert stream.read().done
     states = compose("ps", "--all", "--format", "{{.Service}} {{.ExitCode}}").split("\n")
