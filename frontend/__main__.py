@@ -28,6 +28,7 @@ from frontend.http.authentication import Authentication
 from frontend.http.bodies import Bodies, default_bytes
 from frontend.http.browsers import Browsers
 from frontend.http.exchange import AsgiApp
+from frontend.http.hosts import Hosts
 from frontend.http.limits import Quotas
 from frontend.http.server import HttpServer
 from frontend.http.services import Services
@@ -165,6 +166,8 @@ async def serve(
     services = _services(settings, fleet, transport, siblings)
     quotas = Quotas(siblings.share_use)
     app = _app(settings, credentials, services, responses, quotas)
+    if not settings.knows_clients:
+        app = Hosts(app, settings.allowed_hosts)
     server = HttpServer(app, settings.drain_timeout_s, tls=credentials.context)
     answering = siblings.answering(Shared(services.thoughts, services.metrics, responses.runs, quotas))
     async with fleet.keep_current() as following, answering, kept_current(credentials.rereadable):

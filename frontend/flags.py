@@ -53,6 +53,12 @@ class FrontendSettings:
     cors_origin: str = flag(
         "", "allowed CORS origins, comma-separated, or *: https://app.example", metavar="URL"
     )
+    allowed_host: str = flag(
+        "",
+        "names of this server in URLs, comma-separated, where there are no API keys: *.example.com, or *",
+        env="BATON_ALLOWED_HOST",
+        metavar="NAME",
+    )
     model_alias: str = flag(
         "", "model aliases, comma-separated: claude-*=openai/gpt-oss-120b", metavar="NAME=MODEL"
     )
@@ -138,7 +144,16 @@ class FrontendSettings:
     @property
     def cors_origins(self) -> list[str]:
         """The allowed CORS origins."""
-        return [origin.strip() for origin in self.cors_origin.split(",") if origin.strip()]
+        return _listed(self.cors_origin)
+
+    @property
+    def allowed_hosts(self) -> list[str]:
+        """The names under which this server is served."""
+        return [self.http_host, *_listed(self.allowed_host)]
+
+
+def _listed(given: str) -> list[str]:
+    return [each.strip() for each in given.split(",") if each.strip()]
 
 
 def _is_date(text: str) -> bool:

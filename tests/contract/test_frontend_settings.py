@@ -76,6 +76,45 @@ def test_tools_and_origins_are_those_of_the_flags() -> None:
     play(part, lambda: Workers(d1=answer), strict_tools=True, cors_origin=PAGE)
 
 
+@pytest.mark.parametrize(
+    ("settings", "status"),
+    [
+        ({}, 403),
+        ({"allowed_host": "own.example, *.other.example"}, 403),
+        ({"allowed_host": "a.example"}, 200),
+    ],
+)
+def test_without_keys_only_names_of_the_flag_are_served(settings: dict[str, str], status: int) -> None:
+    async def part(frontend: Frontend) -> None:
+        for host, expected in (("a.example", status), ("127.0.0.1", 200)):
+            assert (await frontend.http.get("/v1/models", headers={"host": host})).status_code == expected
+
+    play(part, lambda: Workers(d1=answer), **settings)
+
+
+def test_with_keys_any_name_is_served(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(line_of("one", "k1"))
+    path.chmod(0o600)
+
+    async def part(frontend: Frontend) -> None:
+        headers = {"host": "a.example", "x-api-key": "k1"}
+        assert (await frontend.http.get("/v1/models", headers=headers)).status_code == 200
+
+    play(part, lambda: Workers(d1=answer), api_keys_file=path)
+
+
+def test_bodies_have_the_memory_of_the_flag() -> None:
+    async def part(frontend: Frontend) -> None:
+        for num_bytes, status in ((60_000, 400), (200_000, 503)):
+            asked = await frontend.complete(prompt="a" * num_bytes)
+            assert asked.status_code == status
+        assert asked.headers["retry-after"] == "1"
+        assert asked.json()["error"]["code"] == "bodies_full"
+
+    play(part, lambda: Workers(d1=answer), max_bodies_bytes=100_000)
+
+
 def test_a_keys_file_that_changes_is_in_use(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text(line_of("alice", "a"))
