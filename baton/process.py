@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from baton.listener import raise_descriptor_limit
+from baton.telemetry import leave
 
 START_S = 60.0
 """How long a process waits at start for what it needs: brokers often start at the same time."""
@@ -54,7 +54,7 @@ class Shutdown:
     def _on_signal(self, number: int) -> None:
         if self._asked.is_set():
             log.warning("forced signal=%s", signal.Signals(number).name)
-            os._exit(128 + number)
+            leave(128 + number)
         log.info("draining signal=%s", signal.Signals(number).name)
         self.ask()
 

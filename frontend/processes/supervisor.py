@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from baton.telemetry import leave
 from frontend.processes.handover import SupervisorEnd, channel
 from frontend.processes.takeover import Offer
 
@@ -107,7 +108,7 @@ class Supervisor:
         except BaseException:  # noqa: BLE001  the process's edge: it must not go on as a supervisor
             traceback.print_exc()
         finally:
-            os._exit(status)
+            leave(status)
 
     def _on_signals(self, wakeup: socket.socket) -> None:
         numbers = set(wakeup.recv(64))

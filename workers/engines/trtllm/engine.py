@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+from baton import telemetry
 from baton.errors import HandoffFailed, InvalidRequest, Overloaded
 from baton.messages import NO_TOKEN, GenerateRequest, KvHandoff, KvLayout, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
@@ -59,7 +59,7 @@ class TrtllmEngine:
         model_path: Path,
         worker_id: str,
         incarnation: str,
-        leave: Leave = os._exit,
+        leave: Leave = telemetry.leave,
         patience: Patience = _PATIENCE,
     ) -> None:
         """`leave` ends the process if the loop freezes, or loading or shutdown hangs."""
