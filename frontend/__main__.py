@@ -8,9 +8,9 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
+
+import uvloop
 
 from baton.discovery import Discovery
 from baton.flags import parse
@@ -33,10 +33,10 @@ from frontend.http.limits import Quotas
 from frontend.http.server import HttpServer
 from frontend.http.services import Services
 from frontend.metrics import Metrics
-from frontend.processes.handover import ProcessEnd
+from frontend.processes.handover import Place, ProcessEnd
 from frontend.processes.siblings import Shared, Siblings
 from frontend.processes.supervisor import Supervisor
-from frontend.processes.takeover import Offer, Taken, inherited
+from frontend.processes.takeover import Port, inherited
 from frontend.responses.database import MEMORY
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoreFailure
@@ -60,86 +60,84 @@ def main(argv: list[str]) -> int:
         description="HTTP server for OpenAI's and Anthropic's APIs.",
     )
     configure_logging(parsed.settings.log_level)
-    log.info("settings %s", " ".join(parsed.lines()))
+    place = Place.told()
+    if place is None:
+        log.info("settings %s", " ".join(parsed.lines()))
     try:
         settings = parsed.settings.with_model_folder()
         settings.wires.check()
         credentials = read_credentials(settings)
-        listener, taken = _listener(settings)
+        if place is not None:
+            return _serve_in_place(settings, credentials, place)
+        port = _port(settings)
     except (UnsafeFolder, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    # Without a running frontend, there is nothing to take over.
-    settings = dataclasses.replace(settings, take_over=taken.listener is not None)
-    serve_on = _serve_alone if settings.num_processes == 1 else _serve_in_processes
-    return serve_on(settings, credentials, listener, taken)
+    if settings.num_processes > 1:
+        return _supervise(port, argv, settings.num_processes)
+    return _serve_alone(settings, credentials, port)
 
 
-def _listener(settings: FrontendSettings) -> tuple[socket.socket, Taken]:
-    """The listening socket, and the frontend that it was taken from. Raises ValueError with a sentence."""
+def _port(settings: FrontendSettings) -> Port:
+    """The port to serve on. Raises ValueError with a sentence."""
     where = f"{settings.http_host}:{settings.http_port}"
-    with ExitStack() as refusing:
-        taken = Taken(settings.http_port if settings.take_over else None)
-        refusing.callback(taken.close)
-        try:
-            listener = refusing.enter_context(inherited() or taken.listener or _listen(settings))
-        except OSError as error:
-            why = os.strerror(error.errno) if error.errno else str(error)
-            raise ValueError(f"cannot listen on {where}: {why}; choose another --http-port") from error
-        if not (settings.knows_clients or settings.insecure or _is_loopback(listener)):
-            raise ValueError(
-                f"other machines can reach {where}, and there are no API keys: give --api-keys-file, or "
-                "--insecure if each of them may send requests (or 127.0.0.1 as --http-host)"
-            )
-        refusing.pop_all()
-        return listener, taken
+    port = Port.taken(settings.http_port) if settings.take_over else None
+    try:
+        port = port or Port(inherited() or _listen(settings))
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise ValueError(f"cannot listen on {where}: {why}; choose another --http-port") from error
+    if not (settings.knows_clients or settings.insecure or _is_loopback(port.listener)):
+        port.close()
+        raise ValueError(
+            f"other machines can reach {where}, and there are no API keys: give --api-keys-file, or "
+            "--insecure if each of them may send requests (or 127.0.0.1 as --http-host)"
+        )
+    return port
 
 
 def _is_loopback(listener: socket.socket) -> bool:
     return listener.family == socket.AF_UNIX or ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 
-def _serve_alone(
-    settings: FrontendSettings, credentials: Credentials, listener: socket.socket, taken: Taken
-) -> int:
+def _serve_alone(settings: FrontendSettings, credentials: Credentials, port: Port) -> int:
+    settings = dataclasses.replace(settings, take_over=port.is_taken)
+
     async def main(shutdown: Shutdown) -> int:
-        offer = Offer(listener, _watch, shutdown.ask)
+        listening = asyncio.Event()
 
-        def listening() -> None:
-            taken.serving()
-            offer.open()
+        async def pass_port_on() -> None:
+            await listening.wait()
+            await first_of(shutdown.wait(), port.passed_on())
+            shutdown.ask()
 
+        passing = asyncio.create_task(pass_port_on())
         try:
-            return await serve(settings, credentials, listener, Siblings(listening=listening), shutdown)
+            siblings = Siblings(listening=listening.set)
+            return await serve(settings, credentials, port.listener, siblings, shutdown)
         finally:
-            offer.close()
+            passing.cancel()
+            port.close()
 
     return run(main)
 
 
-def _watch(readable: socket.socket, callback: Callable[[], object] | None) -> None:
-    loop = asyncio.get_running_loop()
-    if callback is None:
-        loop.remove_reader(readable)
-    else:
-        loop.add_reader(readable, callback)
-
-
-def _serve_in_processes(
-    settings: FrontendSettings, credentials: Credentials, listener: socket.socket, taken: Taken
-) -> int:
-    address = listener.getsockname()[:2]
+def _supervise(port: Port, argv: list[str], num_processes: int) -> int:
+    command = [sys.executable, "-m", "frontend", *argv]
     with tempfile.TemporaryDirectory(prefix="baton-frontend-") as folder:
+        return uvloop.run(Supervisor(port, command, num_processes, folder).run())
 
-        def serve_one(index: int, channel: socket.socket) -> int:
-            async def main(shutdown: Shutdown) -> int:
-                end = ProcessEnd(channel, address, shutdown.ask)
-                siblings = Siblings(Path(folder), index, settings.num_processes, end.ready)
-                return await serve(settings, credentials, end, siblings, shutdown)
 
-            return run(main)
+def _serve_in_place(settings: FrontendSettings, credentials: Credentials, place: Place) -> int:
+    """Serve as one of the supervisor's processes."""
+    settings = dataclasses.replace(settings, take_over=place.takes_over)
 
-        return Supervisor(listener, settings.num_processes, serve_one, taken.serving).run()
+    async def main(shutdown: Shutdown) -> int:
+        end = ProcessEnd(socket.socket(fileno=place.channel), place.address, shutdown.ask)
+        siblings = Siblings(Path(place.folder), place.index, settings.num_processes, end.ready)
+        return await serve(settings, credentials, end, siblings, shutdown)
+
+    return run(main)
 
 
 async def serve(
@@ -166,8 +164,6 @@ async def serve(
     services = _services(settings, fleet, transport, siblings)
     quotas = Quotas(siblings.share_use)
     app = _app(settings, credentials, services, responses, quotas)
-    if not settings.knows_clients:
-        app = Hosts(app, settings.allowed_hosts)
     server = HttpServer(app, settings.drain_timeout_s, tls=credentials.context)
     answering = siblings.answering(Shared(services.thoughts, services.metrics, responses.runs, quotas))
     async with fleet.keep_current() as following, answering, kept_current(credentials.rereadable):
@@ -223,7 +219,8 @@ def _app(
     app: AsgiApp = create_app(services, ServerState(responses, credentials.seal))
     if (keys := credentials.keys) is not None:
         app = Authentication(app, lambda: keys.value, envelope_of, quotas, services.metrics)
-    return Browsers(app, settings.cors_origins)
+    app = Browsers(app, settings.cors_origins)
+    return app if settings.knows_clients else Hosts(app, settings.allowed_hosts)
 
 
 def _services(settings: FrontendSettings, fleet: Fleet, transport: Transport, siblings: Siblings) -> Services:

@@ -18,16 +18,21 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from types import SimpleNamespace
 
+import uvloop
+
 from frontend.processes import handover, supervisor
-from frontend.processes.handover import ProcessEnd
+from frontend.processes.handover import Place, ProcessEnd
+from frontend.processes.takeover import Port
 
 SPOILT = 1
 STARTS = b"++--"
+PLAN = "SUPERVISED_PLAN"
+"""The variable with the descriptor that says who starts."""
 
 
 def small_channel() -> tuple[socket.socket, socket.socket]:
@@ -45,12 +50,14 @@ def _fail(how: str) -> int:
     return 5
 
 
-def _starts() -> Callable[[], bool]:
-    """Whether the process that asks starts; all processes share the plan."""
-    plan, planned = os.pipe()
-    os.write(planned, STARTS)
-    os.close(planned)
-    return lambda: os.read(plan, 1) != b"-"
+def _starts() -> bool:
+    """Whether this process starts; all processes of `replacements` share the plan."""
+    with open(os.environ[PLAN], "r+b") as plan:
+        left = plan.read()
+        plan.seek(0)
+        plan.truncate()
+        plan.write(left[1:])
+    return left[:1] != b"-"
 
 
 def _be_late(end: ProcessEnd) -> int:
@@ -79,40 +86,50 @@ def _obey(connection: socket.socket, index: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def main(num_processes: int, port: int, failure: str = "") -> int:
-    """The supervisor's status."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    listener = socket.create_server(("127.0.0.1", port))
+def serve(place: Place, failure: str) -> int:
+    """Be one of the processes; its status."""
+    end = ProcessEnd(socket.socket(fileno=place.channel), place.address, lambda: os._exit(0))
+    if failure == "late" and place.index == SPOILT:
+        return _be_late(end)
+    if failure in {"status", "exception", "kill"}:
+        if place.index != SPOILT:
+            signal.pause()
+        return _fail(failure)
+    if failure == "replacements" and not _starts():
+        return _fail("status")
+    end.ready()
+    while True:
+        connection, _ = end.accept()
+        connection.setblocking(True)
+        _obey(connection, place.index)
 
-    def serve(index: int, channel: socket.socket) -> int:
-        end = ProcessEnd(channel, ("127.0.0.1", port), lambda: os._exit(0))
-        if failure == "late" and index == SPOILT:
-            return _be_late(end)
-        if failure in {"status", "exception", "kill"}:
-            if index != SPOILT:
-                signal.pause()
-            return _fail(failure)
-        if failure == "replacements" and not starts():
-            return _fail("status")
-        end.ready()
-        while True:
-            connection, _ = end.accept()
-            _obey(connection, index)
 
-    def listening() -> None:
+class _Port(Port):
+    async def passed_on(self) -> None:
         logging.info("serving")
-        if failure == "aged":
+        if sys.argv[3:] == ["aged"]:
             supervisor.time = SimpleNamespace(monotonic=lambda: time.monotonic() + 7200)  # type: ignore[attr-defined,assignment]  # later
-            supervisor._RESTART_S = 3600  # noqa: SLF001  so that it cannot end here
+            supervisor.RESTART_S = 3600  # so that it cannot end here
+        await super().passed_on()
 
-    starts = _starts()
+
+def main(num_processes: int, port: int, failure: str = "") -> int:
+    """The supervisor's status, or a process's."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    place = Place.told()
+    if place is not None:
+        return serve(place, failure)
+    listener = socket.create_server(("127.0.0.1", port))
     if failure == "replacements":
-        supervisor._RESTART_S = 0.1  # noqa: SLF001  several are waited for
+        supervisor.RESTART_S = 0.1  # several are waited for
     supervisor.channel = small_channel  # type: ignore[attr-defined]  # full soon
-    status = supervisor.Supervisor(listener, num_processes, serve, listening).run()
-    assert signal.set_wakeup_fd(-1) == -1
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    return status
+    command = [sys.executable, "-m", "tests.supervised", *sys.argv[1:]]
+    with tempfile.NamedTemporaryFile() as plan:
+        plan.write(STARTS)
+        plan.flush()
+        os.environ[PLAN] = plan.name
+        made = supervisor.Supervisor(_Port(listener), command, num_processes, "")
+        return uvloop.run(made.run())
 
 
 if __name__ == "__main__":

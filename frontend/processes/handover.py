@@ -3,55 +3,46 @@
 import errno
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 
-_READY = b"r"
+import msgspec
+
+READY = b"r"
 _CONNECTION = b"c"
+_VARIABLE = "BATON_FRONTEND_PROCESS"
 
 
-class SupervisorEnd:
-    """The supervisor's end of the channel to one process."""
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """A process's place in the frontend: the frontend's `folder` and listening `address`, the descriptor of
+    the process's end of the `channel` to the supervisor, and whether the port is being taken over.
+    """
 
-    def __init__(self, channel: socket.socket) -> None:
-        channel.setblocking(False)
-        self.is_ready = False
-        self._channel = channel
+    index: int
+    channel: int
+    folder: str
+    address: tuple[str, int]
+    takes_over: bool
 
-    def fileno(self) -> int:
-        """For selectors."""
-        return self._channel.fileno()
+    def environ(self) -> dict[str, str]:
+        """The variable that the process reads."""
+        return {_VARIABLE: msgspec.json.encode(self).decode()}
 
-    def receive(self) -> bool:
-        """Note that the process is ready; False if it has closed its end."""
-        try:
-            self.is_ready = self._channel.recv(1) == _READY
-        except BlockingIOError:
-            return True
-        except OSError:
-            self.is_ready = False
-        return self.is_ready
-
-    def pass_on(self, connection: socket.socket) -> bool:
-        """Pass a connection on; False if the process cannot take it now."""
-        try:
-            socket.send_fds(self._channel, [_CONNECTION], [connection.fileno()])
-        except OSError:  # its buffer is full, or it is ending
-            return False
-        return True
-
-    def close(self) -> None:
-        """Close this end: the process drains."""
-        self._channel.close()
+    @classmethod
+    def told(cls, environ: MutableMapping[str, str] = os.environ) -> "Place | None":
+        """This process's place; None if no supervisor started it."""
+        text = environ.pop(_VARIABLE, None)
+        return None if text is None else msgspec.json.decode(text, type=cls)
 
 
 class ProcessEnd:
-    """The process's end: a stand-in for the listening socket at `address`. `on_end` is called when the
-    supervisor has gone.
+    """The process's end of the channel: a stand-in for the listening socket at `address`. `on_end` is called
+    when the supervisor has gone.
     """
 
     def __init__(
         self, channel: socket.socket, address: tuple[str, int], on_end: Callable[[], object]
     ) -> None:
+        os.set_inheritable(channel.fileno(), False)
         self._channel = channel
         self._address = address
         self._on_end = on_end
@@ -59,7 +50,7 @@ class ProcessEnd:
     def ready(self) -> None:
         """Tell the supervisor to send connections."""
         try:
-            self._channel.send(_READY)
+            self._channel.send(READY)
         except OSError:
             self._on_end()
 
@@ -96,3 +87,12 @@ class ProcessEnd:
 def channel() -> tuple[socket.socket, socket.socket]:
     """The two ends, which keep the limits of messages."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def pass_on(connection: socket.socket, channel: socket.socket) -> bool:
+    """Pass a connection on, from the supervisor's end; False if the process cannot take it now."""
+    try:
+        socket.send_fds(channel, [_CONNECTION], [connection.fileno()])
+    except OSError:  # its buffer is full, or it is ending
+        return False
+    return True

@@ -1,135 +1,102 @@
-"""Restarts that refuse no connection: the next frontend takes over the listening socket of the running one.
+"""Restarts that refuse no connection: the next frontend takes the listening socket of the running one over.
 
-The running frontend offers its socket under an abstract Unix name, which exists while it runs, in the network
-namespace of its port. The next one takes it, and tells the running one to drain once it serves.
+The running frontend waits for the next one at a Unix socket, whose abstract name has the user and the port.
+It gives both sockets away, so that the name never has to become free. The next one says when it serves.
 """
 
+import asyncio
 import contextlib
 import logging
 import os
 import socket
-import struct
-from collections.abc import Callable, Mapping, MutableMapping
-from typing import Protocol
+from collections.abc import Mapping, MutableMapping
+
+from baton.unix import is_own
 
 _FIRST_INHERITED = 3  # sd_listen_fds(3)
-_LISTENER = b"l"
+_SOCKETS = b"l"
 _SERVING = b"s"
+_PAUSE_S = 0.1
 TAKE_TIMEOUT_S = 1.0
 
 log = logging.getLogger(__name__)
 
 
-class Watch(Protocol):
-    """An event loop's way to call back when a descriptor is readable."""
+class Port:
+    """The listening socket of this frontend, and the `door` at which the next one asks for it. `running` is
+    the frontend that both were taken from.
+    """
 
-    def __call__(self, readable: socket.socket, callback: Callable[[], object] | None) -> None:
-        """Watch a socket, or with None stop watching it."""
-        ...
+    def __init__(
+        self,
+        listener: socket.socket,
+        door: socket.socket | None = None,
+        running: socket.socket | None = None,
+    ) -> None:
+        self.listener = listener
+        self._door = door
+        self._running = running
 
-
-class Offer:
-    """Offers `listener` to the next frontend of this user; `drain` is called once that one serves."""
-
-    def __init__(self, listener: socket.socket, watch: Watch, drain: Callable[[], object]) -> None:
-        self._listener = listener
-        self._watch = watch
-        self._drain = drain
-        self._sockets: set[socket.socket] = set()
-        self.is_open = False
-
-    def open(self) -> None:
-        """Make the offer. Without it, e.g. on another system than Linux, a restart refuses connections."""
-        self.is_open = True
-        with contextlib.ExitStack() as unless_open:
+    @classmethod
+    def taken(cls, number: int) -> "Port | None":
+        """The port of this user's running frontend, None if there is none."""
+        with contextlib.ExitStack() as unless_taken:
+            running = unless_taken.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            running.settimeout(TAKE_TIMEOUT_S)
             try:
-                offer = unless_open.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-                offer.bind(_name(self._listener.getsockname()[1]))
-                offer.listen(1)
-            except OSError as error:
-                log.warning("a next frontend cannot take over the port error=%s", error)
-                return
-            unless_open.pop_all()
-        self._open(offer, lambda: self._accept(offer))
+                running.connect(_name(number))
+                if not is_own(running):
+                    return None
+                _, descriptors, _, _ = socket.recv_fds(running, 1, 2)
+                listener, door = (socket.socket(fileno=descriptor) for descriptor in descriptors)
+            except (OSError, ValueError):
+                return None
+            for each in (listener, door):
+                os.set_inheritable(each.fileno(), False)
+            unless_taken.pop_all()
+            return cls(listener, door, running)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether another frontend serves on it until this one does."""
+        return self._running is not None
+
+    async def passed_on(self) -> None:
+        """Call when this frontend serves: the one before it drains. Returns when the next one serves."""
+        running, self._running = self._running, None
+        if running is not None:
+            with running, contextlib.suppress(OSError):
+                running.send(_SERVING)
+        door = self._door or _door(self.listener.getsockname()[1])
+        if door is None:
+            await asyncio.Event().wait()  # it cannot be passed on
+            return
+        with door:
+            door.setblocking(False)
+            while not await self._is_passed_on(door):
+                pass
+        log.info("the next frontend serves: draining")
 
     def close(self) -> None:
-        """Withdraw the offer."""
-        for opened in list(self._sockets):
-            self._close(opened)
+        """Leave both sockets to those that have taken them."""
+        for each in (self.listener, self._door, self._running):
+            if each is not None:
+                each.close()
 
-    def disown(self) -> None:
-        """Close this process's copies after a fork."""
-        for opened in self._sockets:
-            opened.close()
-
-    def _accept(self, offer: socket.socket) -> None:
+    async def _is_passed_on(self, door: socket.socket) -> bool:
+        """Give the sockets to the next frontend; whether it serves then. It may end before."""
+        loop = asyncio.get_running_loop()
         try:
-            taker, _ = offer.accept()
-        except OSError:
-            return
-        try:
-            if _peer_uid(taker) == os.getuid():
-                socket.send_fds(taker, [_LISTENER], [self._listener.fileno()])
-                self._open(taker, lambda: self._on_message(taker))
-                return
-        except OSError as error:
+            taker, _ = await loop.sock_accept(door)
+            with taker:
+                if not is_own(taker):
+                    return False
+                socket.send_fds(taker, [_SOCKETS], [self.listener.fileno(), door.fileno()])
+                return await loop.sock_recv(taker, 1) == _SERVING
+        except OSError as error:  # it has ended, or there are no descriptors
             log.warning("the port was not handed over error=%s", error)
-        taker.close()
-
-    def _on_message(self, taker: socket.socket) -> None:
-        """The next frontend serves, or has ended before."""
-        try:
-            is_serving = taker.recv(1) == _SERVING
-        except OSError:
-            is_serving = False
-        if is_serving:
-            log.info("the next frontend serves: draining")
-            self.close()  # the next one offers the socket from here on
-            self._drain()
-        else:
-            self._close(taker)
-
-    def _open(self, opened: socket.socket, callback: Callable[[], object]) -> None:
-        opened.setblocking(False)
-        self._sockets.add(opened)
-        self._watch(opened, callback)
-
-    def _close(self, opened: socket.socket) -> None:
-        self._sockets.discard(opened)
-        self._watch(opened, None)
-        opened.close()
-
-
-class Taken:
-    """The listening socket of the running frontend, `None` if none runs on this port."""
-
-    def __init__(self, port: int | None) -> None:
-        """Without a port, nothing is taken over."""
-        self.listener: socket.socket | None = None
-        self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel.settimeout(TAKE_TIMEOUT_S)
-        if port is None:
-            return
-        try:
-            self._channel.connect(_name(port))
-            if _peer_uid(self._channel) == os.getuid():
-                _, descriptors, _, _ = socket.recv_fds(self._channel, 1, 1)
-                self.listener = socket.socket(fileno=descriptors[0])
-                os.set_inheritable(descriptors[0], False)
-        except (OSError, IndexError):
-            return
-
-    def serving(self) -> None:
-        """Tell the running frontend, if any, to drain; returns when its name is free."""
-        with self._channel, contextlib.suppress(OSError):
-            self._channel.send(_SERVING)
-            self._channel.recv(1)
-
-    def close(self) -> None:
-        """Leave the running frontend as it is."""
-        self._channel.close()
-        if self.listener is not None:
-            self.listener.close()
+            await asyncio.sleep(_PAUSE_S)
+            return False
 
 
 def inherited(environ: MutableMapping[str, str] = os.environ) -> socket.socket | None:
@@ -153,11 +120,18 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _name(port: int) -> bytes:
-    return b"\0baton-frontend-%d-%d" % (os.getuid(), port)
+def _door(number: int) -> socket.socket | None:
+    """A new socket at the name of this port; None if it is in use."""
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        door.bind(_name(number))
+        door.listen()
+    except OSError as error:
+        log.warning("a next frontend cannot take over the port error=%s", error)
+        door.close()
+        return None
+    return door
 
 
-def _peer_uid(connected: socket.socket) -> int:
-    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, uid, _ = struct.unpack("3i", credentials)
-    return int(uid)
+def _name(number: int) -> bytes:
+    return b"\0baton-frontend-%d-%d" % (os.getuid(), number)

@@ -17,39 +17,48 @@ import httpx
 import pytest
 
 from frontend import __main__ as frontend_main
-from frontend.__main__ import _is_loopback, _listener, _watch, main
+from frontend.__main__ import _is_loopback, _port, main
 from frontend.flags import FrontendSettings
-from frontend.processes.takeover import Offer, Taken
+from frontend.processes import takeover
+from frontend.processes.takeover import Port
 from tests.waiting import PATIENCE_S, wait_for
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover, "TAKE_TIMEOUT_S", PATIENCE_S)
 
 
 @contextmanager
 def running() -> Iterator[tuple[socket.socket, threading.Event]]:
-    """A frontend that offers its listening socket, and whether it was told to drain."""
-    listener, drained, opened = socket.create_server(("127.0.0.1", 0)), threading.Event(), threading.Event()
+    """A frontend that serves and passes its port on, and whether the next one serves."""
+    listener, passed, opened = socket.create_server(("127.0.0.1", 0)), threading.Event(), threading.Event()
     end: list[Callable[[], object]] = []
 
-    async def offering() -> None:
-        ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    async def passing() -> None:
+        task, loop = asyncio.ensure_future(Port(listener).passed_on()), asyncio.get_running_loop()
+        task.add_done_callback(lambda _: None if task.cancelled() else passed.set())
+        loop.call_soon(opened.set)  # after the task's first turn
+        ended = asyncio.Event()
         end.append(lambda: loop.call_soon_threadsafe(ended.set))
-        with closing(Offer(listener, _watch, drained.set)) as offer:
-            offer.open()
-            opened.set()
-            await ended.wait()
+        await ended.wait()
+        task.cancel()
 
     with listener, ThreadPoolExecutor(1) as thread:
-        offered = thread.submit(asyncio.run, offering())
+        offered = thread.submit(asyncio.run, passing())
         assert opened.wait(PATIENCE_S)
         try:
-            yield listener, drained
+            yield listener, passed
         finally:
             end[0]()
             offered.result(PATIENCE_S)
 
 
 def is_offered(port: int) -> bool:
-    with closing(Taken(port)) as taken:
-        return taken.listener is not None
+    taken = Port.taken(port)
+    if taken is not None:
+        taken.close()
+    return taken is not None
 
 
 @pytest.mark.parametrize(
@@ -64,37 +73,36 @@ def is_offered(port: int) -> bool:
 def test_other_machines_are_served_if_their_clients_are_known_or_it_is_said_to_be_insecure(
     settings: dict[str, Any],
 ) -> None:
-    listener, taken = _listener(FrontendSettings(http_host="0.0.0.0", http_port=0, **settings))
-    with listener, closing(taken):
-        assert not _is_loopback(listener)
-        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    with closing(_port(FrontendSettings(http_host="0.0.0.0", http_port=0, **settings))) as port:
+        assert not _is_loopback(port.listener)
+        assert port.listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
 
 
 def test_https_alone_does_not_tell_who_a_client_is() -> None:
     tls: dict[str, Any] = {"tls_cert_file": Path("c"), "tls_key_file": Path("k")}
     with pytest.raises(ValueError, match="there are no API keys"):
-        _listener(FrontendSettings(http_host="0.0.0.0", http_port=0, **tls))
+        _port(FrontendSettings(http_host="0.0.0.0", http_port=0, **tls))
 
 
 def test_this_machine_is_served_over_either_internet_protocol_and_unix_sockets(tmp_path: Path) -> None:
     for host in ("127.0.0.1", "::1"):
-        listener, taken = _listener(FrontendSettings(http_host=host, http_port=0))
-        with listener, closing(taken):
-            assert listener.getsockname()[0] == host
+        with closing(_port(FrontendSettings(http_host=host, http_port=0))) as port:
+            assert port.listener.getsockname()[0] == host
     with socket.socket(socket.AF_UNIX) as local:
         local.bind(str(tmp_path / "socket"))
         assert _is_loopback(local)
 
 
 def test_a_port_in_use_is_taken_over_only_if_that_is_said() -> None:
-    with running() as (theirs, drained):
-        port = theirs.getsockname()[1]
-        with pytest.raises(ValueError, match=f"cannot listen on 127.0.0.1:{port}: .*choose another --http-p"):
-            _listener(FrontendSettings(http_port=port))
-        listener, taken = _listener(FrontendSettings(http_port=port, take_over=True))
-        with listener, closing(taken):
-            assert os.fstat(listener.fileno()).st_ino == os.fstat(theirs.fileno()).st_ino
-        assert not drained.is_set()
+    with running() as (theirs, passed):
+        number = theirs.getsockname()[1]
+        with pytest.raises(
+            ValueError, match=f"cannot listen on 127.0.0.1:{number}: .*choose another --http-p"
+        ):
+            _port(FrontendSettings(http_port=number))
+        with closing(_port(FrontendSettings(http_port=number, take_over=True))) as port:
+            assert os.fstat(port.listener.fileno()).st_ino == os.fstat(theirs.fileno()).st_ino
+        assert not passed.is_set()
 
 
 def test_a_registry_that_others_can_write_to_ends_the_start(

@@ -7,23 +7,24 @@ import socket
 
 import pytest
 
-from frontend.processes.handover import ProcessEnd, SupervisorEnd, channel
+from frontend.processes.handover import READY, ProcessEnd, channel, pass_on
 
 
-def ends() -> tuple[SupervisorEnd, ProcessEnd, list[str]]:
+def ends() -> tuple[socket.socket, ProcessEnd, list[str]]:
     """Both ends, and a list that says when the process's was told of the supervisor's end."""
     told: list[str] = []
     ours, theirs = channel()
     end = ProcessEnd(theirs, ("127.0.0.1", 8000), lambda: told.append("ended"))
     end.setblocking(False)
-    return SupervisorEnd(ours), end, told
+    ours.setblocking(False)
+    return ours, end, told
 
 
 def test_a_connection_is_the_same_on_the_other_end() -> None:
     supervisor, process, _ = ends()
     client, connection = socket.socketpair()
     with client:
-        assert supervisor.pass_on(connection)
+        assert pass_on(connection, supervisor)
         connection.close()  # the supervisor's copy
         passed, _ = process.accept()
         with passed:
@@ -37,16 +38,14 @@ def test_a_connection_is_the_same_on_the_other_end() -> None:
     process.close()
 
 
-def test_a_process_is_ready_when_it_says_so() -> None:
+def test_a_process_is_ready_when_it_says_so_and_takes_nothing_once_it_has_closed() -> None:
     supervisor, process, told = ends()
-    assert (supervisor.receive(), supervisor.is_ready) == (True, False)
     process.ready()
-    assert (supervisor.receive(), supervisor.is_ready) == (True, True)
+    assert supervisor.recv(1) == READY
     process.close()
-    assert (supervisor.receive(), supervisor.is_ready) == (False, False)
     client, connection = socket.socketpair()
     with client, connection:
-        assert not supervisor.pass_on(connection)
+        assert not pass_on(connection, supervisor)
     supervisor.close()
     assert not told
 
@@ -56,15 +55,12 @@ def test_a_process_that_does_not_accept_is_full_in_the_end() -> None:
     client, connection = socket.socketpair()
     num_passed = 0
     with client, connection:
-        while num_passed < 100_000 and supervisor.pass_on(connection):
+        while num_passed < 100_000 and pass_on(connection, supervisor):
             num_passed += 1
         assert 16 <= num_passed < 100_000
         process.accept()[0].close()
-        assert supervisor.pass_on(connection)
-    process.ready()
-    assert (supervisor.receive(), supervisor.is_ready) == (True, True)
-    process.close()  # with connections that it has not accepted
-    assert (supervisor.receive(), supervisor.is_ready) == (False, False)
+        assert pass_on(connection, supervisor)
+    process.close()
     supervisor.close()
 
 
@@ -84,7 +80,7 @@ def test_a_connection_lost_for_want_of_descriptors_is_an_error() -> None:
     client, connection = socket.socketpair()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with client, connection:
-        assert supervisor.pass_on(connection)
+        assert pass_on(connection, supervisor)
         lowest_free = os.dup(0)
         os.close(lowest_free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))

@@ -1,5 +1,6 @@
 """A supervisor and its processes: who gets connections, who does not start, how it drains."""
 
+import asyncio
 import errno
 import itertools
 import os
@@ -7,14 +8,14 @@ import resource
 import signal
 import socket
 import subprocess
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from frontend.processes import takeover
-from frontend.processes.handover import SupervisorEnd
-from frontend.processes.takeover import Taken
+from frontend.processes.handover import pass_on
+from frontend.processes.takeover import Port
 from tests.supervised import small_channel
 from tests.supervisors import Start, answer, is_running
 from tests.waiting import PATIENCE_S, wait_for
@@ -111,8 +112,9 @@ def test_a_process_that_is_ready_only_when_it_drains_gets_nothing(start: Start) 
 def num_taken() -> int:
     """How many connections wait for a process."""
     ours, theirs = small_channel()
-    with theirs, closing(SupervisorEnd(ours)) as end:
-        return next(number for number in itertools.count() if not end.pass_on(theirs))
+    ours.setblocking(False)
+    with ours, theirs:
+        return next(number for number in itertools.count() if not pass_on(theirs, ours))
 
 
 def test_a_connection_that_no_process_has_is_closed_when_it_drains(start: Start) -> None:
@@ -178,10 +180,17 @@ def test_it_drains_once_a_next_frontend_serves(start: Start, monkeypatch: pytest
     monkeypatch.setattr(takeover, "TAKE_TIMEOUT_S", PATIENCE_S)
     supervised = start(1)
     for _ in range(2):  # they end before they serve
-        with closing(Taken(supervised.port)) as taken:
-            assert taken.listener is not None
-    with closing(Taken(supervised.port)) as taken:
-        assert taken.listener is not None
-        taken.serving()
-        assert supervised.wait() == 0
-        assert supervised.is_listening()  # through the socket that was taken
+        taken = Port.taken(supervised.port)
+        assert taken is not None
+        taken.close()
+    taken = Port.taken(supervised.port)
+    assert taken is not None
+
+    async def serving(port: Port) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(port.passed_on(), 0.1)
+
+    asyncio.run(serving(taken))
+    assert supervised.wait() == 0
+    assert supervised.is_listening()  # through the socket that was taken
+    taken.close()

@@ -1,25 +1,20 @@
 """The next frontend takes the listening socket of the running one, over real Unix sockets."""
 
+import asyncio
 import os
 import resource
-import selectors
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
 
 import pytest
+import uvloop
 
 from frontend.processes import takeover
-from frontend.processes.takeover import TAKE_TIMEOUT_S, Offer, Taken
-from tests.waiting import PATIENCE_S
+from frontend.processes.takeover import Port
+from tests.waiting import PATIENCE_S, until
 
-T = TypeVar("T")
-AsOther = Callable[[Callable[[], object]], object]
 OTHER_UID = os.getuid() + 1
 
 
@@ -28,277 +23,152 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takeover, "TAKE_TIMEOUT_S", PATIENCE_S)
 
 
-def name(port: int, uid: int = os.getuid()) -> bytes:
-    """Under which a user's frontends offer the socket of this port."""
-    return b"\0baton-frontend-%d-%d" % (uid, port)
-
-
 class Running:
-    """A frontend that listens and offers its socket, and the event loop that it does so in."""
+    """A frontend that serves on a port, until the next one does."""
 
-    def __init__(self) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        self.num_drains = 0
-        self.selector = selectors.DefaultSelector()
-        self.offer = Offer(self.listener, self._watch, self._drain)
-        self._threads = ThreadPoolExecutor(1)
+    def __init__(self, port: Port) -> None:
+        self.port = port
+        self.number = port.listener.getsockname()[1]
+        self.passing = asyncio.create_task(port.passed_on())
 
-    def close(self) -> None:
-        self._threads.shutdown()
-        self.offer.close()
-        self.selector.close()
-        self.listener.close()
+    async def taken(self) -> Port | None:
+        """What a process that starts meanwhile takes."""
+        return await asyncio.to_thread(Port.taken, self.number)
 
-    @property
-    def num_watched(self) -> int:
-        return len(self.selector.get_map())
+    def knock(self) -> socket.socket:
+        """The end of a process that asks for the port in its own way."""
+        taker = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        taker.connect(takeover._name(self.number))  # noqa: SLF001  where frontends ask
+        taker.setblocking(False)
+        return taker
 
-    def turn(self) -> None:
-        """Wait for an event, and act on it."""
-        ready = self.selector.select(PATIENCE_S)
-        assert ready
-        for key, _ in ready:
-            key.data()
-
-    def meanwhile(self, call: Callable[[], T], num_turns: int = 1) -> T:
-        """The result of what another process does while this one runs its event loop."""
-        calling: Future[T] = self._threads.submit(call)
-        for _ in range(num_turns):
-            self.turn()
-        return calling.result(PATIENCE_S)
-
-    def taken(self) -> Taken:
-        return self.meanwhile(lambda: Taken(self.port))
-
-    def _watch(self, readable: socket.socket, callback: Callable[[], object] | None) -> None:
-        if callback is None:
-            self.selector.unregister(readable)
-        else:
-            self.selector.register(readable, selectors.EVENT_READ, callback)
-
-    def _drain(self) -> None:
-        self.num_drains += 1
-        assert self.num_watched == 0  # the name is free for the next one
+    async def end(self) -> None:
+        self.passing.cancel()
+        await asyncio.wait([self.passing])
+        self.port.close()
 
 
-@pytest.fixture
-def running() -> Iterator[Running]:
-    with closing(Running()) as running:
-        running.offer.open()
-        yield running
+def play(scene: Callable[[Running], Awaitable[None]]) -> None:
+    async def main() -> None:
+        running = Running(Port(socket.create_server(("127.0.0.1", 0))))
+        await asyncio.sleep(0)  # the task's first turn
+        async with asyncio.timeout(PATIENCE_S):
+            await scene(running)
+        await running.end()
+
+    uvloop.run(main())
 
 
-def is_offered(port: int) -> bool:
-    with closing(Taken(port)) as taken:
-        return taken.listener is not None
+async def next_one(running: Running) -> Port:
+    taken = await running.taken()
+    assert taken is not None
+    return taken
 
 
-def test_the_next_frontend_accepts_on_the_same_socket(running: Running) -> None:
-    with closing(running.taken()) as taken:
-        assert taken.listener is not None
+def test_the_next_frontend_accepts_on_the_same_socket_and_the_running_one_drains_once_it_serves() -> None:
+    async def scene(running: Running) -> None:
+        taken = await next_one(running)
+        was_taken = taken.is_taken
         assert not os.get_inheritable(taken.listener.fileno())
-        assert os.fstat(taken.listener.fileno()).st_ino == os.fstat(running.listener.fileno()).st_ino
-        running.listener.close()
-        with socket.create_connection(("127.0.0.1", running.port)) as client:
+        assert os.fstat(taken.listener.fileno()).st_ino == os.fstat(running.port.listener.fileno()).st_ino
+        assert not running.passing.done()
+        following = Running(taken)
+        await running.passing
+        assert (was_taken, taken.is_taken) == (True, False)
+        running.port.close()
+        with socket.create_connection(("127.0.0.1", running.number)) as client:
             connection, address = taken.listener.accept()
             with connection:
                 assert address == client.getsockname()
+        await following.end()
+
+    play(scene)
 
 
-def test_the_running_frontend_drains_once_the_next_one_serves(running: Running) -> None:
-    taken = running.taken()
-    assert taken.listener is not None
-    assert running.num_drains == 0
-    running.meanwhile(taken.serving)
-    assert running.num_drains == 1
-    assert running.num_watched == 0
-    assert not is_offered(running.port)
-    taken.listener.close()
+def test_the_port_can_be_taken_again_even_while_the_one_before_has_not_read_that_the_next_one_serves() -> (
+    None
+):
+    async def scene(running: Running) -> None:
+        taken = await next_one(running)
+        following = Running(taken)
+        after = await asyncio.to_thread(Port.taken, running.number)
+        assert after is not None
+        last = Running(after)
+        await asyncio.gather(running.passing, following.passing)
+        taken.close()
+        await last.end()
+        assert await running.taken() is None  # nobody waits at the name
+
+    play(scene)
 
 
-def test_the_next_frontend_offers_the_socket_in_turn(running: Running) -> None:
-    taken = running.taken()
-    assert taken.listener is not None
-    running.meanwhile(taken.serving)
-    running.offer = Offer(taken.listener, running._watch, running._drain)  # noqa: SLF001  the same loop
-    running.offer.open()
-    with closing(running.taken()) as after:
-        assert after.listener is not None
-    taken.listener.close()
+@pytest.mark.parametrize("word", [b"", b"x"])
+def test_a_next_frontend_that_ends_before_it_serves_changes_nothing(word: bytes) -> None:
+    async def scene(running: Running) -> None:
+        with running.knock() as taker:
+            if word:
+                taker.send(word)
+        (await next_one(running)).close()
+        assert not running.passing.done()
+
+    play(scene)
 
 
-class Other:
-    """Offers a socket as the test says, without an `Offer`."""
+def test_a_frontend_without_descriptors_goes_on() -> None:
+    async def scene(running: Running) -> None:
+        with running.knock():
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            lowest_free = os.dup(0)
+            os.close(lowest_free)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+            try:
+                await asyncio.sleep(0.05)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        (await next_one(running)).close()
 
-    def __init__(self, uid: int = os.getuid()) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        self._offer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._offer.bind(name(self.port, uid))
-        self._offer.listen(1)
-        self.taker = self._offer
-
-    def __enter__(self) -> "Other":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for each in (self.listener, self._offer, self.taker):
-            each.close()
-
-    def meanwhile(self, take: Callable[[int], Taken]) -> Taken:
-        """Give the listener to one that takes it."""
-        with ThreadPoolExecutor(1) as threads:
-            taking = threads.submit(take, self.port)
-            self.taker, _ = self._offer.accept()
-            socket.send_fds(self.taker, [b"l"], [self.listener.fileno()])
-            return taking.result(PATIENCE_S)
+    play(scene)
 
 
-def test_the_next_frontend_waits_until_the_name_is_free() -> None:
-    with Other() as other:
-        taken = other.meanwhile(Taken)
-        with closing(taken), ThreadPoolExecutor(1) as threads:
-            serving = threads.submit(taken.serving)
-            assert other.taker.recv(1) == b"s"
-            other.taker.settimeout(0.1)
-            with pytest.raises(TimeoutError):  # it has not hung up
-                other.taker.recv(1)
-            other.taker.close()
-            serving.result(PATIENCE_S)
-
-
-def test_a_next_frontend_that_ends_before_it_serves_changes_nothing(running: Running) -> None:
-    running.taken().close()
-    running.turn()
-    assert (running.num_drains, running.num_watched) == (0, 1)
-    with closing(running.taken()) as taken:
-        assert taken.listener is not None
-    assert taken.listener.fileno() == -1  # not one more that listens
-
-
-def test_what_is_not_the_word_of_a_frontend_drains_nothing(running: Running) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
-        stranger.connect(name(running.port))
-        running.turn()
-        stranger.send(b"x")
-        running.turn()
-    assert (running.num_drains, running.num_watched) == (0, 1)
-
-
-def test_a_next_frontend_that_dies_before_it_has_read_the_socket_changes_nothing(running: Running) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
-        stranger.connect(name(running.port))
-        running.turn()
-    running.turn()
-    assert (running.num_drains, running.num_watched) == (0, 1)
-
-
-def test_an_offer_that_is_withdrawn_can_be_made_again(running: Running) -> None:
-    first = running.taken()
-    running.offer.close()
-    assert running.num_watched == 0
-    assert not is_offered(running.port)
-    first.serving()  # too late to be told
-    assert running.num_drains == 0
-    running.offer.open()
-    with closing(running.taken()) as taken:
-        assert taken.listener is not None
-    assert first.listener is not None
-    first.listener.close()
-
-
-def test_a_process_that_disowns_the_offer_does_not_keep_the_name(running: Running) -> None:
-    pid = os.fork()
-    if pid == 0:  # as a frontend's process does
-        running.offer.disown()
-        while True:
-            signal.pause()
-    try:
-        with closing(running.taken()) as taken:
-            assert taken.listener is not None
-        running.offer.close()
-        assert not is_offered(running.port)
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
-def test_a_frontend_without_descriptors_goes_on(running: Running) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as taker:
-        taker.connect(name(running.port))
-        lowest_free = os.dup(0)
-        os.close(lowest_free)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
-        try:
-            running.turn()
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        running.turn()
-        assert running.num_watched == 2
-
-
-def test_nothing_is_taken_without_a_port_or_where_none_runs() -> None:
-    assert TAKE_TIMEOUT_S == 1.0
-    for port in (None, 1):
-        with closing(Taken(port)) as taken:
-            assert taken.listener is None
-            taken.serving()
-
-
-def test_a_frontend_that_has_stopped_listening_gives_nothing(running: Running) -> None:
-    running.listener.close()
-    with closing(running.taken()) as taken:
-        assert taken.listener is None
-    assert running.num_watched == 1
-
-
-def test_a_frontend_that_hangs_is_left_alone(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(takeover, "TAKE_TIMEOUT_S", 0.05)
-    assert not is_offered(running.port)
-    assert running.num_drains == 0
-
-
-def test_the_second_offer_of_a_port_is_only_a_warning(
-    running: Running, caplog: pytest.LogCaptureFixture
+def test_nothing_is_taken_where_none_runs_or_one_has_stopped_listening_or_hangs(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    second = Offer(running.listener, lambda _readable, _callback: None, lambda: None)
-    second.open()
-    assert second.is_open
-    assert "a next frontend cannot take over the port error=" in caplog.text
-    second.close()
-    with closing(running.taken()) as taken:
-        assert taken.listener is not None
+    async def scene(running: Running) -> None:
+        assert Port.taken(1) is None
+        monkeypatch.setattr(takeover, "TAKE_TIMEOUT_S", 0.05)
+        assert Port.taken(running.number) is None  # while nothing else runs here
+        monkeypatch.setattr(takeover, "TAKE_TIMEOUT_S", PATIENCE_S)
+        running.port.listener.close()
+        assert await running.taken() is None
+
+    play(scene)
 
 
-@pytest.fixture
-def as_other(monkeypatch: pytest.MonkeyPatch) -> AsOther:
-    """Makes a call as a process that takes itself for another user's; the kernel knows better."""
+def test_a_port_whose_name_is_in_use_is_served_without_being_passed_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scene(running: Running) -> None:
+        second = Running(Port(running.port.listener.dup()))
+        await until(lambda: "a next frontend cannot take over the port error=" in caplog.text)
+        assert not second.passing.done()
+        await second.end()
+        (await next_one(running)).close()
 
-    def as_other(call: Callable[[], object]) -> object:
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "getuid", lambda: OTHER_UID)
-            return call()
-
-    return as_other
-
-
-def test_another_users_frontend_gets_no_socket(running: Running, as_other: AsOther) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
-        stranger.connect(name(running.port))
-        as_other(running.turn)
-        stranger.settimeout(PATIENCE_S)
-        assert socket.recv_fds(stranger, 1, 1)[:2] == (b"", [])
-    assert running.num_watched == 1
+    play(scene)
 
 
-def test_another_users_socket_is_not_taken(as_other: AsOther) -> None:
-    with Other(OTHER_UID) as other:
-        taken: list[Taken] = []
-        as_other(lambda: taken.append(other.meanwhile(Taken)))
-        with closing(taken[0]):
-            assert taken[0].listener is None
+def test_another_users_frontend_neither_gets_nor_gives_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process takes itself for another user's; the kernel knows better."""
+
+    async def scene(running: Running) -> None:
+        name = takeover._name(running.number)  # noqa: SLF001  which depends on the user
+        monkeypatch.setattr(takeover, "_name", lambda _: name)
+        monkeypatch.setattr(os, "getuid", lambda: OTHER_UID)
+        with running.knock() as taker:
+            assert await asyncio.get_running_loop().sock_recv(taker, 1) == b""
+        assert Port.taken(running.number) is None
+
+    play(scene)
 
 
 INHERITING = """

@@ -1,12 +1,10 @@
 """What the frontend refuses before it serves."""
 
-import asyncio
-import socket
 from pathlib import Path
 
 import pytest
 
-from frontend.__main__ import _watch, main
+from frontend.__main__ import main
 
 
 @pytest.mark.parametrize("content", [None, b"short", b" " * 40])
@@ -71,17 +69,3 @@ def test_tls_flags_that_do_not_fit_end_the_start(
         status = end.code  # type: ignore[assignment]  # it is a number
     assert status == 2
     assert f"error: {why}" in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_a_socket_is_watched_until_it_is_not() -> None:
-    async def main() -> None:
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            readable = asyncio.Event()
-            _watch(ours, readable.set)
-            theirs.send(b"x")
-            await readable.wait()
-            _watch(ours, None)
-            assert not asyncio.get_running_loop().remove_reader(ours)
-
-    asyncio.run(main())
