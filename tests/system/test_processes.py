@@ -134,8 +134,9 @@ def test_a_background_response_is_followed_and_deleted_at_another_frontend_of_th
     assert httpx.delete(f"{ours}{path}").json()["deleted"] is True
 
     with httpx.stream("POST", f"{theirs}/v1/responses", json=ENDLESS | {"stream": True}) as stream:
-        lines = stream.iter_lines()
-        streamed = json.loads(next(line for line in lines if line[:6] == "data: ")[6:])["response"]["id"]
+        seen = (json.loads(line[6:]) for line in stream.iter_lines() if line[:6] == "data: ")
+        streamed = next(seen)["response"]["id"]
+        assert next(event for event in seen if event["sequence_number"] == 3)
         runs_it.signal(signal.SIGTERM)  # it is followed while it drains, too
         wait_for(lambda: "draining" in runs_it.text())
         with httpx.stream("GET", f"{ours}/v1/responses/{streamed}?stream=true&starting_after=3") as followed:
