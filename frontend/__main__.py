@@ -19,7 +19,6 @@ from baton.process import Shutdown, first_of, leave_start_uncollected, needed, r
 from baton.registry_folder import UnsafeFolder
 from baton.reread import kept_current
 from baton.telemetry import configure_logging
-from baton.tls import CredentialError
 from baton.transport import Transport
 from frontend.app import ServerState, create_app, envelope_of
 from frontend.credentials import Credentials, read_credentials
@@ -150,15 +149,11 @@ async def serve(
     """Serve until shutdown, then let running answers finish within the drain timeout."""
     try:
         await settings.wires.check_access()
-    except CredentialError as error:
+        store = await _open_store(settings.response_store, siblings)
+    except ValueError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
-    try:
-        store = await _open_store(settings.response_store, siblings)
-    except StoreFailure as error:
-        sys.stderr.write(f"error: --response-store: {error.message}\n")
-        return 2
     responses = ResponseState(store, elsewhere=siblings)
     fleet = _fleet(settings, discovery, transport)
     services = _services(settings, fleet, transport, siblings)
@@ -258,7 +253,7 @@ async def _open_store(path: str, siblings: Siblings) -> ResponseStore:
         await store.open()
     except StoreFailure as error:
         if path != FrontendSettings.response_store:
-            raise
+            raise ValueError(f"--response-store: {error.message}") from error
         log.warning("responses are lost when this frontend ends error=%s", error)
         store = ResponseStore(memory, address=siblings.address)
     return store
