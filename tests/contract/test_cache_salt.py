@@ -1,6 +1,5 @@
 """A request's cache salt reaches the engine library, on both sides of a handoff."""
 
-import asyncio
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -41,21 +40,21 @@ def library(engine: TrtllmEngine | VllmEngine) -> Any:
 
 
 @pytest.mark.parametrize(("salt", "sent"), [("alice", "alice"), ("", None)])
-def test_vllm_gets_the_salt_with_every_prompt(checkpoint: Path, salt: str, sent: str | None) -> None:
+async def test_vllm_gets_the_salt_with_every_prompt(checkpoint: Path, salt: str, sent: str | None) -> None:
     async def main() -> list[Any]:
         started = vllm_engine.started
         async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
             return await salts(prefill, decode, salt)
 
-    assert asyncio.run(main()) == [sent] * 3
+    assert await main() == [sent] * 3
 
 
 @pytest.mark.parametrize(("salt", "sent"), [("alice", "alice"), ("", "baton")])
-def test_tensorrt_llm_gets_the_salt_with_every_prompt(checkpoint: Path, salt: str, sent: str) -> None:
+async def test_tensorrt_llm_gets_the_salt_with_every_prompt(checkpoint: Path, salt: str, sent: str) -> None:
     """Without one, the salt is Baton's own, which keeps prompts apart from attention DP's dummy requests."""
 
     async def main() -> list[Any]:
         async with trtllm_engine.started(checkpoint) as engine:
             return await salts(engine, engine, salt)
 
-    assert asyncio.run(main()) == [sent] * 3
+    assert await main() == [sent] * 3

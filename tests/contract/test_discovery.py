@@ -117,168 +117,132 @@ def ids(snapshot: Snapshot) -> list[str]:
     return [info.worker_id for info in snapshot]
 
 
-def test_a_registered_worker_is_seen_with_every_field(registry: Registry) -> None:
-    async def main() -> None:
-        async with registry.open() as discovery, onlooker(discovery) as looker:
-            assert looker.now == ()
-            async with discovery.register(worker("w1")):
-                await looker.until(lambda snapshot: snapshot == (worker("w1"),), SOON_S)
-
-    asyncio.run(main())
+async def test_a_registered_worker_is_seen_with_every_field(registry: Registry) -> None:
+    async with registry.open() as discovery, onlooker(discovery) as looker:
+        assert looker.now == ()
+        async with discovery.register(worker("w1")):
+            await looker.until(lambda snapshot: snapshot == (worker("w1"),), SOON_S)
 
 
-def test_leaving_the_context_withdraws_at_once(registry: Registry) -> None:
-    async def main() -> None:
-        async with registry.open() as discovery, onlooker(discovery) as looker:
-            async with discovery.register(worker("w1")):
-                await looker.until_shown("w1")
-            await looker.until_shown(timeout_s=SOON_S)
-
-    asyncio.run(main())
+async def test_leaving_the_context_withdraws_at_once(registry: Registry) -> None:
+    async with registry.open() as discovery, onlooker(discovery) as looker:
+        async with discovery.register(worker("w1")):
+            await looker.until_shown("w1")
+        await looker.until_shown(timeout_s=SOON_S)
 
 
-def test_a_cancelled_registration_is_withdrawn_at_once(registry: Registry) -> None:
+async def test_a_cancelled_registration_is_withdrawn_at_once(registry: Registry) -> None:
     async def live(discovery: Discovery) -> None:
         async with discovery.register(worker("w1")):
             await asyncio.Event().wait()
 
-    async def main() -> None:
-        async with registry.open() as discovery, onlooker(discovery) as looker:
-            task = asyncio.create_task(live(discovery))
-            await looker.until_shown("w1")
-            task.cancel()
-            await looker.until_shown(timeout_s=SOON_S)
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    asyncio.run(main())
+    async with registry.open() as discovery, onlooker(discovery) as looker:
+        task = asyncio.create_task(live(discovery))
+        await looker.until_shown("w1")
+        task.cancel()
+        await looker.until_shown(timeout_s=SOON_S)
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
-def test_every_watcher_sees_the_same_and_a_late_one_sees_all_at_once(registry: Registry) -> None:
-    async def main() -> None:
-        async with (
-            registry.open() as first,
-            registry.open() as second,
-            onlooker(first) as early,
-            second.register(worker("b")),
-            first.register(worker("a", namespace="other")),
-        ):
-            await early.until_shown("a", "b")
-            async with onlooker(second) as late:
-                assert ids(late.now or ()) == ["a", "b"]
-                assert late.num_snapshots == 1
-                async with first.register(worker("c")):
-                    await early.until_shown("a", "b", "c", timeout_s=SOON_S)
-                    await late.until_shown("a", "b", "c", timeout_s=SOON_S)
-
-    asyncio.run(main())
+async def test_every_watcher_sees_the_same_and_a_late_one_sees_all_at_once(registry: Registry) -> None:
+    async with (
+        registry.open() as first,
+        registry.open() as second,
+        onlooker(first) as early,
+        second.register(worker("b")),
+        first.register(worker("a", namespace="other")),
+    ):
+        await early.until_shown("a", "b")
+        async with onlooker(second) as late:
+            assert ids(late.now or ()) == ["a", "b"]
+            assert late.num_snapshots == 1
+            async with first.register(worker("c")):
+                await early.until_shown("a", "b", "c", timeout_s=SOON_S)
+                await late.until_shown("a", "b", "c", timeout_s=SOON_S)
 
 
-def test_a_newer_registration_replaces_an_older_one_and_outlives_it(registry: Registry) -> None:
-    async def main() -> None:
-        newer = worker("w1", incarnation="second")
-        async with registry.open() as discovery, onlooker(discovery) as looker, AsyncExitStack() as older:
-            await older.enter_async_context(discovery.register(worker("w1")))
-            await looker.until_shown("w1")
-            async with discovery.register(newer):
-                await looker.until(lambda snapshot: snapshot == (newer,), SOON_S)
-                await older.aclose()
-                async with discovery.register(worker("w2")):
-                    await looker.until_shown("w1", "w2")
-                await looker.until(lambda snapshot: snapshot == (newer,), SOON_S)
-                assert looker.lost == {"w2"}
-
-    asyncio.run(main())
+async def test_a_newer_registration_replaces_an_older_one_and_outlives_it(registry: Registry) -> None:
+    newer = worker("w1", incarnation="second")
+    async with registry.open() as discovery, onlooker(discovery) as looker, AsyncExitStack() as older:
+        await older.enter_async_context(discovery.register(worker("w1")))
+        await looker.until_shown("w1")
+        async with discovery.register(newer):
+            await looker.until(lambda snapshot: snapshot == (newer,), SOON_S)
+            await older.aclose()
+            async with discovery.register(worker("w2")):
+                await looker.until_shown("w1", "w2")
+            await looker.until(lambda snapshot: snapshot == (newer,), SOON_S)
+            assert looker.lost == {"w2"}
 
 
-def test_many_workers_come_and_go(registry: Registry) -> None:
-    async def main() -> None:
-        names = [f"w{index:02}" for index in range(64)]
-        async with registry.open() as discovery, onlooker(discovery) as looker:
-            async with AsyncExitStack() as stack:
-                for name in names:
-                    await stack.enter_async_context(discovery.register(worker(name)))
-                await looker.until_shown(*names)
-                assert looker.lost == set()
-            await looker.until_shown()
-            assert looker.lost == set(names)
-
-    asyncio.run(main())
-
-
-def test_an_idle_registry_sends_no_snapshots(registry: Registry) -> None:
-    async def main() -> None:
-        async with (
-            registry.open() as discovery,
-            discovery.register(worker("w1")),
-            onlooker(discovery) as looker,
-        ):
-            await asyncio.sleep(TTL_S)  # three lease renewals
-            assert looker.num_snapshots == 1
-
-    asyncio.run(main())
-
-
-def test_a_killed_process_vanishes_within_the_leases_time(registry: Registry) -> None:
-    child = registry.spawn("killed")
-
-    async def main() -> None:
-        async with (
-            registry.open() as discovery,
-            discovery.register(worker("alive")),
-            onlooker(discovery) as looker,
-        ):
-            await looker.until_shown("alive", "killed")
-            child.kill()
-            took_s = await looker.until_shown("alive", timeout_s=2 * TTL_S)
-            assert looker.lost == {"killed"}
-            assert registry.kind == "etcd" or took_s < SOON_S
-
-    asyncio.run(main())
-
-
-def test_a_frozen_process_vanishes_and_comes_back(registry: Registry) -> None:
-    child = registry.spawn("frozen")
-
-    async def main() -> None:
-        async with registry.open() as discovery, onlooker(discovery) as looker:
-            await looker.until_shown("frozen")
-            signal_process(child.pid, signal.SIGSTOP)
-            took_s = await looker.until_shown(timeout_s=2 * TTL_S)
-            assert took_s > TTL_S / 3
-            child.send_signal(signal.SIGCONT)
-            await looker.until_shown("frozen", timeout_s=2 * TTL_S)
-
-    asyncio.run(main())
-
-
-def test_a_process_that_was_killed_can_register_again_at_once(registry: Registry) -> None:
-    registry.spawn("w1").kill()
-
-    async def main() -> None:
-        again = worker("w1", incarnation="second")
-        async with (
-            registry.open() as discovery,
-            onlooker(discovery) as looker,
-            discovery.register(again),
-        ):
-            await looker.until(lambda snapshot: snapshot == (again,), SOON_S)
-            looker.lost.clear()
-            await asyncio.sleep(1.5 * TTL_S)  # the killed one's lease expires
+async def test_many_workers_come_and_go(registry: Registry) -> None:
+    names = [f"w{index:02}" for index in range(64)]
+    async with registry.open() as discovery, onlooker(discovery) as looker:
+        async with AsyncExitStack() as stack:
+            for name in names:
+                await stack.enter_async_context(discovery.register(worker(name)))
+            await looker.until_shown(*names)
             assert looker.lost == set()
+        await looker.until_shown()
+        assert looker.lost == set(names)
 
-    asyncio.run(main())
+
+async def test_an_idle_registry_sends_no_snapshots(registry: Registry) -> None:
+    async with (
+        registry.open() as discovery,
+        discovery.register(worker("w1")),
+        onlooker(discovery) as looker,
+    ):
+        await asyncio.sleep(TTL_S)  # three lease renewals
+        assert looker.num_snapshots == 1
 
 
-def test_a_deleted_registration_is_written_again(registry: Registry) -> None:
-    async def main() -> None:
-        async with registry.open() as discovery, discovery.register(worker("w1")):
-            registry.delete_everything()
-            await asyncio.sleep(TTL_S / 2)  # the keeper checks again within a third
-            async with onlooker(discovery) as looker:
-                await looker.until_shown("w1", timeout_s=TTL_S)
+async def test_a_killed_process_vanishes_within_the_leases_time(registry: Registry) -> None:
+    child = registry.spawn("killed")
+    async with (
+        registry.open() as discovery,
+        discovery.register(worker("alive")),
+        onlooker(discovery) as looker,
+    ):
+        await looker.until_shown("alive", "killed")
+        child.kill()
+        took_s = await looker.until_shown("alive", timeout_s=2 * TTL_S)
+        assert looker.lost == {"killed"}
+        assert registry.kind == "etcd" or took_s < SOON_S
 
-    asyncio.run(main())
+
+async def test_a_frozen_process_vanishes_and_comes_back(registry: Registry) -> None:
+    child = registry.spawn("frozen")
+    async with registry.open() as discovery, onlooker(discovery) as looker:
+        await looker.until_shown("frozen")
+        signal_process(child.pid, signal.SIGSTOP)
+        took_s = await looker.until_shown(timeout_s=2 * TTL_S)
+        assert took_s > TTL_S / 3
+        child.send_signal(signal.SIGCONT)
+        await looker.until_shown("frozen", timeout_s=2 * TTL_S)
+
+
+async def test_a_process_that_was_killed_can_register_again_at_once(registry: Registry) -> None:
+    registry.spawn("w1").kill()
+    again = worker("w1", incarnation="second")
+    async with (
+        registry.open() as discovery,
+        onlooker(discovery) as looker,
+        discovery.register(again),
+    ):
+        await looker.until(lambda snapshot: snapshot == (again,), SOON_S)
+        looker.lost.clear()
+        await asyncio.sleep(1.5 * TTL_S)  # the killed one's lease expires
+        assert looker.lost == set()
+
+
+async def test_a_deleted_registration_is_written_again(registry: Registry) -> None:
+    async with registry.open() as discovery, discovery.register(worker("w1")):
+        registry.delete_everything()
+        await asyncio.sleep(TTL_S / 2)  # the keeper checks again within a third
+        async with onlooker(discovery) as looker:
+            await looker.until_shown("w1", timeout_s=TTL_S)
 
 
 @pytest.mark.parametrize(
@@ -292,48 +256,39 @@ def test_a_deleted_registration_is_written_again(registry: Registry) -> None:
         pytest.param(b'"' + b"x" * 70_000 + b'"', id="too long"),
     ],
 )
-def test_invalid_registrations_are_skipped_and_logged(
+async def test_invalid_registrations_are_skipped_and_logged(
     registry: Registry, value: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        async with registry.open() as discovery, discovery.register(worker("w1")):
-            await registry.write("junk", value)
-            async with onlooker(discovery) as looker:
-                await looker.until_shown("w1", timeout_s=SOON_S)
-
-    asyncio.run(main())
+    async with registry.open() as discovery, discovery.register(worker("w1")):
+        await registry.write("junk", value)
+        async with onlooker(discovery) as looker:
+            await looker.until_shown("w1", timeout_s=SOON_S)
     assert "registration=skipped" in caplog.text
 
 
-def test_a_watch_closes_with_nothing_left_behind(registry: Registry) -> None:
+async def test_a_watch_closes_with_nothing_left_behind(registry: Registry) -> None:
     async def wait_for_change(discovery: Discovery) -> None:
         async with aclosing(discovery.watch()) as snapshots:
             await anext(snapshots)
             await anext(snapshots)
 
-    async def main() -> None:
-        alone = asyncio.all_tasks()
-        async with registry.open() as discovery:
-            async with aclosing(discovery.watch()) as snapshots:
-                assert await anext(snapshots) == ()
-            waiting = asyncio.create_task(wait_for_change(discovery))
-            async with onlooker(discovery):
-                waiting.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await waiting
-        await until(lambda: asyncio.all_tasks() == alone, SOON_S)
-
-    asyncio.run(main())
+    alone = asyncio.all_tasks()
+    async with registry.open() as discovery:
+        async with aclosing(discovery.watch()) as snapshots:
+            assert await anext(snapshots) == ()
+        waiting = asyncio.create_task(wait_for_change(discovery))
+        async with onlooker(discovery):
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+    await until(lambda: asyncio.all_tasks() == alone, SOON_S)
 
 
-def test_a_change_reaches_a_watcher_in_milliseconds(registry: Registry) -> None:
-    async def main() -> None:
-        async with registry.open() as watching, registry.open() as other, onlooker(watching) as looker:
-            took_s = []
-            for index in range(10):
-                async with other.register(worker(f"w{index}")):
-                    took_s.append(await looker.until_shown(f"w{index}"))
-                await looker.until_shown()
-            assert sorted(took_s)[len(took_s) // 2] < 0.25
-
-    asyncio.run(main())
+async def test_a_change_reaches_a_watcher_in_milliseconds(registry: Registry) -> None:
+    async with registry.open() as watching, registry.open() as other, onlooker(watching) as looker:
+        took_s = []
+        for index in range(10):
+            async with other.register(worker(f"w{index}")):
+                took_s.append(await looker.until_shown(f"w{index}"))
+            await looker.until_shown()
+        assert sorted(took_s)[len(took_s) // 2] < 0.25

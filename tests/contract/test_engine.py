@@ -311,340 +311,273 @@ async def expect(error: type[Exception], match: str | None, answer: AsyncGenerat
         await chunks(answer)
 
 
-def test_start_tells_what_the_engine_is_and_stop_ends_it(build: Build) -> None:
-    async def main() -> None:
-        engine = build(Role.DECODE, Limits())
-        await expect(NotReady, None, engine.decode(ask(prompt(5))))
-        info = await engine.start()
-        assert info.name
-        assert info.version
-        assert info.context_length == CONTEXT_LENGTH
-        await alone(engine, ask(prompt(5)))
-        await engine.stop()
-        await engine.stop()
-        await expect(NotReady, None, engine.decode(ask(prompt(5))))
-
-    asyncio.run(main())
+async def test_start_tells_what_the_engine_is_and_stop_ends_it(build: Build) -> None:
+    engine = build(Role.DECODE, Limits())
+    await expect(NotReady, None, engine.decode(ask(prompt(5))))
+    info = await engine.start()
+    assert info.name
+    assert info.version
+    assert info.context_length == CONTEXT_LENGTH
+    await alone(engine, ask(prompt(5)))
+    await engine.stop()
+    await engine.stop()
+    await expect(NotReady, None, engine.decode(ask(prompt(5))))
 
 
-def test_an_answer_ends_at_max_tokens_with_its_usage(build: Build) -> None:
-    async def main() -> None:
-        async with started(build, Role.DECODE) as (engine,):
-            answer = await chunks(engine.decode(ask(prompt(20))))
-            assert len(tokens(answer)) == 12
-            assert answer[-1].finish_reason == "length"
-            assert answer[-1].usage is not None
-            assert msgspec.structs.replace(answer[-1].usage, num_moved_bytes=None) == Usage(20, 0, 12)
-            stats = engine.stats()
-            assert (stats.num_prompt_tokens, stats.num_generated_tokens) == (20, 12)
-
-    asyncio.run(main())
+async def test_an_answer_ends_at_max_tokens_with_its_usage(build: Build) -> None:
+    async with started(build, Role.DECODE) as (engine,):
+        answer = await chunks(engine.decode(ask(prompt(20))))
+        assert len(tokens(answer)) == 12
+        assert answer[-1].finish_reason == "length"
+        assert answer[-1].usage is not None
+        assert msgspec.structs.replace(answer[-1].usage, num_moved_bytes=None) == Usage(20, 0, 12)
+        stats = engine.stats()
+        assert (stats.num_prompt_tokens, stats.num_generated_tokens) == (20, 12)
 
 
-def test_a_conversation_lacks_only_what_is_new(build: Build) -> None:
-    async def main() -> None:
-        async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
-            first = ask(prompt(150))
-            assert decode.num_lacking_tokens(first) == 150
-            handed_over = await disaggregated(prefill, decode, first)
-            first_answer, usage = tokens(handed_over), handed_over[-1].usage
-            if not isinstance(decode, BLIND_ENGINES):
-                assert usage is not None
-                assert usage.num_moved_bytes == decode.stats().kv_moved_bytes > 0
-            if not isinstance(prefill, TrtllmEngine):  # only its decode keeps count
-                assert prefill.num_lacking_tokens(first) <= LARGEST_BLOCK
-            second = ask([*prompt(150), *first_answer, *prompt(100, seed=2)])
-            assert 100 < decode.num_lacking_tokens(second) <= 100 + LARGEST_BLOCK
-            other = msgspec.structs.replace(second, cache_salt="other")
-            assert decode.num_lacking_tokens(other) == 150 + 12 + 100
-            expected = await alone(prefill, second)
-            before = decode.stats()
-            (*_, last) = answer = await chunks(decode.decode(second))
-            assert tokens(answer) == expected
-            if not isinstance(decode, TrtllmEngine):  # its double caches nothing
-                computed = decode.stats().num_prompt_tokens - before.num_prompt_tokens
-                assert last.usage is not None
-                assert last.usage.num_cached_tokens == 150 + 12 + 100 - computed
-                assert computed <= 100 + LARGEST_BLOCK
-
-    asyncio.run(main())
+async def test_a_conversation_lacks_only_what_is_new(build: Build) -> None:
+    async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+        first = ask(prompt(150))
+        assert decode.num_lacking_tokens(first) == 150
+        handed_over = await disaggregated(prefill, decode, first)
+        first_answer, usage = tokens(handed_over), handed_over[-1].usage
+        if not isinstance(decode, BLIND_ENGINES):
+            assert usage is not None
+            assert usage.num_moved_bytes == decode.stats().kv_moved_bytes > 0
+        if not isinstance(prefill, TrtllmEngine):  # only its decode keeps count
+            assert prefill.num_lacking_tokens(first) <= LARGEST_BLOCK
+        second = ask([*prompt(150), *first_answer, *prompt(100, seed=2)])
+        assert 100 < decode.num_lacking_tokens(second) <= 100 + LARGEST_BLOCK
+        other = msgspec.structs.replace(second, cache_salt="other")
+        assert decode.num_lacking_tokens(other) == 150 + 12 + 100
+        expected = await alone(prefill, second)
+        before = decode.stats()
+        (*_, last) = answer = await chunks(decode.decode(second))
+        assert tokens(answer) == expected
+        if not isinstance(decode, TrtllmEngine):  # its double caches nothing
+            computed = decode.stats().num_prompt_tokens - before.num_prompt_tokens
+            assert last.usage is not None
+            assert last.usage.num_cached_tokens == 150 + 12 + 100 - computed
+            assert computed <= 100 + LARGEST_BLOCK
 
 
-def test_a_stop_token_ends_the_answer_and_is_its_last(build_sampling: Build) -> None:
-    async def main() -> None:
-        async with started(build_sampling, Role.DECODE) as (engine,):
-            whole = await alone(engine, ask(prompt(20)))
-            stop = whole[3]
-            end = whole.index(stop) + 1
-            answer = await chunks(engine.decode(ask(prompt(20), stop_token_ids=(stop,))))
-            assert tokens(answer) == whole[:end]
-            assert (answer[-1].finish_reason, counted(answer[-1])) == ("stop", (20, end))
-            ignoring = ask(prompt(20), stop_token_ids=(stop,), ignore_eos=True)
-            assert await alone(engine, ignoring) == whole
-            later = await alone(engine, ask(prompt(20), stop_token_ids=(stop,), min_tokens=6))
-            assert len(later) > 6
-            assert stop not in later[:6]
-
-    asyncio.run(main())
+async def test_a_stop_token_ends_the_answer_and_is_its_last(build_sampling: Build) -> None:
+    async with started(build_sampling, Role.DECODE) as (engine,):
+        whole = await alone(engine, ask(prompt(20)))
+        stop = whole[3]
+        end = whole.index(stop) + 1
+        answer = await chunks(engine.decode(ask(prompt(20), stop_token_ids=(stop,))))
+        assert tokens(answer) == whole[:end]
+        assert (answer[-1].finish_reason, counted(answer[-1])) == ("stop", (20, end))
+        ignoring = ask(prompt(20), stop_token_ids=(stop,), ignore_eos=True)
+        assert await alone(engine, ignoring) == whole
+        later = await alone(engine, ask(prompt(20), stop_token_ids=(stop,), min_tokens=6))
+        assert len(later) > 6
+        assert stop not in later[:6]
 
 
 @pytest.mark.parametrize("num_tokens", [1, 17, 150])
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_disaggregated_equals_aggregated(
+async def test_disaggregated_equals_aggregated(
     build_sampling: Build, num_tokens: int, sampling: dict[str, Any]
 ) -> None:
-    async def main() -> None:
-        async with started(build_sampling, Role.PREFILL, Role.DECODE) as (prefill, decode):
-            request = ask(prompt(num_tokens), **sampling, logprobs=2)
-            salted = msgspec.structs.replace(request, cache_salt="own")  # so that the whole KV has to move
-            expected = await chunks(decode.decode(salted))
-            answer = await disaggregated(prefill, decode, request)
-            assert tokens(answer) == tokens(expected)
-            assert counted(answer[-1]) == counted(expected[-1])
-            for got, want in zip(logprobs(answer), logprobs(expected), strict=True):
-                assert got.token_id == want.token_id
-                assert got.logprob == pytest.approx(want.logprob, abs=LOGPROB_TOLERANCE)
-                assert [token_id for token_id, _ in got.top] == [token_id for token_id, _ in want.top]
-            assert (prefill.stats().num_handoffs, decode.stats().num_handoffs) == (1, 1)
-            if not isinstance(prefill, BLIND_ENGINES):
-                assert prefill.stats().kv_moved_bytes == decode.stats().kv_moved_bytes > 0
-
-    asyncio.run(main())
+    async with started(build_sampling, Role.PREFILL, Role.DECODE) as (prefill, decode):
+        request = ask(prompt(num_tokens), **sampling, logprobs=2)
+        salted = msgspec.structs.replace(request, cache_salt="own")  # so that the whole KV has to move
+        expected = await chunks(decode.decode(salted))
+        answer = await disaggregated(prefill, decode, request)
+        assert tokens(answer) == tokens(expected)
+        assert counted(answer[-1]) == counted(expected[-1])
+        for got, want in zip(logprobs(answer), logprobs(expected), strict=True):
+            assert got.token_id == want.token_id
+            assert got.logprob == pytest.approx(want.logprob, abs=LOGPROB_TOLERANCE)
+            assert [token_id for token_id, _ in got.top] == [token_id for token_id, _ in want.top]
+        assert (prefill.stats().num_handoffs, decode.stats().num_handoffs) == (1, 1)
+        if not isinstance(prefill, BLIND_ENGINES):
+            assert prefill.stats().kv_moved_bytes == decode.stats().kv_moved_bytes > 0
 
 
 def logprobs(answer: list[TokenChunk]) -> list[TokenLogprob]:
     return [entry for chunk in answer for entry in chunk.logprobs or ()]
 
 
-def test_the_prompts_log_probabilities_are_those_that_its_tokens_had_as_an_answer(
+async def test_the_prompts_log_probabilities_are_those_that_its_tokens_had_as_an_answer(
     build_sampling: Build,
 ) -> None:
-    async def main() -> None:
-        async with started(build_sampling, Role.PREFILL, Role.DECODE) as (prefill, decode):
-            if isinstance(prefill, TrtllmEngine):
-                await expect(
-                    InvalidRequest, None, prefill.prefill(ask(prompt(5), prompt_logprobs=0, max_tokens=1))
-                )
-                return
-            answer = await chunks(decode.decode(ask(prompt(40), logprobs=2)))
-            given = ask(prompt(40) + tokens(answer), prompt_logprobs=2, max_tokens=1)
-            for engine_calls in (prefill.prefill, decode.decode):
-                [scored] = await chunks(engine_calls(given))
-                assert isinstance(scored, TokenChunk)
-                entries = scored.prompt_logprobs or ()
-                assert [entry.token_id for entry in entries] == given.token_ids[1:]
-                for got, want in zip(entries[-len(tokens(answer)) :], logprobs(answer), strict=True):
-                    assert got.logprob == pytest.approx(want.logprob, abs=LOGPROB_TOLERANCE)
-                    assert [token_id for token_id, _ in got.top] == [token_id for token_id, _ in want.top]
-
-    asyncio.run(main())
+    async with started(build_sampling, Role.PREFILL, Role.DECODE) as (prefill, decode):
+        if isinstance(prefill, TrtllmEngine):
+            await expect(
+                InvalidRequest, None, prefill.prefill(ask(prompt(5), prompt_logprobs=0, max_tokens=1))
+            )
+            return
+        answer = await chunks(decode.decode(ask(prompt(40), logprobs=2)))
+        given = ask(prompt(40) + tokens(answer), prompt_logprobs=2, max_tokens=1)
+        for engine_calls in (prefill.prefill, decode.decode):
+            [scored] = await chunks(engine_calls(given))
+            assert isinstance(scored, TokenChunk)
+            entries = scored.prompt_logprobs or ()
+            assert [entry.token_id for entry in entries] == given.token_ids[1:]
+            for got, want in zip(entries[-len(tokens(answer)) :], logprobs(answer), strict=True):
+                assert got.logprob == pytest.approx(want.logprob, abs=LOGPROB_TOLERANCE)
+                assert [token_id for token_id, _ in got.top] == [token_id for token_id, _ in want.top]
 
 
-def test_the_prompts_log_probabilities_need_an_answer_of_one_token(build: Build) -> None:
-    async def main() -> None:
-        async with started(build, Role.DECODE) as (engine,):
-            several = ask(prompt(5), prompt_logprobs=0, max_tokens=2)
-            await expect(InvalidRequest, None, engine.decode(several))
-
-    asyncio.run(main())
+async def test_the_prompts_log_probabilities_need_an_answer_of_one_token(build: Build) -> None:
+    async with started(build, Role.DECODE) as (engine,):
+        several = ask(prompt(5), prompt_logprobs=0, max_tokens=2)
+        await expect(InvalidRequest, None, engine.decode(several))
 
 
-def test_a_mixed_crowd_gets_what_each_gets_alone(build: Build) -> None:
+async def test_a_mixed_crowd_gets_what_each_gets_alone(build: Build) -> None:
     requests = [
         ask(prompt(length, seed=length), max_tokens=4 + length % 9, **sampling)
         for length in (1, 3, 16, 40, 90, 200)
         for sampling in (GREEDY, SEEDED)
     ]
-
-    async def main() -> None:
-        async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
-            expected = [await alone(decode, request) for request in requests]
-            crowd = asyncio.gather(*[alone(decode, request) for request in requests])
-            handed = asyncio.gather(*[disaggregated(prefill, decode, request) for request in requests])
-            assert await crowd == expected
-            assert [tokens(answer) for answer in await handed] == expected
-
-    asyncio.run(main())
+    async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+        expected = [await alone(decode, request) for request in requests]
+        crowd = asyncio.gather(*[alone(decode, request) for request in requests])
+        handed = asyncio.gather(*[disaggregated(prefill, decode, request) for request in requests])
+        assert await crowd == expected
+        assert [tokens(answer) for answer in await handed] == expected
 
 
-def test_a_first_token_that_ends_the_answer_needs_no_handoff(build_sampling: Build) -> None:
-    async def main() -> None:
-        async with started(build_sampling, Role.PREFILL, Role.DECODE) as (prefill, decode):
-            (first,) = await alone(decode, ask(prompt(20), max_tokens=1))
-            for options in ({"max_tokens": 1}, {"stop_token_ids": (first,)}):
-                (reply,) = await chunks(prefill.prefill(ask(prompt(20), **options)))
-                assert isinstance(reply, TokenChunk)
-                assert tokens([reply]) == [first]
-                assert counted(reply) == (20, 1)
-            assert prefill.stats().num_handoffs == 0
-
-    asyncio.run(main())
+async def test_a_first_token_that_ends_the_answer_needs_no_handoff(build_sampling: Build) -> None:
+    async with started(build_sampling, Role.PREFILL, Role.DECODE) as (prefill, decode):
+        (first,) = await alone(decode, ask(prompt(20), max_tokens=1))
+        for options in ({"max_tokens": 1}, {"stop_token_ids": (first,)}):
+            (reply,) = await chunks(prefill.prefill(ask(prompt(20), **options)))
+            assert isinstance(reply, TokenChunk)
+            assert tokens([reply]) == [first]
+            assert counted(reply) == (20, 1)
+        assert prefill.stats().num_handoffs == 0
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("num_generated", [1, 5, 11])
-def test_a_resumed_answer_goes_on_exactly(build: Build, num_generated: int, sampling: dict[str, Any]) -> None:
-    async def main() -> None:
-        async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
-            if not is_positional(decode) and sampling is SEEDED:
-                pytest.skip("its sampling is not positional")
-            whole = await alone(decode, ask(prompt(30), **sampling))
-            so_far = prompt(30) + whole[:num_generated]
-            rest = ask(so_far, num_generated=num_generated, **sampling)
-            answer = await chunks(decode.decode(rest))
+async def test_a_resumed_answer_goes_on_exactly(
+    build: Build, num_generated: int, sampling: dict[str, Any]
+) -> None:
+    async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+        if not is_positional(decode) and sampling is SEEDED:
+            pytest.skip("its sampling is not positional")
+        whole = await alone(decode, ask(prompt(30), **sampling))
+        so_far = prompt(30) + whole[:num_generated]
+        rest = ask(so_far, num_generated=num_generated, **sampling)
+        answer = await chunks(decode.decode(rest))
+        assert whole[:num_generated] + tokens(answer) == whole
+        assert counted(answer[-1]) == (30, 12)
+        if num_generated < 11:  # otherwise the first token would end it
+            answer = await disaggregated(prefill, decode, rest)
             assert whole[:num_generated] + tokens(answer) == whole
-            assert counted(answer[-1]) == (30, 12)
-            if num_generated < 11:  # otherwise the first token would end it
-                answer = await disaggregated(prefill, decode, rest)
-                assert whole[:num_generated] + tokens(answer) == whole
-
-    asyncio.run(main())
 
 
-def test_closing_while_it_waits_or_prefills_or_decodes_frees_everything(build: Build) -> None:
-    async def main() -> None:
-        async with started(build, Role.DECODE, limits=Limits(max_batch_size=1)) as (engine,):
-            long = ask(prompt(400), max_tokens=100)
-            prefilling = chunks(engine.decode(long))
-            await cancelled(prefilling, lambda: engine.stats().num_running == 1)
-            await until_idle(engine)
+async def test_closing_while_it_waits_or_prefills_or_decodes_frees_everything(build: Build) -> None:
+    async with started(build, Role.DECODE, limits=Limits(max_batch_size=1)) as (engine,):
+        long = ask(prompt(400), max_tokens=100)
+        prefilling = chunks(engine.decode(long))
+        await cancelled(prefilling, lambda: engine.stats().num_running == 1)
+        await until_idle(engine)
 
-            async with aclosing(engine.decode(long)) as answer:
-                await anext(answer)
-                assert engine.stats().kv_used_blocks > 0
-                await cancelled(chunks(engine.decode(long)), lambda: engine.stats().num_waiting == 1)
-                await until(lambda: engine.stats().num_waiting == 0)
-            await until_idle(engine)
-            assert engine.stats().num_generated_tokens < 100
-
-    asyncio.run(main())
+        async with aclosing(engine.decode(long)) as answer:
+            await anext(answer)
+            assert engine.stats().kv_used_blocks > 0
+            await cancelled(chunks(engine.decode(long)), lambda: engine.stats().num_waiting == 1)
+            await until(lambda: engine.stats().num_waiting == 0)
+        await until_idle(engine)
+        assert engine.stats().num_generated_tokens < 100
 
 
-def test_closing_a_prefill_before_its_handoff_frees_everything(build: Build) -> None:
-    async def main() -> None:
-        async with started(build, Role.PREFILL, limits=Limits(ttl_s=1)) as (engine,):
-            work = next_handoff(engine.prefill(ask(prompt(400))))
-            await cancelled(work, lambda: engine.stats().num_running == 1)
-            await until_idle(engine)
-
-    asyncio.run(main())
+async def test_closing_a_prefill_before_its_handoff_frees_everything(build: Build) -> None:
+    async with started(build, Role.PREFILL, limits=Limits(ttl_s=1)) as (engine,):
+        work = next_handoff(engine.prefill(ask(prompt(400))))
+        await cancelled(work, lambda: engine.stats().num_running == 1)
+        await until_idle(engine)
 
 
-def test_a_handoff_lives_no_longer_than_its_request(build: Build) -> None:
-    async def main() -> None:
-        async with started(build, Role.PREFILL) as (engine,):
-            request = msgspec.structs.replace(ask(prompt(40)), deadline_s=20.0)  # its KV is kept for 30 s
-            async with aclosing(engine.prefill(request)) as replies:
-                assert (await next_handoff(replies)).ttl_s <= 20.0
-
-    asyncio.run(main())
+async def test_a_handoff_lives_no_longer_than_its_request(build: Build) -> None:
+    async with started(build, Role.PREFILL) as (engine,):
+        request = msgspec.structs.replace(ask(prompt(40)), deadline_s=20.0)  # its KV is kept for 30 s
+        async with aclosing(engine.prefill(request)) as replies:
+            assert (await next_handoff(replies)).ttl_s <= 20.0
 
 
-def test_closing_a_prefill_after_its_handoff_frees_the_pin(build_releasing: Build) -> None:
-    async def main() -> None:
-        async with started(build_releasing, Role.PREFILL) as (engine,):
-            async with aclosing(engine.prefill(ask(prompt(40)))) as replies:
-                await next_handoff(replies)
-                assert engine.stats().kv_pinned_blocks > 0
-            assert engine.stats().kv_pinned_blocks == 0
-            await until_idle(engine)
-
-    asyncio.run(main())
+async def test_closing_a_prefill_after_its_handoff_frees_the_pin(build_releasing: Build) -> None:
+    async with started(build_releasing, Role.PREFILL) as (engine,):
+        async with aclosing(engine.prefill(ask(prompt(40)))) as replies:
+            await next_handoff(replies)
+            assert engine.stats().kv_pinned_blocks > 0
+        assert engine.stats().kv_pinned_blocks == 0
+        await until_idle(engine)
 
 
-def test_a_pull_of_kv_that_was_given_back_fails(build_guarding: Build) -> None:
-    async def main() -> None:
-        async with started(build_guarding, Role.PREFILL, Role.DECODE) as (prefill, decode):
-            async with aclosing(prefill.prefill(ask(prompt(40)))) as replies:
-                handoff = await next_handoff(replies)
-            late = ask(prompt(40), handoff=handoff)
-            await expect(HandoffFailed, None, decode.decode(late))
-
-    asyncio.run(main())
-
-
-def test_a_handoff_that_nobody_pulls_expires(build: Build) -> None:
-    async def main() -> None:
-        async with started(build, Role.PREFILL, limits=Limits(ttl_s=0.1)) as (engine,):
-            replies = engine.prefill(ask(prompt(40)))
+async def test_a_pull_of_kv_that_was_given_back_fails(build_guarding: Build) -> None:
+    async with started(build_guarding, Role.PREFILL, Role.DECODE) as (prefill, decode):
+        async with aclosing(prefill.prefill(ask(prompt(40)))) as replies:
             handoff = await next_handoff(replies)
-            assert handoff.ttl_s <= 0.1
-            with pytest.raises(HandoffFailed):
-                await anext(replies)
-            assert engine.stats().num_handoffs_expired == 1
-
-    asyncio.run(main())
+        late = ask(prompt(40), handoff=handoff)
+        await expect(HandoffFailed, None, decode.decode(late))
 
 
-def test_a_handoff_of_another_prompt_or_engine_is_refused(build: Build) -> None:
-    async def main() -> None:
-        async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
-            async with aclosing(prefill.prefill(ask(prompt(40)))) as replies:
-                handoff = await next_handoff(replies)
-                other = ask(prompt(43), handoff=handoff)
-                await expect(HandoffFailed, None, decode.decode(other))
-            foreign = msgspec.structs.replace(handoff, engine_state=b"\x01not ours")
-            await expect(HandoffFailed, None, decode.decode(after_handoff(ask(prompt(40)), foreign)))
-
-    asyncio.run(main())
+async def test_a_handoff_that_nobody_pulls_expires(build: Build) -> None:
+    async with started(build, Role.PREFILL, limits=Limits(ttl_s=0.1)) as (engine,):
+        replies = engine.prefill(ask(prompt(40)))
+        handoff = await next_handoff(replies)
+        assert handoff.ttl_s <= 0.1
+        with pytest.raises(HandoffFailed):
+            await anext(replies)
+        assert engine.stats().num_handoffs_expired == 1
 
 
-def test_the_deadline_ends_what_waits_and_what_runs(build: Build) -> None:
-    async def main() -> None:
-        async with started(build, Role.DECODE, limits=Limits(max_batch_size=1)) as (engine,):
-            slow = ask(prompt(10), max_tokens=CONTEXT_LENGTH - 10, deadline_s=0.15)
-            await asyncio.gather(*[expect(DeadlineExceeded, None, engine.decode(slow)) for _ in range(2)])
-            await until_idle(engine)
-
-    asyncio.run(main())
-
-
-def test_what_cannot_fit_is_refused_with_both_numbers(build: Build) -> None:
-    async def main() -> None:
-        async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
-            too_long = ask(prompt(CONTEXT_LENGTH))
-            for answer in (prefill.prefill(too_long), decode.decode(too_long)):
-                await expect(InvalidRequest, f"{CONTEXT_LENGTH} tokens.*context.*{CONTEXT_LENGTH}", answer)
-            full = await chunks(decode.decode(ask(prompt(CONTEXT_LENGTH - 3))))
-            assert (len(tokens(full)), full[-1].finish_reason) == (3, "length")
-
-    asyncio.run(main())
+async def test_a_handoff_of_another_prompt_or_engine_is_refused(build: Build) -> None:
+    async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+        async with aclosing(prefill.prefill(ask(prompt(40)))) as replies:
+            handoff = await next_handoff(replies)
+            other = ask(prompt(43), handoff=handoff)
+            await expect(HandoffFailed, None, decode.decode(other))
+        foreign = msgspec.structs.replace(handoff, engine_state=b"\x01not ours")
+        await expect(HandoffFailed, None, decode.decode(after_handoff(ask(prompt(40)), foreign)))
 
 
-def test_a_token_that_the_model_does_not_have_harms_nobody(build_sampling: Build) -> None:
-    async def main() -> None:
-        async with started(build_sampling, Role.DECODE) as (engine,):
-            for token_ids in ([1, 10_000_000], [1, -1]):
-                await expect(InvalidRequest, str(token_ids[1]), engine.decode(ask(token_ids)))
-            await expect(InvalidRequest, "prompt is empty", engine.decode(ask([])))
-            await alone(engine, ask(prompt(5)))
-
-    asyncio.run(main())
+async def test_the_deadline_ends_what_waits_and_what_runs(build: Build) -> None:
+    async with started(build, Role.DECODE, limits=Limits(max_batch_size=1)) as (engine,):
+        slow = ask(prompt(10), max_tokens=CONTEXT_LENGTH - 10, deadline_s=0.15)
+        await asyncio.gather(*[expect(DeadlineExceeded, None, engine.decode(slow)) for _ in range(2)])
+        await until_idle(engine)
 
 
-def test_a_full_queue_says_when_to_come_back(build: Build) -> None:
-    async def main() -> None:
-        limits = Limits(max_batch_size=1, max_queue_size=1)
-        async with started(build, Role.DECODE, limits=limits) as (engine,):
-            crowd = [asyncio.create_task(alone(engine, ask(prompt(10), max_tokens=60))) for _ in range(2)]
-            await until(lambda: engine.stats().num_running + engine.stats().num_waiting == 2)
-            with pytest.raises(Overloaded) as caught:
-                await alone(engine, ask(prompt(10)))
-            assert caught.value.retry_after_s is not None
-            await asyncio.gather(*crowd)
-
-    asyncio.run(main())
+async def test_what_cannot_fit_is_refused_with_both_numbers(build: Build) -> None:
+    async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+        too_long = ask(prompt(CONTEXT_LENGTH))
+        for answer in (prefill.prefill(too_long), decode.decode(too_long)):
+            await expect(InvalidRequest, f"{CONTEXT_LENGTH} tokens.*context.*{CONTEXT_LENGTH}", answer)
+        full = await chunks(decode.decode(ask(prompt(CONTEXT_LENGTH - 3))))
+        assert (len(tokens(full)), full[-1].finish_reason) == (3, "length")
 
 
-def test_stop_ends_what_still_runs(build: Build) -> None:
-    async def main() -> None:
-        engine = build(Role.DECODE, Limits())
-        await engine.start()
-        running = asyncio.create_task(
-            expect(WorkerLost, None, engine.decode(ask(prompt(10), max_tokens=400)))
-        )
-        await until(lambda: engine.stats().num_generated_tokens > 2)
-        await engine.stop()
-        await running
+async def test_a_token_that_the_model_does_not_have_harms_nobody(build_sampling: Build) -> None:
+    async with started(build_sampling, Role.DECODE) as (engine,):
+        for token_ids in ([1, 10_000_000], [1, -1]):
+            await expect(InvalidRequest, str(token_ids[1]), engine.decode(ask(token_ids)))
+        await expect(InvalidRequest, "prompt is empty", engine.decode(ask([])))
+        await alone(engine, ask(prompt(5)))
 
-    asyncio.run(main())
+
+async def test_a_full_queue_says_when_to_come_back(build: Build) -> None:
+    limits = Limits(max_batch_size=1, max_queue_size=1)
+    async with started(build, Role.DECODE, limits=limits) as (engine,):
+        crowd = [asyncio.create_task(alone(engine, ask(prompt(10), max_tokens=60))) for _ in range(2)]
+        await until(lambda: engine.stats().num_running + engine.stats().num_waiting == 2)
+        with pytest.raises(Overloaded) as caught:
+            await alone(engine, ask(prompt(10)))
+        assert caught.value.retry_after_s is not None
+        await asyncio.gather(*crowd)
+
+
+async def test_stop_ends_what_still_runs(build: Build) -> None:
+    engine = build(Role.DECODE, Limits())
+    await engine.start()
+    running = asyncio.create_task(expect(WorkerLost, None, engine.decode(ask(prompt(10), max_tokens=400))))
+    await until(lambda: engine.stats().num_generated_tokens > 2)
+    await engine.stop()
+    await running

@@ -96,27 +96,26 @@ async def client(
         (grpc.StatusCode.UNKNOWN, False),
     ],
 )
-def test_a_refusal_is_told_apart_and_leaves_no_endpoint(code: grpc.StatusCode, is_refused: bool) -> None:
-    async def main() -> None:
-        first, second = Scripted(lambda _method, _metadata: code), Scripted()
-        async with serving(first) as url, serving(second) as other, client(url, other) as rpc:
-            with pytest.raises(EtcdError, match=code.name) as failed:
+async def test_a_refusal_is_told_apart_and_leaves_no_endpoint(
+    code: grpc.StatusCode, is_refused: bool
+) -> None:
+    first, second = Scripted(lambda _method, _metadata: code), Scripted()
+    async with serving(first) as url, serving(second) as other, client(url, other) as rpc:
+        with pytest.raises(EtcdError, match=code.name) as failed:
+            await rpc.has(KEY)
+        assert failed.value.refused == is_refused
+        if is_refused:
+            with pytest.raises(EtcdError):
                 await rpc.has(KEY)
-            assert failed.value.refused == is_refused
-            if is_refused:
-                with pytest.raises(EtcdError):
-                    await rpc.has(KEY)
-            else:
-                assert not await rpc.has(KEY)
-            assert len(second.asked) == (not is_refused)
-
-    asyncio.run(main())
+        else:
+            assert not await rpc.has(KEY)
+        assert len(second.asked) == (not is_refused)
 
 
 @pytest.mark.parametrize(
     "words", ["invalid auth token", "auth: revision of auth store is old", "etcdserver: user name is empty"]
 )
-def test_a_stale_token_is_renewed_once(words: str) -> None:
+async def test_a_stale_token_is_renewed_once(words: str) -> None:
     num_logins = 0
 
     def answer(method: str, metadata: dict[str, str]) -> tuple[grpc.StatusCode, str] | bytes:
@@ -126,11 +125,8 @@ def test_a_stale_token_is_renewed_once(words: str) -> None:
             return b"\x12\x01%d" % num_logins  # the token
         return b"" if metadata["token"] == "2" else (grpc.StatusCode.UNAUTHENTICATED, words)
 
-    async def main() -> None:
-        async with serving(Scripted(answer)) as url, client(url, username="root") as rpc:
-            assert not await rpc.has(KEY)
-
-    asyncio.run(main())
+    async with serving(Scripted(answer)) as url, client(url, username="root") as rpc:
+        assert not await rpc.has(KEY)
     assert num_logins == 2
 
 
@@ -174,18 +170,15 @@ def test_a_watch_needs_a_leader_and_says_when_etcd_ends_it() -> None:
     watching(confirmed, check)
 
 
-def test_a_fleet_outlives_a_watch_that_ends_before_its_first_message() -> None:
-    async def main() -> None:
-        handler = Scripted(watched=ended)
-        async with serving(handler) as url, client(url) as rpc:
-            with pytest.raises(EtcdError, match="ended the watch"):
-                _ = [batch async for batch in rpc.watch(KEY, 1, None)]
-            discovery = EtcdDiscovery(url)
-            async with aclosing(discovery.watch()) as snapshots, asyncio.timeout(PATIENCE_S):
-                assert await anext(snapshots) == ()
-            await discovery.close()
-
-    asyncio.run(main())
+async def test_a_fleet_outlives_a_watch_that_ends_before_its_first_message() -> None:
+    handler = Scripted(watched=ended)
+    async with serving(handler) as url, client(url) as rpc:
+        with pytest.raises(EtcdError, match="ended the watch"):
+            _ = [batch async for batch in rpc.watch(KEY, 1, None)]
+        discovery = EtcdDiscovery(url)
+        async with aclosing(discovery.watch()) as snapshots, asyncio.timeout(PATIENCE_S):
+            assert await anext(snapshots) == ()
+        await discovery.close()
 
 
 def test_a_watch_of_limited_time_ends_quietly() -> None:
@@ -195,43 +188,34 @@ def test_a_watch_of_limited_time_ends_quietly() -> None:
     watching(confirmed_and_silent, check)
 
 
-def test_a_watch_of_limited_time_that_breaks_early_fails() -> None:
-    async def main() -> None:
-        handler = Scripted(lambda _method, _metadata: grpc.StatusCode.UNAVAILABLE, confirmed)
-        async with serving(handler) as url, client(url) as rpc:
-            with pytest.raises(EtcdError, match="UNAVAILABLE"):
-                _ = [batch async for batch in rpc.watch(KEY, 1, PATIENCE_S)]
-
-    asyncio.run(main())
+async def test_a_watch_of_limited_time_that_breaks_early_fails() -> None:
+    handler = Scripted(lambda _method, _metadata: grpc.StatusCode.UNAVAILABLE, confirmed)
+    async with serving(handler) as url, client(url) as rpc:
+        with pytest.raises(EtcdError, match="UNAVAILABLE"):
+            _ = [batch async for batch in rpc.watch(KEY, 1, PATIENCE_S)]
 
 
-def test_the_endpoint_of_a_watch_without_an_answer_is_left() -> None:
-    async def main() -> None:
-        first, second = Scripted(watched=silent), Scripted()
-        async with (
-            serving(first) as url,
-            serving(second) as other,
-            client(url, other, timeout_s=scaled(0.5)) as rpc,
-        ):
-            with pytest.raises(EtcdError, match="did not answer"):
-                _ = [batch async for batch in rpc.watch(KEY, 1, None)]
-            assert not await rpc.has(KEY)
-        assert [method for method, _ in second.asked] == ["Range"]
-
-    asyncio.run(main())
+async def test_the_endpoint_of_a_watch_without_an_answer_is_left() -> None:
+    first, second = Scripted(watched=silent), Scripted()
+    async with (
+        serving(first) as url,
+        serving(second) as other,
+        client(url, other, timeout_s=scaled(0.5)) as rpc,
+    ):
+        with pytest.raises(EtcdError, match="did not answer"):
+            _ = [batch async for batch in rpc.watch(KEY, 1, None)]
+        assert not await rpc.has(KEY)
+    assert [method for method, _ in second.asked] == ["Range"]
 
 
-def test_closing_ends_a_call_without_an_answer() -> None:
-    async def main() -> None:
-        handler = Scripted(lambda _method, _metadata: None)
-        async with serving(handler) as url, client(url) as rpc:
-            asking = asyncio.ensure_future(rpc.has(KEY))
-            await until(lambda: handler.asked)
-            await rpc.close()
-            with pytest.raises(EtcdError, match="closed"):
-                await asking
-
-    asyncio.run(main())
+async def test_closing_ends_a_call_without_an_answer() -> None:
+    handler = Scripted(lambda _method, _metadata: None)
+    async with serving(handler) as url, client(url) as rpc:
+        asking = asyncio.ensure_future(rpc.has(KEY))
+        await until(lambda: handler.asked)
+        await rpc.close()
+        with pytest.raises(EtcdError, match="closed"):
+            await asking
 
 
 def test_one_who_is_cancelled_while_the_client_closes_is_cancelled() -> None:
@@ -248,30 +232,23 @@ def test_one_who_is_cancelled_while_the_client_closes_is_cancelled() -> None:
     watching(confirmed_and_silent, check)
 
 
-def test_no_proxy_is_asked_for_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_proxy_is_asked_for_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
-
-    async def main() -> None:
-        async with serving(Scripted()) as url, client(url) as rpc:
-            assert not await rpc.has(KEY)
-
-    asyncio.run(main())
+    async with serving(Scripted()) as url, client(url) as rpc:
+        assert not await rpc.has(KEY)
 
 
-def test_a_large_fleet_is_listed(own_etcd: str) -> None:
-    async def main() -> None:
-        async with client(own_etcd) as rpc:
-            lease = await rpc.grant(600)
-            for i in range(5):
-                await rpc.put(b"%b/%d" % (KEY, i), bytes(1 << 20), lease)
-            values, _ = await rpc.list_prefix(KEY, 9)
-            assert len(values) == 5
-
-    asyncio.run(main())
+async def test_a_large_fleet_is_listed(own_etcd: str) -> None:
+    async with client(own_etcd) as rpc:
+        lease = await rpc.grant(600)
+        for i in range(5):
+            await rpc.put(b"%b/%d" % (KEY, i), bytes(1 << 20), lease)
+        values, _ = await rpc.list_prefix(KEY, 9)
+        assert len(values) == 5
 
 
-def test_a_change_between_the_list_and_the_watch_is_seen(
+async def test_a_change_between_the_list_and_the_watch_is_seen(
     own_etcd: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = EtcdRpc.list_prefix
@@ -284,83 +261,69 @@ def test_a_change_between_the_list_and_the_watch_is_seen(
         return found
 
     monkeypatch.setattr(EtcdRpc, "list_prefix", list_and_wait)
-
-    async def main() -> None:
-        discovery = EtcdDiscovery(own_etcd)
-        async with aclosing(discovery.watch()) as snapshots:
-            first = asyncio.ensure_future(anext(snapshots))
-            await has_registered.wait()
-            async with discovery.register(worker("w1")):
-                may_watch.set()
-                async with asyncio.timeout(PATIENCE_S):
-                    fleet: tuple[WorkerInfo, ...] = await first
-                    while not fleet:
-                        fleet = await anext(snapshots)
-        await discovery.close()
-
-    asyncio.run(main())
+    discovery = EtcdDiscovery(own_etcd)
+    async with aclosing(discovery.watch()) as snapshots:
+        first = asyncio.ensure_future(anext(snapshots))
+        await has_registered.wait()
+        async with discovery.register(worker("w1")):
+            may_watch.set()
+            async with asyncio.timeout(PATIENCE_S):
+                fleet: tuple[WorkerInfo, ...] = await first
+                while not fleet:
+                    fleet = await anext(snapshots)
+    await discovery.close()
 
 
-def test_a_worker_is_shown_once_and_only_while_its_registration_can_be_read(
+async def test_a_worker_is_shown_once_and_only_while_its_registration_can_be_read(
     launch_etcd: LaunchServer,
 ) -> None:
-    async def main() -> None:
-        server = launch_etcd()
-        discovery = EtcdDiscovery(server.url)
-        async with client(server.url) as rpc, aclosing(discovery.watch()) as snapshots:
+    server = launch_etcd()
+    discovery = EtcdDiscovery(server.url)
+    async with client(server.url) as rpc, aclosing(discovery.watch()) as snapshots:
+        assert await anext(snapshots) == ()
+        async with discovery.register(worker("w1")):
+            assert len(await anext(snapshots)) == 1
+            values, _ = await rpc.list_prefix(b"v1/", 9)
+            ((key, value),) = values.items()
+            lease = await rpc.grant(600)
+            await rpc.put(key, value, lease)  # the same again, which is no change
+            await rpc.put(key, b"garbage", lease)
             assert await anext(snapshots) == ()
-            async with discovery.register(worker("w1")):
-                assert len(await anext(snapshots)) == 1
-                values, _ = await rpc.list_prefix(b"v1/", 9)
-                ((key, value),) = values.items()
-                lease = await rpc.grant(600)
-                await rpc.put(key, value, lease)  # the same again, which is no change
-                await rpc.put(key, b"garbage", lease)
-                assert await anext(snapshots) == ()
-        await discovery.close()
-        server.kill()
-
-    asyncio.run(main())
+    await discovery.close()
+    server.kill()
 
 
-def test_closing_ends_a_registration_that_waits_for_etcd() -> None:
-    async def main() -> None:
-        discovery = EtcdDiscovery(f"http://127.0.0.1:{free_port()}")
-        registering = asyncio.ensure_future(discovery.register(worker("w1")).__aenter__())
-        await asyncio.sleep(0.1)  # it has begun
-        await discovery.close()
-        async with asyncio.timeout(scaled(10)):
-            with pytest.raises(EtcdError):
-                await registering
-
-    asyncio.run(main())
+async def test_closing_ends_a_registration_that_waits_for_etcd() -> None:
+    discovery = EtcdDiscovery(f"http://127.0.0.1:{free_port()}")
+    registering = asyncio.ensure_future(discovery.register(worker("w1")).__aenter__())
+    await asyncio.sleep(0.1)  # it has begun
+    await discovery.close()
+    async with asyncio.timeout(scaled(10)):
+        with pytest.raises(EtcdError):
+            await registering
 
 
-def test_an_outage_is_logged_when_it_begins_and_when_it_ends(
+async def test_an_outage_is_logged_when_it_begins_and_when_it_ends(
     launch_etcd: LaunchServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "baton")
+    server = launch_etcd()
+    discovery = EtcdDiscovery(server.url, lease_ttl_s=2.0)
 
-    async def main() -> None:
-        server = launch_etcd()
-        discovery = EtcdDiscovery(server.url, lease_ttl_s=2.0)
+    async def watch_to_the_end() -> None:
+        async for _ in discovery.watch():
+            pass
 
-        async def watch_to_the_end() -> None:
-            async for _ in discovery.watch():
-                pass
-
-        watching = asyncio.ensure_future(watch_to_the_end())
-        async with discovery.register(worker("w1")):
-            for _ in range(2):
-                server.kill()
-                await until_logged(caplog, "registry=unreachable")
-                server.start()
-                await until_logged(caplog, "registry=reachable")
-        await discovery.close()
-        await watching
-        server.kill()
-
-    asyncio.run(main())
+    watching = asyncio.ensure_future(watch_to_the_end())
+    async with discovery.register(worker("w1")):
+        for _ in range(2):
+            server.kill()
+            await until_logged(caplog, "registry=unreachable")
+            server.start()
+            await until_logged(caplog, "registry=reachable")
+    await discovery.close()
+    await watching
+    server.kill()
 
 
 async def until_logged(caplog: pytest.LogCaptureFixture, words: str) -> None:

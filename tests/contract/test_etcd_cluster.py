@@ -42,49 +42,41 @@ def all_of(members: list[ServerProcess]) -> str:
     return ",".join(member.url for member in members)
 
 
-def test_no_worker_is_lost_when_each_member_is_killed_in_turn(members: list[ServerProcess]) -> None:
-    async def main() -> None:
-        async with watched(all_of(members)) as (working, looker):
-            for number, member in enumerate(members):
-                member.kill()
-                async with working.register(worker(f"during-{number}")):
-                    await looker.until_shown("w1", f"during-{number}", timeout_s=HEAL_S)
-                await asyncio.to_thread(member.start)
-            await looker.until_shown("w1", timeout_s=HEAL_S)
-            assert "w1" not in looker.lost
-
-    asyncio.run(main())
+async def test_no_worker_is_lost_when_each_member_is_killed_in_turn(members: list[ServerProcess]) -> None:
+    async with watched(all_of(members)) as (working, looker):
+        for number, member in enumerate(members):
+            member.kill()
+            async with working.register(worker(f"during-{number}")):
+                await looker.until_shown("w1", f"during-{number}", timeout_s=HEAL_S)
+            await asyncio.to_thread(member.start)
+        await looker.until_shown("w1", timeout_s=HEAL_S)
+        assert "w1" not in looker.lost
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("frozen", range(NUM_MEMBERS))
-def test_no_worker_is_lost_when_a_member_stands_still(members: list[ServerProcess], frozen: int) -> None:
+async def test_no_worker_is_lost_when_a_member_stands_still(
+    members: list[ServerProcess], frozen: int
+) -> None:
     """One of them leads, and one is that of the client."""
-
-    async def main() -> None:
-        async with watched(all_of(members)) as (working, looker):
-            members[frozen].freeze()
-            async with working.register(worker("w2")):
-                await looker.until_shown("w1", "w2", timeout_s=HEAL_S)
-                await asyncio.sleep(2 * TTL_S)
-                assert looker.lost == set()
-            members[frozen].thaw()
-
-    asyncio.run(main())
-
-
-def test_no_worker_is_lost_while_there_is_no_quorum(members: list[ServerProcess]) -> None:
-    async def main() -> None:
-        async with watched(all_of(members)) as (working, looker):
-            for member in members[:2]:
-                member.kill()
+    async with watched(all_of(members)) as (working, looker):
+        members[frozen].freeze()
+        async with working.register(worker("w2")):
+            await looker.until_shown("w1", "w2", timeout_s=HEAL_S)
             await asyncio.sleep(2 * TTL_S)
             assert looker.lost == set()
-            await asyncio.to_thread(start, members[:2])
-            async with working.register(worker("w2")):
-                await looker.until_shown("w1", "w2", timeout_s=HEAL_S)
-            async with client(all_of(members)) as fresh, fresh.register(worker("w3")):
-                await looker.until(lambda now: {"w1", "w3"} <= {w.worker_id for w in now}, HEAL_S)
-            assert "w1" not in looker.lost
+        members[frozen].thaw()
 
-    asyncio.run(main())
+
+async def test_no_worker_is_lost_while_there_is_no_quorum(members: list[ServerProcess]) -> None:
+    async with watched(all_of(members)) as (working, looker):
+        for member in members[:2]:
+            member.kill()
+        await asyncio.sleep(2 * TTL_S)
+        assert looker.lost == set()
+        await asyncio.to_thread(start, members[:2])
+        async with working.register(worker("w2")):
+            await looker.until_shown("w1", "w2", timeout_s=HEAL_S)
+        async with client(all_of(members)) as fresh, fresh.register(worker("w3")):
+            await looker.until(lambda now: {"w1", "w3"} <= {w.worker_id for w in now}, HEAL_S)
+        assert "w1" not in looker.lost

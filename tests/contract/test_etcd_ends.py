@@ -15,46 +15,37 @@ from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-def test_a_watch_that_is_left_or_refused_ends_at_the_server(is_refused: bool) -> None:
-    async def main() -> None:
-        has_ended = asyncio.Event()
+async def test_a_watch_that_is_left_or_refused_ends_at_the_server(is_refused: bool) -> None:
+    has_ended = asyncio.Event()
 
-        async def watched() -> AsyncIterator[bytes]:
-            try:
-                yield b"\x20\x01" if is_refused else b""
-                await asyncio.Event().wait()
-            finally:
-                has_ended.set()
+    async def watched() -> AsyncIterator[bytes]:
+        try:
+            yield b"\x20\x01" if is_refused else b""
+            await asyncio.Event().wait()
+        finally:
+            has_ended.set()
 
-        async with serving(Scripted(watched=watched)) as url, client(url) as rpc:
-            async with aclosing(rpc.watch(KEY, 1, None)) as batches:
-                outcome = await asyncio.gather(anext(batches), return_exceptions=True)
-            async with asyncio.timeout(PATIENCE_S):
-                await has_ended.wait()
-        assert isinstance(outcome[0], EtcdError) if is_refused else not outcome[0]
-
-    asyncio.run(main())
+    async with serving(Scripted(watched=watched)) as url, client(url) as rpc:
+        async with aclosing(rpc.watch(KEY, 1, None)) as batches:
+            outcome = await asyncio.gather(anext(batches), return_exceptions=True)
+        async with asyncio.timeout(PATIENCE_S):
+            await has_ended.wait()
+    assert isinstance(outcome[0], EtcdError) if is_refused else not outcome[0]
 
 
-def test_a_refusal_of_a_fresh_token_is_not_tried_again() -> None:
+async def test_a_refusal_of_a_fresh_token_is_not_tried_again() -> None:
     def answer(method: str, _: dict[str, str]) -> tuple[grpc.StatusCode, str] | bytes:
         return b"\x12\x01t" if method == "Authenticate" else (grpc.StatusCode.PERMISSION_DENIED, "denied")
 
-    async def main() -> None:
-        handler = Scripted(answer)
-        async with serving(handler) as url, client(url, username="root") as rpc:
-            with pytest.raises(EtcdError, match="denied"):
-                await rpc.has(KEY)
-        assert [method for method, _ in handler.asked] == ["Authenticate", "Range"]
-
-    asyncio.run(main())
+    handler = Scripted(answer)
+    async with serving(handler) as url, client(url, username="root") as rpc:
+        with pytest.raises(EtcdError, match="denied"):
+            await rpc.has(KEY)
+    assert [method for method, _ in handler.asked] == ["Authenticate", "Range"]
 
 
-def test_a_call_without_an_answer_fails_in_time() -> None:
-    async def main() -> None:
-        handler = Scripted(lambda _method, _metadata: None)
-        async with serving(handler) as url, client(url, timeout_s=0.1) as rpc, asyncio.timeout(PATIENCE_S):
-            with pytest.raises(EtcdError, match="DEADLINE_EXCEEDED"):
-                await rpc.has(KEY)
-
-    asyncio.run(main())
+async def test_a_call_without_an_answer_fails_in_time() -> None:
+    handler = Scripted(lambda _method, _metadata: None)
+    async with serving(handler) as url, client(url, timeout_s=0.1) as rpc, asyncio.timeout(PATIENCE_S):
+        with pytest.raises(EtcdError, match="DEADLINE_EXCEEDED"):
+            await rpc.has(KEY)

@@ -78,101 +78,83 @@ def wipe(etcd: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("fault", [restart, wipe])
-def test_no_worker_is_lost_when_etcd_restarts(
+async def test_no_worker_is_lost_when_etcd_restarts(
     etcd: ServerProcess, fault: Callable[[ServerProcess], None]
 ) -> None:
-    async def main() -> None:
-        async with watched(etcd.url) as (working, looker):
-            await asyncio.to_thread(fault, etcd)
-            async with working.register(worker("w2")):
-                await looker.until_shown("w1", "w2", timeout_s=HEAL_S)
-            async with client(etcd.url) as fresh, onlooker(fresh) as later:
-                await later.until_shown("w1", timeout_s=HEAL_S)
-            # After the time of doubt, workers that left meanwhile disappear, and only those.
-            await looker.until_shown("w1", timeout_s=HEAL_S)
-            assert looker.lost == {"w2"}
-
-    asyncio.run(main())
+    async with watched(etcd.url) as (working, looker):
+        await asyncio.to_thread(fault, etcd)
+        async with working.register(worker("w2")):
+            await looker.until_shown("w1", "w2", timeout_s=HEAL_S)
+        async with client(etcd.url) as fresh, onlooker(fresh) as later:
+            await later.until_shown("w1", timeout_s=HEAL_S)
+        # After the time of doubt, workers that left meanwhile disappear, and only those.
+        await looker.until_shown("w1", timeout_s=HEAL_S)
+        assert looker.lost == {"w2"}
 
 
-def test_no_worker_is_lost_while_etcd_is_frozen_past_the_leases(etcd: ServerProcess) -> None:
-    async def main() -> None:
-        async with watched(etcd.url) as (working, looker):
+async def test_no_worker_is_lost_while_etcd_is_frozen_past_the_leases(etcd: ServerProcess) -> None:
+    async with watched(etcd.url) as (working, looker):
+        etcd.freeze()
+        await asyncio.sleep(10)  # pings fail after 9 s at most
+        etcd.thaw()
+        async with working.register(worker("w2")):
+            await looker.until_shown("w1", "w2", timeout_s=HEAL_S)
+        assert looker.lost == set()
+
+
+async def test_a_short_freeze_of_etcd_delays_nothing(etcd: ServerProcess) -> None:
+    async with watched(etcd.url) as (working, looker):
+        async with working.register(worker("w2")):
+            await looker.until_shown("w1", "w2")
             etcd.freeze()
-            await asyncio.sleep(10)  # pings fail after 9 s at most
-            etcd.thaw()
-            async with working.register(worker("w2")):
-                await looker.until_shown("w1", "w2", timeout_s=HEAL_S)
-            assert looker.lost == set()
+            start = time.monotonic()
+        assert time.monotonic() - start < scaled(2)  # withdrawing gives up on a silent etcd
+        await asyncio.sleep(max(0, scaled(3) - (time.monotonic() - start)))  # the duration of the freeze
+        assert looker.lost == set()
+        etcd.thaw()
+        await looker.until_shown("w1", timeout_s=HEAL_S)
+        async with client(etcd.url) as fresh, onlooker(fresh) as later:
+            await later.until_shown("w1", timeout_s=HEAL_S)
 
-    asyncio.run(main())
+
+async def test_a_worker_that_died_while_etcd_was_down_disappears(etcd: ServerProcess) -> None:
+    async with watched(etcd.url) as (_, looker):
+        async with client(etcd.url) as dying, dying.register(worker("dead")):
+            await looker.until_shown("dead", "w1")
+            etcd.kill()
+            await dying.close()
+        await asyncio.to_thread(etcd.start)
+        await looker.until_shown("w1", timeout_s=2 * HEAL_S)
 
 
-def test_a_short_freeze_of_etcd_delays_nothing(etcd: ServerProcess) -> None:
-    async def main() -> None:
-        async with watched(etcd.url) as (working, looker):
-            async with working.register(worker("w2")):
-                await looker.until_shown("w1", "w2")
-                etcd.freeze()
-                start = time.monotonic()
-            assert time.monotonic() - start < scaled(2)  # withdrawing gives up on a silent etcd
-            await asyncio.sleep(max(0, scaled(3) - (time.monotonic() - start)))  # the duration of the freeze
-            assert looker.lost == set()
-            etcd.thaw()
+async def test_a_frontend_and_a_worker_may_start_before_etcd(etcd: ServerProcess) -> None:
+    etcd.kill()
+    async with client(etcd.url) as discovery, onlooker(discovery) as looker, asyncio.TaskGroup() as tasks:
+        assert looker.now == ()
+        tasks.create_task(asyncio.to_thread(etcd.start))
+        async with discovery.register(worker("w1")):
             await looker.until_shown("w1", timeout_s=HEAL_S)
-            async with client(etcd.url) as fresh, onlooker(fresh) as later:
-                await later.until_shown("w1", timeout_s=HEAL_S)
-
-    asyncio.run(main())
 
 
-def test_a_worker_that_died_while_etcd_was_down_disappears(etcd: ServerProcess) -> None:
-    async def main() -> None:
-        async with watched(etcd.url) as (_, looker):
-            async with client(etcd.url) as dying, dying.register(worker("dead")):
-                await looker.until_shown("dead", "w1")
-                etcd.kill()
-                await dying.close()
-            await asyncio.to_thread(etcd.start)
-            await looker.until_shown("w1", timeout_s=2 * HEAL_S)
-
-    asyncio.run(main())
-
-
-def test_a_frontend_and_a_worker_may_start_before_etcd(etcd: ServerProcess) -> None:
-    async def main() -> None:
-        etcd.kill()
-        async with client(etcd.url) as discovery, onlooker(discovery) as looker, asyncio.TaskGroup() as tasks:
-            assert looker.now == ()
-            tasks.create_task(asyncio.to_thread(etcd.start))
-            async with discovery.register(worker("w1")):
-                await looker.until_shown("w1", timeout_s=HEAL_S)
-
-    asyncio.run(main())
-
-
-def test_a_compacted_revision_is_refused_and_the_fleet_listed_again(etcd: ServerProcess) -> None:
+async def test_a_compacted_revision_is_refused_and_the_fleet_listed_again(etcd: ServerProcess) -> None:
     async def first_change(rpc: EtcdRpc) -> None:
         async with aclosing(rpc.watch(PREFIX, 1, None)) as batches:
             while not await anext(batches):
                 pass
 
-    async def main() -> None:
-        rpc = EtcdRpc(etcd.url, timeout_s=scaled(3))
-        async with watched(etcd.url) as (working, looker):
-            for _ in range(20):
-                async with working.register(worker("brief")):
-                    pass
-            _, revision = await rpc.list_prefix(PREFIX, 10)
-            await asyncio.to_thread(etcd_api, etcd.url, "kv/compaction", revision=str(revision))
-            with pytest.raises(EtcdError, match="compacted"):
-                await first_change(rpc)
-            await asyncio.to_thread(restart, etcd)
-            async with working.register(worker("w2")):
-                await looker.until_shown("w1", "w2", timeout_s=HEAL_S)
-        await rpc.close()
-
-    asyncio.run(main())
+    rpc = EtcdRpc(etcd.url, timeout_s=scaled(3))
+    async with watched(etcd.url) as (working, looker):
+        for _ in range(20):
+            async with working.register(worker("brief")):
+                pass
+        _, revision = await rpc.list_prefix(PREFIX, 10)
+        await asyncio.to_thread(etcd_api, etcd.url, "kv/compaction", revision=str(revision))
+        with pytest.raises(EtcdError, match="compacted"):
+            await first_change(rpc)
+        await asyncio.to_thread(restart, etcd)
+        async with working.register(worker("w2")):
+            await looker.until_shown("w1", "w2", timeout_s=HEAL_S)
+    await rpc.close()
 
 
 @pytest.fixture
@@ -186,80 +168,63 @@ def locked_etcd(launch: LaunchServer) -> ServerProcess:
     return etcd
 
 
-def test_a_stale_token_is_renewed(locked_etcd: ServerProcess) -> None:
-    async def main() -> None:
-        async with watched(locked_etcd.url, ttl_s=30, password="sesame") as (working, looker):
-            await asyncio.sleep(3)  # no call is made, so the tokens expire
-            async with working.register(worker("w2")):
-                await looker.until_shown("w1", "w2")
-                await asyncio.to_thread(restart, locked_etcd)  # drops every token
-                async with working.register(worker("w3")):
-                    await looker.until_shown("w1", "w2", "w3", timeout_s=HEAL_S)
-
-    asyncio.run(main())
+async def test_a_stale_token_is_renewed(locked_etcd: ServerProcess) -> None:
+    async with watched(locked_etcd.url, ttl_s=30, password="sesame") as (working, looker):
+        await asyncio.sleep(3)  # no call is made, so the tokens expire
+        async with working.register(worker("w2")):
+            await looker.until_shown("w1", "w2")
+            await asyncio.to_thread(restart, locked_etcd)  # drops every token
+            async with working.register(worker("w3")):
+                await looker.until_shown("w1", "w2", "w3", timeout_s=HEAL_S)
 
 
-def test_a_wrong_password_is_an_error_for_the_worker_and_a_log_line_for_the_frontend(
+async def test_a_wrong_password_is_an_error_for_the_worker_and_a_log_line_for_the_frontend(
     locked_etcd: ServerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def register(discovery: EtcdDiscovery) -> None:
         async with discovery.register(worker("w1")):
             pass
 
-    async def main() -> None:
-        for password in ("wrong", None):
-            async with client(locked_etcd.url, password=password) as discovery:
-                with pytest.raises(EtcdError, match=r"authentication failed|user name is empty"):
-                    await register(discovery)
-                async with onlooker(discovery) as looker:
-                    assert looker.now == ()
-
-    asyncio.run(main())
+    for password in ("wrong", None):
+        async with client(locked_etcd.url, password=password) as discovery:
+            with pytest.raises(EtcdError, match=r"authentication failed|user name is empty"):
+                await register(discovery)
+            async with onlooker(discovery) as looker:
+                assert looker.now == ()
     assert "registry=unreachable" in caplog.text
 
 
-def test_the_next_endpoint_is_used_when_one_is_dead_or_dies(launch: LaunchServer) -> None:
+async def test_the_next_endpoint_is_used_when_one_is_dead_or_dies(launch: LaunchServer) -> None:
     first, second = launch(), launch()
-
-    async def main() -> None:
-        async with watched(f"http://127.0.0.1:{free_port()},{first.url},{second.url}") as (working, looker):
-            first.kill()
-            async with client(second.url) as direct, onlooker(direct) as other:
-                await other.until_shown("w1", timeout_s=HEAL_S)
-            async with working.register(worker("w2")):
-                await looker.until_shown("w1", "w2", timeout_s=HEAL_S)
-            assert looker.lost == set()
-
-    asyncio.run(main())
+    async with watched(f"http://127.0.0.1:{free_port()},{first.url},{second.url}") as (working, looker):
+        first.kill()
+        async with client(second.url) as direct, onlooker(direct) as other:
+            await other.until_shown("w1", timeout_s=HEAL_S)
+        async with working.register(worker("w2")):
+            await looker.until_shown("w1", "w2", timeout_s=HEAL_S)
+        assert looker.lost == set()
 
 
-def test_closing_the_client_ends_its_watches(etcd: ServerProcess) -> None:
-    async def main() -> None:
-        async with client(etcd.url) as discovery, onlooker(discovery) as looker:
-            ended = asyncio.create_task(looker.follow())
-            async with discovery.register(worker("w1")):
-                await looker.until_shown("w1")
-                await discovery.close()
-            async with asyncio.timeout(PATIENCE_S):
-                await ended
-
-    asyncio.run(main())
+async def test_closing_the_client_ends_its_watches(etcd: ServerProcess) -> None:
+    async with client(etcd.url) as discovery, onlooker(discovery) as looker:
+        ended = asyncio.create_task(looker.follow())
+        async with discovery.register(worker("w1")):
+            await looker.until_shown("w1")
+            await discovery.close()
+        async with asyncio.timeout(PATIENCE_S):
+            await ended
 
 
-def test_tls_with_client_certificates(launch: LaunchServer, tmp_path: Path) -> None:
+async def test_tls_with_client_certificates(launch: LaunchServer, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     ca, (cert, key) = authority.ca, authority.sign("etcd")
     server = [f"--cert-file={cert}", f"--key-file={key}", f"--trusted-ca-file={ca}", "--client-cert-auth"]
     etcd = launch(*server, scheme="https")
-
-    async def main() -> None:
-        discovery = EtcdDiscovery(etcd.url, ca_file=ca, cert_file=cert, key_file=key)
-        async with discovery.register(worker("w1")), onlooker(discovery) as looker:
-            await looker.until_shown("w1")
-        await discovery.close()
-        stranger = EtcdDiscovery(etcd.url, ca_file=ca)
-        async with onlooker(stranger) as looker:
-            assert looker.now == ()
-        await stranger.close()
-
-    asyncio.run(main())
+    discovery = EtcdDiscovery(etcd.url, ca_file=ca, cert_file=cert, key_file=key)
+    async with discovery.register(worker("w1")), onlooker(discovery) as looker:
+        await looker.until_shown("w1")
+    await discovery.close()
+    stranger = EtcdDiscovery(etcd.url, ca_file=ca)
+    async with onlooker(stranger) as looker:
+        assert looker.now == ()
+    await stranger.close()

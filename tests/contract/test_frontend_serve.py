@@ -46,136 +46,109 @@ def missing_at_first(what: str) -> Workers:
 
 
 @pytest.mark.parametrize("missing", ["registry", "broker"])
-def test_no_connection_is_accepted_before_requests_can_be_served(missing: str) -> None:
-    async def main() -> None:
-        workers = missing_at_first(missing)
-        async with process(workers) as frontend:
-            asking = asyncio.create_task(frontend.get(f"/v1/models/{MODEL}"))  # waits in the socket's queue
-            assert not (await asyncio.wait([asking], timeout=0.2))[0]
-            assert not frontend.is_listening.is_set()
-            workers.may_tell.set()
-            workers.broker_is_away = False
-            assert (await asking).status_code == 200
-            assert frontend.is_listening.is_set()
-            assert await frontend.end() == 0
-            assert workers.num_closed == 2  # the registry and the plane
-
-    asyncio.run(main())
+async def test_no_connection_is_accepted_before_requests_can_be_served(missing: str) -> None:
+    workers = missing_at_first(missing)
+    async with process(workers) as frontend:
+        asking = asyncio.create_task(frontend.get(f"/v1/models/{MODEL}"))  # waits in the socket's queue
+        assert not (await asyncio.wait([asking], timeout=0.2))[0]
+        assert not frontend.is_listening.is_set()
+        workers.may_tell.set()
+        workers.broker_is_away = False
+        assert (await asking).status_code == 200
+        assert frontend.is_listening.is_set()
+        assert await frontend.end() == 0
+        assert workers.num_closed == 2  # the registry and the plane
 
 
-def test_a_registry_that_is_silent_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_registry_that_is_silent_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frontend_main, "SYNC_TIMEOUT_S", 0.01)
-
-    async def main() -> None:
-        async with process(missing_at_first("registry")) as frontend:
-            assert (await frontend.get("/health")).status_code == 503
-
-    asyncio.run(main())
+    async with process(missing_at_first("registry")) as frontend:
+        assert (await frontend.get("/health")).status_code == 503
 
 
-def test_a_frontend_that_takes_over_waits_for_the_registry_as_the_other_one_serves(
+async def test_a_frontend_that_takes_over_waits_for_the_registry_as_the_other_one_serves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(frontend_main, "SYNC_TIMEOUT_S", 0.01)
-
-    async def main() -> None:
-        workers = missing_at_first("registry")
-        async with process(workers, take_over=True) as frontend:
-            asking = asyncio.create_task(frontend.get("/health"))
-            assert not (await asyncio.wait([asking], timeout=0.2))[0]
-            workers.may_tell.set()
-            assert (await asking).status_code == 200
-
-    asyncio.run(main())
+    workers = missing_at_first("registry")
+    async with process(workers, take_over=True) as frontend:
+        asking = asyncio.create_task(frontend.get("/health"))
+        assert not (await asyncio.wait([asking], timeout=0.2))[0]
+        workers.may_tell.set()
+        assert (await asking).status_code == 200
 
 
 @pytest.mark.parametrize("missing", ["registry", "broker"])
-def test_a_frontend_that_waits_at_its_start_can_be_ended(
+async def test_a_frontend_that_waits_at_its_start_can_be_ended(
     missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frontend_main, "SYNC_TIMEOUT_S", PATIENCE_S)
-
-    async def main() -> None:
-        async with process(missing_at_first(missing)) as frontend:
-            assert not (await asyncio.wait([frontend.serving], timeout=0.2))[0]
-            assert await frontend.end() == 0
-
-    asyncio.run(main())
+    async with process(missing_at_first(missing)) as frontend:
+        assert not (await asyncio.wait([frontend.serving], timeout=0.2))[0]
+        assert await frontend.end() == 0
 
 
-def test_a_frontend_that_can_no_longer_follow_its_workers_ends() -> None:
-    async def main() -> None:
-        workers = Workers(d1=answer)
-        async with process(workers) as frontend:
-            await frontend.is_listening.wait()
-            workers.broken.set()
-            with pytest.raises(RuntimeError, match="the registry broke"):
-                await asyncio.wait_for(frontend.serving, PATIENCE_S)
-
-    asyncio.run(main())
+async def test_a_frontend_that_can_no_longer_follow_its_workers_ends() -> None:
+    workers = Workers(d1=answer)
+    async with process(workers) as frontend:
+        await frontend.is_listening.wait()
+        workers.broken.set()
+        with pytest.raises(RuntimeError, match="the registry broke"):
+            await asyncio.wait_for(frontend.serving, PATIENCE_S)
 
 
-def test_a_drain_ends_when_all_answers_have_and_stores_them(tmp_path: Path) -> None:
-    async def main() -> None:
-        held, path = Held(), str(tmp_path / "responses.sqlite3")
-        workers = Workers(d1=held)
-        async with process(workers, response_store=path, drain_timeout_s=PATIENCE_S) as frontend:
-            await frontend.is_listening.wait()
-            asking = asyncio.create_task(frontend.complete())
-            made = (await frontend.respond(background=True)).json()
-            await until(lambda: len(workers.open) == 2)
-            await held.began.wait()
-            frontend.shutdown.ask()
-            await until(lambda: frontend.listener.fileno() < 0)
-            assert not frontend.serving.done()
-            held.goes_on.set()
-            assert (await asking).json()["usage"]["completion_tokens"] == 4
-            assert await frontend.end() == 0
-        assert (await stored(path, made["id"]))["status"] == "incomplete"  # of length
-
-    asyncio.run(main())
+async def test_a_drain_ends_when_all_answers_have_and_stores_them(tmp_path: Path) -> None:
+    held, path = Held(), str(tmp_path / "responses.sqlite3")
+    workers = Workers(d1=held)
+    async with process(workers, response_store=path, drain_timeout_s=PATIENCE_S) as frontend:
+        await frontend.is_listening.wait()
+        asking = asyncio.create_task(frontend.complete())
+        made = (await frontend.respond(background=True)).json()
+        await until(lambda: len(workers.open) == 2)
+        await held.began.wait()
+        frontend.shutdown.ask()
+        await until(lambda: frontend.listener.fileno() < 0)
+        assert not frontend.serving.done()
+        held.goes_on.set()
+        assert (await asking).json()["usage"]["completion_tokens"] == 4
+        assert await frontend.end() == 0
+    assert (await stored(path, made["id"]))["status"] == "incomplete"  # of length
 
 
-def test_a_drain_ends_when_its_time_is_over(tmp_path: Path) -> None:
-    async def main() -> None:
-        held, path = Held(), str(tmp_path / "responses.sqlite3")
-        workers = Workers(d1=held)
-        async with process(workers, response_store=path, drain_timeout_s=0.0) as frontend:
-            await frontend.is_listening.wait()
-            asking = asyncio.create_task(frontend.complete())
-            made = (await frontend.respond(background=True)).json()
-            await until(lambda: len(workers.open) == 2)
-            assert await frontend.end() == 0
-            assert (await asking).status_code == 503
-            assert workers.open == []
-        assert (await stored(path, made["id"]))["error"]["message"].startswith("The server shut down")
-
-    asyncio.run(main())
+async def test_a_drain_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    held, path = Held(), str(tmp_path / "responses.sqlite3")
+    workers = Workers(d1=held)
+    async with process(workers, response_store=path, drain_timeout_s=0.0) as frontend:
+        await frontend.is_listening.wait()
+        asking = asyncio.create_task(frontend.complete())
+        made = (await frontend.respond(background=True)).json()
+        await until(lambda: len(workers.open) == 2)
+        assert await frontend.end() == 0
+        assert (await asking).status_code == 503
+        assert workers.open == []
+    assert (await stored(path, made["id"]))["error"]["message"].startswith("The server shut down")
 
 
-def test_workers_are_followed_during_a_drain() -> None:
-    async def main() -> None:
-        held = Held()
+async def test_workers_are_followed_during_a_drain() -> None:
+    held = Held()
 
-        async def lost(asked: GenerateRequest) -> Any:
-            async for reply in held(asked):
-                yield reply
-                await held.goes_on.wait()
-                raise WorkerLost("gone")
+    async def lost(asked: GenerateRequest) -> Any:
+        async for reply in held(asked):
+            yield reply
+            await held.goes_on.wait()
+            raise WorkerLost("gone")
 
-        workers = Workers(d1=lost)
-        async with process(workers, drain_timeout_s=PATIENCE_S, wait_for_worker_s=PATIENCE_S) as frontend:
-            await frontend.is_listening.wait()
-            asking = asyncio.create_task(frontend.complete())
-            await until(lambda: workers.open)
-            frontend.shutdown.ask()
-            await until(lambda: frontend.listener.fileno() < 0)
-            workers.join("d2", answer)
-            held.goes_on.set()
-            assert (await asking).json()["usage"]["completion_tokens"] == 4
-            assert workers.asked[-1] == "d2"
-
-    asyncio.run(main())
+    workers = Workers(d1=lost)
+    async with process(workers, drain_timeout_s=PATIENCE_S, wait_for_worker_s=PATIENCE_S) as frontend:
+        await frontend.is_listening.wait()
+        asking = asyncio.create_task(frontend.complete())
+        await until(lambda: workers.open)
+        frontend.shutdown.ask()
+        await until(lambda: frontend.listener.fileno() < 0)
+        workers.join("d2", answer)
+        held.goes_on.set()
+        assert (await asking).json()["usage"]["completion_tokens"] == 4
+        assert workers.asked[-1] == "d2"
 
 
 def test_a_store_that_cannot_be_opened_ends_the_start(

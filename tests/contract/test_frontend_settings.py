@@ -44,18 +44,15 @@ def play(
     asyncio.run(main())
 
 
-def test_requests_wait_for_a_lost_worker_as_long_as_the_flag_says() -> None:
-    async def main() -> None:
-        workers = Workers(d1=failing(WorkerLost("gone")))
-        async with process(workers, wait_for_worker_s=PATIENCE_S) as frontend:
-            await frontend.is_listening.wait()
-            asking = asyncio.create_task(frontend.complete())
-            while not (await frontend.get("/health")).json()["lost"]:
-                pass
-            workers.join("d2", answer)
-            assert (await asking).status_code == 200
-
-    asyncio.run(main())
+async def test_requests_wait_for_a_lost_worker_as_long_as_the_flag_says() -> None:
+    workers = Workers(d1=failing(WorkerLost("gone")))
+    async with process(workers, wait_for_worker_s=PATIENCE_S) as frontend:
+        await frontend.is_listening.wait()
+        asking = asyncio.create_task(frontend.complete())
+        while not (await frontend.get("/health")).json()["lost"]:
+            pass
+        workers.join("d2", answer)
+        assert (await asking).status_code == 200
 
 
 def test_a_request_has_the_deadline_of_the_flag() -> None:
@@ -142,16 +139,13 @@ def test_the_model_has_the_names_and_the_date_of_the_flags() -> None:
 @pytest.mark.parametrize(
     ("after_s", "asked"), [(0.0, ["d1"]), (PATIENCE_S, ["p1", "d1"])], ids=["always", "if prefill is busy"]
 )
-def test_short_prompts_skip_prefill_as_the_flags_say(after_s: float, asked: list[str]) -> None:
-    async def main() -> None:
-        workers = Workers(p1=hand_off, d1=answer)
-        flags: dict[str, Any] = {"local_prefill_tokens": 50, "local_prefill_after_s": after_s}
-        async with process(workers, **flags) as frontend:
-            await frontend.is_listening.wait()
-            assert (await frontend.complete()).status_code == 200
-            assert workers.asked == asked
-
-    asyncio.run(main())
+async def test_short_prompts_skip_prefill_as_the_flags_say(after_s: float, asked: list[str]) -> None:
+    workers = Workers(p1=hand_off, d1=answer)
+    flags: dict[str, Any] = {"local_prefill_tokens": 50, "local_prefill_after_s": after_s}
+    async with process(workers, **flags) as frontend:
+        await frontend.is_listening.wait()
+        assert (await frontend.complete()).status_code == 200
+        assert workers.asked == asked
 
 
 async def stuck(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
@@ -161,20 +155,17 @@ async def stuck(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
     yield TokenChunk(())
 
 
-def test_a_worker_without_progress_is_tried_after_the_time_of_the_flag() -> None:
-    async def main() -> None:
-        workers = Workers(d1=stuck)
-        workers.answering.add("d1")
-        async with process(workers, no_progress_s=0.05, drain_timeout_s=0.0) as frontend:
-            await frontend.is_listening.wait()
-            asking = asyncio.create_task(frontend.complete())
-            async with asyncio.timeout(PATIENCE_S / 3):  # by default it would be tried later
-                while not (await frontend.get("/health")).json()["stuck"]:
-                    await asyncio.sleep(0.01)  # poll, like a client
-            assert await frontend.end() == 0
-            await asking
-
-    asyncio.run(main())
+async def test_a_worker_without_progress_is_tried_after_the_time_of_the_flag() -> None:
+    workers = Workers(d1=stuck)
+    workers.answering.add("d1")
+    async with process(workers, no_progress_s=0.05, drain_timeout_s=0.0) as frontend:
+        await frontend.is_listening.wait()
+        asking = asyncio.create_task(frontend.complete())
+        async with asyncio.timeout(PATIENCE_S / 3):  # by default it would be tried later
+            while not (await frontend.get("/health")).json()["stuck"]:
+                await asyncio.sleep(0.01)  # poll, like a client
+        assert await frontend.end() == 0
+        await asking
 
 
 def test_reasoning_is_sealed_with_the_key_of_the_flag(tmp_path: Path) -> None:
@@ -206,20 +197,17 @@ def test_https_is_served_with_the_certificate_of_the_flag(tmp_path: Path) -> Non
     play(part, Workers, tls_cert_file=cert, tls_key_file=key)
 
 
-def test_each_process_sends_workers_its_part_of_what_they_hold() -> None:
-    async def main() -> None:
-        held = Held()
-        workers = Workers(d1=held)
-        workers.max_batch_size = 2
-        async with process(workers, num_processes=2) as frontend:
-            await frontend.is_listening.wait()
-            asking = [asyncio.create_task(frontend.complete()) for _ in range(2)]
-            while "baton_queued_requests 1.0" not in (await frontend.get("/metrics")).text:
-                assert len(workers.calls) < 2
-            held.goes_on.set()
-            assert [(await each).status_code for each in asking] == [200, 200]
-
-    asyncio.run(main())
+async def test_each_process_sends_workers_its_part_of_what_they_hold() -> None:
+    held = Held()
+    workers = Workers(d1=held)
+    workers.max_batch_size = 2
+    async with process(workers, num_processes=2) as frontend:
+        await frontend.is_listening.wait()
+        asking = [asyncio.create_task(frontend.complete()) for _ in range(2)]
+        while "baton_queued_requests 1.0" not in (await frontend.get("/metrics")).text:
+            assert len(workers.calls) < 2
+        held.goes_on.set()
+        assert [(await each).status_code for each in asking] == [200, 200]
 
 
 def of_two(workers: Workers, folder: Path, **settings: Any) -> list[AbstractAsyncContextManager[Frontend]]:
@@ -229,49 +217,42 @@ def of_two(workers: Workers, folder: Path, **settings: Any) -> list[AbstractAsyn
     return [process(workers, own, num_processes=2, **settings) for own in siblings]
 
 
-def test_processes_share_metrics_and_limits(tmp_path: Path) -> None:
+async def test_processes_share_metrics_and_limits(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text(line_of("alice", "a", KeyLimits(requests_per_minute=2)))
     path.chmod(0o600)
-
-    async def main() -> None:
-        one, two = of_two(Workers(d1=answer), tmp_path, api_keys_file=path)
-        async with one as first, two as second:
-            await asyncio.gather(first.is_listening.wait(), second.is_listening.wait())
-            assert [(await each.complete("a")).status_code for each in (first, second)] == [200, 200]
-            page = (await first.get("/metrics")).text
-            assert f'baton_requests_total{{model="{MODEL}",route="/v1/completions",status="200"}} 2.0' in page
-            assert (await second.complete("a")).status_code == 429
-
-    asyncio.run(main())
+    one, two = of_two(Workers(d1=answer), tmp_path, api_keys_file=path)
+    async with one as first, two as second:
+        await asyncio.gather(first.is_listening.wait(), second.is_listening.wait())
+        assert [(await each.complete("a")).status_code for each in (first, second)] == [200, 200]
+        page = (await first.get("/metrics")).text
+        assert f'baton_requests_total{{model="{MODEL}",route="/v1/completions",status="200"}} 2.0' in page
+        assert (await second.complete("a")).status_code == 429
 
 
-def test_processes_share_responses_and_remembered_reasoning(tmp_path: Path) -> None:
-    async def main() -> None:
-        workers = Workers(d1=Held())
-        one, two = of_two(workers, tmp_path)
-        async with one as first, two as second:
-            await asyncio.gather(first.is_listening.wait(), second.is_listening.wait())
-            made = await first.post("/v1/responses", model=MODEL, input="Hi", background=True)
-            cancelled = await second.post(f"/v1/responses/{made['id']}/cancel")
-            assert cancelled["status"] == "cancelled"
-            assert (await second.get(f"/v1/responses/{made['id']}")).json()["status"] == "cancelled"
+async def test_processes_share_responses_and_remembered_reasoning(tmp_path: Path) -> None:
+    workers = Workers(d1=Held())
+    one, two = of_two(workers, tmp_path)
+    async with one as first, two as second:
+        await asyncio.gather(first.is_listening.wait(), second.is_listening.wait())
+        made = await first.post("/v1/responses", model=MODEL, input="Hi", background=True)
+        cancelled = await second.post(f"/v1/responses/{made['id']}/cancel")
+        assert cancelled["status"] == "cancelled"
+        assert (await second.get(f"/v1/responses/{made['id']}")).json()["status"] == "cancelled"
 
-            workers.scripts["d1"] = saying(CALL)
-            body: Any = {"model": MODEL, "messages": ASKED, "tools": [{"function": {"name": "f"}}]}
-            called = (await first.post("/v1/chat/completions", **body))["choices"][0]["message"]
-            result = {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "content": "ok"}
-            said = {"role": "assistant", "tool_calls": called["tool_calls"]}
-            body["messages"] = [*ASKED, said, result]
-            num_tokens = (await first.post("/tokenize", **body))["count"]
-            async with asyncio.timeout(PATIENCE_S):
-                while (await second.post("/tokenize", **body))["count"] != num_tokens:
-                    pass
-            del called["tool_calls"][0]["id"]
-            said["tool_calls"][0]["id"] = result["tool_call_id"] = "call_unknown"
-            assert (await second.post("/tokenize", **body))["count"] < num_tokens
-
-    asyncio.run(main())
+        workers.scripts["d1"] = saying(CALL)
+        body: Any = {"model": MODEL, "messages": ASKED, "tools": [{"function": {"name": "f"}}]}
+        called = (await first.post("/v1/chat/completions", **body))["choices"][0]["message"]
+        result = {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "content": "ok"}
+        said = {"role": "assistant", "tool_calls": called["tool_calls"]}
+        body["messages"] = [*ASKED, said, result]
+        num_tokens = (await first.post("/tokenize", **body))["count"]
+        async with asyncio.timeout(PATIENCE_S):
+            while (await second.post("/tokenize", **body))["count"] != num_tokens:
+                pass
+        del called["tool_calls"][0]["id"]
+        said["tool_calls"][0]["id"] = result["tool_call_id"] = "call_unknown"
+        assert (await second.post("/tokenize", **body))["count"] < num_tokens
 
 
 @pytest.mark.parametrize(

@@ -151,184 +151,147 @@ async def disaggregated(prefill: Engine, decode: Engine, request: GenerateReques
 
 @SAMPLINGS
 @pytest.mark.parametrize("case", ["array", "optional"])
-def test_the_answer_has_its_form_on_one_worker_or_two(
+async def test_the_answer_has_its_form_on_one_worker_or_two(
     build: Build, case: str, sampling: dict[str, Any], tokenizer: ModelTokenizer, prompt: list[int]
 ) -> None:
-    async def main() -> None:
-        async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
-            request = ask(prompt, direct(answer_form(CASES[case])), **sampling)
-            answer = await alone(decode, request)
-            assert answer[-1] == tokenizer.special_ids[SpecialToken.RETURN]
-            check(CASES[case], parts_of(tokenizer, answer, set())[1])
-            assert await disaggregated(prefill, decode, request) == answer
-
-    asyncio.run(main())
+    async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+        request = ask(prompt, direct(answer_form(CASES[case])), **sampling)
+        answer = await alone(decode, request)
+        assert answer[-1] == tokenizer.special_ids[SpecialToken.RETURN]
+        check(CASES[case], parts_of(tokenizer, answer, set())[1])
+        assert await disaggregated(prefill, decode, request) == answer
 
 
 @SAMPLINGS
-def test_a_demanded_call_is_made(
+async def test_a_demanded_call_is_made(
     build: Build, sampling: dict[str, Any], tokenizer: ModelTokenizer, prompt: list[int]
 ) -> None:
     form = guided(
         [Tool(name="f", parameters=CASES["optional"]), Tool(name="g")],
         CallChoice(must_call=True, names=frozenset({"f"})),
     )
-
-    async def main() -> None:
-        async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
-            answer = await disaggregated(prefill, decode, ask(prompt, direct(form), **sampling))
-            assert answer[-1] == tokenizer.special_ids[SpecialToken.CALL]
-            _, text, [(name, arguments)] = parts_of(tokenizer, answer, {"f", "g"})
-            assert (text, name) == ("", "f")
-            check(CASES["optional"], arguments)
-
-    asyncio.run(main())
+    async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+        answer = await disaggregated(prefill, decode, ask(prompt, direct(form), **sampling))
+        assert answer[-1] == tokenizer.special_ids[SpecialToken.CALL]
+        _, text, [(name, arguments)] = parts_of(tokenizer, answer, {"f", "g"})
+        assert (text, name) == ("", "f")
+        check(CASES["optional"], arguments)
 
 
 @SAMPLINGS
-def test_a_resumed_answer_goes_on_exactly(build: Build, sampling: dict[str, Any], prompt: list[int]) -> None:
-    async def main() -> None:
-        async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
-            form = answer_form(CASES["nested"])
-            whole = await alone(decode, ask(prompt, form, **sampling))
-            for num_generated in (len(whole) // 2, len(whole) - 2):
-                so_far = prompt + whole[:num_generated]
-                rest = ask(so_far, form, num_generated=num_generated, **sampling)
-                assert whole[:num_generated] + await alone(decode, rest) == whole
-                assert whole[:num_generated] + await disaggregated(prefill, decode, rest) == whole
+async def test_a_resumed_answer_goes_on_exactly(
+    build: Build, sampling: dict[str, Any], prompt: list[int]
+) -> None:
+    async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+        form = answer_form(CASES["nested"])
+        whole = await alone(decode, ask(prompt, form, **sampling))
+        for num_generated in (len(whole) // 2, len(whole) - 2):
+            so_far = prompt + whole[:num_generated]
+            rest = ask(so_far, form, num_generated=num_generated, **sampling)
+            assert whole[:num_generated] + await alone(decode, rest) == whole
+            assert whole[:num_generated] + await disaggregated(prefill, decode, rest) == whole
 
-    asyncio.run(main())
 
-
-def test_guided_and_free_answers_run_side_by_side(build: Build, prompt: list[int]) -> None:
+async def test_guided_and_free_answers_run_side_by_side(build: Build, prompt: list[int]) -> None:
     forms = [None, answer_form(CASES["nested"]), None, answer_form(CASES["array"])]
     requests = [ask(prompt, form, **SEEDED) for form in forms]
-
-    async def main() -> None:
-        async with started(build, Role.DECODE) as (engine,):
-            expected = [await alone(engine, request) for request in requests]
-            assert await asyncio.gather(*[alone(engine, request) for request in requests]) == expected
-
-    asyncio.run(main())
+    async with started(build, Role.DECODE) as (engine,):
+        expected = [await alone(engine, request) for request in requests]
+        assert await asyncio.gather(*[alone(engine, request) for request in requests]) == expected
 
 
-def test_min_tokens_yields_to_the_form_and_logprobs_stay_the_models_own(
+async def test_min_tokens_yields_to_the_form_and_logprobs_stay_the_models_own(
     build: Build, tokenizer: ModelTokenizer, prompt: list[int]
 ) -> None:
-    async def main() -> None:
-        async with started(build, Role.DECODE) as (engine,):
-            request = ask(prompt, direct(answer_form({"const": 1})), **GREEDY, min_tokens=240, logprobs=0)
-            answer = await chunks(engine.decode(request))
-            assert answer[-1].finish_reason == "stop"
-            assert json.loads(parts_of(tokenizer, tokens(answer), set())[1]) == 1
-            entries = [entry for chunk in answer for entry in chunk.logprobs or ()]
-            assert min(entry.logprob for entry in entries) < -1  # the model alone would not have said 1
-            assert all(entry.logprob <= 0 for entry in entries)
-
-    asyncio.run(main())
+    async with started(build, Role.DECODE) as (engine,):
+        request = ask(prompt, direct(answer_form({"const": 1})), **GREEDY, min_tokens=240, logprobs=0)
+        answer = await chunks(engine.decode(request))
+        assert answer[-1].finish_reason == "stop"
+        assert json.loads(parts_of(tokenizer, tokens(answer), set())[1]) == 1
+        entries = [entry for chunk in answer for entry in chunk.logprobs or ()]
+        assert min(entry.logprob for entry in entries) < -1  # the model alone would not have said 1
+        assert all(entry.logprob <= 0 for entry in entries)
 
 
-def test_nothing_is_held_to_the_form_after_its_end(
+async def test_nothing_is_held_to_the_form_after_its_end(
     build: Build, tokenizer: ModelTokenizer, prompt: list[int]
 ) -> None:
-    async def main() -> None:
-        async with started(build, Role.DECODE) as (engine,):
-            form = direct(answer_form({"const": 1}))
-            short = await alone(engine, ask(prompt, form, **GREEDY))
-            long = await chunks(engine.decode(ask(prompt, form, **GREEDY, max_tokens=100, ignore_eos=True)))
-            assert tokens(long)[: len(short)] == short
-            assert (long[-1].finish_reason, len(tokens(long))) == ("length", 100)
-
-    asyncio.run(main())
+    async with started(build, Role.DECODE) as (engine,):
+        form = direct(answer_form({"const": 1}))
+        short = await alone(engine, ask(prompt, form, **GREEDY))
+        long = await chunks(engine.decode(ask(prompt, form, **GREEDY, max_tokens=100, ignore_eos=True)))
+        assert tokens(long)[: len(short)] == short
+        assert (long[-1].finish_reason, len(tokens(long))) == ("length", 100)
 
 
 @pytest.mark.parametrize("role", Role)
-def test_what_cannot_be_enforced_is_refused_with_its_field(
+async def test_what_cannot_be_enforced_is_refused_with_its_field(
     build: Build, role: Role, prompt: list[int]
 ) -> None:
-    async def main() -> None:
-        async with started(build, role) as (engine,):
-            request = ask(prompt, answer_form({"not": {}}))
-            run = engine.prefill(request) if role is Role.PREFILL else engine.decode(request)
-            with pytest.raises(InvalidRequest, match="not") as caught:
-                await chunks(run)
-            assert caught.value.param == "response_format"
-
-    asyncio.run(main())
+    async with started(build, role) as (engine,):
+        request = ask(prompt, answer_form({"not": {}}))
+        run = engine.prefill(request) if role is Role.PREFILL else engine.decode(request)
+        with pytest.raises(InvalidRequest, match="not") as caught:
+            await chunks(run)
+        assert caught.value.param == "response_format"
 
 
-def test_a_resumed_answer_without_the_form_fails_alone(build: Build, prompt: list[int]) -> None:
-    async def main() -> None:
-        async with started(build, Role.DECODE) as (engine,):
-            neighbour = ask(prompt, answer_form(CASES["nested"]), **SEEDED)
-            expected = await alone(engine, neighbour)
-            wrong = ask([*prompt, 1, 2, 3], answer_form({"const": 1}), num_generated=3)
-            running = asyncio.create_task(alone(engine, neighbour))
-            with pytest.raises(InvalidRequest):
-                await alone(engine, wrong)
-            assert await running == expected
-
-    asyncio.run(main())
+async def test_a_resumed_answer_without_the_form_fails_alone(build: Build, prompt: list[int]) -> None:
+    async with started(build, Role.DECODE) as (engine,):
+        neighbour = ask(prompt, answer_form(CASES["nested"]), **SEEDED)
+        expected = await alone(engine, neighbour)
+        wrong = ask([*prompt, 1, 2, 3], answer_form({"const": 1}), num_generated=3)
+        running = asyncio.create_task(alone(engine, neighbour))
+        with pytest.raises(InvalidRequest):
+            await alone(engine, wrong)
+        assert await running == expected
 
 
-def test_a_schema_that_takes_too_long_keeps_no_other_request_waiting(build: Build, prompt: list[int]) -> None:
+async def test_a_schema_that_takes_too_long_keeps_no_other_request_waiting(
+    build: Build, prompt: list[int]
+) -> None:
     other = ask(prompt, direct(answer_form(CASES["optional"])), **SEEDED, max_tokens=10)
-
-    async def main() -> None:
-        async with started(build, Role.DECODE) as (engine,):
-            expected = await alone(engine, other)
-            slow = asyncio.create_task(alone(engine, ask(prompt, answer_form(ENDLESS["slow"]))))
-            await asyncio.sleep(0)  # it is on its way
-            assert await alone(engine, other) == expected
-            with pytest.raises(InvalidRequest, match="CPU time") as caught:
-                await slow
-            assert caught.value.param == "response_format"
-
-    asyncio.run(main())
+    async with started(build, Role.DECODE) as (engine,):
+        expected = await alone(engine, other)
+        slow = asyncio.create_task(alone(engine, ask(prompt, answer_form(ENDLESS["slow"]))))
+        await asyncio.sleep(0)  # it is on its way
+        assert await alone(engine, other) == expected
+        with pytest.raises(InvalidRequest, match="CPU time") as caught:
+            await slow
+        assert caught.value.param == "response_format"
 
 
-def test_an_answer_whose_next_step_takes_too_long_keeps_no_other_waiting(
+async def test_an_answer_whose_next_step_takes_too_long_keeps_no_other_waiting(
     build: Build, tokenizer: ModelTokenizer, prompt: list[int]
 ) -> None:
     head = tokenizer.encode_text('<|channel|>final<|message|>{"a":1,"b":', allow_special=True)
     other = ask(prompt, direct(answer_form(CASES["optional"])), **SEEDED, max_tokens=10)
     request = ask([*prompt, *head], answer_form(slow_inside()), num_generated=len(head))
-
-    async def main() -> None:
-        async with started(build, Role.DECODE) as (engine,):
-            expected = await alone(engine, other)
-            slow = asyncio.create_task(alone(engine, request))
-            await until(lambda: engine.stats().num_running == 1)
-            assert await alone(engine, other) == expected
-            with pytest.raises(InvalidRequest, match="CPU time"):
-                await slow
-
-    asyncio.run(main())
+    async with started(build, Role.DECODE) as (engine,):
+        expected = await alone(engine, other)
+        slow = asyncio.create_task(alone(engine, request))
+        await until(lambda: engine.stats().num_running == 1)
+        assert await alone(engine, other) == expected
+        with pytest.raises(InvalidRequest, match="CPU time"):
+            await slow
 
 
 @pytest.mark.parametrize("role", Role)
-def test_an_engine_that_cannot_says_so_and_names_the_field(
+async def test_an_engine_that_cannot_says_so_and_names_the_field(
     build_unable: Build, role: Role, prompt: list[int]
 ) -> None:
-    async def main() -> None:
-        async with started(build_unable, role) as (engine,):
-            request = ask(prompt, answer_form({"type": "object"}))
-            run = engine.prefill(request) if role is Role.PREFILL else engine.decode(request)
-            with pytest.raises(InvalidRequest) as caught:
-                await chunks(run)
-            assert caught.value.param == "response_format"
-
-    asyncio.run(main())
+    async with started(build_unable, role) as (engine,):
+        request = ask(prompt, answer_form({"type": "object"}))
+        run = engine.prefill(request) if role is Role.PREFILL else engine.decode(request)
+        with pytest.raises(InvalidRequest) as caught:
+            await chunks(run)
+        assert caught.value.param == "response_format"
 
 
-def test_an_engine_that_cannot_serves_a_form_that_it_happens_to_have(
+async def test_an_engine_that_cannot_serves_a_form_that_it_happens_to_have(
     build_unable: Build, prompt: list[int]
 ) -> None:
     form = guided([Tool(name="f", strict=True)])
     assert form is not None
-
-    async def main() -> None:
-        async with started(build_unable, Role.DECODE) as (engine,):
-            assert len(await alone(engine, ask(prompt, form, max_tokens=12))) == 12
-
-    asyncio.run(main())
+    async with started(build_unable, Role.DECODE) as (engine,):
+        assert len(await alone(engine, ask(prompt, form, max_tokens=12))) == 12

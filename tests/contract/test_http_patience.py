@@ -337,21 +337,18 @@ def test_clients_that_reset_their_connections_leave_nothing_behind(play: Play) -
     play(part)
 
 
-def test_a_refused_body_is_not_kept_until_the_garbage_collector_comes() -> None:
-    async def main() -> None:
-        client = Client(ScriptedTokens())
-        gc.disable()
-        tracemalloc.start()
-        try:
-            for _ in range(10):
-                reply = await client.post("/v1/completions", b"{" + b" " * MAX_BODY_BYTES)
-                assert reply.status == 400
-            assert tracemalloc.get_traced_memory()[0] < 3 * MAX_BODY_BYTES
-        finally:
-            tracemalloc.stop()
-            gc.enable()
-
-    asyncio.run(main())
+async def test_a_refused_body_is_not_kept_until_the_garbage_collector_comes() -> None:
+    client = Client(ScriptedTokens())
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for _ in range(10):
+            reply = await client.post("/v1/completions", b"{" + b" " * MAX_BODY_BYTES)
+            assert reply.status == 400
+        assert tracemalloc.get_traced_memory()[0] < 3 * MAX_BODY_BYTES
+    finally:
+        tracemalloc.stop()
+        gc.enable()
 
 
 def test_garbage_after_a_request_ends_the_connection_and_not_the_server(play: Play) -> None:

@@ -204,28 +204,22 @@ def test_closing_the_puller_closes_its_connections() -> None:
 @pytest.mark.parametrize(
     ("host", "port"), [("a..b", 80), ("127.0.0.1", 70_000), ("a" * 70, 80), ("127.0.0.1", -1)]
 )
-def test_a_ticket_with_an_impossible_address_fails_the_handoff(host: str, port: int) -> None:
-    async def main() -> None:
-        async with pair() as each:
-            ticket = each.source.offer(host_memory(bytearray(PAYLOAD)))
-            peer = msgspec.msgpack.encode(Peer(host, port, b"secret"))
-            wrong = msgspec.structs.replace(ticket, peer=peer)
-            with pytest.raises(HandoffFailed):
-                await each.pulls.pull(wrong, host_memory(bytearray(len(PAYLOAD))), 5)
-            assert not each.pulls._connections._idle  # noqa: SLF001  nothing public tells
-            await each.pull()
-
-    asyncio.run(main())
+async def test_a_ticket_with_an_impossible_address_fails_the_handoff(host: str, port: int) -> None:
+    async with pair() as each:
+        ticket = each.source.offer(host_memory(bytearray(PAYLOAD)))
+        peer = msgspec.msgpack.encode(Peer(host, port, b"secret"))
+        wrong = msgspec.structs.replace(ticket, peer=peer)
+        with pytest.raises(HandoffFailed):
+            await each.pulls.pull(wrong, host_memory(bytearray(len(PAYLOAD))), 5)
+        assert not each.pulls._connections._idle  # noqa: SLF001  nothing public tells
+        await each.pull()
 
 
 @pytest.mark.parametrize(
     "peer", [b"", b"\xc1", b"\x93\xa2\xff\xff\x01\xc4\x00"], ids=["empty", "no type", "not UTF-8"]
 )
-def test_a_ticket_that_cannot_be_read_fails_the_handoff(peer: bytes) -> None:
-    async def main() -> None:
-        async with pair() as each:
-            ticket = msgspec.structs.replace(each.source.offer(host_memory(bytearray(PAYLOAD))), peer=peer)
-            with pytest.raises(HandoffFailed):
-                await each.pulls.pull(ticket, host_memory(bytearray(len(PAYLOAD))), 5)
-
-    asyncio.run(main())
+async def test_a_ticket_that_cannot_be_read_fails_the_handoff(peer: bytes) -> None:
+    async with pair() as each:
+        ticket = msgspec.structs.replace(each.source.offer(host_memory(bytearray(PAYLOAD))), peer=peer)
+        with pytest.raises(HandoffFailed):
+            await each.pulls.pull(ticket, host_memory(bytearray(len(PAYLOAD))), 5)

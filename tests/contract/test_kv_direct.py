@@ -155,52 +155,42 @@ def test_a_source_that_cannot_be_reached_any_more_is_a_stall(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("kind", "path"), [("ucx", "cma"), ("ucx-stream", "stream")])
-def test_both_ends_tell_what_a_transfer_took(kind: str, path: str) -> None:
-    async def main() -> None:
-        async with near(kind) as source, near(kind) as puller:
-            assert (source.transport_name, source.paths, puller.paths) == ("ucx", "", "")
-            ticket = source.offer(host_memory(bytearray(NUM_BYTES)))
-            await puller.pull(ticket, host_memory(bytearray(NUM_BYTES)), PATIENCE_S)
-            await source.moved(ticket)
-            assert (source.paths, puller.paths) == (path, path)
-
-    asyncio.run(main())
+async def test_both_ends_tell_what_a_transfer_took(kind: str, path: str) -> None:
+    async with near(kind) as source, near(kind) as puller:
+        assert (source.transport_name, source.paths, puller.paths) == ("ucx", "", "")
+        ticket = source.offer(host_memory(bytearray(NUM_BYTES)))
+        await puller.pull(ticket, host_memory(bytearray(NUM_BYTES)), PATIENCE_S)
+        await source.moved(ticket)
+        assert (source.paths, puller.paths) == (path, path)
 
 
-def test_between_containers_that_share_no_processes_ucx_streams_and_prints_nothing(
+async def test_between_containers_that_share_no_processes_ucx_streams_and_prints_nothing(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """In process namespaces of their own, the first read fails."""
     apart = ("unshare", "--pid", "--ipc", "--fork", "--kill-child")
     if subprocess.run([*apart, "true"], check=False).returncode:
         pytest.skip("this user may not make namespaces")
-
-    async def main() -> None:
-        with victim("ucx", *apart) as source, victim("ucx", *apart) as puller:
-            for seed in range(2):
-                assert (await puller.pull(await source.offer(NUM_BYTES, seed), seed)).intact
-            assert [(await peer.ask(Command("ping"))).paths for peer in (source, puller)] == ["stream"] * 2
-
-    asyncio.run(main())
+    with victim("ucx", *apart) as source, victim("ucx", *apart) as puller:
+        for seed in range(2):
+            assert (await puller.pull(await source.offer(NUM_BYTES, seed), seed)).intact
+        assert [(await peer.ask(Command("ping"))).paths for peer in (source, puller)] == ["stream"] * 2
     printed = capfd.readouterr()
     assert printed.out == ""
     assert printed.err.count("\n") == printed.err.count("kv streamed") == 1
 
 
-def test_an_indirect_source_is_remembered_but_not_for_memory_of_a_device(
+async def test_an_indirect_source_is_remembered_but_not_for_memory_of_a_device(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def main() -> None:
-        async with near("ucx-stream") as source, near("ucx-stream") as puller:
-            for _ in range(2):
-                ticket = source.offer(payload := host_memory(bytearray(b"x" * NUM_BYTES)))
-                await puller.pull(ticket, host_memory(into := bytearray(NUM_BYTES)), PATIENCE_S)
-                assert into == b"x" * NUM_BYTES
-                del payload
-            assert caplog.text.count("kv streamed") == 1
-            ticket = source.offer(host_memory(bytearray(NUM_BYTES)))
-            on_device = Memory(address=1 << 40, num_bytes=NUM_BYTES, owner=None, device_index=0)
-            with pytest.raises(HandoffFailed, match="no direct path from the source to this CUDA device"):
-                await puller.pull(ticket, on_device, PATIENCE_S)
-
-    asyncio.run(main())
+    async with near("ucx-stream") as source, near("ucx-stream") as puller:
+        for _ in range(2):
+            ticket = source.offer(payload := host_memory(bytearray(b"x" * NUM_BYTES)))
+            await puller.pull(ticket, host_memory(into := bytearray(NUM_BYTES)), PATIENCE_S)
+            assert into == b"x" * NUM_BYTES
+            del payload
+        assert caplog.text.count("kv streamed") == 1
+        ticket = source.offer(host_memory(bytearray(NUM_BYTES)))
+        on_device = Memory(address=1 << 40, num_bytes=NUM_BYTES, owner=None, device_index=0)
+        with pytest.raises(HandoffFailed, match="no direct path from the source to this CUDA device"):
+            await puller.pull(ticket, on_device, PATIENCE_S)

@@ -139,58 +139,49 @@ def test_a_lost_peer_is_closed_at_once(fabrics: list[Fabric]) -> None:
         gc.enable()
 
 
-def test_a_transceiver_that_does_not_start_leaves_no_thread() -> None:
-    async def main() -> None:
-        with pytest.raises(OSError, match="assign"):
-            await DirectTransceiver("192.0.2.1").start()
-        assert "kv-ucx" not in {thread.name for thread in threading.enumerate()}
-
-    asyncio.run(main())
+async def test_a_transceiver_that_does_not_start_leaves_no_thread() -> None:
+    with pytest.raises(OSError, match="assign"):
+        await DirectTransceiver("192.0.2.1").start()
+    assert "kv-ucx" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_after_a_pull_nothing_is_polled_and_closing_frees_the_agents() -> None:
+async def test_after_a_pull_nothing_is_polled_and_closing_frees_the_agents() -> None:
     agents = Newborn(Agent)
 
     async def is_idle(transceiver: DirectTransceiver) -> bool:
         poll = transceiver._poller.submit(transceiver._fabric.poll)  # noqa: SLF001  nothing public tells
         return await asyncio.wrap_future(poll) is None
 
-    async def main() -> None:
-        both = source, puller = DirectTransceiver("127.0.0.1"), DirectTransceiver("127.0.0.1")
+    both = source, puller = DirectTransceiver("127.0.0.1"), DirectTransceiver("127.0.0.1")
+    for transceiver in both:
+        await transceiver.start()
+    buffer = bytearray(NUM_BYTES)
+    ticket = source.offer(host_memory(pattern(NUM_BYTES, 1)))
+    moved = asyncio.ensure_future(source.moved(ticket))
+    await puller.pull(ticket, host_memory(buffer), PATIENCE_S)
+    await moved
+    assert buffer == pattern(NUM_BYTES, 1)
+    async with asyncio.timeout(PATIENCE_S):
         for transceiver in both:
-            await transceiver.start()
-        buffer = bytearray(NUM_BYTES)
-        ticket = source.offer(host_memory(pattern(NUM_BYTES, 1)))
-        moved = asyncio.ensure_future(source.moved(ticket))
-        await puller.pull(ticket, host_memory(buffer), PATIENCE_S)
-        await moved
-        assert buffer == pattern(NUM_BYTES, 1)
-        async with asyncio.timeout(PATIENCE_S):
-            for transceiver in both:
-                while not await is_idle(transceiver):
-                    await asyncio.sleep(0.01)  # the end of a read has no event
-        for transceiver in both:
-            await transceiver.close()
-        assert agents.count() == 0
-        assert len(both) == 2  # they live
-
-    asyncio.run(main())
+            while not await is_idle(transceiver):
+                await asyncio.sleep(0.01)  # the end of a read has no event
+    for transceiver in both:
+        await transceiver.close()
+    assert agents.count() == 0
+    assert len(both) == 2  # they live
 
 
-def test_the_number_of_remembered_indirect_sources_is_bounded() -> None:
-    async def main() -> None:
-        async with near("ucx-stream") as source, near("ucx-stream") as puller:
-            assert isinstance(puller, DirectTransceiver)
-            known = puller._no_path  # noqa: SLF001  nothing public tells
-            known |= {("192.0.2.1", port) for port in range(1, 257)}
-            into = bytearray(NUM_BYTES)
-            ticket = source.offer(payload := host_memory(pattern(NUM_BYTES, 1)))
-            await puller.pull(ticket, host_memory(into), PATIENCE_S)
-            assert into == pattern(NUM_BYTES, 1)
-            assert len(known) == 1
-            del payload
-
-    asyncio.run(main())
+async def test_the_number_of_remembered_indirect_sources_is_bounded() -> None:
+    async with near("ucx-stream") as source, near("ucx-stream") as puller:
+        assert isinstance(puller, DirectTransceiver)
+        known = puller._no_path  # noqa: SLF001  nothing public tells
+        known |= {("192.0.2.1", port) for port in range(1, 257)}
+        into = bytearray(NUM_BYTES)
+        ticket = source.offer(payload := host_memory(pattern(NUM_BYTES, 1)))
+        await puller.pull(ticket, host_memory(into), PATIENCE_S)
+        assert into == pattern(NUM_BYTES, 1)
+        assert len(known) == 1
+        del payload
 
 
 def test_memory_in_the_place_of_freed_memory_changes_the_epoch() -> None:

@@ -424,19 +424,16 @@ def test_without_a_descriptor_to_spare_one_that_asks_for_nothing_makes_room() ->
     run_jumping(main(), limit_s=60)
 
 
-def test_pullers_that_hung_up_half_way_leave_their_places() -> None:
-    async def main() -> None:
-        async with source() as here:
-            ticket = offer(here)
-            for _ in range(256):
-                async with puller(ticket) as half_way:
-                    await half_way.ask()
-                    await half_way.fetch()
-            async with puller(ticket) as another:
-                await another.ask()
-                assert await another.fetch() == PAYLOAD
-
-    asyncio.run(main())
+async def test_pullers_that_hung_up_half_way_leave_their_places() -> None:
+    async with source() as here:
+        ticket = offer(here)
+        for _ in range(256):
+            async with puller(ticket) as half_way:
+                await half_way.ask()
+                await half_way.fetch()
+        async with puller(ticket) as another:
+            await another.ask()
+            assert await another.fetch() == PAYLOAD
 
 
 def test_closing_hangs_up_on_every_puller_and_offers_nothing_any_more() -> None:

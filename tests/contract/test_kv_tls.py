@@ -78,69 +78,58 @@ def test_a_pull_over_tls_leaves_a_connection_for_the_next_one(
 
 
 @pytest.mark.parametrize("source_has_it", [True, False])
-def test_with_tls_on_one_side_only_nothing_is_sent(ours: Authority, source_has_it: bool) -> None:
+async def test_with_tls_on_one_side_only_nothing_is_sent(ours: Authority, source_has_it: bool) -> None:
     tls = ours.peer()
-
-    async def main() -> None:
-        async with (
-            transceiver(tls if source_has_it else None) as source,
-            transceiver(None if source_has_it else tls) as here,
-        ):
-            ticket = source.offer(host_memory(bytearray(PAYLOAD)))
-            names = ("tcp+tls", "tcp") if source_has_it else ("tcp", "tcp+tls")
-            told = "the KV is offered over {}, this worker uses {}".format(*names)
-            with pytest.raises(HandoffFailed) as failed:
-                await pull(here, ticket)
-            assert failed.value.message == told
-            assert not source._source._tasks  # noqa: SLF001  there is no connection
-
-    asyncio.run(main())
+    async with (
+        transceiver(tls if source_has_it else None) as source,
+        transceiver(None if source_has_it else tls) as here,
+    ):
+        ticket = source.offer(host_memory(bytearray(PAYLOAD)))
+        names = ("tcp+tls", "tcp") if source_has_it else ("tcp", "tcp+tls")
+        told = "the KV is offered over {}, this worker uses {}".format(*names)
+        with pytest.raises(HandoffFailed) as failed:
+            await pull(here, ticket)
+        assert failed.value.message == told
+        assert not source._source._tasks  # noqa: SLF001  there is no connection
 
 
-def test_a_puller_that_is_not_trusted_gets_nothing_while_another_pulls(
+async def test_a_puller_that_is_not_trusted_gets_nothing_while_another_pulls(
     ours: Authority, tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
     foreign = Authority(tmp_path / "theirs")
     tls, mixed = ours.peer(), ours.peer("mixed")
     mixed.connecting.load_cert_chain(*foreign.sign("stranger"))
-
-    async def main() -> None:
-        num_before = strangers.num_messages
-        async with transceiver(tls) as source, transceiver(tls) as good, transceiver(mixed) as bad:
-            large = source.offer(host_memory(bytearray(PAYLOAD * 24)))
-            running = asyncio.ensure_future(pull(good, large))
-            ticket = source.offer(host_memory(bytearray(PAYLOAD)))
-            with pytest.raises(HandoffFailed, match=r"refuses this process's certificate|lost"):
-                await pull(bad, ticket)
-            assert strangers.num_messages == num_before + 1
-            assert "last=the KV socket: its certificate is not valid for this process's authority" in log.text
-            async with transceiver(foreign.peer()) as other:
-                with pytest.raises(HandoffFailed, match="lost: its certificate is not valid for this"):
-                    await pull(other, ticket)
-            assert await running == PAYLOAD * 24
-            assert await pull(good, ticket) == PAYLOAD
-
-    asyncio.run(main())
+    num_before = strangers.num_messages
+    async with transceiver(tls) as source, transceiver(tls) as good, transceiver(mixed) as bad:
+        large = source.offer(host_memory(bytearray(PAYLOAD * 24)))
+        running = asyncio.ensure_future(pull(good, large))
+        ticket = source.offer(host_memory(bytearray(PAYLOAD)))
+        with pytest.raises(HandoffFailed, match=r"refuses this process's certificate|lost"):
+            await pull(bad, ticket)
+        assert strangers.num_messages == num_before + 1
+        assert "last=the KV socket: its certificate is not valid for this process's authority" in log.text
+        async with transceiver(foreign.peer()) as other:
+            with pytest.raises(HandoffFailed, match="lost: its certificate is not valid for this"):
+                await pull(other, ticket)
+        assert await running == PAYLOAD * 24
+        assert await pull(good, ticket) == PAYLOAD
 
 
 @pytest.mark.parametrize("has_tls", [True, False])
-def test_a_stranger_without_a_certificate_gets_nothing_and_is_counted(
+async def test_a_stranger_without_a_certificate_gets_nothing_and_is_counted(
     ours: Authority, log: pytest.LogCaptureFixture, has_tls: bool
 ) -> None:
-    async def main() -> None:
-        num_before = strangers.num_messages
-        async with transceiver(ours.peer()) as source:
-            place = place_of(source.offer(host_memory(bytearray(PAYLOAD))))
-            reader, writer = await asyncio.open_connection(*place, ssl=ours.client() if has_tls else None)
-            writer.write(b"GET / HTTP/1.1\r\n\r\n")
-            with suppress(OSError):  # a reset, or the alert
-                assert await reader.read() == b""
-            writer.transport.abort()
-            assert strangers.num_messages == num_before + 1
-            told = "it has no certificate" if has_tls else "it does not speak TLS"
-            assert f"last=the KV socket: {told}" in log.text
-
-    asyncio.run(main())
+    num_before = strangers.num_messages
+    async with transceiver(ours.peer()) as source:
+        place = place_of(source.offer(host_memory(bytearray(PAYLOAD))))
+        reader, writer = await asyncio.open_connection(*place, ssl=ours.client() if has_tls else None)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        with suppress(OSError):  # a reset, or the alert
+            assert await reader.read() == b""
+        writer.transport.abort()
+        assert strangers.num_messages == num_before + 1
+        told = "it has no certificate" if has_tls else "it does not speak TLS"
+        assert f"last=the KV socket: {told}" in log.text
 
 
 def test_a_handshake_that_does_not_end_is_ended_after_five_seconds(ours: Authority) -> None:
@@ -190,16 +179,13 @@ def test_a_source_that_does_not_shake_hands_hears_no_secret(ours: Authority, say
     run_jumping(main())
 
 
-def test_withdrawing_ends_a_pull_over_tls_at_once(ours: Authority) -> None:
-    async def main() -> None:
-        async with transceiver(ours.peer()) as source, transceiver(ours.peer()) as here:
-            large = source.offer(host_memory(bytearray(PAYLOAD * 48)))
-            running = asyncio.ensure_future(pull(here, large))
-            offer = source._source._offers[large.offer_id]  # noqa: SLF001  nothing public tells
-            await until(lambda: offer.readers, pause_s=0)
-            source.withdraw(large)
-            with pytest.raises(HandoffFailed):
-                await running
-            assert await pull(here, source.offer(host_memory(bytearray(PAYLOAD)))) == PAYLOAD
-
-    asyncio.run(main())
+async def test_withdrawing_ends_a_pull_over_tls_at_once(ours: Authority) -> None:
+    async with transceiver(ours.peer()) as source, transceiver(ours.peer()) as here:
+        large = source.offer(host_memory(bytearray(PAYLOAD * 48)))
+        running = asyncio.ensure_future(pull(here, large))
+        offer = source._source._offers[large.offer_id]  # noqa: SLF001  nothing public tells
+        await until(lambda: offer.readers, pause_s=0)
+        source.withdraw(large)
+        with pytest.raises(HandoffFailed):
+            await running
+        assert await pull(here, source.offer(host_memory(bytearray(PAYLOAD)))) == PAYLOAD

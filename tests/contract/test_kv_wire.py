@@ -36,19 +36,16 @@ def word(expected: Any) -> Any:
     return receive
 
 
-def test_a_message_arrives_as_sent() -> None:
-    async def main() -> None:
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            ours.setblocking(False)
-            theirs.setblocking(False)
-            sent = Ask(7, b"secret", 4096, direct=True)
-            await Connection(theirs).send(sent, Stands())
-            here = Connection(ours)
-            assert await here.receive(Ask) == sent
-            assert await here.receive(Stands) == Stands()
-
-    asyncio.run(main())
+async def test_a_message_arrives_as_sent() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        sent = Ask(7, b"secret", 4096, direct=True)
+        await Connection(theirs).send(sent, Stands())
+        here = Connection(ours)
+        assert await here.receive(Ask) == sent
+        assert await here.receive(Stands) == Stands()
 
 
 def test_a_message_may_be_longer_than_what_is_read_at_once() -> None:
@@ -112,23 +109,20 @@ def test_a_peer_is_quiet_until_it_says_something_or_hangs_up() -> None:
         assert not after_receiving(one + more, quiet_after_one, hangs_up=hangs_up)
 
 
-def test_a_connection_that_was_reset_is_not_quiet_and_can_be_shut_down() -> None:
-    async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            theirs = socket.create_connection(listener.getsockname())
-            ours, _ = listener.accept()
-        with ours:
-            ours.setblocking(False)
-            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            theirs.close()
-            connection = Connection(ours)
-            await until(lambda: not connection.is_quiet())
-            connection.shut_down(socket.SHUT_RDWR)
-
-    asyncio.run(main())
+async def test_a_connection_that_was_reset_is_not_quiet_and_can_be_shut_down() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours, _ = listener.accept()
+    with ours:
+        ours.setblocking(False)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        theirs.close()
+        connection = Connection(ours)
+        await until(lambda: not connection.is_quiet())
+        connection.shut_down(socket.SHUT_RDWR)
 
 
-def test_others_have_their_turn_while_a_large_payload_moves_without_waiting() -> None:
+async def test_others_have_their_turn_while_a_large_payload_moves_without_waiting() -> None:
     class Fast(Connection):
         async def _read_into(self, into: memoryview) -> int:
             return len(into)
@@ -136,23 +130,20 @@ def test_others_have_their_turn_while_a_large_payload_moves_without_waiting() ->
         async def _write(self, data: bytes | memoryview) -> None:
             pass
 
-    async def main() -> None:
-        num_turns = 0
+    num_turns = 0
 
-        async def other() -> None:
-            nonlocal num_turns
-            while True:
-                num_turns += 1
-                await asyncio.sleep(0)
+    async def other() -> None:
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await asyncio.sleep(0)
 
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            task = asyncio.create_task(other())
-            fast, payload = Fast(ours), memoryview(bytearray(8 << 20))
-            await fast.receive_bytes(payload)
-            assert num_turns >= 30
-            await fast.send_between(Grant(), payload, Stands())
-            assert num_turns >= 60
-            task.cancel()
-
-    asyncio.run(main())
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        task = asyncio.create_task(other())
+        fast, payload = Fast(ours), memoryview(bytearray(8 << 20))
+        await fast.receive_bytes(payload)
+        assert num_turns >= 30
+        await fast.send_between(Grant(), payload, Stands())
+        assert num_turns >= 60
+        task.cancel()

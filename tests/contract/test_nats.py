@@ -62,21 +62,18 @@ def test_idle_links_are_forgotten(nats_server: str, monkeypatch: pytest.MonkeyPa
     Plane("nats-asyncio", nats_server).run(scenario, liveness_s=scaled(1.0))
 
 
-def test_a_server_that_starts_later_is_found(launch_nats: LaunchServer) -> None:
-    async def scenario() -> None:
-        url = f"nats://127.0.0.1:{(port := free_port())}"
-        caller, worker = NatsTransport(url), NatsTransport(url)
-        with pytest.raises(BrokerLost):
-            await tokens(caller.call("nats://baton.v1.worker.w.1", a_request()))
-        reached = asyncio.create_task(caller.reachable())
-        await asyncio.to_thread(launch_nats, "-p", str(port))
-        await reached
-        async with worker.serve("w", count_up) as address:
-            assert await tokens(caller.call(address, a_request(2))) == [0, 1]
-        await caller.close()
-        await worker.close()
-
-    asyncio.run(scenario())
+async def test_a_server_that_starts_later_is_found(launch_nats: LaunchServer) -> None:
+    url = f"nats://127.0.0.1:{(port := free_port())}"
+    caller, worker = NatsTransport(url), NatsTransport(url)
+    with pytest.raises(BrokerLost):
+        await tokens(caller.call("nats://baton.v1.worker.w.1", a_request()))
+    reached = asyncio.create_task(caller.reachable())
+    await asyncio.to_thread(launch_nats, "-p", str(port))
+    await reached
+    async with worker.serve("w", count_up) as address:
+        assert await tokens(caller.call(address, a_request(2))) == [0, 1]
+    await caller.close()
+    await worker.close()
 
 
 def test_a_worker_without_a_server_closes_its_generators_at_once(own_nats: ServerProcess) -> None:

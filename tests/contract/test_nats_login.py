@@ -124,7 +124,7 @@ def wires(server: ServerProcess) -> Wires:
         (jwt, "user.creds"),
     ],
 )
-def test_the_environments_login_is_used_also_when_the_server_returns(
+async def test_the_environments_login_is_used_also_when_the_server_returns(
     set_up: SetUp,
     emptied: str | None,
     launch_nats: LaunchServer,
@@ -133,42 +133,34 @@ def test_the_environments_login_is_used_also_when_the_server_returns(
 ) -> None:
     """Also while the file with the login is `emptied`."""
     server = set_up(launch_nats, tmp_path, monkeypatch)
-
-    async def main() -> None:
-        wires(server).check()
-        worker, caller = wires(server).transport(), wires(server).transport()
-        async with asyncio.timeout(PATIENCE_S), worker.serve("w", count_up) as address:
-            assert await tokens(caller.call(address, a_request(2))) == [0, 1]
-            server.kill()
-            if emptied is not None:
-                (tmp_path / emptied).write_text("")
-            with pytest.raises(BrokerLost):
-                await tokens(caller.call(address, a_request(2)))
-            server.start()
-            await caller.reachable()
-            await worker.reachable()
-            assert await tokens(caller.call(address, a_request(2))) == [0, 1]
-        await caller.close()
-        await worker.close()
-
-    asyncio.run(main())
+    wires(server).check()
+    worker, caller = wires(server).transport(), wires(server).transport()
+    async with asyncio.timeout(PATIENCE_S), worker.serve("w", count_up) as address:
+        assert await tokens(caller.call(address, a_request(2))) == [0, 1]
+        server.kill()
+        if emptied is not None:
+            (tmp_path / emptied).write_text("")
+        with pytest.raises(BrokerLost):
+            await tokens(caller.call(address, a_request(2)))
+        server.start()
+        await caller.reachable()
+        await worker.reachable()
+        assert await tokens(caller.call(address, a_request(2))) == [0, 1]
+    await caller.close()
+    await worker.close()
 
 
 @pytest.mark.parametrize("set_up", [certificates, password, token, nkey, jwt])
-def test_without_the_login_there_is_no_server(
+async def test_without_the_login_there_is_no_server(
     set_up: SetUp, launch_nats: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as own:
         server = set_up(launch_nats, tmp_path, own)
-
-    async def main() -> None:
-        stranger = wires(server).transport()
-        with pytest.raises(ConnectionError):
-            async with asyncio.timeout(PATIENCE_S), stranger.serve("w", count_up):
-                pass
-        await stranger.close()
-
-    asyncio.run(main())
+    stranger = wires(server).transport()
+    with pytest.raises(ConnectionError):
+        async with asyncio.timeout(PATIENCE_S), stranger.serve("w", count_up):
+            pass
+    await stranger.close()
 
 
 @pytest.mark.parametrize(

@@ -73,27 +73,26 @@ def test_workers_get_time_to_return_before_calls_go_to_them(own_nats: ServerProc
     Plane("nats-asyncio", own_nats.url).run(scenario, liveness_s=LIVENESS_S)
 
 
-def test_it_reconnects_after_any_number_of_attempts_and_is_limited_as_before(own_nats: ServerProcess) -> None:
+async def test_it_reconnects_after_any_number_of_attempts_and_is_limited_as_before(
+    own_nats: ServerProcess,
+) -> None:
     num_attempts = 0
 
     async def count(_: Exception) -> None:
         nonlocal num_attempts
         num_attempts += 1
 
-    async def scenario() -> None:
-        transport = NatsTransport(own_nats.url, liveness_s=9.0, reconnect_time_wait=0.01, error_cb=count)
-        await transport.reachable()
-        for num_outages in (1, 2):
-            own_nats.kill()
-            await until(lambda: num_attempts >= 5 * num_outages)  # noqa: B023  awaited here
-            await asyncio.to_thread(own_nats.start)
-            async with asyncio.timeout(scaled(10)):
-                await transport.reachable()
-        (connection,) = connections_to(own_nats.url)
-        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
-        await transport.close()
-
-    asyncio.run(scenario())
+    transport = NatsTransport(own_nats.url, liveness_s=9.0, reconnect_time_wait=0.01, error_cb=count)
+    await transport.reachable()
+    for num_outages in (1, 2):
+        own_nats.kill()
+        await until(lambda: num_attempts >= 5 * num_outages)  # noqa: B023  awaited here
+        await asyncio.to_thread(own_nats.start)
+        async with asyncio.timeout(scaled(10)):
+            await transport.reachable()
+    (connection,) = connections_to(own_nats.url)
+    assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
+    await transport.close()
 
 
 def connections_to(url: str) -> list[socket.socket]:
@@ -108,47 +107,41 @@ def connections_to(url: str) -> list[socket.socket]:
 
 
 @pytest.mark.parametrize("num_bytes", [0, 32 << 20])
-def test_closing_ends_all_that_waits_for_an_absent_server(
+async def test_closing_ends_all_that_waits_for_an_absent_server(
     own_nats: ServerProcess, num_bytes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        posts = Newborn(Post)
-        transport = NatsTransport(own_nats.url, liveness_s=LIVENESS_S)
-        async with transport.serve("w", Endless().answer) as address:
-            running = transport.call(address, a_request())
-            await anext(running)
-            (post,) = posts.all()
-            assert isinstance(post, Post)
-            own_nats.freeze()
-            for is_away in (False, True):
-                for _ in range(0, num_bytes, 1 << 20):
-                    post.put("subject", bytes(1 << 20), "")
-                if not is_away:
-                    with pytest.raises(BrokerLost):
-                        await anext(running)
-                    assert post.writable.is_set()  # what waited is forgotten
-        await transport.close()
-        await until(lambda: asyncio.all_tasks() == {asyncio.current_task()}, limit_s=10)
-        own_nats.thaw()
-        await until(lambda: not connections_to(own_nats.url))
-
-    asyncio.run(scenario())
+    posts = Newborn(Post)
+    transport = NatsTransport(own_nats.url, liveness_s=LIVENESS_S)
+    async with transport.serve("w", Endless().answer) as address:
+        running = transport.call(address, a_request())
+        await anext(running)
+        (post,) = posts.all()
+        assert isinstance(post, Post)
+        own_nats.freeze()
+        for is_away in (False, True):
+            for _ in range(0, num_bytes, 1 << 20):
+                post.put("subject", bytes(1 << 20), "")
+            if not is_away:
+                with pytest.raises(BrokerLost):
+                    await anext(running)
+                assert post.writable.is_set()  # what waited is forgotten
+    await transport.close()
+    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()}, limit_s=10)
+    own_nats.thaw()
+    await until(lambda: not connections_to(own_nats.url))
     assert "publish_failed" not in caplog.text
 
 
-def test_one_who_stops_waiting_for_the_connection_stops_no_other(nats_server: str) -> None:
-    async def scenario() -> None:
-        transport = NatsTransport(f"{nats_server} , {nats_server} ")
-        first, second = (asyncio.create_task(transport.reachable()) for _ in range(2))
-        await asyncio.sleep(0)  # both have begun
-        first.cancel()
-        await second
-        await transport.close()
-
-    asyncio.run(scenario())
+async def test_one_who_stops_waiting_for_the_connection_stops_no_other(nats_server: str) -> None:
+    transport = NatsTransport(f"{nats_server} , {nats_server} ")
+    first, second = (asyncio.create_task(transport.reachable()) for _ in range(2))
+    await asyncio.sleep(0)  # both have begun
+    first.cancel()
+    await second
+    await transport.close()
 
 
-def test_a_connection_that_fails_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_fails_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.nats.CONNECT_TIMEOUT_S", 0.1)
     has_ended = asyncio.Event()
 
@@ -157,17 +150,14 @@ def test_a_connection_that_fails_is_closed(monkeypatch: pytest.MonkeyPatch) -> N
         has_ended.set()
         writer.close()
 
-    async def scenario() -> None:
-        server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
-        transport = NatsTransport(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        with pytest.raises(BrokerLost):
-            await tokens(transport.call("nats://baton.v1.worker.w.1", a_request()))
-        async with asyncio.timeout(scaled(10)):
-            await has_ended.wait()
-        await transport.close()
-        server.close()
-
-    asyncio.run(scenario())
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    transport = NatsTransport(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    with pytest.raises(BrokerLost):
+        await tokens(transport.call("nats://baton.v1.worker.w.1", a_request()))
+    async with asyncio.timeout(scaled(10)):
+        await has_ended.wait()
+    await transport.close()
+    server.close()
 
 
 @pytest.mark.parametrize(

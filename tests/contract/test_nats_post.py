@@ -38,140 +38,112 @@ async def connected(url: str) -> AsyncIterator[tuple[Client, Post, str]]:
         await post.close()
 
 
-def test_frames_that_were_forgotten_are_never_published(nats_server: str) -> None:
-    async def scenario() -> None:
-        async with connected(nats_server) as (client, post, subject):
-            received = await client.subscribe(subject)
-            post.put(subject, b"old", "")
-            post.forget_all()
-            post.put(subject, b"new", "")
-            assert (await received.next_msg(timeout=PATIENCE_S)).data == b"new"
-
-    asyncio.run(scenario())
+async def test_frames_that_were_forgotten_are_never_published(nats_server: str) -> None:
+    async with connected(nats_server) as (client, post, subject):
+        received = await client.subscribe(subject)
+        post.put(subject, b"old", "")
+        post.forget_all()
+        post.put(subject, b"new", "")
+        assert (await received.next_msg(timeout=PATIENCE_S)).data == b"new"
 
 
-def test_generators_wait_while_more_than_a_megabyte_does(nats_server: str) -> None:
-    async def scenario() -> None:
-        async with connected(nats_server) as (_, post, subject):
-            for _ in range(2):  # the second time after all of it was published
-                post.put(subject, HALF, "")
-                assert post.writable.is_set()
-                post.put(subject, HALF, "")
-                assert not post.writable.is_set()
-                await until(post.writable.is_set)
-            for _ in range(3):
-                post.put(subject, HALF, "")
-            post.forget_all()
-            assert post.writable.is_set()
+async def test_generators_wait_while_more_than_a_megabyte_does(nats_server: str) -> None:
+    async with connected(nats_server) as (_, post, subject):
+        for _ in range(2):  # the second time after all of it was published
             post.put(subject, HALF, "")
             assert post.writable.is_set()
-
-    asyncio.run(scenario())
+            post.put(subject, HALF, "")
+            assert not post.writable.is_set()
+            await until(post.writable.is_set)
+        for _ in range(3):
+            post.put(subject, HALF, "")
+        post.forget_all()
+        assert post.writable.is_set()
+        post.put(subject, HALF, "")
+        assert post.writable.is_set()
 
 
 async def later(post: Post, subject: str) -> None:
     post.put(subject, b"late", "")
 
 
-def test_what_is_put_while_disconnected_is_forgotten(
+async def test_what_is_put_while_disconnected_is_forgotten(
     nats_server: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with connected(nats_server) as (client, post, subject):
-            await client.close()
-            post.put(subject, b"lost", "")
-            for _ in range(5):
-                await asyncio.sleep(0)  # turns for what must not happen
-
-    asyncio.run(scenario())
+    async with connected(nats_server) as (client, post, subject):
+        await client.close()
+        post.put(subject, b"lost", "")
+        for _ in range(5):
+            await asyncio.sleep(0)  # turns for what must not happen
     assert "publish_failed" not in caplog.text
 
 
-def test_what_waits_is_published_before_it_closes_and_nothing_after(nats_server: str) -> None:
-    async def scenario() -> None:
-        async with connected(nats_server) as (client, _, subject):
-            received = await client.subscribe(subject)
-            await client.flush()
-            async with connected(nats_server) as (_, post, _):
-                post.put(subject, b"waits", "")
-                await asyncio.gather(post.close(), later(post, subject))
-            await client.publish(subject, b"last")
-            messages = [(await received.next_msg(timeout=PATIENCE_S)).data for _ in range(2)]
-            assert messages == [b"waits", b"last"]
-
-    asyncio.run(scenario())
+async def test_what_waits_is_published_before_it_closes_and_nothing_after(nats_server: str) -> None:
+    async with connected(nats_server) as (client, _, subject):
+        received = await client.subscribe(subject)
+        await client.flush()
+        async with connected(nats_server) as (_, post, _):
+            post.put(subject, b"waits", "")
+            await asyncio.gather(post.close(), later(post, subject))
+        await client.publish(subject, b"last")
+        messages = [(await received.next_msg(timeout=PATIENCE_S)).data for _ in range(2)]
+        assert messages == [b"waits", b"last"]
 
 
-def test_what_was_put_last_is_published_too(nats_server: str) -> None:
-    async def scenario() -> None:
-        async with connected(nats_server) as (client, _, subject):
-            received = await client.subscribe(subject)
-            await client.flush()
-            async with connected(nats_server) as (_, post, _):
-                post.put(subject, b"last", "")
-                await post.close()
-            assert (await received.next_msg(timeout=PATIENCE_S)).data == b"last"
-
-    asyncio.run(scenario())
+async def test_what_was_put_last_is_published_too(nats_server: str) -> None:
+    async with connected(nats_server) as (client, _, subject):
+        received = await client.subscribe(subject)
+        await client.flush()
+        async with connected(nats_server) as (_, post, _):
+            post.put(subject, b"last", "")
+            await post.close()
+        assert (await received.next_msg(timeout=PATIENCE_S)).data == b"last"
 
 
-def test_a_connection_that_has_ended_takes_no_subscription(nats_server: str) -> None:
-    async def scenario() -> None:
-        async with connected(nats_server) as (client, post, subject):
-            await client.close()
-            with pytest.raises(ConnectionError, match="did not accept a subscription"):
-                await post.subscribe(Box(subject))
-
-    asyncio.run(scenario())
+async def test_a_connection_that_has_ended_takes_no_subscription(nats_server: str) -> None:
+    async with connected(nats_server) as (client, post, subject):
+        await client.close()
+        with pytest.raises(ConnectionError, match="did not accept a subscription"):
+            await post.subscribe(Box(subject))
 
 
-def test_a_caller_of_another_version_leaves_no_link_behind() -> None:
-    async def scenario() -> None:
-        service, callers = Service("w", count_up, PACE), []
+async def test_a_caller_of_another_version_leaves_no_link_behind() -> None:
+    service, callers = Service("w", count_up, PACE), []
 
-        def accept(to: str, _: str, forget: Callable[[], object]) -> WorkerLink:
-            callers.append(to)
-            wire = Sent()
-            wire.close = forget  # type: ignore[assignment,method-assign]  # as NatsWire does
-            return service.accept(wire)
+    def accept(to: str, _: str, forget: Callable[[], object]) -> WorkerLink:
+        callers.append(to)
+        wire = Sent()
+        wire.close = forget  # type: ignore[assignment,method-assign]  # as NatsWire does
+        return service.accept(wire)
 
-        box = Box("w", "key", accept)
-        for number, version in enumerate((frames.VERSION + 1, frames.VERSION)):
-            hello = Mac("key", f"w.{number}").sign(frame(0, frames.Hello(version, "w")))
-            await box.receive(Msg(Client(), subject=f"w.{number}", reply="caller", data=hello))
-        assert callers == ["caller"] * 2
-        assert list(box.links) == ["1"]
-
-    asyncio.run(scenario())
+    box = Box("w", "key", accept)
+    for number, version in enumerate((frames.VERSION + 1, frames.VERSION)):
+        hello = Mac("key", f"w.{number}").sign(frame(0, frames.Hello(version, "w")))
+        await box.receive(Msg(Client(), subject=f"w.{number}", reply="caller", data=hello))
+    assert callers == ["caller"] * 2
+    assert list(box.links) == ["1"]
 
 
-def test_a_frame_that_cannot_be_published_holds_up_no_other(nats_server: str) -> None:
-    async def scenario() -> None:
-        async with connected(nats_server) as (client, post, subject):
-            received = await client.subscribe(subject)
-            post.put("no subject", b"", "")
-            post.put(subject, b"next", "")
-            assert (await received.next_msg(timeout=PATIENCE_S)).data == b"next"
-
-    asyncio.run(scenario())
+async def test_a_frame_that_cannot_be_published_holds_up_no_other(nats_server: str) -> None:
+    async with connected(nats_server) as (client, post, subject):
+        received = await client.subscribe(subject)
+        post.put("no subject", b"", "")
+        post.put(subject, b"next", "")
+        assert (await received.next_msg(timeout=PATIENCE_S)).data == b"next"
 
 
 @pytest.mark.parametrize(
     ("max_payload", "expected"), [(70_000, 70_000), (2 * frames.MAX_FRAME_BYTES, frames.MAX_FRAME_BYTES)]
 )
-def test_a_frame_and_its_mac_fit_a_message(
+async def test_a_frame_and_its_mac_fit_a_message(
     launch_nats: LaunchServer, tmp_path: Path, max_payload: int, expected: int
 ) -> None:
     settings = tmp_path / "nats.conf"
     settings.write_text(f"max_payload: {max_payload}\nmax_pending: 256MB", encoding="utf-8")
-
-    async def scenario() -> None:
-        server = launch_nats("-c", str(settings))
-        async with connected(server.url) as (_, post, _):
-            assert post.max_frame_bytes == expected - MAC_BYTES
-        server.kill()
-
-    asyncio.run(scenario())
+    server = launch_nats("-c", str(settings))
+    async with connected(server.url) as (_, post, _):
+        assert post.max_frame_bytes == expected - MAC_BYTES
+    server.kill()
 
 
 def test_a_frame_is_genuine_with_its_key_on_its_subject_only() -> None:

@@ -74,48 +74,42 @@ async def refusal(address: str, tls: PeerTls | None) -> str:
         await caller.close()
 
 
-def test_a_process_with_tls_and_one_without_do_not_even_connect(ours: Authority) -> None:
-    async def main() -> None:
-        async with serving(ours.peer()) as address:
-            assert address.startswith("tls://127.0.0.1:")
-            assert "uses TLS, and this process does not (BATON_PEER_CERT is not set)" in await refusal(
-                address, None
-            )
-        with socket.create_server(("127.0.0.1", 0)) as plain:
-            address = f"tcp://127.0.0.1:{plain.getsockname()[1]}/w.secret"
-            told = await refusal(address, ours.peer())
-            assert "does not use TLS, and this process does (BATON_PEER_CERT)" in told
-            assert "secret" not in told
-            plain.setblocking(False)
-            with pytest.raises(BlockingIOError):
-                plain.accept()
-
-    asyncio.run(main())
+async def test_a_process_with_tls_and_one_without_do_not_even_connect(ours: Authority) -> None:
+    async with serving(ours.peer()) as address:
+        assert address.startswith("tls://127.0.0.1:")
+        assert "uses TLS, and this process does not (BATON_PEER_CERT is not set)" in await refusal(
+            address, None
+        )
+    with socket.create_server(("127.0.0.1", 0)) as plain:
+        address = f"tcp://127.0.0.1:{plain.getsockname()[1]}/w.secret"
+        told = await refusal(address, ours.peer())
+        assert "does not use TLS, and this process does (BATON_PEER_CERT)" in told
+        assert "secret" not in told
+        plain.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            plain.accept()
 
 
-def test_a_caller_of_another_authority_is_refused_by_name_while_streams_go_on(
+async def test_a_caller_of_another_authority_is_refused_by_name_while_streams_go_on(
     ours: Authority, theirs: Authority, log: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        endless, caller, worker = Endless(), TcpTransport(tls=ours.peer()), TcpTransport(tls=ours.peer())
-        async with worker.serve("w", endless.answer) as address:
-            running = caller.call(address, a_request())
-            await anext(running)
-            told = await refusal(address, theirs.peer())
-            assert "its certificate is not valid for this process's authority: self-signed" in told
-            num_before = strangers.num_messages
-            told = await refusal(address, mixed(own=theirs, trusted=ours))
-            assert "it hung up on this process's certificate" in told
-            assert "worker w was lost" in told, "the rest of its name is a secret"
-            await until(lambda: strangers.num_messages > num_before)
-            assert "its certificate is not valid for this process's authority: unable to get" in log.text
-            assert not endless.closed.is_set()
-            await running.aclose()
-            await endless.closed.wait()
-        await caller.close()
-        await worker.close()
-
-    asyncio.run(main())
+    endless, caller, worker = Endless(), TcpTransport(tls=ours.peer()), TcpTransport(tls=ours.peer())
+    async with worker.serve("w", endless.answer) as address:
+        running = caller.call(address, a_request())
+        await anext(running)
+        told = await refusal(address, theirs.peer())
+        assert "its certificate is not valid for this process's authority: self-signed" in told
+        num_before = strangers.num_messages
+        told = await refusal(address, mixed(own=theirs, trusted=ours))
+        assert "it hung up on this process's certificate" in told
+        assert "worker w was lost" in told, "the rest of its name is a secret"
+        await until(lambda: strangers.num_messages > num_before)
+        assert "its certificate is not valid for this process's authority: unable to get" in log.text
+        assert not endless.closed.is_set()
+        await running.aclose()
+        await endless.closed.wait()
+    await caller.close()
+    await worker.close()
 
 
 @contextlib.asynccontextmanager
@@ -137,66 +131,58 @@ async def relayed(address: str, ends: list[asyncio.StreamWriter]) -> AsyncIterat
         yield address.replace(port, str(server.sockets[0].getsockname()[1]))
 
 
-def test_a_worker_that_was_heard_before_the_connection_broke_is_lost_and_still_trusted(
+async def test_a_worker_that_was_heard_before_the_connection_broke_is_lost_and_still_trusted(
     ours: Authority,
 ) -> None:
-    async def main() -> None:
-        endless, caller, worker = Endless(), TcpTransport(tls=ours.peer()), TcpTransport(tls=ours.peer())
-        ends: list[asyncio.StreamWriter] = []
-        async with (
-            asyncio.timeout(PATIENCE_S),
-            worker.serve("w", endless.answer) as address,
-            relayed(address, ends) as relay,
-        ):
-            running = caller.call(relay, a_request())
+    endless, caller, worker = Endless(), TcpTransport(tls=ours.peer()), TcpTransport(tls=ours.peer())
+    ends: list[asyncio.StreamWriter] = []
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        worker.serve("w", endless.answer) as address,
+        relayed(address, ends) as relay,
+    ):
+        running = caller.call(relay, a_request())
+        await anext(running)
+        for end in ends:
+            end.transport.abort()
+        with pytest.raises(WorkerLost) as lost:
             await anext(running)
-            for end in ends:
-                end.transport.abort()
-            with pytest.raises(WorkerLost) as lost:
-                await anext(running)
-            assert not isinstance(lost.value, PeerDistrusted)
-            await endless.closed.wait()
-        await caller.close()
-        await worker.close()
-
-    asyncio.run(main())
+        assert not isinstance(lost.value, PeerDistrusted)
+        await endless.closed.wait()
+    await caller.close()
+    await worker.close()
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_a_stranger_without_a_certificate_learns_nothing_and_is_counted(
+async def test_a_stranger_without_a_certificate_learns_nothing_and_is_counted(
     ours: Authority, log: pytest.LogCaptureFixture, version: ssl.TLSVersion
 ) -> None:
     context = ours.client()
     context.minimum_version = context.maximum_version = version
-
-    async def main() -> None:
-        async with serving(ours.peer()) as address:
-            port = int(address.split(":")[2].partition("/")[0])
-            num_before = strangers.num_messages
-            with contextlib.suppress(ConnectionError):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
-                writer.write(b"let me in")
-                assert await reader.read() == b""
-                writer.transport.abort()
-            await until(lambda: strangers.num_messages == num_before + 1)
-            assert "last=the request plane: TLS with a caller failed: it has no certificate" in log.text
-
-    asyncio.run(main())
-
-
-def test_a_plain_stranger_is_disconnected_and_counted(ours: Authority, log: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with serving(ours.peer()) as address:
-            port = int(address.split(":")[2].partition("/")[0])
-            num_before = strangers.num_messages
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    async with serving(ours.peer()) as address:
+        port = int(address.split(":")[2].partition("/")[0])
+        num_before = strangers.num_messages
+        with contextlib.suppress(ConnectionError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            writer.write(b"let me in")
             assert await reader.read() == b""
-            writer.close()
-            assert strangers.num_messages == num_before + 1
-            assert "it does not speak TLS" in log.text
+            writer.transport.abort()
+        await until(lambda: strangers.num_messages == num_before + 1)
+        assert "last=the request plane: TLS with a caller failed: it has no certificate" in log.text
 
-    asyncio.run(main())
+
+async def test_a_plain_stranger_is_disconnected_and_counted(
+    ours: Authority, log: pytest.LogCaptureFixture
+) -> None:
+    async with serving(ours.peer()) as address:
+        port = int(address.split(":")[2].partition("/")[0])
+        num_before = strangers.num_messages
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        assert await reader.read() == b""
+        writer.close()
+        assert strangers.num_messages == num_before + 1
+        assert "it does not speak TLS" in log.text
 
 
 def test_a_handshake_ends_after_ten_seconds_and_holds_up_no_end(ours: Authority) -> None:
@@ -252,33 +238,29 @@ def test_a_worker_that_does_not_shake_hands_is_lost_within_the_liveness_limit(
     run_jumping(main())
 
 
-def test_renewed_certificates_are_for_new_connections(
+async def test_renewed_certificates_are_for_new_connections(
     ours: Authority, theirs: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_tls_module, "EVERY_S", 0)
     cert, key = ours.sign("worker")
     tls = PeerTls(cert, key, ours.ca)
-
-    async def main() -> None:
-        endless, caller, worker = Endless(), TcpTransport(tls=ours.peer()), TcpTransport(tls=tls)
-        later = TcpTransport(tls=theirs.peer())
-        async with worker.serve("w", endless.answer) as address:
-            running = caller.call(address, a_request())
-            await anext(running)
-            renewed = theirs.sign("worker")
-            cert.write_bytes(renewed.cert.read_bytes())
-            key.write_bytes(renewed.key.read_bytes())
-            await refusal(address, theirs.peer())  # its authority is not renewed yet: nothing has changed
-            ours.ca.write_bytes(theirs.ca.read_bytes())
-            another = later.call(address, a_request())
-            await anext(another)
-            assert not endless.closed.is_set()
-            await another.aclose()
-            await running.aclose()
-        for each in (later, caller, worker):
-            await each.close()
-
-    asyncio.run(main())
+    endless, caller, worker = Endless(), TcpTransport(tls=ours.peer()), TcpTransport(tls=tls)
+    later = TcpTransport(tls=theirs.peer())
+    async with worker.serve("w", endless.answer) as address:
+        running = caller.call(address, a_request())
+        await anext(running)
+        renewed = theirs.sign("worker")
+        cert.write_bytes(renewed.cert.read_bytes())
+        key.write_bytes(renewed.key.read_bytes())
+        await refusal(address, theirs.peer())  # its authority is not renewed yet: nothing has changed
+        ours.ca.write_bytes(theirs.ca.read_bytes())
+        another = later.call(address, a_request())
+        await anext(another)
+        assert not endless.closed.is_set()
+        await another.aclose()
+        await running.aclose()
+    for each in (later, caller, worker):
+        await each.close()
 
 
 def broken(ours: Authority, theirs: Authority) -> Iterator[tuple[dict[str, str], str]]:

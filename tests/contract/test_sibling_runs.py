@@ -52,7 +52,7 @@ def say(run: Run, num_bytes: int) -> None:
     run._publish(run.answer.write(0, [TextDelta("x" * num_bytes, 0, 1)]))  # noqa: SLF001  much at once
 
 
-def test_a_run_is_stopped_by_whichever_process_is_asked_once_that_is_stored(
+async def test_a_run_is_stopped_by_whichever_process_is_asked_once_that_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unwritten, "WAIT_S", PATIENCE_S)
@@ -63,131 +63,111 @@ def test_a_run_is_stopped_by_whichever_process_is_asked_once_that_is_stored(
         assert can_save.wait(PATIENCE_S)
         return 0.0
 
-    async def scenario() -> None:
-        async with (
-            running(ResponseStore(clock=clock)) as (client, run),
-            processes(client.responses.runs) as (ours, theirs),
-        ):
-            response = run.answer.response
-            can_save.clear()
-            stopping = asyncio.create_task(ours.stop(theirs, response.id))
-            await until(lambda: response.status == "cancelled")
-            for _ in range(20):
-                await asyncio.sleep(0)  # turns for what must not happen
-            assert not stopping.done()
-            can_save.set()
-            await stopping
-            stored = await client.responses.store.load(response.id)
-            assert stored is not None
-            assert stored.status == "cancelled"
-            await ours.stop(theirs, response.id)  # it has ended
-
-    asyncio.run(scenario())
+    async with (
+        running(ResponseStore(clock=clock)) as (client, run),
+        processes(client.responses.runs) as (ours, theirs),
+    ):
+        response = run.answer.response
+        can_save.clear()
+        stopping = asyncio.create_task(ours.stop(theirs, response.id))
+        await until(lambda: response.status == "cancelled")
+        for _ in range(20):
+            await asyncio.sleep(0)  # turns for what must not happen
+        assert not stopping.done()
+        can_save.set()
+        await stopping
+        stored = await client.responses.store.load(response.id)
+        assert stored is not None
+        assert stored.status == "cancelled"
+        await ours.stop(theirs, response.id)  # it has ended
 
 
-def test_a_follower_that_reads_slowly_gets_all_events(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with (
-            running(stream=True) as (client, run),
-            processes(client.responses.runs) as (ours, theirs),
-            ours.follow(theirs, run.answer.response.id, 0) as followed,
-        ):
-            assert followed is not None
-            await until(lambda: len(run._outboxes) == 2)  # noqa: SLF001  nothing else shows it
-            num_said = 40
-            for _ in range(num_said):  # 10 MiB
-                say(run, 1 << 18)
-                for _ in range(10):
-                    await asyncio.sleep(0)  # turns in which they could be sent
-            client.tokens.go_on.set()
-            told = b""
-            while data := await followed.outbox.take():
-                told += data
-            assert told.count(b"\n\n") == run.answer.num_events - 1
-            assert told.count(b"x") > 4 * num_said << 18  # in deltas, and in what ends them
-            assert followed.num_events == run.answer.num_events
-
-    asyncio.run(scenario())
+async def test_a_follower_that_reads_slowly_gets_all_events(tmp_path: Path) -> None:
+    async with (
+        running(stream=True) as (client, run),
+        processes(client.responses.runs) as (ours, theirs),
+        ours.follow(theirs, run.answer.response.id, 0) as followed,
+    ):
+        assert followed is not None
+        await until(lambda: len(run._outboxes) == 2)  # noqa: SLF001  nothing else shows it
+        num_said = 40
+        for _ in range(num_said):  # 10 MiB
+            say(run, 1 << 18)
+            for _ in range(10):
+                await asyncio.sleep(0)  # turns in which they could be sent
+        client.tokens.go_on.set()
+        told = b""
+        while data := await followed.outbox.take():
+            told += data
+        assert told.count(b"\n\n") == run.answer.num_events - 1
+        assert told.count(b"x") > 4 * num_said << 18  # in deltas, and in what ends them
+        assert followed.num_events == run.answer.num_events
 
 
-def test_a_follower_elsewhere_that_has_left_is_forgotten(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with (
-            running(stream=True) as (client, run),
-            processes(client.responses.runs) as (ours, theirs),
-        ):
-            with none_abandoned():
-                async with ours.follow(theirs, run.answer.response.id, -1) as followed:
-                    assert followed is not None
-                    assert await followed.outbox.take()
-                    assert len(run._outboxes) == 2  # noqa: SLF001  nothing else shows it
+async def test_a_follower_elsewhere_that_has_left_is_forgotten(tmp_path: Path) -> None:
+    async with (
+        running(stream=True) as (client, run),
+        processes(client.responses.runs) as (ours, theirs),
+    ):
+        with none_abandoned():
+            async with ours.follow(theirs, run.answer.response.id, -1) as followed:
+                assert followed is not None
+                assert await followed.outbox.take()
+                assert len(run._outboxes) == 2  # noqa: SLF001  nothing else shows it
 
-                def is_alone() -> bool:
-                    say(run, 10)  # that it has left is noticed only then
-                    return len(run._outboxes) == 1  # noqa: SLF001  nothing else shows it
+            def is_alone() -> bool:
+                say(run, 10)  # that it has left is noticed only then
+                return len(run._outboxes) == 1  # noqa: SLF001  nothing else shows it
 
-                await until(is_alone)
-
-    asyncio.run(scenario())
+            await until(is_alone)
 
 
-def test_a_run_without_a_stream_cannot_be_followed_elsewhere_either(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with running() as (client, run), processes(client.responses.runs) as (ours, theirs):
-            with pytest.raises(InvalidRequest, match="not stored") as error:
-                async with ours.follow(theirs, run.answer.response.id, -1):
+async def test_a_run_without_a_stream_cannot_be_followed_elsewhere_either(tmp_path: Path) -> None:
+    async with running() as (client, run), processes(client.responses.runs) as (ours, theirs):
+        with pytest.raises(InvalidRequest, match="not stored") as error:
+            async with ours.follow(theirs, run.answer.response.id, -1):
+                pass
+        assert error.value.param == "stream"
+        async with ours.follow(theirs, "resp_none", -1) as nothing:
+            assert nothing is None
+
+
+async def test_a_follower_gets_an_error_when_the_process_that_runs_it_is_lost(tmp_path: Path) -> None:
+    theirs = Siblings()
+    async with running(stream=True) as (client, run):
+        ours = Siblings()
+        shared = Shared(Thoughts(), Metrics(), client.responses.runs, Quotas())
+        async with AsyncExitStack() as other, ours.answering(shared):
+            await other.enter_async_context(theirs.answering(shared))
+            async with ours.follow(theirs.address, run.answer.response.id, -1) as followed:
+                assert followed is not None
+                assert await followed.outbox.take()
+                await other.aclose()
+                with pytest.raises(NotReady):
+                    await followed.outbox.take()
+            with pytest.raises(NotReady):
+                await ours.stop(theirs.address, run.answer.response.id)
+            with pytest.raises(NotReady):
+                async with ours.follow("", run.answer.response.id, -1):
                     pass
-            assert error.value.param == "stream"
-            async with ours.follow(theirs, "resp_none", -1) as nothing:
-                assert nothing is None
-
-    asyncio.run(scenario())
-
-
-def test_a_follower_gets_an_error_when_the_process_that_runs_it_is_lost(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        theirs = Siblings()
-        async with running(stream=True) as (client, run):
-            ours = Siblings()
-            shared = Shared(Thoughts(), Metrics(), client.responses.runs, Quotas())
-            async with AsyncExitStack() as other, ours.answering(shared):
-                await other.enter_async_context(theirs.answering(shared))
-                async with ours.follow(theirs.address, run.answer.response.id, -1) as followed:
-                    assert followed is not None
-                    assert await followed.outbox.take()
-                    await other.aclose()
-                    with pytest.raises(NotReady):
-                        await followed.outbox.take()
-                with pytest.raises(NotReady):
-                    await ours.stop(theirs.address, run.answer.response.id)
-                with pytest.raises(NotReady):
-                    async with ours.follow("", run.answer.response.id, -1):
-                        pass
-
-    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-def test_what_one_frontend_deletes_another_one_neither_runs_nor_has(
+async def test_what_one_frontend_deletes_another_one_neither_runs_nor_has(
     tmp_path: Path, is_streamed: bool
 ) -> None:
-    async def scenario() -> None:
-        path = str(tmp_path / "responses.sqlite3")
-        ours, theirs = Siblings(), Siblings()
-        store = ResponseStore(path, address=theirs.address)
-        async with running(store, stream=is_streamed) as (client, run):
-            state = ResponseState(ResponseStore(path, address=ours.address), elsewhere=ours)
-            other = Client(ScriptedTokens(), responses=state)
-            shared = [
-                Shared(Thoughts(), Metrics(), each.responses.runs, Quotas()) for each in (client, other)
-            ]
-            async with theirs.answering(shared[0]), ours.answering(shared[1]):
-                url = f"/v1/responses/{run.answer.response.id}"
-                assert (await other.get(url)).json["status"] == "in_progress"
-                assert (await other.request("DELETE", url, b"")).json["deleted"] is True
-                assert run.answer.response.status == "cancelled"
-                for each in (client, other):
-                    assert (await each.get(url)).status == 404
-            await state.close()
-
-    asyncio.run(scenario())
+    path = str(tmp_path / "responses.sqlite3")
+    ours, theirs = Siblings(), Siblings()
+    store = ResponseStore(path, address=theirs.address)
+    async with running(store, stream=is_streamed) as (client, run):
+        state = ResponseState(ResponseStore(path, address=ours.address), elsewhere=ours)
+        other = Client(ScriptedTokens(), responses=state)
+        shared = [Shared(Thoughts(), Metrics(), each.responses.runs, Quotas()) for each in (client, other)]
+        async with theirs.answering(shared[0]), ours.answering(shared[1]):
+            url = f"/v1/responses/{run.answer.response.id}"
+            assert (await other.get(url)).json["status"] == "in_progress"
+            assert (await other.request("DELETE", url, b"")).json["deleted"] is True
+            assert run.answer.response.status == "cancelled"
+            for each in (client, other):
+                assert (await each.get(url)).status == 404
+        await state.close()

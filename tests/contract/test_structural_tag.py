@@ -1,6 +1,5 @@
 """xgrammar and the embedded engine's grammar accept the same answers."""
 
-import asyncio
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -84,7 +83,7 @@ def test_xgrammar_takes_what_the_embedded_grammar_allows(
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_the_embedded_grammar_takes_what_xgrammar_allows(
+async def test_the_embedded_grammar_takes_what_xgrammar_allows(
     name: str, tokenizer: ModelTokenizer, forms: XgrammarForms, grammars: Grammars
 ) -> None:
     answers = [forms.answer_of(FORMS[name], modest(seed, tokenizer)) for seed in SEEDS]
@@ -93,7 +92,7 @@ def test_the_embedded_grammar_takes_what_xgrammar_allows(
     for answer in finished:
         if tokenizer.special_ids[SpecialToken.CALL] in answer:
             answer.pop()  # xgrammar's own end
-        matcher = asyncio.run(grammars.matcher(FORMS[name]))
+        matcher = await grammars.matcher(FORMS[name])
         assert matcher.allowed(answer, 0) is None
         assert matcher.error is None, said(tokenizer, answer)
 
@@ -142,11 +141,11 @@ def said(tokenizer: ModelTokenizer, answer: list[int]) -> str:
         ("a strict tool", "<|channel|>commentary to=functions.f<|message|>what I like<|call|>", False),
     ],
 )
-def test_both_take_the_same_answers(
+async def test_both_take_the_same_answers(
     name: str, answer: str, taken: bool, forms: XgrammarForms, grammars: Grammars
 ) -> None:
     token_ids = ModelTokenizer.load(DEMO).encode_text(answer, allow_special=True)
-    matcher = asyncio.run(grammars.matcher(FORMS[name]))
+    matcher = await grammars.matcher(FORMS[name])
 
     assert forms.takes(FORMS[name], token_ids) is taken
     assert (matcher.allowed(token_ids, 0) is None and matcher.error is None) is taken

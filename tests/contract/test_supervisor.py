@@ -176,7 +176,7 @@ def test_without_descriptors_connections_wait(start: Start) -> None:
         assert answer(client)[0] == 0
 
 
-def test_it_drains_once_a_next_frontend_serves(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_drains_once_a_next_frontend_serves(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takeover, "TAKE_TIMEOUT_S", PATIENCE_S)
     supervised = start(1)
     for _ in range(2):  # they end before they serve
@@ -190,7 +190,7 @@ def test_it_drains_once_a_next_frontend_serves(start: Start, monkeypatch: pytest
         with suppress(TimeoutError):
             await asyncio.wait_for(port.passed_on(), 0.1)
 
-    asyncio.run(serving(taken))
+    await serving(taken)
     assert supervised.wait() == 0
     assert supervised.is_listening()  # through the socket that was taken
     taken.close()

@@ -62,16 +62,13 @@ def has_ipv6() -> bool:
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
-def test_a_worker_may_have_an_ipv6_address() -> None:
-    async def main() -> None:
-        async with transports(1) as (caller,):
-            worker = TcpTransport(host="::1")
-            async with worker.serve("w", count_up) as address:
-                assert address.startswith("tcp://[::1]:")
-                assert await tokens(caller.call(address, a_request(2))) == [0, 1]
-            await worker.close()
-
-    asyncio.run(main())
+async def test_a_worker_may_have_an_ipv6_address() -> None:
+    async with transports(1) as (caller,):
+        worker = TcpTransport(host="::1")
+        async with worker.serve("w", count_up) as address:
+            assert address.startswith("tcp://[::1]:")
+            assert await tokens(caller.call(address, a_request(2))) == [0, 1]
+        await worker.close()
 
 
 def test_closing_does_not_wait_for_a_connection_that_is_being_made() -> None:

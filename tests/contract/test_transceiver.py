@@ -35,207 +35,167 @@ def far(request: pytest.FixtureRequest, shared_authority: Authority) -> Iterator
 
 
 @pytest.mark.parametrize("num_bytes", [1, 4096, 5 << 20, 64 << 20])
-def test_bytes_arrive_as_they_were_offered(far: Far, num_bytes: int) -> None:
-    async def scenario() -> None:
-        async with near(far.kind) as here:
-            ticket = await far.offer(num_bytes, seed=3)
-            into = bytearray(num_bytes)
-            await here.pull(ticket, host_memory(into), 10)
-            assert into == pattern(num_bytes, 3)
-
-    asyncio.run(scenario())
+async def test_bytes_arrive_as_they_were_offered(far: Far, num_bytes: int) -> None:
+    async with near(far.kind) as here:
+        ticket = await far.offer(num_bytes, seed=3)
+        into = bytearray(num_bytes)
+        await here.pull(ticket, host_memory(into), 10)
+        assert into == pattern(num_bytes, 3)
 
 
 @pytest.mark.parametrize("num_bytes", [1, 4095, 1 << 20, (5 << 20) - 1])
-def test_a_puller_takes_only_the_end_that_it_lacks(far: Far, num_bytes: int) -> None:
-    async def scenario() -> None:
-        async with near(far.kind) as here:
-            ticket = await far.offer(5 << 20, seed=3)
-            into = bytearray(num_bytes)
-            await here.pull(ticket, host_memory(into), 10)
-            assert into == pattern(5 << 20, 3)[-num_bytes:]
-            back = here.offer(host_memory(pattern(5 << 20, 3)))
-            await here.pull(back, host_memory(into), 10)
-            assert await here.moved(back) == num_bytes
-
-    asyncio.run(scenario())
+async def test_a_puller_takes_only_the_end_that_it_lacks(far: Far, num_bytes: int) -> None:
+    async with near(far.kind) as here:
+        ticket = await far.offer(5 << 20, seed=3)
+        into = bytearray(num_bytes)
+        await here.pull(ticket, host_memory(into), 10)
+        assert into == pattern(5 << 20, 3)[-num_bytes:]
+        back = here.offer(host_memory(pattern(5 << 20, 3)))
+        await here.pull(back, host_memory(into), 10)
+        assert await here.moved(back) == num_bytes
 
 
-def test_the_source_learns_that_the_bytes_have_moved(far: Far) -> None:
-    async def scenario() -> None:
-        async with near(far.kind) as here:
-            ticket = here.offer(host_memory(pattern(1 << 20, 5)))
-            moved = asyncio.create_task(here.moved(ticket))
-            answer = await far.pull(ticket, seed=5)
+async def test_the_source_learns_that_the_bytes_have_moved(far: Far) -> None:
+    async with near(far.kind) as here:
+        ticket = here.offer(host_memory(pattern(1 << 20, 5)))
+        moved = asyncio.create_task(here.moved(ticket))
+        answer = await far.pull(ticket, seed=5)
+        assert answer.intact, answer.error
+        async with asyncio.timeout(SOON_S):
+            await moved
+        await here.moved(ticket)
+        here.withdraw(ticket)
+        assert (await far.pull(ticket)).error
+
+
+async def test_fifty_offers_move_at_once(far: Far) -> None:
+    async with near(far.kind) as here:
+        tickets = [await far.offer(100_000 + i, seed=i) for i in range(50)]
+        buffers = [bytearray(ticket.num_bytes) for ticket in tickets]
+        pulls = [here.pull(t, host_memory(b), 20) for t, b in zip(tickets, buffers, strict=True)]
+        await asyncio.gather(*pulls)
+        for i, buffer in enumerate(buffers):
+            assert buffer == pattern(len(buffer), i)
+
+
+async def test_a_staging_buffer_is_used_again_for_other_bytes_and_sizes(far: Far) -> None:
+    async with near(far.kind) as here:
+        buffer = bytearray(1 << 20)
+        staging = host_memory(buffer)
+        for seed, num_bytes in enumerate((900_000, 1000, 70_000, 1000)):
+            buffer[100 : 100 + num_bytes] = pattern(num_bytes, seed)
+            ticket = here.offer(staging.part(100, num_bytes))
+            answer = await far.pull(ticket, seed=seed)
             assert answer.intact, answer.error
-            async with asyncio.timeout(SOON_S):
-                await moved
-            await here.moved(ticket)
             here.withdraw(ticket)
-            assert (await far.pull(ticket)).error
-
-    asyncio.run(scenario())
-
-
-def test_fifty_offers_move_at_once(far: Far) -> None:
-    async def scenario() -> None:
-        async with near(far.kind) as here:
-            tickets = [await far.offer(100_000 + i, seed=i) for i in range(50)]
-            buffers = [bytearray(ticket.num_bytes) for ticket in tickets]
-            pulls = [here.pull(t, host_memory(b), 20) for t, b in zip(tickets, buffers, strict=True)]
-            await asyncio.gather(*pulls)
-            for i, buffer in enumerate(buffers):
-                assert buffer == pattern(len(buffer), i)
-
-    asyncio.run(scenario())
+            back = await far.offer(num_bytes, seed=seed + 50)
+            await here.pull(back, staging.part(7, num_bytes), 10)
+            assert buffer[7 : 7 + num_bytes] == pattern(num_bytes, seed + 50)
 
 
-def test_a_staging_buffer_is_used_again_for_other_bytes_and_sizes(far: Far) -> None:
-    async def scenario() -> None:
-        async with near(far.kind) as here:
-            buffer = bytearray(1 << 20)
-            staging = host_memory(buffer)
-            for seed, num_bytes in enumerate((900_000, 1000, 70_000, 1000)):
-                buffer[100 : 100 + num_bytes] = pattern(num_bytes, seed)
-                ticket = here.offer(staging.part(100, num_bytes))
-                answer = await far.pull(ticket, seed=seed)
-                assert answer.intact, answer.error
-                here.withdraw(ticket)
-                back = await far.offer(num_bytes, seed=seed + 50)
-                await here.pull(back, staging.part(7, num_bytes), 10)
-                assert buffer[7 : 7 + num_bytes] == pattern(num_bytes, seed + 50)
-
-    asyncio.run(scenario())
+async def test_what_was_withdrawn_is_not_pulled(far: Far) -> None:
+    async with near(far.kind) as here:
+        ticket = here.offer(host_memory(pattern(4096, 1)))
+        moved = asyncio.create_task(here.moved(ticket))
+        await asyncio.sleep(0)  # `moved` waits now
+        here.withdraw(ticket)
+        here.withdraw(ticket)
+        with pytest.raises(HandoffFailed):
+            await moved
+        answer = await far.pull(ticket)
+        assert answer.error
+        assert answer.elapsed_s < SOON_S
 
 
-def test_what_was_withdrawn_is_not_pulled(far: Far) -> None:
-    async def scenario() -> None:
-        async with near(far.kind) as here:
-            ticket = here.offer(host_memory(pattern(4096, 1)))
-            moved = asyncio.create_task(here.moved(ticket))
-            await asyncio.sleep(0)  # `moved` waits now
-            here.withdraw(ticket)
-            here.withdraw(ticket)
-            with pytest.raises(HandoffFailed):
-                await moved
-            answer = await far.pull(ticket)
-            assert answer.error
-            assert answer.elapsed_s < SOON_S
-
-    asyncio.run(scenario())
+async def test_the_wait_for_an_unwanted_offer_can_be_cancelled(far: Far) -> None:
+    async with near(far.kind) as here:
+        ticket = here.offer(host_memory(pattern(4096, 1)))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await here.moved(ticket)
+        assert (await far.pull(ticket, seed=1)).intact  # cancelling the wait ended nothing
+        await here.moved(ticket)
 
 
-def test_the_wait_for_an_unwanted_offer_can_be_cancelled(far: Far) -> None:
-    async def scenario() -> None:
-        async with near(far.kind) as here:
-            ticket = here.offer(host_memory(pattern(4096, 1)))
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.05):
-                    await here.moved(ticket)
-            assert (await far.pull(ticket, seed=1)).intact  # cancelling the wait ended nothing
-            await here.moved(ticket)
-
-    asyncio.run(scenario())
-
-
-def test_overwriting_withdrawn_memory_under_a_running_pull_spoils_no_pull(far: Far) -> None:
+async def test_overwriting_withdrawn_memory_under_a_running_pull_spoils_no_pull(far: Far) -> None:
     """At any moment of the pull: it delivers what was offered, or fails."""
-
-    async def scenario() -> None:
-        async with near(far.kind) as here:
-            buffer = pattern(16 << 20, 1)
-            original = bytes(buffer)
-            payload = host_memory(buffer)
-            num_failed = 0
-            for step in range(16):
-                buffer[:] = original
-                ticket = here.offer(payload)
-                await far.begin_pull(ticket, seed=1)
-                with contextlib.suppress(TimeoutError):
-                    await until(functools.partial(readers_of, here, ticket), 0.02, pause_s=0)
-                await asyncio.sleep(step * 0.001)  # another moment each time
-                here.withdraw(ticket)
-                buffer[:] = bytes(len(buffer))
-                answer = await far.end_of_pull()
-                assert answer.intact or answer.error
-                num_failed += answer.error is not None
-            assert num_failed
-
-    asyncio.run(scenario())
+    async with near(far.kind) as here:
+        buffer = pattern(16 << 20, 1)
+        original = bytes(buffer)
+        payload = host_memory(buffer)
+        num_failed = 0
+        for step in range(16):
+            buffer[:] = original
+            ticket = here.offer(payload)
+            await far.begin_pull(ticket, seed=1)
+            with contextlib.suppress(TimeoutError):
+                await until(functools.partial(readers_of, here, ticket), 0.02, pause_s=0)
+            await asyncio.sleep(step * 0.001)  # another moment each time
+            here.withdraw(ticket)
+            buffer[:] = bytes(len(buffer))
+            answer = await far.end_of_pull()
+            assert answer.intact or answer.error
+            num_failed += answer.error is not None
+        assert num_failed
 
 
-def test_a_wrong_secret_opens_nothing(far: Far) -> None:
-    async def scenario() -> None:
-        async with near(far.kind) as here:
-            ticket = await far.offer(4096, seed=2)
-            peer = msgspec.msgpack.decode(ticket.peer, type=SourcePeer)
-            guess = msgspec.structs.replace(peer, secret=bytes(len(peer.secret)))
-            forged = msgspec.structs.replace(ticket, peer=msgspec.msgpack.encode(guess))
-            into = bytearray(4096)
-            with pytest.raises(HandoffFailed):
-                await here.pull(forged, host_memory(into), 5)
-            assert into == bytes(4096)
-            await here.pull(ticket, host_memory(into), 5)
-            assert into == pattern(4096, 2)
-
-    asyncio.run(scenario())
+async def test_a_wrong_secret_opens_nothing(far: Far) -> None:
+    async with near(far.kind) as here:
+        ticket = await far.offer(4096, seed=2)
+        peer = msgspec.msgpack.decode(ticket.peer, type=SourcePeer)
+        guess = msgspec.structs.replace(peer, secret=bytes(len(peer.secret)))
+        forged = msgspec.structs.replace(ticket, peer=msgspec.msgpack.encode(guess))
+        into = bytearray(4096)
+        with pytest.raises(HandoffFailed):
+            await here.pull(forged, host_memory(into), 5)
+        assert into == bytes(4096)
+        await here.pull(ticket, host_memory(into), 5)
+        assert into == pattern(4096, 2)
 
 
-def test_a_ticket_for_another_wire_or_another_size_is_refused(far: Far) -> None:
-    async def scenario() -> None:
-        async with near(far.kind) as here:
-            ticket = await far.offer(4096)
-            into = host_memory(bytearray(4096))
-            with pytest.raises(HandoffFailed):
-                await here.pull(msgspec.structs.replace(ticket, wire="pigeon"), into, 5)
-            with pytest.raises(HandoffFailed):
-                await here.pull(msgspec.structs.replace(ticket, peer=b"x"), into, 5)
-            with pytest.raises(ValueError, match="4097"):
-                await here.pull(ticket, host_memory(bytearray(4097)), 5)
-            with pytest.raises(ValueError, match="has 0"):
-                await here.pull(ticket, host_memory(bytearray(0)), 5)
-            with pytest.raises(ValueError, match="at least one byte"):
-                here.offer(host_memory(bytearray(0)))
-
-    asyncio.run(scenario())
+async def test_a_ticket_for_another_wire_or_another_size_is_refused(far: Far) -> None:
+    async with near(far.kind) as here:
+        ticket = await far.offer(4096)
+        into = host_memory(bytearray(4096))
+        with pytest.raises(HandoffFailed):
+            await here.pull(msgspec.structs.replace(ticket, wire="pigeon"), into, 5)
+        with pytest.raises(HandoffFailed):
+            await here.pull(msgspec.structs.replace(ticket, peer=b"x"), into, 5)
+        with pytest.raises(ValueError, match="4097"):
+            await here.pull(ticket, host_memory(bytearray(4097)), 5)
+        with pytest.raises(ValueError, match="has 0"):
+            await here.pull(ticket, host_memory(bytearray(0)), 5)
+        with pytest.raises(ValueError, match="at least one byte"):
+            here.offer(host_memory(bytearray(0)))
 
 
 @pytest.mark.parametrize(
     "words", [b"GET / HTTP/1.1\r\n\r\n", struct.pack("<I", 5) + b"\xc1\xc1\xc1\xc1\xc1", b"\xff" * 8]
 )
-def test_an_unknown_caller_that_sends_garbage_is_disconnected(far: Far, words: bytes) -> None:
-    async def scenario() -> None:
-        peer = msgspec.msgpack.decode((await far.offer(4096)).peer, type=SourcePeer)
-        reader, writer = await asyncio.open_connection(peer.host, peer.port)
-        writer.write(words)
-        with contextlib.suppress(ConnectionResetError):
-            async with asyncio.timeout(SOON_S):
-                assert await reader.read() == b""
-        writer.close()
-        with contextlib.suppress(ConnectionResetError):
-            await writer.wait_closed()
-
-    asyncio.run(scenario())
+async def test_an_unknown_caller_that_sends_garbage_is_disconnected(far: Far, words: bytes) -> None:
+    peer = msgspec.msgpack.decode((await far.offer(4096)).peer, type=SourcePeer)
+    reader, writer = await asyncio.open_connection(peer.host, peer.port)
+    writer.write(words)
+    with contextlib.suppress(ConnectionResetError):
+        async with asyncio.timeout(SOON_S):
+            assert await reader.read() == b""
+    writer.close()
+    with contextlib.suppress(ConnectionResetError):
+        await writer.wait_closed()
 
 
-def test_pinned_offers_cost_no_cpu(far: Far) -> None:
-    async def scenario() -> None:
-        tickets = [await far.offer(4096) for _ in range(10)]
-        before = await far.ask(Command("ping"))
-        await asyncio.sleep(0.5)  # the time over which CPU is measured
-        after = await far.ask(Command("ping"))
-        assert after.cpu_s - before.cpu_s < scaled(0.02)
-        for ticket in tickets:
-            await far.ask(Command("withdraw", ticket=ticket))
-
-    asyncio.run(scenario())
+async def test_pinned_offers_cost_no_cpu(far: Far) -> None:
+    tickets = [await far.offer(4096) for _ in range(10)]
+    before = await far.ask(Command("ping"))
+    await asyncio.sleep(0.5)  # the time over which CPU is measured
+    after = await far.ask(Command("ping"))
+    assert after.cpu_s - before.cpu_s < scaled(0.02)
+    for ticket in tickets:
+        await far.ask(Command("withdraw", ticket=ticket))
 
 
-def test_only_loopback_is_listened_on_by_default(far: Far) -> None:
-    async def scenario() -> None:
-        peer = msgspec.msgpack.decode((await far.offer(1)).peer, type=SourcePeer)
-        assert peer.host == "127.0.0.1"
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as elsewhere:
-            assert elsewhere.connect_ex(("127.0.0.2", peer.port)) != 0
-
-    asyncio.run(scenario())
+async def test_only_loopback_is_listened_on_by_default(far: Far) -> None:
+    peer = msgspec.msgpack.decode((await far.offer(1)).peer, type=SourcePeer)
+    assert peer.host == "127.0.0.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as elsewhere:
+        assert elsewhere.connect_ex(("127.0.0.2", peer.port)) != 0

@@ -54,32 +54,25 @@ def test_a_transport_that_is_closed_before_its_worker_leaves_lets_it_leave(plane
     plane.run(scenario)
 
 
-def test_a_closed_nats_transport_connects_no_more(nats_server: str) -> None:
-    async def main() -> None:
-        for is_used in (False, True):
-            transport = NatsTransport(nats_server)
-            if is_used:
-                await transport.reachable()
-            await transport.close()
-            async with asyncio.timeout(PATIENCE_S):
-                await transport.reachable()  # nothing to wait for
-                with pytest.raises(ConnectionError, match="closed its transport"):
-                    await transport.serve("w", count_up).__aenter__()
-        await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
-
-    asyncio.run(main())
-
-
-def test_a_transport_may_be_closed_while_it_connects_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.nats.CONNECT_TIMEOUT_S", 0.1)
-
-    async def main() -> None:
-        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-        transport = NatsTransport(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        waiting = asyncio.create_task(transport.reachable())
-        await asyncio.sleep(0)  # it connects now
+async def test_a_closed_nats_transport_connects_no_more(nats_server: str) -> None:
+    for is_used in (False, True):
+        transport = NatsTransport(nats_server)
+        if is_used:
+            await transport.reachable()
         await transport.close()
-        await waiting
-        server.close()
+        async with asyncio.timeout(PATIENCE_S):
+            await transport.reachable()  # nothing to wait for
+            with pytest.raises(ConnectionError, match="closed its transport"):
+                await transport.serve("w", count_up).__aenter__()
+    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
 
-    asyncio.run(main())
+
+async def test_a_transport_may_be_closed_while_it_connects_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.nats.CONNECT_TIMEOUT_S", 0.1)
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    transport = NatsTransport(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    waiting = asyncio.create_task(transport.reachable())
+    await asyncio.sleep(0)  # it connects now
+    await transport.close()
+    await waiting
+    server.close()

@@ -220,32 +220,26 @@ async def eventually(attempt: Callable[[], Awaitable[list[int]]]) -> list[int]:
             await asyncio.sleep(0.05)  # the link reconnects soon
 
 
-def test_without_a_nats_server_calls_and_workers_fail_within_the_connect_timeout() -> None:
-    async def scenario() -> None:
-        transport = NatsTransport(f"nats://user:secret@127.0.0.1:{free_port()}")
-        async with within(scaled(8)):
-            calls = [tokens(transport.call("nats://baton.v1.worker.w.1", a_request())) for _ in range(9)]
-            failures = await asyncio.gather(*calls, return_exceptions=True)
-            with pytest.raises(ConnectionError):
-                await transport.serve("w", count_up).__aenter__()
+async def test_without_a_nats_server_calls_and_workers_fail_within_the_connect_timeout() -> None:
+    transport = NatsTransport(f"nats://user:secret@127.0.0.1:{free_port()}")
+    async with within(scaled(8)):
+        calls = [tokens(transport.call("nats://baton.v1.worker.w.1", a_request())) for _ in range(9)]
+        failures = await asyncio.gather(*calls, return_exceptions=True)
+        with pytest.raises(ConnectionError):
+            await transport.serve("w", count_up).__aenter__()
+        await transport.close()
+    assert all(isinstance(failure, BrokerLost) for failure in failures)
+    assert "no NATS server at 127.0.0.1" in str(failures[0])
+    assert "secret" not in str(failures)
+
+
+async def test_a_port_that_takes_connections_and_says_nothing_is_a_lost_worker() -> None:
+    transport = TcpTransport(liveness_s=SHORT_LIVENESS_S)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        async with within(SHORT_LIVENESS_S + SOON_S):
+            with pytest.raises(WorkerLost, match="does not respond"):
+                await anext(transport.call(f"tcp://127.0.0.1:{mute.getsockname()[1]}/w", a_request()))
             await transport.close()
-        assert all(isinstance(failure, BrokerLost) for failure in failures)
-        assert "no NATS server at 127.0.0.1" in str(failures[0])
-        assert "secret" not in str(failures)
-
-    asyncio.run(scenario())
-
-
-def test_a_port_that_takes_connections_and_says_nothing_is_a_lost_worker() -> None:
-    async def scenario() -> None:
-        transport = TcpTransport(liveness_s=SHORT_LIVENESS_S)
-        with socket.create_server(("127.0.0.1", 0)) as mute:
-            async with within(SHORT_LIVENESS_S + SOON_S):
-                with pytest.raises(WorkerLost, match="does not respond"):
-                    await anext(transport.call(f"tcp://127.0.0.1:{mute.getsockname()[1]}/w", a_request()))
-                await transport.close()
-
-    asyncio.run(scenario())
 
 
 @contextlib.asynccontextmanager
@@ -272,39 +266,33 @@ async def relay(address: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
         yield f"tcp://127.0.0.1:{own_port}/{worker}", is_cut
 
 
-def test_a_worker_that_is_cut_off_is_lost_within_two_seconds_and_keeps_its_caller_longer() -> None:
-    async def scenario() -> None:
-        endless = Endless()
-        caller, worker = TcpTransport(), TcpTransport()  # with the default liveness
-        async with worker.serve("w", endless.answer) as address, relay(address) as (relayed, is_cut):
-            call = caller.call(relayed, a_request())
-            await anext(call)
-            is_cut.set()
-            async with within(scaled(2.5)):
-                with pytest.raises(WorkerLost, match="does not respond"):
-                    await anext(call)
-            assert not endless.closed.is_set()
-            await caller.close()
-        await worker.close()
-
-    asyncio.run(scenario())
+async def test_a_worker_that_is_cut_off_is_lost_within_two_seconds_and_keeps_its_caller_longer() -> None:
+    endless = Endless()
+    caller, worker = TcpTransport(), TcpTransport()  # with the default liveness
+    async with worker.serve("w", endless.answer) as address, relay(address) as (relayed, is_cut):
+        call = caller.call(relayed, a_request())
+        await anext(call)
+        is_cut.set()
+        async with within(scaled(2.5)):
+            with pytest.raises(WorkerLost, match="does not respond"):
+                await anext(call)
+        assert not endless.closed.is_set()
+        await caller.close()
+    await worker.close()
 
 
-def test_a_worker_that_sends_nonsense_is_lost_and_is_no_stranger() -> None:
+async def test_a_worker_that_sends_nonsense_is_lost_and_is_no_stranger() -> None:
     async def talk_nonsense(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"\xff" * 64)
         writer.close()
 
-    async def scenario() -> None:
-        before, caller = strangers.num_messages, TcpTransport()
-        async with await asyncio.start_server(talk_nonsense, "127.0.0.1") as server:
-            port = server.sockets[0].getsockname()[1]
-            with pytest.raises(WorkerLost, match="exceeds the limit"):
-                await anext(caller.call(f"tcp://127.0.0.1:{port}/w.1", a_request()))
-        assert strangers.num_messages == before
-        await caller.close()
-
-    asyncio.run(scenario())
+    before, caller = strangers.num_messages, TcpTransport()
+    async with await asyncio.start_server(talk_nonsense, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(WorkerLost, match="exceeds the limit"):
+            await anext(caller.call(f"tcp://127.0.0.1:{port}/w.1", a_request()))
+    assert strangers.num_messages == before
+    await caller.close()
 
 
 @contextlib.asynccontextmanager
@@ -320,23 +308,20 @@ async def raw_connection(address: str) -> AsyncIterator[tuple[asyncio.StreamRead
 
 
 @pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\1\xc1"], ids=["http", "frame"])
-def test_a_worker_hangs_up_on_noise_and_serves_on(noise: bytes) -> None:
-    async def scenario() -> None:
-        transport = TcpTransport()
-        async with transport.serve("w", count_up) as address:
-            num_before = strangers.num_messages
-            async with raw_connection(address) as (reader, writer), within(SOON_S):
-                writer.write(noise)
-                await reader.read()
-            assert strangers.num_messages == num_before + 1
-            assert await tokens(transport.call(address, a_request(2))) == [0, 1]
-        await transport.close()
-
-    asyncio.run(scenario())
+async def test_a_worker_hangs_up_on_noise_and_serves_on(noise: bytes) -> None:
+    transport = TcpTransport()
+    async with transport.serve("w", count_up) as address:
+        num_before = strangers.num_messages
+        async with raw_connection(address) as (reader, writer), within(SOON_S):
+            writer.write(noise)
+            await reader.read()
+        assert strangers.num_messages == num_before + 1
+        assert await tokens(transport.call(address, a_request(2))) == [0, 1]
+    await transport.close()
 
 
 @pytest.mark.parametrize("version", [frames.VERSION, frames.VERSION + 1])
-def test_a_caller_without_the_workers_name_is_not_told_it(version: int) -> None:
+async def test_a_caller_without_the_workers_name_is_not_told_it(version: int) -> None:
     async def scenario() -> bytes:
         transport = TcpTransport()
         async with transport.serve("w", count_up) as address:
@@ -353,61 +338,52 @@ def test_a_caller_without_the_workers_name_is_not_told_it(version: int) -> None:
         await transport.close()
         return told
 
-    told = asyncio.run(scenario())
+    told = await scenario()
     assert (b"protocol version" if version != frames.VERSION else b"by its name") in told
 
 
-def test_a_silent_caller_is_told_nothing() -> None:
-    async def scenario() -> None:
-        transport = TcpTransport(liveness_s=1.0)
-        async with transport.serve("w", count_up) as address:
-            async with raw_connection(address) as (reader, _):
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(reader.read(1), 1.0)  # several heartbeats long
-            assert await tokens(transport.call(address, a_request(2))) == [0, 1]
-        await transport.close()
-
-    asyncio.run(scenario())
+async def test_a_silent_caller_is_told_nothing() -> None:
+    transport = TcpTransport(liveness_s=1.0)
+    async with transport.serve("w", count_up) as address:
+        async with raw_connection(address) as (reader, _):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(reader.read(1), 1.0)  # several heartbeats long
+        assert await tokens(transport.call(address, a_request(2))) == [0, 1]
+    await transport.close()
 
 
-def test_only_a_hello_is_read_from_an_unknown_caller() -> None:
-    async def scenario() -> None:
-        transport = TcpTransport()
-        async with transport.serve("w", count_up) as address:
-            async with raw_connection(address) as (reader, writer), within(SOON_S):
-                writer.write((frames.MAX_HELLO_BYTES + 1).to_bytes(4, "big"))
-                await reader.read()  # it has closed the connection
-            long = a_request(2, token_ids=[1] * 100_000)
-            assert await tokens(transport.call(address, long)) == [0, 1]
-        await transport.close()
-
-    asyncio.run(scenario())
+async def test_only_a_hello_is_read_from_an_unknown_caller() -> None:
+    transport = TcpTransport()
+    async with transport.serve("w", count_up) as address:
+        async with raw_connection(address) as (reader, writer), within(SOON_S):
+            writer.write((frames.MAX_HELLO_BYTES + 1).to_bytes(4, "big"))
+            await reader.read()  # it has closed the connection
+        long = a_request(2, token_ids=[1] * 100_000)
+        assert await tokens(transport.call(address, long)) == [0, 1]
+    await transport.close()
 
 
-def test_a_peer_that_does_not_read_fills_no_memory() -> None:
-    async def scenario() -> None:
-        num_made_bytes = 0
+async def test_a_peer_that_does_not_read_fills_no_memory() -> None:
+    num_made_bytes = 0
 
-        async def flood(_: Request) -> AsyncGenerator[Reply, None]:
-            nonlocal num_made_bytes
-            while True:
-                num_made_bytes += 100_000
-                yield TokenChunk(token_ids=(1,) * 100_000)
-                await asyncio.sleep(0)  # let other tasks run
+    async def flood(_: Request) -> AsyncGenerator[Reply, None]:
+        nonlocal num_made_bytes
+        while True:
+            num_made_bytes += 100_000
+            yield TokenChunk(token_ids=(1,) * 100_000)
+            await asyncio.sleep(0)  # let other tasks run
 
-        transport = TcpTransport()
-        async with transport.serve("w", flood) as address:
-            hello = frames.Hello(frames.VERSION, address.rpartition("/")[2])
-            opens = [frames.Open(number, a_request()) for number in range(20)]
-            credits_ = [frames.Credit(number, 1_000_000) for number in range(20)]
-            async with raw_connection(address) as (_, writer):
-                for number, envelopes in enumerate(([hello], [*opens, *credits_])):
-                    writer.write(frames.with_length(msgspec.msgpack.encode((number, envelopes))))
-                num_before = -1
-                while num_before != num_made_bytes:
-                    num_before = num_made_bytes
-                    await asyncio.sleep(0.2)  # a message that does not come has no event
-            assert 0 < num_made_bytes < 64 * 1024 * 1024
-        await transport.close()
-
-    asyncio.run(scenario())
+    transport = TcpTransport()
+    async with transport.serve("w", flood) as address:
+        hello = frames.Hello(frames.VERSION, address.rpartition("/")[2])
+        opens = [frames.Open(number, a_request()) for number in range(20)]
+        credits_ = [frames.Credit(number, 1_000_000) for number in range(20)]
+        async with raw_connection(address) as (_, writer):
+            for number, envelopes in enumerate(([hello], [*opens, *credits_])):
+                writer.write(frames.with_length(msgspec.msgpack.encode((number, envelopes))))
+            num_before = -1
+            while num_before != num_made_bytes:
+                num_before = num_made_bytes
+                await asyncio.sleep(0.2)  # a message that does not come has no event
+        assert 0 < num_made_bytes < 64 * 1024 * 1024
+    await transport.close()

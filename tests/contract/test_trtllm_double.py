@@ -1,6 +1,5 @@
 """TensorRT-LLM's double against the recorded facts of the real one, including its traps."""
 
-import asyncio
 import dataclasses
 import functools
 import inspect
@@ -85,19 +84,15 @@ def test_tensorrt_llm_is_imported_in_one_file_only() -> None:
     assert found == ["library.py"]
 
 
-def test_the_double_yields_one_object_whose_tokens_grow(checkpoint: Path) -> None:
-    async def main() -> None:
-        llm = LLM(str(checkpoint), **CONFIG)
-        params = SamplingParams(max_tokens=7, end_id=-1)
-        seen = [
-            (id(r), len(r.outputs[0].token_ids))
-            async for r in llm.generate_async([1], params, streaming=True)
-        ]
-        assert [count for _, count in seen] == [1, 2, 3, 4, 5, 6, 7]
-        assert len({identity for identity, _ in seen}) == 1
-        llm.shutdown()
-
-    asyncio.run(main())
+async def test_the_double_yields_one_object_whose_tokens_grow(checkpoint: Path) -> None:
+    llm = LLM(str(checkpoint), **CONFIG)
+    params = SamplingParams(max_tokens=7, end_id=-1)
+    seen = [
+        (id(r), len(r.outputs[0].token_ids)) async for r in llm.generate_async([1], params, streaming=True)
+    ]
+    assert [count for _, count in seen] == [1, 2, 3, 4, 5, 6, 7]
+    assert len({identity for identity, _ in seen}) == 1
+    llm.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -158,68 +153,56 @@ def test_the_double_takes_the_unions_other_class_by_its_keys() -> None:
     assert TorchLlmArgs(model="m", max_batch_size=None).max_batch_size == 2048
 
 
-def test_a_fatal_error_reaches_every_request_and_then_nothing_runs(checkpoint: Path) -> None:
-    async def main() -> None:
+async def test_a_fatal_error_reaches_every_request_and_then_nothing_runs(checkpoint: Path) -> None:
+    llm = LLM(str(checkpoint), **CONFIG)
+    params = SamplingParams(max_tokens=400, end_id=-1)
+    results = [llm.generate_async([1], params, streaming=True) for _ in range(2)]
+    await anext(results[0])
+    executor: Any = llm._executor  # noqa: SLF001  tests only
+    executor.die("out of the blue")
+    for result in results:
+        with pytest.raises(RequestError, match="out of the blue"):
+            await result.aresult()
+    with pytest.raises(RuntimeError, match="LLM is shutting down"):
+        llm.generate_async([1], params)
+    assert is_broken(llm)
+    llm.shutdown()
+
+
+async def test_a_context_that_is_aborted_as_its_response_comes_stays_until_the_kv_timeout(
+    checkpoint: Path,
+) -> None:
+    llm = LLM(str(checkpoint), **CONFIG)
+    executor: Any = llm._executor  # noqa: SLF001  tests only
+    params = DisaggregatedParams(request_type="context_only", disagg_request_id=1 << 40)
+    result = llm.generate_async(prompt(9), SamplingParams(end_id=-1), disaggregated_params=params)
+    await until(lambda: any(job.is_pinned for job in executor._jobs.values()))  # noqa: SLF001  the same
+    result.abort()
+    assert (await result.aresult()).outputs[0].finish_reason == "length"
+    assert executor._jobs  # noqa: SLF001  the same
+    await until(lambda: not executor._jobs)  # noqa: SLF001  the same
+    assert is_healthy(llm)
+    llm.shutdown()
+
+
+async def test_ranks_of_an_old_context_worker_die_with_the_overlap_scheduler(checkpoint: Path) -> None:
+    llm = LLM(str(checkpoint), **CONFIG | {"disable_overlap_scheduler": False})
+    params = DisaggregatedParams(request_type="context_only", disagg_request_id=1 << 40)
+    with sprung(build="1.2.1"):
+        llm.generate_async(prompt(9), SamplingParams(end_id=-1), disaggregated_params=params)
+        await until(functools.partial(is_broken, llm))
+    llm.shutdown()
+
+
+async def test_the_double_breaks_when_a_transfer_is_aborted_or_an_id_comes_twice(checkpoint: Path) -> None:
+    for misuse in ("abort", "twice"):
         llm = LLM(str(checkpoint), **CONFIG)
-        params = SamplingParams(max_tokens=400, end_id=-1)
-        results = [llm.generate_async([1], params, streaming=True) for _ in range(2)]
-        await anext(results[0])
-        executor: Any = llm._executor  # noqa: SLF001  tests only
-        executor.die("out of the blue")
-        for result in results:
-            with pytest.raises(RequestError, match="out of the blue"):
-                await result.aresult()
-        with pytest.raises(RuntimeError, match="LLM is shutting down"):
-            llm.generate_async([1], params)
-        assert is_broken(llm)
-        llm.shutdown()
-
-    asyncio.run(main())
-
-
-def test_a_context_that_is_aborted_as_its_response_comes_stays_until_the_kv_timeout(checkpoint: Path) -> None:
-    async def main() -> None:
-        llm = LLM(str(checkpoint), **CONFIG)
-        executor: Any = llm._executor  # noqa: SLF001  tests only
         params = DisaggregatedParams(request_type="context_only", disagg_request_id=1 << 40)
-        result = llm.generate_async(prompt(9), SamplingParams(end_id=-1), disaggregated_params=params)
-        await until(lambda: any(job.is_pinned for job in executor._jobs.values()))  # noqa: SLF001  the same
-        result.abort()
-        assert (await result.aresult()).outputs[0].finish_reason == "length"
-        assert executor._jobs  # noqa: SLF001  the same
-        await until(lambda: not executor._jobs)  # noqa: SLF001  the same
+        result = await llm.generate_async(prompt(9), SamplingParams(end_id=-1), disaggregated_params=params)
         assert is_healthy(llm)
-        llm.shutdown()
-
-    asyncio.run(main())
-
-
-def test_ranks_of_an_old_context_worker_die_with_the_overlap_scheduler(checkpoint: Path) -> None:
-    async def main() -> None:
-        llm = LLM(str(checkpoint), **CONFIG | {"disable_overlap_scheduler": False})
-        params = DisaggregatedParams(request_type="context_only", disagg_request_id=1 << 40)
-        with sprung(build="1.2.1"):
+        if misuse == "abort":
+            result.abort()
+        else:
             llm.generate_async(prompt(9), SamplingParams(end_id=-1), disaggregated_params=params)
-            await until(functools.partial(is_broken, llm))
+        await until(functools.partial(is_broken, llm))
         llm.shutdown()
-
-    asyncio.run(main())
-
-
-def test_the_double_breaks_when_a_transfer_is_aborted_or_an_id_comes_twice(checkpoint: Path) -> None:
-    async def main() -> None:
-        for misuse in ("abort", "twice"):
-            llm = LLM(str(checkpoint), **CONFIG)
-            params = DisaggregatedParams(request_type="context_only", disagg_request_id=1 << 40)
-            result = await llm.generate_async(
-                prompt(9), SamplingParams(end_id=-1), disaggregated_params=params
-            )
-            assert is_healthy(llm)
-            if misuse == "abort":
-                result.abort()
-            else:
-                llm.generate_async(prompt(9), SamplingParams(end_id=-1), disaggregated_params=params)
-            await until(functools.partial(is_broken, llm))
-            llm.shutdown()
-
-    asyncio.run(main())

@@ -41,148 +41,115 @@ async def served(engine: TrtllmEngine) -> bool:
     return len(await tokens(engine.decode(ask()))) == 12
 
 
-def test_a_prefill_that_is_closed_before_its_handoff_is_aborted(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            await until(lambda: num_jobs(engine) == 0)  # the warm-up has ended
-            with sprung(prefill_s_a_token=FOREVER_S):
-                prefilling = asyncio.create_task(next_handoff(engine.prefill(ask())))
-                await until(lambda: num_jobs(engine) == 1)
-                prefilling.cancel()
-                await asyncio.wait([prefilling])
-                assert engine.stats().num_running == 0
-                await until(lambda: num_jobs(engine) == 0)
-            assert await served(engine)
-
-    asyncio.run(main())
-
-
-def test_a_prefill_closed_as_its_response_arrives_is_harmless(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            await until(lambda: num_jobs(engine) == 0)  # the warm-up has ended
+async def test_a_prefill_that_is_closed_before_its_handoff_is_aborted(checkpoint: Path) -> None:
+    async with started(checkpoint) as engine:
+        await until(lambda: num_jobs(engine) == 0)  # the warm-up has ended
+        with sprung(prefill_s_a_token=FOREVER_S):
             prefilling = asyncio.create_task(next_handoff(engine.prefill(ask())))
-            await until(lambda: num_jobs(engine) == 1, pause_s=0)
-            (job,) = executor(engine)._jobs.values()  # noqa: SLF001  tests only
-            while not job.is_pinned and not job.task.done():
-                pass  # the loop does not run, so the response is not read
-            assert job.is_pinned
+            await until(lambda: num_jobs(engine) == 1)
             prefilling.cancel()
             await asyncio.wait([prefilling])
-            await until(lambda: num_jobs(engine) == 0)  # by the KV timeout: the abort was refused
+            assert engine.stats().num_running == 0
+            await until(lambda: num_jobs(engine) == 0)
+        assert await served(engine)
+
+
+async def test_a_prefill_closed_as_its_response_arrives_is_harmless(checkpoint: Path) -> None:
+    async with started(checkpoint) as engine:
+        await until(lambda: num_jobs(engine) == 0)  # the warm-up has ended
+        prefilling = asyncio.create_task(next_handoff(engine.prefill(ask())))
+        await until(lambda: num_jobs(engine) == 1, pause_s=0)
+        (job,) = executor(engine)._jobs.values()  # noqa: SLF001  tests only
+        while not job.is_pinned and not job.task.done():
+            pass  # the loop does not run, so the response is not read
+        assert job.is_pinned
+        prefilling.cancel()
+        await asyncio.wait([prefilling])
+        await until(lambda: num_jobs(engine) == 0)  # by the KV timeout: the abort was refused
+        assert await served(engine)
+
+
+async def test_the_first_request_to_meet_a_fatal_error_tells_the_worker(checkpoint: Path) -> None:
+    async with started(checkpoint, patience=NO_WATCHDOG) as engine:
+        executor(engine).die("out of the blue")
+        with pytest.raises(WorkerLost, match="LLM is shutting down"):
+            await tokens(engine.decode(ask()))
+        async with asyncio.timeout(PATIENCE_S):
+            assert "LLM is shutting down" in await engine.failed()
+
+
+async def test_a_hanging_health_check_delays_nothing_and_is_a_failure(checkpoint: Path) -> None:
+    patience = Patience(poll_s=0.01, health_s=scaled(1.0))
+    async with started(checkpoint, patience=patience) as engine:
+        with sprung(health_hangs=True):
             assert await served(engine)
-
-    asyncio.run(main())
-
-
-def test_the_first_request_to_meet_a_fatal_error_tells_the_worker(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint, patience=NO_WATCHDOG) as engine:
-            executor(engine).die("out of the blue")
-            with pytest.raises(WorkerLost, match="LLM is shutting down"):
-                await tokens(engine.decode(ask()))
             async with asyncio.timeout(PATIENCE_S):
-                assert "LLM is shutting down" in await engine.failed()
-
-    asyncio.run(main())
+                assert "health check did not end within" in await engine.failed()
 
 
-def test_a_hanging_health_check_delays_nothing_and_is_a_failure(checkpoint: Path) -> None:
-    async def main() -> None:
-        patience = Patience(poll_s=0.01, health_s=scaled(1.0))
-        async with started(checkpoint, patience=patience) as engine:
-            with sprung(health_hangs=True):
-                assert await served(engine)
-                async with asyncio.timeout(PATIENCE_S):
-                    assert "health check did not end within" in await engine.failed()
-
-    asyncio.run(main())
+async def test_a_load_that_hangs_ends_the_process(checkpoint: Path) -> None:
+    left: list[int] = []
+    with sprung(loads_s=0.5):
+        async with started(checkpoint, leave=left.append, patience=Patience(load_s=0.05)):
+            assert left == [1]
 
 
-def test_a_load_that_hangs_ends_the_process(checkpoint: Path) -> None:
-    async def main() -> None:
-        left: list[int] = []
-        with sprung(loads_s=0.5):
-            async with started(checkpoint, leave=left.append, patience=Patience(load_s=0.05)):
-                assert left == [1]
-
-    asyncio.run(main())
-
-
-def test_a_shutdown_that_hangs_ends_the_process(checkpoint: Path) -> None:
-    async def main() -> None:
-        left: list[int] = []
-        engine = new_engine(checkpoint, leave=left.append, patience=Patience(shut_down_s=0.05))
-        await engine.start()
-        with sprung(shutdown_hangs=True):
-            stopping = asyncio.create_task(engine.stop())
-            await until(lambda: left == [1])
-        await stopping
-
-    asyncio.run(main())
+async def test_a_shutdown_that_hangs_ends_the_process(checkpoint: Path) -> None:
+    left: list[int] = []
+    engine = new_engine(checkpoint, leave=left.append, patience=Patience(shut_down_s=0.05))
+    await engine.start()
+    with sprung(shutdown_hangs=True):
+        stopping = asyncio.create_task(engine.stop())
+        await until(lambda: left == [1])
+    await stopping
 
 
-def test_a_schema_that_does_not_compile_is_the_clients_fault(checkpoint: Path) -> None:
+async def test_a_schema_that_does_not_compile_is_the_clients_fault(checkpoint: Path) -> None:
     last = MessageForm(
         headers=("x",), end="<|return|>", grammar='{"type": "nonsense"}', param="response_format"
     )
     form = Guided(last=(last,))
-
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            for answer in (engine.prefill(ask(guided=form)), engine.decode(ask(guided=form))):
-                with pytest.raises(InvalidRequest, match='Unsupported type "nonsense"') as refused:
-                    await anext(answer)
-                assert refused.value.param == "response_format"
-            assert await served(engine)
-
-    asyncio.run(main())
+    async with started(checkpoint) as engine:
+        for answer in (engine.prefill(ask(guided=form)), engine.decode(ask(guided=form))):
+            with pytest.raises(InvalidRequest, match='Unsupported type "nonsense"') as refused:
+                await anext(answer)
+            assert refused.value.param == "response_format"
+        assert await served(engine)
 
 
-def test_a_context_that_the_kv_cache_cannot_hold_is_not_announced(checkpoint: Path) -> None:
-    async def main() -> None:
-        engine = new_engine(checkpoint, kv_cache_config={"tokens_per_block": 8, "max_tokens": 128})
-        try:
-            assert (await engine.start()).context_length == 128
-            with pytest.raises(InvalidRequest, match="128 tokens; with a context length of 128"):
-                await tokens(engine.decode(ask(128)))
-            assert len(await tokens(engine.decode(ask(120)))) == 8
-        finally:
-            await engine.stop()
-
-    asyncio.run(main())
+async def test_a_context_that_the_kv_cache_cannot_hold_is_not_announced(checkpoint: Path) -> None:
+    engine = new_engine(checkpoint, kv_cache_config={"tokens_per_block": 8, "max_tokens": 128})
+    try:
+        assert (await engine.start()).context_length == 128
+        with pytest.raises(InvalidRequest, match="128 tokens; with a context length of 128"):
+            await tokens(engine.decode(ask(128)))
+        assert len(await tokens(engine.decode(ask(120)))) == 8
+    finally:
+        await engine.stop()
 
 
-def test_with_attention_dp_capacity_and_use_are_those_of_all_ranks(checkpoint: Path) -> None:
+async def test_with_attention_dp_capacity_and_use_are_those_of_all_ranks(checkpoint: Path) -> None:
     ranks = {"enable_attention_dp": True, "tensor_parallel_size": 4}
     cache = {"tokens_per_block": 8, "max_tokens": 256}
-
-    async def main() -> None:
-        async with started(checkpoint, **ranks, kv_cache_config=cache) as engine:
-            answers = [engine.decode(ask(200, max_tokens=50)) for _ in range(4)]
-            for answer in answers:
-                await anext(answer)
-            stats = engine.stats()
-            assert stats.kv_blocks == 4 * 256 // 8
-            assert stats.kv_blocks / 2 < stats.kv_used_blocks <= stats.kv_blocks
-            for answer in answers:
-                await answer.aclose()
-
-    asyncio.run(main())
+    async with started(checkpoint, **ranks, kv_cache_config=cache) as engine:
+        answers = [engine.decode(ask(200, max_tokens=50)) for _ in range(4)]
+        for answer in answers:
+            await anext(answer)
+        stats = engine.stats()
+        assert stats.kv_blocks == 4 * 256 // 8
+        assert stats.kv_blocks / 2 < stats.kv_used_blocks <= stats.kv_blocks
+        for answer in answers:
+            await answer.aclose()
 
 
-def test_with_attention_dp_no_prompt_is_taken_for_a_dummy_request(checkpoint: Path) -> None:
+async def test_with_attention_dp_no_prompt_is_taken_for_a_dummy_request(checkpoint: Path) -> None:
     ranks = {"enable_attention_dp": True, "tensor_parallel_size": 4}
-
-    async def main() -> None:
-        async with started(checkpoint, **ranks) as engine:
-            ones = msgspec.structs.replace(ask(), token_ids=[1] * 9)
-            assert len(await tokens(engine.decode(ones))) == 12
-            async with aclosing(engine.prefill(ones)) as replies:
-                handed = msgspec.structs.replace(ones, handoff=await next_handoff(replies))
-                assert len(await tokens(engine.decode(handed))) == 12
-
-    asyncio.run(main())
+    async with started(checkpoint, **ranks) as engine:
+        ones = msgspec.structs.replace(ask(), token_ids=[1] * 9)
+        assert len(await tokens(engine.decode(ones))) == 12
+        async with aclosing(engine.prefill(ones)) as replies:
+            handed = msgspec.structs.replace(ones, handoff=await next_handoff(replies))
+            assert len(await tokens(engine.decode(handed))) == 12
 
 
 def test_a_release_that_is_too_old_is_refused() -> None:
@@ -190,29 +157,23 @@ def test_a_release_that_is_too_old_is_refused() -> None:
         load_library()
 
 
-def test_an_assertion_about_one_response_ends_that_request_only(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint, patience=NO_WATCHDOG) as engine:
-            asked = ask(max_tokens=200, logprobs=1)
-            async with aclosing(engine.prefill(asked)) as replies:
-                handed = msgspec.structs.replace(asked, handoff=await next_handoff(replies))
-                with sprung(build=OLD), pytest.raises(EngineFailure, match="on this request: AssertionError"):
-                    await tokens(engine.decode(handed))
-            await until(lambda: num_jobs(engine) == 0)
-            assert await served(engine)
-
-    asyncio.run(main())
+async def test_an_assertion_about_one_response_ends_that_request_only(checkpoint: Path) -> None:
+    async with started(checkpoint, patience=NO_WATCHDOG) as engine:
+        asked = ask(max_tokens=200, logprobs=1)
+        async with aclosing(engine.prefill(asked)) as replies:
+            handed = msgspec.structs.replace(asked, handoff=await next_handoff(replies))
+            with sprung(build=OLD), pytest.raises(EngineFailure, match="on this request: AssertionError"):
+                await tokens(engine.decode(handed))
+        await until(lambda: num_jobs(engine) == 0)
+        assert await served(engine)
 
 
-def test_stop_tokens_are_ignored_by_any_release(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            first, *_ = await tokens(engine.decode(ask()))
-            ignoring = ask(stop_token_ids=(first,), ignore_eos=True)
-            with sprung(build=OLD):
-                assert len(await tokens(engine.decode(ignoring))) == 12
-
-    asyncio.run(main())
+async def test_stop_tokens_are_ignored_by_any_release(checkpoint: Path) -> None:
+    async with started(checkpoint) as engine:
+        first, *_ = await tokens(engine.decode(ask()))
+        ignoring = ask(stop_token_ids=(first,), ignore_eos=True)
+        with sprung(build=OLD):
+            assert len(await tokens(engine.decode(ignoring))) == 12
 
 
 @pytest.mark.parametrize(
@@ -222,15 +183,14 @@ def test_stop_tokens_are_ignored_by_any_release(checkpoint: Path) -> None:
         (ask(frequency_penalty=0.5), "prompt_ignore_length"),
     ],
 )
-def test_what_a_release_lacks_is_named_and_all_else_works(checkpoint: Path, asked: Any, lacks: str) -> None:
-    async def main() -> None:
-        classes = {"llm": OldLLM, "sampling_params": OldSamplingParams}
-        async with started(checkpoint, classes=classes) as engine:
-            with pytest.raises(InvalidRequest, match=f"this build of TensorRT-LLM does not support {lacks}"):
-                await tokens(engine.decode(asked))
-            assert await served(engine)
-
-    asyncio.run(main())
+async def test_what_a_release_lacks_is_named_and_all_else_works(
+    checkpoint: Path, asked: Any, lacks: str
+) -> None:
+    classes = {"llm": OldLLM, "sampling_params": OldSamplingParams}
+    async with started(checkpoint, classes=classes) as engine:
+        with pytest.raises(InvalidRequest, match=f"this build of TensorRT-LLM does not support {lacks}"):
+            await tokens(engine.decode(asked))
+        assert await served(engine)
 
 
 class OtherLLM(LLM):  # type: ignore[misc]  # the double is not typed
@@ -243,15 +203,12 @@ class OtherLLM(LLM):  # type: ignore[misc]  # the double is not typed
         return super().generate_async(*args, **options)
 
 
-def test_a_release_with_another_signature_ends_the_worker(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint, classes={"llm": OtherLLM}) as engine:
-            with pytest.raises(WorkerLost, match="unexpected keyword argument 'streaming'"):
-                await tokens(engine.decode(ask()))
-            async with asyncio.timeout(PATIENCE_S):
-                assert "TypeError" in await engine.failed()
-
-    asyncio.run(main())
+async def test_a_release_with_another_signature_ends_the_worker(checkpoint: Path) -> None:
+    async with started(checkpoint, classes={"llm": OtherLLM}) as engine:
+        with pytest.raises(WorkerLost, match="unexpected keyword argument 'streaming'"):
+            await tokens(engine.decode(ask()))
+        async with asyncio.timeout(PATIENCE_S):
+            assert "TypeError" in await engine.failed()
 
 
 @pytest.mark.parametrize(
@@ -263,7 +220,7 @@ def test_a_release_with_another_signature_ends_the_worker(checkpoint: Path) -> N
         ("1.5.0", "NIXL", "nixl-python-v2"),
     ],
 )
-def test_an_answer_is_the_same_apart(checkpoint: Path, build: str, backend: str, kind: str) -> None:
+async def test_an_answer_is_the_same_apart(checkpoint: Path, build: str, backend: str, kind: str) -> None:
     wire = CONFIG["cache_transceiver_config"] | {"backend": backend}
 
     async def main() -> None:
@@ -283,4 +240,4 @@ def test_an_answer_is_the_same_apart(checkpoint: Path, build: str, backend: str,
             await engine.stop()
 
     with sprung(build=build):
-        asyncio.run(main())
+        await main()

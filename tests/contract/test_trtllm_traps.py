@@ -51,91 +51,71 @@ def lost(handoff: KvHandoff) -> KvHandoff:
     return msgspec.structs.replace(handoff, engine_state=msgspec.msgpack.encode(state))
 
 
-def test_decode_that_is_given_up_during_its_transfer_is_not_aborted(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            async with aclosing(engine.prefill(ask())) as replies:
-                handoff = lost(await next_handoff(replies))
-            answer = asyncio.create_task(
-                tokens(engine.decode(msgspec.structs.replace(ask(), handoff=handoff)))
-            )
-            await until(lambda: engine.stats().num_running == 1)
-            answer.cancel()
-            await asyncio.wait([answer])
-            assert engine.stats().num_running == 1  # its slot is taken until the transfer ends
-            await until(lambda: engine.stats().num_running == 0)
-            assert len(await tokens(engine.decode(ask()))) == 12
-
-    asyncio.run(main())
+async def test_decode_that_is_given_up_during_its_transfer_is_not_aborted(checkpoint: Path) -> None:
+    async with started(checkpoint) as engine:
+        async with aclosing(engine.prefill(ask())) as replies:
+            handoff = lost(await next_handoff(replies))
+        answer = asyncio.create_task(tokens(engine.decode(msgspec.structs.replace(ask(), handoff=handoff))))
+        await until(lambda: engine.stats().num_running == 1)
+        answer.cancel()
+        await asyncio.wait([answer])
+        assert engine.stats().num_running == 1  # its slot is taken until the transfer ends
+        await until(lambda: engine.stats().num_running == 0)
+        assert len(await tokens(engine.decode(ask()))) == 12
 
 
-def test_a_handoff_whose_source_is_gone_fails_when_the_kv_timeout_is_over(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            async with aclosing(engine.prefill(ask())) as replies:
-                handoff = lost(await next_handoff(replies))
-            began = time.monotonic()
-            with pytest.raises(HandoffFailed, match="the KV did not arrive"):
-                await tokens(engine.decode(msgspec.structs.replace(ask(), handoff=handoff)))
-            assert time.monotonic() - began >= KV_TIMEOUT_S
-            assert len(await tokens(engine.decode(ask()))) == 12
-
-    asyncio.run(main())
+async def test_a_handoff_whose_source_is_gone_fails_when_the_kv_timeout_is_over(checkpoint: Path) -> None:
+    async with started(checkpoint) as engine:
+        async with aclosing(engine.prefill(ask())) as replies:
+            handoff = lost(await next_handoff(replies))
+        began = time.monotonic()
+        with pytest.raises(HandoffFailed, match="the KV did not arrive"):
+            await tokens(engine.decode(msgspec.structs.replace(ask(), handoff=handoff)))
+        assert time.monotonic() - began >= KV_TIMEOUT_S
+        assert len(await tokens(engine.decode(ask()))) == 12
 
 
-def test_a_deadline_below_the_kv_timeout_ends_the_request_and_leaves_the_transfer_alone(
+async def test_a_deadline_below_the_kv_timeout_ends_the_request_and_leaves_the_transfer_alone(
     checkpoint: Path,
 ) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            async with aclosing(engine.prefill(ask())) as replies:
-                handoff = lost(await next_handoff(replies))
-            began = time.monotonic()
-            hurried = msgspec.structs.replace(ask(), handoff=handoff, deadline_s=KV_TIMEOUT_S / 5)
-            with pytest.raises(DeadlineExceeded, match="The request exceeded its deadline"):
-                await tokens(engine.decode(hurried))
-            assert time.monotonic() - began < KV_TIMEOUT_S
-            assert engine.stats().num_running == 1  # an abort would have killed the engine
-            await until(lambda: engine.stats().num_running == 0)
-            assert time.monotonic() - began >= KV_TIMEOUT_S
-            assert len(await tokens(engine.decode(ask()))) == 12
-
-    asyncio.run(main())
+    async with started(checkpoint) as engine:
+        async with aclosing(engine.prefill(ask())) as replies:
+            handoff = lost(await next_handoff(replies))
+        began = time.monotonic()
+        hurried = msgspec.structs.replace(ask(), handoff=handoff, deadline_s=KV_TIMEOUT_S / 5)
+        with pytest.raises(DeadlineExceeded, match="The request exceeded its deadline"):
+            await tokens(engine.decode(hurried))
+        assert time.monotonic() - began < KV_TIMEOUT_S
+        assert engine.stats().num_running == 1  # an abort would have killed the engine
+        await until(lambda: engine.stats().num_running == 0)
+        assert time.monotonic() - began >= KV_TIMEOUT_S
+        assert len(await tokens(engine.decode(ask()))) == 12
 
 
-def test_a_deadline_below_the_kv_timeout_ends_the_prefills_pin(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            replies = engine.prefill(msgspec.structs.replace(ask(), deadline_s=KV_TIMEOUT_S / 2))
+async def test_a_deadline_below_the_kv_timeout_ends_the_prefills_pin(checkpoint: Path) -> None:
+    async with started(checkpoint) as engine:
+        replies = engine.prefill(msgspec.structs.replace(ask(), deadline_s=KV_TIMEOUT_S / 2))
+        handoff = await next_handoff(replies)
+        assert handoff.ttl_s < KV_TIMEOUT_S / 2
+        with pytest.raises(HandoffFailed, match="no decode worker took the KV"):
+            await anext(replies)
+        stats = engine.stats()
+        assert (stats.num_handoffs, stats.num_handoffs_expired, stats.kv_pinned_blocks) == (1, 1, 0)
+        assert len(await tokens(engine.decode(ask()))) == 12
+
+
+async def test_a_prefill_that_is_closed_leaves_its_pin_to_the_timeout(checkpoint: Path) -> None:
+    async with started(checkpoint) as engine:
+        async with aclosing(engine.prefill(ask())) as replies:
             handoff = await next_handoff(replies)
-            assert handoff.ttl_s < KV_TIMEOUT_S / 2
-            with pytest.raises(HandoffFailed, match="no decode worker took the KV"):
-                await anext(replies)
-            stats = engine.stats()
-            assert (stats.num_handoffs, stats.num_handoffs_expired, stats.kv_pinned_blocks) == (1, 1, 0)
-            assert len(await tokens(engine.decode(ask()))) == 12
-
-    asyncio.run(main())
+        late = msgspec.structs.replace(ask(), handoff=handoff)
+        assert await tokens(engine.decode(late)) == await tokens(engine.decode(ask()))
 
 
-def test_a_prefill_that_is_closed_leaves_its_pin_to_the_timeout(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            async with aclosing(engine.prefill(ask())) as replies:
-                handoff = await next_handoff(replies)
-            late = msgspec.structs.replace(ask(), handoff=handoff)
-            assert await tokens(engine.decode(late)) == await tokens(engine.decode(ask()))
-
-    asyncio.run(main())
-
-
-def test_length_without_parameters_is_a_failed_handoff(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            with sprung(gives_no_params=True), pytest.raises(HandoffFailed, match="no DisaggregatedParams"):
-                await next_handoff(engine.prefill(ask()))
-
-    asyncio.run(main())
+async def test_length_without_parameters_is_a_failed_handoff(checkpoint: Path) -> None:
+    async with started(checkpoint) as engine:
+        with sprung(gives_no_params=True), pytest.raises(HandoffFailed, match="no DisaggregatedParams"):
+            await next_handoff(engine.prefill(ask()))
 
 
 class Wordless(tensorrt_llm.LLM):  # type: ignore[misc]  # the double is not typed
@@ -166,102 +146,81 @@ def over_the_wire(handoff: KvHandoff) -> GenerateRequest:
     return opened.request
 
 
-def test_a_context_response_without_its_token_is_a_handoff_whose_token_decode_tells(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint, classes={"llm": Wordless}) as engine:
-            async with aclosing(engine.prefill(ask())) as replies:
-                handoff = await next_handoff(replies)
-                answer = await tokens(engine.decode(over_the_wire(handoff)))
-            assert handoff.first_token == NO_TOKEN
-            assert answer == await tokens(engine.decode(ask()))
-
-    asyncio.run(main())
-
-
-def test_a_first_token_that_is_any_stop_token_is_not_handed_over(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            first, *_ = await tokens(engine.decode(ask()))
-            stopping = ask(stop_token_ids=(first + 1, first))  # TensorRT-LLM's end_id is the other one
-            async with aclosing(engine.prefill(stopping)) as replies:
-                reply = await anext(replies)
-            assert isinstance(reply, TokenChunk)
-            assert (reply.token_ids, reply.finish_reason) == ((first,), "stop")
-
-    asyncio.run(main())
+async def test_a_context_response_without_its_token_is_a_handoff_whose_token_decode_tells(
+    checkpoint: Path,
+) -> None:
+    async with started(checkpoint, classes={"llm": Wordless}) as engine:
+        async with aclosing(engine.prefill(ask())) as replies:
+            handoff = await next_handoff(replies)
+            answer = await tokens(engine.decode(over_the_wire(handoff)))
+        assert handoff.first_token == NO_TOKEN
+        assert answer == await tokens(engine.decode(ask()))
 
 
-def test_a_prompt_longer_than_the_transceivers_buffer_is_refused_with_both_numbers(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            with pytest.raises(InvalidRequest, match=r"300 tokens.*max_tokens_in_buffer \(256\)"):
-                await next_handoff(engine.prefill(ask(300)))
-            assert len(await tokens(engine.decode(ask(300)))) == 12
-
-    asyncio.run(main())
-
-
-def test_a_prompt_that_tensorrt_llm_refuses_is_the_clients_fault(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint, enable_chunked_prefill=False) as engine:
-            with pytest.raises(InvalidRequest, match="exceeds max_num_tokens 64"):
-                await tokens(engine.decode(ask(65)))
-
-    asyncio.run(main())
+async def test_a_first_token_that_is_any_stop_token_is_not_handed_over(checkpoint: Path) -> None:
+    async with started(checkpoint) as engine:
+        first, *_ = await tokens(engine.decode(ask()))
+        stopping = ask(stop_token_ids=(first + 1, first))  # TensorRT-LLM's end_id is the other one
+        async with aclosing(engine.prefill(stopping)) as replies:
+            reply = await anext(replies)
+        assert isinstance(reply, TokenChunk)
+        assert (reply.token_ids, reply.finish_reason) == ((first,), "stop")
 
 
-def test_tokens_of_several_steps_come_in_one_chunk(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint, stream_interval=5) as engine:
-            sizes = [len(chunk.token_ids) async for chunk in engine.decode(ask())]
-            assert sizes == [1, 5, 5, 1]
-            assert engine.stats().num_generated_tokens == 12
-
-    asyncio.run(main())
-
-
-def test_a_dead_engine_ends_every_request_and_takes_no_other(checkpoint: Path) -> None:
-    async def main() -> None:
-        with sprung(dies_after=8):
-            engine = new_engine(checkpoint, patience=NO_WATCHDOG)
-            await engine.start()
-        try:
-            answers = [tokens(engine.decode(ask(max_tokens=100))) for _ in range(2)]
-            for outcome in await asyncio.gather(*answers, return_exceptions=True):
-                assert isinstance(outcome, WorkerLost)
-            async with asyncio.timeout(PATIENCE_S):
-                assert "injected death" in await engine.failed()
-            with pytest.raises(WorkerLost, match="injected death"):
-                await tokens(engine.decode(ask()))
-        finally:
-            await engine.stop()
-
-    asyncio.run(main())
+async def test_a_prompt_longer_than_the_transceivers_buffer_is_refused_with_both_numbers(
+    checkpoint: Path,
+) -> None:
+    async with started(checkpoint) as engine:
+        with pytest.raises(InvalidRequest, match=r"300 tokens.*max_tokens_in_buffer \(256\)"):
+            await next_handoff(engine.prefill(ask(300)))
+        assert len(await tokens(engine.decode(ask(300)))) == 12
 
 
-def test_a_recorded_fatal_error_is_noticed_without_a_request(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            executor(engine).die("out of the blue")
-            async with asyncio.timeout(PATIENCE_S):
-                assert "out of the blue" in await engine.failed()
-
-    asyncio.run(main())
+async def test_a_prompt_that_tensorrt_llm_refuses_is_the_clients_fault(checkpoint: Path) -> None:
+    async with started(checkpoint, enable_chunked_prefill=False) as engine:
+        with pytest.raises(InvalidRequest, match="exceeds max_num_tokens 64"):
+            await tokens(engine.decode(ask(65)))
 
 
-def test_a_frozen_event_loop_ends_the_process() -> None:
+async def test_tokens_of_several_steps_come_in_one_chunk(checkpoint: Path) -> None:
+    async with started(checkpoint, stream_interval=5) as engine:
+        sizes = [len(chunk.token_ids) async for chunk in engine.decode(ask())]
+        assert sizes == [1, 5, 5, 1]
+        assert engine.stats().num_generated_tokens == 12
+
+
+async def test_a_dead_engine_ends_every_request_and_takes_no_other(checkpoint: Path) -> None:
+    with sprung(dies_after=8):
+        engine = new_engine(checkpoint, patience=NO_WATCHDOG)
+        await engine.start()
+    try:
+        answers = [tokens(engine.decode(ask(max_tokens=100))) for _ in range(2)]
+        for outcome in await asyncio.gather(*answers, return_exceptions=True):
+            assert isinstance(outcome, WorkerLost)
+        async with asyncio.timeout(PATIENCE_S):
+            assert "injected death" in await engine.failed()
+        with pytest.raises(WorkerLost, match="injected death"):
+            await tokens(engine.decode(ask()))
+    finally:
+        await engine.stop()
+
+
+async def test_a_recorded_fatal_error_is_noticed_without_a_request(checkpoint: Path) -> None:
+    async with started(checkpoint) as engine:
+        executor(engine).die("out of the blue")
+        async with asyncio.timeout(PATIENCE_S):
+            assert "out of the blue" in await engine.failed()
+
+
+async def test_a_frozen_event_loop_ends_the_process() -> None:
     left: list[int] = []
-
-    async def main() -> None:
-        patience = Patience(poll_s=0.01, health_s=0.5)
-        dog = Watchdog(object(), left.append, leave=left.append, patience=patience)  # type: ignore[arg-type]  # no LLM
-        await asyncio.sleep(0.05)  # several watchdog checks
-        assert left == []
-        while not left:  # no await, so the loop does not run
-            time.sleep(0.01)  # noqa: ASYNC251  that is the point
-        dog.stop()
-
-    asyncio.run(main())
+    patience = Patience(poll_s=0.01, health_s=0.5)
+    dog = Watchdog(object(), left.append, leave=left.append, patience=patience)  # type: ignore[arg-type]  # no LLM
+    await asyncio.sleep(0.05)  # several watchdog checks
+    assert left == []
+    while not left:  # no await, so the loop does not run
+        time.sleep(0.01)  # noqa: ASYNC251  that is the point
+    dog.stop()
     assert set(left) == {1}
 
 
@@ -339,38 +298,32 @@ def test_the_stop_token_is_the_last_whether_the_build_tells_it_or_not(
     assert call.chunk(output).token_ids == (5, 6, 9)
 
 
-def test_the_context_of_the_double_is_the_checkpoints(checkpoint: Path) -> None:
-    async def main() -> None:
-        engine = new_engine(checkpoint)
-        info = await engine.start()
-        assert (info.name, info.context_length) == ("trtllm", CONTEXT_LENGTH)
-        assert info.kv_transfer == "ucx-cpp-v1 (tp 1)"
-        assert info.kv_timeout_s == KV_TIMEOUT_S
-        assert info.kv_layout is not None
-        assert info.kv_layout.max_handoff_tokens == 256
-        assert info.kv_layout.dtype == "bfloat16"
-        assert info.kv_layout.tensor_parallel_size is None
-        await engine.stop()
-
-    asyncio.run(main())
+async def test_the_context_of_the_double_is_the_checkpoints(checkpoint: Path) -> None:
+    engine = new_engine(checkpoint)
+    info = await engine.start()
+    assert (info.name, info.context_length) == ("trtllm", CONTEXT_LENGTH)
+    assert info.kv_transfer == "ucx-cpp-v1 (tp 1)"
+    assert info.kv_timeout_s == KV_TIMEOUT_S
+    assert info.kv_layout is not None
+    assert info.kv_layout.max_handoff_tokens == 256
+    assert info.kv_layout.dtype == "bfloat16"
+    assert info.kv_layout.tensor_parallel_size is None
+    await engine.stop()
 
 
-def test_a_request_error_after_the_first_token_leaves_the_engine_alive(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            answer = engine.decode(ask(max_tokens=100))
-            await anext(answer)
-            (job,) = executor(engine)._jobs.values()  # noqa: SLF001  tests only
-            job.result.put(RequestError("Request 1 timed out"))
-            with pytest.raises(EngineFailure, match="on this request: Request 1 timed out"):
-                await tokens(answer)
-            assert len(await tokens(engine.decode(ask()))) == 12
-
-    asyncio.run(main())
+async def test_a_request_error_after_the_first_token_leaves_the_engine_alive(checkpoint: Path) -> None:
+    async with started(checkpoint) as engine:
+        answer = engine.decode(ask(max_tokens=100))
+        await anext(answer)
+        (job,) = executor(engine)._jobs.values()  # noqa: SLF001  tests only
+        job.result.put(RequestError("Request 1 timed out"))
+        with pytest.raises(EngineFailure, match="on this request: Request 1 timed out"):
+            await tokens(answer)
+        assert len(await tokens(engine.decode(ask()))) == 12
 
 
 @pytest.mark.parametrize(("asked", "told"), [(0, None), (100, 0.0), (-100, 1.0)])
-def test_a_priority_is_converted_to_tensorrt_llms_scale(
+async def test_a_priority_is_converted_to_tensorrt_llms_scale(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, asked: int, told: float | None
 ) -> None:
     seen: list[float | None] = []
@@ -380,10 +333,7 @@ def test_a_priority_is_converted_to_tensorrt_llms_scale(
         seen.append(options.get("priority"))
         return generate(llm, *args, **options)
 
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            monkeypatch.setattr("tensorrt_llm.LLM.generate_async", spying)
-            await tokens(engine.decode(msgspec.structs.replace(ask(), priority=asked)))
-
-    asyncio.run(main())
+    async with started(checkpoint) as engine:
+        monkeypatch.setattr("tensorrt_llm.LLM.generate_async", spying)
+        await tokens(engine.decode(msgspec.structs.replace(ask(), priority=asked)))
     assert seen == [told]

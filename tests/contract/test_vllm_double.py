@@ -97,17 +97,14 @@ def test_what_baton_reads_is_there(name: str) -> None:
     assert {field.name for field in dataclasses.fields(READ[name])} >= set(FACTS["read"][name])
 
 
-def test_nixls_books_and_parameters_have_the_recorded_names(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            replies = engine.prefill(ask())
-            handoff = await next_handoff(replies)
-            await replies.aclose()
-        params = Handoffs("vLLM", FACTS["version"], worker_id="d", incarnation="1").open(handoff, 41).params
-        assert set(params) - {"double_handoff"} == set(FACTS["nixl_params"])
-        assert set(KEEP) <= set(FACTS["nixl_params"])
-
-    asyncio.run(main())
+async def test_nixls_books_and_parameters_have_the_recorded_names(checkpoint: Path) -> None:
+    async with started(checkpoint) as engine:
+        replies = engine.prefill(ask())
+        handoff = await next_handoff(replies)
+        await replies.aclose()
+    params = Handoffs("vLLM", FACTS["version"], worker_id="d", incarnation="1").open(handoff, 41).params
+    assert set(params) - {"double_handoff"} == set(FACTS["nixl_params"])
+    assert set(KEEP) <= set(FACTS["nixl_params"])
     assert set(vars(ConnectorWorker())) == set(FACTS["nixl_worker"])
 
 
@@ -197,9 +194,9 @@ def test_ports_that_are_taken_are_passed_over(monkeypatch: pytest.MonkeyPatch) -
     assert os.environ.pop("VLLM_NIXL_SIDE_CHANNEL_PORT") == str(port)
 
 
-def test_what_only_the_other_runner_can_do_is_told_with_its_switch(checkpoint: Path) -> None:
+async def test_what_only_the_other_runner_can_do_is_told_with_its_switch(checkpoint: Path) -> None:
     with pytest.raises(ValueError, match=f"dual batch overlap; or set {SECOND_RUNNER}=0"):
-        asyncio.run(new_engine(checkpoint, enable_dbo=True).start())
+        await new_engine(checkpoint, enable_dbo=True).start()
 
 
 @pytest.mark.parametrize(

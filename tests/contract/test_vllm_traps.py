@@ -37,276 +37,220 @@ def lost(handoff: KvHandoff) -> KvHandoff:
     [{"temperature": 1.0, "is_seeded": True}, {"presence_penalty": 0.1}, {"frequency_penalty": 0.1}],
     ids=lambda options: next(iter(options)),
 )
-def test_decode_samples_the_first_token_itself_where_it_would_show(
+async def test_decode_samples_the_first_token_itself_where_it_would_show(
     checkpoint: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")  # its seeds have no positions
-
-    async def main() -> None:
-        async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
-            async with aclosing(prefill.prefill(ask(**options))) as replies:
-                handoff = await next_handoff(replies)
-                assert handoff.first_chunk is None
-                other = msgspec.structs.replace(handoff, first_token=handoff.first_token ^ 1)
-                answer = await tokens(decode.decode(ask(handoff=other, **options)))
-            assert answer == await tokens(decode.decode(ask(**options)))
-            assert decode.stats().kv_moved_bytes > 0
-
-    asyncio.run(main())
+    async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
+        async with aclosing(prefill.prefill(ask(**options))) as replies:
+            handoff = await next_handoff(replies)
+            assert handoff.first_chunk is None
+            other = msgspec.structs.replace(handoff, first_token=handoff.first_token ^ 1)
+            answer = await tokens(decode.decode(ask(handoff=other, **options)))
+        assert answer == await tokens(decode.decode(ask(**options)))
+        assert decode.stats().kv_moved_bytes > 0
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"is_seeded": True}, {"temperature": 1.0}, {"logprobs": 2}, {"min_tokens": 3}], ids=str
 )
-def test_decode_goes_on_after_prefills_first_token(checkpoint: Path, options: dict[str, Any]) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
-            async with aclosing(prefill.prefill(ask(**options))) as replies:
-                handoff = await next_handoff(replies)
-                first = handoff.first_chunk
-                assert first is not None
-                assert first.token_ids == (handoff.first_token,)
-                assert first.finish_reason is None
-                assert len(first.logprobs or ()) == ("logprobs" in options)
-                asked = after_handoff(ask(**options), handoff)
-                rest = [chunk async for chunk in decode.decode(asked)]
-            assert decode.stats().kv_moved_bytes > 0
-            assert rest[-1].usage is not None
-            assert (rest[-1].usage.num_prompt_tokens, rest[-1].usage.num_completion_tokens) == (40, 12)
-            if "temperature" not in options:
-                alone = await tokens(decode.decode(ask(**options)))
-                assert [*first.token_ids, *(token for chunk in rest for token in chunk.token_ids)] == alone
-
-    asyncio.run(main())
+async def test_decode_goes_on_after_prefills_first_token(checkpoint: Path, options: dict[str, Any]) -> None:
+    async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
+        async with aclosing(prefill.prefill(ask(**options))) as replies:
+            handoff = await next_handoff(replies)
+            first = handoff.first_chunk
+            assert first is not None
+            assert first.token_ids == (handoff.first_token,)
+            assert first.finish_reason is None
+            assert len(first.logprobs or ()) == ("logprobs" in options)
+            asked = after_handoff(ask(**options), handoff)
+            rest = [chunk async for chunk in decode.decode(asked)]
+        assert decode.stats().kv_moved_bytes > 0
+        assert rest[-1].usage is not None
+        assert (rest[-1].usage.num_prompt_tokens, rest[-1].usage.num_completion_tokens) == (40, 12)
+        if "temperature" not in options:
+            alone = await tokens(decode.decode(ask(**options)))
+            assert [*first.token_ids, *(token for chunk in rest for token in chunk.token_ids)] == alone
 
 
 @pytest.mark.parametrize("num_generated", [0, 5])
-def test_seeded_answers_go_on_exactly(checkpoint: Path, num_generated: int) -> None:
+async def test_seeded_answers_go_on_exactly(checkpoint: Path, num_generated: int) -> None:
     options: dict[str, Any] = {"temperature": 1.5, "is_seeded": True}
-
-    async def main() -> None:
-        async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
-            whole = await tokens(decode.decode(ask(**options)))
-            asked = ask(**options)
-            asked = msgspec.structs.replace(
-                asked, token_ids=asked.token_ids + whole[:num_generated], num_generated=num_generated
-            )
-            assert await tokens(decode.decode(asked)) == whole[num_generated:]
-            async with aclosing(prefill.prefill(asked)) as replies:
-                handoff = await next_handoff(replies)
-                assert handoff.first_chunk is not None
-                rest = await tokens(decode.decode(after_handoff(asked, handoff)))
-            assert [*handoff.first_chunk.token_ids, *rest] == whole[num_generated:]
-
-    asyncio.run(main())
+    async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
+        whole = await tokens(decode.decode(ask(**options)))
+        asked = ask(**options)
+        asked = msgspec.structs.replace(
+            asked, token_ids=asked.token_ids + whole[:num_generated], num_generated=num_generated
+        )
+        assert await tokens(decode.decode(asked)) == whole[num_generated:]
+        async with aclosing(prefill.prefill(asked)) as replies:
+            handoff = await next_handoff(replies)
+            assert handoff.first_chunk is not None
+            rest = await tokens(decode.decode(after_handoff(asked, handoff)))
+        assert [*handoff.first_chunk.token_ids, *rest] == whole[num_generated:]
 
 
-def test_a_prefill_that_is_closed_before_its_handoff_ends_in_the_core_and_leaves_no_pin(
+async def test_a_prefill_that_is_closed_before_its_handoff_ends_in_the_core_and_leaves_no_pin(
     checkpoint: Path,
 ) -> None:
-    async def main() -> None:
-        async with started(checkpoint, max_num_batched_tokens=8) as engine:
-            prefilling = asyncio.create_task(next_handoff(engine.prefill(ask(400))))
-            await until(lambda: engine.stats().num_running == 1)
-            prefilling.cancel()
-            await asyncio.wait([prefilling])
-            assert prefilling.cancelled()
-            await until(lambda: not core(engine)._jobs)  # noqa: SLF001  tests only
-            assert not core(engine)._pins  # noqa: SLF001  tests only
-
-    asyncio.run(main())
+    async with started(checkpoint, max_num_batched_tokens=8) as engine:
+        prefilling = asyncio.create_task(next_handoff(engine.prefill(ask(400))))
+        await until(lambda: engine.stats().num_running == 1)
+        prefilling.cancel()
+        await asyncio.wait([prefilling])
+        assert prefilling.cancelled()
+        await until(lambda: not core(engine)._jobs)  # noqa: SLF001  tests only
+        assert not core(engine)._pins  # noqa: SLF001  tests only
 
 
 @pytest.mark.parametrize("config", [{}, {"disable_hybrid_kv_cache_manager": True}], ids=["hybrid", "plain"])
-def test_a_source_that_is_gone_fails_the_handoff_and_no_more(
+async def test_a_source_that_is_gone_fails_the_handoff_and_no_more(
     checkpoint: Path, config: dict[str, bool]
 ) -> None:
-
-    async def main() -> None:
-        async with started(checkpoint) as prefill, started(checkpoint, "decode", **config) as decode:
-            async with aclosing(prefill.prefill(ask())) as replies:
-                handoff = lost(await next_handoff(replies))
-            with pytest.raises(HandoffFailed, match="its source is gone"):
-                await tokens(decode.decode(after_handoff(ask(), handoff)))
-            assert await tokens(decode.decode(ask())) == await tokens(decode.decode(ask()))
-
-    asyncio.run(main())
+    async with started(checkpoint) as prefill, started(checkpoint, "decode", **config) as decode:
+        async with aclosing(prefill.prefill(ask())) as replies:
+            handoff = lost(await next_handoff(replies))
+        with pytest.raises(HandoffFailed, match="its source is gone"):
+            await tokens(decode.decode(after_handoff(ask(), handoff)))
+        assert await tokens(decode.decode(ask())) == await tokens(decode.decode(ask()))
 
 
-def test_kv_that_was_given_back_is_garbage_which_the_double_dies_of(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
-            async with aclosing(prefill.prefill(ask())) as replies:
-                handoff = await next_handoff(replies)
-            await until(lambda: is_idle(prefill))
-            with pytest.raises(WorkerLost):
-                await tokens(decode.decode(after_handoff(ask(), handoff)))
-
-    asyncio.run(main())
+async def test_kv_that_was_given_back_is_garbage_which_the_double_dies_of(checkpoint: Path) -> None:
+    async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
+        async with aclosing(prefill.prefill(ask())) as replies:
+            handoff = await next_handoff(replies)
+        await until(lambda: is_idle(prefill))
+        with pytest.raises(WorkerLost):
+            await tokens(decode.decode(after_handoff(ask(), handoff)))
 
 
-def test_what_a_failed_pull_left_in_the_cache_is_never_found(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
-            async with aclosing(prefill.prefill(ask())) as replies:
-                handoff = lost(await next_handoff(replies))
-            salted = msgspec.structs.replace(ask(), cache_salt="own")
-            for request in (ask(), salted):
-                with pytest.raises(HandoffFailed):
-                    await tokens(decode.decode(after_handoff(request, handoff)))
-                assert decode.num_lacking_tokens(request) == len(request.token_ids)
-                # The double would die of it.
-                assert len(await tokens(decode.decode(request))) == 12
-
-    asyncio.run(main())
+async def test_what_a_failed_pull_left_in_the_cache_is_never_found(checkpoint: Path) -> None:
+    async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
+        async with aclosing(prefill.prefill(ask())) as replies:
+            handoff = lost(await next_handoff(replies))
+        salted = msgspec.structs.replace(ask(), cache_salt="own")
+        for request in (ask(), salted):
+            with pytest.raises(HandoffFailed):
+                await tokens(decode.decode(after_handoff(request, handoff)))
+            assert decode.num_lacking_tokens(request) == len(request.token_ids)
+            # The double would die of it.
+            assert len(await tokens(decode.decode(request))) == 12
 
 
-def test_the_last_token_of_an_answer_has_no_kv_yet(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint, "decode") as decode:
-            for num_tokens, num_held in ((116, 64), (117, 128)):  # 12 more make 128 and 129, blocks have 64
-                asked = ask(num_tokens)
-                answer = await tokens(decode.decode(asked))
-                again = msgspec.structs.replace(asked, token_ids=[*asked.token_ids, *answer, 1])
-                assert decode.num_lacking_tokens(again) == num_tokens + 13 - num_held
-
-    asyncio.run(main())
+async def test_the_last_token_of_an_answer_has_no_kv_yet(checkpoint: Path) -> None:
+    async with started(checkpoint, "decode") as decode:
+        for num_tokens, num_held in ((116, 64), (117, 128)):  # 12 more make 128 and 129, blocks have 64
+            asked = ask(num_tokens)
+            answer = await tokens(decode.decode(asked))
+            again = msgspec.structs.replace(asked, token_ids=[*asked.token_ids, *answer, 1])
+            assert decode.num_lacking_tokens(again) == num_tokens + 13 - num_held
 
 
-def test_a_prefill_that_is_left_before_its_output_came_leaves_no_pin(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            leaving = asyncio.create_task(next_handoff(engine.prefill(ask())))
-            await asyncio.sleep(0)  # now vLLM has it
-            while not core(engine)._pins:  # noqa: SLF001  this loop stands still: the output does not get here
-                time.sleep(0.001)  # noqa: ASYNC251  the loop stands still
-            leaving.cancel()
-            await asyncio.wait([leaving])
-            await until(lambda: not core(engine)._pins)  # noqa: SLF001  the double is ours
-
-    asyncio.run(main())
+async def test_a_prefill_that_is_left_before_its_output_came_leaves_no_pin(checkpoint: Path) -> None:
+    async with started(checkpoint) as engine:
+        leaving = asyncio.create_task(next_handoff(engine.prefill(ask())))
+        await asyncio.sleep(0)  # now vLLM has it
+        while not core(engine)._pins:  # noqa: SLF001  this loop stands still: the output does not get here
+            time.sleep(0.001)  # noqa: ASYNC251  the loop stands still
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        await until(lambda: not core(engine)._pins)  # noqa: SLF001  the double is ours
 
 
-def test_a_first_token_that_ends_the_answer_is_pinned_by_vllm_and_given_back(
+async def test_a_first_token_that_ends_the_answer_is_pinned_by_vllm_and_given_back(
     checkpoint: Path,
 ) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            (first,) = await tokens(engine.decode(ask(max_tokens=1)))
-            began = time.monotonic()
-            async with aclosing(engine.prefill(ask(stop_token_ids=(first,)))) as replies:
-                await anext(replies)
-                assert core(engine)._pins  # noqa: SLF001  the double is ours
-            await until(lambda: is_idle(engine))
-            assert time.monotonic() - began < scaled(2 * inside.NOTICE_S)
-
-    asyncio.run(main())
+    async with started(checkpoint) as engine:
+        (first,) = await tokens(engine.decode(ask(max_tokens=1)))
+        began = time.monotonic()
+        async with aclosing(engine.prefill(ask(stop_token_ids=(first,)))) as replies:
+            await anext(replies)
+            assert core(engine)._pins  # noqa: SLF001  the double is ours
+        await until(lambda: is_idle(engine))
+        assert time.monotonic() - began < scaled(2 * inside.NOTICE_S)
 
 
-def test_a_crowd_that_leaves_at_any_time_leaves_no_pin(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            crowd = [asyncio.create_task(next_handoff(engine.prefill(ask(30 + i)))) for i in range(24)]
-            for i, leaving in enumerate(crowd):
-                await asyncio.sleep(0.003 * (i % 4))  # some at once, some a few steps later
-                leaving.cancel()
-            await asyncio.gather(*crowd, return_exceptions=True)
-            assert not core(engine)._is_dead  # noqa: SLF001  the double is ours
-
-    asyncio.run(main())
+async def test_a_crowd_that_leaves_at_any_time_leaves_no_pin(checkpoint: Path) -> None:
+    async with started(checkpoint) as engine:
+        crowd = [asyncio.create_task(next_handoff(engine.prefill(ask(30 + i)))) for i in range(24)]
+        for i, leaving in enumerate(crowd):
+            await asyncio.sleep(0.003 * (i % 4))  # some at once, some a few steps later
+            leaving.cancel()
+        await asyncio.gather(*crowd, return_exceptions=True)
+        assert not core(engine)._is_dead  # noqa: SLF001  the double is ours
 
 
-def test_the_lease_frees_kv_that_is_not_pulled(checkpoint: Path) -> None:
+async def test_the_lease_frees_kv_that_is_not_pulled(checkpoint: Path) -> None:
     lease = {"kv_connector_extra_config": {"kv_lease_duration": 0.2}}
-
-    async def main() -> None:
-        async with started(checkpoint, kv_transfer_config=lease) as engine:
-            replies = engine.prefill(ask())
-            await next_handoff(replies)
-            await until(lambda: not core(engine)._pins)  # noqa: SLF001  the double is ours
-            with pytest.raises(HandoffFailed, match=r"took the KV within 0\.2 s"):
-                await anext(replies)
-
-    asyncio.run(main())
+    async with started(checkpoint, kv_transfer_config=lease) as engine:
+        replies = engine.prefill(ask())
+        await next_handoff(replies)
+        await until(lambda: not core(engine)._pins)  # noqa: SLF001  the double is ours
+        with pytest.raises(HandoffFailed, match=r"took the KV within 0\.2 s"):
+            await anext(replies)
 
 
-def test_pinned_requests_take_no_place_in_the_queue(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint, max_num_seqs=1, max_queue_size=1) as engine, AsyncExitStack() as pins:
-            for _ in range(3):
-                call = await pins.enter_async_context(aclosing(engine.prefill(ask())))
-                assert isinstance(await anext(call), KvHandoff)
-
-    asyncio.run(main())
+async def test_pinned_requests_take_no_place_in_the_queue(checkpoint: Path) -> None:
+    async with started(checkpoint, max_num_seqs=1, max_queue_size=1) as engine, AsyncExitStack() as pins:
+        for _ in range(3):
+            call = await pins.enter_async_context(aclosing(engine.prefill(ask())))
+            assert isinstance(await anext(call), KvHandoff)
 
 
-def test_what_vllm_refuses_is_the_clients_fault(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint, "agg") as engine:
-            for request in (ask(temperature=2.5), ask(logprobs=21)):
-                with pytest.raises(InvalidRequest, match="vLLM refuses"):
-                    await tokens(engine.decode(request))
-            assert len(await tokens(engine.decode(ask(CONTEXT_LENGTH - 3)))) == 3
-
-    asyncio.run(main())
+async def test_what_vllm_refuses_is_the_clients_fault(checkpoint: Path) -> None:
+    async with started(checkpoint, "agg") as engine:
+        for request in (ask(temperature=2.5), ask(logprobs=21)):
+            with pytest.raises(InvalidRequest, match="vLLM refuses"):
+                await tokens(engine.decode(request))
+        assert len(await tokens(engine.decode(ask(CONTEXT_LENGTH - 3)))) == 3
 
 
-def test_a_dead_core_ends_every_request_and_takes_no_other(
+async def test_a_dead_core_ends_every_request_and_takes_no_other(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOUBLE_VLLM_DIES_AFTER", "60")
-
-    async def main() -> None:
-        async with started(checkpoint, "agg") as engine:
-            answers = [tokens(engine.decode(ask(max_tokens=100))) for _ in range(2)]
-            for outcome in await asyncio.gather(*answers, return_exceptions=True):
-                assert isinstance(outcome, WorkerLost)
-            async with asyncio.timeout(PATIENCE_S):
-                assert "engine core died" in await engine.failed()
-            with pytest.raises(WorkerLost, match="engine core died"):
-                await tokens(engine.decode(ask()))
-
-    asyncio.run(main())
+    async with started(checkpoint, "agg") as engine:
+        answers = [tokens(engine.decode(ask(max_tokens=100))) for _ in range(2)]
+        for outcome in await asyncio.gather(*answers, return_exceptions=True):
+            assert isinstance(outcome, WorkerLost)
+        async with asyncio.timeout(PATIENCE_S):
+            assert "engine core died" in await engine.failed()
+        with pytest.raises(WorkerLost, match="engine core died"):
+            await tokens(engine.decode(ask()))
 
 
 @pytest.mark.parametrize("dies", [True, False])
-def test_a_vllm_that_dies_or_stops_ends_what_is_pinned_and_is_asked_no_more(
+async def test_a_vllm_that_dies_or_stops_ends_what_is_pinned_and_is_asked_no_more(
     dies: bool, checkpoint: Path
 ) -> None:
-    async def main() -> None:
-        engine = new_engine(checkpoint)
-        await engine.start()
-        replies = engine.prefill(ask())
-        await next_handoff(replies)
-        if dies:  # which is noticed without a request
-            core(engine).die()
-            async with asyncio.timeout(PATIENCE_S):
-                await engine.failed()
-        else:
-            await engine.stop()
-        with pytest.raises(WorkerLost):
-            await anext(replies)
-        assert "release-kv" not in {task.get_name() for task in asyncio.all_tasks()}
-        assert engine.stats().kv_pinned_blocks == 0
+    engine = new_engine(checkpoint)
+    await engine.start()
+    replies = engine.prefill(ask())
+    await next_handoff(replies)
+    if dies:  # which is noticed without a request
+        core(engine).die()
+        async with asyncio.timeout(PATIENCE_S):
+            await engine.failed()
+    else:
         await engine.stop()
-
-    asyncio.run(main())
-
-
-def test_a_worker_that_hands_nothing_over_says_so(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as prefill, started(checkpoint, "agg") as agg:
-            async with aclosing(prefill.prefill(ask())) as replies:
-                handoff = await next_handoff(replies)
-            with pytest.raises(HandoffFailed, match="--disaggregation-mode agg"):
-                await tokens(agg.decode(ask(handoff=handoff)))
-            with pytest.raises(HandoffFailed, match="--disaggregation-mode agg"):
-                await anext(agg.prefill(ask()))
-
-    asyncio.run(main())
+    with pytest.raises(WorkerLost):
+        await anext(replies)
+    assert "release-kv" not in {task.get_name() for task in asyncio.all_tasks()}
+    assert engine.stats().kv_pinned_blocks == 0
+    await engine.stop()
 
 
-def test_a_priority_reaches_vllm_and_among_equals_short_prompts_overtake_long_ones(
+async def test_a_worker_that_hands_nothing_over_says_so(checkpoint: Path) -> None:
+    async with started(checkpoint) as prefill, started(checkpoint, "agg") as agg:
+        async with aclosing(prefill.prefill(ask())) as replies:
+            handoff = await next_handoff(replies)
+        with pytest.raises(HandoffFailed, match="--disaggregation-mode agg"):
+            await tokens(agg.decode(ask(handoff=handoff)))
+        with pytest.raises(HandoffFailed, match="--disaggregation-mode agg"):
+            await anext(agg.prefill(ask()))
+
+
+async def test_a_priority_reaches_vllm_and_among_equals_short_prompts_overtake_long_ones(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places: list[int] = []
@@ -324,27 +268,21 @@ def test_a_priority_reaches_vllm_and_among_equals_short_prompts_overtake_long_on
             for request in (later, ask(400), ask(40), sooner, ask(400)):
                 await tokens(engine.decode(request))
 
-    asyncio.run(main())
+    await main()
     later, long, short, sooner, known = places
     assert (min(places), max(places)) == (sooner, later)
     assert 0 < short - long + 180 < scaled(10_000)  # 0.18 s for 360 tokens less, and the time between
     assert 0 < known - long + 192 < scaled(10_000)  # its first 384 tokens were cached
 
 
-def test_without_vllms_priorities_only_those_of_clients_are_passed_on(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint, "agg", scheduling_policy="fcfs") as engine:
-            assert engine._place(msgspec.structs.replace(ask(), priority=3)) == 3  # noqa: SLF001  tests only
-            assert len(await tokens(engine.decode(ask()))) == 12
-
-    asyncio.run(main())
+async def test_without_vllms_priorities_only_those_of_clients_are_passed_on(checkpoint: Path) -> None:
+    async with started(checkpoint, "agg", scheduling_policy="fcfs") as engine:
+        assert engine._place(msgspec.structs.replace(ask(), priority=3)) == 3  # noqa: SLF001  tests only
+        assert len(await tokens(engine.decode(ask()))) == 12
 
 
-def test_a_stopped_engine_watches_no_more(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            await engine.stop()
-            await asyncio.sleep(0)  # cancelled tasks end
-            assert "vllm-health" not in {task.get_name() for task in asyncio.all_tasks()}
-
-    asyncio.run(main())
+async def test_a_stopped_engine_watches_no_more(checkpoint: Path) -> None:
+    async with started(checkpoint) as engine:
+        await engine.stop()
+        await asyncio.sleep(0)  # cancelled tasks end
+        assert "vllm-health" not in {task.get_name() for task in asyncio.all_tasks()}

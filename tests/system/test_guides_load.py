@@ -100,7 +100,7 @@ def num_refused(url: str) -> float:
     return sum(map(float, re.findall(r"^baton_refused_requests_total{.*} (\S+)$", page, re.MULTILINE)))
 
 
-def test_aiperf_with_256_clients_and_prompts_of_32000_tokens(launches: Launches) -> None:
+async def test_aiperf_with_256_clients_and_prompts_of_32000_tokens(launches: Launches) -> None:
     """Four H200 prefill 2 such prompts in a second, four B200 up to 5.6; with 3.3, clients wait for 60 s."""
     prefill = launches.mocker("prefill", 4, prefill_tokens_per_s=3.3 * 32_000, max_cached_tokens=0)
     decode = launches.mocker("decode", 4, decode_step_ms=12, max_cached_tokens=0)
@@ -114,13 +114,13 @@ def test_aiperf_with_256_clients_and_prompts_of_32000_tokens(launches: Launches)
     tokens = {"max_tokens": 256, "min_tokens": 256, "ignore_eos": True, "nvext": {"ignore_eos": True}}
     load = Load(url, "/v1/chat/completions", {"messages": [message], **tokens})
 
-    asyncio.run(load.run(256, 264))
+    await load.run(256, 264)
 
     assert load.answers == {"whole": 264}
     assert num_refused(url) == 0
 
 
-def test_bench_sh_with_4096_clients(launches: Launches) -> None:
+async def test_bench_sh_with_4096_clients(launches: Launches) -> None:
     """1024 tokens in and out; an engine that sends every 20th token sends 51 times. Of five rounds, one."""
     timing = {"prefill_tokens_per_s": 8 * 44_500, "decode_step_ms": 100, "max_cached_tokens": 0}
     url = launches.ready(
@@ -129,7 +129,7 @@ def test_bench_sh_with_4096_clients(launches: Launches) -> None:
     fields = {"max_tokens": 51, "ignore_eos": True, "temperature": 0.0, "repetition_penalty": 1.0}
     load = Load(url, "/v1/completions", {"prompt": list(range(1024)), **fields})
 
-    asyncio.run(load.run(4096, 4100))
+    await load.run(4096, 4100)
 
     assert load.answers == {"whole": 4100}
     assert num_refused(url) == 0

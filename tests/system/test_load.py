@@ -33,7 +33,7 @@ async def stream_of(client: httpx.AsyncClient, url: str, prompt: str, num_tokens
     return texts
 
 
-def test_a_hundred_streams_at_once_get_every_token_in_order(stack: Stack) -> None:
+async def test_a_hundred_streams_at_once_get_every_token_in_order(stack: Stack) -> None:
     stack.frontend(), stack.worker("prefill"), stack.worker("decode")
     stack.wait_ready(1, 1)
 
@@ -44,7 +44,7 @@ def test_a_hundred_streams_at_once_get_every_token_in_order(stack: Stack) -> Non
             together = [stream_of(client, stack.url, "the same prompt", 200) for _ in range(100)]
             return alone, await asyncio.gather(*together)
 
-    alone, together = asyncio.run(run())
+    alone, together = await run()
 
     expected = "".join(alone)
     assert len(expected) > 200
@@ -104,7 +104,7 @@ MOST_STREAM_BYTES = 60_000
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_ten_thousand_streams_are_open_at_once(stack: Stack, tmp_path: Path) -> None:
+async def test_ten_thousand_streams_are_open_at_once(stack: Stack, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     num_streams = min(MOST_STREAMS, hard - 3000)
     slow = tmp_path / "slow.yaml"
@@ -115,7 +115,7 @@ def test_ten_thousand_streams_are_open_at_once(stack: Stack, tmp_path: Path) -> 
     stack.wait_ready(1, 1)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
-        asyncio.run(open_many(num_streams, frontend, int(stack.url.rpartition(":")[2])))
+        await open_many(num_streams, frontend, int(stack.url.rpartition(":")[2]))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

@@ -88,13 +88,13 @@ async def disturb(url: str, num_messages: int) -> None:
         await stranger.close()
 
 
-def test_strangers_on_nats_do_not_disturb_streams(
+async def test_strangers_on_nats_do_not_disturb_streams(
     nats_stack: tuple[Stack, str], own_nats: ServerProcess
 ) -> None:
     stack, expected = nats_stack
     streams = running(stack)
 
-    asyncio.run(disturb(own_nats.url, 100))
+    await disturb(own_nats.url, 100)
 
     check_all(streams, expected)
     frontend, *workers = stack.processes

@@ -69,13 +69,13 @@ def is_whole(seen: Seen) -> bool:
     return seen.text.endswith("data: [DONE]\n\n") and '"error"' not in seen.text
 
 
-def test_every_stream_is_whole_or_refused_with_a_status_and_the_time_to_come_back(stack: Stack) -> None:
+async def test_every_stream_is_whole_or_refused_with_a_status_and_the_time_to_come_back(stack: Stack) -> None:
     async def main() -> list[list[Seen]]:
         async with client() as http:
             await patient(http, stack.url, "many")
             return await asyncio.gather(*(patient(http, stack.url, "many") for _ in range(100)))
 
-    tried = asyncio.run(main())
+    tried = await main()
     refused = [seen for tries in tried for seen in tries[:-1]]
     assert all(is_whole(tries[-1]) for tries in tried), "none ends with an error event"
     assert {seen.status for seen in refused} == {429}
@@ -87,7 +87,7 @@ def test_every_stream_is_whole_or_refused_with_a_status_and_the_time_to_come_bac
     stack.wait_idle()
 
 
-def test_a_caller_with_two_requests_is_not_starved_by_one_with_hundreds(stack: Stack) -> None:
+async def test_a_caller_with_two_requests_is_not_starved_by_one_with_hundreds(stack: Stack) -> None:
     async def main() -> list[list[Seen]]:
         async with client() as http:
             await patient(http, stack.url, "few")
@@ -99,7 +99,7 @@ def test_a_caller_with_two_requests_is_not_starved_by_one_with_hundreds(stack: S
             await asyncio.gather(*flood, return_exceptions=True)
             return served
 
-    for (seen,) in asyncio.run(main()):
+    for (seen,) in await main():
         assert is_whole(seen)
         assert seen.ended_s < scaled(5), "200 requests take 25 s"
     stack.wait_idle()

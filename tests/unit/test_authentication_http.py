@@ -34,8 +34,8 @@ def ask(method: str, path: str, headers: dict[str, str] | None = None, body: byt
 
 @pytest.mark.parametrize("headers", [ALICE, {"x-api-key": "sk-bob"}])
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
-def test_a_known_key_is_answered(path: str, headers: dict[str, str]) -> None:
-    assert asyncio.run(client().post(path, BODY, headers)).status == 200
+async def test_a_known_key_is_answered(path: str, headers: dict[str, str]) -> None:
+    assert (await client().post(path, BODY, headers)).status == 200
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_pages_and_probes_do_not(path: str) -> None:
     assert ask("GET", path).status == 200
 
 
-def test_a_refusal_does_not_read_the_body() -> None:
+async def test_a_refusal_does_not_read_the_body() -> None:
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -84,15 +84,11 @@ def test_a_refusal_does_not_read_the_body() -> None:
         "type": "http", "method": "POST", "path": CHAT, "query_string": b"", "client": None,
         "headers": [(b"content-length", b"1000000")],
     }  # fmt: skip
-
-    async def ask_it() -> None:
-        await client().app(scope, receive, send)
-
-    asyncio.run(ask_it())
+    await client().app(scope, receive, send)
     assert sent[0]["status"] == 401
 
 
-def test_a_refused_client_that_does_not_read_is_not_counted_for_ever() -> None:
+async def test_a_refused_client_that_does_not_read_is_not_counted_for_ever() -> None:
     async def receive() -> Any:
         raise AssertionError("the body was read")
 
@@ -101,12 +97,8 @@ def test_a_refused_client_that_does_not_read_is_not_counted_for_ever() -> None:
 
     scope = {"type": "http", "method": "POST", "path": CHAT, "query_string": b"", "headers": []}
     made = client()
-
-    async def main() -> None:
-        with pytest.raises(asyncio.CancelledError):
-            await made.app(scope, receive, send)
-
-    asyncio.run(main())
+    with pytest.raises(asyncio.CancelledError):
+        await made.app(scope, receive, send)
     assert made.metric("baton_running_requests", route="authentication") == 0
 
 

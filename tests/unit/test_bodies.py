@@ -51,43 +51,37 @@ async def senders(num: int, bodies: Bodies) -> AsyncIterator[list[Sender]]:
     assert bodies.num_bytes == 0
 
 
-def test_long_bodies_share_the_memory_and_short_ones_are_always_read() -> None:
-    async def scenario() -> None:
-        bodies = Bodies(4 * FREE_BYTES)
-        async with senders(4, bodies) as (first, second, third, short):
-            await first.send(3 * FREE_BYTES)
-            await second.send(3 * FREE_BYTES)
-            assert bodies.num_bytes == 4 * FREE_BYTES
-            await third.send(FREE_BYTES + 1)
-            with pytest.raises(BodiesFull):
-                await third.task
-            await short.send(FREE_BYTES, more=False)
-            short.may_end.set()
-            assert await short.task == FREE_BYTES
-            await first.send(1, more=False)
-            with pytest.raises(BodiesFull):
-                await first.task
-            assert bodies.num_bytes == 2 * FREE_BYTES
-
-    asyncio.run(scenario())
+async def test_long_bodies_share_the_memory_and_short_ones_are_always_read() -> None:
+    bodies = Bodies(4 * FREE_BYTES)
+    async with senders(4, bodies) as (first, second, third, short):
+        await first.send(3 * FREE_BYTES)
+        await second.send(3 * FREE_BYTES)
+        assert bodies.num_bytes == 4 * FREE_BYTES
+        await third.send(FREE_BYTES + 1)
+        with pytest.raises(BodiesFull):
+            await third.task
+        await short.send(FREE_BYTES, more=False)
+        short.may_end.set()
+        assert await short.task == FREE_BYTES
+        await first.send(1, more=False)
+        with pytest.raises(BodiesFull):
+            await first.task
+        assert bodies.num_bytes == 2 * FREE_BYTES
 
 
-def test_a_body_counts_until_it_is_prepared_or_its_client_has_left() -> None:
-    async def scenario() -> None:
-        bodies = Bodies(4 * FREE_BYTES)
-        async with senders(2, bodies) as (prepared, left):
-            await prepared.send(2 * FREE_BYTES, more=False)
-            await left.send(2 * FREE_BYTES)
-            assert bodies.num_bytes == 2 * FREE_BYTES
-            prepared.may_end.set()
-            await prepared.task
-            assert bodies.num_bytes == FREE_BYTES
-            left.leave()
-            with pytest.raises(ClientGone):
-                await left.task
-            assert bodies.num_bytes == 0
-
-    asyncio.run(scenario())
+async def test_a_body_counts_until_it_is_prepared_or_its_client_has_left() -> None:
+    bodies = Bodies(4 * FREE_BYTES)
+    async with senders(2, bodies) as (prepared, left):
+        await prepared.send(2 * FREE_BYTES, more=False)
+        await left.send(2 * FREE_BYTES)
+        assert bodies.num_bytes == 2 * FREE_BYTES
+        prepared.may_end.set()
+        await prepared.task
+        assert bodies.num_bytes == FREE_BYTES
+        left.leave()
+        with pytest.raises(ClientGone):
+            await left.task
+        assert bodies.num_bytes == 0
 
 
 def test_by_default_they_have_a_part_of_the_memory() -> None:

@@ -1,6 +1,5 @@
 """What a body may be: refused, hinted, unknown and nested fields, and bytes that are no JSON."""
 
-import asyncio
 import json
 import sys
 from types import FrameType
@@ -156,10 +155,10 @@ def test_half_a_character_is_replaced_and_whole_ones_are_kept(written: bytes, na
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize"])
-def test_a_body_has_sixteen_mebibytes_at_most(path: str) -> None:
+async def test_a_body_has_sixteen_mebibytes_at_most(path: str) -> None:
     client = Client(ScriptedTokens())
     for num_bytes, status in ((16 << 20, 400), ((16 << 20) + 1, 413)):
-        reply = asyncio.run(client.post(path, b"{}", {"content-length": str(num_bytes)}))
+        reply = await client.post(path, b"{}", {"content-length": str(num_bytes)})
         assert reply.status == status
 
 

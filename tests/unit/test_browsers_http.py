@@ -55,8 +55,8 @@ def test_a_strange_page_cannot_read_an_answer() -> None:
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
 @pytest.mark.parametrize("origin", [PAGE + ".evil", "https://app", "null"])
-def test_a_page_is_allowed_by_its_whole_origin(origin: str, method: str) -> None:
-    reply = asyncio.run(client(PAGE).request(method, "/v1/responses/x", b"", {"origin": origin}))
+async def test_a_page_is_allowed_by_its_whole_origin(origin: str, method: str) -> None:
+    reply = await client(PAGE).request(method, "/v1/responses/x", b"", {"origin": origin})
     assert (reply.status, reply.error["code"]) == (403, "origin_not_allowed")
     assert reply.headers["connection"] == "close"  # its body is not read
 
@@ -87,10 +87,10 @@ def test_a_compressed_body_is_refused() -> None:
 @pytest.mark.parametrize(
     "path", ["/", "/v1/models", f"/v1/models/{MODEL}", "/health", "/live", "/metrics", "/tokenizer_info"]
 )
-def test_every_page_answers_head(path: str) -> None:
+async def test_every_page_answers_head(path: str) -> None:
     made = Client(ScriptedTokens(ANSWER))
     for method in ("GET", "HEAD"):
-        assert asyncio.run(made.request(method, path, b"")).status == 200
+        assert (await made.request(method, path, b"")).status == 200
 
 
 @pytest.mark.parametrize(
@@ -116,17 +116,17 @@ def test_a_path_that_is_not_served_gets_a_hint(path: str, hint: str | None) -> N
     assert (hint or "Not Found.") in reply.error["message"]
 
 
-def test_the_page_shows_the_models_and_a_first_request() -> None:
-    page = asyncio.run(Client(ScriptedTokens(ANSWER)).get("/")).body.decode()
+async def test_the_page_shows_the_models_and_a_first_request() -> None:
+    page = (await Client(ScriptedTokens(ANSWER)).get("/")).body.decode()
     assert MODEL in page
     assert "curl" in page
 
 
-def test_names_of_models_are_no_markup() -> None:
+async def test_names_of_models_are_no_markup() -> None:
     class Odd(ScriptedFleet):
         def models(self) -> list[str]:
             return ["<b>&"]
 
-    page = asyncio.run(Client(ScriptedTokens(ANSWER), Odd()).get("/")).body.decode()
+    page = (await Client(ScriptedTokens(ANSWER), Odd()).get("/")).body.decode()
     assert "<b>" not in page
     assert page.count("&lt;b&gt;&amp;") == 2

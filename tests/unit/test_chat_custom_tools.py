@@ -121,21 +121,17 @@ def test_what_is_missing_is_named(fields: Json, param: str) -> None:
     assert (reply.status, reply.error["param"], tokens.requests) == (400, param, [])
 
 
-def test_the_key_separates_whose_thoughts_are_remembered() -> None:
+async def test_the_key_separates_whose_thoughts_are_remembered() -> None:
     think = "<|channel|>analysis<|message|>Secret.<|end|><|start|>assistant"
     tokens = ScriptedTokens(think + "<|channel|>commentary to=functions.f<|message|>{}<|call|>")
     client = Client(tokens)
     body = {"model": MODEL, "messages": [HI], "tools": [F]}
-
-    async def main() -> None:
-        mine, theirs = ({"authorization": f"Bearer {key}"} for key in ("mine", "theirs"))
-        reply = await client.post("/v1/chat/completions", body, mine)
-        [called] = reply.json["choices"][0]["message"]["tool_calls"]
-        result = {"role": "tool", "tool_call_id": called["id"], "content": "ok"}
-        later = body | {"messages": [HI, {"role": "assistant", "tool_calls": [called]}, result]}
-        for headers in (mine, theirs):
-            await client.post("/v1/chat/completions", later, headers)
-
-    asyncio.run(main())
+    mine, theirs = ({"authorization": f"Bearer {key}"} for key in ("mine", "theirs"))
+    reply = await client.post("/v1/chat/completions", body, mine)
+    [called] = reply.json["choices"][0]["message"]["tool_calls"]
+    result = {"role": "tool", "tool_call_id": called["id"], "content": "ok"}
+    later = body | {"messages": [HI, {"role": "assistant", "tool_calls": [called]}, result]}
+    for headers in (mine, theirs):
+        await client.post("/v1/chat/completions", later, headers)
     prompts = [TOKENIZER.decode(request.token_ids) for request in tokens.requests[1:]]
     assert ["Secret." in prompt for prompt in prompts] == [True, False]

@@ -75,14 +75,11 @@ def test_a_client_that_catches_up_between_two_checks_has_read() -> None:
     play(part)
 
 
-def test_a_connection_that_made_room_before_it_was_set_up_is_dropped_then() -> None:
-    async def main() -> None:
-        scene = Scene()
-        scene.connection.evict()
-        scene.connection.connection_made(scene.pipe)
-        assert scene.pipe.is_aborted
-
-    asyncio.run(main())
+async def test_a_connection_that_made_room_before_it_was_set_up_is_dropped_then() -> None:
+    scene = Scene()
+    scene.connection.evict()
+    scene.connection.connection_made(scene.pipe)
+    assert scene.pipe.is_aborted
 
 
 def test_a_request_may_come_slowly_while_the_client_waits_for_an_earlier_answer() -> None:

@@ -157,14 +157,11 @@ def test_a_connection_that_makes_room_is_dropped_with_what_its_client_has_not_re
     converse(part)
 
 
-def test_a_connection_that_makes_room_may_have_ended_by_itself() -> None:
-    async def main() -> None:
-        gone = socket.socket()
-        gone.close()
-        scene = Scene(sock=gone)
-        scene.connection.evict()
-
-    asyncio.run(main())
+async def test_a_connection_that_makes_room_may_have_ended_by_itself() -> None:
+    gone = socket.socket()
+    gone.close()
+    scene = Scene(sock=gone)
+    scene.connection.evict()
 
 
 def test_a_connection_makes_room_only_while_its_client_has_nothing_to_wait_for() -> None:

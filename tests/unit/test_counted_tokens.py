@@ -1,6 +1,5 @@
 """A token count is that of the prompt which the same body makes, restored thoughts included."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -31,7 +30,7 @@ async def count(client: Client, path: str, body: Json, headers: Json = ALICE) ->
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("call", [CALL, CUT])
-def test_the_tokens_of_a_response_after_a_tool_round_are_counted_as_they_are_used(
+async def test_the_tokens_of_a_response_after_a_tool_round_are_counted_as_they_are_used(
     call: str, stream: bool
 ) -> None:
     async def counts() -> tuple[int, int, int, int]:
@@ -47,12 +46,12 @@ def test_the_tokens_of_a_response_after_a_tool_round_are_counted_as_they_are_use
         answer = reply.events[-1]["response"] if stream else reply.json
         return counted, answer["usage"]["input_tokens"], len(client.tokens.requests[-1].token_ids), others
 
-    counted, used, sent, others = asyncio.run(counts())
+    counted, used, sent, others = await counts()
     assert counted == used == sent
     assert others < counted, "Bob's request gets no thoughts of Alice's"
 
 
-def test_a_response_that_continues_another_is_counted_with_its_history() -> None:
+async def test_a_response_that_continues_another_is_counted_with_its_history() -> None:
     async def counts() -> tuple[int, int]:
         async with frontend(THINK + CALL) as client:
             tools = [{"type": "function", "name": "f"}]
@@ -64,13 +63,13 @@ def test_a_response_that_continues_another_is_counted_with_its_history() -> None
             answer = (await post(client, "/v1/responses", body)).json
             return counted, answer["usage"]["input_tokens"]
 
-    counted, used = asyncio.run(counts())
+    counted, used = await counts()
     assert counted == used
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("call", [CALL, CUT])
-def test_the_tokens_of_a_message_after_a_tool_round_are_counted_as_they_are_used(
+async def test_the_tokens_of_a_message_after_a_tool_round_are_counted_as_they_are_used(
     call: str, stream: bool
 ) -> None:
     async def counts() -> tuple[int, int, int]:
@@ -87,13 +86,13 @@ def test_the_tokens_of_a_message_after_a_tool_round_are_counted_as_they_are_used
         usage = (reply.events[-2] if stream else reply.json)["usage"]
         return counted, usage["input_tokens"] + usage["cache_read_input_tokens"], others
 
-    counted, used, others = asyncio.run(counts())
+    counted, used, others = await counts()
     assert counted == used
     assert others < counted, "Bob's request gets no thoughts of Alice's"
 
 
 @pytest.mark.parametrize("call", [CALL, CUT])
-def test_a_chat_is_tokenised_with_the_thoughts_that_its_prompt_gets(call: str) -> None:
+async def test_a_chat_is_tokenised_with_the_thoughts_that_its_prompt_gets(call: str) -> None:
     async def counts() -> tuple[int, int]:
         client = Client(ScriptedTokens(THINK + call))
         tools = [{"type": "function", "function": {"name": "f"}}]
@@ -106,5 +105,5 @@ def test_a_chat_is_tokenised_with_the_thoughts_that_its_prompt_gets(call: str) -
         usage = (await post(client, path, body)).json["usage"]
         return counted, usage["prompt_tokens"]
 
-    counted, used = asyncio.run(counts())
+    counted, used = await counts()
     assert counted == used

@@ -77,110 +77,89 @@ async def handed(checkpoint: Path, wire: Wire, **options: Any) -> AsyncIterator[
         assert wire.offers == {}
 
 
-def test_a_pull_that_hangs_is_cancelled_with_its_request(checkpoint: Path) -> None:
-    async def main() -> None:
-        wire = Wire()
-        async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
-            wire.hold.clear()
-            task = asyncio.create_task(answer(decode, ask(handoff)))
-            await until(lambda: wire.num_pulls == 1)
-            assert decode.stats().kv_used_blocks > 0
-            task.cancel()
-            await asyncio.wait([task])
-            assert decode.stats().kv_used_blocks == 0
-
-    asyncio.run(main())
+async def test_a_pull_that_hangs_is_cancelled_with_its_request(checkpoint: Path) -> None:
+    wire = Wire()
+    async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
+        wire.hold.clear()
+        task = asyncio.create_task(answer(decode, ask(handoff)))
+        await until(lambda: wire.num_pulls == 1)
+        assert decode.stats().kv_used_blocks > 0
+        task.cancel()
+        await asyncio.wait([task])
+        assert decode.stats().kv_used_blocks == 0
 
 
-def test_the_deadline_ends_a_pull_that_hangs(checkpoint: Path) -> None:
-    async def main() -> None:
-        wire = Wire()
-        async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
-            wire.hold.clear()
-            with pytest.raises(DeadlineExceeded):
-                await answer(decode, ask(handoff, deadline_s=scaled(0.1)))
-
-    asyncio.run(main())
+async def test_the_deadline_ends_a_pull_that_hangs(checkpoint: Path) -> None:
+    wire = Wire()
+    async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
+        wire.hold.clear()
+        with pytest.raises(DeadlineExceeded):
+            await answer(decode, ask(handoff, deadline_s=scaled(0.1)))
 
 
-def test_a_pull_has_what_is_left_of_the_handoffs_time(checkpoint: Path) -> None:
-    async def main() -> None:
-        wire = Wire()
-        async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
-            await answer(decode, ask(msgspec.structs.replace(handoff, ttl_s=1000.0)))
-            assert 1000.0 - PATIENCE_S < wire.deadlines_s[0] < 1000.0
-
-    asyncio.run(main())
+async def test_a_pull_has_what_is_left_of_the_handoffs_time(checkpoint: Path) -> None:
+    wire = Wire()
+    async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
+        await answer(decode, ask(msgspec.structs.replace(handoff, ttl_s=1000.0)))
+        assert 1000.0 - PATIENCE_S < wire.deadlines_s[0] < 1000.0
 
 
-def test_a_handoff_that_expires_in_the_queue_is_not_pulled(checkpoint: Path) -> None:
-    async def main() -> None:
-        wire = Wire()
-        async with (
-            handed(checkpoint, wire) as handoff,
-            engine(checkpoint, wire, max_batch_size=1) as decode,
-            contextlib.aclosing(decode.decode(ask(max_tokens=400))) as busy,
-        ):
-            await anext(busy)
-            short = msgspec.structs.replace(handoff, ttl_s=0.05)
-            with pytest.raises(HandoffFailed, match="in the queue"):
-                await answer(decode, ask(short))
-            assert wire.num_pulls == 0
-
-    asyncio.run(main())
+async def test_a_handoff_that_expires_in_the_queue_is_not_pulled(checkpoint: Path) -> None:
+    wire = Wire()
+    async with (
+        handed(checkpoint, wire) as handoff,
+        engine(checkpoint, wire, max_batch_size=1) as decode,
+        contextlib.aclosing(decode.decode(ask(max_tokens=400))) as busy,
+    ):
+        await anext(busy)
+        short = msgspec.structs.replace(handoff, ttl_s=0.05)
+        with pytest.raises(HandoffFailed, match="in the queue"):
+            await answer(decode, ask(short))
+        assert wire.num_pulls == 0
 
 
-def test_an_unpulled_pin_expires_with_its_offer(checkpoint: Path) -> None:
-    async def main() -> None:
-        wire = Wire()
-        expiring = CacheTransceiverSettings(kv_transfer_timeout_ms=50)
-        async with engine(checkpoint, wire, Role.PREFILL, cache_transceiver_config=expiring) as prefill:
-            replies = prefill.prefill(ask())
-            handoff = await anext(replies)
-            assert isinstance(handoff, KvHandoff)
-            assert (handoff.worker_id, handoff.incarnation) == ("prefill", "1")
-            assert handoff.ttl_s == pytest.approx(0.05)
-            stats = prefill.stats()
-            assert (stats.kv_used_blocks, stats.kv_pinned_blocks, stats.kv_cached_blocks) == (0, 5, 0)
-            with pytest.raises(HandoffFailed, match=r"pulled the KV within 0\.05 s"):
-                await anext(replies)
-            assert wire.offers == {}
-            stats = prefill.stats()
-            assert (stats.kv_pinned_blocks, stats.kv_cached_blocks) == (0, 5)
-            assert (stats.num_handoffs, stats.num_handoffs_expired) == (1, 1)
-
-    asyncio.run(main())
-
-
-def test_an_expired_offer_is_withdrawn(checkpoint: Path) -> None:
-    async def main() -> None:
-        wire = Wire()
-        expiring = CacheTransceiverSettings(kv_transfer_timeout_ms=50)
-        async with (
-            engine(checkpoint, wire, Role.PREFILL, cache_transceiver_config=expiring) as prefill,
-            contextlib.aclosing(prefill.prefill(ask())) as replies,
-        ):
+async def test_an_unpulled_pin_expires_with_its_offer(checkpoint: Path) -> None:
+    wire = Wire()
+    expiring = CacheTransceiverSettings(kv_transfer_timeout_ms=50)
+    async with engine(checkpoint, wire, Role.PREFILL, cache_transceiver_config=expiring) as prefill:
+        replies = prefill.prefill(ask())
+        handoff = await anext(replies)
+        assert isinstance(handoff, KvHandoff)
+        assert (handoff.worker_id, handoff.incarnation) == ("prefill", "1")
+        assert handoff.ttl_s == pytest.approx(0.05)
+        stats = prefill.stats()
+        assert (stats.kv_used_blocks, stats.kv_pinned_blocks, stats.kv_cached_blocks) == (0, 5, 0)
+        with pytest.raises(HandoffFailed, match=r"pulled the KV within 0\.05 s"):
             await anext(replies)
-            await until(lambda: prefill.stats().num_handoffs_expired == 1)
-            assert wire.offers == {}
+        assert wire.offers == {}
+        stats = prefill.stats()
+        assert (stats.kv_pinned_blocks, stats.kv_cached_blocks) == (0, 5)
+        assert (stats.num_handoffs, stats.num_handoffs_expired) == (1, 1)
 
-    asyncio.run(main())
+
+async def test_an_expired_offer_is_withdrawn(checkpoint: Path) -> None:
+    wire = Wire()
+    expiring = CacheTransceiverSettings(kv_transfer_timeout_ms=50)
+    async with (
+        engine(checkpoint, wire, Role.PREFILL, cache_transceiver_config=expiring) as prefill,
+        contextlib.aclosing(prefill.prefill(ask())) as replies,
+    ):
+        await anext(replies)
+        await until(lambda: prefill.stats().num_handoffs_expired == 1)
+        assert wire.offers == {}
 
 
-def test_the_same_buffers_serve_one_handoff_after_the_other(checkpoint: Path) -> None:
-    async def main() -> None:
-        wire = Wire()
-        async with engine(checkpoint, wire, Role.PREFILL) as prefill, engine(checkpoint, wire) as decode:
-            for _ in range(3):
-                async with contextlib.aclosing(prefill.prefill(ask())) as replies:
-                    handoff = await anext(replies)
-                    assert isinstance(handoff, KvHandoff)
-                    assert len(await answer(decode, ask(handoff))) == 6
-                    await until(lambda: prefill.stats().kv_pinned_blocks == 0)
-                    assert await anext(replies, None) is None
-        assert len(wire.addresses) == 2  # one at either end
-
-    asyncio.run(main())
+async def test_the_same_buffers_serve_one_handoff_after_the_other(checkpoint: Path) -> None:
+    wire = Wire()
+    async with engine(checkpoint, wire, Role.PREFILL) as prefill, engine(checkpoint, wire) as decode:
+        for _ in range(3):
+            async with contextlib.aclosing(prefill.prefill(ask())) as replies:
+                handoff = await anext(replies)
+                assert isinstance(handoff, KvHandoff)
+                assert len(await answer(decode, ask(handoff))) == 6
+                await until(lambda: prefill.stats().kv_pinned_blocks == 0)
+                assert await anext(replies, None) is None
+    assert len(wire.addresses) == 2  # one at either end
 
 
 class SlowWire(Wire):
@@ -203,129 +182,105 @@ def test_the_time_of_all_pulls_is_counted(checkpoint: Path) -> None:
     run_jumping(main())
 
 
-def test_a_pin_lasts_no_longer_than_its_request(checkpoint: Path) -> None:
-    async def main() -> None:
-        wire = Wire()
-        async with engine(checkpoint, wire, Role.PREFILL) as prefill:
-            deadline_s = scaled(0.5)
-            replies = prefill.prefill(ask(deadline_s=deadline_s))
-            handoff = await anext(replies)
-            assert isinstance(handoff, KvHandoff)
-            assert handoff.ttl_s <= deadline_s
-            with pytest.raises((HandoffFailed, DeadlineExceeded)):
-                await anext(replies)
-            assert prefill.stats().kv_pinned_blocks == 0
-
-    asyncio.run(main())
+async def test_a_pin_lasts_no_longer_than_its_request(checkpoint: Path) -> None:
+    wire = Wire()
+    async with engine(checkpoint, wire, Role.PREFILL) as prefill:
+        deadline_s = scaled(0.5)
+        replies = prefill.prefill(ask(deadline_s=deadline_s))
+        handoff = await anext(replies)
+        assert isinstance(handoff, KvHandoff)
+        assert handoff.ttl_s <= deadline_s
+        with pytest.raises((HandoffFailed, DeadlineExceeded)):
+            await anext(replies)
+        assert prefill.stats().kv_pinned_blocks == 0
 
 
 @pytest.mark.parametrize("fault", [HandoffFailed("the peer is gone"), OSError("cable cut")])
-def test_whatever_the_wire_raises_fails_this_handoff_only(checkpoint: Path, fault: Exception) -> None:
-    async def main() -> None:
-        wire = Wire()
-        async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
-            wire.fault = fault
-            with pytest.raises(HandoffFailed, match=str(fault)):
-                await answer(decode, ask(handoff))
-            assert len(await answer(decode, ask())) == 6
-
-    asyncio.run(main())
+async def test_whatever_the_wire_raises_fails_this_handoff_only(checkpoint: Path, fault: Exception) -> None:
+    wire = Wire()
+    async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
+        wire.fault = fault
+        with pytest.raises(HandoffFailed, match=str(fault)):
+            await answer(decode, ask(handoff))
+        assert len(await answer(decode, ask())) == 6
 
 
-def test_a_handoff_that_does_not_fit_says_why(checkpoint: Path) -> None:
-    async def main() -> None:
-        wire = Wire()
-        async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
-            other = msgspec.structs.replace(ask(handoff), token_ids=prompt(41))
-            with pytest.raises(HandoffFailed, match=r"40 tokens.*41"):
-                await answer(decode, other)
-            odd = msgspec.structs.replace(handoff, first_token=128)
-            with pytest.raises(HandoffFailed, match=r"128 .* vocabulary of 128"):
-                await answer(decode, ask(odd))
-            foreign = msgspec.structs.replace(handoff, engine_state=b"\x01not ours")
-            with pytest.raises(HandoffFailed, match="not the embedded engine's"):
-                await answer(decode, ask(foreign))
-
-    asyncio.run(main())
+async def test_a_handoff_that_does_not_fit_says_why(checkpoint: Path) -> None:
+    wire = Wire()
+    async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
+        other = msgspec.structs.replace(ask(handoff), token_ids=prompt(41))
+        with pytest.raises(HandoffFailed, match=r"40 tokens.*41"):
+            await answer(decode, other)
+        odd = msgspec.structs.replace(handoff, first_token=128)
+        with pytest.raises(HandoffFailed, match=r"128 .* vocabulary of 128"):
+            await answer(decode, ask(odd))
+        foreign = msgspec.structs.replace(handoff, engine_state=b"\x01not ours")
+        with pytest.raises(HandoffFailed, match="not the embedded engine's"):
+            await answer(decode, ask(foreign))
 
 
-def test_a_cache_may_have_half_the_models_precision(checkpoint: Path) -> None:
-    async def main() -> None:
-        wire = Wire()
-        options: dict[str, Any] = {"kv_dtype": "bfloat16", "dtype": "float32"}
-        async with (
-            handed(checkpoint, wire, **options) as handoff,
-            engine(checkpoint, wire, **options) as each,
-        ):
-            assert len(await answer(each, ask())) == 6
-            assert len(await answer(each, ask(handoff))) == 6
-
-    asyncio.run(main())
+async def test_a_cache_may_have_half_the_models_precision(checkpoint: Path) -> None:
+    wire = Wire()
+    options: dict[str, Any] = {"kv_dtype": "bfloat16", "dtype": "float32"}
+    async with (
+        handed(checkpoint, wire, **options) as handoff,
+        engine(checkpoint, wire, **options) as each,
+    ):
+        assert len(await answer(each, ask())) == 6
+        assert len(await answer(each, ask(handoff))) == 6
 
 
-def test_a_pool_of_another_layout_names_both(checkpoint: Path) -> None:
-    async def main() -> None:
-        wire = Wire()
-        async with (
-            handed(checkpoint, wire) as handoff,
-            engine(checkpoint, wire, tokens_per_block=16) as decode,
-        ):
-            with pytest.raises(HandoffFailed, match=r"tokens_per_block=8.*tokens_per_block=16"):
-                await answer(decode, ask(handoff))
-
-    asyncio.run(main())
+async def test_a_pool_of_another_layout_names_both(checkpoint: Path) -> None:
+    wire = Wire()
+    async with (
+        handed(checkpoint, wire) as handoff,
+        engine(checkpoint, wire, tokens_per_block=16) as decode,
+    ):
+        with pytest.raises(HandoffFailed, match=r"tokens_per_block=8.*tokens_per_block=16"):
+            await answer(decode, ask(handoff))
 
 
-def test_a_worker_without_a_wire_hands_nothing_over_and_takes_nothing(checkpoint: Path) -> None:
-    async def main() -> None:
-        wire = Wire()
-        async with handed(checkpoint, wire) as handoff:
-            alone = EmbeddedEngine(
-                EmbeddedSettings(),
-                model_path=checkpoint,
-                role=Role.DECODE,
-                worker_id="d",
-                incarnation="1",
-                transceiver=None,
-            )
-            await alone.start()
-            with pytest.raises(HandoffFailed, match="cache_transceiver_config"):
-                await answer(alone, ask(handoff))
-            with pytest.raises(HandoffFailed, match="cache_transceiver_config"):
-                await anext(alone.prefill(ask()))
-            assert await answer(alone, ask())
-            await alone.stop()
-
-    asyncio.run(main())
+async def test_a_worker_without_a_wire_hands_nothing_over_and_takes_nothing(checkpoint: Path) -> None:
+    wire = Wire()
+    async with handed(checkpoint, wire) as handoff:
+        alone = EmbeddedEngine(
+            EmbeddedSettings(),
+            model_path=checkpoint,
+            role=Role.DECODE,
+            worker_id="d",
+            incarnation="1",
+            transceiver=None,
+        )
+        await alone.start()
+        with pytest.raises(HandoffFailed, match="cache_transceiver_config"):
+            await answer(alone, ask(handoff))
+        with pytest.raises(HandoffFailed, match="cache_transceiver_config"):
+            await anext(alone.prefill(ask()))
+        assert await answer(alone, ask())
+        await alone.stop()
 
 
-def test_an_exception_in_a_step_fails_all_that_runs_and_the_engine(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with engine(checkpoint, Wire()) as decode:
-            failed = asyncio.create_task(decode.failed())
-            running = asyncio.create_task(answer(decode, ask(max_tokens=400)))
-            await until(lambda: decode.stats().num_generated_tokens > 2)
-            assert not failed.done()
-            no_float = 10**400  # no transceiver could deliver it; torch cannot hold it
-            with pytest.raises(WorkerLost, match="Overflow"):
-                await answer(decode, ask(logit_bias={1: no_float}))
-            with pytest.raises(WorkerLost, match="Overflow"):
-                await running
-            with pytest.raises(WorkerLost, match="Overflow"):
-                await answer(decode, ask())
-            async with asyncio.timeout(PATIENCE_S):
-                assert "Overflow" in await failed
-
-    asyncio.run(main())
+async def test_an_exception_in_a_step_fails_all_that_runs_and_the_engine(checkpoint: Path) -> None:
+    async with engine(checkpoint, Wire()) as decode:
+        failed = asyncio.create_task(decode.failed())
+        running = asyncio.create_task(answer(decode, ask(max_tokens=400)))
+        await until(lambda: decode.stats().num_generated_tokens > 2)
+        assert not failed.done()
+        no_float = 10**400  # no transceiver could deliver it; torch cannot hold it
+        with pytest.raises(WorkerLost, match="Overflow"):
+            await answer(decode, ask(logit_bias={1: no_float}))
+        with pytest.raises(WorkerLost, match="Overflow"):
+            await running
+        with pytest.raises(WorkerLost, match="Overflow"):
+            await answer(decode, ask())
+        async with asyncio.timeout(PATIENCE_S):
+            assert "Overflow" in await failed
 
 
-def test_each_token_of_an_answer_has_its_own_noise(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with engine(checkpoint, Wire()) as each:
-            tokens = await answer(each, ask(max_tokens=12, temperature=1e6))
-        assert len(set(tokens)) > 6  # nothing but noise decides
-
-    asyncio.run(main())
+async def test_each_token_of_an_answer_has_its_own_noise(checkpoint: Path) -> None:
+    async with engine(checkpoint, Wire()) as each:
+        tokens = await answer(each, ask(max_tokens=12, temperature=1e6))
+    assert len(set(tokens)) > 6  # nothing but noise decides
 
 
 class Compiling:
@@ -341,57 +296,45 @@ class Compiling:
     def close(self) -> None: ...
 
 
-def test_a_request_whose_form_compiles_while_the_engine_stops_is_refused(
+async def test_a_request_whose_form_compiles_while_the_engine_stops_is_refused(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with engine(checkpoint, Wire()) as each:
-            monkeypatch.setattr(each, "_grammars", compiling := Compiling())
-            asking = asyncio.create_task(answer(each, ask(guided=Guided(leading=(), last=()))))
-            await compiling.is_asked.wait()
-            await each.stop()
-            compiling.done.set()
-            with pytest.raises(NotReady):
-                await asking
-
-    asyncio.run(main())
+    async with engine(checkpoint, Wire()) as each:
+        monkeypatch.setattr(each, "_grammars", compiling := Compiling())
+        asking = asyncio.create_task(answer(each, ask(guided=Guided(leading=(), last=()))))
+        await compiling.is_asked.wait()
+        await each.stop()
+        compiling.done.set()
+        with pytest.raises(NotReady):
+            await asking
 
 
-def test_a_folder_without_a_checkpoint_fails_the_start(tmp_path: Path) -> None:
-    async def main() -> None:
-        lost = EmbeddedEngine(
-            EmbeddedSettings(),
-            model_path=tmp_path,
-            role=Role.DECODE,
-            worker_id="d",
-            incarnation="1",
-            transceiver=None,
+async def test_a_folder_without_a_checkpoint_fails_the_start(tmp_path: Path) -> None:
+    lost = EmbeddedEngine(
+        EmbeddedSettings(),
+        model_path=tmp_path,
+        role=Role.DECODE,
+        worker_id="d",
+        incarnation="1",
+        transceiver=None,
+    )
+    with pytest.raises(OSError, match=tmp_path.name):
+        await lost.start()
+    await lost.stop()
+
+
+async def test_a_prompt_that_must_not_be_chunked_is_refused_when_too_long(checkpoint: Path) -> None:
+    options: dict[str, Any] = {"enable_chunked_prefill": False, "max_num_tokens": 39}
+    async with engine(checkpoint, Wire(), **options) as decode:
+        with pytest.raises(BatonError, match=r"40 tokens.*enable_chunked_prefill.*39"):
+            await answer(decode, ask())
+
+
+async def test_an_answer_longer_than_an_unchunked_step_is_resumed_all_the_same(checkpoint: Path) -> None:
+    options: dict[str, Any] = {"enable_chunked_prefill": False, "max_num_tokens": 40}
+    async with engine(checkpoint, Wire(), **options) as decode:
+        tokens = await answer(decode, ask())
+        resumed = msgspec.structs.replace(
+            ask(), token_ids=[*ask().token_ids, *tokens[:5]], num_generated=5, cache_salt="finds no KV"
         )
-        with pytest.raises(OSError, match=tmp_path.name):
-            await lost.start()
-        await lost.stop()
-
-    asyncio.run(main())
-
-
-def test_a_prompt_that_must_not_be_chunked_is_refused_when_too_long(checkpoint: Path) -> None:
-    async def main() -> None:
-        options: dict[str, Any] = {"enable_chunked_prefill": False, "max_num_tokens": 39}
-        async with engine(checkpoint, Wire(), **options) as decode:
-            with pytest.raises(BatonError, match=r"40 tokens.*enable_chunked_prefill.*39"):
-                await answer(decode, ask())
-
-    asyncio.run(main())
-
-
-def test_an_answer_longer_than_an_unchunked_step_is_resumed_all_the_same(checkpoint: Path) -> None:
-    async def main() -> None:
-        options: dict[str, Any] = {"enable_chunked_prefill": False, "max_num_tokens": 40}
-        async with engine(checkpoint, Wire(), **options) as decode:
-            tokens = await answer(decode, ask())
-            resumed = msgspec.structs.replace(
-                ask(), token_ids=[*ask().token_ids, *tokens[:5]], num_generated=5, cache_salt="finds no KV"
-            )
-            assert await answer(decode, resumed) == tokens[5:] != []
-
-    asyncio.run(main())
+        assert await answer(decode, resumed) == tokens[5:] != []

@@ -86,23 +86,20 @@ def test_a_prefill_worker_needs_a_transceiver(checkpoint: Path) -> None:
         engine(checkpoint, None, Role.PREFILL)
 
 
-def test_the_start_opens_the_wire_and_says_what_the_worker_can_do(checkpoint: Path) -> None:
-    async def main() -> None:
-        wire = WatchedWire()
-        each = engine(checkpoint, wire, max_batch_size=3, max_queue_size=5)
-        assert each.stats() == WorkerStats()
-        info = await each.start()
-        assert wire.calls == ["start"]
-        assert (info.name, info.kv_transfer, info.context_length) == ("embedded", "memory", CONTEXT_LENGTH)
-        assert (info.max_batch_size, info.max_queue_size) == (3, 5)
-        assert info.kv_layout is not None
-        assert info.kv_layout.tokens_per_block == 8
-        await each.stop()
-
-    asyncio.run(main())
+async def test_the_start_opens_the_wire_and_says_what_the_worker_can_do(checkpoint: Path) -> None:
+    wire = WatchedWire()
+    each = engine(checkpoint, wire, max_batch_size=3, max_queue_size=5)
+    assert each.stats() == WorkerStats()
+    info = await each.start()
+    assert wire.calls == ["start"]
+    assert (info.name, info.kv_transfer, info.context_length) == ("embedded", "memory", CONTEXT_LENGTH)
+    assert (info.max_batch_size, info.max_queue_size) == (3, 5)
+    assert info.kv_layout is not None
+    assert info.kv_layout.tokens_per_block == 8
+    await each.stop()
 
 
-def test_a_stop_tells_all_calls_at_once_takes_no_more_and_waits_for_the_step(
+async def test_a_stop_tells_all_calls_at_once_takes_no_more_and_waits_for_the_step(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_stepping, may_step = threading.Event(), threading.Event()
@@ -111,33 +108,30 @@ def test_a_stop_tells_all_calls_at_once_takes_no_more_and_waits_for_the_step(
         is_stepping.set()
         may_step.wait(PATIENCE_S)
 
-    async def main() -> None:
-        wire = WatchedWire()
-        each = engine(checkpoint, wire, max_batch_size=1)
-        await each.start()
-        around_steps(monkeypatch, wait)
-        calls = [asyncio.create_task(answer(each, ask())) for _ in range(2)]
-        await until(is_stepping.is_set)
-        stopping = asyncio.create_task(each.stop())
-        for call in calls:
-            with pytest.raises(WorkerLost, match="stopped"):
-                await call
-        with pytest.raises(NotReady):
-            await answer(each, ask())
-        with pytest.raises(NotReady):
-            each.num_lacking_tokens(ask())
-        for _ in range(10):
-            await asyncio.sleep(0)  # turns in which it waits for the step
-        assert not stopping.done()
-        assert wire.calls == ["start"]
-        may_step.set()
-        await stopping
-        assert wire.calls == ["start", "close"]
-        assert each.stats() == WorkerStats()
-        assert not any(thread.name.startswith("embedded-compute") for thread in threading.enumerate())
-        await each.stop()
-
-    asyncio.run(main())
+    wire = WatchedWire()
+    each = engine(checkpoint, wire, max_batch_size=1)
+    await each.start()
+    around_steps(monkeypatch, wait)
+    calls = [asyncio.create_task(answer(each, ask())) for _ in range(2)]
+    await until(is_stepping.is_set)
+    stopping = asyncio.create_task(each.stop())
+    for call in calls:
+        with pytest.raises(WorkerLost, match="stopped"):
+            await call
+    with pytest.raises(NotReady):
+        await answer(each, ask())
+    with pytest.raises(NotReady):
+        each.num_lacking_tokens(ask())
+    for _ in range(10):
+        await asyncio.sleep(0)  # turns in which it waits for the step
+    assert not stopping.done()
+    assert wire.calls == ["start"]
+    may_step.set()
+    await stopping
+    assert wire.calls == ["start", "close"]
+    assert each.stats() == WorkerStats()
+    assert not any(thread.name.startswith("embedded-compute") for thread in threading.enumerate())
+    await each.stop()
 
 
 class Compiling:
@@ -179,18 +173,14 @@ def test_the_deadline_counts_from_before_the_form_is_compiled(
 
 
 @pytest.mark.parametrize(("is_chunked", "prompts"), [(False, [[30], [30]]), (True, [[30, 10], [20]])])
-def test_a_step_has_no_more_tokens_than_it_may(
+async def test_a_step_has_no_more_tokens_than_it_may(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, is_chunked: bool, prompts: list[list[int]]
 ) -> None:
     seen: list[list[int]] = []
-
-    async def main() -> None:
-        each = engine(checkpoint, None, max_num_tokens=40, enable_chunked_prefill=is_chunked)
-        await each.start()
-        around_steps(monkeypatch, lambda works: seen.append([len(work.token_ids) for work in works]))
-        await asyncio.gather(*[answer(each, ask(30, max_tokens=2)) for _ in range(2)])
-        await each.stop()
-
-    asyncio.run(main())
+    each = engine(checkpoint, None, max_num_tokens=40, enable_chunked_prefill=is_chunked)
+    await each.start()
+    around_steps(monkeypatch, lambda works: seen.append([len(work.token_ids) for work in works]))
+    await asyncio.gather(*[answer(each, ask(30, max_tokens=2)) for _ in range(2)])
+    await each.stop()
     pieces = [[size for size in sizes if size > 1] for sizes in seen]
     assert [sizes for sizes in pieces if sizes] == prompts

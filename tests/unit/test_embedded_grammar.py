@@ -84,7 +84,7 @@ def test_calls_name_an_allowed_tool_and_their_arguments_validate(
     assert called == allowed
 
 
-def test_thinking_is_free(grammars: Grammars, tokenizer: ModelTokenizer) -> None:
+async def test_thinking_is_free(grammars: Grammars, tokenizer: ModelTokenizer) -> None:
     thought = 'Hm: {"a"} <b> ünïcödé 思考\n\nand `code`, <|end|> spelled out.'
     special = tokenizer.special_ids
     head = [
@@ -92,7 +92,7 @@ def test_thinking_is_free(grammars: Grammars, tokenizer: ModelTokenizer) -> None
         *tokenizer.encode_text(thought),
         special[SpecialToken.END], special[SpecialToken.START], *tokenizer.encode_text("assistant"),
     ]  # fmt: skip
-    matcher = asyncio.run(grammars.matcher(answer_form(CASES["nested"])))
+    matcher = await grammars.matcher(answer_form(CASES["nested"]))
     for i, token_id in enumerate(head):
         allowed = matcher.allowed(head[:i], 0)
         assert allowed is not None
@@ -100,13 +100,13 @@ def test_thinking_is_free(grammars: Grammars, tokenizer: ModelTokenizer) -> None
 
 
 @pytest.mark.parametrize("leads_once", [False, True])
-def test_a_demanded_answer_is_not_put_off_by_thinking_again(
+async def test_a_demanded_answer_is_not_put_off_by_thinking_again(
     grammars: Grammars, tokenizer: ModelTokenizer, leads_once: bool
 ) -> None:
     form = msgspec.structs.replace(answer_form({"const": 1}), leads_once=leads_once)
     thought = "<|channel|>analysis<|message|>once<|end|><|start|>assistant<|channel|>"
     token_ids = tokenizer.encode_text(thought, allow_special=True)
-    matcher = asyncio.run(grammars.matcher(form))
+    matcher = await grammars.matcher(form)
 
     allowed = matcher.allowed(token_ids, 0)
 
@@ -130,13 +130,13 @@ def test_an_answer_that_goes_on_elsewhere_is_allowed_the_same(
         assert (first == second).all()
 
 
-def test_a_long_answer_is_read_to_its_end_before_what_may_follow_is_asked(
+async def test_a_long_answer_is_read_to_its_end_before_what_may_follow_is_asked(
     grammars: Grammars, tokenizer: ModelTokenizer
 ) -> None:
     begun = tokenizer.encode_text("<|channel|>analysis<|message|>", allow_special=True)
     thought = tokenizer.encode_text("a") * 20_000
     ended = tokenizer.encode_text("<|end|><|start|>assistant<|channel|>final<|message|>", allow_special=True)
-    matcher = asyncio.run(grammars.matcher(answer_form({"const": 1})))
+    matcher = await grammars.matcher(answer_form({"const": 1}))
     allowed = matcher.allowed([*begun, *thought, *ended], 0)
     assert allowed is not None
     assert allowed[tokenizer.encode_text("1")[0]]
@@ -152,15 +152,15 @@ def test_after_the_last_message_anything_goes(grammars: Grammars, tokenizer: Mod
 
 
 @pytest.mark.parametrize("text", ["abc", "<|channel|>final<|message|>2"])
-def test_tokens_that_do_not_have_the_form_are_an_error_of_the_request(
+async def test_tokens_that_do_not_have_the_form_are_an_error_of_the_request(
     grammars: Grammars, tokenizer: ModelTokenizer, text: str
 ) -> None:
-    matcher = asyncio.run(grammars.matcher(answer_form({"const": 1})))
+    matcher = await grammars.matcher(answer_form({"const": 1}))
     assert matcher.allowed(tokenizer.encode_text(text, allow_special=True), 0) is None
     assert isinstance(matcher.error, InvalidRequest)
 
 
-def test_json_has_a_space_or_an_indented_line_between_its_parts(
+async def test_json_has_a_space_or_an_indented_line_between_its_parts(
     grammars: Grammars, tokenizer: ModelTokenizer
 ) -> None:
     form = answer_form({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]})
@@ -174,7 +174,7 @@ def test_json_has_a_space_or_an_indented_line_between_its_parts(
         ("{\n" + 16 * " ", " ", False),
     ):
         answer = [*head, *(i for character in text for i in tokenizer.encode_text(character))]
-        allowed = asyncio.run(grammars.matcher(form)).allowed(answer, 0)
+        allowed = (await grammars.matcher(form)).allowed(answer, 0)
         assert allowed is not None
         assert bool(allowed[tokenizer.encode_text(then)[0]]) is is_allowed, (text, then)
 
@@ -191,17 +191,17 @@ def test_json_has_a_space_or_an_indented_line_between_its_parts(
         ({"x-guidance": {"lenient": True}, "uniqueItems": True}, "uniqueItems"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_with_field_and_reason(
+async def test_what_cannot_be_compiled_is_refused_with_field_and_reason(
     grammars: Grammars, schema: Json, reason: str
 ) -> None:
     form = guided([Tool(name="f", parameters=schema, strict=True, path="tools[0].function")])
     assert form is not None
     with pytest.raises(InvalidRequest, match=reason) as caught:
-        asyncio.run(grammars.matcher(form))
+        await grammars.matcher(form)
     assert caught.value.param == "tools[0].function.parameters"
 
 
-def test_of_two_tools_the_one_that_cannot_be_enforced_is_named(grammars: Grammars) -> None:
+async def test_of_two_tools_the_one_that_cannot_be_enforced_is_named(grammars: Grammars) -> None:
     lenient = {"type": "array", "uniqueItems": True}
     tools = [
         Tool(name="f", parameters=lenient, path="tools[0]"),
@@ -210,7 +210,7 @@ def test_of_two_tools_the_one_that_cannot_be_enforced_is_named(grammars: Grammar
     form = guided(tools, CallChoice(must_call=True))
     assert form is not None
     with pytest.raises(InvalidRequest) as caught:
-        asyncio.run(grammars.matcher(form))
+        await grammars.matcher(form)
     assert caught.value.param == "tools[1].parameters"
 
 
@@ -222,19 +222,19 @@ def test_what_is_not_strict_is_enforced_as_far_as_it_can_be(
     check({**schema, "uniqueItems": False}, parts_of(tokenizer, answer, set())[1])
 
 
-def test_a_schema_nested_without_end_is_refused(grammars: Grammars) -> None:
+async def test_a_schema_nested_without_end_is_refused(grammars: Grammars) -> None:
     text = '{"items":' * 5000 + "{}" + "}" * 5000
     form = Guided(
         last=(MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>", grammar=text),)
     )
     with pytest.raises(InvalidRequest):
-        asyncio.run(grammars.matcher(form))
+        await grammars.matcher(form)
 
 
-def test_a_schema_that_grows_without_end_is_refused(grammars: Grammars) -> None:
+async def test_a_schema_that_grows_without_end_is_refused(grammars: Grammars) -> None:
     options = [{"oneOf": [{"properties": {f"a{i}": {"const": j}}} for j in range(4)]} for i in range(8)]
     with pytest.raises(InvalidRequest, match="schema too large"):
-        asyncio.run(grammars.matcher(answer_form({"type": "object", "allOf": options})))
+        await grammars.matcher(answer_form({"type": "object", "allOf": options}))
 
 
 @pytest.mark.parametrize(("num_properties", "is_served"), [(500, True), (1000, False)])
@@ -253,8 +253,8 @@ def test_a_form_that_is_too_complex_to_follow_ends_its_own_request_only(
     assert asyncio.run(grammars.matcher(answer_form({}))).allowed([], 0) is not None
 
 
-def test_a_model_without_a_tokenizer_cannot_be_guided(tmp_path: Path) -> None:
+async def test_a_model_without_a_tokenizer_cannot_be_guided(tmp_path: Path) -> None:
     grammars = Grammars.load(tmp_path, VOCAB_SIZE)
     with pytest.raises(InvalidRequest, match="tokenizer"):
-        asyncio.run(grammars.matcher(answer_form({})))
+        await grammars.matcher(answer_form({}))
     grammars.close()

@@ -48,36 +48,29 @@ def served() -> Iterator[tuple[Grammars, socket.socket]]:
         (None, Overloaded("Too many schemas", retry_after_s=1.0)),
     ],
 )
-def test_a_form_that_is_not_compiled_is_refused_and_its_socket_closed(
+async def test_a_form_that_is_not_compiled_is_refused_and_its_socket_closed(
     reply: bytes | None, refusal: BatonError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if reply is None:
         monkeypatch.setattr("workers.engines.embedded.grammar._PATIENCE_S", 0.01)
-
-    async def main() -> None:
-        with served() as (grammars, server):
-            asking = asyncio.create_task(grammars.matcher(answer_form({})))
-            with await handed_over(server) as process:
-                if reply is not None:
-                    process.send(reply)
-                with pytest.raises(type(refusal), match=refusal.message) as refused:
-                    await asking
-                assert refused.value.param == refusal.param
-                assert refused.value.retry_after_s == refusal.retry_after_s
-                process.setblocking(False)
-                assert msgspec.msgpack.decode(process.recv(MAX_MESSAGE_BYTES), type=Guided) == answer_form({})
-                assert process.recv(1) == b""
-
-    asyncio.run(main())
+    with served() as (grammars, server):
+        asking = asyncio.create_task(grammars.matcher(answer_form({})))
+        with await handed_over(server) as process:
+            if reply is not None:
+                process.send(reply)
+            with pytest.raises(type(refusal), match=refusal.message) as refused:
+                await asking
+            assert refused.value.param == refusal.param
+            assert refused.value.retry_after_s == refusal.retry_after_s
+            process.setblocking(False)
+            assert msgspec.msgpack.decode(process.recv(MAX_MESSAGE_BYTES), type=Guided) == answer_form({})
+            assert process.recv(1) == b""
 
 
-def test_a_form_whose_process_ends_is_too_large_and_not_compiled_again() -> None:
-    async def main() -> None:
-        with served() as (grammars, server):
-            asking = asyncio.create_task(grammars.matcher(answer_form({})))
-            (await handed_over(server)).close()
-            for each in (asking, grammars.matcher(answer_form({}))):
-                with pytest.raises(InvalidRequest, match="CPU time"):
-                    await each
-
-    asyncio.run(main())
+async def test_a_form_whose_process_ends_is_too_large_and_not_compiled_again() -> None:
+    with served() as (grammars, server):
+        asking = asyncio.create_task(grammars.matcher(answer_form({})))
+        (await handed_over(server)).close()
+        for each in (asking, grammars.matcher(answer_form({}))):
+            with pytest.raises(InvalidRequest, match="CPU time"):
+                await each

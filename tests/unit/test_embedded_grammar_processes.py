@@ -44,30 +44,27 @@ async def refusal(grammars: Grammars, schema: Json) -> str:
 
 
 @pytest.mark.parametrize("case", ENDLESS)
-def test_a_schema_that_takes_too_long_is_refused(case: str, grammars: Grammars) -> None:
-    assert "CPU time" in asyncio.run(refusal(grammars, ENDLESS[case]))
+async def test_a_schema_that_takes_too_long_is_refused(case: str, grammars: Grammars) -> None:
+    assert "CPU time" in await refusal(grammars, ENDLESS[case])
 
 
-def test_a_form_that_is_too_large_to_pass_on_is_refused(grammars: Grammars) -> None:
+async def test_a_form_that_is_too_large_to_pass_on_is_refused(grammars: Grammars) -> None:
     form = answer_form({"const": 1})
     headers = ("x" * MAX_MESSAGE_BYTES,)  # as of a thousand tools
     large = replace(form, last=tuple(replace(message, headers=headers) for message in form.last))
     with pytest.raises(InvalidRequest, match=f"exceed {MAX_MESSAGE_BYTES} bytes") as caught:
-        asyncio.run(grammars.matcher(large))
+        await grammars.matcher(large)
     assert caught.value.param == "response_format"
 
 
-def test_what_was_refused_once_is_refused_at_once(grammars: Grammars) -> None:
-    async def main() -> None:
-        schema: Json = {"type": "integer", "multipleOf": 1000033}
-        first = await refusal(grammars, schema)
-        other = asyncio.create_task(grammars.matcher(answer_form({"const": "begun before"})))
-        await asyncio.sleep(0)
-        assert await refusal(grammars, schema) == first
-        assert not other.done()
-        await other
-
-    asyncio.run(main())
+async def test_what_was_refused_once_is_refused_at_once(grammars: Grammars) -> None:
+    schema: Json = {"type": "integer", "multipleOf": 1000033}
+    first = await refusal(grammars, schema)
+    other = asyncio.create_task(grammars.matcher(answer_form({"const": "begun before"})))
+    await asyncio.sleep(0)
+    assert await refusal(grammars, schema) == first
+    assert not other.done()
+    await other
 
 
 class Refusing:
@@ -84,19 +81,16 @@ class Refusing:
         """Nothing runs."""
 
 
-def test_the_forms_that_were_used_last_are_kept() -> None:
-    async def main() -> None:
-        server: Any = Refusing()
-        grammars = Grammars(server, VOCAB_SIZE)
-        forms = [answer_form({"const": number}) for number in range(33)]
-        for form in (*forms[:32], forms[0], forms[32], forms[0], forms[2], forms[1]):
-            with pytest.raises(InvalidRequest, match="no") as caught:
-                await grammars.matcher(form)
-            assert caught.value.param == "p"
-        assert server.num_compiled == {form: 1 + (form is forms[1]) for form in forms}
-        grammars.close()
-
-    asyncio.run(main())
+async def test_the_forms_that_were_used_last_are_kept() -> None:
+    server: Any = Refusing()
+    grammars = Grammars(server, VOCAB_SIZE)
+    forms = [answer_form({"const": number}) for number in range(33)]
+    for form in (*forms[:32], forms[0], forms[32], forms[0], forms[2], forms[1]):
+        with pytest.raises(InvalidRequest, match="no") as caught:
+            await grammars.matcher(form)
+        assert caught.value.param == "p"
+    assert server.num_compiled == {form: 1 + (form is forms[1]) for form in forms}
+    grammars.close()
 
 
 class Stuck:
@@ -142,7 +136,7 @@ def test_eight_forms_compile_at_once_and_each_takes_a_minute_at_most() -> None:
     run_jumping(main())
 
 
-def test_a_form_that_is_not_kept_is_held_by_no_process() -> None:
+async def test_a_form_that_is_not_kept_is_held_by_no_process() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     first = answer_form({})
 
@@ -164,10 +158,10 @@ def test_a_form_that_is_not_kept_is_held_by_no_process() -> None:
     server: Any = Serving()
     with ours, theirs:
         theirs.setblocking(False)
-        asyncio.run(main())
+        await main()
 
 
-def test_an_answer_that_is_told_from_its_beginning_keeps_the_event_loop_free(
+async def test_an_answer_that_is_told_from_its_beginning_keeps_the_event_loop_free(
     silent: tuple[Any, socket.socket],
 ) -> None:
     async def read(process: socket.socket) -> int:
@@ -178,19 +172,16 @@ def test_an_answer_that_is_told_from_its_beginning_keeps_the_event_loop_free(
             num_tokens += len(told.token_ids) // 4
         return num_tokens
 
-    async def main() -> None:
-        server, theirs = silent
-        grammars = Grammars(server, VOCAB_SIZE)
-        asking = asyncio.create_task(grammars.matcher(answer_form({}), [7] * 200_000))
-        with await handed_over(theirs) as process:
-            process.setblocking(False)
-            process.send(READY)
-            reading = asyncio.create_task(read(process))
-            (await asking).close()
-            assert await reading == 200_000
-        grammars.close()
-
-    asyncio.run(main())
+    server, theirs = silent
+    grammars = Grammars(server, VOCAB_SIZE)
+    asking = asyncio.create_task(grammars.matcher(answer_form({}), [7] * 200_000))
+    with await handed_over(theirs) as process:
+        process.setblocking(False)
+        process.send(READY)
+        reading = asyncio.create_task(read(process))
+        (await asking).close()
+        assert await reading == 200_000
+    grammars.close()
 
 
 @pytest.fixture
@@ -228,34 +219,28 @@ async def asked(
     grammars.close()
 
 
-def test_a_client_that_leaves_while_its_form_is_not_served_leaves_nothing(
+async def test_a_client_that_leaves_while_its_form_is_not_served_leaves_nothing(
     silent: tuple[Any, socket.socket],
 ) -> None:
-    async def main() -> None:
-        async with asked(silent) as (asking, _):
-            asking.cancel()
-            await asyncio.wait([asking])
-            assert asking.cancelled()
-
-    asyncio.run(main())
+    async with asked(silent) as (asking, _):
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled()
 
 
 @pytest.mark.parametrize(("says", "num_compiled"), [(BUSY, 1), (b"", 2), (b"?", 2)])
-def test_a_form_that_no_process_can_serve_is_refused_for_now(
+async def test_a_form_that_no_process_can_serve_is_refused_for_now(
     says: bytes, num_compiled: int, silent: tuple[Any, socket.socket]
 ) -> None:
-    async def main() -> None:
-        async with asked(silent) as (asking, answer):
-            if says:
-                answer.send(says)
-            else:
-                answer.shutdown(socket.SHUT_RDWR)
-            with pytest.raises(Overloaded, match="No process") as refused:
-                await asking
-            assert refused.value.retry_after_s == 1.0
-        assert silent[0].num_compiled == num_compiled
-
-    asyncio.run(main())
+    async with asked(silent) as (asking, answer):
+        if says:
+            answer.send(says)
+        else:
+            answer.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(Overloaded, match="No process") as refused:
+            await asking
+        assert refused.value.retry_after_s == 1.0
+    assert silent[0].num_compiled == num_compiled
 
 
 @pytest.mark.parametrize(
@@ -266,15 +251,17 @@ def test_a_form_that_no_process_can_serve_is_refused_for_now(
         {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
     ],
 )
-def test_a_ref_that_leads_back_to_itself_is_refused_with_a_sentence(grammars: Grammars, schema: Json) -> None:
-    assert "`$ref` refers to itself" in asyncio.run(refusal(grammars, schema))
+async def test_a_ref_that_leads_back_to_itself_is_refused_with_a_sentence(
+    grammars: Grammars, schema: Json
+) -> None:
+    assert "`$ref` refers to itself" in await refusal(grammars, schema)
 
 
-def test_such_a_ref_further_inside_ends_its_own_request_with_a_sentence(
+async def test_such_a_ref_further_inside_ends_its_own_request_with_a_sentence(
     grammars: Grammars, tokenizer: ModelTokenizer
 ) -> None:
     inside = {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]}
-    matcher = asyncio.run(grammars.matcher(answer_form(inside)))
+    matcher = await grammars.matcher(answer_form(inside))
     head = tokenizer.encode_text('<|channel|>final<|message|>{"a":', allow_special=True)
     assert matcher.allowed(head, 0) is None
     assert matcher.error is not None

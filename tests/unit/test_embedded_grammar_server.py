@@ -57,74 +57,58 @@ def own(tmp_path: Path) -> Iterator[tuple[Grammars, Path]]:
     grammars.close()
 
 
-def test_many_slow_schemas_at_once_keep_no_other_waiting(own: tuple[Grammars, Path]) -> None:
+async def test_many_slow_schemas_at_once_keep_no_other_waiting(own: tuple[Grammars, Path]) -> None:
     grammars, path = own
-
-    async def main() -> None:
-        schemas: list[Json] = [{"type": "integer", "multipleOf": 1000003 + 10 * i} for i in range(1, 5)]
-        slow = [asyncio.create_task(refusal(grammars, schema)) for schema in schemas]
-        [server] = servers(path)
-        await until(lambda: len(servers(path)) == 5)
-        compiling = set(servers(path)) - {server}
-        for process in compiling:
-            signal_process(process, signal.SIGSTOP)  # slow enough that none finishes early
-        await grammars.matcher(answer_form({"const": "next to many"}))
-        assert not any(task.done() for task in slow)
-        for process in compiling:
-            os.kill(process, signal.SIGCONT)
-        assert all("CPU time" in message for message in await asyncio.gather(*slow))
-
-    asyncio.run(main())
+    schemas: list[Json] = [{"type": "integer", "multipleOf": 1000003 + 10 * i} for i in range(1, 5)]
+    slow = [asyncio.create_task(refusal(grammars, schema)) for schema in schemas]
+    [server] = servers(path)
+    await until(lambda: len(servers(path)) == 5)
+    compiling = set(servers(path)) - {server}
+    for process in compiling:
+        signal_process(process, signal.SIGSTOP)  # slow enough that none finishes early
+    await grammars.matcher(answer_form({"const": "next to many"}))
+    assert not any(task.done() for task in slow)
+    for process in compiling:
+        os.kill(process, signal.SIGCONT)
+    assert all("CPU time" in message for message in await asyncio.gather(*slow))
 
 
-def test_forms_are_compiled_once(own: tuple[Grammars, Path]) -> None:
+async def test_forms_are_compiled_once(own: tuple[Grammars, Path]) -> None:
     grammars, path = own
+    [server] = servers(path)
+    await asyncio.gather(*[grammars.matcher(answer_form({"const": "once"})) for _ in range(5)])
+    await until(lambda: len(servers(path)) == 2)  # the server, and its fork for the form
+    signal_process(server, signal.SIGSTOP)
+    try:
+        matcher = await grammars.matcher(answer_form({"const": "once"}))
+    finally:
+        os.kill(server, signal.SIGCONT)
+    assert matcher.allowed([], 0) is not None
 
-    async def main() -> None:
-        [server] = servers(path)
-        await asyncio.gather(*[grammars.matcher(answer_form({"const": "once"})) for _ in range(5)])
-        await until(lambda: len(servers(path)) == 2)  # the server, and its fork for the form
-        signal_process(server, signal.SIGSTOP)
-        try:
-            matcher = await grammars.matcher(answer_form({"const": "once"}))
-        finally:
-            os.kill(server, signal.SIGCONT)
+
+async def test_a_killed_grammar_process_is_replaced(own: tuple[Grammars, Path]) -> None:
+    grammars, path = own
+    await grammars.matcher(answer_form({"const": 1}))
+    killed = servers(path)
+    for process in killed:
+        with contextlib.suppress(ProcessLookupError):  # the answer's ends with its matcher
+            os.kill(process, signal.SIGKILL)
+    await until(lambda: not any(is_running(process) for process in killed))
+    for value in (1, 2):
+        assert (await grammars.matcher(answer_form({"const": value}))).allowed([], 0) is not None
+
+
+async def test_one_server_replaces_one_whose_forms_still_run(own: tuple[Grammars, Path]) -> None:
+    grammars, path = own
+    [server] = servers(path)
+    before = await grammars.matcher(answer_form({"const": 1}))
+    os.kill(server, signal.SIGKILL)
+    await until(lambda: not is_running(server))
+    for matcher in await asyncio.gather(*[grammars.matcher(answer_form({"const": i})) for i in (2, 3)]):
         assert matcher.allowed([], 0) is not None
-
-    asyncio.run(main())
-
-
-def test_a_killed_grammar_process_is_replaced(own: tuple[Grammars, Path]) -> None:
-    grammars, path = own
-
-    async def main() -> None:
-        await grammars.matcher(answer_form({"const": 1}))
-        killed = servers(path)
-        for process in killed:
-            with contextlib.suppress(ProcessLookupError):  # the answer's ends with its matcher
-                os.kill(process, signal.SIGKILL)
-        await until(lambda: not any(is_running(process) for process in killed))
-        for value in (1, 2):
-            assert (await grammars.matcher(answer_form({"const": value}))).allowed([], 0) is not None
-
-    asyncio.run(main())
-
-
-def test_one_server_replaces_one_whose_forms_still_run(own: tuple[Grammars, Path]) -> None:
-    grammars, path = own
-
-    async def main() -> None:
-        [server] = servers(path)
-        before = await grammars.matcher(answer_form({"const": 1}))
-        os.kill(server, signal.SIGKILL)
-        await until(lambda: not is_running(server))
-        for matcher in await asyncio.gather(*[grammars.matcher(answer_form({"const": i})) for i in (2, 3)]):
-            assert matcher.allowed([], 0) is not None
-        assert before.allowed([], 0) is not None
-        assert not is_listed(server)
-        assert [parent(process) for process in servers(path)].count(os.getpid()) == 1
-
-    asyncio.run(main())
+    assert before.allowed([], 0) is not None
+    assert not is_listed(server)
+    assert [parent(process) for process in servers(path)].count(os.getpid()) == 1
 
 
 def test_the_server_dumps_no_core_and_gets_no_signal_from_the_workers_terminal(
@@ -135,71 +119,59 @@ def test_the_server_dumps_no_core_and_gets_no_signal_from_the_workers_terminal(
     assert resource.prlimit(server, resource.RLIMIT_CORE) == (0, 0)
 
 
-def test_a_client_that_leaves_ends_no_compilation_that_others_wait_for(own: tuple[Grammars, Path]) -> None:
+async def test_a_client_that_leaves_ends_no_compilation_that_others_wait_for(
+    own: tuple[Grammars, Path],
+) -> None:
     grammars, _ = own
-
-    async def main() -> None:
-        form = answer_form({"const": "shared"})
-        leaving, staying = (asyncio.create_task(grammars.matcher(form)) for _ in range(2))
-        await asyncio.sleep(0)  # both wait now
-        leaving.cancel()
-        assert (await staying).allowed([], 0) is not None
-
-    asyncio.run(main())
+    form = answer_form({"const": "shared"})
+    leaving, staying = (asyncio.create_task(grammars.matcher(form)) for _ in range(2))
+    await asyncio.sleep(0)  # both wait now
+    leaving.cancel()
+    assert (await staying).allowed([], 0) is not None
 
 
-def test_a_form_is_not_blamed_for_a_killed_process(own: tuple[Grammars, Path]) -> None:
+async def test_a_form_is_not_blamed_for_a_killed_process(own: tuple[Grammars, Path]) -> None:
     grammars, path = own
-
-    async def main() -> None:
-        [server] = servers(path)
-        signal_process(server, signal.SIGSTOP)
-        asked = asyncio.create_task(grammars.matcher(answer_form({"const": 1})))
-        for _ in range(10):
-            await asyncio.sleep(0)  # until the form is sent
-        os.kill(server, signal.SIGKILL)
-        with pytest.raises(Overloaded) as refused:
-            await asked
-        assert refused.value.retry_after_s == 1.0
-
-    asyncio.run(main())
+    [server] = servers(path)
+    signal_process(server, signal.SIGSTOP)
+    asked = asyncio.create_task(grammars.matcher(answer_form({"const": 1})))
+    for _ in range(10):
+        await asyncio.sleep(0)  # until the form is sent
+    os.kill(server, signal.SIGKILL)
+    with pytest.raises(Overloaded) as refused:
+        await asked
+    assert refused.value.retry_after_s == 1.0
 
 
-def test_a_form_whose_process_does_not_answer_any_more_is_compiled_again(own: tuple[Grammars, Path]) -> None:
+async def test_a_form_whose_process_does_not_answer_any_more_is_compiled_again(
+    own: tuple[Grammars, Path],
+) -> None:
     grammars, path = own
-
-    async def main() -> None:
-        [server] = servers(path)
-        await grammars.matcher(answer_form({"const": 1}))
-        await until(lambda: len(servers(path)) == 2)
-        [compiled] = set(servers(path)) - {server}
-        signal_process(compiled, signal.SIGSTOP)  # its socket takes what it is sent
-        asked = [asyncio.create_task(grammars.matcher(answer_form({"const": 1}))) for _ in range(3)]
-        await asyncio.sleep(0)
-        os.kill(compiled, signal.SIGKILL)
-        for matcher in await asyncio.gather(*asked):
-            assert matcher.allowed([], 0) is not None
-
-    asyncio.run(main())
-
-
-def test_no_process_outlives_its_answer_or_the_engine(own: tuple[Grammars, Path]) -> None:
-    grammars, path = own
-
-    async def main() -> None:
-        [server] = servers(path)
-        matcher = await grammars.matcher(answer_form({"const": 1}))
+    [server] = servers(path)
+    await grammars.matcher(answer_form({"const": 1}))
+    await until(lambda: len(servers(path)) == 2)
+    [compiled] = set(servers(path)) - {server}
+    signal_process(compiled, signal.SIGSTOP)  # its socket takes what it is sent
+    asked = [asyncio.create_task(grammars.matcher(answer_form({"const": 1}))) for _ in range(3)]
+    await asyncio.sleep(0)
+    os.kill(compiled, signal.SIGKILL)
+    for matcher in await asyncio.gather(*asked):
         assert matcher.allowed([], 0) is not None
-        served = servers(path)
-        assert len(served) == 3
-        matcher.close()
-        await until(lambda: sum(is_listed(process) for process in served) == 2)
-        signal_process(server, signal.SIGSTOP)
-        grammars.close()
-        assert not is_listed(server)
-        await until(lambda: not servers(path))
 
-    asyncio.run(main())
+
+async def test_no_process_outlives_its_answer_or_the_engine(own: tuple[Grammars, Path]) -> None:
+    grammars, path = own
+    [server] = servers(path)
+    matcher = await grammars.matcher(answer_form({"const": 1}))
+    assert matcher.allowed([], 0) is not None
+    served = servers(path)
+    assert len(served) == 3
+    matcher.close()
+    await until(lambda: sum(is_listed(process) for process in served) == 2)
+    signal_process(server, signal.SIGSTOP)
+    grammars.close()
+    assert not is_listed(server)
+    await until(lambda: not servers(path))
 
 
 def test_a_tokenizer_that_does_not_fit_the_model_is_refused_at_the_start() -> None:

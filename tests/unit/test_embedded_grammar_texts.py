@@ -1,6 +1,5 @@
 """Answers held to regular expressions and Lark grammars, over the demo model's vocabulary."""
 
-import asyncio
 import random
 import re
 from collections.abc import Iterator
@@ -79,21 +78,21 @@ def test_every_answer_matches(
         ("ebnf", 'root ::= "a"', "EBNF"),
     ],
 )
-def test_what_cannot_be_enforced_is_refused_with_its_field(
+async def test_what_cannot_be_enforced_is_refused_with_its_field(
     syntax: Syntax, grammar: str, problem: str, grammars: Grammars
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        asyncio.run(grammars.matcher(text_form(syntax, grammar)))
+        await grammars.matcher(text_form(syntax, grammar))
     assert caught.value.param == "p"
     assert problem in caught.value.message
 
 
-def test_an_expression_that_grows_with_the_answer_ends_it(
+async def test_an_expression_that_grows_with_the_answer_ends_it(
     grammars: Grammars, tokenizer: ModelTokenizer
 ) -> None:
     rng = random.Random(1)
     text = "<|channel|>final<|message|>" + "".join(rng.choice("ab") for _ in range(60_000))
-    matcher = asyncio.run(grammars.matcher(text_form("regex", "(a|b)*a(a|b){18}")))
+    matcher = await grammars.matcher(text_form("regex", "(a|b)*a(a|b){18}"))
     assert matcher.allowed(tokenizer.encode_text(text, allow_special=True), 0) is None
     assert matcher.error is not None
     assert "too many expressions" in matcher.error.message

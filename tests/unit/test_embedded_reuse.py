@@ -92,139 +92,111 @@ async def handed_over(
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_a_conversation_computes_its_new_tokens_only_and_answers_the_same(
+async def test_a_conversation_computes_its_new_tokens_only_and_answers_the_same(
     checkpoint: Path, sampling: dict[str, Any]
 ) -> None:
-    async def main() -> None:
-        async with engine(checkpoint) as reusing, engine(checkpoint, reuse=False) as other:
-            history, num_known = prompt(50), 0
-            for turn in range(5):
-                before = reusing.stats()
-                tokens, num_cached = await answer(reusing, ask(history, **sampling))
-                assert (tokens, 0) == await answer(other, ask(history, **sampling))
-                num_computed = reusing.stats().num_prompt_tokens - before.num_prompt_tokens
-                assert num_cached + num_computed == len(history)
-                assert num_cached == num_known
-                assert reusing.stats().num_cached_tokens - before.num_cached_tokens == num_cached
-                num_known = len(history) + len(tokens) - 1  # the last token was not computed
-                history = history + tokens + prompt(7, seed=turn)
-
-    asyncio.run(main())
+    async with engine(checkpoint) as reusing, engine(checkpoint, reuse=False) as other:
+        history, num_known = prompt(50), 0
+        for turn in range(5):
+            before = reusing.stats()
+            tokens, num_cached = await answer(reusing, ask(history, **sampling))
+            assert (tokens, 0) == await answer(other, ask(history, **sampling))
+            num_computed = reusing.stats().num_prompt_tokens - before.num_prompt_tokens
+            assert num_cached + num_computed == len(history)
+            assert num_cached == num_known
+            assert reusing.stats().num_cached_tokens - before.num_cached_tokens == num_cached
+            num_known = len(history) + len(tokens) - 1  # the last token was not computed
+            history = history + tokens + prompt(7, seed=turn)
 
 
-def test_different_salts_share_nothing(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with engine(checkpoint) as each:
-            assert (await answer(each, ask(prompt(40), salt="a")))[1] == 0
-            assert (await answer(each, ask(prompt(40), salt="b")))[1] == 0
-            assert (await answer(each, ask(prompt(40))))[1] == 0
-            assert (await answer(each, ask(prompt(40), salt="a")))[1] == 32
-
-    asyncio.run(main())
+async def test_different_salts_share_nothing(checkpoint: Path) -> None:
+    async with engine(checkpoint) as each:
+        assert (await answer(each, ask(prompt(40), salt="a")))[1] == 0
+        assert (await answer(each, ask(prompt(40), salt="b")))[1] == 0
+        assert (await answer(each, ask(prompt(40))))[1] == 0
+        assert (await answer(each, ask(prompt(40), salt="a")))[1] == 32
 
 
-def test_a_changed_history_is_computed_from_the_change_on(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with engine(checkpoint) as each, engine(checkpoint, reuse=False) as other:
-            history = prompt(60)
-            await answer(each, ask(history))
-            changed = [*history[:30], (history[30] + 1) % 100, *history[31:]]
-            tokens, num_cached = await answer(each, ask(changed))
-            assert num_cached == 24  # up to the block with the change
-            assert tokens == (await answer(other, ask(changed)))[0]
-
-    asyncio.run(main())
+async def test_a_changed_history_is_computed_from_the_change_on(checkpoint: Path) -> None:
+    async with engine(checkpoint) as each, engine(checkpoint, reuse=False) as other:
+        history = prompt(60)
+        await answer(each, ask(history))
+        changed = [*history[:30], (history[30] + 1) % 100, *history[31:]]
+        tokens, num_cached = await answer(each, ask(changed))
+        assert num_cached == 24  # up to the block with the change
+        assert tokens == (await answer(other, ask(changed)))[0]
 
 
-def test_a_crowd_shares_its_beginning_and_each_gets_what_it_gets_alone(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with engine(checkpoint) as each, engine(checkpoint, reuse=False) as other:
-            shared = prompt(33)
-            asked = [ask([*shared, *prompt(5 + i, seed=i)], **SEEDED) for i in range(6)]
-            await answer(each, ask(shared))
-            told = await asyncio.gather(*[answer(each, request) for request in asked])
-            assert [num_cached for _, num_cached in told] == [32] * 6
-            assert [tokens for tokens, _ in told] == [(await answer(other, r))[0] for r in asked]
-
-    asyncio.run(main())
+async def test_a_crowd_shares_its_beginning_and_each_gets_what_it_gets_alone(checkpoint: Path) -> None:
+    async with engine(checkpoint) as each, engine(checkpoint, reuse=False) as other:
+        shared = prompt(33)
+        asked = [ask([*shared, *prompt(5 + i, seed=i)], **SEEDED) for i in range(6)]
+        await answer(each, ask(shared))
+        told = await asyncio.gather(*[answer(each, request) for request in asked])
+        assert [num_cached for _, num_cached in told] == [32] * 6
+        assert [tokens for tokens, _ in told] == [(await answer(other, r))[0] for r in asked]
 
 
-def test_prefill_reuses_blocks_and_decode_says_so(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with pair(checkpoint) as (prefill, decode), engine(checkpoint, reuse=False) as other:
-            for num_cached in (0, 40, 40):  # all but the last token, whose logits are needed
-                request = ask(prompt(41))
-                expected = (await answer(other, request))[0]
-                assert await handed_over(prefill, decode, request) == (expected, num_cached)
-            assert prefill.stats().num_prompt_tokens == 41 + 1 + 1
-
-    asyncio.run(main())
+async def test_prefill_reuses_blocks_and_decode_says_so(checkpoint: Path) -> None:
+    async with pair(checkpoint) as (prefill, decode), engine(checkpoint, reuse=False) as other:
+        for num_cached in (0, 40, 40):  # all but the last token, whose logits are needed
+            request = ask(prompt(41))
+            expected = (await answer(other, request))[0]
+            assert await handed_over(prefill, decode, request) == (expected, num_cached)
+        assert prefill.stats().num_prompt_tokens == 41 + 1 + 1
 
 
 @pytest.mark.parametrize("num_first", [6, 50, 150], ids=lambda n: f"{n} tokens")
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_a_conversation_over_handoffs_moves_its_new_tokens_only(
+async def test_a_conversation_over_handoffs_moves_its_new_tokens_only(
     checkpoint: Path, sampling: dict[str, Any], num_first: int
 ) -> None:
     """The model's window is 16 tokens, so that the first handoffs lack some layers of the first blocks."""
-
-    async def main() -> None:
-        async with pair(checkpoint) as (prefill, decode), engine(checkpoint, reuse=False) as other:
-            history, num_held, num_computed = prompt(num_first), 0, 0
-            for turn in range(5):
-                request, moved = ask(history, **sampling), decode.stats().kv_moved_bytes
-                tokens, num_cached = await handed_over(prefill, decode, request)
-                assert tokens == (await answer(other, request))[0]
-                assert num_cached == num_computed
-                moved = decode.stats().kv_moved_bytes - moved
-                assert moved <= (len(history) - num_held) * TOKEN_BYTES
-                if turn:
-                    assert moved == (len(history) - num_held) * TOKEN_BYTES, "new tokens are in the window"
-                num_computed, num_held = len(history), len(history) + len(tokens) - 1
-                history = history + tokens + prompt(11, seed=turn)
-            assert prefill.stats().kv_moved_bytes == decode.stats().kv_moved_bytes
-
-    asyncio.run(main())
+    async with pair(checkpoint) as (prefill, decode), engine(checkpoint, reuse=False) as other:
+        history, num_held, num_computed = prompt(num_first), 0, 0
+        for turn in range(5):
+            request, moved = ask(history, **sampling), decode.stats().kv_moved_bytes
+            tokens, num_cached = await handed_over(prefill, decode, request)
+            assert tokens == (await answer(other, request))[0]
+            assert num_cached == num_computed
+            moved = decode.stats().kv_moved_bytes - moved
+            assert moved <= (len(history) - num_held) * TOKEN_BYTES
+            if turn:
+                assert moved == (len(history) - num_held) * TOKEN_BYTES, "new tokens are in the window"
+            num_computed, num_held = len(history), len(history) + len(tokens) - 1
+            history = history + tokens + prompt(11, seed=turn)
+        assert prefill.stats().kv_moved_bytes == decode.stats().kv_moved_bytes
 
 
-def test_after_a_handoff_decode_can_compute_the_next_turn_itself(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with pair(checkpoint) as (prefill, decode), engine(checkpoint, reuse=False) as other:
-            for num_tokens in (80, 81, 87, 88):
-                history = prompt(num_tokens, seed=num_tokens)
-                tokens, _ = await handed_over(prefill, decode, ask(history, max_tokens=2))
-                for num_kept in (num_tokens + 1, num_tokens, num_tokens - 1):
-                    request = ask([*(history + tokens)[:num_kept], *prompt(20, seed=num_kept)])
-                    answered, num_cached = await answer(decode, request)
-                    assert answered == (await answer(other, request))[0]
-                    assert (num_tokens - 1) // BLOCK * BLOCK <= num_cached <= num_kept
-
-    asyncio.run(main())
+async def test_after_a_handoff_decode_can_compute_the_next_turn_itself(checkpoint: Path) -> None:
+    async with pair(checkpoint) as (prefill, decode), engine(checkpoint, reuse=False) as other:
+        for num_tokens in (80, 81, 87, 88):
+            history = prompt(num_tokens, seed=num_tokens)
+            tokens, _ = await handed_over(prefill, decode, ask(history, max_tokens=2))
+            for num_kept in (num_tokens + 1, num_tokens, num_tokens - 1):
+                request = ask([*(history + tokens)[:num_kept], *prompt(20, seed=num_kept)])
+                answered, num_cached = await answer(decode, request)
+                assert answered == (await answer(other, request))[0]
+                assert (num_tokens - 1) // BLOCK * BLOCK <= num_cached <= num_kept
 
 
-def test_a_pull_that_failed_leaves_nothing_to_be_found(checkpoint: Path) -> None:
-    async def main() -> None:
-        wire = Wire()
-        async with pair(checkpoint, wire) as (prefill, decode):
-            wire.fault = HandoffFailed("lost")
-            with pytest.raises(HandoffFailed):
-                await handed_over(prefill, decode, ask(prompt(60)))
-            wire.fault = None
-            before = decode.stats().kv_moved_bytes
+async def test_a_pull_that_failed_leaves_nothing_to_be_found(checkpoint: Path) -> None:
+    wire = Wire()
+    async with pair(checkpoint, wire) as (prefill, decode):
+        wire.fault = HandoffFailed("lost")
+        with pytest.raises(HandoffFailed):
             await handed_over(prefill, decode, ask(prompt(60)))
-            assert decode.stats().kv_moved_bytes - before > 60 * TOKEN_BYTES / 2
+        wire.fault = None
+        before = decode.stats().kv_moved_bytes
+        await handed_over(prefill, decode, ask(prompt(60)))
+        assert decode.stats().kv_moved_bytes - before > 60 * TOKEN_BYTES / 2
 
-    asyncio.run(main())
 
-
-def test_the_prompts_log_probabilities_are_computed_though_its_kv_is_known(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with engine(checkpoint) as each:
-            await answer(each, ask(prompt(40)))
-            request = ask(prompt(40), prompt_logprobs=0, max_tokens=1)
-            async with contextlib.aclosing(each.decode(request)) as stream:
-                [chunk] = [chunk async for chunk in stream]
-            assert isinstance(chunk, TokenChunk)
-            assert len(chunk.prompt_logprobs or ()) == 39
-
-    asyncio.run(main())
+async def test_the_prompts_log_probabilities_are_computed_though_its_kv_is_known(checkpoint: Path) -> None:
+    async with engine(checkpoint) as each:
+        await answer(each, ask(prompt(40)))
+        request = ask(prompt(40), prompt_logprobs=0, max_tokens=1)
+        async with contextlib.aclosing(each.decode(request)) as stream:
+            [chunk] = [chunk async for chunk in stream]
+        assert isinstance(chunk, TokenChunk)
+        assert len(chunk.prompt_logprobs or ()) == 39

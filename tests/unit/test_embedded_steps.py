@@ -90,43 +90,37 @@ async def forever() -> None:
     await asyncio.Event().wait()
 
 
-def test_an_answer_comes_token_by_token_and_its_end_has_the_counts() -> None:
-    async def main() -> None:
-        model = Model()
-        async with running(model) as steps:
-            assert (steps.num_prompt_tokens, steps.num_generated_tokens) == (0, 0)
-            plain = await chunks(steps.open(REQUEST, sequence(20)))
-            assert (steps.num_prompt_tokens, steps.num_generated_tokens) == (20, 3)
-            model.logprob = LOGPROB
-            scored = sequence(2, 2)
-            scored.prompt_logprobs.append(LOGPROB)
-            assert await chunks(steps.open(REQUEST, scored)) == [
-                TokenChunk((7,), None, Usage(2, 0, 1, 0), (LOGPROB,), None),
-                TokenChunk((7,), "length", Usage(2, 0, 2, 0), (LOGPROB,), (LOGPROB,)),
-            ]
-        assert plain == [
-            TokenChunk((7,), None, Usage(20, 0, 1, 0), None, None),
-            TokenChunk((7,), None, None, None, None),
-            TokenChunk((7,), "length", Usage(20, 0, 3, 0), None, None),
+async def test_an_answer_comes_token_by_token_and_its_end_has_the_counts() -> None:
+    model = Model()
+    async with running(model) as steps:
+        assert (steps.num_prompt_tokens, steps.num_generated_tokens) == (0, 0)
+        plain = await chunks(steps.open(REQUEST, sequence(20)))
+        assert (steps.num_prompt_tokens, steps.num_generated_tokens) == (20, 3)
+        model.logprob = LOGPROB
+        scored = sequence(2, 2)
+        scored.prompt_logprobs.append(LOGPROB)
+        assert await chunks(steps.open(REQUEST, scored)) == [
+            TokenChunk((7,), None, Usage(2, 0, 1, 0), (LOGPROB,), None),
+            TokenChunk((7,), "length", Usage(2, 0, 2, 0), (LOGPROB,), (LOGPROB,)),
         ]
+    assert plain == [
+        TokenChunk((7,), None, Usage(20, 0, 1, 0), None, None),
+        TokenChunk((7,), None, None, None, None),
+        TokenChunk((7,), "length", Usage(20, 0, 3, 0), None, None),
+    ]
 
-    asyncio.run(main())
 
-
-def test_of_a_resumed_answer_no_more_of_the_prompt_was_cached_than_there_is() -> None:
-    async def main() -> None:
-        resumed = sequence(9, pulls_kv=True)
-        resumed.num_prompt = 7
-        async with running(Model()) as steps:
-            call = steps.open(REQUEST, resumed)
-            await call.admitted.wait()
-            resumed.num_cached = 8
-            steps.resume(call, Sampled(7))
-            last = await call.next_chunk()
-            assert last is not None
-            assert last.usage == Usage(7, 7, 3, 0)
-
-    asyncio.run(main())
+async def test_of_a_resumed_answer_no_more_of_the_prompt_was_cached_than_there_is() -> None:
+    resumed = sequence(9, pulls_kv=True)
+    resumed.num_prompt = 7
+    async with running(Model()) as steps:
+        call = steps.open(REQUEST, resumed)
+        await call.admitted.wait()
+        resumed.num_cached = 8
+        steps.resume(call, Sampled(7))
+        last = await call.next_chunk()
+        assert last is not None
+        assert last.usage == Usage(7, 7, 3, 0)
 
 
 def test_a_deadline_after_the_end_changes_nothing() -> None:
@@ -141,73 +135,61 @@ def test_a_deadline_after_the_end_changes_nothing() -> None:
     run_jumping(main())
 
 
-def test_running_and_waiting_calls_count_towards_the_limit() -> None:
-    async def main() -> None:
-        async with running(Model(), num_blocks=4, max_calls=2) as steps:
-            opened = [steps.open(REQUEST, sequence(10, pulls_kv=True)) for _ in range(2)]
-            await opened[0].admitted.wait()
-            assert (steps.scheduler.num_running, steps.scheduler.num_waiting) == (1, 1)
-            with pytest.raises(Overloaded, match="2 requests are running or waiting; at most 2 are allowed"):
-                steps.open(REQUEST, sequence(1))
-
-    asyncio.run(main())
+async def test_running_and_waiting_calls_count_towards_the_limit() -> None:
+    async with running(Model(), num_blocks=4, max_calls=2) as steps:
+        opened = [steps.open(REQUEST, sequence(10, pulls_kv=True)) for _ in range(2)]
+        await opened[0].admitted.wait()
+        assert (steps.scheduler.num_running, steps.scheduler.num_waiting) == (1, 1)
+        with pytest.raises(Overloaded, match="2 requests are running or waiting; at most 2 are allowed"):
+            steps.open(REQUEST, sequence(1))
 
 
-def test_a_call_that_is_closed_leaves_nothing_and_lets_the_next_one_in() -> None:
-    async def main() -> None:
-        async with running(Model(), num_blocks=4) as steps:
-            ours, theirs = socket.socketpair()
-            first, second = sequence(10, pulls_kv=True), sequence(10)
-            first.matcher = Matcher(ours, vocab_size=8, param=None)
-            pulling = steps.open(REQUEST, first)
-            pulling.transfer = asyncio.create_task(forever())
-            waiting = steps.open(REQUEST, second)
-            await pulling.admitted.wait()
-            await until(lambda: not steps._wake.is_set())  # noqa: SLF001  the loop has nothing to do
-            steps.close(pulling)
-            assert len(await chunks(waiting)) == 3
-            await asyncio.wait([pulling.transfer])
-            assert pulling.transfer.cancelled()
-            assert pulling.deadline.cancelled()
-            assert ours.fileno() == -1
-            theirs.close()
-            steps.fail_all(DeadlineExceeded())
-            assert pulling.outbox.empty()
-
-    asyncio.run(main())
+async def test_a_call_that_is_closed_leaves_nothing_and_lets_the_next_one_in() -> None:
+    async with running(Model(), num_blocks=4) as steps:
+        ours, theirs = socket.socketpair()
+        first, second = sequence(10, pulls_kv=True), sequence(10)
+        first.matcher = Matcher(ours, vocab_size=8, param=None)
+        pulling = steps.open(REQUEST, first)
+        pulling.transfer = asyncio.create_task(forever())
+        waiting = steps.open(REQUEST, second)
+        await pulling.admitted.wait()
+        await until(lambda: not steps._wake.is_set())  # noqa: SLF001  the loop has nothing to do
+        steps.close(pulling)
+        assert len(await chunks(waiting)) == 3
+        await asyncio.wait([pulling.transfer])
+        assert pulling.transfer.cancelled()
+        assert pulling.deadline.cancelled()
+        assert ours.fileno() == -1
+        theirs.close()
+        steps.fail_all(DeadlineExceeded())
+        assert pulling.outbox.empty()
 
 
 @pytest.mark.parametrize("end", [StepLoop.close, lambda steps, call: steps.fail(call, DeadlineExceeded())])
-def test_a_call_that_ends_during_a_step_does_not_hurt_the_others(
+async def test_a_call_that_ends_during_a_step_does_not_hurt_the_others(
     end: Callable[[StepLoop, Call], None],
 ) -> None:
-    async def main() -> None:
-        model = Model()
-        async with running(model) as steps:
-            model.may_step.clear()
-            gone, stays = steps.open(REQUEST, sequence(4)), steps.open(REQUEST, sequence(4))
-            await until(lambda: len(model.steps) == 1)
-            end(steps, gone)
-            model.may_step.set()
-            assert len(await chunks(stays)) == 3
-            assert steps.num_generated_tokens == 3
-            assert not steps.broke.is_set()
-
-    asyncio.run(main())
+    model = Model()
+    async with running(model) as steps:
+        model.may_step.clear()
+        gone, stays = steps.open(REQUEST, sequence(4)), steps.open(REQUEST, sequence(4))
+        await until(lambda: len(model.steps) == 1)
+        end(steps, gone)
+        model.may_step.set()
+        assert len(await chunks(stays)) == 3
+        assert steps.num_generated_tokens == 3
+        assert not steps.broke.is_set()
 
 
-def test_a_step_that_loses_tokens_breaks_the_engine_and_is_reported() -> None:
-    async def main() -> None:
-        model = Model()
-        model.loses_tokens = True
-        async with running(model) as steps:
-            with pytest.raises(WorkerLost, match="ValueError: zip"):
-                await chunks(steps.open(REQUEST, sequence(4)))
-            assert steps.broke.is_set()
-            with pytest.raises(WorkerLost, match="ValueError: zip"):
-                steps.open(REQUEST, sequence(4))
-
-    asyncio.run(main())
+async def test_a_step_that_loses_tokens_breaks_the_engine_and_is_reported() -> None:
+    model = Model()
+    model.loses_tokens = True
+    async with running(model) as steps:
+        with pytest.raises(WorkerLost, match="ValueError: zip"):
+            await chunks(steps.open(REQUEST, sequence(4)))
+        assert steps.broke.is_set()
+        with pytest.raises(WorkerLost, match="ValueError: zip"):
+            steps.open(REQUEST, sequence(4))
 
 
 class Masks:
@@ -252,35 +234,28 @@ def test_each_token_of_a_guided_answer_has_a_mask_of_its_own(late_s: float, pull
     run_jumping(main())
 
 
-def test_a_step_waits_for_masks_that_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_step_waits_for_masks_that_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.engines.embedded.masks._PATIENCE_S", PATIENCE_S)
-
-    async def main() -> None:
-        masks, model = Masks(), Model()
-        guided, free = sequence(4, 5), sequence(4, 60)
-        guided.matcher = masks.matcher
-        serving = asyncio.create_task(masks.serve())
-        async with running(model) as steps:
-            calls = [steps.open(REQUEST, each) for each in (guided, free)]
-            for call in calls:
-                await chunks(call)
-            steps.close(calls[0])
-            await serving
-        first = next(i for i, step in enumerate(model.steps) if guided in step)
-        assert [guided in step for step in model.steps[first : first + 6]] == [True] * 5 + [False]
-
-    asyncio.run(main())
+    masks, model = Masks(), Model()
+    guided, free = sequence(4, 5), sequence(4, 60)
+    guided.matcher = masks.matcher
+    serving = asyncio.create_task(masks.serve())
+    async with running(model) as steps:
+        calls = [steps.open(REQUEST, each) for each in (guided, free)]
+        for call in calls:
+            await chunks(call)
+        steps.close(calls[0])
+        await serving
+    first = next(i for i, step in enumerate(model.steps) if guided in step)
+    assert [guided in step for step in model.steps[first : first + 6]] == [True] * 5 + [False]
 
 
-def test_a_form_that_cannot_be_followed_ends_its_call() -> None:
-    async def main() -> None:
-        ours, theirs = socket.socketpair()
-        guided = sequence(4)
-        guided.matcher = Matcher(ours, vocab_size=8, param="text.format")
-        theirs.close()
-        async with running(Model()) as steps:
-            with pytest.raises(BatonError, match="cannot be enforced") as refused:
-                await chunks(steps.open(REQUEST, guided))
-            assert refused.value.param == "text.format"
-
-    asyncio.run(main())
+async def test_a_form_that_cannot_be_followed_ends_its_call() -> None:
+    ours, theirs = socket.socketpair()
+    guided = sequence(4)
+    guided.matcher = Matcher(ours, vocab_size=8, param="text.format")
+    theirs.close()
+    async with running(Model()) as steps:
+        with pytest.raises(BatonError, match="cannot be enforced") as refused:
+            await chunks(steps.open(REQUEST, guided))
+        assert refused.value.param == "text.format"

@@ -119,91 +119,74 @@ def test_a_staging_buffer_has_the_next_power_of_two_and_is_used_again(num_bytes:
     assert staging.take(size).tensor is not buffer.tensor, "two are never in the same memory"
 
 
-def test_kv_that_comes_too_late_is_not_stored(checkpoint: Path) -> None:
-    async def main() -> None:
-        wire = Wire()
-        async with pulling(checkpoint, wire) as here:
-            before = here.stored()
-            here.steps.fail(here.call, DeadlineExceeded("over"))  # its blocks may get a new owner
-            wire.hold.set()
-            await here.taking
-            assert torch.equal(here.stored(), before)
-
-    asyncio.run(main())
+async def test_kv_that_comes_too_late_is_not_stored(checkpoint: Path) -> None:
+    wire = Wire()
+    async with pulling(checkpoint, wire) as here:
+        before = here.stored()
+        here.steps.fail(here.call, DeadlineExceeded("over"))  # its blocks may get a new owner
+        wire.hold.set()
+        await here.taking
+        assert torch.equal(here.stored(), before)
 
 
-def test_kv_that_comes_in_time_is_stored_and_goes_on(checkpoint: Path) -> None:
-    async def main() -> None:
-        wire = Wire()
-        async with pulling(checkpoint, wire) as here:
-            before = here.stored()
-            wire.hold.set()
-            await here.taking
-            assert not torch.equal(here.stored(), before)
-            assert here.transfers.num_handoffs == 1
-            assert here.transfers.move_s > 0
-            assert await here.call.next_chunk() is not None
-
-    asyncio.run(main())
+async def test_kv_that_comes_in_time_is_stored_and_goes_on(checkpoint: Path) -> None:
+    wire = Wire()
+    async with pulling(checkpoint, wire) as here:
+        before = here.stored()
+        wire.hold.set()
+        await here.taking
+        assert not torch.equal(here.stored(), before)
+        assert here.transfers.num_handoffs == 1
+        assert here.transfers.move_s > 0
+        assert await here.call.next_chunk() is not None
 
 
-def test_a_call_that_ended_while_its_kv_was_stored_does_not_go_on(checkpoint: Path) -> None:
-    async def main() -> None:
-        wire, go_on = Wire(), threading.Event()
-        async with pulling(checkpoint, wire) as here:
-            blocking = asyncio.create_task(here.steps.on_thread(go_on.wait, PATIENCE_S))
-            wire.hold.set()
-            await until(wire.all_moved)
-            for _ in range(10):
-                await asyncio.sleep(0)  # turns in which it asks the thread to store the KV
-            here.steps.fail(here.call, DeadlineExceeded("over"))
-            go_on.set()
-            await asyncio.gather(here.taking, blocking)
-            assert here.transfers.num_handoffs == 0
-            assert here.call.outbox.qsize() == 1, "the error, and no token"
-
-    asyncio.run(main())
+async def test_a_call_that_ended_while_its_kv_was_stored_does_not_go_on(checkpoint: Path) -> None:
+    wire, go_on = Wire(), threading.Event()
+    async with pulling(checkpoint, wire) as here:
+        blocking = asyncio.create_task(here.steps.on_thread(go_on.wait, PATIENCE_S))
+        wire.hold.set()
+        await until(wire.all_moved)
+        for _ in range(10):
+            await asyncio.sleep(0)  # turns in which it asks the thread to store the KV
+        here.steps.fail(here.call, DeadlineExceeded("over"))
+        go_on.set()
+        await asyncio.gather(here.taking, blocking)
+        assert here.transfers.num_handoffs == 0
+        assert here.call.outbox.qsize() == 1, "the error, and no token"
 
 
-def test_a_pull_that_breaks_the_engine_ends_with_that_and_nothing_else(
+async def test_a_pull_that_breaks_the_engine_ends_with_that_and_nothing_else(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> None:
         raise OSError("no such memory")
 
-    async def main() -> None:
-        wire = Wire()
-        async with pulling(checkpoint, wire) as here:
-            monkeypatch.setattr(here.steps.runner, "scatter", fails)
-            wire.hold.set()
-            await here.taking
-            with pytest.raises(WorkerLost, match="no such memory"):
-                await here.call.next_chunk()
-            assert here.call.outbox.empty()
-
-    asyncio.run(main())
+    wire = Wire()
+    async with pulling(checkpoint, wire) as here:
+        monkeypatch.setattr(here.steps.runner, "scatter", fails)
+        wire.hold.set()
+        await here.taking
+        with pytest.raises(WorkerLost, match="no such memory"):
+            await here.call.next_chunk()
+        assert here.call.outbox.empty()
 
 
-def test_kv_that_is_gathered_after_its_request_has_ended_is_not_offered(checkpoint: Path) -> None:
-    async def main() -> None:
-        wire, go_on = Wire(), threading.Event()
-        async with pulling(checkpoint, wire) as here:
-            limits = Limits(
-                context_length=64, vocab_size=here.steps.runner.vocab_size, max_prompt_tokens=None
-            )
-            call = here.steps.open(ask(), new_sequence(ask(), limits, hands_off=True))
-            first = await call.next_chunk()
-            assert first is not None
-            blocking = asyncio.create_task(here.steps.on_thread(go_on.wait, PATIENCE_S))
-            handing = asyncio.create_task(here.transfers.hand_over(call, first))
-            for _ in range(10):
-                await asyncio.sleep(0)  # turns in which it asks the thread to gather the KV
-            here.steps.fail(call, DeadlineExceeded("over"))
-            go_on.set()
-            await asyncio.gather(handing, blocking)
-            assert here.transfers.num_handoffs == here.transfers.num_expired == 0
-            assert call.outbox.qsize() == 1, "the error, and no handoff"
-            here.steps.close(call)
-            wire.hold.set()
-
-    asyncio.run(main())
+async def test_kv_that_is_gathered_after_its_request_has_ended_is_not_offered(checkpoint: Path) -> None:
+    wire, go_on = Wire(), threading.Event()
+    async with pulling(checkpoint, wire) as here:
+        limits = Limits(context_length=64, vocab_size=here.steps.runner.vocab_size, max_prompt_tokens=None)
+        call = here.steps.open(ask(), new_sequence(ask(), limits, hands_off=True))
+        first = await call.next_chunk()
+        assert first is not None
+        blocking = asyncio.create_task(here.steps.on_thread(go_on.wait, PATIENCE_S))
+        handing = asyncio.create_task(here.transfers.hand_over(call, first))
+        for _ in range(10):
+            await asyncio.sleep(0)  # turns in which it asks the thread to gather the KV
+        here.steps.fail(call, DeadlineExceeded("over"))
+        go_on.set()
+        await asyncio.gather(handing, blocking)
+        assert here.transfers.num_handoffs == here.transfers.num_expired == 0
+        assert call.outbox.qsize() == 1, "the error, and no handoff"
+        here.steps.close(call)
+        wire.hold.set()

@@ -1,6 +1,5 @@
 """Building an engine: its imports are not interrupted by the garbage collector."""
 
-import asyncio
 import gc
 import os
 import signal
@@ -70,7 +69,7 @@ def effective(*arguments: str) -> list[str]:
 
 @pytest.mark.parametrize("engine", ["embedded", "mocker"])
 @pytest.mark.parametrize(("has_tls", "wire"), [(False, "tcp"), (True, "tcp+tls")])
-def test_kv_moves_over_the_chosen_wire_from_the_workers_own_host(
+async def test_kv_moves_over_the_chosen_wire_from_the_workers_own_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, has_tls: bool, wire: str
 ) -> None:
     if has_tls:
@@ -88,7 +87,7 @@ def test_kv_moves_over_the_chosen_wire_from_the_workers_own_host(
 
     transceiver: CacheTransceiver = built(*line)[0]._transceiver  # noqa: SLF001  nothing public tells
     assert transceiver.transport_name == wire
-    assert asyncio.run(host_of(transceiver)) == "127.0.0.2"
+    assert await host_of(transceiver) == "127.0.0.2"
 
 
 def test_a_wire_that_cannot_be_had_is_refused_with_one_that_can(

@@ -33,19 +33,16 @@ def read(each: Exchange, max_bytes: int = 10) -> bytes:
     return asyncio.run(each.read_body(max_bytes))
 
 
-def test_a_whole_answer_has_its_length_its_id_and_its_headers() -> None:
+async def test_a_whole_answer_has_its_length_its_id_and_its_headers() -> None:
     sent: list[dict[str, Any]] = []
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    async def main() -> None:
-        each = Exchange({"headers": [(b"x-request-id", b"r7")], "query_string": b""}, no_more, send)
-        began = each.started
-        await each.answer(201, msgspec.Raw(b'{"a":1}'), [(b"x-more", b"1")])
-        assert (began, each.started) == (False, True)
-
-    asyncio.run(main())
+    each = Exchange({"headers": [(b"x-request-id", b"r7")], "query_string": b""}, no_more, send)
+    began = each.started
+    await each.answer(201, msgspec.Raw(b'{"a":1}'), [(b"x-more", b"1")])
+    assert (began, each.started) == (False, True)
     start, end = sent
     assert start["status"] == 201
     assert dict(start["headers"]) == {

@@ -1,6 +1,5 @@
 """What a watcher of the file registry sees as files age, change and are not ours."""
 
-import asyncio
 import errno
 import fcntl
 import os
@@ -80,31 +79,23 @@ def test_a_folder_that_cannot_be_listed_is_told_once(
     assert caplog.text.count("registry=unreachable") == 2
 
 
-def test_a_registration_that_fails_leaves_nothing_open(tmp_path: Path) -> None:
+async def test_a_registration_that_fails_leaves_nothing_open(tmp_path: Path) -> None:
     (tmp_path / "w1.json").mkdir()
-
-    async def main() -> None:
-        num_before = num_open()
-        with pytest.raises(OSError, match=r"w1\.json"):
-            await FilesDiscovery(tmp_path).register(worker("w1")).__aenter__()
-        assert num_open() == num_before
-
-    asyncio.run(main())
+    num_before = num_open()
+    with pytest.raises(OSError, match=r"w1\.json"):
+        await FilesDiscovery(tmp_path).register(worker("w1")).__aenter__()
+    assert num_open() == num_before
 
 
-def test_what_a_process_that_was_killed_left_unfinished_is_overwritten(tmp_path: Path) -> None:
+async def test_what_a_process_that_was_killed_left_unfinished_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / f"w1.{os.getpid()}.tmp").write_bytes(b"x" * 10_000)
-
-    async def main() -> None:
-        async with FilesDiscovery(tmp_path).register(worker("w1")):
-            view = _View(tmp_path, 10.0)
-            assert view.look() == (worker("w1"),)
-            view.close()
-
-    asyncio.run(main())
+    async with FilesDiscovery(tmp_path).register(worker("w1")):
+        view = _View(tmp_path, 10.0)
+        assert view.look() == (worker("w1"),)
+        view.close()
 
 
-def test_a_registration_is_complete_as_soon_as_it_can_be_seen(
+async def test_a_registration_is_complete_as_soon_as_it_can_be_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view, replace, seen = _View(tmp_path, 10.0), Path.replace, []
@@ -115,23 +106,15 @@ def test_a_registration_is_complete_as_soon_as_it_can_be_seen(
         return replaced
 
     monkeypatch.setattr(Path, "replace", replace_and_look)
-
-    async def main() -> None:
-        async with FilesDiscovery(tmp_path).register(worker("w1")):
-            assert seen == [(worker("w1"),)]
-
-    asyncio.run(main())
+    async with FilesDiscovery(tmp_path).register(worker("w1")):
+        assert seen == [(worker("w1"),)]
     view.close()
 
 
-def test_a_worker_is_not_registered_where_others_can_write(tmp_path: Path) -> None:
+async def test_a_worker_is_not_registered_where_others_can_write(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-
-    async def main() -> None:
-        with pytest.raises(PermissionError, match="Others can write to"):
-            await FilesDiscovery(tmp_path).register(worker("w1")).__aenter__()
-
-    asyncio.run(main())
+    with pytest.raises(PermissionError, match="Others can write to"):
+        await FilesDiscovery(tmp_path).register(worker("w1")).__aenter__()
     assert not list(tmp_path.iterdir())
 
 

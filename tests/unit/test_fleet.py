@@ -95,72 +95,63 @@ class Registry:
         pass
 
 
-def test_a_model_is_served_as_soon_as_it_has_a_decode_worker() -> None:
-    async def main() -> None:
-        registry = Registry()
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            with pytest.raises(NoWorkers, match="start prefill and decode workers") as told:
-                fleet.served("m")
-            assert told.value.retry_after_s == 1
-            assert fleet.health().missing == ["decode", "prefill"]
+async def test_a_model_is_served_as_soon_as_it_has_a_decode_worker() -> None:
+    registry = Registry()
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        with pytest.raises(NoWorkers, match="start prefill and decode workers") as told:
+            fleet.served("m")
+        assert told.value.retry_after_s == 1
+        assert fleet.health().missing == ["decode", "prefill"]
 
-            registry.show(worker("p1"))
-            await until(lambda: fleet.health().instances)
-            with pytest.raises(NoWorkers, match="No decode worker of 'm' is available"):
-                fleet.served("m")
-            assert (fleet.health().status, fleet.health().missing) == ("unhealthy", ["m: decode"])
+        registry.show(worker("p1"))
+        await until(lambda: fleet.health().instances)
+        with pytest.raises(NoWorkers, match="No decode worker of 'm' is available"):
+            fleet.served("m")
+        assert (fleet.health().status, fleet.health().missing) == ("unhealthy", ["m: decode"])
 
-            registry.show(worker("d1", context_length=50), worker("p1"))
-            await until(lambda: fleet.models() == ["m"])
-            assert (fleet.health().status, fleet.health().missing) == ("healthy", [])
-            assert fleet.served("m").context_length == 50
-            registry.show(worker("d1", context_length=50), worker("p1", context_length=40))
-            await until(lambda: fleet.served("m").context_length == 40)
-            assert fleet.health().status == "healthy"
-            assert fleet.health().endpoints == [
-                "dyn://dynamo.backend.generate",
-                "dyn://dynamo.prefill.generate",
-            ]
-            with pytest.raises(
-                ModelNotFound, match=r"'other' does not exist; available models: m\..*--model-alias"
-            ):
-                fleet.served("other")
-
-    asyncio.run(main())
+        registry.show(worker("d1", context_length=50), worker("p1"))
+        await until(lambda: fleet.models() == ["m"])
+        assert (fleet.health().status, fleet.health().missing) == ("healthy", [])
+        assert fleet.served("m").context_length == 50
+        registry.show(worker("d1", context_length=50), worker("p1", context_length=40))
+        await until(lambda: fleet.served("m").context_length == 40)
+        assert fleet.health().status == "healthy"
+        assert fleet.health().endpoints == [
+            "dyn://dynamo.backend.generate",
+            "dyn://dynamo.prefill.generate",
+        ]
+        with pytest.raises(
+            ModelNotFound, match=r"'other' does not exist; available models: m\..*--model-alias"
+        ):
+            fleet.served("other")
 
 
-def test_an_alias_is_served_and_listed_under_its_own_name() -> None:
-    async def main() -> None:
-        registry = Registry(worker("d1"))
-        fleet = Fleet(registry, registry, aliases=parse_aliases("fast=m,claude-*=m,gone=n"))
-        async with fleet.keep_current():
-            await until(lambda: fleet.models() == ["fast", "m"])
-            assert [fleet.served(name).name for name in ("m", "fast", "claude-x")] == ["m"] * 3
-            with pytest.raises(ModelNotFound, match="'gone' does not exist; available models: fast, m"):
-                fleet.served("gone")
-
-    asyncio.run(main())
+async def test_an_alias_is_served_and_listed_under_its_own_name() -> None:
+    registry = Registry(worker("d1"))
+    fleet = Fleet(registry, registry, aliases=parse_aliases("fast=m,claude-*=m,gone=n"))
+    async with fleet.keep_current():
+        await until(lambda: fleet.models() == ["fast", "m"])
+        assert [fleet.served(name).name for name in ("m", "fast", "claude-x")] == ["m"] * 3
+        with pytest.raises(ModelNotFound, match="'gone' does not exist; available models: fast, m"):
+            fleet.served("gone")
 
 
-def test_a_lost_worker_is_left_out_until_it_answers_again() -> None:
-    async def main() -> None:
-        lost = worker("d1")
-        registry = Registry(lost, worker("d2"))
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await until(lambda: fleet.models() == ["m"])
-            registry.dead.add("d1")
-            fleet.suspect(lost)
-            fleet.suspect(lost)
-            assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
-            assert fleet.health().lost == ["d1"]
+async def test_a_lost_worker_is_left_out_until_it_answers_again() -> None:
+    lost = worker("d1")
+    registry = Registry(lost, worker("d2"))
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await until(lambda: fleet.models() == ["m"])
+        registry.dead.add("d1")
+        fleet.suspect(lost)
+        fleet.suspect(lost)
+        assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
+        assert fleet.health().lost == ["d1"]
 
-            registry.dead.clear()
-            await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
-            assert fleet.health().lost == []
-
-    asyncio.run(main())
+        registry.dead.clear()
+        await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+        assert fleet.health().lost == []
 
 
 def test_a_lost_worker_that_leaves_the_registry_is_probed_no_more() -> None:
@@ -207,37 +198,31 @@ def test_closing_leaves_no_task_and_no_call_behind() -> None:
     run_jumping(main())
 
 
-def test_closing_while_the_first_workers_are_waited_for_ends_the_watch() -> None:
-    async def main() -> None:
-        registry = Registry(worker("d1"))
-        registry.hung.add("d1")
-        fleet = Fleet(registry, registry)
-        with none_abandoned():
-            async with fleet.keep_current():
-                await until(lambda: registry.num_probes)
-                assert registry.num_watching == 1
-            assert registry.num_watching == 0
-
-    asyncio.run(main())
-
-
-def test_workers_of_another_model_do_not_count() -> None:
-    async def main() -> None:
-        registry = Registry(worker("d1"), worker("d2", model="n"), worker("p1", model="n"), worker("p2"))
-        fleet = Fleet(registry, registry)
+async def test_closing_while_the_first_workers_are_waited_for_ends_the_watch() -> None:
+    registry = Registry(worker("d1"))
+    registry.hung.add("d1")
+    fleet = Fleet(registry, registry)
+    with none_abandoned():
         async with fleet.keep_current():
-            await until(lambda: fleet.models() == ["m", "n"])
-            assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d1"]
-            assert [w.worker_id for w in fleet.workers("n", Role.PREFILL)] == ["p1"]
+            await until(lambda: registry.num_probes)
+            assert registry.num_watching == 1
+        assert registry.num_watching == 0
 
-            registry.show(worker("d1"), worker("p1", model="n"))
-            await until(lambda: fleet.models() == ["m"])
-            assert not fleet.workers("n", Role.PREFILL)
-            with pytest.raises(NoWorkers, match="No decode worker of 'n' is available") as told:
-                fleet.served("n")
-            assert told.value.retry_after_s == 1
 
-    asyncio.run(main())
+async def test_workers_of_another_model_do_not_count() -> None:
+    registry = Registry(worker("d1"), worker("d2", model="n"), worker("p1", model="n"), worker("p2"))
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await until(lambda: fleet.models() == ["m", "n"])
+        assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d1"]
+        assert [w.worker_id for w in fleet.workers("n", Role.PREFILL)] == ["p1"]
+
+        registry.show(worker("d1"), worker("p1", model="n"))
+        await until(lambda: fleet.models() == ["m"])
+        assert not fleet.workers("n", Role.PREFILL)
+        with pytest.raises(NoWorkers, match="No decode worker of 'n' is available") as told:
+            fleet.served("n")
+        assert told.value.retry_after_s == 1
 
 
 def test_a_tokenizer_is_loaded_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -312,7 +297,7 @@ def test_a_tokenizer_is_looked_for_while_a_worker_of_its_model_is_registered(
     run_jumping(main())
 
 
-def test_a_tokenizer_that_loads_slowly_delays_no_other_model(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tokenizer_that_loads_slowly_delays_no_other_model(monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = threading.Event()
     load = ModelTokenizer.load
 
@@ -322,31 +307,27 @@ def test_a_tokenizer_that_loads_slowly_delays_no_other_model(monkeypatch: pytest
         return load(DEMO)
 
     monkeypatch.setattr(ModelTokenizer, "load", loaded)
-
-    async def main() -> None:
-        slow = worker("d1", model="slow", model_path="/slow")
-        registry = Registry(slow)
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            try:
-                await until(lambda: fleet.health().instances)
-                with pytest.raises(NoWorkers, match="tokenizer of 'slow' is still loading; retry later"):
-                    fleet.served("slow")
-                registry.show(slow, worker("d2"))
-                await until(lambda: fleet.models() == ["m"])
-                registry.show(slow, worker("d2"), worker("d3"))
-                await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
-                assert not fleet.synced.is_set()
-            finally:
-                goes_on.set()
-            await fleet.synced.wait()
-            assert fleet.models() == ["m", "slow"]
-
-    asyncio.run(main())
+    slow = worker("d1", model="slow", model_path="/slow")
+    registry = Registry(slow)
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        try:
+            await until(lambda: fleet.health().instances)
+            with pytest.raises(NoWorkers, match="tokenizer of 'slow' is still loading; retry later"):
+                fleet.served("slow")
+            registry.show(slow, worker("d2"))
+            await until(lambda: fleet.models() == ["m"])
+            registry.show(slow, worker("d2"), worker("d3"))
+            await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+            assert not fleet.synced.is_set()
+        finally:
+            goes_on.set()
+        await fleet.synced.wait()
+        assert fleet.models() == ["m", "slow"]
 
 
 @pytest.mark.parametrize("given", ["", "2026-02-03"])
-def test_prompts_name_today_or_the_date_given(given: str) -> None:
+async def test_prompts_name_today_or_the_date_given(given: str) -> None:
     async def main() -> str:
         registry = Registry(worker("d1"))
         fleet = Fleet(registry, registry, current_date=given)
@@ -355,49 +336,39 @@ def test_prompts_name_today_or_the_date_given(given: str) -> None:
             return fleet.served("m").current_date
 
     before = datetime.now(UTC).date().isoformat()
-    named = asyncio.run(main())
+    named = await main()
     today = {before, datetime.now(UTC).date().isoformat()}  # midnight may have passed
     assert named in ({given} if given else today)
 
 
-def test_the_frontends_own_model_path_is_read_instead_of_the_workers() -> None:
-    async def main() -> None:
-        registry = Registry(worker("d1", model_path="/none"))
-        fleet = Fleet(registry, registry, model_path=DEMO)
-        async with fleet.keep_current():
-            await until(lambda: fleet.models() == ["m"])
-
-    asyncio.run(main())
+async def test_the_frontends_own_model_path_is_read_instead_of_the_workers() -> None:
+    registry = Registry(worker("d1", model_path="/none"))
+    fleet = Fleet(registry, registry, model_path=DEMO)
+    async with fleet.keep_current():
+        await until(lambda: fleet.models() == ["m"])
 
 
 @pytest.mark.parametrize("text", [None, "", "{}"])
-def test_a_broken_tokenizer_costs_its_own_model_only(tmp_path: Path, text: str | None) -> None:
+async def test_a_broken_tokenizer_costs_its_own_model_only(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "tokenizer.json").write_text(text)
-
-    async def main() -> None:
-        registry = Registry(worker("d1", model_path=str(tmp_path), model="broken"), worker("d2"))
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current() as following:
-            await until(lambda: fleet.models() == ["m"])
-            assert not following.done()
-
-    asyncio.run(main())
+    registry = Registry(worker("d1", model_path=str(tmp_path), model="broken"), worker("d2"))
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current() as following:
+        await until(lambda: fleet.models() == ["m"])
+        assert not following.done()
 
 
-def test_figures_come_from_every_worker_that_answers() -> None:
-    async def main() -> None:
-        registry = Registry(worker("d1"), worker("p1"))
-        registry.dead.add("p1")
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await until(lambda: fleet.models() == ["m"])
-            with none_abandoned():
-                await fleet.stats()
-            found = [(info.worker_id, stats.num_running) for info, stats in await fleet.stats()]
-            assert found == [("d1", 3)]
-
-    asyncio.run(main())
+async def test_figures_come_from_every_worker_that_answers() -> None:
+    registry = Registry(worker("d1"), worker("p1"))
+    registry.dead.add("p1")
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await until(lambda: fleet.models() == ["m"])
+        with none_abandoned():
+            await fleet.stats()
+        found = [(info.worker_id, stats.num_running) for info, stats in await fleet.stats()]
+        assert found == [("d1", 3)]
 
 
 def test_a_worker_that_hangs_keeps_nobody_from_the_others_figures() -> None:
@@ -492,19 +463,16 @@ def test_a_worker_that_is_not_trusted_is_named_with_the_reason_until_it_is(
     run_jumping(main())
 
 
-def test_a_new_worker_is_warming_until_it_has_answered() -> None:
-    async def main() -> None:
-        registry = Registry(worker("d1"))
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await fleet.synced.wait()
-            registry.hung.add("d2")
-            registry.show(worker("d1"), worker("d2"))
-            await until(lambda: registry.num_probes == 2)
-            assert (fleet.health().warming, fleet.health().lost) == (["d2"], [])
-            assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d1"]
-
-    asyncio.run(main())
+async def test_a_new_worker_is_warming_until_it_has_answered() -> None:
+    registry = Registry(worker("d1"))
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await fleet.synced.wait()
+        registry.hung.add("d2")
+        registry.show(worker("d1"), worker("d2"))
+        await until(lambda: registry.num_probes == 2)
+        assert (fleet.health().warming, fleet.health().lost) == (["d2"], [])
+        assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d1"]
 
 
 def test_a_refused_worker_gets_no_request_and_is_named_while_it_is_registered() -> None:
@@ -530,116 +498,94 @@ def test_a_refused_worker_gets_no_request_and_is_named_while_it_is_registered() 
     run_jumping(main())
 
 
-def test_prefill_is_worth_it_if_one_decode_worker_can_take_its_kv() -> None:
-    async def main() -> None:
-        registry = Registry(worker("d1", engine="x"), worker("d2"), worker("p1"))
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await until(lambda: len(fleet.health().instances) == 3)
-            (prefill,) = fleet.workers("m", Role.PREFILL)
-            assert [w.worker_id for w in fleet.workers("m", Role.DECODE, paired_with=prefill)] == ["d2"]
-
-    asyncio.run(main())
+async def test_prefill_is_worth_it_if_one_decode_worker_can_take_its_kv() -> None:
+    registry = Registry(worker("d1", engine="x"), worker("d2"), worker("p1"))
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await until(lambda: len(fleet.health().instances) == 3)
+        (prefill,) = fleet.workers("m", Role.PREFILL)
+        assert [w.worker_id for w in fleet.workers("m", Role.DECODE, paired_with=prefill)] == ["d2"]
 
 
-def test_a_registry_that_fails_is_noticed() -> None:
+async def test_a_registry_that_fails_is_noticed() -> None:
     class Broken(Registry):
         async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
             raise RuntimeError("broken")
             yield ()  # type: ignore[unreachable]  # makes it a generator
 
-    async def main() -> None:
-        registry = Broken()
-        async with Fleet(registry, registry).keep_current() as following:
-            with pytest.raises(RuntimeError, match="broken"):
-                await following
-
-    asyncio.run(main())
+    registry = Broken()
+    async with Fleet(registry, registry).keep_current() as following:
+        with pytest.raises(RuntimeError, match="broken"):
+            await following
 
 
-def test_without_a_tokenizer_a_model_waits() -> None:
-    async def main() -> None:
-        registry = Registry(worker("d1", model_path="/none"))
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await until(lambda: fleet.health().instances)
-            with pytest.raises(NoWorkers, match="tokenizer") as told:
-                fleet.served("m")
-            assert told.value.retry_after_s == 1
-
-    asyncio.run(main())
+async def test_without_a_tokenizer_a_model_waits() -> None:
+    registry = Registry(worker("d1", model_path="/none"))
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await until(lambda: fleet.health().instances)
+        with pytest.raises(NoWorkers, match="tokenizer") as told:
+            fleet.served("m")
+        assert told.value.retry_after_s == 1
 
 
-def test_a_worker_that_warms_up_gets_no_requests_yet(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_that_warms_up_gets_no_requests_yet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
+    registry = Registry(worker("d1", is_ready=False), worker("p1"))
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await until(lambda: fleet.health().warming == ["d1"])
+        assert not fleet.models()
+        assert not fleet.workers("m", Role.DECODE)
+        assert fleet.health().missing == ["m: decode"]
+        with pytest.raises(NoWorkers, match="No decode worker of 'm' is ready yet"):
+            fleet.served("m")
 
-    async def main() -> None:
-        registry = Registry(worker("d1", is_ready=False), worker("p1"))
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await until(lambda: fleet.health().warming == ["d1"])
-            assert not fleet.models()
-            assert not fleet.workers("m", Role.DECODE)
-            assert fleet.health().missing == ["m: decode"]
-            with pytest.raises(NoWorkers, match="No decode worker of 'm' is ready yet"):
-                fleet.served("m")
-
-            assert "joined worker=d1" not in caplog.text
-            registry.show(worker("d1"), worker("p1"))
-            await until(lambda: fleet.models() == ["m"])
-            assert fleet.health().warming == []
-            assert "joined worker=d1" in caplog.text
-
-    asyncio.run(main())
+        assert "joined worker=d1" not in caplog.text
+        registry.show(worker("d1"), worker("p1"))
+        await until(lambda: fleet.models() == ["m"])
+        assert fleet.health().warming == []
+        assert "joined worker=d1" in caplog.text
 
 
-def test_health_names_pairs_that_are_refused_and_those_that_did_not_warm_up() -> None:
-    async def main() -> None:
-        registry = Registry(worker("d1", cold_peers=("p1", "gone")), worker("p1"), worker("p2", engine="x"))
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await until(lambda: fleet.health().instances)
-            assert fleet.health().cold_pairs == ["d1 with p1"]
-            assert fleet.health().refused_pairs == ["p2 -> d1: engine x is not embedded"]
-            assert [w.worker_id for w in fleet.workers("m", Role.PREFILL)] == ["p1"]
-
-    asyncio.run(main())
+async def test_health_names_pairs_that_are_refused_and_those_that_did_not_warm_up() -> None:
+    registry = Registry(worker("d1", cold_peers=("p1", "gone")), worker("p1"), worker("p2", engine="x"))
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await until(lambda: fleet.health().instances)
+        assert fleet.health().cold_pairs == ["d1 with p1"]
+        assert fleet.health().refused_pairs == ["p2 -> d1: engine x is not embedded"]
+        assert [w.worker_id for w in fleet.workers("m", Role.PREFILL)] == ["p1"]
 
 
 @pytest.mark.parametrize(("request_timeout_s", "warned"), [(60.0, 1), (60.1, 0)])
-def test_a_request_timeout_within_the_kv_timeout_is_warned_of_once(
+async def test_a_request_timeout_within_the_kv_timeout_is_warned_of_once(
     request_timeout_s: float, warned: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        registry = Registry(worker("d1", kv_timeout_s=60.0))
-        fleet = Fleet(registry, registry, request_timeout_s=request_timeout_s)
-        async with fleet.keep_current():
-            await until(lambda: len(fleet.health().instances) == 1)
-            registry.show(worker("d1", kv_timeout_s=60.0), worker("d2"))
-            await until(lambda: len(fleet.health().instances) == 2)
-
-    asyncio.run(main())
+    registry = Registry(worker("d1", kv_timeout_s=60.0))
+    fleet = Fleet(registry, registry, request_timeout_s=request_timeout_s)
+    async with fleet.keep_current():
+        await until(lambda: len(fleet.health().instances) == 1)
+        registry.show(worker("d1", kv_timeout_s=60.0), worker("d2"))
+        await until(lambda: len(fleet.health().instances) == 2)
     assert caplog.text.count("not above the KV timeout of 60 s of worker=d1") == warned
 
 
-def test_a_model_whose_workers_are_all_lost_is_still_accepted() -> None:
-    async def main() -> None:
-        lost = worker("d1")
-        registry = Registry(lost)
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await until(lambda: fleet.models() == ["m"])
-            registry.dead.add("d1")
-            fleet.suspect(lost)
-            assert not fleet.models()
-            assert fleet.served("m").name == "m"
+async def test_a_model_whose_workers_are_all_lost_is_still_accepted() -> None:
+    lost = worker("d1")
+    registry = Registry(lost)
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await until(lambda: fleet.models() == ["m"])
+        registry.dead.add("d1")
+        fleet.suspect(lost)
+        assert not fleet.models()
+        assert fleet.served("m").name == "m"
 
-            registry.show()
-            await until(lambda: not fleet.health().lost)
-            with pytest.raises(NoWorkers):
-                fleet.served("m")
-
-    asyncio.run(main())
+        registry.show()
+        await until(lambda: not fleet.health().lost)
+        with pytest.raises(NoWorkers):
+            fleet.served("m")
 
 
 def test_a_new_worker_that_hangs_delays_no_other() -> None:
@@ -674,7 +620,9 @@ def test_at_the_start_all_that_answer_within_a_second_are_waited_for() -> None:
     run_jumping(main())
 
 
-def test_a_tokenizer_is_loaded_in_a_thread_so_that_streams_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tokenizer_is_loaded_in_a_thread_so_that_streams_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     threads: list[threading.Thread] = []
     load = ModelTokenizer.load
 
@@ -683,60 +631,47 @@ def test_a_tokenizer_is_loaded_in_a_thread_so_that_streams_go_on(monkeypatch: py
         return load(folder)
 
     monkeypatch.setattr(ModelTokenizer, "load", noted)
-
-    async def main() -> None:
-        registry = Registry(worker("d1"))
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await until(lambda: fleet.models() == ["m"])
-
-    asyncio.run(main())
+    registry = Registry(worker("d1"))
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await until(lambda: fleet.models() == ["m"])
     assert [thread is threading.main_thread() for thread in threads] == [False]
 
 
-def test_a_worker_that_serves_is_not_refused_for_a_certificate_that_failed_once() -> None:
-    async def main() -> None:
-        registry = Registry(worker("d1"))
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await until(lambda: fleet.models() == ["m"])
-            registry.foreign.add("d1")
-            assert await fleet.stats() == []
-            assert fleet.health().refused == []
-            assert fleet.models() == ["m"]
-
-    asyncio.run(main())
+async def test_a_worker_that_serves_is_not_refused_for_a_certificate_that_failed_once() -> None:
+    registry = Registry(worker("d1"))
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await until(lambda: fleet.models() == ["m"])
+        registry.foreign.add("d1")
+        assert await fleet.stats() == []
+        assert fleet.health().refused == []
+        assert fleet.models() == ["m"]
 
 
-def test_who_waits_for_a_change_learns_of_one_that_left_and_of_each_that_answers() -> None:
-    async def main() -> None:
-        registry = Registry(worker("d1"), worker("d2"))
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
-            await fleet.synced.wait()
-            for known in ([worker("d1")], [worker("d1"), worker("d3")]):
-                changed = asyncio.create_task(fleet.changed())
-                await asyncio.sleep(0)
-                assert not changed.done()
-                registry.show(*known)
-                await asyncio.wait_for(changed, scaled(60))
-
-    asyncio.run(main())
+async def test_who_waits_for_a_change_learns_of_one_that_left_and_of_each_that_answers() -> None:
+    registry = Registry(worker("d1"), worker("d2"))
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+        await fleet.synced.wait()
+        for known in ([worker("d1")], [worker("d1"), worker("d3")]):
+            changed = asyncio.create_task(fleet.changed())
+            await asyncio.sleep(0)
+            assert not changed.done()
+            registry.show(*known)
+            await asyncio.wait_for(changed, scaled(60))
 
 
-def test_health_names_the_pairs_that_are_cut() -> None:
-    async def main() -> None:
-        p1, d1, d2 = worker("p1"), worker("d1"), worker("d2")
-        registry = Registry(p1, d1, d2)
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await until(lambda: len(fleet.health().instances) == 3)
-            fleet.part(p1, d1)
-            assert fleet.health().cut_pairs == ["p1 -> d1"]
-            assert [w.worker_id for w in fleet.workers("m", Role.DECODE, paired_with=p1)] == ["d2"]
-            assert fleet.workers("m", Role.PREFILL) == [p1], "the other decode worker can take its KV"
-            fleet.part(p1, d2)
-            assert fleet.workers("m", Role.PREFILL) == []
-
-    asyncio.run(main())
+async def test_health_names_the_pairs_that_are_cut() -> None:
+    p1, d1, d2 = worker("p1"), worker("d1"), worker("d2")
+    registry = Registry(p1, d1, d2)
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await until(lambda: len(fleet.health().instances) == 3)
+        fleet.part(p1, d1)
+        assert fleet.health().cut_pairs == ["p1 -> d1"]
+        assert [w.worker_id for w in fleet.workers("m", Role.DECODE, paired_with=p1)] == ["d2"]
+        assert fleet.workers("m", Role.PREFILL) == [p1], "the other decode worker can take its KV"
+        fleet.part(p1, d2)
+        assert fleet.workers("m", Role.PREFILL) == []

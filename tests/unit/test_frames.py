@@ -97,7 +97,7 @@ def test_a_token_below_zero_breaks_the_link() -> None:
 
 
 @given(st.lists(st.integers(0, 60), max_size=40), st.integers(60, 300))
-def test_any_envelopes_leave_in_order_in_frames_below_the_limit(sizes: list[int], limit: int) -> None:
+async def test_any_envelopes_leave_in_order_in_frames_below_the_limit(sizes: list[int], limit: int) -> None:
     replies: list[Envelope] = [Next(i, TokenChunk(token_ids=(9,) * size)) for i, size in enumerate(sizes)]
     wire, refused = Sent(limit), list[Envelope]()
 
@@ -107,7 +107,7 @@ def test_any_envelopes_leave_in_order_in_frames_below_the_limit(sizes: list[int]
             writer.put(reply)
         await asyncio.sleep(0)  # frames are sealed once a turn
 
-    asyncio.run(scenario())
+    await scenario()
     opened = [frames.FROM_WORKER.decode(each) for each in wire.frames]
     assert [number for number, _ in opened] == list(range(len(opened)))
     assert all(len(each) <= limit for each in wire.frames)
@@ -117,7 +117,7 @@ def test_any_envelopes_leave_in_order_in_frames_below_the_limit(sizes: list[int]
     assert all(len(frame(0, envelope)) > limit for envelope in refused)
 
 
-def test_the_hello_leaves_alone_as_strangers_may_not_send_more() -> None:
+async def test_the_hello_leaves_alone_as_strangers_may_not_send_more() -> None:
     async def scenario() -> list[bytes]:
         wire = Sent()
         writer = FrameWriter(wire, lambda envelope, _: pytest.fail(str(envelope)))
@@ -126,10 +126,10 @@ def test_the_hello_leaves_alone_as_strangers_may_not_send_more() -> None:
         await asyncio.sleep(0)  # frames are sealed once a turn
         return wire.frames
 
-    assert asyncio.run(scenario()) == [frame(0, Hello(frames.VERSION, "w")), frame(1, Beat(), Beat())]
+    assert await scenario() == [frame(0, Hello(frames.VERSION, "w")), frame(1, Beat(), Beat())]
 
 
-def test_a_frame_of_the_limit_is_sent_and_nothing_after_the_goodbye() -> None:
+async def test_a_frame_of_the_limit_is_sent_and_nothing_after_the_goodbye() -> None:
     async def scenario() -> list[bytes]:
         wire = Sent(len(frame(0, End(1))))
         writer = FrameWriter(wire, lambda envelope, _: pytest.fail(str(envelope)))
@@ -142,4 +142,4 @@ def test_a_frame_of_the_limit_is_sent_and_nothing_after_the_goodbye() -> None:
         await asyncio.sleep(0)
         return wire.frames
 
-    assert asyncio.run(scenario()) == [frame(0, End(1)), frame(1, End(2), Goodbye("enough"))]
+    assert await scenario() == [frame(0, End(1)), frame(1, End(2), Goodbye("enough"))]

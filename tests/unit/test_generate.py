@@ -43,10 +43,10 @@ DEMO = Path("models/demo")
 NUM_IDS = 3072  # of the demo model
 
 
-def test_prefill_hands_its_baton_to_decode() -> None:
+async def test_prefill_hands_its_baton_to_decode() -> None:
     fleet = ScriptedWorkers(p1=hand_off, d1=answer)
 
-    assert asyncio.run(generate(fleet)) == WHOLE
+    assert await generate(fleet) == WHOLE
     assert fleet.asked == ["p1", "d1"]
     assert fleet.calls[0][1].handoff is None
     assert fleet.calls[1][1].handoff is not None
@@ -58,30 +58,26 @@ async def hand_off_with_first(asked: GenerateRequest) -> AsyncGenerator[Reply, N
         yield msgspec.structs.replace(reply, first_chunk=TokenChunk((10 + asked.num_generated,)))
 
 
-def test_prefills_first_token_is_sent_before_decode_is_asked() -> None:
+async def test_prefills_first_token_is_sent_before_decode_is_asked() -> None:
     fleet = ScriptedWorkers(p1=hand_off_with_first, d1=answer)
-
-    async def main() -> None:
-        async with generator_over(fleet) as generator, aclosing(generator.generate(request())) as chunks:
-            assert (await anext(chunks)).token_ids == (10,)
-            assert fleet.asked == ["p1"]
-            assert [token async for chunk in chunks for token in chunk.token_ids] == WHOLE[1:]
-
-    asyncio.run(main())
+    async with generator_over(fleet) as generator, aclosing(generator.generate(request())) as chunks:
+        assert (await anext(chunks)).token_ids == (10,)
+        assert fleet.asked == ["p1"]
+        assert [token async for chunk in chunks for token in chunk.token_ids] == WHOLE[1:]
     asked = fleet.calls[1][1]
     assert (asked.token_ids[-1], asked.num_generated) == (10, 1)
     assert asked.handoff is not None
 
 
-def test_a_token_that_prefill_sent_is_not_sent_again_if_decode_is_lost() -> None:
+async def test_a_token_that_prefill_sent_is_not_sent_again_if_decode_is_lost() -> None:
     fleet = ScriptedWorkers(p1=hand_off_with_first, d1=failing(WorkerLost("gone")), d2=answer)
 
-    assert asyncio.run(generate(fleet)) == WHOLE
+    assert await generate(fleet) == WHOLE
     assert fleet.asked == ["p1", "d1", "p1", "d2"]
     assert [asked.num_generated for _, asked in fleet.calls] == [0, 1, 1, 2]
 
 
-def test_decodes_first_chunk_ends_the_prefill_call() -> None:
+async def test_decodes_first_chunk_ends_the_prefill_call() -> None:
     open_calls: list[list[str]] = []
 
     async def watching(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
@@ -91,70 +87,70 @@ def test_decodes_first_chunk_ends_the_prefill_call() -> None:
 
     fleet = ScriptedWorkers(p1=hand_off, d1=watching)
 
-    assert asyncio.run(generate(fleet)) == WHOLE
+    assert await generate(fleet) == WHOLE
     assert open_calls == [["d1"]] * 3
 
 
-def test_without_a_prefill_worker_decode_prefills_by_itself() -> None:
+async def test_without_a_prefill_worker_decode_prefills_by_itself() -> None:
     fleet = ScriptedWorkers(d1=answer)
 
-    assert asyncio.run(generate(fleet)) == WHOLE
+    assert await generate(fleet) == WHOLE
     assert fleet.calls[0][1].handoff is None
 
 
-def test_an_answer_that_its_first_token_ends_never_reaches_decode() -> None:
+async def test_an_answer_that_its_first_token_ends_never_reaches_decode() -> None:
     async def ended(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         yield TokenChunk((7,), "stop", Usage(2, 0, 1))
 
     fleet = ScriptedWorkers(p1=ended, d1=answer)
 
-    assert asyncio.run(generate(fleet)) == [7]
+    assert await generate(fleet) == [7]
     assert fleet.asked == ["p1"]
 
 
-def test_a_lost_prefill_worker_is_replaced_by_another() -> None:
+async def test_a_lost_prefill_worker_is_replaced_by_another() -> None:
     fleet = ScriptedWorkers(p1=failing(WorkerLost("gone")), p2=hand_off, d1=answer)
 
-    assert asyncio.run(generate(fleet)) == WHOLE
+    assert await generate(fleet) == WHOLE
     assert fleet.asked == ["p1", "p2", "d1"]
 
 
-def test_when_every_prefill_worker_is_lost_decode_prefills_by_itself() -> None:
+async def test_when_every_prefill_worker_is_lost_decode_prefills_by_itself() -> None:
     fleet = ScriptedWorkers(p1=failing(WorkerLost("gone")), d1=answer)
 
-    assert asyncio.run(generate(fleet)) == WHOLE
+    assert await generate(fleet) == WHOLE
     assert fleet.asked == ["p1", "d1"]
 
 
-def test_a_failed_handoff_is_prefilled_again_and_the_decode_worker_kept() -> None:
+async def test_a_failed_handoff_is_prefilled_again_and_the_decode_worker_kept() -> None:
     tries = iter([failing(HandoffFailed("expired")), answer])
     fleet = ScriptedWorkers(p1=hand_off, p2=hand_off, d1=lambda asked: next(tries)(asked))  # noqa: PLW0108  each call takes the next
 
-    assert asyncio.run(generate(fleet)) == WHOLE
+    assert await generate(fleet) == WHOLE
     assert fleet.asked == ["p1", "d1", "p2", "d1"]
 
 
-def test_each_failed_handoff_is_the_fault_of_its_own_prefill_worker() -> None:
+async def test_each_failed_handoff_is_the_fault_of_its_own_prefill_worker() -> None:
     expired = failing(HandoffFailed("expired"))
     tries = iter([expired, expired, answer])
     fleet = ScriptedWorkers(p1=hand_off, p2=hand_off, d1=lambda asked: next(tries)(asked))  # noqa: PLW0108  each call takes the next
 
-    assert asyncio.run(generate(fleet)) == WHOLE
+    assert await generate(fleet) == WHOLE
     assert fleet.asked == ["p1", "d1", "p2", "d1", "d1"]
 
 
-def test_a_prefill_worker_that_ends_without_a_handoff_is_replaced() -> None:
+async def test_a_prefill_worker_that_ends_without_a_handoff_is_replaced() -> None:
     async def nothing(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         return
         yield TokenChunk(())  # type: ignore[unreachable]  # makes it a generator
 
     fleet = ScriptedWorkers(p1=nothing, p2=hand_off, d1=answer)
 
-    assert asyncio.run(generate(fleet)) == WHOLE
+    assert await generate(fleet) == WHOLE
     assert fleet.asked == ["p1", "p2", "d1"]
 
 
-def test_a_prefill_worker_lost_in_the_moment_of_the_first_chunk_is_not_missed() -> None:
+async def test_a_prefill_worker_lost_in_the_moment_of_the_first_chunk_is_not_missed() -> None:
     arrived = asyncio.Event()
 
     async def lost_then(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
@@ -171,22 +167,22 @@ def test_a_prefill_worker_lost_in_the_moment_of_the_first_chunk_is_not_missed() 
 
     fleet = ScriptedWorkers(p1=lost_then, p2=hand_off, d1=arriving)
 
-    assert asyncio.run(generate(fleet)) == WHOLE
+    assert await generate(fleet) == WHOLE
     assert fleet.asked == ["p1", "d1"]
 
 
-def test_prefill_and_handoff_are_timed_once_each() -> None:
+async def test_prefill_and_handoff_are_timed_once_each() -> None:
     fleet = ScriptedWorkers(p1=hand_off, d1=answer)
     began_s = time.perf_counter()
 
-    assert asyncio.run(generate(fleet)) == WHOLE
+    assert await generate(fleet) == WHOLE
     spent_s = time.perf_counter() - began_s
     for name in ("baton_prefill_seconds", "baton_handoff_seconds"):
         assert fleet.metrics.registry.get_sample_value(f"{name}_count") == 1
         assert 0 < (fleet.metrics.registry.get_sample_value(f"{name}_sum") or 0) < spent_s
 
 
-def test_a_prefill_worker_lost_before_the_kv_has_moved_is_replaced_at_once() -> None:
+async def test_a_prefill_worker_lost_before_the_kv_has_moved_is_replaced_at_once() -> None:
     async def lost_later(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         async for handoff in hand_off(asked):
             yield handoff
@@ -200,25 +196,25 @@ def test_a_prefill_worker_lost_before_the_kv_has_moved_is_replaced_at_once() -> 
 
     fleet = ScriptedWorkers(p1=lost_later, p2=hand_off, d1=waiting)
 
-    assert asyncio.run(generate(fleet)) == WHOLE
+    assert await generate(fleet) == WHOLE
     assert fleet.asked == ["p1", "d1", "p2", "d1"]
 
 
-def test_a_stream_goes_on_from_another_decode_worker_without_loss_or_repetition() -> None:
+async def test_a_stream_goes_on_from_another_decode_worker_without_loss_or_repetition() -> None:
     fleet = ScriptedWorkers(p1=hand_off, d1=failing(WorkerLost("gone"), after=2), d2=answer)
 
-    assert asyncio.run(generate(fleet)) == WHOLE
+    assert await generate(fleet) == WHOLE
     assert fleet.asked == ["p1", "d1", "p1", "d2"]
     resumed = fleet.calls[-1][1]
     assert (resumed.token_ids, resumed.num_generated) == ([1, 2, 10, 11], 2)
     assert 0 < resumed.deadline_s <= 5
 
 
-def test_a_stream_that_ends_early_counts_as_a_lost_worker() -> None:
+async def test_a_stream_that_ends_early_counts_as_a_lost_worker() -> None:
     async def cut(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         yield TokenChunk((10,))
 
-    assert asyncio.run(generate(ScriptedWorkers(d1=cut, d2=answer))) == WHOLE
+    assert await generate(ScriptedWorkers(d1=cut, d2=answer)) == WHOLE
 
 
 @pytest.mark.parametrize(
@@ -232,66 +228,58 @@ def test_a_stream_that_ends_early_counts_as_a_lost_worker() -> None:
         ({f"d{i}": failing(WorkerLost("gone")) for i in range(9)}, WorkerLost, 4),
     ],
 )
-def test_what_cannot_be_repaired_ends_with_its_name(
+async def test_what_cannot_be_repaired_ends_with_its_name(
     scripts: dict[str, Script], raised: type[BatonError], num_calls: int
 ) -> None:
     fleet = ScriptedWorkers(**scripts)
 
     with pytest.raises(raised):
-        asyncio.run(generate(fleet))
+        await generate(fleet)
     assert len(fleet.calls) == num_calls
 
 
-def test_the_fourth_worker_may_be_the_one_that_answers() -> None:
+async def test_the_fourth_worker_may_be_the_one_that_answers() -> None:
     lost = failing(WorkerLost("gone"))
 
-    assert asyncio.run(generate(ScriptedWorkers(d1=lost, d2=lost, d3=lost, d4=answer))) == WHOLE
+    assert await generate(ScriptedWorkers(d1=lost, d2=lost, d3=lost, d4=answer)) == WHOLE
 
 
-def test_only_a_lost_worker_is_avoided_by_others() -> None:
+async def test_only_a_lost_worker_is_avoided_by_others() -> None:
     tries = iter([failing(Overloaded("full")), answer])
     fleet = ScriptedWorkers(d1=lambda asked: next(tries)(asked), d2=failing(WorkerLost("gone")))  # noqa: PLW0108  each call takes the next
-
-    async def two_requests() -> None:
-        async with generator_over(fleet) as generator:
-            with pytest.raises(WorkerLost):
-                assert [chunk async for chunk in generator.generate(request())]
+    async with generator_over(fleet) as generator:
+        with pytest.raises(WorkerLost):
             assert [chunk async for chunk in generator.generate(request())]
-
-    asyncio.run(two_requests())
+        assert [chunk async for chunk in generator.generate(request())]
 
     assert fleet.asked == ["d1", "d2", "d1"]
 
 
-def test_a_full_worker_is_passed_over_for_one_with_room() -> None:
+async def test_a_full_worker_is_passed_over_for_one_with_room() -> None:
     fleet = ScriptedWorkers(d1=failing(Overloaded("full")), d2=answer)
 
-    assert asyncio.run(generate(fleet)) == WHOLE
+    assert await generate(fleet) == WHOLE
 
 
-def test_a_prefill_worker_that_no_decode_worker_can_take_kv_from_is_left_out() -> None:
+async def test_a_prefill_worker_that_no_decode_worker_can_take_kv_from_is_left_out() -> None:
     fleet = ScriptedWorkers(p1x=hand_off, d1=answer)
 
-    assert asyncio.run(generate(fleet)) == WHOLE
+    assert await generate(fleet) == WHOLE
     assert fleet.asked == ["d1"]
 
 
-def test_decode_is_picked_among_those_that_can_take_the_kv() -> None:
+async def test_decode_is_picked_among_those_that_can_take_the_kv() -> None:
     fleet = ScriptedWorkers(p1x=hand_off, d1=failing(HandoffFailed("it cannot")), d2x=answer)
 
-    assert asyncio.run(generate(fleet)) == WHOLE
+    assert await generate(fleet) == WHOLE
     assert fleet.asked == ["p1x", "d2x"]
 
 
-def test_a_lost_worker_is_avoided_by_the_next_requests_too() -> None:
+async def test_a_lost_worker_is_avoided_by_the_next_requests_too() -> None:
     fleet = ScriptedWorkers(d1=failing(WorkerLost("gone")), d2=answer)
-
-    async def three_requests() -> None:
-        async with generator_over(fleet) as generator:
-            for _ in range(3):
-                assert [chunk async for chunk in generator.generate(request())]
-
-    asyncio.run(three_requests())
+    async with generator_over(fleet) as generator:
+        for _ in range(3):
+            assert [chunk async for chunk in generator.generate(request())]
 
     assert fleet.asked == ["d1", "d2", "d2", "d2"]
 
@@ -359,36 +347,28 @@ def test_a_request_whose_time_is_over_is_not_tried_again() -> None:
     assert fleet.asked == ["d1"]
 
 
-def test_the_least_loaded_worker_is_the_one_with_the_fewest_calls_still_open() -> None:
+async def test_the_least_loaded_worker_is_the_one_with_the_fewest_calls_still_open() -> None:
     fleet = ScriptedWorkers(d1=answer, d2=answer)
-
-    async def three_requests_during_another() -> None:
-        async with (
-            generator_over(fleet, "least-loaded") as generator,
-            aclosing(generator.generate(request())) as open_one,
-        ):
-            await anext(open_one)
-            for _ in range(3):
-                assert [chunk async for chunk in generator.generate(request())]
-
-    asyncio.run(three_requests_during_another())
+    async with (
+        generator_over(fleet, "least-loaded") as generator,
+        aclosing(generator.generate(request())) as open_one,
+    ):
+        await anext(open_one)
+        for _ in range(3):
+            assert [chunk async for chunk in generator.generate(request())]
 
     assert fleet.asked == ["d1", "d2", "d2", "d2"]
 
 
-def test_a_prefill_worker_is_free_as_soon_as_decode_has_its_kv() -> None:
+async def test_a_prefill_worker_is_free_as_soon_as_decode_has_its_kv() -> None:
     fleet = ScriptedWorkers(p1=hand_off, p2=hand_off, d1=answer)
-
-    async def two_requests_during_the_decoding_of_another() -> None:
-        async with (
-            generator_over(fleet, "least-loaded") as generator,
-            aclosing(generator.generate(request())) as decoding,
-        ):
-            await anext(decoding)
-            for _ in range(2):
-                assert [chunk async for chunk in generator.generate(request())]
-
-    asyncio.run(two_requests_during_the_decoding_of_another())
+    async with (
+        generator_over(fleet, "least-loaded") as generator,
+        aclosing(generator.generate(request())) as decoding,
+    ):
+        await anext(decoding)
+        for _ in range(2):
+            assert [chunk async for chunk in generator.generate(request())]
 
     assert fleet.asked == ["p1", "d1", "p2", "d1", "p1", "d1"]
 
@@ -415,16 +395,18 @@ def lacking(num_tokens: int, *, is_busy: bool = False) -> Script:
     return script
 
 
-def test_a_decode_worker_that_lacks_little_answers_without_prefill() -> None:
+async def test_a_decode_worker_that_lacks_little_answers_without_prefill() -> None:
     fleet = ScriptedWorkers(p1=hand_off, d1=lacking(50))
 
-    assert asyncio.run(generate(fleet, local_prefill_tokens=50)) == WHOLE
+    assert await generate(fleet, local_prefill_tokens=50) == WHOLE
     assert fleet.asked == ["d1"]
     assert prefills(fleet) == {("decode", "cached"): 1}
 
 
 @pytest.mark.parametrize(("is_busy", "reason"), [(False, "long"), (True, "busy")])
-def test_what_it_lacks_more_is_prefilled_and_handed_to_the_same_worker(is_busy: bool, reason: str) -> None:
+async def test_what_it_lacks_more_is_prefilled_and_handed_to_the_same_worker(
+    is_busy: bool, reason: str
+) -> None:
     decodes = {name: lacking(51, is_busy=is_busy) for name in ("d1", "d2", "d3")}
     fleet = ScriptedWorkers(p1=hand_off, **decodes)
 
@@ -433,31 +415,27 @@ def test_what_it_lacks_more_is_prefilled_and_handed_to_the_same_worker(is_busy: 
             for _ in range(2):
                 assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
 
-    asyncio.run(main())
+    await main()
     assert fleet.asked == ["d1", "p1", "d1", "d2", "p1", "d2"]
     assert [call.handoff is not None for _, call in fleet.calls] == [False, False, True] * 2
     assert prefills(fleet) == {("prefill", reason): 2}
 
 
-def test_a_handoff_without_its_first_token_is_one_like_others() -> None:
+async def test_a_handoff_without_its_first_token_is_one_like_others() -> None:
     async def untold(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         async with aclosing(hand_off(asked)) as replies:
             async for reply in replies:
                 yield msgspec.structs.replace(reply, first_token=NO_TOKEN)
 
     fleet = ScriptedWorkers(p1=untold, d1=answer)
-
-    async def main() -> None:
-        async with generator_over(fleet) as generator:
-            assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
-
-    asyncio.run(main())
+    async with generator_over(fleet) as generator:
+        assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
     assert fleet.asked == ["p1", "d1"]
     assert fleet.calls[1][1].num_generated == 0
 
 
 @pytest.mark.parametrize("role", ["decode", "prefill", "first chunk"])
-def test_a_worker_that_sends_unknown_tokens_is_refused_and_the_answer_is_right(role: str) -> None:
+async def test_a_worker_that_sends_unknown_tokens_is_refused_and_the_answer_is_right(role: str) -> None:
     async def strange(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         if role == "decode":
             yield TokenChunk((10 + asked.num_generated, NUM_IDS))
@@ -482,13 +460,13 @@ def test_a_worker_that_sends_unknown_tokens_is_refused_and_the_answer_is_right(r
                 assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
             return live.health()
 
-    health = asyncio.run(main())
+    health = await main()
     name = "d1" if role == "decode" else "p1"
     assert fleet.asked.count(name) == 1
     assert health.refused == [f"{name}: it sent the token id {NUM_IDS}, which m does not have"]
 
 
-def test_a_short_prompt_joins_decode_only_while_prefill_keeps_others_waiting() -> None:
+async def test_a_short_prompt_joins_decode_only_while_prefill_keeps_others_waiting() -> None:
     released = asyncio.Event()
 
     async def slow(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
@@ -498,58 +476,54 @@ def test_a_short_prompt_joins_decode_only_while_prefill_keeps_others_waiting() -
                 yield reply
 
     fleet = ScriptedWorkers(p1=slow, d1=lacking(50))
+    async with generator_over(fleet, local_prefill_tokens=50, local_prefill_after_s=0.01) as generator:
 
-    async def main() -> None:
-        async with generator_over(fleet, local_prefill_tokens=50, local_prefill_after_s=0.01) as generator:
+        async def answer_of() -> list[int]:
+            return [i async for c in generator.generate(request()) for i in c.token_ids]
 
-            async def answer_of() -> list[int]:
-                return [i async for c in generator.generate(request()) for i in c.token_ids]
-
-            first = asyncio.create_task(answer_of())
-            await until(lambda: fleet.asked == ["p1"])
-            await asyncio.sleep(0.02)  # longer than the limit
-            assert await answer_of() == WHOLE
-            assert fleet.asked == ["p1", "d1"]
-            released.set()
-            assert await first == WHOLE
-            assert await answer_of() == WHOLE
-            assert fleet.asked == ["p1", "d1", "d1", "p1", "d1"]
-
-    asyncio.run(main())
+        first = asyncio.create_task(answer_of())
+        await until(lambda: fleet.asked == ["p1"])
+        await asyncio.sleep(0.02)  # longer than the limit
+        assert await answer_of() == WHOLE
+        assert fleet.asked == ["p1", "d1"]
+        released.set()
+        assert await first == WHOLE
+        assert await answer_of() == WHOLE
+        assert fleet.asked == ["p1", "d1", "d1", "p1", "d1"]
     assert prefills(fleet) == {("prefill", "free"): 2, ("decode", "cached"): 1}
 
 
-def test_without_a_prefill_worker_no_limit_is_set() -> None:
+async def test_without_a_prefill_worker_no_limit_is_set() -> None:
     fleet = ScriptedWorkers(d1=lacking(51))
 
-    assert asyncio.run(generate(fleet, local_prefill_tokens=50)) == WHOLE
+    assert await generate(fleet, local_prefill_tokens=50) == WHOLE
     assert prefills(fleet) == {("decode", "no_prefill_worker"): 1}
     assert fleet.calls[0][1].local_prefill_tokens is None
 
 
-def test_a_decode_worker_lost_while_it_computes_the_prompt_is_replaced() -> None:
+async def test_a_decode_worker_lost_while_it_computes_the_prompt_is_replaced() -> None:
     fleet = ScriptedWorkers(p1=hand_off, d1=failing(WorkerLost("gone")), d2=lacking(1))
 
-    assert asyncio.run(generate(fleet, local_prefill_tokens=50)) == WHOLE
+    assert await generate(fleet, local_prefill_tokens=50) == WHOLE
     assert fleet.asked == ["d1", "d2"]
 
 
-def test_a_handoff_that_fails_after_the_question_is_the_prefill_workers_fault() -> None:
+async def test_a_handoff_that_fails_after_the_question_is_the_prefill_workers_fault() -> None:
     tries = iter([lacking(51), failing(HandoffFailed("expired")), lacking(51), answer])
     fleet = ScriptedWorkers(p1=hand_off, p2=hand_off, d1=lambda asked: next(tries)(asked))  # noqa: PLW0108  each call takes the next
 
-    assert asyncio.run(generate(fleet, local_prefill_tokens=50)) == WHOLE
+    assert await generate(fleet, local_prefill_tokens=50) == WHOLE
     assert fleet.asked == ["d1", "p1", "d1", "d1", "p2", "d1"]
 
 
-def test_a_prefill_worker_that_cannot_hand_over_to_the_one_with_the_cache_is_left_out() -> None:
+async def test_a_prefill_worker_that_cannot_hand_over_to_the_one_with_the_cache_is_left_out() -> None:
     fleet = ScriptedWorkers(p1x=hand_off, p2=hand_off, d1=lacking(51), d2x=lacking(51))
 
-    assert asyncio.run(generate(fleet, local_prefill_tokens=50)) == WHOLE
+    assert await generate(fleet, local_prefill_tokens=50) == WHOLE
     assert fleet.asked == ["d1", "p2", "d1"]
 
 
-def test_a_prefill_worker_lost_while_its_kv_is_awaited_is_avoided_by_the_next_requests_too() -> None:
+async def test_a_prefill_worker_lost_while_its_kv_is_awaited_is_avoided_by_the_next_requests_too() -> None:
     async def lost_later(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         async for handoff in hand_off(asked):
             yield handoff
@@ -562,25 +536,17 @@ def test_a_prefill_worker_lost_while_its_kv_is_awaited_is_avoided_by_the_next_re
             yield chunk
 
     fleet = ScriptedWorkers(p1=lost_later, p2=hand_off, d1=waiting)
-
-    async def two_requests() -> None:
-        async with generator_over(fleet) as generator:
-            for _ in range(2):
-                assert [chunk async for chunk in generator.generate(request())]
-
-    asyncio.run(two_requests())
+    async with generator_over(fleet) as generator:
+        for _ in range(2):
+            assert [chunk async for chunk in generator.generate(request())]
     assert fleet.asked == ["p1", "d1", "p2", "d1", "p2", "d1"]
 
 
-def test_when_no_kv_arrives_decode_prefills_by_itself_and_the_pair_is_left_out() -> None:
+async def test_when_no_kv_arrives_decode_prefills_by_itself_and_the_pair_is_left_out() -> None:
     tries = iter([failing(HandoffStalled("nothing came")), answer, answer])
     fleet = ScriptedWorkers(p1=hand_off, p2=hand_off, d1=lambda asked: next(tries)(asked))  # noqa: PLW0108  each call takes the next
-
-    async def two_requests() -> None:
-        async with generator_over(fleet) as generator:
-            for _ in range(2):
-                assert [chunk async for chunk in generator.generate(request())]
-
-    asyncio.run(two_requests())
+    async with generator_over(fleet) as generator:
+        for _ in range(2):
+            assert [chunk async for chunk in generator.generate(request())]
     assert fleet.asked == ["p1", "d1", "d1", "p2", "d1"]
     assert prefills(fleet) == {("prefill", "always"): 2, ("decode", "stalled"): 1}

@@ -44,7 +44,7 @@ async def hand_off_with_first(asked: GenerateRequest) -> AsyncGenerator[Reply, N
         yield msgspec.structs.replace(reply, first_chunk=TokenChunk((10,)))
 
 
-def test_the_question_to_decode_is_closed_before_prefill_is_asked() -> None:
+async def test_the_question_to_decode_is_closed_before_prefill_is_asked() -> None:
     open_calls: list[list[str]] = []
 
     async def noting(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
@@ -60,12 +60,8 @@ def test_the_question_to_decode_is_closed_before_prefill_is_asked() -> None:
             yield reply
 
     fleet = ScriptedWorkers(p1=noting, d1=lacking)
-
-    async def main() -> None:
-        async with generator_over(fleet, local_prefill_tokens=50) as generator:
-            assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
-
-    asyncio.run(main())
+    async with generator_over(fleet, local_prefill_tokens=50) as generator:
+        assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
     assert open_calls == [["p1"]]
 
 
@@ -129,23 +125,19 @@ def test_a_prefill_worker_that_answers_others_is_not_stuck() -> None:
     ("error", "asked_later"),
     [(HandoffFailed("expired"), ["p1", "d1"]), (HandoffStalled("nothing came"), ["d1"])],
 )
-def test_only_a_pair_between_which_nothing_moves_is_left_out(
+async def test_only_a_pair_between_which_nothing_moves_is_left_out(
     error: HandoffFailed, asked_later: list[str]
 ) -> None:
     tries = iter([failing(error), answer, answer])
     fleet = ScriptedWorkers(p1=hand_off, d1=lambda asked: next(tries)(asked))  # noqa: PLW0108  each call takes the next
-
-    async def main() -> None:
-        async with generator_over(fleet) as generator:
-            for _ in range(2):
-                assert [chunk async for chunk in generator.generate(request())]
-
-    asyncio.run(main())
+    async with generator_over(fleet) as generator:
+        for _ in range(2):
+            assert [chunk async for chunk in generator.generate(request())]
     assert fleet.asked == ["p1", "d1", "d1", *asked_later]
 
 
 @pytest.mark.parametrize(("num_moved_bytes", "num_observed"), [(4096, 1), (0, 1), (None, 0)])
-def test_the_kv_that_moved_for_an_answer_is_counted_once(
+async def test_the_kv_that_moved_for_an_answer_is_counted_once(
     num_moved_bytes: int | None, num_observed: int
 ) -> None:
     async def telling(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
@@ -153,7 +145,7 @@ def test_the_kv_that_moved_for_an_answer_is_counted_once(
         yield TokenChunk((11,), "stop", Usage(2, 0, 2, num_moved_bytes))
 
     fleet = ScriptedWorkers(p1=hand_off, d1=telling)
-    assert asyncio.run(generate(fleet)) == [10, 11]
+    assert await generate(fleet) == [10, 11]
     assert moved(fleet) == (num_observed, num_moved_bytes or 0)
 
 
@@ -163,25 +155,21 @@ def moved(fleet: ScriptedWorkers) -> tuple[float | None, float | None]:
     return sample("baton_request_moved_kv_bytes_count"), sample("baton_request_moved_kv_bytes_sum")
 
 
-def test_the_kv_that_moved_is_counted_though_the_answer_is_not_read_to_its_end() -> None:
+async def test_the_kv_that_moved_is_counted_though_the_answer_is_not_read_to_its_end() -> None:
     async def telling(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         yield TokenChunk((10,), None, Usage(2, 0, 1, 4096))
         await asyncio.Event().wait()
 
     fleet = ScriptedWorkers(p1=hand_off, d1=telling)
-
-    async def main() -> None:
-        async with (
-            generator_over(fleet) as generator,
-            aclosing(generator.generate(request())) as chunks,
-        ):
-            assert (await anext(chunks)).token_ids == (10,)
-
-    asyncio.run(main())
+    async with (
+        generator_over(fleet) as generator,
+        aclosing(generator.generate(request())) as chunks,
+    ):
+        assert (await anext(chunks)).token_ids == (10,)
     assert moved(fleet) == (1, 4096)
 
 
-def test_of_a_retried_request_the_last_attempts_kv_is_counted() -> None:
+async def test_of_a_retried_request_the_last_attempts_kv_is_counted() -> None:
     async def dying(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         yield TokenChunk((10,), None, Usage(2, 0, 1, 4096))
         raise WorkerLost("gone")
@@ -191,23 +179,19 @@ def test_of_a_retried_request_the_last_attempts_kv_is_counted() -> None:
         yield TokenChunk((12,), "stop", Usage(2, 2, 3, 512))
 
     fleet = ScriptedWorkers(p1=hand_off, d1=dying, d2=ending)
-    assert asyncio.run(generate(fleet)) == [10, 11, 12]
+    assert await generate(fleet) == [10, 11, 12]
     assert moved(fleet) == (1, 512)
 
 
-def test_the_last_worker_that_a_request_loses_gets_no_other_request() -> None:
+async def test_the_last_worker_that_a_request_loses_gets_no_other_request() -> None:
     lost = failing(WorkerLost("gone"))
     fleet = ScriptedWorkers(d1=lost, d2=lost, d3=lost, d4=lost)
-
-    async def main() -> None:
-        async with generator_over(fleet, wait_for_worker_s=60) as generator:
-            with pytest.raises(WorkerLost):
-                assert [chunk async for chunk in generator.generate(request())]
-            fleet.join("d5", answer)
-            for _ in range(2):
-                assert [chunk async for chunk in generator.generate(request(60))]
-
-    asyncio.run(main())
+    async with generator_over(fleet, wait_for_worker_s=60) as generator:
+        with pytest.raises(WorkerLost):
+            assert [chunk async for chunk in generator.generate(request())]
+        fleet.join("d5", answer)
+        for _ in range(2):
+            assert [chunk async for chunk in generator.generate(request(60))]
     assert sorted(fleet.asked[:4]) == ["d1", "d2", "d3", "d4"]
     assert fleet.asked[4:] == ["d5", "d5"]
 

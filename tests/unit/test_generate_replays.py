@@ -1,6 +1,5 @@
 """Engines that cannot go on in the middle of an answer make it again; the client gets no token twice."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -40,7 +39,7 @@ def from_the_beginning(*steps: int, tokens: tuple[int, ...] = (10, 11, 12, 13)) 
 
 @pytest.mark.parametrize("steps", [(1, 1, 1, 1), (2, 2), (3, 1), (1, 3), (4,)])
 @pytest.mark.parametrize("num_before", [1, 2, 3])
-def test_an_answer_is_made_again_and_goes_on_where_the_client_is(
+async def test_an_answer_is_made_again_and_goes_on_where_the_client_is(
     steps: tuple[int, ...], num_before: int
 ) -> None:
     lost = failing(WorkerLost("gone"), after=num_before)
@@ -51,7 +50,7 @@ def test_an_answer_is_made_again_and_goes_on_where_the_client_is(
         async with generator_over(fleet) as generator:
             chunks.extend([chunk async for chunk in generator.generate(request())])
 
-    asyncio.run(main())
+    await main()
     assert [token_id for chunk in chunks for token_id in chunk.token_ids] == WHOLE
     assert all(chunk.token_ids for chunk in chunks)
     assert (chunks[-1].finish_reason, chunks[-1].usage) == ("stop", Usage(2, 0, 4))
@@ -62,17 +61,17 @@ def test_an_answer_is_made_again_and_goes_on_where_the_client_is(
     assert (asked.token_ids, asked.num_generated, asked.is_retry) == ([1, 2], 0, True)
 
 
-def test_what_is_lost_again_while_it_is_made_again_is_made_once_more() -> None:
+async def test_what_is_lost_again_while_it_is_made_again_is_made_once_more() -> None:
     tries = iter([failing(WorkerLost("gone"), after=3), failing(WorkerLost("gone"), after=1)])
 
     def dying(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         return next(tries)(asked) if not asked.num_generated else from_the_beginning()(asked)
 
     fleet = ScriptedWorkers(d1=dying, d2=dying, d3=from_the_beginning(2, 2))
-    assert asyncio.run(generate(fleet)) == WHOLE
+    assert await generate(fleet) == WHOLE
 
 
-def test_a_first_chunk_of_prefill_is_not_sent_twice() -> None:
+async def test_a_first_chunk_of_prefill_is_not_sent_twice() -> None:
     async def with_first(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         if asked.num_generated:
             raise NotResumable("not in the middle")
@@ -97,14 +96,14 @@ def test_a_first_chunk_of_prefill_is_not_sent_twice() -> None:
         raise WorkerLost("gone")
 
     fleet = ScriptedWorkers(p1=with_first, d1=lost, d2=rest)
-    assert asyncio.run(generate(fleet)) == WHOLE
+    assert await generate(fleet) == WHOLE
     assert fleet.asked == ["p1", "d1", "p1", "p1", "d2"]
 
 
 @pytest.mark.parametrize(
     "again", [from_the_beginning(4, tokens=(10, 99, 12, 13)), from_the_beginning(1, tokens=(10,))]
 )
-def test_another_answer_than_before_ends_with_an_error_and_no_other_token(again: Script) -> None:
+async def test_another_answer_than_before_ends_with_an_error_and_no_other_token(again: Script) -> None:
     fleet = ScriptedWorkers(d1=failing(WorkerLost("gone"), after=2), d2=again)
     got: list[int] = []
 
@@ -114,12 +113,12 @@ def test_another_answer_than_before_ends_with_an_error_and_no_other_token(again:
                 got.extend(chunk.token_ids)
 
     with pytest.raises(EngineFailure, match="send the request again"):
-        asyncio.run(main())
+        await main()
     assert got == [10, 11]
 
 
-def test_an_engine_that_refuses_the_beginning_too_ends_the_request() -> None:
+async def test_an_engine_that_refuses_the_beginning_too_ends_the_request() -> None:
     fleet = ScriptedWorkers(d1=failing(WorkerLost("gone"), after=2), d2=failing(NotResumable("never")))
     with pytest.raises(NotResumable):
-        asyncio.run(generate(fleet))
+        await generate(fleet)
     assert fleet.asked == ["d1", "d2", "d2"]

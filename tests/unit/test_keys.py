@@ -126,17 +126,13 @@ def test_a_key_comes_as_bearer_or_in_anthropics_header() -> None:
     assert known(keys, both) == ApiKey("alice")
 
 
-def test_files_are_kept_current_during_a_context_only(tmp_path: Path) -> None:
+async def test_files_are_kept_current_during_a_context_only(tmp_path: Path) -> None:
     path = keys_file(tmp_path, line_of("alice", "a"))
     keys = Reread([path], partial(read_keys, path))
-
-    async def main() -> None:
-        async with kept_current([keys], every_s=0.01):
-            keys_file(tmp_path, line_of("robert", "b"))
-            await until(lambda: list(keys.value.values()) == [ApiKey("robert")])
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main())
+    async with kept_current([keys], every_s=0.01):
+        keys_file(tmp_path, line_of("robert", "b"))
+        await until(lambda: list(keys.value.values()) == [ApiKey("robert")])
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 def test_a_changed_file_is_read_again_and_a_broken_one_changes_nothing(

@@ -1,6 +1,5 @@
 """The cache transceiver for each name, with and without UCX."""
 
-import asyncio
 import logging
 import sys
 
@@ -45,12 +44,12 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 
 
 @pytest.mark.usefixtures("without_nixl")
-def test_the_default_without_nixl_is_tcp_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_default_without_nixl_is_tcp_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         chosen = choose_transceiver("DEFAULT", host="127.0.0.2")
     assert isinstance(chosen, TcpTransceiver)
     assert "nixl_cu13" in caplog.text
-    assert asyncio.run(host_of(chosen)) == "127.0.0.2"
+    assert await host_of(chosen) == "127.0.0.2"
 
 
 @needs_nixl
@@ -82,18 +81,15 @@ def test_with_tls_the_default_is_tcp_and_ucx_is_refused() -> None:
         choose_transceiver("UCX", tls=tls)
 
 
-def test_tcp_refuses_device_memory() -> None:
-    async def main() -> None:
-        tcp = choose_transceiver("TCP")
-        assert not tcp.moves_device_memory
-        await tcp.start()
-        on_device = Memory(address=1 << 40, num_bytes=8, owner=None, device_index=0)
-        with pytest.raises(ValueError, match="CUDA"):
-            tcp.offer(on_device)
-        ticket = tcp.offer(host_memory(bytearray(8)))
-        with pytest.raises(ValueError, match="CUDA"):
-            await tcp.pull(ticket, on_device, 5)
-        await tcp.pull(ticket, host_memory(bytearray(8)), PATIENCE_S)
-        await tcp.close()
-
-    asyncio.run(main())
+async def test_tcp_refuses_device_memory() -> None:
+    tcp = choose_transceiver("TCP")
+    assert not tcp.moves_device_memory
+    await tcp.start()
+    on_device = Memory(address=1 << 40, num_bytes=8, owner=None, device_index=0)
+    with pytest.raises(ValueError, match="CUDA"):
+        tcp.offer(on_device)
+    ticket = tcp.offer(host_memory(bytearray(8)))
+    with pytest.raises(ValueError, match="CUDA"):
+        await tcp.pull(ticket, on_device, 5)
+    await tcp.pull(ticket, host_memory(bytearray(8)), PATIENCE_S)
+    await tcp.close()

@@ -39,64 +39,52 @@ class Keyed:
         return await self.client.request("GET", path, b"", ALICE)
 
 
-def test_a_request_beyond_the_limit_is_a_429_in_the_words_of_the_api_asked() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER) as client:
-            keyed = Keyed(client, requests_per_minute=2)
-            assert [(await keyed.post()).status, (await keyed.post("/v1/messages")).status] == [200, 200]
-            openai, anthropic = await keyed.post(stream=True), await keyed.post("/v1/messages")
-            assert openai.status == anthropic.status == 429
-            assert openai.headers["retry-after"] == anthropic.headers["retry-after"] == "30"
-            assert openai.headers["x-ratelimit-remaining-requests"] == "0"
-            assert (openai.error["type"], openai.error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
-            assert anthropic.error["type"] == "rate_limit_error"
-            assert len(client.tokens.requests) == 2
-            assert (await keyed.get("/v1/models")).status == 200  # only POSTs count
-            assert (await client.post(CHAT, BODY, BOB)).status == 200
-            label: Any = {"route": "authentication", "model": "", "status": "429"}
-            assert client.metric("baton_requests_total", **label) == 2
-
-    asyncio.run(scenario())
+async def test_a_request_beyond_the_limit_is_a_429_in_the_words_of_the_api_asked() -> None:
+    async with frontend(ANSWER) as client:
+        keyed = Keyed(client, requests_per_minute=2)
+        assert [(await keyed.post()).status, (await keyed.post("/v1/messages")).status] == [200, 200]
+        openai, anthropic = await keyed.post(stream=True), await keyed.post("/v1/messages")
+        assert openai.status == anthropic.status == 429
+        assert openai.headers["retry-after"] == anthropic.headers["retry-after"] == "30"
+        assert openai.headers["x-ratelimit-remaining-requests"] == "0"
+        assert (openai.error["type"], openai.error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+        assert anthropic.error["type"] == "rate_limit_error"
+        assert len(client.tokens.requests) == 2
+        assert (await keyed.get("/v1/models")).status == 200  # only POSTs count
+        assert (await client.post(CHAT, BODY, BOB)).status == 200
+        label: Any = {"route": "authentication", "model": "", "status": "429"}
+        assert client.metric("baton_requests_total", **label) == 2
 
 
-def test_the_tokens_of_prompts_and_answers_count_streamed_or_not() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER) as client:
-            keyed = Keyed(client, tokens_per_minute=MANY)
-            left = MANY
-            for fields, num_answers in ({}, 1), ({"n": 3}, 3), ({"stream": True}, 1):
-                assert (await keyed.post(**fields)).status == 200
-                left -= len(client.tokens.requests[-1].token_ids) + num_answers * NUM_ANSWER_TOKENS
-                assert await keyed.num_left() == left
-
-    asyncio.run(scenario())
-
-
-def test_a_background_response_counts_when_it_has_ended() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER, script={"pause_at": 3}) as client:
-            keyed = Keyed(client, tokens_per_minute=MANY)
-            body = {"model": MODEL, "input": "Hi", "background": True}
-            made = await client.post("/v1/responses", body, ALICE)
-            assert made.status == 200
-            await client.tokens.paused.wait()
-            left = MANY - len(client.tokens.requests[0].token_ids)
+async def test_the_tokens_of_prompts_and_answers_count_streamed_or_not() -> None:
+    async with frontend(ANSWER) as client:
+        keyed = Keyed(client, tokens_per_minute=MANY)
+        left = MANY
+        for fields, num_answers in ({}, 1), ({"n": 3}, 3), ({"stream": True}, 1):
+            assert (await keyed.post(**fields)).status == 200
+            left -= len(client.tokens.requests[-1].token_ids) + num_answers * NUM_ANSWER_TOKENS
             assert await keyed.num_left() == left
-            client.tokens.go_on.set()
-            while (await keyed.get(f"/v1/responses/{made.json['id']}")).json["status"] == "in_progress":
-                await asyncio.sleep(0.001)  # poll, like a client
-            assert await keyed.num_left() == left - NUM_ANSWER_TOKENS
-
-    asyncio.run(scenario())
 
 
-def test_tokens_that_are_used_up_refuse_the_next_request_and_not_the_running_one() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER) as client:
-            keyed = Keyed(client, tokens_per_minute=1)
-            assert (await keyed.post()).status == 200
-            refused = await keyed.post()
-            assert refused.status == 429
-            assert int(refused.headers["retry-after"]) > 60 * len(client.tokens.requests[0].token_ids)
+async def test_a_background_response_counts_when_it_has_ended() -> None:
+    async with frontend(ANSWER, script={"pause_at": 3}) as client:
+        keyed = Keyed(client, tokens_per_minute=MANY)
+        body = {"model": MODEL, "input": "Hi", "background": True}
+        made = await client.post("/v1/responses", body, ALICE)
+        assert made.status == 200
+        await client.tokens.paused.wait()
+        left = MANY - len(client.tokens.requests[0].token_ids)
+        assert await keyed.num_left() == left
+        client.tokens.go_on.set()
+        while (await keyed.get(f"/v1/responses/{made.json['id']}")).json["status"] == "in_progress":
+            await asyncio.sleep(0.001)  # poll, like a client
+        assert await keyed.num_left() == left - NUM_ANSWER_TOKENS
 
-    asyncio.run(scenario())
+
+async def test_tokens_that_are_used_up_refuse_the_next_request_and_not_the_running_one() -> None:
+    async with frontend(ANSWER) as client:
+        keyed = Keyed(client, tokens_per_minute=1)
+        assert (await keyed.post()).status == 200
+        refused = await keyed.post()
+        assert refused.status == 429
+        assert int(refused.headers["retry-after"]) > 60 * len(client.tokens.requests[0].token_ids)

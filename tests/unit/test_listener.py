@@ -96,47 +96,41 @@ class Short(socket.socket):
         return super().accept()
 
 
-def test_without_descriptors_it_makes_room_pauses_and_goes_on() -> None:
-    async def main() -> None:
-        taken: list[socket.socket] = []
-        num_asked = 0
+async def test_without_descriptors_it_makes_room_pauses_and_goes_on() -> None:
+    taken: list[socket.socket] = []
+    num_asked = 0
 
-        def make_room() -> None:
-            nonlocal num_asked
-            num_asked += 1
+    def make_room() -> None:
+        nonlocal num_asked
+        num_asked += 1
 
-        sock = Short(socket.AF_INET, socket.SOCK_STREAM)
-        sock.bind(("127.0.0.1", 0))
-        sock.listen()
-        listener = Listener(sock, taken.append, make_room)
-        began = asyncio.get_running_loop().time()
-        with socket.create_connection(sock.getsockname()):
-            await until(lambda: taken)
-        assert num_asked == 3
-        assert sock.num_calls <= 5  # it does not spin
-        assert asyncio.get_running_loop().time() - began > 0.2
-        listener.close()
-        for connection in taken:
-            connection.close()
-
-    asyncio.run(main())
+    sock = Short(socket.AF_INET, socket.SOCK_STREAM)
+    sock.bind(("127.0.0.1", 0))
+    sock.listen()
+    listener = Listener(sock, taken.append, make_room)
+    began = asyncio.get_running_loop().time()
+    with socket.create_connection(sock.getsockname()):
+        await until(lambda: taken)
+    assert num_asked == 3
+    assert sock.num_calls <= 5  # it does not spin
+    assert asyncio.get_running_loop().time() - began > 0.2
+    listener.close()
+    for connection in taken:
+        connection.close()
 
 
-def test_closing_accepts_the_connections_that_wait() -> None:
-    async def main() -> None:
-        taken: list[socket.socket] = []
-        sock = socket.create_server(("127.0.0.1", 0), backlog=100)
-        listener = Listener(sock, taken.append, lambda: None)
-        clients = [socket.create_connection(sock.getsockname()) for _ in range(50)]
-        assert not taken  # the event loop has not run
-        number = sock.fileno()
-        listener.close()
-        assert not asyncio.get_running_loop().remove_reader(number)  # it has removed it
-        assert len(taken) == 50
-        for connection in [*taken, *clients]:
-            connection.close()
-
-    asyncio.run(main())
+async def test_closing_accepts_the_connections_that_wait() -> None:
+    taken: list[socket.socket] = []
+    sock = socket.create_server(("127.0.0.1", 0), backlog=100)
+    listener = Listener(sock, taken.append, lambda: None)
+    clients = [socket.create_connection(sock.getsockname()) for _ in range(50)]
+    assert not taken  # the event loop has not run
+    number = sock.fileno()
+    listener.close()
+    assert not asyncio.get_running_loop().remove_reader(number)  # it has removed it
+    assert len(taken) == 50
+    for connection in [*taken, *clients]:
+        connection.close()
 
 
 class Ended(asyncio.Protocol):
@@ -149,22 +143,19 @@ class Ended(asyncio.Protocol):
         self.errors.append(error)
 
 
-def test_a_connection_that_cannot_be_run_is_lost() -> None:
-    async def main() -> None:
-        protocol = Ended()
+async def test_a_connection_that_cannot_be_run_is_lost() -> None:
+    protocol = Ended()
 
-        def take(sock: socket.socket) -> asyncio.Protocol:
-            sock.close()
-            return protocol
+    def take(sock: socket.socket) -> asyncio.Protocol:
+        sock.close()
+        return protocol
 
-        sock = socket.create_server(("127.0.0.1", 0))
-        listener = Listener(sock, take, lambda: None)
-        with socket.create_connection(sock.getsockname()):
-            await until(lambda: protocol.errors)
-        listener.close()
-        assert isinstance(protocol.errors[0], OSError)
-
-    asyncio.run(main())
+    sock = socket.create_server(("127.0.0.1", 0))
+    listener = Listener(sock, take, lambda: None)
+    with socket.create_connection(sock.getsockname()):
+        await until(lambda: protocol.errors)
+    listener.close()
+    assert isinstance(protocol.errors[0], OSError)
 
 
 @pytest.mark.parametrize(

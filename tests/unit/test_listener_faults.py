@@ -62,101 +62,82 @@ class Taken:
         self.num_evictions += 1
 
 
-def test_a_connection_that_was_reset_in_the_queue_holds_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        taken = Taken(Failing(ConnectionAbortedError(errno.ECONNABORTED, "reset")))
-        await until(lambda: taken.socks)
-        taken.listener.close()
-        taken.close()
-
-    asyncio.run(main())
+async def test_a_connection_that_was_reset_in_the_queue_holds_up_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    taken = Taken(Failing(ConnectionAbortedError(errno.ECONNABORTED, "reset")))
+    await until(lambda: taken.socks)
+    taken.listener.close()
+    taken.close()
     assert "accept=paused" not in caplog.text
 
 
-def test_a_pause_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        full = OSError(errno.EMFILE, "no descriptors")
-        taken = Taken(Failing(full, full, full))
-        await until(lambda: taken.socks)
-        taken.listener.close()
-        taken.close()
-
-    asyncio.run(main())
+async def test_a_pause_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    full = OSError(errno.EMFILE, "no descriptors")
+    taken = Taken(Failing(full, full, full))
+    await until(lambda: taken.socks)
+    taken.listener.close()
+    taken.close()
     assert caplog.text.count("accept=paused") == 1
 
 
-def test_one_that_is_closed_in_its_pause_accepts_no_more() -> None:
-    async def main() -> None:
-        taken = Taken(Failing(OSError(errno.EMFILE, "no descriptors")))
-        await until(lambda: taken.failing.num_accepts == 1)
-        taken.listener.close()
-        await asyncio.sleep(0.2)  # longer than the pause; what must not happen has no event
-        assert (taken.failing.num_accepts, taken.socks, taken.faults) == (1, [], [])
-        taken.close()
-
-    asyncio.run(main())
+async def test_one_that_is_closed_in_its_pause_accepts_no_more() -> None:
+    taken = Taken(Failing(OSError(errno.EMFILE, "no descriptors")))
+    await until(lambda: taken.failing.num_accepts == 1)
+    taken.listener.close()
+    await asyncio.sleep(0.2)  # longer than the pause; what must not happen has no event
+    assert (taken.failing.num_accepts, taken.socks, taken.faults) == (1, [], [])
+    taken.close()
 
 
-def test_one_that_is_closed_after_a_pause_accepts_those_that_wait() -> None:
-    async def main() -> None:
-        taken = Taken(Failing(OSError(errno.EMFILE, "no descriptors")))
-        await until(lambda: taken.socks)
-        late = socket.create_connection(taken.failing.getsockname())
-        taken.listener.close()
-        assert len(taken.socks) == 2
-        late.close()
-        taken.close()
-
-    asyncio.run(main())
+async def test_one_that_is_closed_after_a_pause_accepts_those_that_wait() -> None:
+    taken = Taken(Failing(OSError(errno.EMFILE, "no descriptors")))
+    await until(lambda: taken.socks)
+    late = socket.create_connection(taken.failing.getsockname())
+    taken.listener.close()
+    assert len(taken.socks) == 2
+    late.close()
+    taken.close()
 
 
 @pytest.mark.parametrize(
     ("number", "num_evictions"),
     [(errno.EMFILE, 1), (errno.ENFILE, 1), (errno.ENOBUFS, 0), (errno.ENOMEM, 0)],
 )
-def test_connections_make_room_only_if_descriptors_lack(number: int, num_evictions: int) -> None:
-    async def main() -> None:
-        taken = Taken(Failing(OSError(number, "no")))
-        await until(lambda: taken.socks)
-        assert taken.num_evictions == num_evictions
-        assert taken.socks[0].gettimeout() == 0  # it does not block
-        taken.listener.close()
-        taken.close()
-
-    asyncio.run(main())
+async def test_connections_make_room_only_if_descriptors_lack(number: int, num_evictions: int) -> None:
+    taken = Taken(Failing(OSError(number, "no")))
+    await until(lambda: taken.socks)
+    assert taken.num_evictions == num_evictions
+    assert taken.socks[0].gettimeout() == 0  # it does not block
+    taken.listener.close()
+    taken.close()
 
 
-def test_other_tasks_run_between_sixteen_connections_and_the_next() -> None:
-    async def main() -> None:
-        taken = Taken(Failing())
-        clients = [socket.create_connection(taken.failing.getsockname()) for _ in range(40)]
-        numbers = set()
-        while len(taken.socks) < 41:
-            numbers.add(len(taken.socks))
-            await asyncio.sleep(0)  # a turn of the loop
-        assert numbers == {0, 16, 32}
-        taken.listener.close()
-        for each in clients:
-            each.close()
-        taken.close()
-
-    asyncio.run(main())
+async def test_other_tasks_run_between_sixteen_connections_and_the_next() -> None:
+    taken = Taken(Failing())
+    clients = [socket.create_connection(taken.failing.getsockname()) for _ in range(40)]
+    numbers = set()
+    while len(taken.socks) < 41:
+        numbers.add(len(taken.socks))
+        await asyncio.sleep(0)  # a turn of the loop
+    assert numbers == {0, 16, 32}
+    taken.listener.close()
+    for each in clients:
+        each.close()
+    taken.close()
 
 
-def test_connections_that_run_leave_no_task_behind() -> None:
-    async def main() -> None:
-        tasks, failing, ended = Newborn(asyncio.Task), Failing(), 0
+async def test_connections_that_run_leave_no_task_behind() -> None:
+    tasks, failing, ended = Newborn(asyncio.Task), Failing(), 0
 
-        class Counted(asyncio.Protocol):
-            def connection_lost(self, exc: Exception | None) -> None:
-                nonlocal ended
-                ended += 1
+    class Counted(asyncio.Protocol):
+        def connection_lost(self, exc: Exception | None) -> None:
+            nonlocal ended
+            ended += 1
 
-        listener = Listener(failing, lambda _: Counted(), lambda: None)
-        for number in range(3):
-            socket.create_connection(failing.getsockname()).close()
-            await until(lambda: ended > number)  # noqa: B023  awaited here
-        assert tasks.count() == 0
-        listener.close()
-
-    asyncio.run(main())
+    listener = Listener(failing, lambda _: Counted(), lambda: None)
+    for number in range(3):
+        socket.create_connection(failing.getsockname()).close()
+        await until(lambda: ended > number)  # noqa: B023  awaited here
+    assert tasks.count() == 0
+    listener.close()

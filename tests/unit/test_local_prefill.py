@@ -1,6 +1,5 @@
 """When a short prompt does not join those that wait at the prefill worker."""
 
-import asyncio
 from contextlib import suppress
 
 from frontend.routing.generate import LocalPrefill
@@ -10,33 +9,25 @@ from tests.waiting import until
 P1, P2 = worker("p1"), worker("p2")
 
 
-def test_the_oldest_wait_of_the_same_worker_counts() -> None:
+async def test_the_oldest_wait_of_the_same_worker_counts() -> None:
     local = LocalPrefill(max_tokens=1, after_s=0.2)
-
-    async def scenario() -> None:
-        with local.waiting(P1):
-            await until(lambda: local.is_due(P1))
-            with local.waiting(P1):
-                assert local.is_due(P1)
-            assert local.is_due(P1)
-            assert not local.is_due(P2)
-        assert not local.is_due(P1)
-
-    asyncio.run(scenario())
-
-
-def test_the_wait_of_one_goes_on_when_anothers_ends() -> None:
-    local = LocalPrefill(max_tokens=1, after_s=0.05)
-
-    async def scenario() -> None:
-        first, second = local.waiting(P1), local.waiting(P1)
-        first.__enter__()
-        second.__enter__()
-        first.__exit__(None, None, None)
+    with local.waiting(P1):
         await until(lambda: local.is_due(P1))
-        second.__exit__(None, None, None)
+        with local.waiting(P1):
+            assert local.is_due(P1)
+        assert local.is_due(P1)
+        assert not local.is_due(P2)
+    assert not local.is_due(P1)
 
-    asyncio.run(scenario())
+
+async def test_the_wait_of_one_goes_on_when_anothers_ends() -> None:
+    local = LocalPrefill(max_tokens=1, after_s=0.05)
+    first, second = local.waiting(P1), local.waiting(P1)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    await until(lambda: local.is_due(P1))
+    second.__exit__(None, None, None)
     assert not local._waits  # noqa: SLF001  it is only memory
 
 

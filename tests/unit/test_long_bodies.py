@@ -23,16 +23,13 @@ def test_only_long_bodies_are_read_in_a_thread() -> None:
     assert asyncio.run(where(LONG_BYTES + 1)) not in {0, own}
 
 
-def test_a_fault_in_a_long_body_is_named_by_the_decoder() -> None:
-    async def scenario() -> None:
-        client = Client(ScriptedTokens())
-        for num_bytes, param in ((10, "messages[1].role"), (MAX_EXPLAINED_BYTES, None)):
-            messages = [{"role": "user", "content": "x" * num_bytes}, {"role": 7, "content": "Hi"}]
-            reply = await client.chat(messages=messages)
-            assert (reply.status, reply.error["param"]) == (400, param)
-            assert "messages[" in reply.error["message"]
-
-    asyncio.run(scenario())
+async def test_a_fault_in_a_long_body_is_named_by_the_decoder() -> None:
+    client = Client(ScriptedTokens())
+    for num_bytes, param in ((10, "messages[1].role"), (MAX_EXPLAINED_BYTES, None)):
+        messages = [{"role": "user", "content": "x" * num_bytes}, {"role": 7, "content": "Hi"}]
+        reply = await client.chat(messages=messages)
+        assert (reply.status, reply.error["param"]) == (400, param)
+        assert "messages[" in reply.error["message"]
 
 
 class NotingFleet(ScriptedFleet):
@@ -68,12 +65,12 @@ class NotingFleet(ScriptedFleet):
         ),
     ],
 )
-def test_only_long_prompts_are_tokenised_in_a_thread(path: str, body: Callable[[str], Any]) -> None:
+async def test_only_long_prompts_are_tokenised_in_a_thread(path: str, body: Callable[[str], Any]) -> None:
     own = threading.get_ident()
     for num_chars in (10, LONG_BYTES):
         fleet = NotingFleet()
         asked = {"model": MODEL, **body("x" * num_chars)}
-        reply = asyncio.run(Client(ScriptedTokens("<|return|>"), fleet).post(path, asked))
+        reply = await Client(ScriptedTokens("<|return|>"), fleet).post(path, asked)
         assert reply.status == 200, reply.json
         assert (own in fleet.threads) is (num_chars == 10)
         assert fleet.threads

@@ -125,7 +125,7 @@ def test_no_work_is_spent_on_a_prompt_for_which_there_is_no_room() -> None:
     assert tokens.requests == []
 
 
-def test_an_idle_stream_is_pinged() -> None:
+async def test_an_idle_stream_is_pinged() -> None:
     async def scenario() -> Reply:
         tokens = ScriptedTokens(ANSWER, pause_at=0)
         client = Client(tokens, first_event_wait_s=0.001, keep_alive_s=0.001)
@@ -140,7 +140,7 @@ def test_an_idle_stream_is_pinged() -> None:
         body = {"model": MODEL, "max_tokens": 500, "messages": HI, "stream": True}
         return await client.post("/v1/messages", body)
 
-    assert asyncio.run(scenario()).events[-1] == {"type": "message_stop"}
+    assert (await scenario()).events[-1] == {"type": "message_stop"}
 
 
 @pytest.mark.parametrize(
@@ -217,18 +217,14 @@ def test_a_long_body_is_refused(path: str) -> None:
     assert (reply.status, reply.error["type"]) == (413, "request_too_large")
 
 
-def test_tokens_are_counted_with_the_thoughts_that_are_remembered_for_the_key() -> None:
+async def test_tokens_are_counted_with_the_thoughts_that_are_remembered_for_the_key() -> None:
     client = Client(ScriptedTokens(THINK + CALL % "{}"))
-
-    async def main() -> list[int]:
-        mine, theirs = ({"x-api-key": key} for key in ("mine", "theirs"))
-        asked: Json = {"model": MODEL, "messages": HI, "tools": [TOOL]}
-        reply = await client.post("/v1/messages", asked | {"max_tokens": 500}, mine)
-        (call,) = reply.json["content"]
-        result = {"type": "tool_result", "tool_use_id": call["id"]}
-        turns = [*HI, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
-        counted = [await client.post(COUNT, asked | {"messages": turns}, key) for key in (mine, theirs)]
-        return [reply.json["input_tokens"] for reply in counted]
-
-    with_thought, without = asyncio.run(main())
+    mine, theirs = ({"x-api-key": key} for key in ("mine", "theirs"))
+    asked: Json = {"model": MODEL, "messages": HI, "tools": [TOOL]}
+    reply = await client.post("/v1/messages", asked | {"max_tokens": 500}, mine)
+    (call,) = reply.json["content"]
+    result = {"type": "tool_result", "tool_use_id": call["id"]}
+    turns = [*HI, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    counted = [await client.post(COUNT, asked | {"messages": turns}, key) for key in (mine, theirs)]
+    with_thought, without = [reply.json["input_tokens"] for reply in counted]
     assert with_thought > without

@@ -361,9 +361,9 @@ def test_a_thread_that_is_not_kept_is_told_so_that_sdks_send_all_messages() -> N
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
-def test_strict_tools_refuse_tools_of_anthropics_servers(path: str) -> None:
+async def test_strict_tools_refuse_tools_of_anthropics_servers(path: str) -> None:
     asked = body(tools=[TOOL, SEARCH])
-    reply = asyncio.run(Client(ScriptedTokens(ANSWER), strict_tools=True).post(path, asked))
+    reply = await Client(ScriptedTokens(ANSWER), strict_tools=True).post(path, asked)
     assert (reply.status, "web_search_20250305" in reply.error["message"]) == (400, True)
 
 
@@ -439,13 +439,13 @@ def test_control_tokens_in_any_text_stay_text() -> None:
     assert len(starts) == 4, "system, developer, user, and the answer's"
 
 
-def test_what_is_not_served_is_said_in_the_apis_own_envelope() -> None:
-    reply = asyncio.run(Client(ScriptedTokens("")).post("/v1/messages/batches", {}))
+async def test_what_is_not_served_is_said_in_the_apis_own_envelope() -> None:
+    reply = await Client(ScriptedTokens("")).post("/v1/messages/batches", {})
     assert (reply.status, reply.json["type"], reply.error["type"]) == (404, "error", "not_found_error")
 
 
-def test_an_answer_has_the_header_that_anthropics_clients_log() -> None:
-    reply = asyncio.run(Client(ScriptedTokens(ANSWER)).post("/v1/messages", body(), {"x-request-id": "r7"}))
+async def test_an_answer_has_the_header_that_anthropics_clients_log() -> None:
+    reply = await Client(ScriptedTokens(ANSWER)).post("/v1/messages", body(), {"x-request-id": "r7"})
     assert reply.headers["request-id"] == "r7"
 
 

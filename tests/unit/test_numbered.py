@@ -95,7 +95,7 @@ def test_an_answer_is_the_same_for_the_same_key_only() -> None:
     assert len({one, *others}) == 5
 
 
-def test_a_last_chunk_without_tokens_still_ends_the_answer() -> None:
+async def test_a_last_chunk_without_tokens_still_ends_the_answer() -> None:
     class EndsEmpty(ScriptedTokens):
         async def generate(
             self, request: GenerateRequest, caller: str, on_taken: Callable[[], None]
@@ -106,16 +106,16 @@ def test_a_last_chunk_without_tokens_still_ends_the_answer() -> None:
                     yield TokenChunk((), "length", chunk.usage)
 
     body = {"model": MODEL, "prompt": "Hi", "stream": True, "stream_options": {"include_usage": True}}
-    reply = asyncio.run(Client(EndsEmpty("abcdef")).post("/v1/completions", body, headers=KEY))
+    reply = await Client(EndsEmpty("abcdef")).post("/v1/completions", body, headers=KEY)
     *_, ending, counted, done = reply.events
     assert ending["choices"][0]["finish_reason"] == "length"
     assert counted["usage"]["completion_tokens"] == 6
     assert done == "[DONE]"
 
 
-def test_without_a_key_events_have_no_ids() -> None:
+async def test_without_a_key_events_have_no_ids() -> None:
     body = {"model": MODEL, "stream": True, **CHAT}
-    reply = asyncio.run(Client(ScriptedTokens(TEXT)).post("/v1/chat/completions", body))
+    reply = await Client(ScriptedTokens(TEXT)).post("/v1/chat/completions", body)
     assert b"\nid:" not in reply.body
 
 
@@ -142,23 +142,23 @@ def test_only_a_stream_of_one_choice_is_continued(fields: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("key", ["k" * 256, "schlüssel"])
-def test_a_key_that_is_too_odd_is_refused(key: str) -> None:
+async def test_a_key_that_is_too_odd_is_refused(key: str) -> None:
     body = {"model": MODEL, **CHAT}
-    reply = asyncio.run(
-        Client(ScriptedTokens(TEXT)).post("/v1/chat/completions", body, headers={"idempotency-key": key})
+    reply = await Client(ScriptedTokens(TEXT)).post(
+        "/v1/chat/completions", body, headers={"idempotency-key": key}
     )
     assert (reply.status, reply.error["param"]) == (400, "Idempotency-Key")
 
 
-def test_without_the_key_it_is_not_known_what_to_continue() -> None:
+async def test_without_the_key_it_is_not_known_what_to_continue() -> None:
     body = {"model": MODEL, "stream": True, **CHAT}
     headers = {"last-event-id": "1.1.00000000"}
-    reply = asyncio.run(Client(ScriptedTokens(TEXT)).post("/v1/chat/completions", body, headers=headers))
+    reply = await Client(ScriptedTokens(TEXT)).post("/v1/chat/completions", body, headers=headers)
     assert reply.status == 400
     assert "`Idempotency-Key`" in reply.error["message"]
 
 
-def test_a_background_response_has_its_own_way_to_go_on() -> None:
+async def test_a_background_response_has_its_own_way_to_go_on() -> None:
     async def ask() -> list[Reply]:
         client = Client(ScriptedTokens(TEXT))
         path, after = "/v1/responses", {"last-event-id": "1.1.00000000"}
@@ -170,6 +170,6 @@ def test_a_background_response_has_its_own_way_to_go_on() -> None:
             await client.request("GET", f"{path}/{stored}?stream=true", b"", after),
         ]
 
-    for reply, param in zip(asyncio.run(ask()), ("Idempotency-Key", *["Last-Event-ID"] * 2), strict=True):
+    for reply, param in zip(await ask(), ("Idempotency-Key", *["Last-Event-ID"] * 2), strict=True):
         assert (reply.status, reply.error["param"]) == (400, param)
         assert "`starting_after`" in reply.error["message"]

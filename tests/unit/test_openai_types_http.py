@@ -76,5 +76,5 @@ def test_a_chat_completion_and_its_chunks(said: str, limit: int) -> None:
         check(chunk, ChatCompletionChunk)
 
 
-def test_a_model() -> None:
-    check(asyncio.run(Client(ScriptedTokens("")).get(f"/v1/models/{MODEL}")).json, Model)
+async def test_a_model() -> None:
+    check((await Client(ScriptedTokens("")).get(f"/v1/models/{MODEL}")).json, Model)

@@ -1,6 +1,5 @@
 """A body of too many parts is refused before it is decoded; what looks like parts in its texts is text."""
 
-import asyncio
 import json
 
 import pytest
@@ -46,29 +45,26 @@ def test_texts_have_no_parts(text: str, chunk_bytes: int, monkeypatch: pytest.Mo
         check_parts(json.dumps({"a": [text * 20], "b": text, "c": [text]}).encode())
 
 
-def test_each_api_refuses_a_body_of_too_many_parts_with_a_400() -> None:
-    async def scenario() -> None:
-        client = Client(ScriptedTokens("<|return|>"))
-        messages = [{"role": "user", "content": "a"}]
-        for path, body in (
-            ("/v1/responses", {"input": messages * MANY}),
-            ("/v1/chat/completions", {"messages": messages * MANY}),
-            ("/v1/messages", {"messages": messages * MANY, "max_tokens": 1}),
-            ("/v1/completions", {"prompt": "a", "x": [[]] * (MAX_PARTS + 1)}),
-            ("/tokenize", {"messages": messages * MANY}),
-            ("/detokenize", {"tokens": [1] * (MAX_ENTRIES + 2)}),
-        ):
-            reply = await client.post(path, {"model": MODEL, **body})
-            assert reply.status == 400
-            assert path == "/v1/messages" or reply.error["code"] == "too_many_parts"
-        references = [{"type": "item_reference", "id": "a"}] * (MAX_REFERENCES + 1)
-        reply = await client.post("/v1/responses", {"model": MODEL, "input": references})
-        assert (reply.status, reply.error["param"]) == (400, "input")
-
-    asyncio.run(scenario())
-
-
-def test_so_many_unknown_fields_are_counted_and_no_more() -> None:
+async def test_each_api_refuses_a_body_of_too_many_parts_with_a_400() -> None:
     client = Client(ScriptedTokens("<|return|>"))
-    asyncio.run(client.chat(**{f"unknown.{i}": 1 for i in range(5 * MAX_UNKNOWN)}))
+    messages = [{"role": "user", "content": "a"}]
+    for path, body in (
+        ("/v1/responses", {"input": messages * MANY}),
+        ("/v1/chat/completions", {"messages": messages * MANY}),
+        ("/v1/messages", {"messages": messages * MANY, "max_tokens": 1}),
+        ("/v1/completions", {"prompt": "a", "x": [[]] * (MAX_PARTS + 1)}),
+        ("/tokenize", {"messages": messages * MANY}),
+        ("/detokenize", {"tokens": [1] * (MAX_ENTRIES + 2)}),
+    ):
+        reply = await client.post(path, {"model": MODEL, **body})
+        assert reply.status == 400
+        assert path == "/v1/messages" or reply.error["code"] == "too_many_parts"
+    references = [{"type": "item_reference", "id": "a"}] * (MAX_REFERENCES + 1)
+    reply = await client.post("/v1/responses", {"model": MODEL, "input": references})
+    assert (reply.status, reply.error["param"]) == (400, "input")
+
+
+async def test_so_many_unknown_fields_are_counted_and_no_more() -> None:
+    client = Client(ScriptedTokens("<|return|>"))
+    await client.chat(**{f"unknown.{i}": 1 for i in range(5 * MAX_UNKNOWN)})
     assert client.metric("baton_ignored_fields_total", field="other") == MAX_UNKNOWN - 100

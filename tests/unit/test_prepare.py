@@ -113,12 +113,12 @@ def test_an_answer_ends_at_its_stop_strings_and_before_one_call_too_many() -> No
     assert (choice.stopped, len(choice.call_ids)) == (True, 1)
 
 
-def test_the_answers_to_raw_prompts_leave_no_history() -> None:
+async def test_the_answers_to_raw_prompts_leave_no_history() -> None:
     request = TurnRequest(
         model="m", prompt=RawPrompts(("x",)), path="prompt", num_bytes=1, sampling=SamplingFields()
     )
     served = ServedModel("m", 100, TOKENIZER, "2026-11-21")
     asker, thoughts = Asker(request_id="r", deadline_s=7.0), Thoughts()
-    (choice,) = asyncio.run(prepare(request, asker, served, thoughts, lambda *_: None, max_choices=1))
+    (choice,) = await prepare(request, asker, served, thoughts, lambda *_: None, max_choices=1)
     fed(choice, "plain")
     assert thoughts.num_bytes == 0

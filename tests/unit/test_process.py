@@ -54,17 +54,14 @@ def test_a_second_signal_ends_the_process_at_once() -> None:
     assert status == 128 + signal.SIGINT
 
 
-def test_a_shutdown_is_asked_for_once_and_for_all() -> None:
-    async def main() -> None:
-        shutdown = Shutdown()
-        asked = [shutdown.asked]
-        for _ in range(2):
-            shutdown.ask()
-            asked.append(shutdown.asked)
-        assert asked == [False, True, True]
-        await shutdown.wait()
-
-    asyncio.run(main())
+async def test_a_shutdown_is_asked_for_once_and_for_all() -> None:
+    shutdown = Shutdown()
+    asked = [shutdown.asked]
+    for _ in range(2):
+        shutdown.ask()
+        asked.append(shutdown.asked)
+    assert asked == [False, True, True]
+    await shutdown.wait()
 
 
 class Waits:
@@ -86,51 +83,39 @@ class Waits:
         return name
 
 
-def test_of_several_waits_the_first_that_ends_counts_and_the_others_have_cleaned_up() -> None:
-    async def main() -> None:
-        waits = Waits()
-        assert await first_of(waits.for_ever("a"), waits.briefly("b"), waits.for_ever("c")) == "b"
-        assert sorted(waits.cleaned) == ["a", "c"]
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main())
+async def test_of_several_waits_the_first_that_ends_counts_and_the_others_have_cleaned_up() -> None:
+    waits = Waits()
+    assert await first_of(waits.for_ever("a"), waits.briefly("b"), waits.for_ever("c")) == "b"
+    assert sorted(waits.cleaned) == ["a", "c"]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_of_waits_that_end_together_the_first_wins() -> None:
-    async def main() -> None:
-        waits = Waits()
-        for _ in range(30):  # sets of tasks are in any order
-            assert await first_of(*(waits.briefly(name) for name in "abcdefgh")) == "a"
-
-    asyncio.run(main())
+async def test_of_waits_that_end_together_the_first_wins() -> None:
+    waits = Waits()
+    for _ in range(30):  # sets of tasks are in any order
+        assert await first_of(*(waits.briefly(name) for name in "abcdefgh")) == "a"
 
 
-def test_what_the_first_wait_raises_is_raised_and_the_others_have_cleaned_up() -> None:
+async def test_what_the_first_wait_raises_is_raised_and_the_others_have_cleaned_up() -> None:
     async def broken() -> str:
         raise OSError("broken")
 
-    async def main() -> None:
-        waits = Waits()
-        with pytest.raises(OSError, match="broken"):
-            await first_of(waits.for_ever("a"), broken())
-        assert waits.cleaned == ["a"]
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main())
+    waits = Waits()
+    with pytest.raises(OSError, match="broken"):
+        await first_of(waits.for_ever("a"), broken())
+    assert waits.cleaned == ["a"]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_to_cancel_the_wait_is_to_cancel_all_of_it() -> None:
-    async def main() -> None:
-        waits = Waits()
-        waiting = asyncio.create_task(first_of(waits.for_ever("a"), waits.for_ever("b")))
-        for _ in range(3):
-            await asyncio.sleep(0)  # all wait now
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert sorted(waits.cleaned) == ["a", "b"]
-
-    asyncio.run(main())
+async def test_to_cancel_the_wait_is_to_cancel_all_of_it() -> None:
+    waits = Waits()
+    waiting = asyncio.create_task(first_of(waits.for_ever("a"), waits.for_ever("b")))
+    for _ in range(3):
+        await asyncio.sleep(0)  # all wait now
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert sorted(waits.cleaned) == ["a", "b"]
 
 
 def test_what_exists_at_the_start_is_not_collected_again() -> None:
@@ -173,12 +158,12 @@ def test_what_does_not_come_ends_the_start_with_a_sentence() -> None:
     run_jumping(main())
 
 
-def test_what_fails_at_start_is_raised_at_once() -> None:
+async def test_what_fails_at_start_is_raised_at_once() -> None:
     async def refused() -> None:
         raise ValueError("refused")
 
     with pytest.raises(ValueError, match="refused"):
-        asyncio.run(needed("etcd", refused()))
+        await needed("etcd", refused())
 
 
 NOT_STARTED = """

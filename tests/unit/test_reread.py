@@ -62,7 +62,7 @@ def test_what_was_read_stays_while_its_folder_is_none(tmp_path: Path) -> None:
     assert file.value == "2"
 
 
-def test_each_of_several_files_is_kept_current_in_another_thread(tmp_path: Path) -> None:
+async def test_each_of_several_files_is_kept_current_in_another_thread(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in "ab"]
     threads: set[int] = set()
 
@@ -73,17 +73,13 @@ def test_each_of_several_files_is_kept_current_in_another_thread(tmp_path: Path)
     for path in paths:
         path.write_text("1")
     files = [Reread([path], lambda path=path: load(path)) for path in paths]  # type: ignore[misc]  # mypy cannot infer its type
-
-    async def main() -> None:
-        threads.clear()
-        async with kept_current(files, every_s=0.01):
-            for path in paths:
-                path.write_text("22")
-            await until(lambda: [file.value for file in files] == ["22"] * 2)
-        assert threading.get_ident() not in threads
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main())
+    threads.clear()
+    async with kept_current(files, every_s=0.01):
+        for path in paths:
+            path.write_text("22")
+        await until(lambda: [file.value for file in files] == ["22"] * 2)
+    assert threading.get_ident() not in threads
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @contextmanager

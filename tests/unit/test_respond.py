@@ -158,10 +158,10 @@ def test_tokens_count_for_a_client_that_leaves() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
-def test_a_stream_is_neither_cached_nor_held_back_by_proxies(path: str) -> None:
+async def test_a_stream_is_neither_cached_nor_held_back_by_proxies(path: str) -> None:
     fields = {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in path else {"input": "Hi"}
     client = Client(ScriptedTokens(ANSWER))
-    reply = asyncio.run(client.post(path, {"model": MODEL, "stream": True, "store": False, **fields}))
+    reply = await client.post(path, {"model": MODEL, "stream": True, "store": False, **fields})
     assert reply.headers["content-type"].startswith("text/event-stream")
     assert (reply.headers["cache-control"], reply.headers["x-accel-buffering"]) == ("no-cache", "no")
 
@@ -262,20 +262,17 @@ def test_what_a_request_came_to_is_counted_once_it_has_ended() -> None:
     run_jumping(main())
 
 
-def test_the_first_token_is_the_first_and_not_the_last() -> None:
-    async def main() -> None:
-        client = Client(ScriptedTokens(ANSWER, pause_at=6))
-        answering = asyncio.create_task(ask(client, Slow(num_taken=1000)))
-        await client.tokens.paused.wait()
-        await asyncio.sleep(0.05)  # that long the answer takes at least
-        client.tokens.go_on.set()
-        await answering
-        labels = {"route": ROUTE, "model": MODEL}
-        whole_s = client.metric("baton_request_duration_seconds_sum", **labels)
-        first_s = client.metric("baton_time_to_first_token_seconds_sum", **labels)
-        assert whole_s - first_s > 0.045
-
-    asyncio.run(main())
+async def test_the_first_token_is_the_first_and_not_the_last() -> None:
+    client = Client(ScriptedTokens(ANSWER, pause_at=6))
+    answering = asyncio.create_task(ask(client, Slow(num_taken=1000)))
+    await client.tokens.paused.wait()
+    await asyncio.sleep(0.05)  # that long the answer takes at least
+    client.tokens.go_on.set()
+    await answering
+    labels = {"route": ROUTE, "model": MODEL}
+    whole_s = client.metric("baton_request_duration_seconds_sum", **labels)
+    first_s = client.metric("baton_time_to_first_token_seconds_sum", **labels)
+    assert whole_s - first_s > 0.045
 
 
 def test_a_failure_in_mid_stream_is_counted_under_its_status() -> None:

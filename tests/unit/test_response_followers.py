@@ -23,31 +23,28 @@ ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 LARGE = TextDelta("x" * MAX_UNSENT_BYTES, 0, 1)
 
 
-def test_nothing_is_kept_for_a_follower_that_has_left() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER, script={"pause_at": 0}) as client:
-            made = asyncio.create_task(client.respond(background=True, stream=True))
-            await client.tokens.paused.wait()
-            [(response_id, run)] = client.responses.runs._runs.items()  # noqa: SLF001  its id is not known yet
-            url = f"/v1/responses/{response_id}?stream=true"
-            following = asyncio.create_task(client.get(url))
-            await until(lambda: len(run._outboxes) == 2)  # noqa: SLF001  nothing else shows it
-            client.leave.set()
-            await asyncio.gather(made, following)
-            assert not run._outboxes  # noqa: SLF001  nothing else shows it
-            with run.follow(-1) as left:
-                assert (await left.take()).startswith(b"event: response.created")
-            with run.follow(0) as stays:
-                run._publish(run.answer.write(0, [LARGE]))  # noqa: SLF001  a large part of an answer
-                assert (stays.full, left.full) == (True, False)
-            run.answer.write(0, [TextDelta("x" * MAX_KEPT_STREAM_BYTES, 0, 1)])
-            with pytest.raises(InvalidRequest, match="not stored") as error, run.follow(-1):
-                pass
-            assert error.value.param == "stream"
-            assert not run._outboxes  # noqa: SLF001  nothing else shows it
-            client.tokens.go_on.set()
-
-    asyncio.run(scenario())
+async def test_nothing_is_kept_for_a_follower_that_has_left() -> None:
+    async with frontend(ANSWER, script={"pause_at": 0}) as client:
+        made = asyncio.create_task(client.respond(background=True, stream=True))
+        await client.tokens.paused.wait()
+        [(response_id, run)] = client.responses.runs._runs.items()  # noqa: SLF001  its id is not known yet
+        url = f"/v1/responses/{response_id}?stream=true"
+        following = asyncio.create_task(client.get(url))
+        await until(lambda: len(run._outboxes) == 2)  # noqa: SLF001  nothing else shows it
+        client.leave.set()
+        await asyncio.gather(made, following)
+        assert not run._outboxes  # noqa: SLF001  nothing else shows it
+        with run.follow(-1) as left:
+            assert (await left.take()).startswith(b"event: response.created")
+        with run.follow(0) as stays:
+            run._publish(run.answer.write(0, [LARGE]))  # noqa: SLF001  a large part of an answer
+            assert (stays.full, left.full) == (True, False)
+        run.answer.write(0, [TextDelta("x" * MAX_KEPT_STREAM_BYTES, 0, 1)])
+        with pytest.raises(InvalidRequest, match="not stored") as error, run.follow(-1):
+            pass
+        assert error.value.param == "stream"
+        assert not run._outboxes  # noqa: SLF001  nothing else shows it
+        client.tokens.go_on.set()
 
 
 class BrokenStore(ResponseStore):
@@ -58,32 +55,26 @@ class BrokenStore(ResponseStore):
             raise RuntimeError("broken")
 
 
-def test_a_run_whose_end_cannot_be_saved_still_ends_for_its_followers() -> None:
-    async def scenario() -> None:
-        client = Client(ScriptedTokens(ANSWER), responses=ResponseState(BrokenStore()))
-        reply = await client.respond(background=True, stream=True)
-        assert reply.events[-1]["type"] != "response.completed"
-        assert client.metric("baton_running_requests", route="background") == 0
-        assert not client.responses.runs._runs  # noqa: SLF001  no route shows how many there are
-        await client.responses.close()
-
-    asyncio.run(scenario())
+async def test_a_run_whose_end_cannot_be_saved_still_ends_for_its_followers() -> None:
+    client = Client(ScriptedTokens(ANSWER), responses=ResponseState(BrokenStore()))
+    reply = await client.respond(background=True, stream=True)
+    assert reply.events[-1]["type"] != "response.completed"
+    assert client.metric("baton_running_requests", route="background") == 0
+    assert not client.responses.runs._runs  # noqa: SLF001  no route shows how many there are
+    await client.responses.close()
 
 
-def test_the_text_so_far_is_shown_while_a_run_goes_on() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER, script={"pause_at": 9}) as client:
-            made = (await client.respond(background=True)).json
-            await client.tokens.paused.wait()
-            (message,) = (await client.get(f"/v1/responses/{made['id']}")).json["output"]
-            (part,) = message["content"]
-            assert message["status"] == "in_progress"
-            assert part["text"] == "He"
-            client.tokens.go_on.set()
-            (message,) = (await ended(client, made["id"]))["output"]
-            assert (message["status"], message["content"][0]["text"]) == ("completed", "Hello")
-
-    asyncio.run(scenario())
+async def test_the_text_so_far_is_shown_while_a_run_goes_on() -> None:
+    async with frontend(ANSWER, script={"pause_at": 9}) as client:
+        made = (await client.respond(background=True)).json
+        await client.tokens.paused.wait()
+        (message,) = (await client.get(f"/v1/responses/{made['id']}")).json["output"]
+        (part,) = message["content"]
+        assert message["status"] == "in_progress"
+        assert part["text"] == "He"
+        client.tokens.go_on.set()
+        (message,) = (await ended(client, made["id"]))["output"]
+        assert (message["status"], message["content"][0]["text"]) == ("completed", "Hello")
 
 
 class NotingTokens(ScriptedTokens):
@@ -100,20 +91,17 @@ class NotingTokens(ScriptedTokens):
         return super().generate(request, caller, on_taken)
 
 
-def test_a_run_waits_in_the_turn_of_the_user_who_asked_for_it() -> None:
-    async def scenario() -> None:
-        tokens = NotingTokens(ANSWER)
-        client = Client(tokens)
-        for background in (False, True):
-            for user in ("ann", "bob"):
-                made = (await client.respond(user=user, background=background)).json
-                await ended(client, made["id"])
-        first, second, *background_callers = tokens.callers
-        assert first != second
-        assert background_callers == [first, second]
-        await client.responses.close()
-
-    asyncio.run(scenario())
+async def test_a_run_waits_in_the_turn_of_the_user_who_asked_for_it() -> None:
+    tokens = NotingTokens(ANSWER)
+    client = Client(tokens)
+    for background in (False, True):
+        for user in ("ann", "bob"):
+            made = (await client.respond(user=user, background=background)).json
+            await ended(client, made["id"])
+    first, second, *background_callers = tokens.callers
+    assert first != second
+    assert background_callers == [first, second]
+    await client.responses.close()
 
 
 EVENTS = b'event: a\ndata: {"sequence_number":4}\n\nevent: b\ndata: {"sequence_number":5}\n\n'
@@ -139,18 +127,17 @@ class Elsewhere(NoOtherRuns):
 
 
 @pytest.mark.parametrize("error", [None, NotReady("It has ended.")])
-def test_a_run_of_another_process_is_streamed_from_there(error: NotReady | None, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        path = str(tmp_path / "responses.sqlite3")
-        theirs, ours = ResponseStore(path, address="unix:@theirs"), ResponseStore(path)
-        await theirs.save(response("theirs", status="in_progress", is_background=True), [])
-        client = Client(ScriptedTokens(), responses=ResponseState(ours, elsewhere=Elsewhere(theirs, error)))
-        reply = await client.get("/v1/responses/theirs?stream=true&starting_after=3")
-        assert reply.status == 200
-        assert reply.body.startswith(EVENTS)
-        told = [(event["sequence_number"], event.get("code")) for event in reply.events]
-        assert told == [(4, None), (5, None), *([(6, "not_ready")] if error else [])]
-        await client.responses.close()
-        await theirs.close()
-
-    asyncio.run(scenario())
+async def test_a_run_of_another_process_is_streamed_from_there(
+    error: NotReady | None, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "responses.sqlite3")
+    theirs, ours = ResponseStore(path, address="unix:@theirs"), ResponseStore(path)
+    await theirs.save(response("theirs", status="in_progress", is_background=True), [])
+    client = Client(ScriptedTokens(), responses=ResponseState(ours, elsewhere=Elsewhere(theirs, error)))
+    reply = await client.get("/v1/responses/theirs?stream=true&starting_after=3")
+    assert reply.status == 200
+    assert reply.body.startswith(EVENTS)
+    told = [(event["sequence_number"], event.get("code")) for event in reply.events]
+    assert told == [(4, None), (5, None), *([(6, "not_ready")] if error else [])]
+    await client.responses.close()
+    await theirs.close()

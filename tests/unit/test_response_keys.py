@@ -57,65 +57,51 @@ MISSING = [
 ]
 
 
-def test_another_key_finds_nothing_and_a_new_key_of_that_name_finds_all() -> None:
-    async def scenario() -> None:
-        async with keyed() as client:
-            made = (await create(client, ALICE)).json
-            item_id = made["output"][-1]["id"]
-            assert await every_use(client, made["id"], item_id, BOB) == MISSING
-            assert await every_use(client, "resp_none", "msg_none", BOB) == MISSING  # the same words
-            again = await client.request("GET", f"{PATH}/{made['id']}", b"", NEW_ALICE)
-            assert again.json == made
-            used = await every_use(client, made["id"], item_id, NEW_ALICE)
-            assert [status for status, _ in used] == [200, 400, 200, 200, 200, 200, 400, 200]
-
-    asyncio.run(scenario())
+async def test_another_key_finds_nothing_and_a_new_key_of_that_name_finds_all() -> None:
+    async with keyed() as client:
+        made = (await create(client, ALICE)).json
+        item_id = made["output"][-1]["id"]
+        assert await every_use(client, made["id"], item_id, BOB) == MISSING
+        assert await every_use(client, "resp_none", "msg_none", BOB) == MISSING  # the same words
+        again = await client.request("GET", f"{PATH}/{made['id']}", b"", NEW_ALICE)
+        assert again.json == made
+        used = await every_use(client, made["id"], item_id, NEW_ALICE)
+        assert [status for status, _ in used] == [200, 400, 200, 200, 200, 200, 400, 200]
 
 
-def test_another_key_does_not_touch_a_running_response() -> None:
-    async def scenario() -> None:
-        async with keyed(script={"pause_at": 1}) as client:
-            made = (await create(client, ALICE, background=True, stream=False)).json
-            assert await every_use(client, made["id"], "msg_none", BOB) == MISSING
-            found = await client.request("GET", f"{PATH}/{made['id']}", b"", ALICE)
-            assert found.json["status"] in {"queued", "in_progress"}
-            stored = await client.responses.store.load(made["id"], "alice")
-            assert stored is not None
-
-    asyncio.run(scenario())
+async def test_another_key_does_not_touch_a_running_response() -> None:
+    async with keyed(script={"pause_at": 1}) as client:
+        made = (await create(client, ALICE, background=True, stream=False)).json
+        assert await every_use(client, made["id"], "msg_none", BOB) == MISSING
+        found = await client.request("GET", f"{PATH}/{made['id']}", b"", ALICE)
+        assert found.json["status"] in {"queued", "in_progress"}
+        stored = await client.responses.store.load(made["id"], "alice")
+        assert stored is not None
 
 
-def test_responses_from_before_there_were_keys_belong_to_none_of_them() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER) as client:
-            made = (await client.post(PATH, BODY, ALICE)).json  # not checked
-            assert (await client.get(f"{PATH}/{made['id']}")).status == 200
-            client.app = Authentication(
-                client.app, lambda: KEYS, envelope_of, Quotas(), client.services.metrics
-            )
-            assert (await client.request("GET", f"{PATH}/{made['id']}", b"", ALICE)).status == 404
-
-    asyncio.run(scenario())
+async def test_responses_from_before_there_were_keys_belong_to_none_of_them() -> None:
+    async with frontend(ANSWER) as client:
+        made = (await client.post(PATH, BODY, ALICE)).json  # not checked
+        assert (await client.get(f"{PATH}/{made['id']}")).status == 200
+        client.app = Authentication(client.app, lambda: KEYS, envelope_of, Quotas(), client.services.metrics)
+        assert (await client.request("GET", f"{PATH}/{made['id']}", b"", ALICE)).status == 404
 
 
-def test_reasoning_is_remembered_under_the_keys_name() -> None:
-    async def scenario() -> None:
-        async with keyed() as client:
-            made = (await create(client, ALICE, store=False)).json
-            call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-            result = {"type": "function_call_output", "call_id": "c", "output": "1"}
-            reasoning = {"type": "reasoning", "id": made["output"][0]["id"], "summary": []}
+async def test_reasoning_is_remembered_under_the_keys_name() -> None:
+    async with keyed() as client:
+        made = (await create(client, ALICE, store=False)).json
+        call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+        result = {"type": "function_call_output", "call_id": "c", "output": "1"}
+        reasoning = {"type": "reasoning", "id": made["output"][0]["id"], "summary": []}
 
-            async def num_tokens(headers: dict[str, str], *items: object) -> int:
-                body = BODY | {"input": [{"role": "user", "content": "Hi"}, *items]}
-                num: int = (await client.post(f"{PATH}/input_tokens", body, headers)).json["input_tokens"]
-                return num
+        async def num_tokens(headers: dict[str, str], *items: object) -> int:
+            body = BODY | {"input": [{"role": "user", "content": "Hi"}, *items]}
+            num: int = (await client.post(f"{PATH}/input_tokens", body, headers)).json["input_tokens"]
+            return num
 
-            without = await num_tokens(BOB, call, result)
-            assert await num_tokens(BOB, reasoning, call, result) == without
-            assert await num_tokens(NEW_ALICE, reasoning, call, result) > without
-
-    asyncio.run(scenario())
+        without = await num_tokens(BOB, call, result)
+        assert await num_tokens(BOB, reasoning, call, result) == without
+        assert await num_tokens(NEW_ALICE, reasoning, call, result) > without
 
 
 def test_a_file_of_an_earlier_release_opens_and_that_release_can_still_write_to_it(tmp_path: Path) -> None:

@@ -40,92 +40,77 @@ def test_what_a_dead_frontend_was_making_has_failed_and_a_living_ones_has_not(tm
     assert list(tmp_path.glob("*.lock")) == []
 
 
-def test_a_frontend_that_dies_while_another_looks_on_has_failed_too(tmp_path: Path) -> None:
+async def test_a_frontend_that_dies_while_another_looks_on_has_failed_too(tmp_path: Path) -> None:
     path = tmp_path / "responses.sqlite3"
-
-    async def scenario() -> None:
-        store = ResponseStore(str(path))
-        with another_frontend(path):
-            await store.open()
-            assert await status_of(store, "theirs") == "in_progress"
-        assert await status_of(store, "theirs") == "failed"
-        await store.close()
-
-    asyncio.run(scenario())
+    store = ResponseStore(str(path))
+    with another_frontend(path):
+        await store.open()
+        assert await status_of(store, "theirs") == "in_progress"
+    assert await status_of(store, "theirs") == "failed"
+    await store.close()
 
 
 @pytest.mark.parametrize("is_lock_there", [True, False])
-def test_opening_reports_what_the_dead_left_before_anybody_asks(tmp_path: Path, is_lock_there: bool) -> None:
+async def test_opening_reports_what_the_dead_left_before_anybody_asks(
+    tmp_path: Path, is_lock_there: bool
+) -> None:
     path = tmp_path / "responses.sqlite3"
     with another_frontend(path):
         pass
     if not is_lock_there:
         for lock in tmp_path.glob("*.lock"):
             lock.unlink()
-
-    async def scenario() -> None:
-        store = ResponseStore(str(path))
-        await store.open()
-        assert rows(path, "SELECT id, status FROM responses") == [("theirs", "failed")]
-        await store.close()
-
-    asyncio.run(scenario())
+    store = ResponseStore(str(path))
+    await store.open()
+    assert rows(path, "SELECT id, status FROM responses") == [("theirs", "failed")]
+    await store.close()
 
 
-def test_a_response_of_its_own_that_nobody_makes_any_more_has_failed(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        store = ResponseStore(str(tmp_path / "responses.sqlite3"))
-        await store.open()
-        await store.save(response("b"), [])
-        assert num_locks(tmp_path) == 0  # only what runs needs one
-        await store.save(response("a", status="in_progress", body=b"{}"), [])
-        assert num_locks(tmp_path) == 1
-        assert await status_of(store, "a") == "failed"
-        await store.close()
-        assert num_locks(tmp_path) == 0
-
-    asyncio.run(scenario())
+async def test_a_response_of_its_own_that_nobody_makes_any_more_has_failed(tmp_path: Path) -> None:
+    store = ResponseStore(str(tmp_path / "responses.sqlite3"))
+    await store.open()
+    await store.save(response("b"), [])
+    assert num_locks(tmp_path) == 0  # only what runs needs one
+    await store.save(response("a", status="in_progress", body=b"{}"), [])
+    assert num_locks(tmp_path) == 1
+    assert await status_of(store, "a") == "failed"
+    await store.close()
+    assert num_locks(tmp_path) == 0
 
 
 @pytest.mark.parametrize("is_written", [True, False])
-def test_what_another_frontend_has_deleted_is_not_stored_again(is_written: bool, tmp_path: Path) -> None:
+async def test_what_another_frontend_has_deleted_is_not_stored_again(
+    is_written: bool, tmp_path: Path
+) -> None:
     path = tmp_path / "responses.sqlite3"
-
-    async def scenario() -> None:
-        runs_it, other = ResponseStore(str(path)), ResponseStore(str(path))
-        await asyncio.gather(runs_it.open(), other.open())
-        running = response("a", status="in_progress", is_background=True)
-        if is_written:
+    runs_it, other = ResponseStore(str(path)), ResponseStore(str(path))
+    await asyncio.gather(runs_it.open(), other.open())
+    running = response("a", status="in_progress", is_background=True)
+    if is_written:
+        await runs_it.save(running, ["msg_1"])
+        assert await other.delete("a")
+        await runs_it.save(response("a", is_background=True), ["msg_1"])
+    else:  # both versions wait for the disk
+        with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+            writer.execute("BEGIN IMMEDIATE")
             await runs_it.save(running, ["msg_1"])
-            assert await other.delete("a")
+            assert runs_it.is_failing
             await runs_it.save(response("a", is_background=True), ["msg_1"])
-        else:  # both versions wait for the disk
-            with closing(sqlite3.connect(path, isolation_level=None)) as writer:
-                writer.execute("BEGIN IMMEDIATE")
-                await runs_it.save(running, ["msg_1"])
-                assert runs_it.is_failing
-                await runs_it.save(response("a", is_background=True), ["msg_1"])
-        await runs_it.close()
-        assert (await other.load("a") is None) is is_written
-        await other.close()
-
-    asyncio.run(scenario())
+    await runs_it.close()
+    assert (await other.load("a") is None) is is_written
+    await other.close()
 
 
-def test_a_locked_file_still_tells_what_it_has(tmp_path: Path) -> None:
+async def test_a_locked_file_still_tells_what_it_has(tmp_path: Path) -> None:
     path = tmp_path / "responses.sqlite3"
-
-    async def scenario() -> None:
-        store = ResponseStore(str(path))
-        await store.open()
-        await store.save(response("a", status="in_progress", body=b"{}"), [])
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            assert await status_of(store, "a") == "in_progress"
-        assert await status_of(store, "a") == "failed"
-        await store.close()
-
-    asyncio.run(scenario())
+    store = ResponseStore(str(path))
+    await store.open()
+    await store.save(response("a", status="in_progress", body=b"{}"), [])
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert await status_of(store, "a") == "in_progress"
+    assert await status_of(store, "a") == "failed"
+    await store.close()
 
 
 def test_owners_of_one_process_are_told_apart(tmp_path: Path) -> None:

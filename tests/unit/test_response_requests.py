@@ -28,9 +28,9 @@ def call(name: str, arguments: str) -> str:
     return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"
 
 
-def test_a_body_may_have_instructions_only() -> None:
+async def test_a_body_may_have_instructions_only() -> None:
     client = Client(ScriptedTokens(ANSWER))
-    reply = asyncio.run(client.post("/v1/responses", {"model": MODEL, "instructions": "Be kind."}))
+    reply = await client.post("/v1/responses", {"model": MODEL, "instructions": "Be kind."})
     assert reply.status == 200
     assert "Be kind." in prompt_of(client)
 
@@ -49,19 +49,21 @@ def test_template_arguments_reach_the_prompt() -> None:
     ("fields", "num_top"),
     [({}, None), ({"top_logprobs": 2}, 2), ({"include": ["message.output_text.logprobs"]}, 0)],
 )
-def test_log_probabilities_are_asked_for_by_either_field(fields: dict[str, Any], num_top: int | None) -> None:
+async def test_log_probabilities_are_asked_for_by_either_field(
+    fields: dict[str, Any], num_top: int | None
+) -> None:
     client = Client(ScriptedTokens(ANSWER))
-    (_, message) = asyncio.run(client.respond(**fields)).json["output"]
+    (_, message) = (await client.respond(**fields)).json["output"]
     assert client.tokens.requests[0].sampling.logprobs == num_top
     assert bool(message["content"][0]["logprobs"]) is (num_top is not None)
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
-def test_tools_that_are_allowed_need_not_be_called(mode: str) -> None:
+async def test_tools_that_are_allowed_need_not_be_called(mode: str) -> None:
     tools = [{"type": "function", "name": name, "strict": True, "parameters": {}} for name in "fg"]
     choice = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "f"}]}
     client = Client(ScriptedTokens(ANSWER))
-    assert asyncio.run(client.respond(tools=tools, tool_choice=choice)).status == 200
+    assert (await client.respond(tools=tools, tool_choice=choice)).status == 200
     guided = client.tokens.requests[0].sampling.guided
     assert guided is not None
     headers = [header for form in guided.last for header in form.headers]
@@ -70,24 +72,21 @@ def test_tools_that_are_allowed_need_not_be_called(mode: str) -> None:
     assert any("to=functions" not in header for header in headers) is (mode == "auto")
 
 
-def test_a_fault_after_the_history_names_its_place_in_the_body() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER) as client:
-            made = (await client.respond()).json["id"]
-            result = {"type": "function_call_output", "call_id": "c", "output": "x"}
-            reply = await client.respond([result], previous_response_id=made)
-            assert (reply.status, reply.error["param"]) == (400, "input[0].call_id")
-
-    asyncio.run(scenario())
+async def test_a_fault_after_the_history_names_its_place_in_the_body() -> None:
+    async with frontend(ANSWER) as client:
+        made = (await client.respond()).json["id"]
+        result = {"type": "function_call_output", "call_id": "c", "output": "x"}
+        reply = await client.respond([result], previous_response_id=made)
+        assert (reply.status, reply.error["param"]) == (400, "input[0].call_id")
 
 
-def test_calls_of_several_tools_do_not_mix() -> None:
+async def test_calls_of_several_tools_do_not_mix() -> None:
     text = END.join(
         [call("shell", '{"commands":["a"]}'), call("f", '{"x":1}'), call("shell", '{"commands":["b"]}')]
     )
     client = Client(ScriptedTokens(text))
     tools = [{"type": "shell"}, {"type": "function", "name": "f", "parameters": {}}]
-    first, second, third = asyncio.run(client.respond(tools=tools)).json["output"]
+    first, second, third = (await client.respond(tools=tools)).json["output"]
     assert [first["action"]["commands"], second["arguments"], third["action"]["commands"]] == [
         ["a"],
         '{"x":1}',
@@ -95,7 +94,7 @@ def test_calls_of_several_tools_do_not_mix() -> None:
     ]
 
 
-def test_long_bodies_and_what_continues_a_conversation_are_rendered_in_a_thread(
+async def test_long_bodies_and_what_continues_a_conversation_are_rendered_in_a_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = threading.get_ident()
@@ -112,14 +111,10 @@ def test_long_bodies_and_what_continues_a_conversation_are_rendered_in_a_thread(
 
     noted(create, "turn_request")
     noted(prepare, "_encoded")
-
-    async def scenario() -> None:
-        async with frontend(ANSWER) as client:
-            made = (await client.respond()).json["id"]
-            await client.respond(previous_response_id=made)
-            await client.respond(user="x" * LONG_BYTES)
-
-    asyncio.run(scenario())
+    async with frontend(ANSWER) as client:
+        made = (await client.respond()).json["id"]
+        await client.respond(previous_response_id=made)
+        await client.respond(user="x" * LONG_BYTES)
     assert found == [
         ("turn_request", True),
         ("_encoded", True),
@@ -130,35 +125,28 @@ def test_long_bodies_and_what_continues_a_conversation_are_rendered_in_a_thread(
     ]
 
 
-def test_a_page_has_twenty_items_unless_more_are_asked_for() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER) as client:
-            items = [{"role": "user", "content": str(i)} for i in range(25)]
-            url = f"/v1/responses/{(await client.respond(items)).json['id']}/input_items"
-            page, whole = (await client.get(url)).json, (await client.get(f"{url}?limit=100")).json
-            assert (len(page["data"]), page["has_more"]) == (20, True)
-            assert (len(whole["data"]), whole["has_more"]) == (25, False)
-
-    asyncio.run(scenario())
+async def test_a_page_has_twenty_items_unless_more_are_asked_for() -> None:
+    async with frontend(ANSWER) as client:
+        items = [{"role": "user", "content": str(i)} for i in range(25)]
+        url = f"/v1/responses/{(await client.respond(items)).json['id']}/input_items"
+        page, whole = (await client.get(url)).json, (await client.get(f"{url}?limit=100")).json
+        assert (len(page["data"]), page["has_more"]) == (20, True)
+        assert (len(whole["data"]), whole["has_more"]) == (25, False)
 
 
-def test_a_response_that_is_in_memory_only_says_that_it_is_not_stored(tmp_path: Path) -> None:
+async def test_a_response_that_is_in_memory_only_says_that_it_is_not_stored(tmp_path: Path) -> None:
     path = tmp_path / "responses.sqlite3"
-
-    async def scenario() -> None:
-        async with frontend(ANSWER, path=path) as client:
-            with closing(sqlite3.connect(path, isolation_level=None)) as other:
-                other.execute("BEGIN IMMEDIATE")
-                assert "x-baton-ignored" not in (await client.respond()).headers
-                await until(lambda: client.responses.store.is_failing)
-                assert (await client.respond()).headers["x-baton-ignored"] == "store"
-                assert "x-baton-ignored" not in (await client.respond(store=False)).headers
-                other.execute("COMMIT")
-
-    asyncio.run(scenario())
+    async with frontend(ANSWER, path=path) as client:
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            assert "x-baton-ignored" not in (await client.respond()).headers
+            await until(lambda: client.responses.store.is_failing)
+            assert (await client.respond()).headers["x-baton-ignored"] == "store"
+            assert "x-baton-ignored" not in (await client.respond(store=False)).headers
+            other.execute("COMMIT")
 
 
-def test_an_object_can_be_demanded_without_a_schema() -> None:
+async def test_an_object_can_be_demanded_without_a_schema() -> None:
     client = Client(ScriptedTokens('<|channel|>final<|message|>{"a":1}<|return|>'))
-    assert asyncio.run(client.respond(text={"format": {"type": "json_object"}})).status == 200
+    assert (await client.respond(text={"format": {"type": "json_object"}})).status == 200
     assert client.tokens.requests[0].sampling.guided is not None

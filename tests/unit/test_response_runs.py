@@ -20,25 +20,22 @@ from tests.waiting import scaled, until
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 
 
-def test_one_response_more_than_the_limit_is_told_to_come_back() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER, script={"pause_at": 0}) as client:
-            made = (await client.respond(background=True)).json
-            runs = client.responses.runs._runs  # noqa: SLF001  a thousand real ones take seconds
-            others = [f"other {i}" for i in range(MAX_RUNS - 2)]
-            runs |= dict.fromkeys(others, runs[made["id"]])
-            together = await asyncio.gather(*(client.respond(background=True) for _ in range(2)))
-            assert {reply.status for reply in together} == {200, 429}
-            one_more = await client.respond(background=True)
-            assert (one_more.status, one_more.error["code"]) == (429, "overloaded")
-            assert one_more.headers["retry-after"] == "5"
-            assert (await client.post(f"/v1/responses/{made['id']}/cancel", {})).status == 200
-            assert (await client.respond(background=True)).status == 200
-            for other in others:
-                del runs[other]
-
+async def test_one_response_more_than_the_limit_is_told_to_come_back() -> None:
     assert MAX_RUNS == 1000
-    asyncio.run(scenario())
+    async with frontend(ANSWER, script={"pause_at": 0}) as client:
+        made = (await client.respond(background=True)).json
+        runs = client.responses.runs._runs  # noqa: SLF001  a thousand real ones take seconds
+        others = [f"other {i}" for i in range(MAX_RUNS - 2)]
+        runs |= dict.fromkeys(others, runs[made["id"]])
+        together = await asyncio.gather(*(client.respond(background=True) for _ in range(2)))
+        assert {reply.status for reply in together} == {200, 429}
+        one_more = await client.respond(background=True)
+        assert (one_more.status, one_more.error["code"]) == (429, "overloaded")
+        assert one_more.headers["retry-after"] == "5"
+        assert (await client.post(f"/v1/responses/{made['id']}/cancel", {})).status == 200
+        assert (await client.respond(background=True)).status == 200
+        for other in others:
+            del runs[other]
 
 
 def test_a_run_ends_when_its_time_is_over_and_says_so() -> None:
@@ -62,36 +59,30 @@ def test_a_run_ends_when_its_time_is_over_and_says_so() -> None:
     run_jumping(scenario())
 
 
-def test_a_stream_that_is_too_long_is_not_stored_and_cannot_be_resumed() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER, script={"pause_at": 0}) as client:
-            asking = asyncio.create_task(client.respond(background=True, stream=True))
-            await client.tokens.paused.wait()
-            [(response_id, run)] = client.responses.runs._runs.items()  # noqa: SLF001  its id is not known yet
-            assert (run.answer.kept_stream or b"").startswith(b"event: response.created")
-            assert MAX_KEPT_STREAM_BYTES == 16 << 20
-            for _ in range(2):
-                assert run.answer.kept_stream is not None
-                run.answer.write(0, [TextDelta("x" * (MAX_KEPT_STREAM_BYTES // 2), 0, 1)])
-            assert run.answer.kept_stream is None
-            client.tokens.go_on.set()
-            await asking
-            await ended(client, response_id)
-            late = await client.get(f"/v1/responses/{response_id}?stream=true")
-            assert (late.status, late.error["param"]) == (400, "stream")
-
-    asyncio.run(scenario())
+async def test_a_stream_that_is_too_long_is_not_stored_and_cannot_be_resumed() -> None:
+    async with frontend(ANSWER, script={"pause_at": 0}) as client:
+        asking = asyncio.create_task(client.respond(background=True, stream=True))
+        await client.tokens.paused.wait()
+        [(response_id, run)] = client.responses.runs._runs.items()  # noqa: SLF001  its id is not known yet
+        assert (run.answer.kept_stream or b"").startswith(b"event: response.created")
+        assert MAX_KEPT_STREAM_BYTES == 16 << 20
+        for _ in range(2):
+            assert run.answer.kept_stream is not None
+            run.answer.write(0, [TextDelta("x" * (MAX_KEPT_STREAM_BYTES // 2), 0, 1)])
+        assert run.answer.kept_stream is None
+        client.tokens.go_on.set()
+        await asking
+        await ended(client, response_id)
+        late = await client.get(f"/v1/responses/{response_id}?stream=true")
+        assert (late.status, late.error["param"]) == (400, "stream")
 
 
-def test_a_run_is_forgotten_when_it_has_ended() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER) as client:
-            made = (await client.respond(background=True)).json
-            await ended(client, made["id"])
-            assert await client.responses.runs.get(made["id"]) is None
-            assert client.metric("baton_running_requests", route="background") == 0
-
-    asyncio.run(scenario())
+async def test_a_run_is_forgotten_when_it_has_ended() -> None:
+    async with frontend(ANSWER) as client:
+        made = (await client.respond(background=True)).json
+        await ended(client, made["id"])
+        assert await client.responses.runs.get(made["id"]) is None
+        assert client.metric("baton_running_requests", route="background") == 0
 
 
 def test_a_drain_ends_what_still_runs_when_its_time_is_over() -> None:
@@ -111,47 +102,37 @@ def test_a_drain_ends_what_still_runs_when_its_time_is_over() -> None:
     run_jumping(scenario())
 
 
-def test_a_run_stops_generating_when_it_has_said_enough() -> None:
+async def test_a_run_stops_generating_when_it_has_said_enough() -> None:
     call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x":1}<|call|>'
     text = f"{call}<|start|>assistant{call}" + "<|start|>assistant<|channel|>final<|message|>" + "x" * 300
-
-    async def scenario() -> None:
-        async with frontend(text) as client:
-            with none_abandoned():
-                tools = [{"type": "function", "name": "f"}]
-                asked = await client.respond(background=True, parallel_tool_calls=False, tools=tools)
-                made = asked.json
-                done = await ended(client, made["id"])
-            assert [item["type"] for item in done["output"]] == ["function_call"]
-            assert client.tokens.num_ended == 1
-            assert done["usage"]["output_tokens"] < 100
-
-    asyncio.run(scenario())
+    async with frontend(text) as client:
+        with none_abandoned():
+            tools = [{"type": "function", "name": "f"}]
+            asked = await client.respond(background=True, parallel_tool_calls=False, tools=tools)
+            made = asked.json
+            done = await ended(client, made["id"])
+        assert [item["type"] for item in done["output"]] == ["function_call"]
+        assert client.tokens.num_ended == 1
+        assert done["usage"]["output_tokens"] < 100
 
 
-def test_a_run_says_at_its_end_what_was_held_back() -> None:
-    async def scenario() -> None:
-        async with frontend("<|channel|>final Hello") as client:
-            made = (await client.respond(background=True)).json
-            (message,) = (await ended(client, made["id"]))["output"]
-            assert message["content"][0]["text"] == "Hello"
-
-    asyncio.run(scenario())
+async def test_a_run_says_at_its_end_what_was_held_back() -> None:
+    async with frontend("<|channel|>final Hello") as client:
+        made = (await client.respond(background=True)).json
+        (message,) = (await ended(client, made["id"]))["output"]
+        assert message["content"][0]["text"] == "Hello"
 
 
-def test_a_background_response_is_kept_before_its_client_is_answered() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER, script={"pause_at": 0}) as client:
-            made = (await client.respond(background=True)).json
-            store = client.responses.store
-            chain = await store.chain(made["id"])
-            assert chain is not None
-            assert [each.status for each in chain] == [RUNNING]
-
-    asyncio.run(scenario())
+async def test_a_background_response_is_kept_before_its_client_is_answered() -> None:
+    async with frontend(ANSWER, script={"pause_at": 0}) as client:
+        made = (await client.respond(background=True)).json
+        store = client.responses.store
+        chain = await store.chain(made["id"])
+        assert chain is not None
+        assert [each.status for each in chain] == [RUNNING]
 
 
-def test_what_a_run_came_to_is_shown_once_it_is_kept_and_not_before() -> None:
+async def test_what_a_run_came_to_is_shown_once_it_is_kept_and_not_before() -> None:
     can_save = threading.Event()
     can_save.set()
 
@@ -159,119 +140,99 @@ def test_what_a_run_came_to_is_shown_once_it_is_kept_and_not_before() -> None:
         assert can_save.wait(20)
         return 0.0
 
-    async def scenario() -> None:
-        client = Client(
-            ScriptedTokens(ANSWER, pause_at=5), responses=ResponseState(ResponseStore(clock=clock))
-        )
-        written = bytearray()
-        client.on_write = written.extend
-        streaming = asyncio.create_task(client.respond(stream=True, background=True))
-        await client.tokens.paused.wait()
-        runs = client.responses.runs
-        (response_id,) = runs._runs  # noqa: SLF001  its id is not known yet
-        run = await runs.get(response_id)
-        assert run is not None
-        can_save.clear()
-        client.tokens.go_on.set()
-        await until(lambda: run.answer.response.status != RUNNING)
-        getting = asyncio.create_task(runs.get(response_id))
-        for _ in range(20):
-            await asyncio.sleep(0)  # turns for what must not happen
-        assert not getting.done()
-        assert b"response.completed" not in written
-        can_save.set()
-        assert await getting is None
-        await streaming
-        assert b"response.completed" in written
-        await client.responses.close()
-
-    asyncio.run(scenario())
+    client = Client(ScriptedTokens(ANSWER, pause_at=5), responses=ResponseState(ResponseStore(clock=clock)))
+    written = bytearray()
+    client.on_write = written.extend
+    streaming = asyncio.create_task(client.respond(stream=True, background=True))
+    await client.tokens.paused.wait()
+    runs = client.responses.runs
+    (response_id,) = runs._runs  # noqa: SLF001  its id is not known yet
+    run = await runs.get(response_id)
+    assert run is not None
+    can_save.clear()
+    client.tokens.go_on.set()
+    await until(lambda: run.answer.response.status != RUNNING)
+    getting = asyncio.create_task(runs.get(response_id))
+    for _ in range(20):
+        await asyncio.sleep(0)  # turns for what must not happen
+    assert not getting.done()
+    assert b"response.completed" not in written
+    can_save.set()
+    assert await getting is None
+    await streaming
+    assert b"response.completed" in written
+    await client.responses.close()
 
 
 @pytest.mark.parametrize(("stream", "end"), [(True, b"response.completed"), (False, b"output")])
-def test_an_answer_ends_when_its_response_is_kept(stream: bool, end: bytes) -> None:
+async def test_an_answer_ends_when_its_response_is_kept(stream: bool, end: bytes) -> None:
     can_save = threading.Event()
 
     def clock() -> float:
         assert can_save.wait(20)
         return 0.0
 
-    async def scenario() -> None:
-        client = Client(ScriptedTokens(ANSWER), responses=ResponseState(ResponseStore(clock=clock)))
-        written = bytearray()
-        client.on_write = written.extend
-        streaming = asyncio.create_task(client.respond(stream=stream))
-        await until(lambda: client.tokens.num_ended)
-        for _ in range(20):
-            await asyncio.sleep(0)  # turns for what must not happen
-        assert end not in written
-        can_save.set()
-        await streaming
-        assert end in written
-        await client.responses.close()
-
-    asyncio.run(scenario())
+    client = Client(ScriptedTokens(ANSWER), responses=ResponseState(ResponseStore(clock=clock)))
+    written = bytearray()
+    client.on_write = written.extend
+    streaming = asyncio.create_task(client.respond(stream=stream))
+    await until(lambda: client.tokens.num_ended)
+    for _ in range(20):
+        await asyncio.sleep(0)  # turns for what must not happen
+    assert end not in written
+    can_save.set()
+    await streaming
+    assert end in written
+    await client.responses.close()
 
 
-def test_a_follower_of_a_silent_run_soon_gets_a_comment() -> None:
-    async def scenario() -> None:
-        script = {"pause_at": 0}
-        async with frontend(ANSWER, script=script, first_event_wait_s=0.001, keep_alive_s=3600.0) as client:
-            making = asyncio.create_task(client.respond(background=True, stream=True))
-            await client.tokens.paused.wait()
-            (response_id,) = client.responses.runs._runs  # noqa: SLF001  its id is not known yet
-            client.on_write = lambda data: client.tokens.go_on.set() if data == KEEP_ALIVE else None
-            url = f"/v1/responses/{response_id}?stream=true&starting_after=1"
-            reply = await asyncio.wait_for(client.get(url), scaled(10))
-            assert reply.events[-1]["type"] == "response.completed"
-            await making
-
-    asyncio.run(scenario())
+async def test_a_follower_of_a_silent_run_soon_gets_a_comment() -> None:
+    script = {"pause_at": 0}
+    async with frontend(ANSWER, script=script, first_event_wait_s=0.001, keep_alive_s=3600.0) as client:
+        making = asyncio.create_task(client.respond(background=True, stream=True))
+        await client.tokens.paused.wait()
+        (response_id,) = client.responses.runs._runs  # noqa: SLF001  its id is not known yet
+        client.on_write = lambda data: client.tokens.go_on.set() if data == KEEP_ALIVE else None
+        url = f"/v1/responses/{response_id}?stream=true&starting_after=1"
+        reply = await asyncio.wait_for(client.get(url), scaled(10))
+        assert reply.events[-1]["type"] == "response.completed"
+        await making
 
 
-def test_the_first_token_of_a_run_is_the_first_and_not_the_last() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER, script={"pause_at": 6}) as client:
-            made = (await client.respond(background=True)).json
-            await client.tokens.paused.wait()
-            await asyncio.sleep(0.05)  # that long the answer takes at least
-            client.tokens.go_on.set()
-            await ended(client, made["id"])
-            labels = {"route": "background", "model": MODEL}
-            whole_s = client.metric("baton_request_duration_seconds_sum", **labels)
-            first_s = client.metric("baton_time_to_first_token_seconds_sum", **labels)
-            assert whole_s - first_s > 0.045
-
-    asyncio.run(scenario())
+async def test_the_first_token_of_a_run_is_the_first_and_not_the_last() -> None:
+    async with frontend(ANSWER, script={"pause_at": 6}) as client:
+        made = (await client.respond(background=True)).json
+        await client.tokens.paused.wait()
+        await asyncio.sleep(0.05)  # that long the answer takes at least
+        client.tokens.go_on.set()
+        await ended(client, made["id"])
+        labels = {"route": "background", "model": MODEL}
+        whole_s = client.metric("baton_request_duration_seconds_sum", **labels)
+        first_s = client.metric("baton_time_to_first_token_seconds_sum", **labels)
+        assert whole_s - first_s > 0.045
 
 
-def test_the_events_of_another_process_wait_for_a_slow_client() -> None:
-    async def scenario() -> None:
-        followed = FollowedElsewhere(0)
-        events = b"x" * MAX_UNSENT_BYTES + b"\n\n"
-        putting = asyncio.create_task(followed.put(events))
-        for _ in range(20):
-            await asyncio.sleep(0)  # turns for what must not happen
-        assert not putting.done()
-        assert await followed.outbox.take() == events
-        await putting
-
-    asyncio.run(scenario())
+async def test_the_events_of_another_process_wait_for_a_slow_client() -> None:
+    followed = FollowedElsewhere(0)
+    events = b"x" * MAX_UNSENT_BYTES + b"\n\n"
+    putting = asyncio.create_task(followed.put(events))
+    for _ in range(20):
+        await asyncio.sleep(0)  # turns for what must not happen
+    assert not putting.done()
+    assert await followed.outbox.take() == events
+    await putting
 
 
-def test_every_follower_of_a_run_gets_its_end() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER, script={"pause_at": 5}) as client:
-            streams = [asyncio.create_task(client.respond(stream=True, background=True))]
-            await client.tokens.paused.wait()
-            (run,) = client.responses.runs._runs.values()  # noqa: SLF001  its id is not known yet
-            url = f"/v1/responses/{run.answer.response.id}?stream=true"
-            streams += [asyncio.create_task(client.get(url)) for _ in range(3)]
-            await asyncio.sleep(0)  # they follow now
-            await run.stop(NotReady("Enough."))
-            last = [reply.events[-1] for reply in await asyncio.gather(*streams)]
-            assert [event["type"] for event in last] == ["response.failed"] * 4
-            assert {event["response"]["error"]["message"] for event in last} == {"Enough."}
-            assert run.answer.response.status != RUNNING
-
-    asyncio.run(scenario())
+async def test_every_follower_of_a_run_gets_its_end() -> None:
+    async with frontend(ANSWER, script={"pause_at": 5}) as client:
+        streams = [asyncio.create_task(client.respond(stream=True, background=True))]
+        await client.tokens.paused.wait()
+        (run,) = client.responses.runs._runs.values()  # noqa: SLF001  its id is not known yet
+        url = f"/v1/responses/{run.answer.response.id}?stream=true"
+        streams += [asyncio.create_task(client.get(url)) for _ in range(3)]
+        await asyncio.sleep(0)  # they follow now
+        await run.stop(NotReady("Enough."))
+        last = [reply.events[-1] for reply in await asyncio.gather(*streams)]
+        assert [event["type"] for event in last] == ["response.failed"] * 4
+        assert {event["response"]["error"]["message"] for event in last} == {"Enough."}
+        assert run.answer.response.status != RUNNING

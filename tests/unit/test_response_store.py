@@ -32,97 +32,79 @@ async def kept(store: ResponseStore, *names: str) -> list[str]:
     return [name for name in names if await store.load(name) is not None]
 
 
-def test_what_is_saved_is_loaded_and_saved_again_and_deleted() -> None:
-    async def scenario() -> None:
-        store = ResponseStore()
-        first = response("a", status="in_progress", is_background=True)
-        await store.save(first, ["msg_1"])
-        events = b"event: x\ndata: {}\n\n" * 10_000
-        last = response("a", body=b'{"output":[1]}', events=events, is_background=True)
-        await store.save(last, ["msg_1", "msg_2"])
-        assert await store.load("a") == last
-        found = await store.with_item("msg_2")
-        assert found is not None
-        assert found.id == "a"
-        assert await store.delete("a")
-        assert not await store.delete("a")
-        assert await store.load("a") is None
-        assert await store.with_item("msg_1") is None
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_what_is_saved_is_loaded_and_saved_again_and_deleted() -> None:
+    store = ResponseStore()
+    first = response("a", status="in_progress", is_background=True)
+    await store.save(first, ["msg_1"])
+    events = b"event: x\ndata: {}\n\n" * 10_000
+    last = response("a", body=b'{"output":[1]}', events=events, is_background=True)
+    await store.save(last, ["msg_1", "msg_2"])
+    assert await store.load("a") == last
+    found = await store.with_item("msg_2")
+    assert found is not None
+    assert found.id == "a"
+    assert await store.delete("a")
+    assert not await store.delete("a")
+    assert await store.load("a") is None
+    assert await store.with_item("msg_1") is None
+    await store.close()
 
 
-def test_a_chain_is_given_from_its_beginning_and_only_whole() -> None:
-    async def scenario() -> None:
-        store = ResponseStore()
-        for name, previous in (("a", None), ("b", "a"), ("c", "b")):
-            await store.save(response(name, previous_id=previous), [])
-        chain = await store.chain("c")
-        assert chain is not None
-        assert [r.id for r in chain] == ["a", "b", "c"]
-        await store.delete("b")
-        assert await store.chain("c") is None
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_a_chain_is_given_from_its_beginning_and_only_whole() -> None:
+    store = ResponseStore()
+    for name, previous in (("a", None), ("b", "a"), ("c", "b")):
+        await store.save(response(name, previous_id=previous), [])
+    chain = await store.chain("c")
+    assert chain is not None
+    assert [r.id for r in chain] == ["a", "b", "c"]
+    await store.delete("b")
+    assert await store.chain("c") is None
+    await store.close()
 
 
-def test_a_chain_is_one_keys_from_end_to_end() -> None:
-    async def scenario() -> None:
-        store = ResponseStore()
-        await store.save(response("a", key_name="bob"), [])
-        await store.save(response("b", previous_id="a", key_name="alice"), [])
-        await store.save(response("c", previous_id="b", key_name="alice"), [])
-        assert await store.chain("a", "bob") is not None
-        assert await store.chain("c", "alice") is None
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_a_chain_is_one_keys_from_end_to_end() -> None:
+    store = ResponseStore()
+    await store.save(response("a", key_name="bob"), [])
+    await store.save(response("b", previous_id="a", key_name="alice"), [])
+    await store.save(response("c", previous_id="b", key_name="alice"), [])
+    assert await store.chain("a", "bob") is not None
+    assert await store.chain("c", "alice") is None
+    await store.close()
 
 
-def test_a_chain_without_end_is_not_read() -> None:
-    async def scenario() -> None:
-        store = ResponseStore()
-        await store.save(response("a", previous_id="b"), [])
-        await store.save(response("b", previous_id="a"), [])
-        assert await store.chain("a") is None
-        assert MAX_CHAIN >= 100
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_a_chain_without_end_is_not_read() -> None:
+    store = ResponseStore()
+    await store.save(response("a", previous_id="b"), [])
+    await store.save(response("b", previous_id="a"), [])
+    assert await store.chain("a") is None
+    assert MAX_CHAIN >= 100
+    await store.close()
 
 
-def test_a_conversation_is_read_back_up_to_a_number_of_bytes() -> None:
-    async def scenario() -> None:
-        store = ResponseStore()
-        quarter = b"x" * (MAX_CHAIN_BYTES // 4 - len(response("a").body))
-        for name, previous in (("a", None), ("b", "a"), ("c", "b"), ("d", "c"), ("e", "d")):
-            await store.save(response(name, previous_id=previous, items=quarter), [])
-        chain = await store.chain("d")
-        assert chain is not None
-        assert sum(len(each.body) + len(each.items) for each in chain) == MAX_CHAIN_BYTES == 64 << 20
-        assert await store.chain("e") is None
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_a_conversation_is_read_back_up_to_a_number_of_bytes() -> None:
+    store = ResponseStore()
+    quarter = b"x" * (MAX_CHAIN_BYTES // 4 - len(response("a").body))
+    for name, previous in (("a", None), ("b", "a"), ("c", "b"), ("d", "c"), ("e", "d")):
+        await store.save(response(name, previous_id=previous, items=quarter), [])
+    chain = await store.chain("d")
+    assert chain is not None
+    assert sum(len(each.body) + len(each.items) for each in chain) == MAX_CHAIN_BYTES == 64 << 20
+    assert await store.chain("e") is None
+    await store.close()
 
 
-def test_a_conversation_is_read_back_up_to_a_number_of_responses() -> None:
-    async def scenario() -> None:
-        store = ResponseStore()
-        for i in range(1001):
-            await store.save(response(str(i), previous_id=str(i - 1) if i else None), [])
-        chain = await store.chain("999")
-        assert chain is not None
-        assert len(chain) == MAX_CHAIN == 1000
-        assert await store.chain("1000") is None
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_a_conversation_is_read_back_up_to_a_number_of_responses() -> None:
+    store = ResponseStore()
+    for i in range(1001):
+        await store.save(response(str(i), previous_id=str(i - 1) if i else None), [])
+    chain = await store.chain("999")
+    assert chain is not None
+    assert len(chain) == MAX_CHAIN == 1000
+    assert await store.chain("1000") is None
+    await store.close()
 
 
-def test_nobody_but_the_user_can_read_what_is_stored(tmp_path: Path) -> None:
+async def test_nobody_but_the_user_can_read_what_is_stored(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "folder" / "responses.sqlite3"
         store = ResponseStore(str(path))
@@ -137,49 +119,40 @@ def test_nobody_but_the_user_can_read_what_is_stored(tmp_path: Path) -> None:
 
     umask = os.umask(0)
     try:
-        asyncio.run(scenario())
+        await scenario()
     finally:
         os.umask(umask)
 
 
-def test_the_responses_used_last_are_kept_up_to_a_number() -> None:
-    async def scenario() -> None:
-        now_s = [0.0]
-        store = ResponseStore(retention=Retention(max_responses=3, prune_every=1), clock=lambda: now_s[0])
-        for i, name in enumerate("abc"):
-            now_s[0] = i
-            await store.save(response(name, previous_id="a" if name == "b" else None), [])
-        now_s[0] = 3
-        await store.chain("b")  # uses a, too
-        await store.save(response("d"), [])
-        assert await kept(store, *"abcd") == ["a", "b", "d"]
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_the_responses_used_last_are_kept_up_to_a_number() -> None:
+    now_s = [0.0]
+    store = ResponseStore(retention=Retention(max_responses=3, prune_every=1), clock=lambda: now_s[0])
+    for i, name in enumerate("abc"):
+        now_s[0] = i
+        await store.save(response(name, previous_id="a" if name == "b" else None), [])
+    now_s[0] = 3
+    await store.chain("b")  # uses a, too
+    await store.save(response("d"), [])
+    assert await kept(store, *"abcd") == ["a", "b", "d"]
+    await store.close()
 
 
-def test_what_is_too_much_goes_with_every_so_many_saves() -> None:
-    async def scenario() -> None:
-        store = ResponseStore(retention=Retention(max_responses=1, prune_every=3))
-        left = []
-        for name in "abcdefg":
-            await store.save(response(name), [])
-            left.append("".join(await kept(store, *"abcdefg")))
-        assert left == ["a", "ab", "abc", "d", "de", "def", "g"]
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_what_is_too_much_goes_with_every_so_many_saves() -> None:
+    store = ResponseStore(retention=Retention(max_responses=1, prune_every=3))
+    left = []
+    for name in "abcdefg":
+        await store.save(response(name), [])
+        left.append("".join(await kept(store, *"abcdefg")))
+    assert left == ["a", "ab", "abc", "d", "de", "def", "g"]
+    await store.close()
 
 
-def test_the_events_of_a_response_count_among_its_bytes() -> None:
-    async def scenario() -> None:
-        store = ResponseStore(retention=Retention(max_bytes=50_000, prune_every=1), clock=lambda: 0.0)
-        for name in "ab":
-            await store.save(response(name, events=os.urandom(30_000)), [])
-        assert await kept(store, *"ab") == ["b"]
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_the_events_of_a_response_count_among_its_bytes() -> None:
+    store = ResponseStore(retention=Retention(max_bytes=50_000, prune_every=1), clock=lambda: 0.0)
+    for name in "ab":
+        await store.save(response(name, events=os.urandom(30_000)), [])
+    assert await kept(store, *"ab") == ["b"]
+    await store.close()
 
 
 def test_by_default_ten_thousand_responses_are_kept_for_thirty_days_in_a_gibibyte() -> None:
@@ -188,88 +161,73 @@ def test_by_default_ten_thousand_responses_are_kept_for_thirty_days_in_a_gibibyt
     )
 
 
-def test_old_responses_go_and_so_do_those_beyond_the_bytes_but_never_a_running_one() -> None:
-    async def scenario() -> None:
-        now_s = [0.0]
-        retention = Retention(max_age_s=10, max_bytes=1000, prune_every=1)
-        store = ResponseStore(retention=retention, clock=lambda: now_s[0])
-        await store.save(response("running", status="in_progress"), [])
-        await store.save(response("old"), [])
-        now_s[0] = 11
-        await store.save(response("large", items=b"x" * 900), [])
-        assert await kept(store, "old", "large") == ["large"]
-        now_s[0] = 12
-        await store.save(response("larger", items=b"x" * 950), [])
-        assert await kept(store, "large", "larger") == ["larger"]
-        assert await store.delete("running")
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_old_responses_go_and_so_do_those_beyond_the_bytes_but_never_a_running_one() -> None:
+    now_s = [0.0]
+    retention = Retention(max_age_s=10, max_bytes=1000, prune_every=1)
+    store = ResponseStore(retention=retention, clock=lambda: now_s[0])
+    await store.save(response("running", status="in_progress"), [])
+    await store.save(response("old"), [])
+    now_s[0] = 11
+    await store.save(response("large", items=b"x" * 900), [])
+    assert await kept(store, "old", "large") == ["large"]
+    now_s[0] = 12
+    await store.save(response("larger", items=b"x" * 950), [])
+    assert await kept(store, "large", "larger") == ["larger"]
+    assert await store.delete("running")
+    await store.close()
 
 
-def test_a_response_is_as_new_and_as_large_as_it_was_when_it_ended() -> None:
-    async def scenario() -> None:
-        now_s = [0.0]
-        retention = Retention(max_age_s=10, max_bytes=1000, prune_every=1)
-        store = ResponseStore(retention=retention, clock=lambda: now_s[0])
-        await store.save(response("a", status="in_progress"), [])
-        now_s[0] = 9
-        await store.save(response("a", body=b"x" * 900), [])
-        now_s[0] = 15
-        await store.save(response("b"), [])
-        assert await kept(store, "a", "b") == ["a", "b"]
-        await store.save(response("c", body=b"x" * 200), [])
-        assert await kept(store, "a", "b", "c") == ["b", "c"]
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_a_response_is_as_new_and_as_large_as_it_was_when_it_ended() -> None:
+    now_s = [0.0]
+    retention = Retention(max_age_s=10, max_bytes=1000, prune_every=1)
+    store = ResponseStore(retention=retention, clock=lambda: now_s[0])
+    await store.save(response("a", status="in_progress"), [])
+    now_s[0] = 9
+    await store.save(response("a", body=b"x" * 900), [])
+    now_s[0] = 15
+    await store.save(response("b"), [])
+    assert await kept(store, "a", "b") == ["a", "b"]
+    await store.save(response("c", body=b"x" * 200), [])
+    assert await kept(store, "a", "b", "c") == ["b", "c"]
+    await store.close()
 
 
-def test_an_item_of_several_responses_is_the_latest_ones() -> None:
-    async def scenario() -> None:
-        store = ResponseStore()
-        for name in "ab":
-            await store.save(response(name), ["msg_1"])
-        found = await store.with_item("msg_1")
-        assert found is not None
-        assert found.id == "b"
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_an_item_of_several_responses_is_the_latest_ones() -> None:
+    store = ResponseStore()
+    for name in "ab":
+        await store.save(response(name), ["msg_1"])
+    found = await store.with_item("msg_1")
+    assert found is not None
+    assert found.id == "b"
+    await store.close()
 
 
-def test_a_deleted_response_leaves_nothing_in_a_file_of_the_version_that_it_says(tmp_path: Path) -> None:
+async def test_a_deleted_response_leaves_nothing_in_a_file_of_the_version_that_it_says(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "responses.sqlite3"
-
-    async def scenario() -> None:
-        store = ResponseStore(str(path))
-        await store.save(response("a"), ["msg_1", "msg_2"])
-        assert rows(path, "SELECT count(*) FROM item_ids") == [(2,)]
-        assert await store.delete("a")
-        assert rows(path, "SELECT count(*) FROM item_ids") == [(0,)]
-        assert rows(path, "PRAGMA user_version") == [(1,)]
-        assert rows(path, "PRAGMA journal_mode") == [("wal",)]
-        await store.close()
-
-    asyncio.run(scenario())
+    store = ResponseStore(str(path))
+    await store.save(response("a"), ["msg_1", "msg_2"])
+    assert rows(path, "SELECT count(*) FROM item_ids") == [(2,)]
+    assert await store.delete("a")
+    assert rows(path, "SELECT count(*) FROM item_ids") == [(0,)]
+    assert rows(path, "PRAGMA user_version") == [(1,)]
+    assert rows(path, "PRAGMA journal_mode") == [("wal",)]
+    await store.close()
 
 
-def test_a_file_that_another_process_writes_to_is_waited_for(tmp_path: Path) -> None:
+async def test_a_file_that_another_process_writes_to_is_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "responses.sqlite3"
-
-    async def scenario() -> None:
-        store = ResponseStore(str(path))
-        await store.open()
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            saving = asyncio.create_task(store.save(response("a"), []))
-            await asyncio.sleep(0.1)  # it waits now
-            assert not saving.done()
-            other.execute("COMMIT")
-            await saving
-        await store.close()
-
-    asyncio.run(scenario())
+    store = ResponseStore(str(path))
+    await store.open()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        saving = asyncio.create_task(store.save(response("a"), []))
+        await asyncio.sleep(0.1)  # it waits now
+        assert not saving.done()
+        other.execute("COMMIT")
+        await saving
+    await store.close()
 
 
 def test_processes_that_create_the_file_together_all_open_it(tmp_path: Path) -> None:
@@ -290,52 +248,48 @@ def test_a_path_in_the_home_folder_is_found_there() -> None:
     assert ResponseStore("~/responses").path == str(Path.home() / "responses")
 
 
-def test_a_file_that_cannot_be_used_is_a_named_failure(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_used_is_a_named_failure(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "text"):
         (tmp_path / "text").write_text("This is no database, however long one looks at it. " * 100)
         with pytest.raises(StoreFailure, match="cannot be used"):
-            asyncio.run(ResponseStore(str(path)).open())
+            await ResponseStore(str(path)).open()
 
 
-def test_a_file_of_another_version_is_left_alone(tmp_path: Path) -> None:
+async def test_a_file_of_another_version_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "responses.sqlite3"
     newer = sqlite3.connect(path)
     newer.execute("PRAGMA user_version = 99")
     newer.close()
     with pytest.raises(StoreFailure, match="version 99"):
-        asyncio.run(ResponseStore(str(path)).open())
+        await ResponseStore(str(path)).open()
 
 
-def test_what_cannot_be_written_is_found_at_once_and_written_later(
+async def test_what_cannot_be_written_is_found_at_once_and_written_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "responses.sqlite3"
-
-    async def scenario() -> None:
-        store = ResponseStore(str(path))
-        await store.save(response("a"), ["msg_1"])
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            await store.save(response("b", previous_id="a"), ["msg_1"])
-            assert store.is_failing
-            await store.save(response("c"), [])
-            assert await kept(store, "a", "b", "c") == ["a", "b", "c"]
-            item = await store.with_item("msg_1")
-            assert item is not None
-            assert item.id == "b"
-            chain = await store.chain("b")
-            assert chain is not None
-            assert [each.id for each in chain] == ["a", "b"]
-            with pytest.raises(StoreFailure, match="locked"):
-                await store.delete("b")
-            other.execute("COMMIT")
-        assert await store.delete("c")
-        assert await kept(store, "c") == []
-        await until(lambda: not store.is_failing)
-        assert rows(path, "SELECT id FROM responses ORDER BY id") == [("a",), ("b",)]
-        await store.close()
-
-    asyncio.run(scenario())
+    store = ResponseStore(str(path))
+    await store.save(response("a"), ["msg_1"])
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        await store.save(response("b", previous_id="a"), ["msg_1"])
+        assert store.is_failing
+        await store.save(response("c"), [])
+        assert await kept(store, "a", "b", "c") == ["a", "b", "c"]
+        item = await store.with_item("msg_1")
+        assert item is not None
+        assert item.id == "b"
+        chain = await store.chain("b")
+        assert chain is not None
+        assert [each.id for each in chain] == ["a", "b"]
+        with pytest.raises(StoreFailure, match="locked"):
+            await store.delete("b")
+        other.execute("COMMIT")
+    assert await store.delete("c")
+    assert await kept(store, "c") == []
+    await until(lambda: not store.is_failing)
+    assert rows(path, "SELECT id FROM responses ORDER BY id") == [("a",), ("b",)]
+    await store.close()
     assert caplog.text.count("response_store=failing") == 1
 
 
@@ -381,7 +335,7 @@ class Disk:
         return 0.0
 
 
-def test_a_response_that_is_not_written_yet_is_its_keys_only() -> None:
+async def test_a_response_that_is_not_written_yet_is_its_keys_only() -> None:
     async def scenario(disk: Disk) -> None:
         store = ResponseStore(clock=disk)
         made = response("a", key_name="alice")
@@ -397,10 +351,10 @@ def test_a_response_that_is_not_written_yet_is_its_keys_only() -> None:
         await store.close()
 
     with Disk() as disk:
-        asyncio.run(scenario(disk))
+        await scenario(disk)
 
 
-def test_a_file_that_does_not_answer_is_a_named_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_that_does_not_answer_is_a_named_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "_ANSWER_S", 0.05)
 
     async def scenario(disk: Disk) -> None:
@@ -415,10 +369,10 @@ def test_a_file_that_does_not_answer_is_a_named_failure(monkeypatch: pytest.Monk
         await store.close()
 
     with Disk() as disk:
-        asyncio.run(scenario(disk))
+        await scenario(disk)
 
 
-def test_a_response_that_is_deleted_before_it_is_written_is_gone() -> None:
+async def test_a_response_that_is_deleted_before_it_is_written_is_gone() -> None:
     async def scenario(disk: Disk) -> None:
         store = ResponseStore(clock=disk)
         saving = [asyncio.create_task(store.save(response("a"), []))]
@@ -434,23 +388,19 @@ def test_a_response_that_is_deleted_before_it_is_written_is_gone() -> None:
         await store.close()
 
     with Disk() as disk:
-        asyncio.run(scenario(disk))
+        await scenario(disk)
 
 
-def test_closing_writes_what_is_left(tmp_path: Path) -> None:
+async def test_closing_writes_what_is_left(tmp_path: Path) -> None:
     path = tmp_path / "responses.sqlite3"
-
-    async def scenario() -> None:
-        store = ResponseStore(str(path))
-        await store.open()
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            for name in "abc":
-                await store.save(response(name), [])
-            other.execute("COMMIT")
-        await store.close()
-
-    asyncio.run(scenario())
+    store = ResponseStore(str(path))
+    await store.open()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for name in "abc":
+            await store.save(response(name), [])
+        other.execute("COMMIT")
+    await store.close()
     assert rows(path, "SELECT id FROM responses ORDER BY id") == [("a",), ("b",), ("c",)]
 
 

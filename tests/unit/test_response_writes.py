@@ -77,37 +77,32 @@ def test_many_responses_are_written_a_few_at_a_time(is_failing: bool) -> None:
     run_jumping(scenario())
 
 
-def test_opening_waits_for_a_process_that_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_opening_waits_for_a_process_that_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "responses.sqlite3"
-
-    async def scenario() -> None:
-        first, second = ResponseStore(str(path)), ResponseStore(str(path))
-        await first.open()
-        with (
-            monkeypatch.context() as impatient,
-            closing(sqlite3.connect(path, isolation_level=None)) as other,
-        ):
-            impatient.setattr(store_module, "_ANSWER_S", 0.001)
-            other.execute("BEGIN IMMEDIATE")
-            opening = asyncio.create_task(second.open())
-            await asyncio.sleep(0.05)  # longer than a request would wait
-            assert not opening.done()
-            other.execute("COMMIT")
-            await opening
-        await first.close()
-        await second.close()
-
-    asyncio.run(scenario())
+    first, second = ResponseStore(str(path)), ResponseStore(str(path))
+    await first.open()
+    with (
+        monkeypatch.context() as impatient,
+        closing(sqlite3.connect(path, isolation_level=None)) as other,
+    ):
+        impatient.setattr(store_module, "_ANSWER_S", 0.001)
+        other.execute("BEGIN IMMEDIATE")
+        opening = asyncio.create_task(second.open())
+        await asyncio.sleep(0.05)  # longer than a request would wait
+        assert not opening.done()
+        other.execute("COMMIT")
+        await opening
+    await first.close()
+    await second.close()
 
 
-def test_closing_ends_the_thread() -> None:
-    async def scenario() -> None:
-        before = set(threading.enumerate())
-        store = ResponseStore()
-        await store.save(response("a"), [])
-        (own,) = set(threading.enumerate()) - before
-        await store.close()
-        await until(lambda: not own.is_alive())
-        assert store.path
-
-    asyncio.run(scenario())
+async def test_closing_ends_the_thread() -> None:
+    before = set(threading.enumerate())
+    store = ResponseStore()
+    await store.save(response("a"), [])
+    (own,) = set(threading.enumerate()) - before
+    await store.close()
+    await until(lambda: not own.is_alive())
+    assert store.path

@@ -135,10 +135,10 @@ def test_tools_and_effort_stand_in_the_prompt_and_tool_choice_none_takes_them_ou
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_with_tool_choice_none_a_call_is_reasoning(stream: bool) -> None:
+async def test_with_tool_choice_none_a_call_is_reasoning(stream: bool) -> None:
     call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x":1}<|call|>'
     client = Client(ScriptedTokens(call))
-    reply = asyncio.run(client.respond(tools=[TOOL], tool_choice="none", stream=stream))
+    reply = await client.respond(tools=[TOOL], tool_choice="none", stream=stream)
     response = reply.events[-1]["response"] if stream else reply.json
     (item,) = response["output"]
     assert (item["type"], item["content"][0]["text"]) == ("reasoning", '{"x":1}')
@@ -178,14 +178,12 @@ def test_reasoning_that_can_be_read_is_read_and_what_comes_with_it_is_not_missed
     assert "x-baton-ignored" not in reply.headers
 
 
-def test_sampling_fields_reach_the_worker() -> None:
+async def test_sampling_fields_reach_the_worker() -> None:
     client = Client(ScriptedTokens(ANSWER))
-    asyncio.run(
-        client.respond(
+    await client.respond(
             temperature=0.5, top_p=0.9, top_k=4, seed=7, max_output_tokens=50, min_tokens=2, ignore_eos=True,
             logit_bias={"7": -1}, nvext={"top_k": 3},
-        )
-    )  # fmt: skip
+        )  # fmt: skip
     sampling = client.tokens.requests[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 3, 7)
     assert (sampling.max_tokens, sampling.min_tokens, sampling.ignore_eos) == (50, 2, True)
@@ -200,20 +198,20 @@ def test_sampling_fields_reach_the_worker() -> None:
         {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]},
     ],
 )
-def test_a_demanded_call_is_guided_as_in_chat_and_echoed(choice: object) -> None:
+async def test_a_demanded_call_is_guided_as_in_chat_and_echoed(choice: object) -> None:
     client = Client(ScriptedTokens(ANSWER))
-    reply = asyncio.run(client.respond(tools=[TOOL], tool_choice=choice))
+    reply = await client.respond(tools=[TOOL], tool_choice=choice)
     assert reply.json["tool_choice"] == choice
     guided = client.tokens.requests[0].sampling.guided
     assert guided is not None
     assert all("to=functions.f" in header for form in guided.last for header in form.headers)
 
 
-def test_a_schema_for_the_text_is_guided_rendered_and_echoed() -> None:
+async def test_a_schema_for_the_text_is_guided_rendered_and_echoed() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     wanted = {"type": "json_schema", "name": "thing", "schema": schema, "strict": True}
     client = Client(ScriptedTokens(ANSWER))
-    reply = asyncio.run(client.respond(text={"format": wanted}))
+    reply = await client.respond(text={"format": wanted})
     assert reply.json["text"]["format"].items() >= wanted.items()
     guided = client.tokens.requests[0].sampling.guided
     assert guided is not None
@@ -222,9 +220,9 @@ def test_a_schema_for_the_text_is_guided_rendered_and_echoed() -> None:
     assert "# Response Formats\n\n## thing" in TOKENIZER.decode(client.tokens.requests[0].token_ids)
 
 
-def test_a_workers_complaint_of_a_schema_names_the_field_of_the_response() -> None:
+async def test_a_workers_complaint_of_a_schema_names_the_field_of_the_response() -> None:
     client = Client(ScriptedTokens(ANSWER))
-    asyncio.run(client.respond(tools=[TOOL, TOOL | {"name": "g", "strict": True}]))
+    await client.respond(tools=[TOOL, TOOL | {"name": "g", "strict": True}])
     guided = client.tokens.requests[0].sampling.guided
     assert guided is not None
     assert [form.param for form in guided.last] == [None, "tools[1].parameters", None]
@@ -380,9 +378,9 @@ def test_every_field_of_the_openai_sdk_is_served_or_refused_by_name() -> None:
             assert field not in unknown
 
 
-def test_a_long_input_fills_the_context_and_no_more() -> None:
+async def test_a_long_input_fills_the_context_and_no_more() -> None:
     client = Client(ScriptedTokens(ANSWER))
-    asyncio.run(client.respond())
+    await client.respond()
     request = client.tokens.requests[0]
     assert request.sampling.max_tokens == CONTEXT_LENGTH - len(request.token_ids)
 
@@ -420,9 +418,9 @@ SHAPES = st.dictionaries(
     ),
     st.lists(SHAPES, max_size=3) | ANYTHING,
 )
-def test_any_field_is_served_or_refused(fields: dict[str, Any], given: Any) -> None:
+async def test_any_field_is_served_or_refused(fields: dict[str, Any], given: Any) -> None:
     whole = json.dumps({"model": MODEL, "input": given, **fields}).encode()
-    reply = asyncio.run(Client(ScriptedTokens(ANSWER)).post("/v1/responses", whole))
+    reply = await Client(ScriptedTokens(ANSWER)).post("/v1/responses", whole)
     assert reply.status in {200, 400, 404}
     if reply.status != 200:
         assert reply.error["message"].endswith(".")

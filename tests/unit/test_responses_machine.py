@@ -117,10 +117,10 @@ def test_a_null_in_an_item_is_an_absent_field(kind: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["call_id", "action"])
-def test_a_null_for_what_a_call_needs_is_refused(field: str) -> None:
+async def test_a_null_for_what_a_call_needs_is_refused(field: str) -> None:
     item = {"call_id": "c", "type": "shell_call", "action": LINES, field: None}
     client = Client(ScriptedTokens(THINK))
-    reply = asyncio.run(client.post("/v1/responses", {"model": MODEL, "input": [HI, item]}))
+    reply = await client.post("/v1/responses", {"model": MODEL, "input": [HI, item]})
     assert (reply.status, reply.error["param"]) == (400, f"input[1].{field}")
 
 
@@ -246,22 +246,22 @@ def test_tools_that_a_search_of_the_client_finds_can_be_called() -> None:
     assert "namespace wiki {\n\ntype get =" in prompt(other)
 
 
-def test_a_search_of_openais_servers_is_left_out_and_named() -> None:
+async def test_a_search_of_openais_servers_is_left_out_and_named() -> None:
     hosted = [
         {"type": "tool_search_call", "call_id": None, "execution": "server", "arguments": {}},
         {"type": "tool_search_output", "call_id": None, "execution": "server", "tools": FOUND},
     ]
     client = Client(ScriptedTokens(THINK))
     body = {"model": MODEL, "input": [HI, *hosted], "tools": [{"type": "tool_search"}, GET]}
-    reply = asyncio.run(client.post("/v1/responses", body))
+    reply = await client.post("/v1/responses", body)
     assert reply.headers["x-baton-ignored"] == (
         "input[].tool_search_call, input[].tool_search_output, tools[].tool_search"
     )
     assert "type get =" in prompt(client)  # nothing is deferred
 
 
-def test_a_mistake_in_a_tool_that_a_search_found_is_named() -> None:
+async def test_a_mistake_in_a_tool_that_a_search_found_is_named() -> None:
     result = {"type": "tool_search_output", "call_id": "c", "tools": [{"type": "function"}]}
     client = Client(ScriptedTokens(THINK))
-    reply = asyncio.run(client.post("/v1/responses", {"model": MODEL, "input": [HI, result]}))
+    reply = await client.post("/v1/responses", {"model": MODEL, "input": [HI, result]})
     assert (reply.status, reply.error["param"]) == (400, "input[1].tools[0].name")

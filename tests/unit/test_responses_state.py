@@ -42,105 +42,90 @@ def prompt_of(client: Client) -> str:
     return TOKENIZER.decode(client.tokens.requests[-1].token_ids)
 
 
-def test_a_stored_response_can_be_had_again_until_it_is_deleted() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER) as client:
-            made = (await client.respond()).json
-            url = f"/v1/responses/{made['id']}"
-            assert (await client.get(url)).json == made
-            assert (await client.request("HEAD", url, b"")).status == 200
-            assert (await client.delete(url)).json == {
-                "id": made["id"], "object": "response", "deleted": True,
-            }  # fmt: skip
-            gone = await client.get(url)
-            assert (gone.status, gone.error["code"]) == (404, "response_not_found")
-            assert (await client.delete(url)).status == 404
-            assert (await client.get(url + "/input_items")).status == 404
-
-    asyncio.run(scenario())
+async def test_a_stored_response_can_be_had_again_until_it_is_deleted() -> None:
+    async with frontend(ANSWER) as client:
+        made = (await client.respond()).json
+        url = f"/v1/responses/{made['id']}"
+        assert (await client.get(url)).json == made
+        assert (await client.request("HEAD", url, b"")).status == 200
+        assert (await client.delete(url)).json == {
+            "id": made["id"], "object": "response", "deleted": True,
+        }  # fmt: skip
+        gone = await client.get(url)
+        assert (gone.status, gone.error["code"]) == (404, "response_not_found")
+        assert (await client.delete(url)).status == 404
+        assert (await client.get(url + "/input_items")).status == 404
 
 
-def test_a_response_that_shall_not_be_stored_is_not() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER) as client:
-            made = (await client.respond(store=False)).json
-            assert (await client.get(f"/v1/responses/{made['id']}")).status == 404
-            again = await client.respond(previous_response_id=made["id"])
-            assert (again.status, again.error["code"]) == (400, "previous_response_not_found")
-
-    asyncio.run(scenario())
+async def test_a_response_that_shall_not_be_stored_is_not() -> None:
+    async with frontend(ANSWER) as client:
+        made = (await client.respond(store=False)).json
+        assert (await client.get(f"/v1/responses/{made['id']}")).status == 404
+        again = await client.respond(previous_response_id=made["id"])
+        assert (again.status, again.error["code"]) == (400, "previous_response_not_found")
 
 
-def test_a_conversation_goes_on_from_the_previous_response_without_its_instructions() -> None:
-    async def scenario() -> None:
-        async with frontend(CALL) as client:
-            first = (await client.respond("One", instructions="Old rule.", tools=TOOLS)).json
-            result = {
-                "type": "function_call_output",
-                "call_id": first["output"][1]["call_id"],
-                "output": "Two",
-            }
-            second = await client.respond(
-                [result], previous_response_id=first["id"], instructions="New rule.", tools=TOOLS
-            )
-            prompt = prompt_of(client)
-            assert "Old rule." not in prompt
-            assert "New rule." in prompt
-            assert prompt.endswith(
-                "userOneassistantanalysisThink.assistantcommentary to=functions.f json"
-                '{"x":1}functions.f to=assistantcommentaryTwoassistant'
-            )
-            third = await client.respond("Three", previous_response_id=second.json["id"])
-            assert third.status == 200
-            assert prompt_of(client).count("Think.") == 2
-
-    asyncio.run(scenario())
+async def test_a_conversation_goes_on_from_the_previous_response_without_its_instructions() -> None:
+    async with frontend(CALL) as client:
+        first = (await client.respond("One", instructions="Old rule.", tools=TOOLS)).json
+        result = {
+            "type": "function_call_output",
+            "call_id": first["output"][1]["call_id"],
+            "output": "Two",
+        }
+        second = await client.respond(
+            [result], previous_response_id=first["id"], instructions="New rule.", tools=TOOLS
+        )
+        prompt = prompt_of(client)
+        assert "Old rule." not in prompt
+        assert "New rule." in prompt
+        assert prompt.endswith(
+            "userOneassistantanalysisThink.assistantcommentary to=functions.f json"
+            '{"x":1}functions.f to=assistantcommentaryTwoassistant'
+        )
+        third = await client.respond("Three", previous_response_id=second.json["id"])
+        assert third.status == 200
+        assert prompt_of(client).count("Think.") == 2
 
 
 @pytest.mark.parametrize("body", [{}, {"input": None}, {"input": []}])
-def test_a_previous_response_may_be_continued_without_input(body: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER) as client:
-            first = (await client.respond("One")).json
-            asked = {"model": MODEL, "previous_response_id": first["id"], **body}
-            reply = await client.post("/v1/responses", asked)
-            assert reply.status == 200
-            assert prompt_of(client).endswith("userOneassistantfinalHelloassistant")
-            refused = await client.post("/v1/responses", {"model": MODEL, **body})
-            assert (refused.status, refused.error["param"]) == (400, "input")
-
-    asyncio.run(scenario())
+async def test_a_previous_response_may_be_continued_without_input(body: dict[str, Any]) -> None:
+    async with frontend(ANSWER) as client:
+        first = (await client.respond("One")).json
+        asked = {"model": MODEL, "previous_response_id": first["id"], **body}
+        reply = await client.post("/v1/responses", asked)
+        assert reply.status == 200
+        assert prompt_of(client).endswith("userOneassistantfinalHelloassistant")
+        refused = await client.post("/v1/responses", {"model": MODEL, **body})
+        assert (refused.status, refused.error["param"]) == (400, "input")
 
 
-def test_the_input_items_are_all_that_the_response_was_made_from_page_by_page() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER) as client:
-            first = (await client.respond("One")).json
-            second = (await client.respond("Two", previous_response_id=first["id"])).json
-            url = f"/v1/responses/{second['id']}/input_items"
-            page = (await client.get(url + "?order=asc")).json
-            kinds = [(item["type"], item.get("role")) for item in page["data"]]
-            assert kinds == [
-                ("message", "user"), ("reasoning", None), ("message", "assistant"), ("message", "user"),
-            ]  # fmt: skip
-            assert page["data"][0]["content"] == [{"type": "input_text", "text": "One"}]
-            assert page["data"][1:3] == first["output"]
-            assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
-            latest = (await client.get(url + "?limit=1&limit=3")).json
-            assert latest["data"] == page["data"][:0:-1]
-            assert latest["has_more"]
-            rest = (await client.get(f"{url}?limit=3&after={latest['last_id']}")).json
-            assert (rest["data"], rest["has_more"]) == (page["data"][:1], False)
-            assert (await client.get(f"{url}?" + "&".join(["x=1"] * 100))).status == 200
-            crowded = await client.get(f"{url}?" + "&".join(["x=1"] * 101))
-            assert (crowded.status, crowded.error["code"]) == (400, "invalid_request")
-            for limit in (4, 100):
-                assert not (await client.get(f"{url}?limit={limit}")).json["has_more"]
-
-    asyncio.run(scenario())
+async def test_the_input_items_are_all_that_the_response_was_made_from_page_by_page() -> None:
+    async with frontend(ANSWER) as client:
+        first = (await client.respond("One")).json
+        second = (await client.respond("Two", previous_response_id=first["id"])).json
+        url = f"/v1/responses/{second['id']}/input_items"
+        page = (await client.get(url + "?order=asc")).json
+        kinds = [(item["type"], item.get("role")) for item in page["data"]]
+        assert kinds == [
+            ("message", "user"), ("reasoning", None), ("message", "assistant"), ("message", "user"),
+        ]  # fmt: skip
+        assert page["data"][0]["content"] == [{"type": "input_text", "text": "One"}]
+        assert page["data"][1:3] == first["output"]
+        assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
+        latest = (await client.get(url + "?limit=1&limit=3")).json
+        assert latest["data"] == page["data"][:0:-1]
+        assert latest["has_more"]
+        rest = (await client.get(f"{url}?limit=3&after={latest['last_id']}")).json
+        assert (rest["data"], rest["has_more"]) == (page["data"][:1], False)
+        assert (await client.get(f"{url}?" + "&".join(["x=1"] * 100))).status == 200
+        crowded = await client.get(f"{url}?" + "&".join(["x=1"] * 101))
+        assert (crowded.status, crowded.error["code"]) == (400, "invalid_request")
+        for limit in (4, 100):
+            assert not (await client.get(f"{url}?limit={limit}")).json["has_more"]
 
 
-def test_input_items_are_told_as_they_were_given() -> None:
+async def test_input_items_are_told_as_they_were_given() -> None:
     written = {"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}
     given: list[dict[str, Any]] = [
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
@@ -152,28 +137,24 @@ def test_input_items_are_told_as_they_were_given() -> None:
         {"type": "apply_patch_call", "call_id": "c", "operation": {"type": "delete_file", "path": "a"}},
         {"type": "apply_patch_call_output", "call_id": "c", "status": "completed"},
     ]
-
-    async def scenario() -> None:
-        async with frontend(ANSWER) as client:
-            made = (await client.respond(given)).json
-            told = (await client.get(f"/v1/responses/{made['id']}/input_items?order=asc")).json["data"]
-            assert [
-                {name: item[name] for name in asked} for item, asked in zip(told, given, strict=True)
-            ] == given
-
-    asyncio.run(scenario())
+    async with frontend(ANSWER) as client:
+        made = (await client.respond(given)).json
+        told = (await client.get(f"/v1/responses/{made['id']}/input_items?order=asc")).json["data"]
+        assert [
+            {name: item[name] for name in asked} for item, asked in zip(told, given, strict=True)
+        ] == given
 
 
 @pytest.mark.parametrize(
     "query", ["limit=0", "limit=x", "limit=" + "9" * 5000, "limit=101", "order=up", "after=msg_no"]
 )
-def test_a_page_that_makes_no_sense_is_a_400(query: str) -> None:
+async def test_a_page_that_makes_no_sense_is_a_400(query: str) -> None:
     async def scenario() -> Reply:
         async with frontend(ANSWER) as client:
             made = (await client.respond()).json
             return await client.get(f"/v1/responses/{made['id']}/input_items?{query}")
 
-    reply = asyncio.run(scenario())
+    reply = await scenario()
     assert (reply.status, reply.error["param"]) == (400, query.partition("=")[0])
 
 
@@ -184,7 +165,7 @@ def test_a_page_that_makes_no_sense_is_a_400(query: str) -> None:
         st.tuples(st.sampled_from(["stream", "starting_after", "limit", "order", "after", "x"]), st.text())
     ),
 )
-def test_any_id_and_query_is_served_or_refused(name: str, fields: list[tuple[str, str]]) -> None:
+async def test_any_id_and_query_is_served_or_refused(name: str, fields: list[tuple[str, str]]) -> None:
     async def scenario() -> list[int]:
         async with frontend(ANSWER) as client:
             made = (await client.respond(stream=True)).events[0]["response"]["id"]
@@ -196,111 +177,91 @@ def test_any_id_and_query_is_served_or_refused(name: str, fields: list[tuple[str
             ]
             return [(await client.get(f"{url}?{query}")).status for url in urls]
 
-    assert set(asyncio.run(scenario())) <= {200, 400, 404, 405}
+    assert set(await scenario()) <= {200, 400, 404, 405}
 
 
-def test_an_item_of_a_stored_response_can_be_meant_by_its_id() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER) as client:
-            made = (await client.respond([{"role": "user", "content": "One", "id": "msg_one"}])).json
-            reference = {"type": "item_reference", "id": made["output"][1]["id"]}
-            thought = {"id": made["output"][0]["id"]}
-            reply = await client.respond(
-                [reference, thought, {"id": "msg_one"}, {"role": "user", "content": "x"}]
-            )
-            assert reply.status == 200, reply.json
-            assert prompt_of(client).endswith(
-                "assistantfinalHelloassistantanalysisThink.userOneuserxassistant"
-            )
-
-    asyncio.run(scenario())
+async def test_an_item_of_a_stored_response_can_be_meant_by_its_id() -> None:
+    async with frontend(ANSWER) as client:
+        made = (await client.respond([{"role": "user", "content": "One", "id": "msg_one"}])).json
+        reference = {"type": "item_reference", "id": made["output"][1]["id"]}
+        thought = {"id": made["output"][0]["id"]}
+        reply = await client.respond(
+            [reference, thought, {"id": "msg_one"}, {"role": "user", "content": "x"}]
+        )
+        assert reply.status == 200, reply.json
+        assert prompt_of(client).endswith("assistantfinalHelloassistantanalysisThink.userOneuserxassistant")
 
 
-def test_a_background_response_is_answered_at_once_and_made_without_its_client() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER, script={"pause_at": 13}) as client:
-            made = (await client.respond(background=True, metadata={"a": "b"})).json
-            assert (made["status"], made["background"], made["output"]) == ("in_progress", True, [])
-            await client.tokens.paused.wait()
-            url = f"/v1/responses/{made['id']}"
-            halfway = (await client.get(url)).json
-            assert halfway["status"] == "in_progress"
-            assert halfway["output"][0]["status"] == "in_progress"
-            early = await client.respond(previous_response_id=made["id"])
-            assert (early.status, early.error["param"]) == (400, "previous_response_id")
-            assert early.error["code"] == "invalid_request"  # so there is one
-            client.tokens.go_on.set()
-            done = await ended(client, made["id"])
-            assert (done["status"], done["metadata"]) == ("completed", {"a": "b"})
-            assert done["output"][1]["content"][0]["text"] == "Hello"
-            status = {"route": "background", "model": MODEL, "status": "200"}
-            assert client.metric("baton_requests_total", **status) == 1
-            first_token = "baton_time_to_first_token_seconds_count"
-            assert client.metric(first_token, route="background", model=MODEL) == 1
-            num_tokens = done["usage"]["output_tokens"]
-            assert client.metric("baton_completion_tokens_total", model=MODEL) == num_tokens
-
-    asyncio.run(scenario())
+async def test_a_background_response_is_answered_at_once_and_made_without_its_client() -> None:
+    async with frontend(ANSWER, script={"pause_at": 13}) as client:
+        made = (await client.respond(background=True, metadata={"a": "b"})).json
+        assert (made["status"], made["background"], made["output"]) == ("in_progress", True, [])
+        await client.tokens.paused.wait()
+        url = f"/v1/responses/{made['id']}"
+        halfway = (await client.get(url)).json
+        assert halfway["status"] == "in_progress"
+        assert halfway["output"][0]["status"] == "in_progress"
+        early = await client.respond(previous_response_id=made["id"])
+        assert (early.status, early.error["param"]) == (400, "previous_response_id")
+        assert early.error["code"] == "invalid_request"  # so there is one
+        client.tokens.go_on.set()
+        done = await ended(client, made["id"])
+        assert (done["status"], done["metadata"]) == ("completed", {"a": "b"})
+        assert done["output"][1]["content"][0]["text"] == "Hello"
+        status = {"route": "background", "model": MODEL, "status": "200"}
+        assert client.metric("baton_requests_total", **status) == 1
+        first_token = "baton_time_to_first_token_seconds_count"
+        assert client.metric(first_token, route="background", model=MODEL) == 1
+        num_tokens = done["usage"]["output_tokens"]
+        assert client.metric("baton_completion_tokens_total", model=MODEL) == num_tokens
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_background_response_tells_which_fields_it_ignores(stream: bool) -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER) as client:
-            reply = await client.respond(background=True, stream=stream, foo=1)
-            assert reply.headers["x-baton-ignored"] == "foo"
-
-    asyncio.run(scenario())
+async def test_a_background_response_tells_which_fields_it_ignores(stream: bool) -> None:
+    async with frontend(ANSWER) as client:
+        reply = await client.respond(background=True, stream=stream, foo=1)
+        assert reply.headers["x-baton-ignored"] == "foo"
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_model_asked_for_by_another_name_is_called_so_and_counted_as_itself(background: bool) -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER, fleet=AliasedFleet()) as client:
-            made = (await client.respond(model="mine", background=background)).json
-            assert made["model"] == "mine"
-            assert (await ended(client, made["id"]))["model"] == "mine"
-            labels = {"route": "/v1/responses", "status": "200"}
-            assert client.metric("baton_requests_total", **labels, model=MODEL) == 1
-            assert client.metric("baton_requests_total", **labels, model="mine") == 0
-
-    asyncio.run(scenario())
+async def test_a_model_asked_for_by_another_name_is_called_so_and_counted_as_itself(background: bool) -> None:
+    async with frontend(ANSWER, fleet=AliasedFleet()) as client:
+        made = (await client.respond(model="mine", background=background)).json
+        assert made["model"] == "mine"
+        assert (await ended(client, made["id"]))["model"] == "mine"
+        labels = {"route": "/v1/responses", "status": "200"}
+        assert client.metric("baton_requests_total", **labels, model=MODEL) == 1
+        assert client.metric("baton_requests_total", **labels, model="mine") == 0
 
 
-def test_counting_input_tokens_counts_as_a_request_of_its_model() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER) as client:
-            route = "/v1/responses/input_tokens"
-            assert (await client.post(route, {"model": MODEL, "input": "Hi"})).status == 200
-            assert client.metric("baton_requests_total", route=route, model=MODEL, status="200") == 1
-
-    asyncio.run(scenario())
+async def test_counting_input_tokens_counts_as_a_request_of_its_model() -> None:
+    async with frontend(ANSWER) as client:
+        route = "/v1/responses/input_tokens"
+        assert (await client.post(route, {"model": MODEL, "input": "Hi"})).status == 200
+        assert client.metric("baton_requests_total", route=route, model=MODEL, status="200") == 1
 
 
-def test_a_background_response_that_shows_as_completed_is_kept_already() -> None:
-    async def scenario() -> None:
-        can_save = threading.Event()
-        can_save.set()
+async def test_a_background_response_that_shows_as_completed_is_kept_already() -> None:
+    can_save = threading.Event()
+    can_save.set()
 
-        def clock() -> float:
-            can_save.wait(5)
-            return 0.0
+    def clock() -> float:
+        can_save.wait(5)
+        return 0.0
 
-        tokens = ScriptedTokens(ANSWER, pause_at=13)
-        client = Client(tokens, responses=ResponseState(ResponseStore(clock=clock)))
-        made = (await client.respond(background=True)).json
-        await tokens.paused.wait()
-        can_save.clear()
-        tokens.go_on.set()
-        asyncio.get_running_loop().call_later(0.05, can_save.set)
-        await ended(client, made["id"])
-        assert (await client.respond(previous_response_id=made["id"])).status == 200
-        await client.responses.close()
-
-    asyncio.run(scenario())
+    tokens = ScriptedTokens(ANSWER, pause_at=13)
+    client = Client(tokens, responses=ResponseState(ResponseStore(clock=clock)))
+    made = (await client.respond(background=True)).json
+    await tokens.paused.wait()
+    can_save.clear()
+    tokens.go_on.set()
+    asyncio.get_running_loop().call_later(0.05, can_save.set)
+    await ended(client, made["id"])
+    assert (await client.respond(previous_response_id=made["id"])).status == 200
+    await client.responses.close()
 
 
-def test_a_response_that_an_unreachable_frontend_is_making_is_neither_continued_nor_cancelled_nor_deleted(
+async def test_a_response_that_an_unreachable_frontend_is_making_is_neither_continued_nor_cancelled_nor_deleted(
     tmp_path: Path,
 ) -> None:
     async def scenario() -> tuple[Reply, ...]:
@@ -315,7 +276,7 @@ def test_a_response_that_an_unreachable_frontend_is_making_is_neither_continued_
             )
 
     with another_frontend(tmp_path / "responses.sqlite3"):
-        continued, followed, cancelled, deleted, found = asyncio.run(scenario())
+        continued, followed, cancelled, deleted, found = await scenario()
     assert found.json["status"] == "in_progress"
     assert (continued.status, continued.error["param"]) == (400, "previous_response_id")
     assert "in progress" in continued.error["message"]
@@ -323,7 +284,7 @@ def test_a_response_that_an_unreachable_frontend_is_making_is_neither_continued_
         assert (refused.status, refused.error["code"]) == (503, "not_ready")
 
 
-def test_the_stream_of_a_response_whose_frontend_died_ends_with_its_failure(tmp_path: Path) -> None:
+async def test_the_stream_of_a_response_whose_frontend_died_ends_with_its_failure(tmp_path: Path) -> None:
     path = tmp_path / "responses.sqlite3"
 
     async def scenario() -> list[Any]:
@@ -333,7 +294,7 @@ def test_the_stream_of_a_response_whose_frontend_died_ends_with_its_failure(tmp_
 
     with another_frontend(path):
         pass
-    for (failed,), number in zip(asyncio.run(scenario()), (1, 8), strict=True):
+    for (failed,), number in zip(await scenario(), (1, 8), strict=True):
         assert (failed["type"], failed["sequence_number"]) == ("response.failed", number)
         assert failed["response"]["status"] == "failed"
 
@@ -362,191 +323,163 @@ class Sibling(NoOtherRuns):
 
 
 @pytest.mark.parametrize("asked", ["cancel", "stream"])
-def test_a_response_that_another_process_ends_when_asked_is_told_as_it_ended(
+async def test_a_response_that_another_process_ends_when_asked_is_told_as_it_ended(
     asked: str, tmp_path: Path
 ) -> None:
-    async def scenario() -> None:
-        theirs, ours = (ResponseStore(str(tmp_path / "responses.sqlite3")) for _ in range(2))
-        sibling = Sibling(theirs)
-        await sibling.save("in_progress")
-        client = Client(ScriptedTokens(ANSWER), responses=ResponseState(ours, elsewhere=sibling))
-        keys = parse_keys(line_of("alice", "a") + "\n" + line_of("bob", "b"))
-        client.app = Authentication(client.app, lambda: keys, envelope_of, Quotas(), client.services.metrics)
-        alice = {"x-api-key": "a"}
-        body = {"model": MODEL, "input": "Hi", "previous_response_id": "theirs"}
-        other = await client.post("/v1/responses", body, {"x-api-key": "b"})
-        assert other.error["code"] == "previous_response_not_found"
-        url = "/v1/responses/theirs"
-        if asked == "cancel":
-            reply = await client.post(f"{url}/cancel", {}, alice)
-            assert (reply.status, reply.json) == (200, {"status": "cancelled"})
-            await sibling.save("completed")
-            reply = await client.post(f"{url}/cancel", {}, alice)  # it is not asked again
-            assert (reply.status, reply.json) == (200, {"status": "completed"})
-        else:
-            reply = await client.request("GET", f"{url}?stream=true", b"", alice)
-            assert (reply.status, reply.events) == (200, [{"sequence_number": 0}])
-        await client.responses.close()
-        await theirs.close()
-
-    asyncio.run(scenario())
+    theirs, ours = (ResponseStore(str(tmp_path / "responses.sqlite3")) for _ in range(2))
+    sibling = Sibling(theirs)
+    await sibling.save("in_progress")
+    client = Client(ScriptedTokens(ANSWER), responses=ResponseState(ours, elsewhere=sibling))
+    keys = parse_keys(line_of("alice", "a") + "\n" + line_of("bob", "b"))
+    client.app = Authentication(client.app, lambda: keys, envelope_of, Quotas(), client.services.metrics)
+    alice = {"x-api-key": "a"}
+    body = {"model": MODEL, "input": "Hi", "previous_response_id": "theirs"}
+    other = await client.post("/v1/responses", body, {"x-api-key": "b"})
+    assert other.error["code"] == "previous_response_not_found"
+    url = "/v1/responses/theirs"
+    if asked == "cancel":
+        reply = await client.post(f"{url}/cancel", {}, alice)
+        assert (reply.status, reply.json) == (200, {"status": "cancelled"})
+        await sibling.save("completed")
+        reply = await client.post(f"{url}/cancel", {}, alice)  # it is not asked again
+        assert (reply.status, reply.json) == (200, {"status": "completed"})
+    else:
+        reply = await client.request("GET", f"{url}?stream=true", b"", alice)
+        assert (reply.status, reply.events) == (200, [{"sequence_number": 0}])
+    await client.responses.close()
+    await theirs.close()
 
 
-def test_a_background_response_that_fails_says_why() -> None:
+async def test_a_background_response_that_fails_says_why() -> None:
     async def scenario() -> dict[str, Any]:
         script = {"fail_at": 20, "error": WorkerLost("The worker died.")}
         async with frontend(ANSWER, script=script) as client:
             made = (await client.respond(background=True)).json
             return await ended(client, made["id"])
 
-    failed = asyncio.run(scenario())
+    failed = await scenario()
     assert failed["status"] == "failed"
     assert failed["error"] == {"code": "server_error", "message": "The worker died."}
 
 
-def test_a_background_response_has_a_deadline() -> None:
+async def test_a_background_response_has_a_deadline() -> None:
     async def scenario() -> dict[str, Any]:
         async with frontend(ANSWER, script={"pause_at": 13}, request_timeout_s=0.01) as client:
             made = (await client.respond(background=True)).json
             return await ended(client, made["id"])
 
-    assert asyncio.run(scenario())["status"] == "failed"
+    assert (await scenario())["status"] == "failed"
 
 
-def test_cancelling_ends_a_background_response_and_its_generation() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER, script={"pause_at": 13}) as client:
-            made = (await client.respond(background=True, stream=False)).json
-            await client.tokens.paused.wait()
-            url = f"/v1/responses/{made['id']}"
-            cancelled = (await client.post(url + "/cancel", {})).json
-            assert cancelled["status"] == "cancelled"
-            assert cancelled["output"][0]["status"] == "incomplete"
-            assert cancelled["output"][0]["content"][0]["text"] == "Think"
-            assert client.tokens.num_ended == 1
-            assert (await client.post(url + "/cancel", {})).json == cancelled
-            assert (await client.get(url)).json == cancelled
-
-    asyncio.run(scenario())
+async def test_cancelling_ends_a_background_response_and_its_generation() -> None:
+    async with frontend(ANSWER, script={"pause_at": 13}) as client:
+        made = (await client.respond(background=True, stream=False)).json
+        await client.tokens.paused.wait()
+        url = f"/v1/responses/{made['id']}"
+        cancelled = (await client.post(url + "/cancel", {})).json
+        assert cancelled["status"] == "cancelled"
+        assert cancelled["output"][0]["status"] == "incomplete"
+        assert cancelled["output"][0]["content"][0]["text"] == "Think"
+        assert client.tokens.num_ended == 1
+        assert (await client.post(url + "/cancel", {})).json == cancelled
+        assert (await client.get(url)).json == cancelled
 
 
-def test_a_response_of_the_foreground_cannot_be_cancelled_by_a_request() -> None:
+async def test_a_response_of_the_foreground_cannot_be_cancelled_by_a_request() -> None:
     async def scenario() -> Reply:
         async with frontend(ANSWER) as client:
             made = (await client.respond()).json
             assert (await client.post("/v1/responses/resp_x/cancel", {})).status == 404
             return await client.post(f"/v1/responses/{made['id']}/cancel", {})
 
-    assert asyncio.run(scenario()).status == 400
+    assert (await scenario()).status == 400
 
 
-def test_deleting_a_running_response_ends_it() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER, script={"pause_at": 13}) as client:
-            made = (await client.respond(background=True)).json
-            await client.tokens.paused.wait()
-            assert (await client.delete(f"/v1/responses/{made['id']}")).status == 200
-            assert client.tokens.num_ended == 1
-            assert (await client.get(f"/v1/responses/{made['id']}")).status == 404
-
-    asyncio.run(scenario())
+async def test_deleting_a_running_response_ends_it() -> None:
+    async with frontend(ANSWER, script={"pause_at": 13}) as client:
+        made = (await client.respond(background=True)).json
+        await client.tokens.paused.wait()
+        assert (await client.delete(f"/v1/responses/{made['id']}")).status == 200
+        assert client.tokens.num_ended == 1
+        assert (await client.get(f"/v1/responses/{made['id']}")).status == 404
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_client_that_leaves_ends_a_foreground_stream_only(background: bool) -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER, script={"pause_at": 13}) as client:
-            ids: list[str] = []
-            client.on_write = lambda data: ids.append(
-                data.partition(b'"id":"')[2].partition(b'"')[0].decode()
-            )
-            asking = asyncio.create_task(client.respond(stream=True, background=background))
-            await client.tokens.paused.wait()
-            client.leave.set()
-            await asking
-            client.leave.clear()
-            client.tokens.go_on.set()
-            if background:
-                assert (await ended(client, ids[0]))["status"] == "completed"
-            else:
-                assert (await client.get(f"/v1/responses/{ids[0]}")).status == 404
-            assert client.tokens.num_ended == 1
-
-    asyncio.run(scenario())
+async def test_a_client_that_leaves_ends_a_foreground_stream_only(background: bool) -> None:
+    async with frontend(ANSWER, script={"pause_at": 13}) as client:
+        ids: list[str] = []
+        client.on_write = lambda data: ids.append(data.partition(b'"id":"')[2].partition(b'"')[0].decode())
+        asking = asyncio.create_task(client.respond(stream=True, background=background))
+        await client.tokens.paused.wait()
+        client.leave.set()
+        await asking
+        client.leave.clear()
+        client.tokens.go_on.set()
+        if background:
+            assert (await ended(client, ids[0]))["status"] == "completed"
+        else:
+            assert (await client.get(f"/v1/responses/{ids[0]}")).status == 404
+        assert client.tokens.num_ended == 1
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_stream_is_resumed_after_any_of_its_events(background: bool) -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER) as client:
-            streamed = await client.respond(stream=True, background=background)
-            url = f"/v1/responses/{streamed.events[0]['response']['id']}?stream=true"
-            for true in ("true", "True", "1"):
-                assert (await client.get(url.replace("true", true))).body == streamed.body
-            for false in ("false", "False", "0"):
-                assert (await client.get(url.replace("true", false))).json["object"] == "response"
-            for event in streamed.events:
-                number = event["sequence_number"]
-                resumed = await client.get(f"{url}&starting_after={number}")
-                assert resumed.headers["content-type"].startswith("text/event-stream")
-                assert resumed.headers["cache-control"] == "no-cache"
-                assert resumed.events == streamed.events[number + 1 :]
-
-    asyncio.run(scenario())
+async def test_a_stream_is_resumed_after_any_of_its_events(background: bool) -> None:
+    async with frontend(ANSWER) as client:
+        streamed = await client.respond(stream=True, background=background)
+        url = f"/v1/responses/{streamed.events[0]['response']['id']}?stream=true"
+        for true in ("true", "True", "1"):
+            assert (await client.get(url.replace("true", true))).body == streamed.body
+        for false in ("false", "False", "0"):
+            assert (await client.get(url.replace("true", false))).json["object"] == "response"
+        for event in streamed.events:
+            number = event["sequence_number"]
+            resumed = await client.get(f"{url}&starting_after={number}")
+            assert resumed.headers["content-type"].startswith("text/event-stream")
+            assert resumed.headers["cache-control"] == "no-cache"
+            assert resumed.events == streamed.events[number + 1 :]
 
 
-def test_a_stream_is_resumed_while_it_runs() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER, script={"pause_at": 30}) as client:
-            whole = asyncio.create_task(client.respond(stream=True, background=True))
-            await client.tokens.paused.wait()
-            response_id = client.tokens.requests[0].request_id and next(
-                iter(client.responses.runs._runs)  # noqa: SLF001 its id is not known otherwise yet
-            )
-            url = f"/v1/responses/{response_id}?stream=true&starting_after=4"
-            resumed = asyncio.create_task(client.get(url))
-            client.on_write = lambda _: client.tokens.go_on.set()
-            events = (await whole).events
-            assert (await resumed).events == events[5:]
-            assert events[-1]["type"] == "response.completed"
-
-    asyncio.run(scenario())
+async def test_a_stream_is_resumed_while_it_runs() -> None:
+    async with frontend(ANSWER, script={"pause_at": 30}) as client:
+        whole = asyncio.create_task(client.respond(stream=True, background=True))
+        await client.tokens.paused.wait()
+        response_id = client.tokens.requests[0].request_id and next(
+            iter(client.responses.runs._runs)  # noqa: SLF001 its id is not known otherwise yet
+        )
+        url = f"/v1/responses/{response_id}?stream=true&starting_after=4"
+        resumed = asyncio.create_task(client.get(url))
+        client.on_write = lambda _: client.tokens.go_on.set()
+        events = (await whole).events
+        assert (await resumed).events == events[5:]
+        assert events[-1]["type"] == "response.completed"
 
 
-def test_a_follower_that_a_shutdown_cuts_off_gets_a_numbered_error() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER, script={"pause_at": 30}) as client:
-            said: list[bytes] = []
-            client.on_write = said.append
-            following = asyncio.create_task(client.respond(stream=True, background=True))
-            await client.tokens.paused.wait()
-            await asyncio.sleep(0)  # what came before the pause is written
-            following.cancel()
-            await asyncio.wait([following])
-            *events, last = Reply(200, {}, said).events
-            assert (last["type"], last["code"]) == ("error", "not_ready")
-            assert last["sequence_number"] > events[-1]["sequence_number"]
-            client.tokens.go_on.set()
-            assert (await ended(client, events[0]["response"]["id"]))["status"] == "completed"
-
-    asyncio.run(scenario())
+async def test_a_follower_that_a_shutdown_cuts_off_gets_a_numbered_error() -> None:
+    async with frontend(ANSWER, script={"pause_at": 30}) as client:
+        said: list[bytes] = []
+        client.on_write = said.append
+        following = asyncio.create_task(client.respond(stream=True, background=True))
+        await client.tokens.paused.wait()
+        await asyncio.sleep(0)  # what came before the pause is written
+        following.cancel()
+        await asyncio.wait([following])
+        *events, last = Reply(200, {}, said).events
+        assert (last["type"], last["code"]) == ("error", "not_ready")
+        assert last["sequence_number"] > events[-1]["sequence_number"]
+        client.tokens.go_on.set()
+        assert (await ended(client, events[0]["response"]["id"]))["status"] == "completed"
 
 
-def test_a_cancelled_stream_ends_with_the_cancelled_response() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER, script={"pause_at": 13}) as client:
-            ids: list[str] = []
-            client.on_write = lambda data: ids.append(
-                data.partition(b'"id":"')[2].partition(b'"')[0].decode()
-            )
-            streaming = asyncio.create_task(client.respond(stream=True, background=True))
-            await client.tokens.paused.wait()
-            await until(lambda: ids)
-            cancelled = (await client.post(f"/v1/responses/{ids[0]}/cancel", {})).json
-            last = (await streaming).events[-1]
-            assert (last["type"], last["response"]) == ("response.incomplete", cancelled)
-
-    asyncio.run(scenario())
+async def test_a_cancelled_stream_ends_with_the_cancelled_response() -> None:
+    async with frontend(ANSWER, script={"pause_at": 13}) as client:
+        ids: list[str] = []
+        client.on_write = lambda data: ids.append(data.partition(b'"id":"')[2].partition(b'"')[0].decode())
+        streaming = asyncio.create_task(client.respond(stream=True, background=True))
+        await client.tokens.paused.wait()
+        await until(lambda: ids)
+        cancelled = (await client.post(f"/v1/responses/{ids[0]}/cancel", {})).json
+        last = (await streaming).events[-1]
+        assert (last["type"], last["response"]) == ("response.incomplete", cancelled)
 
 
 @pytest.mark.parametrize(
@@ -558,67 +491,58 @@ def test_a_cancelled_stream_ends_with_the_cancelled_response() -> None:
         ({"stream": True}, "stream=true&starting_after=-2"),
     ],
 )
-def test_a_stream_that_cannot_be_resumed_is_a_400(fields: dict[str, Any], query: str) -> None:
+async def test_a_stream_that_cannot_be_resumed_is_a_400(fields: dict[str, Any], query: str) -> None:
     async def scenario() -> Reply:
         async with frontend(ANSWER) as client:
             made = await client.respond(**fields)
             response_id = made.events[0]["response"]["id"] if "stream" in fields else made.json["id"]
             return await client.get(f"/v1/responses/{response_id}?{query}")
 
-    assert asyncio.run(scenario()).status == 400
+    assert (await scenario()).status == 400
 
 
-def test_responses_survive_a_restart_of_the_frontend(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        path = tmp_path / "folder" / "responses.sqlite3"
-        async with frontend(CALL, path=path) as client:
-            streamed = await client.respond("One", stream=True, tools=TOOLS)
-            first = streamed.events[-1]["response"]
-        async with frontend(ANSWER, path=path) as client:
-            url = f"/v1/responses/{first['id']}"
-            assert (await client.get(url)).json == first
-            assert (await client.get(url + "?stream=true&starting_after=3")).events == streamed.events[4:]
-            output = {
-                "type": "function_call_output",
-                "call_id": first["output"][1]["call_id"],
-                "output": "Two",
-            }
-            second = await client.respond([output], previous_response_id=first["id"])
-            assert second.status == 200
-            assert "userOneassistant" in prompt_of(client)
-        assert path.stat().st_mode & 0o077 == 0
-
-    asyncio.run(scenario())
+async def test_responses_survive_a_restart_of_the_frontend(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "responses.sqlite3"
+    async with frontend(CALL, path=path) as client:
+        streamed = await client.respond("One", stream=True, tools=TOOLS)
+        first = streamed.events[-1]["response"]
+    async with frontend(ANSWER, path=path) as client:
+        url = f"/v1/responses/{first['id']}"
+        assert (await client.get(url)).json == first
+        assert (await client.get(url + "?stream=true&starting_after=3")).events == streamed.events[4:]
+        output = {
+            "type": "function_call_output",
+            "call_id": first["output"][1]["call_id"],
+            "output": "Two",
+        }
+        second = await client.respond([output], previous_response_id=first["id"])
+        assert second.status == 200
+        assert "userOneassistant" in prompt_of(client)
+    assert path.stat().st_mode & 0o077 == 0
 
 
-def test_a_shutdown_reports_what_it_interrupts_as_failed(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        path = tmp_path / "responses.sqlite3"
-        async with frontend(ANSWER, path=path, script={"pause_at": 13}) as client:
-            made = (await client.respond(background=True)).json
-            await client.tokens.paused.wait()
-        async with frontend(ANSWER, path=path) as client:
-            found = (await client.get(f"/v1/responses/{made['id']}")).json
-            assert found["status"] == "failed"
-            assert "shut down" in found["error"]["message"]
-            assert found["output"][0]["status"] == "incomplete"
-            assert found["output"][0]["content"][0]["text"] == "Think"
-            [failed] = (await client.get(f"/v1/responses/{made['id']}?stream=true&starting_after=7")).events
-            assert (failed["type"], failed["sequence_number"]) == ("response.failed", 8)
-            assert failed["response"] == found
-
-    asyncio.run(scenario())
+async def test_a_shutdown_reports_what_it_interrupts_as_failed(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite3"
+    async with frontend(ANSWER, path=path, script={"pause_at": 13}) as client:
+        made = (await client.respond(background=True)).json
+        await client.tokens.paused.wait()
+    async with frontend(ANSWER, path=path) as client:
+        found = (await client.get(f"/v1/responses/{made['id']}")).json
+        assert found["status"] == "failed"
+        assert "shut down" in found["error"]["message"]
+        assert found["output"][0]["status"] == "incomplete"
+        assert found["output"][0]["content"][0]["text"] == "Think"
+        [failed] = (await client.get(f"/v1/responses/{made['id']}?stream=true&starting_after=7")).events
+        assert (failed["type"], failed["sequence_number"]) == ("response.failed", 8)
+        assert failed["response"] == found
 
 
-def test_a_drain_lets_background_responses_end() -> None:
-    async def scenario() -> None:
-        async with frontend(ANSWER, script={"pause_at": 13}) as client:
-            made = (await client.respond(background=True)).json
-            await client.tokens.paused.wait()
-            draining = asyncio.create_task(client.responses.runs.drain(10))
-            await asyncio.sleep(0)  # the drain waits now
-            client.tokens.go_on.set()
-            await draining
-            assert (await ended(client, made["id"]))["status"] == "completed"
-
-    asyncio.run(scenario())
+async def test_a_drain_lets_background_responses_end() -> None:
+    async with frontend(ANSWER, script={"pause_at": 13}) as client:
+        made = (await client.respond(background=True)).json
+        await client.tokens.paused.wait()
+        draining = asyncio.create_task(client.responses.runs.drain(10))
+        await asyncio.sleep(0)  # the drain waits now
+        client.tokens.go_on.set()
+        await draining
+        assert (await ended(client, made["id"]))["status"] == "completed"

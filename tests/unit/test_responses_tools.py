@@ -188,10 +188,10 @@ def test_tools_among_the_input_are_offered() -> None:
         ([{"type": 1}], "input[1].tools[0].type"),
     ],
 )
-def test_a_mistake_in_tools_among_the_input_is_named(tools: Any, param: str) -> None:
+async def test_a_mistake_in_tools_among_the_input_is_named(tools: Any, param: str) -> None:
     items = [HI, {"type": "additional_tools", "tools": tools}]
     body = {"model": MODEL, "input": items}
-    reply = asyncio.run(Client(ScriptedTokens(THINK)).post("/v1/responses", body))
+    reply = await Client(ScriptedTokens(THINK)).post("/v1/responses", body)
     assert (reply.status, reply.error["param"]) == (400, param)
 
 
@@ -220,13 +220,13 @@ def test_the_input_of_a_custom_tool_is_held_to_its_grammar(syntax: str) -> None:
     assert form.last[0].param == "tools[0].format.definition"
 
 
-def test_a_grammar_without_its_text_is_refused_by_name() -> None:
+async def test_a_grammar_without_its_text_is_refused_by_name() -> None:
     body = {
         "model": MODEL,
         "input": "Hi",
         "tools": [PATCH | {"format": {"type": "grammar", "syntax": "lark"}}],
     }
-    reply = asyncio.run(Client(ScriptedTokens(THINK)).post("/v1/responses", body))
+    reply = await Client(ScriptedTokens(THINK)).post("/v1/responses", body)
     assert (reply.status, reply.error["param"]) == (400, "tools[0].format.definition")
 
 
@@ -252,9 +252,9 @@ def test_input_tokens_are_counted_as_they_would_be_asked() -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "HEAD"])
-def test_input_tokens_is_no_response_id(method: str) -> None:
+async def test_input_tokens_is_no_response_id(method: str) -> None:
     client = Client(ScriptedTokens(""))
-    reply = asyncio.run(client.request(method, "/v1/responses/input_tokens", b""))
+    reply = await client.request(method, "/v1/responses/input_tokens", b"")
     assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
     assert reply.headers["allow"] == "POST"
 

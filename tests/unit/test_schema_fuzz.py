@@ -119,5 +119,5 @@ def test_any_field_of_a_completion_body_is_served_or_refused(fields: dict[str, A
 
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=60))
-def test_any_bytes_are_refused_politely(raw: bytes) -> None:
-    assert_sane(asyncio.run(Client(ScriptedTokens(ANSWER)).post("/v1/chat/completions", raw)))
+async def test_any_bytes_are_refused_politely(raw: bytes) -> None:
+    assert_sane(await Client(ScriptedTokens(ANSWER)).post("/v1/chat/completions", raw))

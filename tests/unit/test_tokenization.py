@@ -181,9 +181,9 @@ def test_unknown_fields_are_named_in_a_header_and_counted(path: str, body: dict[
         ("POST", "/v1/messages/count_tokens", {"model": MODEL, "messages": MESSAGES}),
     ],
 )
-def test_requests_are_counted_under_their_model(method: str, path: str, body: dict[str, Any]) -> None:
+async def test_requests_are_counted_under_their_model(method: str, path: str, body: dict[str, Any]) -> None:
     client = Client(ScriptedTokens(""))
-    asyncio.run(client.request(method, path, json.dumps(body).encode()))
+    await client.request(method, path, json.dumps(body).encode())
     assert client.metric("baton_requests_total", route=path, model=MODEL, status="200") == 1
 
 

@@ -111,15 +111,14 @@ async def plane(*answers: Answers) -> AsyncIterator[tuple[TcpTransport, list[str
         (Answers(HandoffFailed("no")), False),
     ],
 )
-def test_a_worker_works_if_it_replies_and_is_not_asked_for_more(answers: Answers, succeeds: bool) -> None:
-    async def main() -> None:
-        async with plane(answers) as (transport, addresses):
-            with none_abandoned():
-                assert await works(transport, worker(Role.DECODE, addresses[0]), limit_s=9.0) == succeeds
-            await until(lambda: not answers.num_open)
-        assert [each.deadline_s for each in answers.asked] == [9.0]
-
-    asyncio.run(main())
+async def test_a_worker_works_if_it_replies_and_is_not_asked_for_more(
+    answers: Answers, succeeds: bool
+) -> None:
+    async with plane(answers) as (transport, addresses):
+        with none_abandoned():
+            assert await works(transport, worker(Role.DECODE, addresses[0]), limit_s=9.0) == succeeds
+        await until(lambda: not answers.num_open)
+    assert [each.deadline_s for each in answers.asked] == [9.0]
 
 
 @pytest.mark.parametrize("role", Role)
@@ -132,22 +131,19 @@ def test_a_worker_works_if_it_replies_and_is_not_asked_for_more(answers: Answers
         ([], [CHUNK], False),
     ],
 )
-def test_a_pair_works_if_decode_ends_while_prefill_holds_the_kv(
+async def test_a_pair_works_if_decode_ends_while_prefill_holds_the_kv(
     role: Role, prefilled: list[TokenChunk | KvHandoff], decoded: list[TokenChunk | Exception], succeeds: bool
 ) -> None:
-    async def main() -> None:
-        prefill, decode = Answers(*prefilled, stays=bool(prefilled)), Answers(*decoded)
-        decode.other = prefill
-        async with plane(prefill, decode) as (transport, addresses):
-            pair = [worker(Role.PREFILL, addresses[0]), worker(Role.DECODE, addresses[1])]
-            mine, partner = pair if role is Role.PREFILL else reversed(pair)
-            assert await works(transport, mine, partner, limit_s=9.0) == succeeds
-            await until(lambda: not prefill.num_open)
-        assert [each.handoff for each in prefill.asked] == [None]
-        if prefilled == [HANDOFF]:
-            assert [each.handoff for each in decode.asked] == [HANDOFF]
-            assert decode.saw_open == [1, 1]
-        else:
-            assert not decode.asked
-
-    asyncio.run(main())
+    prefill, decode = Answers(*prefilled, stays=bool(prefilled)), Answers(*decoded)
+    decode.other = prefill
+    async with plane(prefill, decode) as (transport, addresses):
+        pair = [worker(Role.PREFILL, addresses[0]), worker(Role.DECODE, addresses[1])]
+        mine, partner = pair if role is Role.PREFILL else reversed(pair)
+        assert await works(transport, mine, partner, limit_s=9.0) == succeeds
+        await until(lambda: not prefill.num_open)
+    assert [each.handoff for each in prefill.asked] == [None]
+    if prefilled == [HANDOFF]:
+        assert [each.handoff for each in decode.asked] == [HANDOFF]
+        assert decode.saw_open == [1, 1]
+    else:
+        assert not decode.asked

@@ -83,16 +83,13 @@ def test_before_its_first_response_only_one_that_receives_kv_is_left_alone(
     assert result.num_aborts == is_aborted
 
 
-def test_it_is_pinned_until_its_time_is_over() -> None:
-    async def main() -> None:
-        call = Call(a_request(), Result(), deadline=0.0)
-        was_pinned: list[bool] = []
-        asyncio.get_running_loop().call_soon(lambda: was_pinned.append(call.is_pinned))
-        with pytest.raises(HandoffFailed):
-            await call.stay_pinned(0.01)
-        assert (was_pinned, call.is_pinned) == ([True], False)
-
-    asyncio.run(main())
+async def test_it_is_pinned_until_its_time_is_over() -> None:
+    call = Call(a_request(), Result(), deadline=0.0)
+    was_pinned: list[bool] = []
+    asyncio.get_running_loop().call_soon(lambda: was_pinned.append(call.is_pinned))
+    with pytest.raises(HandoffFailed):
+        await call.stay_pinned(0.01)
+    assert (was_pinned, call.is_pinned) == ([True], False)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The trtllm engine over TensorRT-LLM's double: what it announces, asks for and counts, and how it stops."""
 
-import asyncio
 import threading
 from contextlib import aclosing
 from pathlib import Path
@@ -69,166 +68,134 @@ class Silent(LLM):  # type: ignore[misc]  # the double is not typed
     get_kv_cache_capacity = None
 
 
-def test_the_worker_announces_what_it_serves(checkpoint: Path) -> None:
-    async def main() -> None:
-        engine = new_engine(checkpoint)
-        try:
-            info = await engine.start()
-        finally:
-            await engine.stop()
-        assert (info.name, info.context_length) == ("trtllm", CONTEXT_LENGTH)
-        assert info.kv_transfer == "ucx-cpp-v1 (tp 1)"
-        assert info.kv_timeout_s == pytest.approx(KV_TIMEOUT_S, abs=0.001)
-        assert (info.max_batch_size, info.max_queue_size) == (CONFIG["max_batch_size"], 256)
-        layout = info.kv_layout
-        assert layout is not None
-        assert (layout.dtype, layout.tokens_per_block, layout.tensor_parallel_size) == ("bfloat16", 8, None)
-        assert layout.max_handoff_tokens == 256
-
-    asyncio.run(main())
+async def test_the_worker_announces_what_it_serves(checkpoint: Path) -> None:
+    engine = new_engine(checkpoint)
+    try:
+        info = await engine.start()
+    finally:
+        await engine.stop()
+    assert (info.name, info.context_length) == ("trtllm", CONTEXT_LENGTH)
+    assert info.kv_transfer == "ucx-cpp-v1 (tp 1)"
+    assert info.kv_timeout_s == pytest.approx(KV_TIMEOUT_S, abs=0.001)
+    assert (info.max_batch_size, info.max_queue_size) == (CONFIG["max_batch_size"], 256)
+    layout = info.kv_layout
+    assert layout is not None
+    assert (layout.dtype, layout.tokens_per_block, layout.tensor_parallel_size) == ("bfloat16", 8, None)
+    assert layout.max_handoff_tokens == 256
 
 
-def test_context_and_kv_are_announced_as_they_are_set(checkpoint: Path) -> None:
+async def test_context_and_kv_are_announced_as_they_are_set(checkpoint: Path) -> None:
     cache = CONFIG["kv_cache_config"] | {"dtype": "fp8"}
-
-    async def main() -> None:
-        engine = new_engine(checkpoint, kv_cache_config=cache, max_seq_len=100)
-        try:
-            info = await engine.start()
-        finally:
-            await engine.stop()
-        assert info.context_length == 100
-        assert info.kv_layout is not None
-        assert info.kv_layout.dtype == "fp8"
-
-    asyncio.run(main())
+    engine = new_engine(checkpoint, kv_cache_config=cache, max_seq_len=100)
+    try:
+        info = await engine.start()
+    finally:
+        await engine.stop()
+    assert info.context_length == 100
+    assert info.kv_layout is not None
+    assert info.kv_layout.dtype == "fp8"
 
 
-def test_what_prefill_found_in_its_cache_is_in_the_answers_usage(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with (
-            started(checkpoint, classes={"llm": Remembering}) as prefill,
-            started(checkpoint) as decode,
-            aclosing(prefill.prefill(ask())) as replies,
-        ):
+async def test_what_prefill_found_in_its_cache_is_in_the_answers_usage(checkpoint: Path) -> None:
+    async with (
+        started(checkpoint, classes={"llm": Remembering}) as prefill,
+        started(checkpoint) as decode,
+        aclosing(prefill.prefill(ask())) as replies,
+    ):
+        handed = msgspec.structs.replace(ask(), handoff=await next_handoff(replies))
+        *_, last = [chunk async for chunk in decode.decode(handed)]
+    assert last.usage is not None
+    assert last.usage.num_cached_tokens == 16
+
+
+async def test_a_response_without_tokens_is_no_chunk(checkpoint: Path) -> None:
+    async with started(checkpoint, classes={"llm": Hesitating}) as engine:
+        assert all([chunk.token_ids async for chunk in engine.decode(ask())])
+
+
+async def test_without_a_transceiver_a_worker_answers_and_hands_nothing_over(checkpoint: Path) -> None:
+    engine = new_engine(checkpoint, **AGGREGATED)
+    try:
+        info = await engine.start()
+        assert (info.kv_transfer, info.kv_timeout_s) == ("", None)
+        assert len(await tokens(engine.decode(ask()))) == 12
+        with pytest.raises(HandoffFailed, match="does not transfer KV"):
+            await next_handoff(engine.prefill(ask()))
+        async with started(checkpoint) as prefill, aclosing(prefill.prefill(ask())) as replies:
             handed = msgspec.structs.replace(ask(), handoff=await next_handoff(replies))
-            *_, last = [chunk async for chunk in decode.decode(handed)]
-        assert last.usage is not None
-        assert last.usage.num_cached_tokens == 16
-
-    asyncio.run(main())
-
-
-def test_a_response_without_tokens_is_no_chunk(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint, classes={"llm": Hesitating}) as engine:
-            assert all([chunk.token_ids async for chunk in engine.decode(ask())])
-
-    asyncio.run(main())
-
-
-def test_without_a_transceiver_a_worker_answers_and_hands_nothing_over(checkpoint: Path) -> None:
-    async def main() -> None:
-        engine = new_engine(checkpoint, **AGGREGATED)
-        try:
-            info = await engine.start()
-            assert (info.kv_transfer, info.kv_timeout_s) == ("", None)
-            assert len(await tokens(engine.decode(ask()))) == 12
             with pytest.raises(HandoffFailed, match="does not transfer KV"):
-                await next_handoff(engine.prefill(ask()))
-            async with started(checkpoint) as prefill, aclosing(prefill.prefill(ask())) as replies:
-                handed = msgspec.structs.replace(ask(), handoff=await next_handoff(replies))
-                with pytest.raises(HandoffFailed, match="does not transfer KV"):
-                    await tokens(engine.decode(handed))
-        finally:
-            await engine.stop()
-
-    asyncio.run(main())
+                await tokens(engine.decode(handed))
+    finally:
+        await engine.stop()
 
 
-def test_a_build_that_does_not_report_its_capacity_keeps_the_models_context(checkpoint: Path) -> None:
-    async def main() -> None:
-        engine = new_engine(checkpoint, classes={"llm": Silent})
-        try:
-            assert (await engine.start()).context_length == CONTEXT_LENGTH
-        finally:
-            await engine.stop()
-
-    asyncio.run(main())
+async def test_a_build_that_does_not_report_its_capacity_keeps_the_models_context(checkpoint: Path) -> None:
+    engine = new_engine(checkpoint, classes={"llm": Silent})
+    try:
+        assert (await engine.start()).context_length == CONTEXT_LENGTH
+    finally:
+        await engine.stop()
 
 
-def test_a_first_request_that_fails_is_a_failed_start(checkpoint: Path) -> None:
-    async def main() -> None:
-        engine = new_engine(checkpoint, classes={"llm": Broken})
-        try:
-            with pytest.raises(ValueError, match="its first request failed: no kernel for this GPU"):
-                await engine.start()
-            assert "no kernel for this GPU" in await engine.failed()
-        finally:
-            await engine.stop()
-
-    asyncio.run(main())
+async def test_a_first_request_that_fails_is_a_failed_start(checkpoint: Path) -> None:
+    engine = new_engine(checkpoint, classes={"llm": Broken})
+    try:
+        with pytest.raises(ValueError, match="its first request failed: no kernel for this GPU"):
+            await engine.start()
+        assert "no kernel for this GPU" in await engine.failed()
+    finally:
+        await engine.stop()
 
 
-def test_prefill_asks_for_one_token_under_an_id_of_its_own_and_pins_it(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint, classes={"llm": Recording}) as engine:
-            llm: Any = engine._requests.open.llm  # noqa: SLF001  tests only
-            seen: set[int] = set()
-            for _ in range(2):
-                async with aclosing(engine.prefill(ask())) as replies:
-                    handoff = await next_handoff(replies)
-                    assert handoff.ttl_s == pytest.approx(KV_TIMEOUT_S, abs=0.001)  # the deadline is later
-                    stats = engine.stats()
-                    assert (stats.num_running, stats.kv_pinned_blocks) == (0, 5)  # 40 tokens in blocks of 8
-                assert (llm.last["max_tokens"], llm.last["streaming"]) == (1, False)
-                seen.add(llm.last["disaggregated_params"].disagg_request_id)
-            assert len(seen - {None}) == 2
-            stats = engine.stats()
-            assert (stats.num_prompt_tokens, stats.num_handoffs, stats.num_handoffs_expired) == (80, 2, 0)
-
-    asyncio.run(main())
+async def test_prefill_asks_for_one_token_under_an_id_of_its_own_and_pins_it(checkpoint: Path) -> None:
+    async with started(checkpoint, classes={"llm": Recording}) as engine:
+        llm: Any = engine._requests.open.llm  # noqa: SLF001  tests only
+        seen: set[int] = set()
+        for _ in range(2):
+            async with aclosing(engine.prefill(ask())) as replies:
+                handoff = await next_handoff(replies)
+                assert handoff.ttl_s == pytest.approx(KV_TIMEOUT_S, abs=0.001)  # the deadline is later
+                stats = engine.stats()
+                assert (stats.num_running, stats.kv_pinned_blocks) == (0, 5)  # 40 tokens in blocks of 8
+            assert (llm.last["max_tokens"], llm.last["streaming"]) == (1, False)
+            seen.add(llm.last["disaggregated_params"].disagg_request_id)
+        assert len(seen - {None}) == 2
+        stats = engine.stats()
+        assert (stats.num_prompt_tokens, stats.num_handoffs, stats.num_handoffs_expired) == (80, 2, 0)
 
 
-def test_a_handoff_and_its_answer_are_counted_once_each(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as prefill, started(checkpoint) as decode:
-            async with aclosing(prefill.prefill(ask())) as replies:
-                handed = msgspec.structs.replace(ask(), handoff=await next_handoff(replies))
-                answer = [chunk async for chunk in decode.decode(handed)]
-            usage = answer[-1].usage
-            assert usage is not None
-            assert (usage.num_prompt_tokens, usage.num_completion_tokens, usage.num_cached_tokens) == (
-                40,
-                12,
-                0,
-            )
-            stats = decode.stats()
-            assert (stats.num_prompt_tokens, stats.num_generated_tokens, stats.num_handoffs) == (0, 12, 1)
-            await tokens(decode.decode(ask()))
-            stats = decode.stats()
-            assert (stats.num_prompt_tokens, stats.num_generated_tokens, stats.num_handoffs) == (40, 24, 1)
-
-    asyncio.run(main())
+async def test_a_handoff_and_its_answer_are_counted_once_each(checkpoint: Path) -> None:
+    async with started(checkpoint) as prefill, started(checkpoint) as decode:
+        async with aclosing(prefill.prefill(ask())) as replies:
+            handed = msgspec.structs.replace(ask(), handoff=await next_handoff(replies))
+            answer = [chunk async for chunk in decode.decode(handed)]
+        usage = answer[-1].usage
+        assert usage is not None
+        assert (usage.num_prompt_tokens, usage.num_completion_tokens, usage.num_cached_tokens) == (
+            40,
+            12,
+            0,
+        )
+        stats = decode.stats()
+        assert (stats.num_prompt_tokens, stats.num_generated_tokens, stats.num_handoffs) == (0, 12, 1)
+        await tokens(decode.decode(ask()))
+        stats = decode.stats()
+        assert (stats.num_prompt_tokens, stats.num_generated_tokens, stats.num_handoffs) == (40, 24, 1)
 
 
 @pytest.mark.parametrize("reuses", [True, False])
-def test_what_was_answered_is_expected_in_the_cache_if_blocks_are_reused(
+async def test_what_was_answered_is_expected_in_the_cache_if_blocks_are_reused(
     checkpoint: Path, reuses: bool
 ) -> None:
     cache = CONFIG["kv_cache_config"] | {"enable_block_reuse": reuses}
-
-    async def main() -> None:
-        async with started(checkpoint, kv_cache_config=cache) as engine:
-            answer: list[int] = []
-            async for chunk in engine.decode(ask(117)):
-                answer += chunk.token_ids
-                assert engine.num_lacking_tokens(ask(117)) == (117 - 64 if reuses else 117)
-            assert len(answer) == 12  # 117 + 12 make 129; the last has no KV yet
-            again = msgspec.structs.replace(ask(117), token_ids=[*ask(117).token_ids, *answer, 1])
-            assert engine.num_lacking_tokens(again) == (130 - 128 if reuses else 130)
-
-    asyncio.run(main())
+    async with started(checkpoint, kv_cache_config=cache) as engine:
+        answer: list[int] = []
+        async for chunk in engine.decode(ask(117)):
+            answer += chunk.token_ids
+            assert engine.num_lacking_tokens(ask(117)) == (117 - 64 if reuses else 117)
+        assert len(answer) == 12  # 117 + 12 make 129; the last has no KV yet
+        again = msgspec.structs.replace(ask(117), token_ids=[*ask(117).token_ids, *answer, 1])
+        assert engine.num_lacking_tokens(again) == (130 - 128 if reuses else 130)
 
 
 @pytest.mark.parametrize(
@@ -240,71 +207,59 @@ def test_what_was_answered_is_expected_in_the_cache_if_blocks_are_reused(
         (AGGREGATED | {"enable_attention_dp": True, "tensor_parallel_size": 2}, "baton"),
     ],
 )
-def test_requests_are_salted_where_a_dummy_request_could_share_their_blocks(
+async def test_requests_are_salted_where_a_dummy_request_could_share_their_blocks(
     checkpoint: Path, config: dict[str, Any], salt: str | None
 ) -> None:
-    async def main() -> None:
-        async with started(checkpoint, **config) as engine:
-            llm: Any = engine._requests.open.llm  # noqa: SLF001  tests only
-            assert llm.salts == [salt]  # the warm-up's
-            await tokens(engine.decode(ask()))
-            assert llm.salts == [salt, salt]
-            await tokens(engine.decode(msgspec.structs.replace(ask(), cache_salt="client's")))
-            assert llm.salts == [salt, salt, "client's"]
-
-    asyncio.run(main())
+    async with started(checkpoint, **config) as engine:
+        llm: Any = engine._requests.open.llm  # noqa: SLF001  tests only
+        assert llm.salts == [salt]  # the warm-up's
+        await tokens(engine.decode(ask()))
+        assert llm.salts == [salt, salt]
+        await tokens(engine.decode(msgspec.structs.replace(ask(), cache_salt="client's")))
+        assert llm.salts == [salt, salt, "client's"]
 
 
-def test_the_longest_handoff_is_the_buffers(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            async with aclosing(engine.prefill(ask(256))) as replies:
-                await next_handoff(replies)
-            with pytest.raises(InvalidRequest, match="257 tokens; cache_transceiver_config"):
-                await next_handoff(engine.prefill(ask(257)))
-            assert len(await tokens(engine.decode(ask(257)))) == 12  # it is computed here
-
-    asyncio.run(main())
+async def test_the_longest_handoff_is_the_buffers(checkpoint: Path) -> None:
+    async with started(checkpoint) as engine:
+        async with aclosing(engine.prefill(ask(256))) as replies:
+            await next_handoff(replies)
+        with pytest.raises(InvalidRequest, match="257 tokens; cache_transceiver_config"):
+            await next_handoff(engine.prefill(ask(257)))
+        assert len(await tokens(engine.decode(ask(257)))) == 12  # it is computed here
 
 
-def test_a_stopped_engine_is_shut_down_and_watched_no_more(checkpoint: Path) -> None:
+async def test_a_stopped_engine_is_shut_down_and_watched_no_more(checkpoint: Path) -> None:
     def watching() -> bool:
         return "trtllm-watchdog" in {thread.name for thread in threading.enumerate()}
 
-    async def main() -> None:
-        left: list[int] = []
-        engine = new_engine(checkpoint, leave=left.append, patience=Patience(shut_down_s=PATIENCE_S))
-        await engine.start()
-        llm: Any = engine._requests.open.llm  # noqa: SLF001  tests only
-        assert watching()
-        await engine.stop()
-        assert not watching()
-        assert llm._executor is None  # noqa: SLF001  the double is ours
-        await engine.stop()
-        assert left == []
-
-    asyncio.run(main())
+    left: list[int] = []
+    engine = new_engine(checkpoint, leave=left.append, patience=Patience(shut_down_s=PATIENCE_S))
+    await engine.start()
+    llm: Any = engine._requests.open.llm  # noqa: SLF001  tests only
+    assert watching()
+    await engine.stop()
+    assert not watching()
+    assert llm._executor is None  # noqa: SLF001  the double is ours
+    await engine.stop()
+    assert left == []
 
 
-def test_a_broken_engine_is_given_a_while_to_leave(checkpoint: Path) -> None:
-    async def main() -> None:
-        left: list[int] = []
-        patience = Patience(poll_s=NO_WATCHDOG.poll_s, shut_down_s=0.05)
-        engine = new_engine(checkpoint, leave=left.append, patience=patience)
-        await engine.start()
-        llm: Any = engine._requests.open.llm  # noqa: SLF001  tests only
-        engine._requests.open.break_off("a rank died")  # noqa: SLF001  tests only
-        for answer in (engine.decode(ask()), engine.prefill(ask())):
-            with pytest.raises(WorkerLost, match="a rank died"):
-                await anext(answer)
-        before = set(threading.enumerate())
-        await engine.stop()
-        timers = [t for t in set(threading.enumerate()) - before if isinstance(t, threading.Timer)]
-        assert all(timer.daemon for timer in timers)
-        for timer in timers:
-            timer.join(PATIENCE_S)
-        assert left == [1]
-        assert llm._executor is not None  # noqa: SLF001  its own shutdown might wait forever
-        llm.shutdown()
-
-    asyncio.run(main())
+async def test_a_broken_engine_is_given_a_while_to_leave(checkpoint: Path) -> None:
+    left: list[int] = []
+    patience = Patience(poll_s=NO_WATCHDOG.poll_s, shut_down_s=0.05)
+    engine = new_engine(checkpoint, leave=left.append, patience=patience)
+    await engine.start()
+    llm: Any = engine._requests.open.llm  # noqa: SLF001  tests only
+    engine._requests.open.break_off("a rank died")  # noqa: SLF001  tests only
+    for answer in (engine.decode(ask()), engine.prefill(ask())):
+        with pytest.raises(WorkerLost, match="a rank died"):
+            await anext(answer)
+    before = set(threading.enumerate())
+    await engine.stop()
+    timers = [t for t in set(threading.enumerate()) - before if isinstance(t, threading.Timer)]
+    assert all(timer.daemon for timer in timers)
+    for timer in timers:
+        timer.join(PATIENCE_S)
+    assert left == [1]
+    assert llm._executor is not None  # noqa: SLF001  its own shutdown might wait forever
+    llm.shutdown()

@@ -36,44 +36,35 @@ def abandoned() -> tuple[Receiving, Call]:
     return result, Call(a_request(), result, deadline=0.0, abort=Abort.ONCE_ANSWERED)
 
 
-def test_the_rest_is_aborted_once_the_kv_has_arrived() -> None:
-    async def main() -> None:
-        wedged: list[str] = []
-        result, call = abandoned()
-        letting_go = asyncio.create_task(let_go(call, 60, wedged.append))
-        await asyncio.sleep(0)  # it waits for the response
-        assert result.num_aborts == 0
-        result.has_arrived.set()
-        await letting_go
-        assert result.num_aborts == 1
-        assert wedged == []
-
-    asyncio.run(main())
+async def test_the_rest_is_aborted_once_the_kv_has_arrived() -> None:
+    wedged: list[str] = []
+    result, call = abandoned()
+    letting_go = asyncio.create_task(let_go(call, 60, wedged.append))
+    await asyncio.sleep(0)  # it waits for the response
+    assert result.num_aborts == 0
+    result.has_arrived.set()
+    await letting_go
+    assert result.num_aborts == 1
+    assert wedged == []
 
 
-def test_a_transfer_that_does_not_end_has_wedged_the_engine_and_is_not_aborted() -> None:
-    async def main() -> None:
-        wedged: list[str] = []
-        result, call = abandoned()
-        await let_go(call, 0.01, wedged.append)
-        assert wedged == ["request r1 did not end within 0.01 s after it was abandoned"]
-        assert result.num_aborts == 0
-
-    asyncio.run(main())
+async def test_a_transfer_that_does_not_end_has_wedged_the_engine_and_is_not_aborted() -> None:
+    wedged: list[str] = []
+    result, call = abandoned()
+    await let_go(call, 0.01, wedged.append)
+    assert wedged == ["request r1 did not end within 0.01 s after it was abandoned"]
+    assert result.num_aborts == 0
 
 
-def test_stopping_ends_it_even_if_it_has_only_just_been_abandoned() -> None:
-    async def main() -> None:
-        before = asyncio.all_tasks()
-        lib: Any = SimpleNamespace(request_error=RuntimeError)
-        requests = Requests(lib, kv_timeout_s=60, options={})
-        requests.open.llm = SimpleNamespace(generate_async=lambda *_, **__: Receiving())
-        async with requests.opened(a_request(), None, None, Abort.ONCE_ANSWERED):
-            pass  # the client leaves
-        await requests.stop()
-        assert asyncio.all_tasks() == before
-
-    asyncio.run(main())
+async def test_stopping_ends_it_even_if_it_has_only_just_been_abandoned() -> None:
+    before = asyncio.all_tasks()
+    lib: Any = SimpleNamespace(request_error=RuntimeError)
+    requests = Requests(lib, kv_timeout_s=60, options={})
+    requests.open.llm = SimpleNamespace(generate_async=lambda *_, **__: Receiving())
+    async with requests.opened(a_request(), None, None, Abort.ONCE_ANSWERED):
+        pass  # the client leaves
+    await requests.stop()
+    assert asyncio.all_tasks() == before
 
 
 def test_a_transfer_has_the_kv_timeout_and_minutes_in_the_queue_before_the_engine_counts_as_wedged() -> None:
@@ -92,21 +83,18 @@ def test_a_transfer_has_the_kv_timeout_and_minutes_in_the_queue_before_the_engin
     run_jumping(main())
 
 
-def test_an_abandoned_request_that_has_ended_is_forgotten() -> None:
-    async def main() -> None:
-        lib: Any = SimpleNamespace(request_error=RuntimeError)
-        requests, result = Requests(lib, kv_timeout_s=60, options={}), Receiving()
-        requests.open.llm = SimpleNamespace(generate_async=lambda *_, **__: result)
-        async with requests.opened(a_request(), None, None, Abort.ONCE_ANSWERED):
-            pass  # the client leaves
-        (letting_go,) = asyncio.all_tasks() - {asyncio.current_task()}
-        result.has_arrived.set()
-        await asyncio.wait([letting_go])
-        await asyncio.sleep(0)  # what follows a task's end
-        assert not requests.open.calls
-        kept = weakref.ref(letting_go)
-        del letting_go
-        gc.collect()
-        assert kept() is None
-
-    asyncio.run(main())
+async def test_an_abandoned_request_that_has_ended_is_forgotten() -> None:
+    lib: Any = SimpleNamespace(request_error=RuntimeError)
+    requests, result = Requests(lib, kv_timeout_s=60, options={}), Receiving()
+    requests.open.llm = SimpleNamespace(generate_async=lambda *_, **__: result)
+    async with requests.opened(a_request(), None, None, Abort.ONCE_ANSWERED):
+        pass  # the client leaves
+    (letting_go,) = asyncio.all_tasks() - {asyncio.current_task()}
+    result.has_arrived.set()
+    await asyncio.wait([letting_go])
+    await asyncio.sleep(0)  # what follows a task's end
+    assert not requests.open.calls
+    kept = weakref.ref(letting_go)
+    del letting_go
+    gc.collect()
+    assert kept() is None

@@ -65,7 +65,7 @@ def test_a_failed_load_is_one_line_with_its_place(llm: Any, says: str) -> None:
     assert "\n" not in str(failed.value)
 
 
-def test_the_first_request_runs_both_phases_with_the_options_of_all_requests() -> None:
+async def test_the_first_request_runs_both_phases_with_the_options_of_all_requests() -> None:
     async def done() -> None:
         return None
 
@@ -75,7 +75,7 @@ def test_the_first_request_runs_both_phases_with_the_options_of_all_requests() -
         return SimpleNamespace(aresult=done)
 
     llm = SimpleNamespace(generate_async=generate_async)
-    asyncio.run(warm_up(llm, load_library(), FACTS, {"cache_salt": "baton"}))
+    await warm_up(llm, load_library(), FACTS, {"cache_salt": "baton"})
 
 
 def test_a_first_request_that_hangs_is_given_up_after_minutes() -> None:

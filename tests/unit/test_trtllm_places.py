@@ -1,6 +1,5 @@
 """The trtllm engine's places: who gets one, when it is free again, and how an answer ends."""
 
-import asyncio
 import dataclasses
 from contextlib import aclosing
 from pathlib import Path
@@ -39,41 +38,32 @@ class Late(LLM):  # type: ignore[misc]  # the double is not typed
         return result
 
 
-def test_an_end_without_tokens_is_told(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint, classes={"llm": Late}) as engine:
-            answer = [chunk async for chunk in engine.decode(ask())]
-        assert sum(len(chunk.token_ids) for chunk in answer) == 12
-        assert (answer[-1].token_ids, answer[-1].finish_reason) == ((), "length")
-        assert answer[-1].usage is not None
-
-    asyncio.run(main())
+async def test_an_end_without_tokens_is_told(checkpoint: Path) -> None:
+    async with started(checkpoint, classes={"llm": Late}) as engine:
+        answer = [chunk async for chunk in engine.decode(ask())]
+    assert sum(len(chunk.token_ids) for chunk in answer) == 12
+    assert (answer[-1].token_ids, answer[-1].finish_reason) == ((), "length")
+    assert answer[-1].usage is not None
 
 
-def test_an_answer_that_is_closed_has_left_the_engine_at_once(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint, patience=NO_WATCHDOG) as engine:
-            for answer in (engine.decode(ask()), engine.prefill(ask(max_tokens=1))):
-                await anext(answer)
-                assert engine.stats().num_running == 1
-                await answer.aclose()
-                assert engine.stats().num_running == 0
-
-    asyncio.run(main())
+async def test_an_answer_that_is_closed_has_left_the_engine_at_once(checkpoint: Path) -> None:
+    async with started(checkpoint, patience=NO_WATCHDOG) as engine:
+        for answer in (engine.decode(ask()), engine.prefill(ask(max_tokens=1))):
+            await anext(answer)
+            assert engine.stats().num_running == 1
+            await answer.aclose()
+            assert engine.stats().num_running == 0
 
 
-def test_a_full_worker_takes_neither_prompts_nor_answers_and_says_when_to_come_back(
+async def test_a_full_worker_takes_neither_prompts_nor_answers_and_says_when_to_come_back(
     checkpoint: Path,
 ) -> None:
-    async def main() -> None:
-        async with started(checkpoint, max_batch_size=1, max_queue_size=0, patience=NO_WATCHDOG) as engine:
-            async with aclosing(engine.decode(ask())) as answer:
-                await anext(answer)
-                for other in (engine.decode(ask()), engine.prefill(ask())):
-                    with pytest.raises(Overloaded) as refused:
-                        await anext(other)
-                    assert (refused.value.retry_after_s or 0) > 0
-            async with aclosing(engine.prefill(ask())) as replies:
-                await next_handoff(replies)
-
-    asyncio.run(main())
+    async with started(checkpoint, max_batch_size=1, max_queue_size=0, patience=NO_WATCHDOG) as engine:
+        async with aclosing(engine.decode(ask())) as answer:
+            await anext(answer)
+            for other in (engine.decode(ask()), engine.prefill(ask())):
+                with pytest.raises(Overloaded) as refused:
+                    await anext(other)
+                assert (refused.value.retry_after_s or 0) > 0
+        async with aclosing(engine.prefill(ask())) as replies:
+            await next_handoff(replies)

@@ -40,44 +40,37 @@ def requests_of(generate_async: Any, *, takes_all: bool = True, **options: str) 
     ],
     ids=repr,
 )
-def test_a_refusal_is_blamed_on_the_request_its_handoff_or_the_engine(
+async def test_a_refusal_is_blamed_on_the_request_its_handoff_or_the_engine(
     error: Exception, abort: Abort, told: type[BatonError], breaks: bool
 ) -> None:
     def refuses(*_: object, **__: object) -> None:
         raise error
 
-    async def main() -> None:
-        requests = requests_of(refuses)
-        with pytest.raises(told, match=str(error)):
-            async with requests.opened(a_request(), None, None, abort):
-                pass
-        assert requests.open.broke.is_set() == breaks
-        assert not requests.open.calls
-
-    asyncio.run(main())
+    requests = requests_of(refuses)
+    with pytest.raises(told, match=str(error)):
+        async with requests.opened(a_request(), None, None, abort):
+            pass
+    assert requests.open.broke.is_set() == breaks
+    assert not requests.open.calls
 
 
 @pytest.mark.parametrize("stops", [False, True], ids=["broke", "stopped"])
 @pytest.mark.parametrize("abort", [Abort.ANY_TIME, Abort.ONCE_ANSWERED], ids=str)
-def test_nothing_is_aborted_or_waited_for_in_an_engine_that_broke_or_stopped(
+async def test_nothing_is_aborted_or_waited_for_in_an_engine_that_broke_or_stopped(
     abort: Abort, stops: bool
 ) -> None:
     aborted: list[bool] = []
     result = SimpleNamespace(request_id=1, abort=lambda: aborted.append(True))
-
-    async def main() -> None:
-        before = asyncio.all_tasks()
-        requests = requests_of(lambda *_, **__: result)
-        async with requests.opened(a_request(), None, None, abort):
-            if stops:
-                await requests.stop()
-            else:
-                requests.open.break_off("a rank died")
-        assert not requests.open.calls
-        assert asyncio.all_tasks() == before
-        assert aborted == []
-
-    asyncio.run(main())
+    before = asyncio.all_tasks()
+    requests = requests_of(lambda *_, **__: result)
+    async with requests.opened(a_request(), None, None, abort):
+        if stops:
+            await requests.stop()
+        else:
+            requests.open.break_off("a rank died")
+    assert not requests.open.calls
+    assert asyncio.all_tasks() == before
+    assert aborted == []
 
 
 class Silent:
@@ -117,7 +110,7 @@ def test_a_request_ends_at_its_deadline_which_counts_from_its_submission() -> No
         ({"priority": -50}, Abort.ANY_TIME, {"streaming": True, "cache_salt": "baton", "priority": 0.75}),
     ],
 )
-def test_the_engine_is_told_salt_priority_and_whether_to_stream(
+async def test_the_engine_is_told_salt_priority_and_whether_to_stream(
     asked: dict[str, Any], abort: Abort, told: dict[str, Any]
 ) -> None:
     given: list[Any] = []
@@ -126,27 +119,21 @@ def test_the_engine_is_told_salt_priority_and_whether_to_stream(
         given.append((*args, options))
         return Silent()
 
-    async def main() -> None:
-        requests = requests_of(generate_async, cache_salt="baton")
-        request = replace(a_request(), **({"cache_salt": "", "priority": 0} | asked))
-        async with requests.opened(request, "sampling", "params", abort):
-            assert given == [(request.token_ids, "sampling", {"disaggregated_params": "params"} | told)]
-        await requests.stop()
-
-    asyncio.run(main())
+    requests = requests_of(generate_async, cache_salt="baton")
+    request = replace(a_request(), **({"cache_salt": "", "priority": 0} | asked))
+    async with requests.opened(request, "sampling", "params", abort):
+        assert given == [(request.token_ids, "sampling", {"disaggregated_params": "params"} | told)]
+    await requests.stop()
 
 
-def test_a_priority_that_the_build_cannot_heed_is_refused_by_its_name() -> None:
-    async def main() -> None:
-        requests = requests_of(lambda *_, **__: Silent(), takes_all=False)
-        with pytest.raises(InvalidRequest) as refused:
-            async with requests.opened(replace(a_request(), priority=1), None, None, Abort.ANY_TIME):
-                pass
-        assert refused.value.param == "priority"
-        async with requests.opened(replace(a_request(), priority=0), None, None, Abort.ANY_TIME):
+async def test_a_priority_that_the_build_cannot_heed_is_refused_by_its_name() -> None:
+    requests = requests_of(lambda *_, **__: Silent(), takes_all=False)
+    with pytest.raises(InvalidRequest) as refused:
+        async with requests.opened(replace(a_request(), priority=1), None, None, Abort.ANY_TIME):
             pass
-
-    asyncio.run(main())
+    assert refused.value.param == "priority"
+    async with requests.opened(replace(a_request(), priority=0), None, None, Abort.ANY_TIME):
+        pass
 
 
 class Failing(Silent):
@@ -170,15 +157,12 @@ class Failing(Silent):
     ],
     ids=repr,
 )
-def test_an_error_breaks_the_engine_if_it_is_fatal_or_of_no_one_request(
+async def test_an_error_breaks_the_engine_if_it_is_fatal_or_of_no_one_request(
     error: Exception, fatal: str | None, told: type[BatonError], breaks: bool
 ) -> None:
-    async def main() -> None:
-        requests = requests_of(lambda *_, **__: Failing(error))
-        requests.open.llm._executor = SimpleNamespace(_fatal_error=fatal)  # noqa: SLF001  TensorRT-LLM's
-        async with requests.opened(a_request(), None, None, Abort.ANY_TIME) as call:
-            with pytest.raises(told, match=fatal or str(error)):
-                await requests.step(call)
-        assert requests.open.broke.is_set() == breaks
-
-    asyncio.run(main())
+    requests = requests_of(lambda *_, **__: Failing(error))
+    requests.open.llm._executor = SimpleNamespace(_fatal_error=fatal)  # noqa: SLF001  TensorRT-LLM's
+    async with requests.opened(a_request(), None, None, Abort.ANY_TIME) as call:
+        with pytest.raises(told, match=fatal or str(error)):
+            await requests.step(call)
+    assert requests.open.broke.is_set() == breaks

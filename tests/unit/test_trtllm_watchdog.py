@@ -68,36 +68,30 @@ def raises() -> bool:
         (raises, "TensorRT-LLM's health check failed: OSError: no such executor"),
     ],
 )
-def test_a_failed_health_check_is_reported(check: Callable[[], bool], reason: str) -> None:
-    async def main() -> None:
-        told: list[str] = []
-        dog = watched(check, told, Patience(poll_s=0.001))
-        await until(lambda: told)
-        dog.stop()
-        assert set(told) == {reason}
-
-    asyncio.run(main())
+async def test_a_failed_health_check_is_reported(check: Callable[[], bool], reason: str) -> None:
+    told: list[str] = []
+    dog = watched(check, told, Patience(poll_s=0.001))
+    await until(lambda: told)
+    dog.stop()
+    assert set(told) == {reason}
 
 
-def test_a_healthy_engine_is_left_alone_for_longer_than_the_limit() -> None:
-    async def main() -> None:
-        told: list[str] = []
-        checks: list[int] = []
-        patience = Patience(poll_s=0.002, health_s=0.4)
+async def test_a_healthy_engine_is_left_alone_for_longer_than_the_limit() -> None:
+    told: list[str] = []
+    checks: list[int] = []
+    patience = Patience(poll_s=0.002, health_s=0.4)
 
-        def check() -> bool:
-            checks.append(1)
-            return True
+    def check() -> bool:
+        checks.append(1)
+        return True
 
-        dog = watched(check, told, patience)
-        assert threads() == dict.fromkeys(THREADS, True)
-        await until(lambda: len(checks) * 4 * patience.poll_s > 1.5 * patience.health_s)
-        dog.stop()
-        assert "trtllm-watchdog" not in threads()  # the health check may hang
-        await until(lambda: not threads())
-        assert told == []
-
-    asyncio.run(main())
+    dog = watched(check, told, patience)
+    assert threads() == dict.fromkeys(THREADS, True)
+    await until(lambda: len(checks) * 4 * patience.poll_s > 1.5 * patience.health_s)
+    dog.stop()
+    assert "trtllm-watchdog" not in threads()  # the health check may hang
+    await until(lambda: not threads())
+    assert told == []
 
 
 def test_the_threads_end_with_the_loop() -> None:
@@ -108,28 +102,21 @@ def test_the_threads_end_with_the_loop() -> None:
     wait_for(lambda: not threads())
 
 
-def test_a_health_check_that_hangs_is_reported() -> None:
+async def test_a_health_check_that_hangs_is_reported() -> None:
     may_end = threading.Event()
-
-    async def main() -> None:
-        told: list[str] = []
-        dog = watched(lambda: may_end.wait(PATIENCE_S), told, Patience(poll_s=0.002, health_s=0.02))
-        await until(lambda: told)
-        may_end.set()
-        dog.stop()
-        assert told[0] == "TensorRT-LLM's health check did not end within 0.02 s"
-        await until(lambda: not threads())
-
-    asyncio.run(main())
+    told: list[str] = []
+    dog = watched(lambda: may_end.wait(PATIENCE_S), told, Patience(poll_s=0.002, health_s=0.02))
+    await until(lambda: told)
+    may_end.set()
+    dog.stop()
+    assert told[0] == "TensorRT-LLM's health check did not end within 0.02 s"
+    await until(lambda: not threads())
 
 
-def test_a_frozen_loop_ends_the_process() -> None:
-    async def main() -> None:
-        told: list[str] = []
-        dog = watched(lambda: True, told, Patience(poll_s=0.002, health_s=0.02))
-        wait_for(lambda: told)  # which blocks the loop
-        dog.stop()
-        assert told[0] == "exit 1"
-        await until(lambda: not threads())
-
-    asyncio.run(main())
+async def test_a_frozen_loop_ends_the_process() -> None:
+    told: list[str] = []
+    dog = watched(lambda: True, told, Patience(poll_s=0.002, health_s=0.02))
+    wait_for(lambda: told)  # which blocks the loop
+    dog.stop()
+    assert told[0] == "exit 1"
+    await until(lambda: not threads())

@@ -39,29 +39,24 @@ async def info_of(checkpoint: Path, mode: DisaggregationMode, **config: Any) -> 
         await engine.stop()
 
 
-def test_the_worker_announces_what_it_serves(checkpoint: Path) -> None:
-    async def main() -> None:
-        info = await info_of(checkpoint, "decode", max_queue_size=9)
-        assert (info.name, info.context_length) == ("vllm", CONTEXT_LENGTH)
-        assert (info.max_batch_size, info.max_queue_size) == (CONFIG["max_num_seqs"], 9)
-        assert info.kv_transfer == f"nixl:{quote(str(checkpoint))}"
-        assert info.kv_layout == KvLayout(
-            dtype="float32",
-            tokens_per_block=8,
-            num_layers=4,
-            num_kv_heads=2,
-            head_dim=16,
-            tensor_parallel_size=1,
-        )
-        # Its steps could be longer than its context, which its warm-up must not be.
-        other = await info_of(
-            checkpoint, "agg", kv_cache_dtype="fp8", tensor_parallel_size=2, max_model_len=20
-        )
-        assert (other.kv_transfer, other.context_length, other.max_queue_size) == ("", 20, 256)
-        assert other.kv_layout is not None
-        assert (other.kv_layout.dtype, other.kv_layout.tensor_parallel_size) == ("fp8", 2)
-
-    asyncio.run(main())
+async def test_the_worker_announces_what_it_serves(checkpoint: Path) -> None:
+    info = await info_of(checkpoint, "decode", max_queue_size=9)
+    assert (info.name, info.context_length) == ("vllm", CONTEXT_LENGTH)
+    assert (info.max_batch_size, info.max_queue_size) == (CONFIG["max_num_seqs"], 9)
+    assert info.kv_transfer == f"nixl:{quote(str(checkpoint))}"
+    assert info.kv_layout == KvLayout(
+        dtype="float32",
+        tokens_per_block=8,
+        num_layers=4,
+        num_kv_heads=2,
+        head_dim=16,
+        tensor_parallel_size=1,
+    )
+    # Its steps could be longer than its context, which its warm-up must not be.
+    other = await info_of(checkpoint, "agg", kv_cache_dtype="fp8", tensor_parallel_size=2, max_model_len=20)
+    assert (other.kv_transfer, other.context_length, other.max_queue_size) == ("", 20, 256)
+    assert other.kv_layout is not None
+    assert (other.kv_layout.dtype, other.kv_layout.tensor_parallel_size) == ("fp8", 2)
 
 
 @pytest.mark.parametrize(
@@ -73,35 +68,29 @@ def test_the_worker_announces_what_it_serves(checkpoint: Path) -> None:
     ],
     ids=str,
 )
-def test_what_was_answered_is_expected_in_the_cache_as_far_as_there_is_room(
+async def test_what_was_answered_is_expected_in_the_cache_as_far_as_there_is_room(
     checkpoint: Path, config: dict[str, Any], num_lacking: int
 ) -> None:
-    async def main() -> None:
-        async with started(checkpoint, "decode", **config) as engine:
-            await tokens(engine.decode(ask(200, max_tokens=2)))
-            assert engine.num_lacking_tokens(ask(200)) == num_lacking
-
-    asyncio.run(main())
+    async with started(checkpoint, "decode", **config) as engine:
+        await tokens(engine.decode(ask(200, max_tokens=2)))
+        assert engine.num_lacking_tokens(ask(200)) == num_lacking
 
 
-def test_a_handoff_and_its_answer_are_counted_once_each(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
-            async with aclosing(prefill.prefill(ask())) as replies:
-                handoff = await next_handoff(replies)
-                assert prefill.stats().kv_blocks == CONFIG["num_gpu_blocks_override"]
-                assert prefill.stats().kv_pinned_blocks == 5  # 40 tokens in blocks of 8
-                answer = await tokens(decode.decode(after_handoff(ask(), handoff)))
-            assert len(answer) == 11
-            stats = prefill.stats()
-            assert (stats.num_prompt_tokens, stats.num_handoffs, stats.num_handoffs_expired) == (40, 1, 0)
-            stats = decode.stats()
-            assert (stats.num_prompt_tokens, stats.num_handoffs, stats.num_generated_tokens) == (0, 1, 11)
-
-    asyncio.run(main())
+async def test_a_handoff_and_its_answer_are_counted_once_each(checkpoint: Path) -> None:
+    async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
+        async with aclosing(prefill.prefill(ask())) as replies:
+            handoff = await next_handoff(replies)
+            assert prefill.stats().kv_blocks == CONFIG["num_gpu_blocks_override"]
+            assert prefill.stats().kv_pinned_blocks == 5  # 40 tokens in blocks of 8
+            answer = await tokens(decode.decode(after_handoff(ask(), handoff)))
+        assert len(answer) == 11
+        stats = prefill.stats()
+        assert (stats.num_prompt_tokens, stats.num_handoffs, stats.num_handoffs_expired) == (40, 1, 0)
+        stats = decode.stats()
+        assert (stats.num_prompt_tokens, stats.num_handoffs, stats.num_generated_tokens) == (0, 1, 11)
 
 
-def test_what_prefill_found_in_its_cache_is_in_the_answers_usage(
+async def test_what_prefill_found_in_its_cache_is_in_the_answers_usage(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = vllm.v1.engine.core.Output
@@ -110,36 +99,34 @@ def test_what_prefill_found_in_its_cache_is_in_the_answers_usage(
         made = output(*args)
         return dataclasses.replace(made, num_cached_tokens=16) if made.transfer else made
 
-    async def main() -> None:
-        async with (
-            started(checkpoint) as prefill,
-            started(checkpoint, "decode") as decode,
-            aclosing(prefill.prefill(ask())) as replies,
-        ):
-            asked = after_handoff(ask(), await next_handoff(replies))
-            *_, last = [chunk async for chunk in decode.decode(asked)]
-            assert last.usage is not None
-            assert last.usage.num_cached_tokens == 16
-            stats = prefill.stats()
-            assert (stats.num_prompt_tokens, stats.num_cached_tokens) == (40 - 16, 16)
-
     monkeypatch.setattr("vllm.v1.engine.core.Output", found)
-    asyncio.run(main())
+    async with (
+        started(checkpoint) as prefill,
+        started(checkpoint, "decode") as decode,
+        aclosing(prefill.prefill(ask())) as replies,
+    ):
+        asked = after_handoff(ask(), await next_handoff(replies))
+        *_, last = [chunk async for chunk in decode.decode(asked)]
+        assert last.usage is not None
+        assert last.usage.num_cached_tokens == 16
+        stats = prefill.stats()
+        assert (stats.num_prompt_tokens, stats.num_cached_tokens) == (40 - 16, 16)
 
 
-def test_a_prompt_whose_kv_comes_from_elsewhere_overtakes_one_that_is_computed(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
-            async with aclosing(prefill.prefill(ask(400))) as replies:
-                handed = after_handoff(ask(400), await next_handoff(replies))
-            assert prefill.num_lacking_tokens(ask(400)) == 400 - 384  # whole blocks of the estimate
-            place, later = decode._place(handed), decode._place(ask(400))  # noqa: SLF001  tests only
-            assert later - place >= 199  # 0.2 s for 400 tokens
+async def test_a_prompt_whose_kv_comes_from_elsewhere_overtakes_one_that_is_computed(
+    checkpoint: Path,
+) -> None:
+    async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
+        async with aclosing(prefill.prefill(ask(400))) as replies:
+            handed = after_handoff(ask(400), await next_handoff(replies))
+        assert prefill.num_lacking_tokens(ask(400)) == 400 - 384  # whole blocks of the estimate
+        place, later = decode._place(handed), decode._place(ask(400))  # noqa: SLF001  tests only
+        assert later - place >= 199  # 0.2 s for 400 tokens
 
-    asyncio.run(main())
 
-
-def test_an_output_without_tokens_is_no_chunk(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_output_without_tokens_is_no_chunk(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generate = AsyncLLM.generate
 
     async def hesitating(*args: Any, **options: Any) -> AsyncGenerator[Any, None]:
@@ -148,80 +135,67 @@ def test_an_output_without_tokens_is_no_chunk(checkpoint: Path, monkeypatch: pyt
                 yield dataclasses.replace(result, outputs=[CompletionOutput(0, "", [], None)])
                 yield result
 
-    async def main() -> None:
-        async with started(checkpoint, "agg") as engine:
-            assert all([chunk.token_ids async for chunk in engine.decode(ask())])
-
     monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.generate", hesitating)
-    asyncio.run(main())
+    async with started(checkpoint, "agg") as engine:
+        assert all([chunk.token_ids async for chunk in engine.decode(ask())])
 
 
-def test_an_answer_that_is_closed_has_left_the_engine_at_once(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            calls = engine._calls.open.calls  # noqa: SLF001  vLLM's own figures come a step later
-            for answer in (engine.decode(ask()), engine.prefill(ask(max_tokens=1))):
-                await anext(answer)
-                assert len(calls) == 1
-                await answer.aclose()
-                assert not calls
-
-    asyncio.run(main())
+async def test_an_answer_that_is_closed_has_left_the_engine_at_once(checkpoint: Path) -> None:
+    async with started(checkpoint) as engine:
+        calls = engine._calls.open.calls  # noqa: SLF001  vLLM's own figures come a step later
+        for answer in (engine.decode(ask()), engine.prefill(ask(max_tokens=1))):
+            await anext(answer)
+            assert len(calls) == 1
+            await answer.aclose()
+            assert not calls
 
 
-def test_a_first_token_that_ends_the_answer_is_counted(checkpoint: Path) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            (first,) = await tokens(engine.decode(ask(max_tokens=1)))
-            async with aclosing(engine.prefill(ask(stop_token_ids=(first,)))) as replies:
-                reply = await anext(replies)
-            assert isinstance(reply, TokenChunk)
-            assert (reply.token_ids, reply.finish_reason) == ((first,), "stop")
-            assert engine.stats().num_generated_tokens == 2
-            assert engine.stats().num_handoffs == 0
-
-    asyncio.run(main())
+async def test_a_first_token_that_ends_the_answer_is_counted(checkpoint: Path) -> None:
+    async with started(checkpoint) as engine:
+        (first,) = await tokens(engine.decode(ask(max_tokens=1)))
+        async with aclosing(engine.prefill(ask(stop_token_ids=(first,)))) as replies:
+            reply = await anext(replies)
+        assert isinstance(reply, TokenChunk)
+        assert (reply.token_ids, reply.finish_reason) == ((first,), "stop")
+        assert engine.stats().num_generated_tokens == 2
+        assert engine.stats().num_handoffs == 0
 
 
-def test_a_prompt_whose_kv_vllm_does_not_keep_is_a_failed_handoff(
+async def test_a_prompt_whose_kv_vllm_does_not_keep_is_a_failed_handoff(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with started(checkpoint) as engine:
-            with pytest.raises(HandoffFailed, match="no kv_transfer_params"):
-                await next_handoff(engine.prefill(ask()))
-
     monkeypatch.setattr("vllm.v1.engine.core.nixl_params", lambda *_: None)
-    asyncio.run(main())
+    async with started(checkpoint) as engine:
+        with pytest.raises(HandoffFailed, match="no kv_transfer_params"):
+            await next_handoff(engine.prefill(ask()))
 
 
-def test_a_stopped_engine_leaves_nothing_running(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        before = asyncio.all_tasks()
-        engine = new_engine(checkpoint)
-        await engine.start()
-        inside = core(engine)
-        async with aclosing(engine.prefill(ask())) as replies:
-            await next_handoff(replies)
-        await asyncio.sleep(0)  # vLLM is asked to release the pin
-        asked_at_shutdown: list[bool] = []
-        shut_down = AsyncLLM.shutdown
+async def test_a_stopped_engine_leaves_nothing_running(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = asyncio.all_tasks()
+    engine = new_engine(checkpoint)
+    await engine.start()
+    inside = core(engine)
+    async with aclosing(engine.prefill(ask())) as replies:
+        await next_handoff(replies)
+    await asyncio.sleep(0)  # vLLM is asked to release the pin
+    asked_at_shutdown: list[bool] = []
+    shut_down = AsyncLLM.shutdown
 
-        def noting(llm: AsyncLLM) -> None:
-            asked_at_shutdown.append("release-kv" in {task.get_name() for task in asyncio.all_tasks()})
-            shut_down(llm)
+    def noting(llm: AsyncLLM) -> None:
+        asked_at_shutdown.append("release-kv" in {task.get_name() for task in asyncio.all_tasks()})
+        shut_down(llm)
 
-        monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.shutdown", noting)
-        await engine.stop()
-        assert asked_at_shutdown == [False]
-        await asyncio.sleep(0)  # cancelled tasks end
-        assert asyncio.all_tasks() == before
-        assert not inside._thread.is_alive()  # noqa: SLF001  the double is ours
-
-    asyncio.run(main())
+    monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.shutdown", noting)
+    await engine.stop()
+    assert asked_at_shutdown == [False]
+    await asyncio.sleep(0)  # cancelled tasks end
+    assert asyncio.all_tasks() == before
+    assert not inside._thread.is_alive()  # noqa: SLF001  the double is ours
 
 
-def test_it_loads_with_plain_signals_and_warms_up_each_step_size_and_kind(
+async def test_it_loads_with_plain_signals_and_warms_up_each_step_size_and_kind(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts: list[list[int]] = []
@@ -240,7 +214,7 @@ def test_it_loads_with_plain_signals_and_warms_up_each_step_size_and_kind(
 
     monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.generate", spying)
     monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.from_engine_args", loading)
-    asyncio.run(info_of(checkpoint, "agg"))
+    await info_of(checkpoint, "agg")
     assert handlers == [signal.SIG_DFL]
     sizes = warm_up_lengths(CONFIG["max_num_batched_tokens"])
     assert list(map(len, prompts)) == sizes + [1] * len(WARM_UP_LOGPROBS)
@@ -249,7 +223,7 @@ def test_it_loads_with_plain_signals_and_warms_up_each_step_size_and_kind(
 
 
 @pytest.mark.parametrize("hangs", [True, False])
-def test_a_warm_up_that_hangs_or_fails_is_a_failed_start(
+async def test_a_warm_up_that_hangs_or_fails_is_a_failed_start(
     hangs: bool, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def failing(*_: Any, **__: Any) -> AsyncGenerator[Any, None]:
@@ -262,10 +236,10 @@ def test_a_warm_up_that_hangs_or_fails_is_a_failed_start(
     monkeypatch.setattr("workers.engines.vllm.engine._WARM_UP_S", 0.05 if hangs else PATIENCE_S)
     says = "TimeoutError" if hangs else "no kernel for this GPU"
     with pytest.raises(ValueError, match=f"its warm-up failed: .*{says}"):
-        asyncio.run(info_of(checkpoint, "agg"))
+        await info_of(checkpoint, "agg")
 
 
-def test_vllm_is_told_how_much_of_the_prompt_is_kept_elsewhere(
+async def test_vllm_is_told_how_much_of_the_prompt_is_kept_elsewhere(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[dict[str, Any]] = []
@@ -278,15 +252,12 @@ def test_vllm_is_told_how_much_of_the_prompt_is_kept_elsewhere(
         told.append(params.extra_args["kv_transfer_params"])
         return generate(llm, prompt, params, *args, **options)
 
-    async def main() -> None:
-        async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
-            monkeypatch.setattr("vllm.v1.engine.core.nixl_params", counting_its_own_token)
-            monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.generate", spying)
-            async with aclosing(prefill.prefill(ask())) as replies:
-                handed = after_handoff(ask(), await next_handoff(replies))
-                await tokens(decode.decode(handed))
-        assert len(handed.token_ids) == 41  # with prefill's
-        assert told[1][NUM_TOKENS] == 40
-        assert told[0] == KEEP
-
-    asyncio.run(main())
+    async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
+        monkeypatch.setattr("vllm.v1.engine.core.nixl_params", counting_its_own_token)
+        monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.generate", spying)
+        async with aclosing(prefill.prefill(ask())) as replies:
+            handed = after_handoff(ask(), await next_handoff(replies))
+            await tokens(decode.decode(handed))
+    assert len(handed.token_ids) == 41  # with prefill's
+    assert told[1][NUM_TOKENS] == 40
+    assert told[0] == KEEP

@@ -82,19 +82,16 @@ async def released(llm: Llm, releases: Releases, num_messages: int) -> None:
     llm.may_answer.set()
 
 
-def test_pins_that_come_while_vllm_answers_go_with_the_next_message() -> None:
-    async def main() -> None:
-        llm, releases = Llm(), Releases()
-        releases.add(llm, "a")
-        await asyncio.sleep(0)  # the message has been sent
-        for request_id in ("b", "c"):
-            releases.add(llm, request_id)
-        await released(llm, releases, 1)
-        await released(llm, releases, 2)
-        assert llm.asked == [["a"], ["b", "c"]]
-        assert all(limit_s is not None and limit_s < LEASE_S for limit_s in llm.limits_s)
-
-    asyncio.run(main())
+async def test_pins_that_come_while_vllm_answers_go_with_the_next_message() -> None:
+    llm, releases = Llm(), Releases()
+    releases.add(llm, "a")
+    await asyncio.sleep(0)  # the message has been sent
+    for request_id in ("b", "c"):
+        releases.add(llm, request_id)
+    await released(llm, releases, 1)
+    await released(llm, releases, 2)
+    assert llm.asked == [["a"], ["b", "c"]]
+    assert all(limit_s is not None and limit_s < LEASE_S for limit_s in llm.limits_s)
 
 
 def test_a_worker_stops_while_vllm_does_not_answer() -> None:
@@ -111,30 +108,26 @@ def test_a_worker_stops_while_vllm_does_not_answer() -> None:
     run_jumping(main())
 
 
-def test_a_pin_without_a_lease_is_asked_for_again() -> None:
-    async def main() -> None:
-        llm, releases = Llm(["a"]), Releases()
-        llm.may_answer.set()
-        releases.add(llm, "a")
-        releases.add(llm, "b")
-        await released(llm, releases, 2)
-        assert llm.asked == [["a", "b"], ["a"]]
-
-    asyncio.run(main())
+async def test_a_pin_without_a_lease_is_asked_for_again() -> None:
+    llm, releases = Llm(["a"]), Releases()
+    llm.may_answer.set()
+    releases.add(llm, "a")
+    releases.add(llm, "b")
+    await released(llm, releases, 2)
+    assert llm.asked == [["a", "b"], ["a"]]
 
 
-def test_an_engine_that_does_not_answer_costs_the_lease_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        llm, releases = Llm(TimeoutError()), Releases()
-        llm.may_answer.set()
-        releases.add(llm, "a")
-        await released(llm, releases, 1)
-        releases.add(llm, "b")
-        await released(llm, releases, 2)
-        await releases.stop()
-        assert llm.asked == [["a"], ["b"]]
-
-    asyncio.run(main())
+async def test_an_engine_that_does_not_answer_costs_the_lease_and_no_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    llm, releases = Llm(TimeoutError()), Releases()
+    llm.may_answer.set()
+    releases.add(llm, "a")
+    await released(llm, releases, 1)
+    releases.add(llm, "b")
+    await released(llm, releases, 2)
+    await releases.stop()
+    assert llm.asked == [["a"], ["b"]]
     assert "pins not released num=1" in caplog.text
 
 

@@ -105,99 +105,84 @@ class ScriptedEngine:
         self.stopped = True
 
 
-def test_a_decode_worker_computes_what_it_lacks_up_to_the_limit_at_a_time() -> None:
-    async def main() -> None:
-        engine = ScriptedEngine()
-        worker = Worker(engine, Role.DECODE)
-        local = msgspec.structs.replace(REQUEST, local_prefill_tokens=100)
-        engine.num_lacking = 101
-        assert [r async for r in worker.answer(local)] == [PrefillFirst(101, is_busy=False)]
-        engine.num_lacking = 60
-        engine.prompt_done.clear()
-        first, second = worker.answer(local), worker.answer(local)
-        async with aclosing(first), aclosing(second):
-            answered = asyncio.create_task(anext(first))
-            await asyncio.sleep(0)  # it has been asked
-            assert [r async for r in worker.answer(local)] == [PrefillFirst(60, is_busy=True)]
-            engine.num_lacking = 100
-            assert [r async for r in worker.answer(local)] == [PrefillFirst(100, is_busy=True)]
-            engine.num_lacking = 40
-            waiting = asyncio.create_task(anext(second))
-            await asyncio.sleep(0)
-            engine.num_lacking = 1
-            assert [r async for r in worker.answer(local)] == [PrefillFirst(1, is_busy=True)]
-            waiting.cancel()
-            await asyncio.wait([waiting])
-            engine.num_lacking = 41
-            assert [r async for r in worker.answer(local)] == [PrefillFirst(41, is_busy=True)]
-            engine.prompt_done.set()
-            assert isinstance(await answered, TokenChunk)
-            engine.num_lacking = 100
-            with none_abandoned():
-                async with aclosing(worker.answer(local)) as third:
-                    assert isinstance(await anext(third), TokenChunk)
-            engine.num_lacking = 101  # not one more, whatever has ended
-            async with aclosing(worker.answer(local)) as fourth:
-                assert await anext(fourth) == PrefillFirst(101, is_busy=False)
-
-    asyncio.run(main())
-
-
-def test_with_a_handoff_or_without_a_limit_any_prompt_is_decoded() -> None:
-    async def main() -> None:
-        engine = ScriptedEngine()
-        engine.num_lacking = 10**6
-        worker = Worker(engine, Role.DECODE)
-        handoff = KvHandoff(
-            worker_id="p", incarnation="p", first_token=1, num_prompt_tokens=1, ttl_s=9, engine_state=b""
-        )
-        handed = msgspec.structs.replace(REQUEST, local_prefill_tokens=0, handoff=handoff)
-        for request in (REQUEST, handed):
-            async with aclosing(worker.answer(request)) as replies:
-                assert isinstance(await anext(replies), TokenChunk)
-
-    asyncio.run(main())
-
-
-def test_each_role_runs_its_half_and_both_tell_their_figures() -> None:
-    async def main() -> None:
-        prefill, decode = Worker(ScriptedEngine(), Role.PREFILL), Worker(ScriptedEngine(), Role.DECODE)
-        assert isinstance(await anext(prefill.answer(REQUEST)), KvHandoff)
-        assert isinstance(await anext(decode.answer(REQUEST)), TokenChunk)
-        strangers.note("a test")
-        told = WorkerStats(num_running=7, num_strange_messages=strangers.num_messages)
-        assert told.num_strange_messages > 0
-        assert [reply async for reply in decode.answer(StatsRequest())] == [told]
-        with pytest.raises(InvalidRequest):
-            await anext(decode.answer(FrontendRequest(data=b"")))
-
-    asyncio.run(main())
-
-
-def test_closing_an_answer_closes_the_engines_generator() -> None:
-    async def main() -> None:
-        engine = ScriptedEngine()
+async def test_a_decode_worker_computes_what_it_lacks_up_to_the_limit_at_a_time() -> None:
+    engine = ScriptedEngine()
+    worker = Worker(engine, Role.DECODE)
+    local = msgspec.structs.replace(REQUEST, local_prefill_tokens=100)
+    engine.num_lacking = 101
+    assert [r async for r in worker.answer(local)] == [PrefillFirst(101, is_busy=False)]
+    engine.num_lacking = 60
+    engine.prompt_done.clear()
+    first, second = worker.answer(local), worker.answer(local)
+    async with aclosing(first), aclosing(second):
+        answered = asyncio.create_task(anext(first))
+        await asyncio.sleep(0)  # it has been asked
+        assert [r async for r in worker.answer(local)] == [PrefillFirst(60, is_busy=True)]
+        engine.num_lacking = 100
+        assert [r async for r in worker.answer(local)] == [PrefillFirst(100, is_busy=True)]
+        engine.num_lacking = 40
+        waiting = asyncio.create_task(anext(second))
+        await asyncio.sleep(0)
+        engine.num_lacking = 1
+        assert [r async for r in worker.answer(local)] == [PrefillFirst(1, is_busy=True)]
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        engine.num_lacking = 41
+        assert [r async for r in worker.answer(local)] == [PrefillFirst(41, is_busy=True)]
+        engine.prompt_done.set()
+        assert isinstance(await answered, TokenChunk)
+        engine.num_lacking = 100
         with none_abandoned():
-            async with aclosing(Worker(engine, Role.DECODE).answer(REQUEST)) as answer:
-                await anext(answer)
-            assert engine.num_closed == 1
+            async with aclosing(worker.answer(local)) as third:
+                assert isinstance(await anext(third), TokenChunk)
+        engine.num_lacking = 101  # not one more, whatever has ended
+        async with aclosing(worker.answer(local)) as fourth:
+            assert await anext(fourth) == PrefillFirst(101, is_busy=False)
 
-    asyncio.run(main())
+
+async def test_with_a_handoff_or_without_a_limit_any_prompt_is_decoded() -> None:
+    engine = ScriptedEngine()
+    engine.num_lacking = 10**6
+    worker = Worker(engine, Role.DECODE)
+    handoff = KvHandoff(
+        worker_id="p", incarnation="p", first_token=1, num_prompt_tokens=1, ttl_s=9, engine_state=b""
+    )
+    handed = msgspec.structs.replace(REQUEST, local_prefill_tokens=0, handoff=handoff)
+    for request in (REQUEST, handed):
+        async with aclosing(worker.answer(request)) as replies:
+            assert isinstance(await anext(replies), TokenChunk)
 
 
-def test_draining_waits_for_what_runs_and_not_for_ever() -> None:
-    async def main() -> None:
-        engine = ScriptedEngine()
-        worker = Worker(engine, Role.DECODE)
-        answer = worker.answer(REQUEST)
-        await anext(answer)
-        assert not await worker.drained(0.05)
-        draining = asyncio.create_task(worker.drained(10))
-        engine.go_on.set()
-        assert [reply async for reply in answer]
-        assert await draining
+async def test_each_role_runs_its_half_and_both_tell_their_figures() -> None:
+    prefill, decode = Worker(ScriptedEngine(), Role.PREFILL), Worker(ScriptedEngine(), Role.DECODE)
+    assert isinstance(await anext(prefill.answer(REQUEST)), KvHandoff)
+    assert isinstance(await anext(decode.answer(REQUEST)), TokenChunk)
+    strangers.note("a test")
+    told = WorkerStats(num_running=7, num_strange_messages=strangers.num_messages)
+    assert told.num_strange_messages > 0
+    assert [reply async for reply in decode.answer(StatsRequest())] == [told]
+    with pytest.raises(InvalidRequest):
+        await anext(decode.answer(FrontendRequest(data=b"")))
 
-    asyncio.run(main())
+
+async def test_closing_an_answer_closes_the_engines_generator() -> None:
+    engine = ScriptedEngine()
+    with none_abandoned():
+        async with aclosing(Worker(engine, Role.DECODE).answer(REQUEST)) as answer:
+            await anext(answer)
+        assert engine.num_closed == 1
+
+
+async def test_draining_waits_for_what_runs_and_not_for_ever() -> None:
+    engine = ScriptedEngine()
+    worker = Worker(engine, Role.DECODE)
+    answer = worker.answer(REQUEST)
+    await anext(answer)
+    assert not await worker.drained(0.05)
+    draining = asyncio.create_task(worker.drained(10))
+    engine.go_on.set()
+    assert [reply async for reply in answer]
+    assert await draining
 
 
 def test_draining_serves_those_who_have_not_seen_the_withdrawal_yet() -> None:
@@ -266,7 +251,7 @@ def test_an_engine_that_does_not_start_is_an_error_not_a_traceback(
     assert life(tmp_path, ScriptedEngine(kind("no weights"))) == 1
 
 
-def test_an_asked_shutdown_drains_and_ends_well(tmp_path: Path) -> None:
+async def test_an_asked_shutdown_drains_and_ends_well(tmp_path: Path) -> None:
     async def main() -> int:
         chosen, shutdown = settings(tmp_path), Shutdown()
         running = asyncio.create_task(run_worker(chosen, ScriptedEngine(), new_identity(chosen), shutdown))
@@ -274,95 +259,79 @@ def test_an_asked_shutdown_drains_and_ends_well(tmp_path: Path) -> None:
         shutdown.ask()
         return await running
 
-    assert asyncio.run(main()) == 0
+    assert await main() == 0
 
 
-def test_what_runs_when_a_shutdown_is_asked_for_ends_well(tmp_path: Path) -> None:
-    async def main() -> None:
-        chosen, shutdown, engine = settings(tmp_path), Shutdown(), ScriptedEngine()
-        running = asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
-        caller = chosen.wires.transport()
-        async with aclosing(chosen.wires.discovery().watch()) as snapshots:
-            (shown,) = await until(snapshots, lambda fleet: [w.is_ready for w in fleet] == [True])
-            async with aclosing(caller.call(shown.address, REQUEST)) as replies:
-                assert await anext(replies) == TokenChunk((1,))
-                shutdown.ask()
-                await until(snapshots, lambda fleet: not fleet)
-                engine.go_on.set()
-                assert [reply async for reply in replies] == [TokenChunk((2,), "length")]
-        await caller.close()
-        assert await running == 0
-        assert engine.stopped
-
-    asyncio.run(main())
+async def test_what_runs_when_a_shutdown_is_asked_for_ends_well(tmp_path: Path) -> None:
+    chosen, shutdown, engine = settings(tmp_path), Shutdown(), ScriptedEngine()
+    running = asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
+    caller = chosen.wires.transport()
+    async with aclosing(chosen.wires.discovery().watch()) as snapshots:
+        (shown,) = await until(snapshots, lambda fleet: [w.is_ready for w in fleet] == [True])
+        async with aclosing(caller.call(shown.address, REQUEST)) as replies:
+            assert await anext(replies) == TokenChunk((1,))
+            shutdown.ask()
+            await until(snapshots, lambda fleet: not fleet)
+            engine.go_on.set()
+            assert [reply async for reply in replies] == [TokenChunk((2,), "length")]
+    await caller.close()
+    assert await running == 0
+    assert engine.stopped
 
 
 @pytest.mark.parametrize("is_readable", [True, False])
-def test_a_worker_shows_what_its_engine_says_of_itself(tmp_path: Path, is_readable: bool) -> None:
+async def test_a_worker_shows_what_its_engine_says_of_itself(tmp_path: Path, is_readable: bool) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"\x01") if is_readable else weights.mkdir()
     folder = str(tmp_path.resolve())
-
-    async def main() -> None:
-        chosen, shutdown, engine = settings(tmp_path), Shutdown(), ScriptedEngine(kv_transfer="tcp")
-        chosen = dataclasses.replace(chosen, model_path=tmp_path / "registry" / "..")
-        running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
-        async with aclosing(chosen.wires.discovery().watch()) as snapshots:
-            (shown,) = await until(snapshots, lambda fleet: [w.is_ready for w in fleet] == [True])
-        assert shown.model_path == folder
-        assert (shown.max_batch_size, shown.max_queue_size) == (3, 5)
-        assert (shown.worker_id, shown.incarnation, shown.role) == ("w1", "i1", Role.DECODE)
-        assert (shown.engine, shown.engine_version, shown.kv_transfer) == ("scripted", "1", "tcp")
-        assert (shown.context_length, shown.kv_layout, shown.kv_timeout_s) == (10, LAYOUT, 7.0)
-        assert shown.cold_peers == ()
-        assert shown.checkpoint == (fingerprint(tmp_path) if is_readable else "")
-        shutdown.ask()
-        assert await running == 0
-
-    asyncio.run(main())
+    chosen, shutdown, engine = settings(tmp_path), Shutdown(), ScriptedEngine(kv_transfer="tcp")
+    chosen = dataclasses.replace(chosen, model_path=tmp_path / "registry" / "..")
+    running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
+    async with aclosing(chosen.wires.discovery().watch()) as snapshots:
+        (shown,) = await until(snapshots, lambda fleet: [w.is_ready for w in fleet] == [True])
+    assert shown.model_path == folder
+    assert (shown.max_batch_size, shown.max_queue_size) == (3, 5)
+    assert (shown.worker_id, shown.incarnation, shown.role) == ("w1", "i1", Role.DECODE)
+    assert (shown.engine, shown.engine_version, shown.kv_transfer) == ("scripted", "1", "tcp")
+    assert (shown.context_length, shown.kv_layout, shown.kv_timeout_s) == (10, LAYOUT, 7.0)
+    assert shown.cold_peers == ()
+    assert shown.checkpoint == (fingerprint(tmp_path) if is_readable else "")
+    shutdown.ask()
+    assert await running == 0
 
 
-def test_a_ready_worker_shows_what_transfers_take_and_keeps_its_file_fresh(tmp_path: Path) -> None:
+async def test_a_ready_worker_shows_what_transfers_take_and_keeps_its_file_fresh(tmp_path: Path) -> None:
     ready, paths = tmp_path / "ready", [""]
+    engine, shutdown = ScriptedEngine(kv_transfer="ucx"), Shutdown()
+    engine.kv_paths = lambda: paths[0]
+    chosen = dataclasses.replace(settings(tmp_path), ready_file=ready)
+    running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
+    async with aclosing(chosen.wires.discovery().watch()) as snapshots:
+        await until(snapshots, lambda fleet: [(w.kv_transfer, w.is_ready) for w in fleet] == [("ucx", True)])
+        await waiting.until(ready.exists)
+        paths[0] = "stream"
+        await until(snapshots, lambda fleet: [w.kv_transfer for w in fleet] == ["ucx (stream)"])
+    os.utime(ready, (0, 0))
+    await waiting.until(lambda: ready.stat().st_mtime > 0)
+    shutdown.ask()
+    assert await running == 0
+    assert not ready.exists()
 
-    async def main() -> None:
-        engine, shutdown = ScriptedEngine(kv_transfer="ucx"), Shutdown()
-        engine.kv_paths = lambda: paths[0]
-        chosen = dataclasses.replace(settings(tmp_path), ready_file=ready)
+
+async def test_a_pair_that_does_not_warm_up_is_named(tmp_path: Path) -> None:
+    chosen, shutdown = settings(tmp_path), Shutdown()
+    registry = chosen.wires.discovery()
+    peer = msgspec.structs.replace(
+        worker("gone"), model=chosen.model, address="tcp://127.0.0.1:1/gone", engine="scripted",
+        engine_version="1", kv_layout=LAYOUT, kv_transfer="tcp",
+    )  # fmt: skip
+    async with registry.register(peer), aclosing(registry.watch()) as snapshots:
+        engine = ScriptedEngine(kv_transfer="tcp")
         running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
-        async with aclosing(chosen.wires.discovery().watch()) as snapshots:
-            await until(
-                snapshots, lambda fleet: [(w.kv_transfer, w.is_ready) for w in fleet] == [("ucx", True)]
-            )
-            await waiting.until(ready.exists)
-            paths[0] = "stream"
-            await until(snapshots, lambda fleet: [w.kv_transfer for w in fleet] == ["ucx (stream)"])
-        os.utime(ready, (0, 0))
-        await waiting.until(lambda: ready.stat().st_mtime > 0)
+        fleet = await until(snapshots, lambda fleet: len(fleet) == 2 and fleet[1].is_ready)
+        assert fleet[1].cold_peers == ("gone",)
         shutdown.ask()
         assert await running == 0
-        assert not ready.exists()
-
-    asyncio.run(main())
-
-
-def test_a_pair_that_does_not_warm_up_is_named(tmp_path: Path) -> None:
-    async def main() -> None:
-        chosen, shutdown = settings(tmp_path), Shutdown()
-        registry = chosen.wires.discovery()
-        peer = msgspec.structs.replace(
-            worker("gone"), model=chosen.model, address="tcp://127.0.0.1:1/gone", engine="scripted",
-            engine_version="1", kv_layout=LAYOUT, kv_transfer="tcp",
-        )  # fmt: skip
-        async with registry.register(peer), aclosing(registry.watch()) as snapshots:
-            engine = ScriptedEngine(kv_transfer="tcp")
-            running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
-            fleet = await until(snapshots, lambda fleet: len(fleet) == 2 and fleet[1].is_ready)
-            assert fleet[1].cold_peers == ("gone",)
-            shutdown.ask()
-            assert await running == 0
-
-    asyncio.run(main())
 
 
 class Noting:
@@ -415,30 +384,26 @@ def noting(folder: Path, noted: list[str], mute: str = "") -> WorkerSettings:
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_a_worker_that_ends_lets_go_of_its_connections(tmp_path: Path, is_broken: bool) -> None:
+async def test_a_worker_that_ends_lets_go_of_its_connections(tmp_path: Path, is_broken: bool) -> None:
     noted: list[str] = []
     engine, shutdown = ScriptedEngine(), Shutdown()
     engine.broken.set() if is_broken else shutdown.ask()
 
-    asyncio.run(run_worker(noting(tmp_path, noted), engine, ("w1", "i1"), shutdown))
+    await run_worker(noting(tmp_path, noted), engine, ("w1", "i1"), shutdown)
 
     assert sorted(noted)[:2] == ["FilesDiscovery", "TcpTransport"]
     assert ("warming" in noted) == is_broken, "one that was stopped before is never shown"
 
 
-def test_a_worker_that_becomes_ready_is_in_the_registry_all_the_time(tmp_path: Path) -> None:
+async def test_a_worker_that_becomes_ready_is_in_the_registry_all_the_time(tmp_path: Path) -> None:
     noted: list[str] = []
-
-    async def main() -> None:
-        shutdown = Shutdown()
-        running = asyncio.create_task(
-            run_worker(noting(tmp_path, noted), ScriptedEngine(), ("w1", "i1"), shutdown)
-        )
-        await waiting.until(lambda: "not warming" in noted)
-        shutdown.ask()
-        assert await running == 0
-
-    asyncio.run(main())
+    shutdown = Shutdown()
+    running = asyncio.create_task(
+        run_worker(noting(tmp_path, noted), ScriptedEngine(), ("w1", "i1"), shutdown)
+    )
+    await waiting.until(lambda: "not warming" in noted)
+    shutdown.ask()
+    assert await running == 0
     assert noted[:4] == ["warming", "ready", "not warming", "not ready"]
 
 
@@ -487,80 +452,69 @@ def test_answers_have_the_drain_timeout_to_end_but_not_those_of_a_broken_engine(
     run_jumping(main())
 
 
-def test_reading_the_weights_does_not_hold_up_the_worker(
+async def test_reading_the_weights_does_not_hold_up_the_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.worker.fingerprint", lambda _: threading.current_thread().name)
-
-    async def main() -> None:
-        chosen, shutdown = settings(tmp_path), Shutdown()
-        running = asyncio.create_task(run_worker(chosen, ScriptedEngine(), ("w1", "i1"), shutdown))
-        async with aclosing(chosen.wires.discovery().watch()) as snapshots:
-            (shown,) = await until(snapshots, lambda fleet: len(fleet) == 1)
-        assert shown.checkpoint != threading.main_thread().name
-        shutdown.ask()
-        assert await running == 0
-
-    asyncio.run(main())
+    chosen, shutdown = settings(tmp_path), Shutdown()
+    running = asyncio.create_task(run_worker(chosen, ScriptedEngine(), ("w1", "i1"), shutdown))
+    async with aclosing(chosen.wires.discovery().watch()) as snapshots:
+        (shown,) = await until(snapshots, lambda fleet: len(fleet) == 1)
+    assert shown.checkpoint != threading.main_thread().name
+    shutdown.ask()
+    assert await running == 0
 
 
-def test_a_shutdown_that_is_asked_for_while_the_engine_starts_ends_it(tmp_path: Path) -> None:
+async def test_a_shutdown_that_is_asked_for_while_the_engine_starts_ends_it(tmp_path: Path) -> None:
     class Slow(ScriptedEngine):
         async def start(self) -> EngineInfo:
             await asyncio.Event().wait()
             raise AssertionError
 
-    async def main() -> None:
-        chosen, shutdown, engine = settings(tmp_path), Shutdown(), Slow()
+    chosen, shutdown, engine = settings(tmp_path), Shutdown(), Slow()
+    running = asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
+    await asyncio.sleep(0)  # the engine starts now
+    shutdown.ask()
+    assert await asyncio.wait_for(running, 5) == 0
+    assert engine.stopped
+
+
+async def test_a_worker_is_ready_when_its_pairs_are_warm_and_of_two_at_once_none_is_missed(
+    tmp_path: Path,
+) -> None:
+    engines = ScriptedEngine(kv_transfer="tcp"), ScriptedEngine(kv_transfer="tcp")
+    both = settings(tmp_path), dataclasses.replace(settings(tmp_path), disaggregation_mode="prefill")
+    shutdown = Shutdown()
+    async with aclosing(both[0].wires.discovery().watch()) as snapshots:
+        running = [
+            asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
+            for chosen, engine in zip(both, engines, strict=True)
+        ]
+        fleet = await until(snapshots, lambda fleet: len(fleet) == 2)
+        assert not all(worker.is_ready for worker in fleet)  # the later one has seen the other
+        engines[0].go_on.set()
+        await until(snapshots, lambda fleet: [worker.is_ready for worker in fleet] == [True, True])
+    assert engines[0].num_closed >= 1
+    shutdown.ask()
+    assert await asyncio.gather(*running) == [0, 0]
+
+
+async def test_a_worker_stopped_during_its_warm_up_leaves_cleanly(tmp_path: Path) -> None:
+    engine, shutdown = ScriptedEngine(kv_transfer="tcp"), Shutdown()
+    chosen = settings(tmp_path)
+    prefill = dataclasses.replace(chosen, disaggregation_mode="prefill")
+    peer = asyncio.create_task(
+        run_worker(prefill, ScriptedEngine(kv_transfer="tcp"), new_identity(prefill), Shutdown())
+    )
+    async with aclosing(chosen.wires.discovery().watch()) as snapshots:
+        await until(snapshots, lambda fleet: [worker.is_ready for worker in fleet] == [True])
         running = asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
-        await asyncio.sleep(0)  # the engine starts now
+        await until(snapshots, lambda fleet: len(fleet) == 2)
         shutdown.ask()
-        assert await asyncio.wait_for(running, 5) == 0
-        assert engine.stopped
-
-    asyncio.run(main())
-
-
-def test_a_worker_is_ready_when_its_pairs_are_warm_and_of_two_at_once_none_is_missed(tmp_path: Path) -> None:
-    async def main() -> None:
-        engines = ScriptedEngine(kv_transfer="tcp"), ScriptedEngine(kv_transfer="tcp")
-        both = settings(tmp_path), dataclasses.replace(settings(tmp_path), disaggregation_mode="prefill")
-        shutdown = Shutdown()
-        async with aclosing(both[0].wires.discovery().watch()) as snapshots:
-            running = [
-                asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
-                for chosen, engine in zip(both, engines, strict=True)
-            ]
-            fleet = await until(snapshots, lambda fleet: len(fleet) == 2)
-            assert not all(worker.is_ready for worker in fleet)  # the later one has seen the other
-            engines[0].go_on.set()
-            await until(snapshots, lambda fleet: [worker.is_ready for worker in fleet] == [True, True])
-        assert engines[0].num_closed >= 1
-        shutdown.ask()
-        assert await asyncio.gather(*running) == [0, 0]
-
-    asyncio.run(main())
-
-
-def test_a_worker_stopped_during_its_warm_up_leaves_cleanly(tmp_path: Path) -> None:
-    async def main() -> None:
-        engine, shutdown = ScriptedEngine(kv_transfer="tcp"), Shutdown()
-        chosen = settings(tmp_path)
-        prefill = dataclasses.replace(chosen, disaggregation_mode="prefill")
-        peer = asyncio.create_task(
-            run_worker(prefill, ScriptedEngine(kv_transfer="tcp"), new_identity(prefill), Shutdown())
-        )
-        async with aclosing(chosen.wires.discovery().watch()) as snapshots:
-            await until(snapshots, lambda fleet: [worker.is_ready for worker in fleet] == [True])
-            running = asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
-            await until(snapshots, lambda fleet: len(fleet) == 2)
-            shutdown.ask()
-            assert await asyncio.wait_for(running, PATIENCE_S) == 0
-            await until(snapshots, lambda fleet: len(fleet) == 1)
-        peer.cancel()
-        await asyncio.gather(peer, return_exceptions=True)
-
-    asyncio.run(main())
+        assert await asyncio.wait_for(running, PATIENCE_S) == 0
+        await until(snapshots, lambda fleet: len(fleet) == 1)
+    peer.cancel()
+    await asyncio.gather(peer, return_exceptions=True)
 
 
 async def until(snapshots: AsyncGenerator[Snapshot, None], condition: Callable[[Snapshot], bool]) -> Snapshot:
