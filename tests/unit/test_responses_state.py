@@ -261,7 +261,7 @@ async def test_a_background_response_that_shows_as_completed_is_kept_already() -
     await client.responses.close()
 
 
-async def test_a_response_that_an_unreachable_frontend_is_making_is_neither_continued_nor_cancelled_nor_deleted(
+async def test_a_response_of_an_unreachable_frontend_is_not_continued_cancelled_or_deleted(
     tmp_path: Path,
 ) -> None:
     async def scenario() -> tuple[Reply, ...]:
