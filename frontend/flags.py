@@ -55,7 +55,7 @@ class FrontendSettings:
     )
     allowed_host: str = flag(
         "",
-        "names of this server in URLs, comma-separated, where there are no API keys: *.example.com, or *",
+        "without API keys: other names of this server, or *",
         env="BATON_ALLOWED_HOST",
         metavar="NAME",
     )
@@ -70,7 +70,7 @@ class FrontendSettings:
     )
     max_bodies_bytes: int = flag(
         0,
-        "memory for request bodies over 64 KiB, together (default: a 64th of the machine's)",
+        "for all request bodies (default: a 64th of memory)",
         env="BATON_MAX_BODIES_BYTES",
         metavar="N",
     )

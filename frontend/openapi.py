@@ -26,11 +26,14 @@ from frontend.chat.objects import ChatCompletion
 from frontend.completions.body import CompletionBody
 from frontend.completions.objects import Completion
 from frontend.http.authentication import InvalidApiKey
+from frontend.http.bodies import BodiesFull
 from frontend.http.browsers import OriginNotAllowed
 from frontend.http.connection import HeadTooLarge, RequestTooSlow
 from frontend.http.errors import BodyTooLarge, EncodedBody, ErrorBody
+from frontend.http.hosts import HostNotAllowed
 from frontend.http.limits import RateLimited
 from frontend.http.numbered import StreamChanged
+from frontend.http.parts import TooManyParts
 from frontend.messages.body import Counted, MessagesBody
 from frontend.messages.objects import MessageObject, MessagesError, TokenCount
 from frontend.messages.thread import ThreadNotFound
@@ -62,8 +65,8 @@ _STRUCTS = (
     TokenizeBody, TokenizeAnswer, DetokenizeBody, DetokenizeAnswer, TokenizerInfo,
 )  # fmt: skip
 _ASKING: Errors = (
-    InvalidRequest, InvalidApiKey, RateLimited, OriginNotAllowed, ModelNotFound, BodyTooLarge, EncodedBody,
-    RequestTooSlow, HeadTooLarge, NoWorkers, BatonError,
+    InvalidRequest, InvalidApiKey, RateLimited, OriginNotAllowed, HostNotAllowed, ModelNotFound, BodyTooLarge,
+    EncodedBody, TooManyParts, BodiesFull, RequestTooSlow, HeadTooLarge, NoWorkers, BatonError,
 )  # fmt: skip
 _GENERATING: Errors = (
     *_ASKING, ContextTooLong, Overloaded, EngineFailure, NotResumable, WorkerLost, BrokerLost, HandoffFailed,
