@@ -32,13 +32,11 @@ from frontend.http.limits import Quotas
 from frontend.http.server import HttpServer
 from frontend.http.services import Services
 from frontend.metrics import Metrics
-from frontend.processes.handover import Place, ProcessEnd
 from frontend.processes.siblings import Shared, Siblings
-from frontend.processes.supervisor import Supervisor
+from frontend.processes.supervisor import Place, ProcessEnd, Supervisor
 from frontend.processes.takeover import Port, inherited
-from frontend.responses.database import MEMORY
 from frontend.responses.runs import ResponseState
-from frontend.responses.store import ResponseStore, StoreFailure
+from frontend.responses.store import MEMORY, ResponseStore, StoreFailure
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator, LocalPrefill
 from frontend.routing.names import parse_aliases

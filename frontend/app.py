@@ -17,17 +17,16 @@ from baton.errors import BatonError, InvalidRequest
 from frontend import openapi
 from frontend.chat.answer import prepare_chat
 from frontend.completions.answer import prepare_completion
-from frontend.http.endpoint import Endpoint, Serve
 from frontend.http.errors import Envelope, ErrorBody, error_headers
 from frontend.http.exchange import Receive, Scope, Send
-from frontend.http.respond import generating
+from frontend.http.respond import Endpoint, Serve, generating
 from frontend.http.services import FleetView, Services
 from frontend.instead import COMPACT, hint
-from frontend.messages.objects import MessagesError
+from frontend.messages.answer import MessagesError
 from frontend.messages.routes import MessagesRoutes
 from frontend.metrics import CONTENT_TYPE
 from frontend.models import ModelBody, ModelInfo, ModelList, ModelPage
-from frontend.reference import reference_page
+from frontend.openapi import reference_page
 from frontend.responses.routes import ResponseRoutes
 from frontend.responses.runs import ResponseState
 from frontend.tokenization import detokenize, tokenize, tokenizer_info

@@ -10,7 +10,7 @@ from typing import Any
 from baton.reread import Reread
 from baton.tls import server_context
 from frontend.flags import FrontendSettings
-from frontend.http.keys import Keys, read_keys
+from frontend.http.limits import Keys, read_keys
 from frontend.turn.seal import Seal
 
 MIN_KEY_BYTES = 32

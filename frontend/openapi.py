@@ -1,7 +1,9 @@
 """The OpenAPI document: the routes, with the schemas of their request and response structs."""
 
+import html
 import importlib.metadata
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -22,26 +24,24 @@ from baton.errors import (
     WorkerLost,
 )
 from frontend.chat.body import ChatBody
-from frontend.chat.objects import ChatCompletion
-from frontend.completions.body import CompletionBody
-from frontend.completions.objects import Completion
+from frontend.chat.message import ChatCompletion
+from frontend.completions.answer import Completion, CompletionBody
 from frontend.http.authentication import InvalidApiKey
 from frontend.http.bodies import BodiesFull
+from frontend.http.body import TooManyParts
 from frontend.http.browsers import OriginNotAllowed
 from frontend.http.connection import HeadTooLarge, RequestTooSlow
 from frontend.http.errors import BodyTooLarge, EncodedBody, ErrorBody
 from frontend.http.hosts import HostNotAllowed
 from frontend.http.limits import RateLimited
 from frontend.http.numbered import StreamChanged
-from frontend.http.parts import TooManyParts
+from frontend.messages.answer import MessageObject, MessagesError, ThreadNotFound, TokenCount
 from frontend.messages.body import Counted, MessagesBody
-from frontend.messages.objects import MessageObject, MessagesError, TokenCount
-from frontend.messages.thread import ThreadNotFound
 from frontend.models import ModelBody, ModelInfo, ModelList, ModelPage
 from frontend.responses.body import ResponseBody
+from frontend.responses.create import PreviousNotFound
 from frontend.responses.given import GIVEN_ITEMS
-from frontend.responses.history import PreviousNotFound
-from frontend.responses.object import DeletedResponse, InputTokens, ItemList, ResponseObject
+from frontend.responses.items import DeletedResponse, InputTokens, ItemList, ResponseObject
 from frontend.responses.routes import ResponseNotFound
 from frontend.responses.store import StoreFailure
 from frontend.routing.health import Health
@@ -303,3 +303,38 @@ def _ref(struct: type[msgspec.Struct]) -> dict[str, str]:
 
 def _json(struct: type[msgspec.Struct]) -> dict[str, Any]:
     return {"content": {"application/json": {"schema": _ref(struct)}}}
+
+
+_STYLE = "body{font:16px sans-serif;max-width:60em;margin:2em auto}pre{background:#eee;padding:1em}"
+
+
+def reference_page(document: dict[str, Any]) -> str:
+    """HTML of all operations: summary, example and body schema."""
+    title = html.escape(document["info"]["title"])
+    operations = "".join(_operations(document))
+    return (
+        f"<!doctype html><meta charset='utf-8'><title>{title}: API</title><style>{_STYLE}</style>"
+        f"<h1>{title}: API</h1><p>OpenAPI document: <a href='openapi.json'>openapi.json</a></p>{operations}"
+    )
+
+
+def _operations(document: dict[str, Any]) -> Iterator[str]:
+    schemas = document["components"]["schemas"]
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            if method != "parameters":
+                yield f"<h2>{method.upper()} {html.escape(path)}</h2>"
+                yield f"<p>{html.escape(operation['summary'])}</p>"
+                yield from _body(path, operation.get("requestBody"), schemas)
+
+
+def _body(path: str, body: dict[str, Any] | None, schemas: dict[str, Any]) -> Iterator[str]:
+    if body is None:
+        return
+    content = body["content"]["application/json"]
+    example = html.escape(json.dumps(content["example"]))
+    yield f"<pre>curl http://HOST:PORT{path} -H 'Content-Type: application/json' -d '{example}'</pre>"
+    schema = schemas[content["schema"]["$ref"].rpartition("/")[2]]
+    yield f"<p>{html.escape(schema['description'])}</p>"
+    text = html.escape(json.dumps(schema, indent=2))
+    yield f"<details><summary>Schema</summary><pre>{text}</pre></details>"

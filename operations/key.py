@@ -5,8 +5,7 @@ import secrets
 import sys
 
 from baton.flags import flag, parse
-from frontend.http.keys import line_of
-from frontend.http.limits import KeyLimits
+from frontend.http.limits import KeyLimits, line_of
 
 _NUM_BYTES = 32
 

@@ -13,8 +13,14 @@ import numpy as np
 from hypothesis import strategies as st
 
 from baton.messages import Guided, Syntax
-from frontend.harmony.conversation import AnswerFormat, TextGrammar
-from frontend.harmony.deltas import ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
+from frontend.harmony.conversation import (
+    AnswerFormat,
+    ReasoningDelta,
+    TextDelta,
+    TextGrammar,
+    ToolCallArguments,
+    ToolCallStart,
+)
 from frontend.harmony.parse import HarmonyParser
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.form import guided

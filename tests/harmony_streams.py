@@ -9,13 +9,11 @@ from typing import Any, cast
 import msgspec
 
 from baton.messages import FinishReason, GenerateRequest, Sampling, TokenChunk
-from frontend.chat.message import MessageWriter
-from frontend.chat.objects import ToolCallBody
-from frontend.harmony.deltas import Delta, MessageEnd, ReasoningDelta, TextDelta, ToolCallStart
+from frontend.chat.message import MessageWriter, ToolCallBody
+from frontend.harmony.conversation import Delta, MessageEnd, ReasoningDelta, TextDelta, ToolCallStart
 from frontend.harmony.parse import HarmonyParser
-from frontend.text.specials import SpecialToken
+from frontend.text.specials import SpecialToken, Vocabulary
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.text.vocabulary import Vocabulary
 from frontend.turn.choice import Choice
 from frontend.turn.chunks import Envelope
 from tests.repairs import REPAIRS

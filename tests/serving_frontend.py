@@ -18,7 +18,7 @@ from frontend.__main__ import serve
 from frontend.credentials import read_credentials
 from frontend.flags import FrontendSettings
 from frontend.processes.siblings import Siblings
-from frontend.responses.database import MEMORY
+from frontend.responses.store import MEMORY
 from frontend.text.tokenizer import ModelTokenizer
 from tests.scripted_workers import Script, ScriptedWorkers
 from tests.waiting import PATIENCE_S

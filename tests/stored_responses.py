@@ -12,10 +12,10 @@ from frontend.responses.stored import StoredResponse
 # Another process that claims a running response, reports it, and lives until it is killed.
 OTHER_FRONTEND = """
 import asyncio, sys
-from frontend.responses import unwritten
+from frontend.responses import store
 from frontend.responses.store import ResponseStore
 from frontend.responses.stored import StoredResponse
-unwritten.WAIT_S = 300  # "saved" means in the file, on a slow disk, too
+store.WAIT_S = 300  # "saved" means in the file, on a slow disk, too
 async def main():
     store = ResponseStore(sys.argv[1])
     body = b'{"status": "in_progress"}'

@@ -25,8 +25,8 @@ from types import SimpleNamespace
 
 import uvloop
 
-from frontend.processes import handover, supervisor
-from frontend.processes.handover import Place, ProcessEnd
+from frontend.processes import supervisor
+from frontend.processes.supervisor import Place, ProcessEnd
 from frontend.processes.takeover import Port
 
 SPOILT = 1
@@ -37,7 +37,7 @@ PLAN = "SUPERVISED_PLAN"
 
 def small_channel() -> tuple[socket.socket, socket.socket]:
     """One that is full after a few connections."""
-    ours, theirs = handover.channel()
+    ours, theirs = supervisor.channel()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     return ours, theirs
 
@@ -122,7 +122,7 @@ def main(num_processes: int, port: int, failure: str = "") -> int:
     listener = socket.create_server(("127.0.0.1", port))
     if failure == "replacements":
         supervisor.RESTART_S = 0.1  # several are waited for
-    supervisor.channel = small_channel  # type: ignore[attr-defined]  # full soon
+    supervisor.channel = small_channel  # full soon
     command = [sys.executable, "-m", "tests.supervised", *sys.argv[1:]]
     with tempfile.NamedTemporaryFile() as plan:
         plan.write(STARTS)

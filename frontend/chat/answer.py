@@ -7,20 +7,18 @@ from msgspec import UNSET
 
 from baton.errors import BatonError
 from frontend.chat.body import ChatBody
-from frontend.chat.message import MessageWriter
-from frontend.chat.objects import ChatCompletion
+from frontend.chat.message import ChatCompletion, MessageWriter
 from frontend.chat.request import gives_reasoning, not_enforced, turn_request
-from frontend.harmony.deltas import Delta
+from frontend.harmony.conversation import Delta
 from frontend.http import sse
 from frontend.http.body import decode, read
 from frontend.http.errors import ErrorBody
 from frontend.http.services import Services
 from frontend.text.served import ServedModel
 from frontend.turn.choice import Choice
-from frontend.turn.chunks import SYSTEM_FINGERPRINT, Envelope
+from frontend.turn.chunks import SYSTEM_FINGERPRINT, Envelope, UsageBody
 from frontend.turn.prepare import prepare
 from frontend.turn.request import Asker, TurnRequest
-from frontend.turn.usage import UsageBody
 
 
 async def prepare_chat(raw: bytes, asker: Asker, services: Services) -> "ChatAnswer":

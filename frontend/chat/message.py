@@ -1,20 +1,12 @@
 """One message of a chat completion: a choice's deltas as stream chunks and as the whole message."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
-from frontend.chat.objects import (
-    ChatChoiceBody,
-    ChatLogprobs,
-    ChatMessage,
-    CustomCall,
-    CustomCallBody,
-    FunctionCall,
-    ToolCallBody,
-)
-from frontend.harmony.deltas import (
+from frontend.harmony.conversation import (
     Delta,
     MessageEnd,
     ReasoningDelta,
@@ -23,10 +15,81 @@ from frontend.harmony.deltas import (
     ToolCallStart,
 )
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.choice import Choice
-from frontend.turn.chunks import Envelope
+from frontend.turn.choice import Choice, FinishReason
+from frontend.turn.chunks import Envelope, UsageBody
 from frontend.turn.logprobs import ContentLogprob, content_logprobs
-from frontend.turn.written import PARAGRAPH
+from frontend.turn.thoughts import PARAGRAPH
+
+
+class ChatLogprobs(msgspec.Struct, kw_only=True):
+    """Log probabilities of the visible text."""
+
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class FunctionCall(msgspec.Struct, kw_only=True):
+    """A called function; `arguments` is the text that the model wrote."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallBody(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
+    """A function call that the model requests."""
+
+    id: str
+    function: FunctionCall
+
+
+class CustomCall(msgspec.Struct, kw_only=True):
+    """A called custom tool and its input."""
+
+    name: str
+    input: str
+
+
+class CustomCallBody(msgspec.Struct, kw_only=True, tag_field="type", tag="custom"):
+    """A custom tool call that the model requests."""
+
+    id: str
+    custom: CustomCall
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """The answer. `reasoning` and `reasoning_content` are the same text, under both names that clients
+    read."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallBody | CustomCallBody] | UnsetType = UNSET
+
+
+class ChatChoiceBody(msgspec.Struct, kw_only=True):
+    """One of the `n` answers."""
+
+    index: int
+    message: ChatMessage
+    finish_reason: FinishReason
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """The response of `POST /v1/chat/completions`, unless streamed."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoiceBody]
+    usage: UsageBody
+    system_fingerprint: str
+    object: Literal["chat.completion"] = "chat.completion"
+    service_tier: Literal["default"] = "default"
+    metadata: dict[str, str] | UnsetType = UNSET
+
 
 _encode = msgspec.json.Encoder().encode
 _NO_LOGPROBS = b',"logprobs":null,"finish_reason":null}'

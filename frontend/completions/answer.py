@@ -1,15 +1,13 @@
 """A raw completion: from the body to the answer, streamed or whole."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Annotated, ClassVar, Literal, cast
 
 import msgspec
 
 from baton.errors import BatonError, InvalidRequest
 from baton.messages import FinishReason
-from frontend.completions.body import CompletionBody
-from frontend.completions.objects import Completion, CompletionChoiceBody
-from frontend.harmony.deltas import Delta, TextDelta
+from frontend.harmony.conversation import Delta, TextDelta
 from frontend.http import sse
 from frontend.http.body import decode, read
 from frontend.http.errors import ErrorBody
@@ -17,12 +15,61 @@ from frontend.http.services import Services
 from frontend.text.served import ServedModel
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
-from frontend.turn.chunks import SYSTEM_FINGERPRINT, Envelope
+from frontend.turn.chunks import SYSTEM_FINGERPRINT, Envelope, UsageBody
+from frontend.turn.fields import ChoiceFields, Refused, StopText, TokenId
 from frontend.turn.logprobs import LegacyLogprobs, echoed_logprobs, legacy_logprobs
 from frontend.turn.prepare import prepare
 from frontend.turn.raw_text import text_of
 from frontend.turn.request import Asker, RawPrompts, TurnRequest
-from frontend.turn.usage import UsageBody
+
+
+class CompletionChoiceBody(msgspec.Struct, kw_only=True):
+    """One of the `n` answers; `finish_reason` is null in all but the last chunk of a stream."""
+
+    index: int
+    text: str
+    finish_reason: Literal["stop", "length"] | None
+    logprobs: LegacyLogprobs | None = None
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """The response of `POST /v1/completions`."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoiceBody]
+    usage: UsageBody
+    system_fingerprint: str
+    object: Literal["text_completion"] = "text_completion"
+
+
+# Evaluation harnesses send more than OpenAI's four.
+MAX_STOPS = 32
+
+
+class CompletionBody(ChoiceFields, kw_only=True):
+    """`POST /v1/completions`: raw text or token ids; an array of either gives `n` choices for each.
+
+    Control tokens spelled out in a text prompt are encoded as such; those of the answer are left out of its
+    text unless `skip_special_tokens` is false. `max_tokens` defaults to 16. `echo` puts the prompt before
+    the answer; with `logprobs` it includes the prompt's log probabilities and needs `max_tokens` 0 or 1.
+    """
+
+    refused: ClassVar[Refused] = {
+        **ChoiceFields.refused,
+        "suffix": (("",), "This model cannot insert text before a suffix."),
+        "best_of": ((1,), "Use `n` and rank the choices yourself."),
+    }
+    deep: ClassVar[frozenset[str]] = frozenset({"nvext", "stream_options", "structured_outputs"})
+
+    prompt: str | list[str | TokenId | list[TokenId]]
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
+    stop: StopText | Annotated[list[StopText], msgspec.Meta(max_length=MAX_STOPS)] | None = None
+    echo: bool | None = None
+    skip_special_tokens: bool | None = None
+
 
 DEFAULT_MAX_TOKENS = 16
 

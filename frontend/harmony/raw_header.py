@@ -2,8 +2,7 @@
 
 import re
 
-from frontend.harmony.header import Header, read_header, read_unended_header
-from frontend.harmony.header_parts import CHANNELS
+from frontend.harmony.header import CHANNELS, Header, read_header, read_unended_header
 from frontend.text.specials import SpecialToken
 
 # A longer header lacks its `<|message|>`, and its text must not be held back any longer. The limit is higher

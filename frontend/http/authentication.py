@@ -6,8 +6,7 @@ from collections.abc import Callable
 from baton.errors import BatonError
 from frontend.http.errors import Envelope
 from frontend.http.exchange import AsgiApp, Exchange, Receive, Scope, Send
-from frontend.http.keys import Keys, known, presented
-from frontend.http.limits import Quotas
+from frontend.http.limits import Keys, Quotas, known, presented
 from frontend.metrics import Metrics
 
 OPEN_PATHS = frozenset({"/", "/docs", "/openapi.json", "/health", "/live", "/metrics"})

@@ -5,6 +5,7 @@ import enum
 import logging
 import math
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, cast
@@ -18,11 +19,159 @@ from uvicorn.server import ServerState
 from baton.errors import BatonError, InvalidRequest
 from baton.listener import Admission
 from frontend.http.errors import ErrorBody
-from frontend.http.joined import JoinedHead
-from frontend.http.parser import Parser
-from frontend.http.unchunked import unchunked
+from frontend.http.exchange import Message, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
+
+
+class JoinedHead(asyncio.Transport):
+    """uvicorn writes a response's head and body one after the other, and uvloop sends each at once: two
+    system calls and two packets for a short answer. Here the head waits for the body, within one iteration
+    of the event loop.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._head = b""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """See asyncio.Transport."""
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.writelines((head, data))
+        elif data[:9] == b"HTTP/1.1 ":
+            self._head = bytes(data)
+            self._loop.call_soon(self._flush)
+        else:
+            self._transport.write(data)
+
+    def write_eof(self) -> None:
+        """See asyncio.Transport."""
+        self._flush()
+        self._transport.write_eof()
+
+    def close(self) -> None:
+        """See asyncio.Transport."""
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """See asyncio.Transport."""
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        """See asyncio.Transport."""
+        return self._transport.is_closing()
+
+    def can_write_eof(self) -> bool:
+        """See asyncio.Transport."""
+        return self._transport.can_write_eof()
+
+    def get_write_buffer_size(self) -> int:
+        """See asyncio.Transport."""
+        return self._transport.get_write_buffer_size()
+
+    def _flush(self) -> None:
+        head, self._head = self._head, b""
+        if head and not self._transport.is_closing():
+            self._transport.write(head)
+
+
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+
+
+class Parser:
+    """An `httptools.HttpRequestParser` for uvicorn's protocol.
+
+    The library takes what follows the head of a request with `Upgrade` (or `CONNECT`) for another protocol.
+    Here it is the body and then the next request: Java's client and `curl --http2` offer h2c with their
+    first POST.
+    """
+
+    def __init__(self, protocol: HttpToolsProtocol) -> None:
+        self._protocol = protocol
+        self._parser = _parser(protocol)
+
+    def get_http_version(self) -> str:
+        """See httptools."""
+        return self._parser.get_http_version()
+
+    def get_method(self) -> bytes:
+        """See httptools."""
+        return self._parser.get_method()
+
+    def should_keep_alive(self) -> bool:
+        """See httptools."""
+        return self._parser.should_keep_alive()
+
+    def feed_data(self, data: bytes) -> None:
+        """Parse data. Raises httptools.HttpParserError."""
+        while data:
+            try:
+                self._parser.feed_data(data)
+                data = b""
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                if self.skips_body():
+                    self._begin_body()
+
+    def should_upgrade(self) -> bool:
+        """False."""
+        return False
+
+    def skips_body(self) -> bool:
+        """Whether the library takes the current request, whose head is complete, for one without a body."""
+        framing = [pair for pair in self._protocol.headers if pair[0] in _FRAMING]
+        return self._parser.should_upgrade() and any(value.strip(b"0") for _, value in framing)
+
+    def _begin_body(self) -> None:
+        """Continue with a parser that has read a head with the same body, but without `Upgrade`."""
+        framing = [name + b": " + value for name, value in self._protocol.headers if name in _FRAMING]
+        muted = _Muted(self._protocol)
+        self._parser = _parser(muted)
+        self._parser.feed_data(b"\r\n".join([b"POST / HTTP/1.1", *framing, b"", b""]))
+        muted.is_muted = False
+
+
+def _parser(protocol: object) -> httptools.HttpRequestParser:
+    parser = httptools.HttpRequestParser(protocol)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's: it is not read
+    return parser
+
+
+class _Muted:
+    """Passes a parser's calls on to the protocol, unless it is muted."""
+
+    def __init__(self, protocol: HttpToolsProtocol) -> None:
+        self.is_muted = True
+        self._protocol = protocol
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        call = getattr(self._protocol, name)
+
+        def called(*given: bytes) -> None:
+            if not self.is_muted:
+                call(*given)
+
+        return called
+
+
+def unchunked(cycle: RequestResponseCycle, app: Any) -> Any:  # their types are uvicorn's
+    """The app, whose answers `cycle` writes without chunks."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        cycle.chunked_encoding = False
+
+        async def whole(message: Message) -> None:
+            cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, whole)
+
+    return run
+
 
 MAX_HEAD_BYTES = 64 << 10
 """Limit of the request line and headers, and of framing bytes between two parts of a body."""

@@ -10,8 +10,7 @@ import msgspec
 
 from baton.errors import BatonError, InvalidRequest
 from frontend.http.errors import BodyTooLarge, EncodedBody, Envelope, ErrorBody, Headers, error_headers
-from frontend.http.keys import ApiKey
-from frontend.http.limits import NO_QUOTA, Quota
+from frontend.http.limits import NO_QUOTA, ApiKey, Quota
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from frontend.messages.thread import Thread
+from frontend.messages.answer import Thread
 from frontend.turn.fields import Count, FunctionName, Refused, Share, StopText
 
 # Fields that control Anthropic's servers; accepted without effect.

@@ -18,14 +18,13 @@ from frontend.harmony.conversation import (
     UserTurn,
 )
 from frontend.harmony.conversation import ReasoningEffort as Effort
+from frontend.messages.answer import check_thread
 from frontend.messages.body import Block, Content, Counted, MessagesBody, Source
-from frontend.messages.thread import check_thread
 from frontend.messages.tools import OfferedTools, call_choice, offered_tools
 from frontend.turn.fields import NEAREST_EFFORT, SamplingFields
-from frontend.turn.history import joined
 from frontend.turn.request import TurnRequest
 from frontend.turn.seal import Changed, Seal
-from frontend.turn.written import PARAGRAPH
+from frontend.turn.thoughts import PARAGRAPH, joined
 
 # Thinking budgets, in tokens, up to which the effort is low or medium.
 _LOW_BUDGET = 2048

@@ -3,13 +3,11 @@
 from typing import TypeVar
 
 from frontend.http.body import decode, read
-from frontend.http.endpoint import Serve
 from frontend.http.exchange import Exchange, ignored_header
-from frontend.http.respond import generating
+from frontend.http.respond import Serve, generating
 from frontend.http.services import Services
-from frontend.messages.answer import MessagesAnswer
+from frontend.messages.answer import MessagesAnswer, TokenCount
 from frontend.messages.body import Counted, MessagesBody
-from frontend.messages.objects import TokenCount
 from frontend.messages.request import Reading
 from frontend.metrics import Tally
 from frontend.turn.prepare import encode, prepare

@@ -6,20 +6,19 @@ from collections.abc import Sequence
 import msgspec
 
 from baton.errors import BatonError
-from frontend.harmony.deltas import Delta
+from frontend.harmony.conversation import Delta
 from frontend.http import sse
-from frontend.responses.events import EventWriter
-from frontend.responses.items import Item
-from frontend.responses.object import (
+from frontend.responses.items import (
     RUNNING,
     IncompleteDetails,
     InputDetails,
+    Item,
     OutputDetails,
     ResponseError,
     ResponseObject,
     ResponseUsage,
 )
-from frontend.responses.output import OutputWriter
+from frontend.responses.output import EventWriter, OutputWriter
 from frontend.responses.store import ResponseStore
 from frontend.responses.stored import StoredResponse
 from frontend.turn.choice import Choice

@@ -1,28 +1,214 @@
 """`POST /v1/responses`: builds the answer from the body and the previous responses, or counts its tokens."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import msgspec
 
-from frontend.harmony.conversation import Conversation
+from baton.errors import BatonError, InvalidRequest
+from frontend.harmony.conversation import (
+    AnswerFormat,
+    Conversation,
+    Instructions,
+)
 from frontend.http.body import decode, read
 from frontend.http.services import Services
 from frontend.responses.answer import ResponseAnswer
-from frontend.responses.body import SEALED, ResponseBody
-from frontend.responses.events import EventWriter
+from frontend.responses.body import (
+    LOGPROBS,
+    SEALED,
+    ResponseBody,
+    SchemaFormat,
+)
 from frontend.responses.given import GivenReference, InputReader
-from frontend.responses.history import history, resolved
-from frontend.responses.items import Item
-from frontend.responses.object import ResponseError, ResponseObject, begun, summary_of
-from frontend.responses.output import OutputShape, OutputWriter
-from frontend.responses.request import check_served, not_enforced, turn_request
+from frontend.responses.items import (
+    RUNNING,
+    Item,
+    OutputItem,
+    ResponseError,
+    ResponseObject,
+    begun,
+    summary_of,
+)
+from frontend.responses.output import EventWriter, OutputShape, OutputWriter
 from frontend.responses.runs import ResponseState
-from frontend.responses.tools import OfferedTools, offered_tools
+from frontend.responses.store import ResponseStore
+from frontend.responses.stored import StoredResponse
+from frontend.responses.tools import OfferedTools, call_choice, offered_tools
+from frontend.responses.turns import turns
 from frontend.text.served import ContextTooLong
+from frontend.turn.fields import (
+    GPT_OSS_EFFORTS,
+    NEAREST_EFFORT,
+    AnyEffort,
+    JsonObjectFormat,
+    effort_of,
+    identity_of,
+)
+from frontend.turn.form import any_object, by_schema
 from frontend.turn.prepare import LONG_BYTES, encode, prepare
 from frontend.turn.request import Asker, TurnRequest
 from frontend.turn.seal import Seal
+
+MAX_REFERENCES = 1000
+"""Each is looked up in the store."""
+
+
+class PreviousNotFound(BatonError):
+    """The previous response, or one that it continues, is not stored."""
+
+    code = "previous_response_not_found"
+    status = 400
+    kind = "invalid_request_error"
+
+
+class _Output(msgspec.Struct):
+    output: list[OutputItem]
+
+
+async def history(response_id: str, responses: ResponseState, key_name: str) -> list[Item]:
+    """All input and output items up to the end of the previous response, one of that key."""
+    runs_here = await responses.run(response_id, key_name) is not None
+    previous = None if runs_here else await responses.store.load(response_id, key_name)
+    if runs_here or (previous is not None and previous.status == RUNNING):
+        raise InvalidRequest(
+            f"`previous_response_id`: response {response_id!r} is still in progress; wait until it ends.",
+            param="previous_response_id",
+        )
+    items = await context_items(response_id, responses.store, key_name)
+    if previous is None or items is None:
+        raise PreviousNotFound(
+            f"`previous_response_id`: response {response_id!r} or one that it continues is not stored.",
+            param="previous_response_id",
+        )
+    return items + list(msgspec.json.decode(previous.body, type=_Output).output)
+
+
+async def context_items(response_id: str, store: ResponseStore, key_name: str) -> list[Item] | None:
+    """All input of a stored response: the conversation that it continues, then its own items; None if part of
+    it is no longer stored."""
+    chain = await store.chain(response_id, key_name)
+    if chain is None:
+        return None
+    return await asyncio.to_thread(_items_of, chain, response_id)
+
+
+def _items_of(chain: Sequence[StoredResponse], last_id: str) -> list[Item]:
+    """The input of each response, and the output of all but the last."""
+    items: list[Item] = []
+    for response in chain:
+        items += msgspec.json.decode(response.items, type=list[Item])
+        if response.id != last_id:
+            items += msgspec.json.decode(response.body, type=_Output).output
+    return items
+
+
+async def resolved(given: Sequence[Item | GivenReference], store: ResponseStore, key_name: str) -> list[Item]:
+    """The items of `input`, with those that it refers to. Raises InvalidRequest if one is not stored."""
+    if sum(isinstance(item, GivenReference) for item in given) > MAX_REFERENCES:
+        raise InvalidRequest(
+            f"`input` has more than {MAX_REFERENCES} item references; send the items.", param="input"
+        )
+    return [
+        await _referred(item.id, f"input[{i}].id", store, key_name)
+        if isinstance(item, GivenReference)
+        else item
+        for i, item in enumerate(given)
+    ]
+
+
+async def _referred(item_id: str, path: str, store: ResponseStore, key_name: str) -> Item:
+    stored = await store.with_item(item_id, key_name)
+    if stored is not None:
+        for candidate in await asyncio.to_thread(_all_items, stored):
+            if candidate.id == item_id:
+                return candidate
+    raise InvalidRequest(f"`{path}`: no stored response has an item with id {item_id!r}.", param=path)
+
+
+def _all_items(stored: StoredResponse) -> list[Item]:
+    known = msgspec.json.decode(stored.items, type=list[Item])
+    return [*known, *msgspec.json.decode(stored.body, type=_Output).output]
+
+
+def check_served(body: ResponseBody) -> None:
+    """Raises InvalidRequest for missing or contradictory fields."""
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("`stream_options` needs `stream`: true.", param="stream_options")
+    if body.background and body.store is False:
+        raise InvalidRequest("`background` needs `store`: true.", param="background")
+    if not (body.input or body.instructions or body.previous_response_id):
+        raise InvalidRequest(
+            "`input` is missing; it is required without `instructions` or `previous_response_id`.",
+            param="input",
+        )
+
+
+def turn_request(
+    body: ResponseBody,
+    offered: OfferedTools,
+    history: Sequence[Item],
+    items: Sequence[Item],
+    num_bytes: int,
+) -> TurnRequest:
+    """The request of the body after `history`; `items` are its `input`, `num_bytes` is the length of both.
+    Instructions are those of this body only: the API does not carry them over."""
+    found = turns([*history, *items], _path_after(len(history)))
+    leading = () if body.instructions is None else (Instructions(body.instructions),)
+    args = (body.chat_template_args, body.chat_template_kwargs)
+    talk = Conversation(
+        turns=(*leading, *found),
+        tools=tuple(offered.tools),
+        namespaces=tuple(offered.namespaces),
+        reasoning_effort=NEAREST_EFFORT[effort(body)],
+        model_identity=identity_of(*args),
+        answer_format=_answer_format(body),
+    )
+    return TurnRequest(
+        model=body.model,
+        prompt=talk,
+        path="input",
+        num_bytes=num_bytes,
+        sampling=body,
+        user=body.end_user,
+        call_choice=call_choice(body, offered),
+        max_tokens=body.max_output_tokens,
+        logprobs=(body.top_logprobs or 0) if gives_logprobs(body) else None,
+        max_calls=1 if body.parallel_tool_calls is False else None,
+    )
+
+
+def effort(body: ResponseBody) -> AnyEffort:
+    """The reasoning effort, from whichever field gives it."""
+    said = None if body.reasoning is None else body.reasoning.effort
+    return effort_of(said, body.chat_template_args, body.chat_template_kwargs)
+
+
+def not_enforced(body: ResponseBody, offered: OfferedTools) -> Iterator[str]:
+    """Paths of known fields that are ignored or not honoured exactly."""
+    yield from dict.fromkeys(offered.left_out)
+    if effort(body) not in GPT_OSS_EFFORTS:
+        yield "reasoning.effort"
+
+
+def gives_logprobs(body: ResponseBody) -> bool:
+    """Whether log probabilities are requested."""
+    return LOGPROBS in (body.include or ()) or body.top_logprobs is not None
+
+
+def _path_after(num_history: int) -> Callable[[int], str]:
+    return lambda i: "previous_response_id" if i < num_history else f"input[{i - num_history}]"
+
+
+def _answer_format(body: ResponseBody) -> AnswerFormat | None:
+    match None if body.text is None else body.text.format:
+        case JsonObjectFormat():
+            return any_object("text.format")
+        case SchemaFormat() as named:
+            return by_schema(named, "text.format.schema")
+        case _:
+            return None
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):

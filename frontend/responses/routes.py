@@ -9,17 +9,14 @@ import msgspec
 
 from baton.errors import BatonError, InvalidRequest, NotReady
 from frontend.http import sse
-from frontend.http.endpoint import Serve
 from frontend.http.exchange import Exchange, ignored_header
-from frontend.http.respond import asker_of, generate, numbers_of, prepared, relay, repeated
+from frontend.http.respond import Serve, asker_of, generate, numbers_of, prepared, relay, repeated
 from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.responses.answer import ResponseAnswer
-from frontend.responses.create import FailedAtOnce, count_input_tokens, prepare_response
-from frontend.responses.events import EventWriter, after
-from frontend.responses.history import context_items
-from frontend.responses.items import Item
-from frontend.responses.object import RUNNING, DeletedResponse, InputTokens, ItemList
+from frontend.responses.create import FailedAtOnce, context_items, count_input_tokens, prepare_response
+from frontend.responses.items import RUNNING, DeletedResponse, InputTokens, Item, ItemList
+from frontend.responses.output import EventWriter, after
 from frontend.responses.runs import UNREACHED, ResponseState, Run, Told
 from frontend.responses.stored import StoredResponse
 from frontend.turn.request import Asker

@@ -2,22 +2,254 @@
 
 import asyncio
 import contextlib
+import fcntl
+import logging
 import os
+import secrets
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import IO, Any, TypeVar
 
 import msgspec
 
 from baton.errors import BatonError
-from frontend.responses.database import MEMORY, connect
-from frontend.responses.object import RUNNING
-from frontend.responses.owner import Owner
+from frontend.responses.items import RUNNING
 from frontend.responses.stored import StoredResponse
-from frontend.responses.unwritten import Entry, Unwritten
+
+log = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+MEMORY = ":memory:"
+
+# Another process may hold the file for so long: at the start, and later, when requests wait.
+_OPEN_BUSY_S = 5.0
+_BUSY_S = 0.2
+_OPEN_AGAIN_S = 0.02
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS responses (
+    id TEXT PRIMARY KEY, previous_id TEXT, status TEXT NOT NULL, is_background INTEGER NOT NULL,
+    owner TEXT NOT NULL, used_s REAL NOT NULL, num_bytes INTEGER NOT NULL,
+    body BLOB NOT NULL, items BLOB NOT NULL, events BLOB
+);
+CREATE INDEX IF NOT EXISTS responses_by_use ON responses (used_s, num_bytes, status);
+CREATE TABLE IF NOT EXISTS item_ids (
+    item_id TEXT NOT NULL, response_id TEXT NOT NULL REFERENCES responses ON DELETE CASCADE,
+    PRIMARY KEY (item_id, response_id)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS item_ids_by_response ON item_ids (response_id);
+"""
+
+
+def connect(path: str) -> sqlite3.Connection:
+    """Open or create the file. Raises OSError or sqlite3.Error."""
+    if path != MEMORY:
+        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Conversations are private; SQLite gives its other files the same mode.
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    give_up_s = time.monotonic() + _OPEN_BUSY_S
+    while True:
+        db = sqlite3.connect(path, timeout=_OPEN_BUSY_S)
+        try:
+            return _set_up(db)
+        except sqlite3.Error as error:
+            db.close()
+            is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_busy or time.monotonic() > give_up_s:
+                raise
+            # SQLite does not wait for another process that turns a new file's log on, too.
+            time.sleep(_OPEN_AGAIN_S)
+
+
+def _set_up(db: sqlite3.Connection) -> sqlite3.Connection:
+    db.row_factory = sqlite3.Row
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = NORMAL")
+    db.execute("PRAGMA foreign_keys = ON")
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version not in {0, SCHEMA_VERSION}:
+        raise sqlite3.DatabaseError(f"its schema has version {version}; this server needs {SCHEMA_VERSION}")
+    db.executescript(_SCHEMA)
+    _add_key_name(db)
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    db.execute(f"PRAGMA busy_timeout = {round(_BUSY_S * 1000)}")
+    return db
+
+
+def _add_key_name(db: sqlite3.Connection) -> None:
+    """Add the column that files of earlier releases lack. These can still use the file: they store responses
+    that belong to no key.
+    """
+    with db:
+        db.execute("BEGIN IMMEDIATE")  # another frontend may start, too
+        if "key_name" not in {row["name"] for row in db.execute("PRAGMA table_info(responses)")}:
+            db.execute("ALTER TABLE responses ADD COLUMN key_name TEXT NOT NULL DEFAULT ''")
+
+
+class Owner:
+    """This frontend, among those that share the store at `path` (None: not shared).
+
+    The lock file exists from the first background response on, and contains the `address` of this process;
+    the kernel releases the lock when the process dies.
+    """
+
+    def __init__(self, path: str | None, address: str = "") -> None:
+        self.name = secrets.token_hex(8)
+        self._address = address
+        self._path = path
+        self._lock: IO[bytes] | None = None
+
+    def claim(self) -> None:
+        """Take the lock that shows that this frontend is alive. Raises OSError."""
+        if self._path is None or self._lock is not None:
+            return
+        lock = self._lock_file(self.name).open("wb", buffering=0)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(self._address.encode())
+        self._lock = lock
+
+    def lives_elsewhere(self, name: str) -> bool:
+        """Whether `name` is another frontend that is alive."""
+        if self._path is None or name == self.name:
+            return False
+        path = self._lock_file(name)
+        try:
+            with path.open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        return False
+
+    def address_of(self, name: str) -> str:
+        """The address of another frontend that is alive, empty if it has none."""
+        with contextlib.suppress(FileNotFoundError):
+            return self._lock_file(name).read_text()
+        return ""
+
+    def close(self) -> None:
+        """Release and remove the lock file."""
+        if self._lock is not None:
+            with contextlib.suppress(FileNotFoundError):
+                self._lock_file(self.name).unlink()
+            self._lock.close()
+            self._lock = None
+
+    def _lock_file(self, name: str) -> Path:
+        return Path(f"{self._path}.{name}.lock")
+
+
+WAIT_S = 1.0
+"""How long a save waits for the file, unless writing fails; a healthy disk takes milliseconds."""
+MAX_UNWRITTEN_BYTES = 64 << 20
+_RETRY_S = 1.0
+_BATCH = 32
+
+
+class Entry:
+    """One response, and the ids of its items. It replaces the file's version unless it is new: one that is no
+    longer there was deleted.
+    """
+
+    def __init__(self, response: StoredResponse, item_ids: Sequence[str], *, is_new: bool) -> None:
+        self.response = response
+        self.item_ids = item_ids
+        self.is_new = is_new
+        self.tried = asyncio.Event()  # set when it is written, cannot be, or need not be any more
+
+
+class Unwritten:
+    """The responses between a save and the file, by id. While the file cannot be written, the newest of them
+    stay, `MAX_UNWRITTEN_BYTES` at most, and are tried again each second.
+    """
+
+    def __init__(self, write: Callable[[Sequence[Entry]], Awaitable[None]]) -> None:
+        """`write` raises a BatonError if the file cannot be used."""
+        self.is_failing = False
+        self._write = write
+        self._entries: dict[str, Entry] = {}
+        self._num_bytes = 0
+        self._writing: asyncio.Task[None] | None = None
+
+    async def add(self, response: StoredResponse, item_ids: Sequence[str]) -> None:
+        """Have a response written. Waits for that at most WAIT_S, and not at all while writing fails."""
+        earlier = self._entries.get(response.id)
+        is_new = response.is_first if earlier is None else earlier.is_new
+        self.discard(response.id)
+        entry = self._entries[response.id] = Entry(response, item_ids, is_new=is_new)
+        self._num_bytes += response.num_bytes
+        self._drop_oldest()
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write_all())
+        if not self.is_failing:
+            try:
+                await asyncio.wait_for(entry.tried.wait(), WAIT_S)
+            except TimeoutError:
+                self._note(f"it takes longer than {WAIT_S} s")
+
+    def find(self, response_id: str) -> StoredResponse | None:
+        """The response, if it is not written yet. Safe in any thread."""
+        entry = self._entries.get(response_id)
+        return None if entry is None else entry.response
+
+    def with_item(self, item_id: str, key_name: str) -> StoredResponse | None:
+        """The latest of them that has this item and is of that key."""
+        found = (each.response for each in reversed(self._entries.values()) if item_id in each.item_ids)
+        return next((response for response in found if response.key_name == key_name), None)
+
+    def discard(self, response_id: str) -> None:
+        """Forget a response."""
+        entry = self._entries.pop(response_id, None)
+        if entry is not None:
+            entry.tried.set()
+            self._num_bytes -= entry.response.num_bytes
+
+    async def flush(self, timeout_s: float) -> None:
+        """Write all, unless that takes longer."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing], timeout=timeout_s)
+            self._writing.cancel()
+        if self._entries:
+            log.error("responses lost num=%d", len(self._entries))
+
+    async def _write_all(self) -> None:
+        while self._entries:
+            batch = list(self._entries.values())[:_BATCH]
+            try:
+                await self._write(batch)
+            except BatonError as error:
+                self._note(error.message)
+                for entry in batch:
+                    entry.tried.set()
+                await asyncio.sleep(_RETRY_S)  # a disk does not notify
+                continue
+            self._note(None)
+            for entry in batch:
+                current = self._entries.get(entry.response.id)
+                if current is entry:
+                    self.discard(entry.response.id)
+                elif current is not None:
+                    current.is_new = False
+
+    def _drop_oldest(self) -> None:
+        while self._num_bytes > MAX_UNWRITTEN_BYTES:
+            oldest = next(iter(self._entries))
+            self.discard(oldest)
+            log.error("response not stored response_id=%s reason=too many wait for the disk", oldest)
+
+    def _note(self, failure: str | None) -> None:
+        if failure is not None and not self.is_failing:
+            log.error("response_store=failing responses are kept in memory only error=%s", failure)
+        elif failure is None and self.is_failing:
+            log.info("response_store=working")
+        self.is_failing = failure is not None
+
 
 DIED = "The server process stopped before the response was complete; send the request again."
 # Limits of a conversation that can be continued.

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from frontend.responses.object import RUNNING
+from frontend.responses.items import RUNNING
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,7 +32,7 @@ from frontend.responses.items import (
     ToolSearchOutputItem,
 )
 from frontend.responses.machine import call_of, result_of
-from frontend.turn.history import joined
+from frontend.turn.thoughts import joined
 
 
 def turns(items: Iterable[Item], path_of: Callable[[int], str]) -> Iterable[Turn]:

@@ -2,14 +2,106 @@
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable
+from bisect import insort
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from operator import itemgetter
+from typing import NamedTuple
 
 from baton.errors import Overloaded
-from baton.messages import GenerateRequest
+from baton.messages import GenerateRequest, WorkerInfo
 from frontend.metrics import Refusal, RoutingMetrics
-from frontend.routing.capacity import Capacity
-from frontend.routing.fair_queue import FairQueue
+
+
+class Capacity(NamedTuple):
+    """How many requests are decoded at a time, how many may be on their way to their first token, how many
+    may run (those included), and how many may wait for that.
+    """
+
+    num_places: float
+    num_starting: float
+    num_running: int
+    num_waiting: int
+
+
+def capacity_of(
+    prefills: Sequence[WorkerInfo], decodes: Sequence[WorkerInfo], num_processes: int
+) -> Capacity | None:
+    """A frontend process's part of what the workers hold; None if one does not announce it, or if no decode
+    worker is live.
+
+    Workers get a few requests more than their batches hold, so that a place that becomes free is taken at
+    once; what else their queues would hold waits in the frontend.
+    """
+    batch, queue = _total(decodes)
+    if not batch:
+        return None
+    prefill_batch, prefill_queue = _total(prefills)
+    ahead = min(queue, prefill_batch or math.ceil(batch / 8))
+    most = max(1, (batch + queue) // num_processes)
+    num_running = min(batch + ahead, most)
+    num_places = batch / num_processes
+    if not prefill_batch:
+        return Capacity(num_places, math.inf, num_running, most - num_running)
+    most_prefilling = max(1, (prefill_batch + prefill_queue) // num_processes)
+    num_starting = min(2 * prefill_batch, most_prefilling)
+    return Capacity(num_places, num_starting, num_running, min(most - num_running, prefill_queue))
+
+
+def _total(workers: Sequence[WorkerInfo]) -> tuple[int, int]:
+    """The sums of batches and queues; zeros if one is unknown."""
+    if any(worker.max_batch_size is None for worker in workers):
+        return 0, 0
+    return sum(w.max_batch_size or 0 for w in workers), sum(w.max_queue_size for w in workers)
+
+
+Turn = asyncio.Future[None]
+
+
+class FairQueue:
+    """One future for each waiting request; `pop` returns that of the next one."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[tuple[int, Turn]]] = {}  # by caller; the first one's turn is next
+        self._num = 0
+
+    def __len__(self) -> int:
+        return self._num
+
+    @property
+    def num_callers(self) -> int:
+        """How many callers have requests here."""
+        return len(self._waiting)
+
+    def num_of(self, caller: str) -> int:
+        """How many requests this caller has here."""
+        return len(self._waiting.get(caller, ()))
+
+    def add(self, caller: str, priority: int) -> Turn:
+        """Append a request; lower priorities go first among the same caller's."""
+        turn = asyncio.get_running_loop().create_future()
+        insort(self._waiting.setdefault(caller, []), (priority, turn), key=itemgetter(0))
+        self._num += 1
+        return turn
+
+    def remove(self, caller: str, turn: Turn) -> None:
+        """Take out a request that no longer waits."""
+        entries = self._waiting[caller]
+        entries[:] = [entry for entry in entries if entry[1] is not turn]
+        if not entries:
+            del self._waiting[caller]
+        self._num -= 1
+
+    def pop(self) -> Turn:
+        """Take out the next request; its caller's other requests wait until all other callers had a turn."""
+        caller = next(iter(self._waiting))
+        entries = self._waiting.pop(caller)
+        _, turn = entries.pop(0)
+        if entries:
+            self._waiting[caller] = entries
+        self._num -= 1
+        return turn
+
 
 MAX_WAIT_S = 50.0
 """Of a request in the queue if nothing else is set, and of a client until its next try: proxies give up on a

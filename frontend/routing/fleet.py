@@ -18,10 +18,9 @@ from baton.transport import Transport
 from baton.trial import works
 from frontend.routing.health import Health, Instance
 from frontend.routing.names import Alias, model_of, other_names
-from frontend.routing.tokenizers import Tokenizers
 from frontend.routing.watchdog import NO_PROGRESS_S, Watchdog
 from frontend.routing.workers import CutPairs, Event, State, Workers
-from frontend.text.served import ServedModel
+from frontend.text.served import ServedModel, Tokenizers
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,7 @@ from baton.messages import (
 )
 from baton.transport import Transport
 from frontend.metrics import RoutingMetrics
-from frontend.routing.admission import MAX_WAIT_S, Admission
-from frontend.routing.capacity import Capacity, capacity_of
+from frontend.routing.admission import MAX_WAIT_S, Admission, Capacity, capacity_of
 from frontend.routing.fleet import Fleet
 from frontend.routing.progress import Progress
 from frontend.routing.router import RouterMode, make_router

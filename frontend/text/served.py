@@ -1,9 +1,17 @@
 """A served model, and the error for prompts that exceed its context."""
 
+import asyncio
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
 import msgspec
 
-from baton.errors import BatonError
+from baton.errors import BatonError, NoWorkers
+from baton.messages import WorkerInfo
 from frontend.text.tokenizer import ModelTokenizer
+
+log = logging.getLogger(__name__)
 
 COUNTED_CONTEXTS = 2
 """A prompt of more than this many contexts is refused before the rest of it is tokenised."""
@@ -38,3 +46,79 @@ class ContextTooLong(BatonError):
     code = "context_length_exceeded"
     status = 400
     kind = "invalid_request_error"
+
+
+RETRY_S = 1.0
+
+
+class Tokenizers:
+    """Loads tokenizers in threads. If one cannot be loaded, it tries again while a worker of the model is
+    registered.
+    """
+
+    def __init__(self, model_path: Path | None) -> None:
+        """`model_path` is read instead of the workers' paths."""
+        self.loaded: dict[str, ModelTokenizer] = {}
+        self._model_path = model_path
+        self._folders: dict[str, list[Path]] = {}
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._failures: dict[str, list[str]] = {}
+        self._trial = asyncio.Event()
+
+    def load(self, workers: Iterable[WorkerInfo]) -> None:
+        """Begin to load what these workers need, which are all that are registered."""
+        self._folders = {}
+        for worker in workers:
+            folders = self._folders.setdefault(worker.model, [])
+            folder = self._model_path or Path(worker.model_path)
+            if folder not in folders:
+                folders.append(folder)
+        for model in self._folders.keys() - self.loaded.keys() - self._loading.keys():
+            self._loading[model] = asyncio.create_task(self._load(model))
+
+    async def tried(self) -> None:
+        """Return when every tokenizer that is needed is loaded, or could not be loaded once."""
+        while self._loading.keys() - self._failures.keys():
+            await self._trial.wait()
+
+    def of(self, model: str) -> ModelTokenizer:
+        """The model's tokenizer. Raises NoWorkers while it is not loaded."""
+        if (tokenizer := self.loaded.get(model)) is not None:
+            return tokenizer
+        what = "could not be loaded yet" if model in self._failures else "is still loading"
+        raise NoWorkers(f"The tokenizer of {model!r} {what}; retry later.", retry_after_s=1)
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """The running loads."""
+        return list(self._loading.values())
+
+    async def _load(self, model: str) -> None:
+        try:
+            while model in self._folders and not await self._try(model):
+                self._note_trial()
+                await asyncio.sleep(RETRY_S)
+        finally:
+            del self._loading[model]
+            self._failures.pop(model, None)
+            self._note_trial()
+
+    async def _try(self, model: str) -> bool:
+        """Whether a folder of the model has its tokenizer. Logs each failure once, not at each retry."""
+        failures = []
+        for folder in self._folders[model]:
+            try:
+                self.loaded[model] = await asyncio.to_thread(ModelTokenizer.load, folder)
+            except (OSError, ValueError) as error:
+                failures.append(f"folder={folder} error={error}")
+            else:
+                log.info("tokenizer model=%s folder=%s", model, folder)
+                return True
+        for failure in failures:
+            if failure not in self._failures.get(model, ()):
+                log.warning("no tokenizer yet model=%s %s", model, failure)
+        self._failures[model] = failures
+        return False
+
+    def _note_trial(self) -> None:
+        self._trial.set()
+        self._trial = asyncio.Event()

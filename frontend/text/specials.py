@@ -2,7 +2,10 @@
 
 import enum
 from array import array
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
+
+import msgspec
 
 
 class SpecialToken(enum.Enum):
@@ -23,3 +26,11 @@ class SpecialToken(enum.Enum):
 
 Segment: TypeAlias = "str | SpecialToken | array[int]"
 """Plain text, even if it spells a control token; one control token; or tokens as the model wrote them."""
+
+
+class Vocabulary(msgspec.Struct, frozen=True, kw_only=True):
+    """`token_bytes[id]` is the text of a token as UTF-8 bytes, which may be part of a character; b"" for
+    control tokens and unused ids."""
+
+    special_ids: Mapping[SpecialToken, int]
+    token_bytes: Sequence[bytes]

@@ -1,14 +1,106 @@
 """Turns tool choice, strict tools and output formats into constraints on the answer's Harmony messages."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from baton.errors import InvalidRequest
-from baton.messages import Guided, MessageForm, Sampling
+from baton.messages import Guided, MessageForm, Sampling, Syntax
 from frontend.harmony.conversation import AnswerFormat, TextGrammar, Tool
-from frontend.turn.closed_schema import closed
-from frontend.turn.fields import NamedSchema
+from frontend.turn.fields import GuidedFields, JsonSchema, NamedSchema, SamplingFields
+
+# Keywords that hold subschemas by name, in a list, or singly. `allOf` is left out: members closed
+# individually would reject each other's properties.
+_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_IN_LIST = frozenset({"anyOf", "oneOf", "prefixItems"})
+_ONE = frozenset({"items", "additionalProperties"})
+_OPEN = frozenset({"allOf", "additionalProperties", "unevaluatedProperties", "patternProperties"})
+
+
+def closed(schema: Any) -> Any:
+    """The schema with `additionalProperties: false` added to every object that lists its properties and does
+    not already say how to treat others. Raises RecursionError for schemas nested too deeply."""
+    if not isinstance(schema, Mapping):
+        return schema
+    made = {key: _closed_inside(key, value) for key, value in schema.items()}
+    if "properties" in made and not _OPEN & made.keys():
+        made["additionalProperties"] = False
+    return made
+
+
+def _closed_inside(key: str, value: Any) -> Any:
+    if key in _BY_NAME and isinstance(value, Mapping):
+        return {name: closed(inner) for name, inner in value.items()}
+    if key in _IN_LIST and isinstance(value, list):
+        return [closed(inner) for inner in value]
+    return closed(value) if key in _ONE else value
+
+
+_META = re.compile(r"[\\.+*?()|\[\]{}^$/-]")
+
+
+def demanded_form(body: SamplingFields, response_format: AnswerFormat | None) -> AnswerFormat | None:
+    """The format that the body demands. Raises InvalidRequest, naming the second, if it demands two."""
+    forms = [] if response_format is None else [response_format]
+    forms += _forms(body)
+    if len(forms) > 1:
+        raise InvalidRequest(
+            f"`{forms[1].path}` cannot be combined with `{forms[0].path}`; send only one output format.",
+            param=forms[1].path,
+        )
+    return forms[0] if forms else None
+
+
+def _forms(body: SamplingFields) -> Iterator[AnswerFormat]:
+    yield from _guided(body, "")
+    if body.nvext is not None:
+        yield from _guided(body.nvext, "nvext.")
+    if body.regex is not None:
+        yield _text_form("regex", body.regex, "regex")
+    if body.ebnf is not None:
+        yield _text_form("ebnf", body.ebnf, "ebnf")
+    asked = body.structured_outputs
+    if asked is not None:
+        path = "structured_outputs."
+        names = {"json": asked.json, "regex": asked.regex, "choice": asked.choice, "grammar": asked.grammar}
+        yield from (_form(kind, value, path + kind) for kind, value in names.items() if value is not None)
+        if asked.json_object:
+            yield any_object("structured_outputs.json_object")
+
+
+def _guided(fields: GuidedFields, path: str) -> Iterator[AnswerFormat]:
+    for kind in ("json", "regex", "choice", "grammar"):
+        value = getattr(fields, f"guided_{kind}")
+        if value is not None:
+            yield _form(kind, value, f"{path}guided_{kind}")
+
+
+def _form(kind: str, value: Any, path: str) -> AnswerFormat:
+    match kind:
+        case "json":
+            return AnswerFormat(schema=_schema(value, path), path=path)
+        case "regex":
+            return _text_form("regex", value, path)
+        case "choice":
+            return _text_form("regex", "|".join(_META.sub(r"\\\g<0>", choice) for choice in value), path)
+        case _:
+            return _text_form("ebnf" if "::=" in value else "lark", value, path)
+
+
+def _text_form(syntax: Syntax, text: str, path: str) -> AnswerFormat:
+    return AnswerFormat(schema=None, grammar=TextGrammar(syntax=syntax, text=text, path=path), path=path)
+
+
+def _schema(value: JsonSchema, path: str) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    try:
+        return msgspec.json.decode(value, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"`{path}` is not a valid JSON schema: {error}.", param=path) from None
+
 
 MAX_SCHEMA_BYTES = 128 << 10
 

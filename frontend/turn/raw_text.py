@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from frontend.harmony.deltas import TextDelta
+from frontend.harmony.conversation import TextDelta
 from frontend.text.detokenize import IncrementalDecoder
 from frontend.text.tokenizer import ModelTokenizer
 

@@ -12,8 +12,7 @@ import pytest
 from baton.errors import DeadlineExceeded, WorkerLost
 from baton.messages import GenerateRequest, Reply, TokenChunk, Usage
 from frontend import __main__ as frontend_main
-from frontend.http.keys import line_of
-from frontend.http.limits import KeyLimits
+from frontend.http.limits import KeyLimits, line_of
 from frontend.processes.siblings import Siblings
 from frontend.turn.seal import Seal
 from tests.certificates import Authority

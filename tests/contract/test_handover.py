@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from frontend.processes.handover import READY, ProcessEnd, channel, pass_on
+from frontend.processes.supervisor import READY, ProcessEnd, channel, pass_on
 
 
 def ends() -> tuple[socket.socket, ProcessEnd, list[str]]:

@@ -16,8 +16,8 @@ import uvloop
 
 from baton.tls import server_context
 from frontend.http.connection import MAX_HEAD_BYTES, MAX_PIPELINED, Connection, Patience
-from frontend.http.endpoint import Endpoint
 from frontend.http.exchange import ClientGone, Exchange, Receive, Scope, Send
+from frontend.http.respond import Endpoint
 from frontend.http.server import HttpServer
 from frontend.http.services import Services
 from tests.alive import Newborn

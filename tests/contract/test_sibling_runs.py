@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from baton.errors import InvalidRequest, NotReady
-from frontend.harmony.deltas import TextDelta
+from frontend.harmony.conversation import TextDelta
 from frontend.http.limits import Quotas
 from frontend.metrics import Metrics
 from frontend.processes.siblings import Shared, Siblings
-from frontend.responses import unwritten
+from frontend.responses import store
 from frontend.responses.runs import ResponseState, Run, Runs
 from frontend.responses.store import ResponseStore
 from frontend.turn.thoughts import Thoughts
@@ -55,7 +55,7 @@ def say(run: Run, num_bytes: int) -> None:
 async def test_a_run_is_stopped_by_whichever_process_is_asked_once_that_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unwritten, "WAIT_S", PATIENCE_S)
+    monkeypatch.setattr(store, "WAIT_S", PATIENCE_S)
     can_save = threading.Event()
     can_save.set()
 

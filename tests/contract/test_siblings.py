@@ -15,8 +15,7 @@ from frontend.metrics import Metrics
 from frontend.processes import siblings
 from frontend.processes.siblings import SCRAPE_TIMEOUT_S, SILENCE_S, Shared, Siblings
 from frontend.responses.runs import Runs
-from frontend.turn.thoughts import Kept, Thoughts
-from frontend.turn.written import WrittenTurn
+from frontend.turn.thoughts import Kept, Thoughts, WrittenTurn
 from tests.clock import run_jumping
 from tests.waiting import until
 

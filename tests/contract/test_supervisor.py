@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from frontend.processes import takeover
-from frontend.processes.handover import pass_on
+from frontend.processes.supervisor import pass_on
 from frontend.processes.takeover import Port
 from tests.supervised import small_channel
 from tests.supervisors import Start, answer, is_running

@@ -7,8 +7,7 @@ import pytest
 
 from baton.errors import Overloaded
 from frontend.metrics import Metrics
-from frontend.routing.admission import MAX_WAIT_S, Admission
-from frontend.routing.capacity import Capacity
+from frontend.routing.admission import MAX_WAIT_S, Admission, Capacity
 from tests.clock import run_jumping
 from tests.scripted_workers import request
 

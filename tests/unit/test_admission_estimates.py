@@ -6,8 +6,7 @@ import pytest
 
 from baton.errors import Overloaded
 from frontend.metrics import Metrics
-from frontend.routing.admission import Admission
-from frontend.routing.capacity import Capacity
+from frontend.routing.admission import Admission, Capacity
 from tests.clock import run_jumping
 from tests.scripted_workers import request
 

@@ -8,8 +8,7 @@ import pytest
 from frontend.app import ServerState, envelope_of, routes
 from frontend.http.authentication import OPEN_PATHS, Authentication
 from frontend.http.browsers import Browsers
-from frontend.http.keys import Keys, line_of, parse_keys
-from frontend.http.limits import Quotas
+from frontend.http.limits import Keys, Quotas, line_of, parse_keys
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"

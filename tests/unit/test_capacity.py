@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from baton.messages import WorkerInfo
-from frontend.routing.capacity import Capacity, capacity_of
+from frontend.routing.admission import Capacity, capacity_of
 from tests.scripted_workers import worker
 
 Sizes = tuple[int | None, int]

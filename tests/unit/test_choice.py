@@ -7,19 +7,19 @@ import pytest
 from msgspec.structs import replace
 
 from baton.messages import Sampling, TokenChunk, TokenLogprob
-from frontend.harmony.conversation import AssistantTurn, ToolCall
-from frontend.harmony.deltas import (
+from frontend.harmony.conversation import (
+    AssistantTurn,
     Delta,
     MessageEnd,
     ReasoningDelta,
     TextDelta,
+    ToolCall,
     ToolCallArguments,
     ToolCallStart,
 )
 from frontend.harmony.parse import HarmonyParser
-from frontend.turn.choice import Choice
+from frontend.turn.choice import Choice, TextCalls
 from frontend.turn.raw_text import RawText
-from frontend.turn.text_calls import TextCalls
 from tests.scripted_frontend import TOKENIZER
 from tests.scripted_workers import request
 

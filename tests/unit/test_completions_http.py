@@ -10,7 +10,7 @@ from openai.types import Completion
 
 from baton.errors import NoWorkers
 from baton.messages import WorkerInfo, WorkerStats
-from frontend.harmony.deltas import TextDelta
+from frontend.harmony.conversation import TextDelta
 from frontend.metrics import Metrics, Sampled
 from frontend.routing.health import Health
 from frontend.turn.raw_text import RawText

@@ -6,7 +6,7 @@ import pytest
 
 from frontend.credentials import read_credentials
 from frontend.flags import FrontendSettings
-from frontend.http.keys import ApiKey, line_of
+from frontend.http.limits import ApiKey, line_of
 from tests.certificates import Authority
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from frontend.routing.fair_queue import FairQueue, Turn
+from frontend.routing.admission import FairQueue, Turn
 
 
 def order(queue: FairQueue, turns: dict[str, Turn]) -> list[str]:

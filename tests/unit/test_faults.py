@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontend.chat.body import ChatBody
-from frontend.http.faults import Fault, first_fault, type_of
+from frontend.http.body import Fault, first_fault, type_of
 from frontend.responses.body import ResponseBody
 
 

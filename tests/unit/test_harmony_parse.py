@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from frontend.harmony.deltas import (
+from frontend.harmony.conversation import (
     Delta,
     MessageEnd,
     ReasoningDelta,
@@ -18,8 +18,7 @@ from frontend.harmony.deltas import (
 )
 from frontend.harmony.parse import HarmonyParser
 from frontend.harmony.raw_header import MAX_HEADER_BYTES, MAX_HEADER_BYTES_AFTER_CHANNEL
-from frontend.text.specials import SpecialToken
-from frontend.text.vocabulary import Vocabulary
+from frontend.text.specials import SpecialToken, Vocabulary
 from tests.repairs import REPAIRS
 
 CASES = yaml.safe_load((Path(__file__).parents[1] / "data" / "harmony_cases.yaml").read_text())

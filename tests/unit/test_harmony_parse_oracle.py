@@ -6,7 +6,7 @@ import openai_harmony as oh  # type: ignore[import-untyped]  # no types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.harmony.deltas import (
+from frontend.harmony.conversation import (
     Delta,
     MessageEnd,
     ReasoningDelta,

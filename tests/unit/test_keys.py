@@ -11,8 +11,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from baton.reread import Reread, kept_current
-from frontend.http.keys import MAX_FILE_BYTES, ApiKey, known, line_of, parse_keys, presented, read_keys
-from frontend.http.limits import KeyLimits
+from frontend.http.limits import (
+    MAX_FILE_BYTES,
+    ApiKey,
+    KeyLimits,
+    known,
+    line_of,
+    parse_keys,
+    presented,
+    read_keys,
+)
 from operations.key import key as key_tool
 from tests.waiting import until
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from frontend.app import envelope_of
 from frontend.http.authentication import Authentication
-from frontend.http.keys import line_of, parse_keys
-from frontend.http.limits import KeyLimits, Quotas
+from frontend.http.limits import KeyLimits, Quotas, line_of, parse_keys
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, frontend
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"

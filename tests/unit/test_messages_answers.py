@@ -15,8 +15,7 @@ from baton.errors import (
     Overloaded,
 )
 from frontend.http.errors import BodyTooLarge
-from frontend.messages.answer import PING
-from frontend.messages.objects import MessagesError
+from frontend.messages.answer import PING, MessagesError
 from tests.scripted_frontend import MODEL, AliasedFleet, Client, Reply, ScriptedFleet, ScriptedTokens
 
 Json = dict[str, Any]

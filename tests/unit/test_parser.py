@@ -6,7 +6,7 @@ import httptools
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from frontend.http.parser import Parser
+from frontend.http.connection import Parser
 
 OFFER = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAB\r\n"
 NEXT = b"GET /next HTTP/1.1\r\nhost: x\r\n\r\n"

@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from frontend.http import parts
-from frontend.http.body import MAX_UNKNOWN
-from frontend.http.parts import MAX_ENTRIES, MAX_PARTS, TooManyParts, check_parts
-from frontend.responses.history import MAX_REFERENCES
+from frontend.http import body
+from frontend.http.body import MAX_ENTRIES, MAX_PARTS, MAX_UNKNOWN, TooManyParts, check_parts
+from frontend.responses.create import MAX_REFERENCES
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens
 
 ITEM = b'{"role":"user","content":"a"}'
@@ -38,8 +37,8 @@ def test_a_body_of_too_many_parts_is_refused(raw: bytes) -> None:
 @pytest.mark.parametrize("text", ["{[:,", '"{', "\\{", '\\"[', "\\\\", "日:", "\\\\\\" + '"{'], ids=ascii)
 @pytest.mark.parametrize("chunk_bytes", [1, 2, 7, 64 << 10])
 def test_texts_have_no_parts(text: str, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "_CHUNK_BYTES", chunk_bytes)
-    monkeypatch.setattr(parts, "MAX_PARTS", 4)
+    monkeypatch.setattr(body, "_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(body, "MAX_PARTS", 4)
     check_parts(json.dumps({"a": [text * 20, text * 30], "b": text}).encode())
     with pytest.raises(TooManyParts):
         check_parts(json.dumps({"a": [text * 20], "b": text, "c": [text]}).encode())
@@ -48,7 +47,7 @@ def test_texts_have_no_parts(text: str, chunk_bytes: int, monkeypatch: pytest.Mo
 async def test_each_api_refuses_a_body_of_too_many_parts_with_a_400() -> None:
     client = Client(ScriptedTokens("<|return|>"))
     messages = [{"role": "user", "content": "a"}]
-    for path, body in (
+    for path, sent in (
         ("/v1/responses", {"input": messages * MANY}),
         ("/v1/chat/completions", {"messages": messages * MANY}),
         ("/v1/messages", {"messages": messages * MANY, "max_tokens": 1}),
@@ -56,7 +55,7 @@ async def test_each_api_refuses_a_body_of_too_many_parts_with_a_400() -> None:
         ("/tokenize", {"messages": messages * MANY}),
         ("/detokenize", {"tokens": [1] * (MAX_ENTRIES + 2)}),
     ):
-        reply = await client.post(path, {"model": MODEL, **body})
+        reply = await client.post(path, {"model": MODEL, **sent})
         assert reply.status == 400
         assert path == "/v1/messages" or reply.error["code"] == "too_many_parts"
     references = [{"type": "item_reference", "id": "a"}] * (MAX_REFERENCES + 1)

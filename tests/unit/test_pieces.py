@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.text.pieces import PIECE_CHARS, cut
-from frontend.text.tokenizer import ModelTokenizer, TooManyTokens
+from frontend.text.tokenizer import PIECE_CHARS, ModelTokenizer, TooManyTokens, cut
 from tests.scripted_frontend import TOKENIZER, byte_tokenizer
 
 

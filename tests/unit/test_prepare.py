@@ -9,14 +9,16 @@ from baton.messages import TokenChunk
 from frontend.harmony.conversation import (
     AssistantTurn,
     Conversation,
+    Delta,
+    TextDelta,
     TextGrammar,
     Tool,
     ToolCall,
+    ToolCallArguments,
     ToolResult,
     Turn,
     UserTurn,
 )
-from frontend.harmony.deltas import Delta, TextDelta, ToolCallArguments
 from frontend.text.served import ContextTooLong, ServedModel
 from frontend.turn.choice import Choice
 from frontend.turn.fields import SamplingFields

@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from baton.messages import FinishReason, Sampling, TokenChunk, TokenLogprob, Usage
-from frontend.harmony.deltas import TextDelta
+from frontend.harmony.conversation import TextDelta
 from frontend.harmony.parse import HarmonyParser
 from frontend.turn.choice import Choice
+from frontend.turn.chunks import UsageBody
 from frontend.turn.raw_text import RawText
 from frontend.turn.received import ReceivedTokens
-from frontend.turn.usage import UsageBody
 from tests.scripted_frontend import TOKENIZER
 from tests.scripted_workers import request
 

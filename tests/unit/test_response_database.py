@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from frontend.responses import database
-from frontend.responses.database import MEMORY, connect
+from frontend.responses import store
+from frontend.responses.store import MEMORY, connect
 
 
 def test_a_store_in_memory_makes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,8 +26,8 @@ def test_a_connection_follows_references_and_waits_a_moment_only(tmp_path: Path)
 
 
 def test_a_file_that_stays_locked_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert database._OPEN_BUSY_S == 5.0  # noqa: SLF001  changed below
-    monkeypatch.setattr(database, "_OPEN_BUSY_S", 0.01)
+    assert store._OPEN_BUSY_S == 5.0  # noqa: SLF001  changed below
+    monkeypatch.setattr(store, "_OPEN_BUSY_S", 0.01)
     path = str(tmp_path / "responses")
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
@@ -41,7 +41,7 @@ def test_a_file_that_is_no_database_is_given_up_at_once(
     def sleep(_: float) -> None:
         pytest.fail("it waits")
 
-    monkeypatch.setattr(database, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    monkeypatch.setattr(store, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     path = tmp_path / "responses"
     path.write_bytes(b"x" * 10_000)
     with pytest.raises(sqlite3.DatabaseError, match="not a database"):

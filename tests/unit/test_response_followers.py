@@ -9,7 +9,7 @@ import pytest
 
 from baton.errors import InvalidRequest, NotReady
 from baton.messages import GenerateRequest, TokenChunk
-from frontend.harmony.deltas import TextDelta
+from frontend.harmony.conversation import TextDelta
 from frontend.http.sse import MAX_UNSENT_BYTES
 from frontend.responses.answer import MAX_KEPT_STREAM_BYTES
 from frontend.responses.runs import FollowedElsewhere, NoOtherRuns, ResponseState

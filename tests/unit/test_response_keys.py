@@ -9,8 +9,7 @@ from typing import Any
 
 from frontend.app import envelope_of
 from frontend.http.authentication import Authentication
-from frontend.http.keys import line_of, parse_keys
-from frontend.http.limits import Quotas
+from frontend.http.limits import Quotas, line_of, parse_keys
 from frontend.responses.store import ResponseStore
 from tests.scripted_frontend import MODEL, Client, Reply, frontend
 from tests.stored_responses import response, rows

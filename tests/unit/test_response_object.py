@@ -7,7 +7,7 @@ import pytest
 
 from baton.errors import BatonError, EngineFailure, InvalidRequest, NoWorkers, Overloaded
 from frontend.responses.body import ResponseBody
-from frontend.responses.object import ResponseError, begun
+from frontend.responses.items import ResponseError, begun
 from frontend.text.served import ContextTooLong
 
 FUNCTION: dict[str, Any] = {

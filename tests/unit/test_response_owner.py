@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.responses.owner import Owner
-from frontend.responses.store import DIED, ResponseStore
+from frontend.responses.store import DIED, Owner, ResponseStore
 from tests.stored_responses import another_frontend, response, rows
 
 

@@ -12,17 +12,19 @@ from pathlib import Path
 import pytest
 
 from frontend.responses import store as store_module
-from frontend.responses import unwritten as unwritten_module
-from frontend.responses.database import connect
+from frontend.responses import store as store_module
 from frontend.responses.store import (
     MAX_CHAIN,
     MAX_CHAIN_BYTES,
+    MAX_UNWRITTEN_BYTES,
+    Entry,
     ResponseStore,
     Retention,
     StoreFailure,
+    Unwritten,
+    connect,
 )
 from frontend.responses.stored import StoredResponse
-from frontend.responses.unwritten import MAX_UNWRITTEN_BYTES, Entry, Unwritten
 from tests.clock import run_jumping
 from tests.stored_responses import response, rows
 from tests.waiting import PATIENCE_S, until
@@ -443,7 +445,7 @@ def test_only_the_first_save_waits_for_a_disk_that_hangs() -> None:
         await unwritten.add(response("a"), [])
         assert unwritten.is_failing
         await unwritten.add(response("b"), [])
-        assert loop.time() == pytest.approx(unwritten_module.WAIT_S)
+        assert loop.time() == pytest.approx(store_module.WAIT_S)
         goes_on.set()
         await unwritten.flush(1)
         assert not unwritten.is_failing

@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 
 from frontend.responses import store as store_module
-from frontend.responses.store import ResponseStore, StoreFailure
-from frontend.responses.unwritten import MAX_UNWRITTEN_BYTES, WAIT_S, Entry, Unwritten
+from frontend.responses.store import (
+    MAX_UNWRITTEN_BYTES,
+    WAIT_S,
+    Entry,
+    ResponseStore,
+    StoreFailure,
+    Unwritten,
+)
 from tests.clock import run_jumping
 from tests.stored_responses import response
 from tests.waiting import until

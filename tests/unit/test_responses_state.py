@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from baton.errors import WorkerLost
 from frontend.app import envelope_of
 from frontend.http.authentication import Authentication
-from frontend.http.keys import line_of, parse_keys
-from frontend.http.limits import Quotas
+from frontend.http.limits import Quotas, line_of, parse_keys
 from frontend.responses.runs import NoOtherRuns, ResponseState
 from frontend.responses.store import ResponseStore
 from tests.scripted_frontend import (

@@ -12,9 +12,8 @@ from baton.errors import InvalidRequest, Overloaded
 from baton.messages import GenerateRequest, Sampling
 from frontend.text.served import ContextTooLong, ServedModel
 from frontend.turn.fields import SamplingFields
-from frontend.turn.prepare import prepare
+from frontend.turn.prepare import prepare, sampling_of
 from frontend.turn.request import Asker, RawPrompts, TurnRequest
-from frontend.turn.sampling import sampling_of
 from frontend.turn.thoughts import Thoughts
 from tests.scripted_frontend import TOKENIZER
 

@@ -10,7 +10,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 
 from baton.errors import InvalidRequest
 from frontend.chat.body import ChatBody
-from frontend.completions.body import CompletionBody
+from frontend.completions.answer import CompletionBody
 from frontend.http.body import decode
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}

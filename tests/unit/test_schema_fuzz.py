@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.chat.body import ChatBody
-from frontend.completions.body import CompletionBody
+from frontend.completions.answer import CompletionBody
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"

@@ -18,8 +18,7 @@ from frontend.harmony.conversation import (
     WrittenMessage,
 )
 from frontend.turn.seal import Changed, Seal
-from frontend.turn.thoughts import Kept, Thoughts
-from frontend.turn.written import WrittenTurn
+from frontend.turn.thoughts import Kept, Thoughts, WrittenTurn
 
 
 def called(*call_ids: str, reasoning: str | None = None) -> AssistantTurn:

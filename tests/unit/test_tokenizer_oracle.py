@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.text.pieces import PIECE_CHARS, cut
-from frontend.text.tokenizer import ModelTokenizer
+from frontend.text.tokenizer import PIECE_CHARS, ModelTokenizer, cut
 
 pytest_plugins = ["tests.oracle"]
 

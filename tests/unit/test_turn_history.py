@@ -1,7 +1,7 @@
 """The history's items become the turns that the model wrote."""
 
 from frontend.harmony.conversation import AssistantTurn, ToolCall, UserTurn
-from frontend.turn.history import joined
+from frontend.turn.thoughts import joined
 
 A, B = (ToolCall(call_id=name, name=name, arguments="{}") for name in "ab")
 

@@ -12,13 +12,15 @@ from baton.messages import GenerateRequest, Sampling, TokenChunk
 from frontend.harmony.conversation import (
     AssistantTurn,
     Conversation,
+    Delta,
+    TextDelta,
     Tool,
     ToolCall,
+    ToolCallArguments,
     ToolResult,
     Turn,
     UserTurn,
 )
-from frontend.harmony.deltas import Delta, TextDelta, ToolCallArguments
 from frontend.harmony.parse import HarmonyParser
 from frontend.harmony.render import render
 from frontend.turn.choice import Choice

@@ -8,14 +8,17 @@ from frontend.harmony.conversation import (
     AssistantTurn,
     Conversation,
     Kind,
+    MessageEnd,
+    ReasoningDelta,
+    TextDelta,
     ToolCall,
+    ToolCallStart,
     UserTurn,
     WrittenMessage,
 )
-from frontend.harmony.deltas import MessageEnd, ReasoningDelta, TextDelta, ToolCallStart
 from frontend.harmony.render import render
 from frontend.text.tokenizer import TooManyTokens
-from frontend.turn.written import Writing, WrittenTurn, encoded
+from frontend.turn.thoughts import Writing, WrittenTurn, encoded
 from tests.scripted_frontend import TOKENIZER
 
 THINK = "<|channel|>analysis<|message|>Think.<|end|>"
