@@ -3,6 +3,7 @@
 import logging
 import os
 import queue
+import sys
 import threading
 from typing import Literal, NoReturn
 
@@ -84,6 +85,13 @@ def configure_logging(level: LogLevel) -> None:
     logging.basicConfig(level=level.upper(), handlers=[lines], force=True)
     for noisy in ("httpx", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def print_error(error: object) -> None:
+    """Print why the process ends, as the last line after its log."""
+    if lines is not None:
+        lines.flush()
+    sys.stderr.write(f"error: {error}\n")
 
 
 def leave(status: int) -> NoReturn:

@@ -18,7 +18,7 @@ from baton.listener import Accepting
 from baton.process import Shutdown, first_of, leave_start_uncollected, needed, run
 from baton.registry_folder import UnsafeFolder
 from baton.reread import kept_current
-from baton.telemetry import configure_logging
+from baton.telemetry import configure_logging, print_error
 from baton.transport import Transport
 from frontend.app import ServerState, create_app, envelope_of
 from frontend.credentials import Credentials, read_credentials
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
             return _serve_in_place(settings, credentials, place)
         port = _port(settings)
     except (UnsafeFolder, ValueError) as error:
-        sys.stderr.write(f"error: {error}\n")
+        print_error(error)
         return 2
     if settings.num_processes > 1:
         return _supervise(port, argv, settings.num_processes)
@@ -149,7 +149,7 @@ async def serve(
         await settings.wires.check_access()
         store = await _open_store(settings.response_store, siblings)
     except ValueError as error:
-        sys.stderr.write(f"error: {error}\n")
+        print_error(error)
         return 2
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
     responses = ResponseState(store, elsewhere=siblings)

@@ -7,7 +7,7 @@ from baton.flags import parse
 from baton.own_address import WrongAddress
 from baton.process import Shutdown, leave_start_uncollected, run
 from baton.registry_folder import UnsafeFolder
-from baton.telemetry import configure_logging
+from baton.telemetry import configure_logging, print_error
 from baton.tls import CredentialError
 from workers.engines.build import build_engine
 from workers.engines.choose import with_engine
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
                 await settings.wires.check_access()
                 clear(settings.ready_file)
         except (SettingsError, UnsafeFolder, CredentialError, WrongAddress) as error:
-            sys.stderr.write(f"error: {error}\n")
+            print_error(error)
             return 2
         log.info("settings %s", " ".join(complete.lines()))
         log.info("peers reach this worker at %s", settings.wires.address())

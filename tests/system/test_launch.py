@@ -128,7 +128,7 @@ def test_a_port_in_use_is_one_clear_line(launches: list[Launch], tmp_path: Path)
             {"DECODE_ENGINE_ARGS": "{yaml}"},
             "{yaml}:1: decode_step: unknown key; did you mean decode_step_ms?",
         ),
-        ({"ENGINE": "nope"}, "argument --engine: invalid choice: 'nope'"),
+        ({"ENGINE": "nope"}, "--engine: invalid choice: 'nope'"),
         ({"START_TIMEOUT_S": "0"}, "error: not ready after 0 s"),
     ],
 )

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from frontend.responses import store as store_module
-from frontend.responses import store as store_module
 from frontend.responses.store import (
     MAX_CHAIN,
     MAX_CHAIN_BYTES,

@@ -75,9 +75,11 @@ class ModelSchema:
 def lacks(schema: Schema | None, path: str, word: str) -> bool:
     """Whether this build has a closed list of words for the setting at `path`, and `word` is not in it."""
     name, _, rest = path.partition(".")
-    if not isinstance(schema, ModelSchema) or name not in schema.fields():
+    if schema is None or name not in schema.fields():
         return False
-    return lacks(schema.fields()[name], rest, word) if rest else schema.lacks(name, word)
+    if rest:
+        return lacks(schema.fields()[name], rest, word)
+    return isinstance(schema, ModelSchema) and schema.lacks(name, word)
 
 
 def first_invalid(error: ValueError) -> ValueError:
