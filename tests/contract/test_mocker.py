@@ -499,10 +499,14 @@ def test_stopping_ends_what_runs_and_nothing_begins_after_it() -> None:
     run_jumping(main())
 
 
+def changed(name: str, value: int) -> dict[str, Any]:
+    return {name: value}
+
+
 @pytest.mark.parametrize("name", ["prefill_tokens_per_s", "handoff_ttl_s"])
 def test_rates_and_times_to_live_are_above_zero(name: str) -> None:
     with pytest.raises(InvalidField) as refused:
-        MockerSettings(**{name: 0})
+        MockerSettings(**changed(name, 0))
     assert refused.value.name == name
 
 
@@ -510,9 +514,9 @@ def test_rates_and_times_to_live_are_above_zero(name: str) -> None:
     "name", ["decode_step_ms", "jitter_ms", "kv_transfer_ms", "max_cached_tokens", "max_queue_size"]
 )
 def test_times_caches_and_queues_may_be_zero_and_not_below(name: str) -> None:
-    MockerSettings(**{name: 0})
+    MockerSettings(**changed(name, 0))
     with pytest.raises(InvalidField) as refused:
-        MockerSettings(**{name: -1})
+        MockerSettings(**changed(name, -1))
     assert refused.value.name == name
 
 
