@@ -141,7 +141,8 @@ LOAD, DAY = " --http-port 8000 --max-wait-s 0", " --http-port 8000 --request-tim
     ("profiles", "ends", "queue"),
     [
         (["low-latency", "h200-low-latency", "spark"], " --http-port 8000", None),
-        (["low-latency-720", "max-throughput", "max-throughput-640", "h200-max-throughput"], LOAD, 4096),
+        (["low-latency-720", "max-throughput", "max-throughput-640", "max-throughput-fp8"], LOAD, 4096),
+        (["h200-max-throughput"], LOAD, 4096),
         (["eval-dep-low", "eval-dep-high", "eval-tp-low", "eval-tp-high"], DAY, 4096),
     ],
 )
