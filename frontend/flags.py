@@ -1,6 +1,7 @@
 """The frontend's command-line flags."""
 
 import dataclasses
+import re
 from datetime import date
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from frontend.routing.names import parse_aliases
 from frontend.routing.router import RouterMode
 from frontend.routing.watchdog import NO_PROGRESS_S
 
-MAX_PROCESSES = 64
+_HOST = re.compile(r"[\w.*-]+")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class FrontendSettings:
     """The settings of `python -m frontend`."""
 
     http_host: str = flag("127.0.0.1", "address to listen on", env=HTTP_HOST, metavar="IP")
-    http_port: int = flag(8000, "port to listen on", env=HTTP_PORT, metavar="PORT")
+    http_port: int = flag(8000, "port to listen on", env=HTTP_PORT, metavar="PORT", at_least=0, at_most=65535)
     api_keys_file: Path | None = flag(
         None,
         "only clients with a key in this file may send requests: python -m baton key",
@@ -38,7 +39,13 @@ class FrontendSettings:
         False, "serve other machines without API keys or client certificates", env="BATON_INSECURE"
     )
     take_over: bool = flag(False, "take the port over from this user's frontend on it, which then drains")
-    num_processes: int = flag(1, "processes that share the port, each with its own event loop", metavar="N")
+    num_processes: int = flag(
+        1,
+        "processes that share the port, each with its own event loop",
+        metavar="N",
+        at_least=1,
+        at_most=64,
+    )
     router_mode: RouterMode = flag(
         "round-robin", "load balancing; prefix: turns of a conversation share a worker"
     )
@@ -46,9 +53,10 @@ class FrontendSettings:
         0,
         "prompts of which decode lacks at most N tokens skip the prefill worker",
         metavar="N",
+        at_least=0,
     )
     local_prefill_after_s: float = flag(
-        0.0, "only while the prefill worker has kept a request waiting for so long", metavar="S"
+        0.0, "only while the prefill worker has kept a request waiting for so long", metavar="S", at_least=0
     )
     cors_origin: str = flag(
         "", "allowed CORS origins, comma-separated, or *: https://app.example", metavar="URL"
@@ -73,6 +81,7 @@ class FrontendSettings:
         "for all request bodies (default: a 64th of memory)",
         env="BATON_MAX_BODIES_BYTES",
         metavar="N",
+        at_least=0,
     )
     model_path: Path | None = flag(
         None, "folder with tokenizer.json, or the model's id in the hub's cache [the workers' model path]"
@@ -80,19 +89,25 @@ class FrontendSettings:
     current_date: str = flag(
         "", "date in prompts, YYYY-MM-DD (default: today, UTC)", env="BATON_CURRENT_DATE", metavar="DATE"
     )
-    request_timeout_s: float = flag(600.0, "deadline of a request", metavar="S")
+    request_timeout_s: float = flag(600.0, "deadline of a request", metavar="S", above=0)
     max_wait_s: float = flag(
-        MAX_WAIT_S, "how long requests wait while all workers are full; 0: until their deadline", metavar="S"
+        MAX_WAIT_S,
+        "how long requests wait while all workers are full; 0: until their deadline",
+        metavar="S",
+        at_least=0,
     )
     no_progress_s: float = flag(
-        NO_PROGRESS_S, "a worker that gets on with no request for so long is tried", metavar="S"
+        NO_PROGRESS_S, "a worker that gets on with no request for so long is tried", metavar="S", above=0
     )
     wait_for_worker_s: float = flag(
         15.0,
         "how long requests wait for a lost decode worker or NATS to return",
         metavar="S",
+        at_least=0,
     )
-    drain_timeout_s: float = flag(30.0, "time for running answers to finish after SIGTERM", metavar="S")
+    drain_timeout_s: float = flag(
+        30.0, "time for running answers to finish after SIGTERM", metavar="S", at_least=0
+    )
     response_store: str = flag(
         "~/.local/state/baton/responses.sqlite3",
         "SQLite file for stored responses, or :memory:",
@@ -105,24 +120,10 @@ class FrontendSettings:
     def __post_init__(self) -> None:
         if self.current_date and not _is_date(self.current_date):
             raise ValueError(f"--current-date {self.current_date!r}: must be YYYY-MM-DD")
-        if not 0 <= self.http_port <= 65535:
-            raise ValueError(f"--http-port {self.http_port}: must be between 0 and 65535")
-        if not 1 <= self.num_processes <= MAX_PROCESSES:
-            raise ValueError(f"--num-processes {self.num_processes}: must be between 1 and {MAX_PROCESSES}")
         parse_aliases(self.model_alias)
-        for name in (
-            "local_prefill_tokens",
-            "local_prefill_after_s",
-            "max_wait_s",
-            "max_bodies_bytes",
-            "wait_for_worker_s",
-            "drain_timeout_s",
-        ):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{_option(name)} {getattr(self, name):g}: must be 0 or more")
-        for name in ("request_timeout_s", "no_progress_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{_option(name)} {getattr(self, name):g}: must be greater than 0")
+        for host in self.allowed_hosts[1:]:
+            if not _HOST.fullmatch(host):
+                raise ValueError(f"--allowed-host {host!r}: must be a name without scheme and port, or *")
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError("--tls-cert-file and --tls-key-file: give both")
         if self.tls_client_ca_file is not None and self.tls_cert_file is None:
@@ -161,7 +162,3 @@ def _is_date(text: str) -> bool:
         return date.fromisoformat(text).isoformat() == text
     except ValueError:
         return False
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")

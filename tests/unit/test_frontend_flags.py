@@ -1,42 +1,44 @@
 """The frontend's settings: values that are refused, with the flag and what is allowed."""
 
-import math
 from typing import Any
 
 import pytest
 
+from baton.flags import read
 from frontend.flags import FrontendSettings
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "allowed"),
+    ("flag", "value", "allowed"),
     [
-        ("local_prefill_tokens", -1, "0 or more"),
-        ("local_prefill_after_s", -0.5, "0 or more"),
-        ("max_wait_s", -1.0, "0 or more"),
-        ("max_wait_s", math.nan, "0 or more"),
-        ("wait_for_worker_s", -1.0, "0 or more"),
-        ("wait_for_worker_s", math.nan, "0 or more"),
-        ("drain_timeout_s", -1.0, "0 or more"),
-        ("drain_timeout_s", math.nan, "0 or more"),
-        ("request_timeout_s", 0.0, "greater than 0"),
-        ("no_progress_s", 0.0, "greater than 0"),
-        ("no_progress_s", math.nan, "greater than 0"),
+        ("--local-prefill-tokens", "-1", "at least 0"),
+        ("--local-prefill-after-s", "-0.5", "at least 0"),
+        ("--max-wait-s", "-1", "at least 0"),
+        ("--max-wait-s", "nan", "a finite number of at most 1e.15"),
+        ("--max-bodies-bytes", "-1", "at least 0"),
+        ("--wait-for-worker-s", "-1", "at least 0"),
+        ("--drain-timeout-s", "-1", "at least 0"),
+        ("--request-timeout-s", "0", "above 0"),
+        ("--no-progress-s", "0", "above 0"),
+        ("--http-port", "65536", "at least 0 and at most 65535"),
+        ("--http-port", "-1", "at least 0 and at most 65535"),
+        ("--num-processes", "0", "at least 1 and at most 64"),
+        ("--num-processes", "65", "at least 1 and at most 64"),
     ],
 )
-def test_numbers_out_of_range_are_refused_by_their_flag(name: str, value: Any, allowed: str) -> None:
-    flag = f"--{name.replace('_', '-')}"
-    with pytest.raises(ValueError, match=f"^{flag} {value:g}: must be {allowed}$"):
-        FrontendSettings(**{name: value})
+def test_numbers_out_of_range_are_refused_by_their_flag(flag: str, value: str, allowed: str) -> None:
+    with pytest.raises(ValueError, match=f"^{flag} {value}: must be {allowed}$"):
+        read(FrontendSettings, [f"{flag}={value}"])
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"http_port": 65536}, "--http-port 65536: must be between 0 and 65535"),
-        ({"http_port": -1}, "--http-port -1: must be between 0 and 65535"),
-        ({"num_processes": 0}, "--num-processes 0: must be between 1 and 64"),
-        ({"num_processes": 65}, "--num-processes 65: must be between 1 and 64"),
+        (
+            {"allowed_host": "a.example, http://b.example"},
+            "--allowed-host 'http://b.example': must be a name",
+        ),
+        ({"allowed_host": "a.example:8000"}, "--allowed-host 'a.example:8000': must be a name"),
         ({"model_alias": "gpt-9"}, "--model-alias"),
         ({"current_date": "20260101"}, "--current-date '20260101': must be YYYY-MM-DD"),
         ({"current_date": "2026-1-1"}, "--current-date '2026-1-1': must be YYYY-MM-DD"),
@@ -49,17 +51,21 @@ def test_other_bad_settings_are_refused_by_their_flag(settings: dict[str, Any], 
 
 
 def test_the_smallest_and_largest_values_are_allowed() -> None:
-    settings = FrontendSettings(
-        http_port=65535, num_processes=1, local_prefill_after_s=0.0, current_date="2026-01-01"
-    )
-    assert (settings.http_port, settings.current_date) == (65535, "2026-01-01")
-    assert FrontendSettings(http_port=0).http_port == 0
+    flags = ["--num-processes=1", "--local-prefill-after-s=0", "--current-date=2026-01-01"]
+    for port in (0, 65535):
+        settings = read(FrontendSettings, [*flags, f"--http-port={port}"]).settings
+        assert (settings.http_port, settings.current_date) == (port, "2026-01-01")
 
 
 def test_origins_are_a_list_without_empty_ones() -> None:
     assert FrontendSettings().cors_origins == []
     settings = FrontendSettings(cors_origin=" https://a.example, ,https://b.example,")
     assert settings.cors_origins == ["https://a.example", "https://b.example"]
+
+
+def test_names_of_this_server_are_a_list_after_its_address() -> None:
+    settings = FrontendSettings(allowed_host="baton.example.com, *.svc.cluster.local,*")
+    assert settings.allowed_hosts == ["127.0.0.1", "baton.example.com", "*.svc.cluster.local", "*"]
 
 
 def test_by_default_only_this_machine_is_served_and_nothing_takes_for_ever() -> None:
