@@ -53,6 +53,7 @@ set_variable() { # set_variable NAME VALUE, for all processes
 }
 
 start_frontend() {
+    [[ ${FRONTEND_FLAGS:-} != *--http-@(host|port)* ]] || fail "set HTTP_HOST and HTTP_PORT, not their flags in FRONTEND_FLAGS"
     local flags; read -rd "" -a flags <<<"${FRONTEND_FLAGS:-}" || true # they may stand on several lines
     start frontend "$PYTHON" -m frontend ${ROUTER_MODE:+--router-mode "$ROUTER_MODE"} --http-port "$HTTP_PORT" \
         ${LOCAL_PREFILL_TOKENS:+--local-prefill-tokens "$LOCAL_PREFILL_TOKENS"} \
