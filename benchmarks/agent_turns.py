@@ -172,7 +172,11 @@ def frontend(folder: Path, flags: str) -> Iterator[str]:
 
 def way(name: str, folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Start the servers and yield a result for each set of frontend flags."""
-    roles = {"PREFILL_FLAGS": options.prefill_engine, "DECODE_FLAGS": options.decode_engine, "FLAGS": "{}"}
+    roles = {
+        "PREFILL_EXTRA_FLAGS": options.prefill_engine,
+        "DECODE_EXTRA_FLAGS": options.decode_engine,
+        "EXTRA_FLAGS": "{}",
+    }
     engines = {role: ENGINE | json.loads(override) for role, override in roles.items()}
     started = {
         "apart": lambda: servers.baton(folder, options.size, engines=engines),

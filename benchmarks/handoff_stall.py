@@ -175,7 +175,7 @@ def main() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(plugin), os.environ.get("PYTHONPATH", "")])
         for override, way in itertools.product(options.engines.split(";"), options.ways.split(",")):
             engine = ENGINE | json.loads(override)
-            engines = dict.fromkeys(("PREFILL_FLAGS", "DECODE_FLAGS", "FLAGS"), engine)
+            engines = dict.fromkeys(("PREFILL_EXTRA_FLAGS", "DECODE_EXTRA_FLAGS", "EXTRA_FLAGS"), engine)
             run: dict[str, Any] = {
                 "way": way,
                 "engine": json.loads(override),

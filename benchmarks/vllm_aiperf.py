@@ -37,7 +37,9 @@ ENGINE = {
     "enable_prefix_caching": False,
     "max_model_len": 40960,
 }
-ENGINES: dict[str, dict[str, Any]] = dict.fromkeys(("PREFILL_FLAGS", "DECODE_FLAGS", "FLAGS"), ENGINE)
+ENGINES: dict[str, dict[str, Any]] = dict.fromkeys(
+    ("PREFILL_EXTRA_FLAGS", "DECODE_EXTRA_FLAGS", "EXTRA_FLAGS"), ENGINE
+)
 # input tokens, output tokens, concurrency, requests
 WORKLOADS = [(1024, 1024, 64, 128), (32_000, 256, 8, 24)]
 WAYS = ("apart", "aggregated", "vllm")

@@ -2,7 +2,7 @@
 # gpt-oss on vLLM: prefill on one GPU and decode on another, or both on one.
 #   launch/gpt_oss_vllm.sh [20b|120b] [--agg] [--dry-run]     (default: 120b; an H200 holds either)
 # Override the variables below and those at the top of launch/trtllm.sh in the environment. A role's GPUs are divided
-# evenly among its workers, which also get *_FLAGS.
+# evenly among its workers. *FLAGS replace the default flags; *EXTRA_FLAGS are added after them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 size=120b agg=""
@@ -35,19 +35,19 @@ ENGINE_ARGS=${ENGINE_ARGS:-$configs/agg.yaml}
 
 if [[ -n $agg ]]; then
     tp=$(gpus_each "$CUDA_VISIBLE_DEVICES" "$NUM_AGG")
-    read -rd "" -a flags <<<"--tensor-parallel-size $tp ${FLAGS:-}" || true
-    prepare --engine-args "$ENGINE_ARGS" --gpus "$(shares "$CUDA_VISIBLE_DEVICES" "$NUM_AGG")" --flags "${flags[*]}"
+    read -rd "" -a flags <<<"${FLAGS---tensor-parallel-size $tp} ${EXTRA_FLAGS:-}" || true
+    prepare --engine-args "$ENGINE_ARGS" --gpus "$(shares "$CUDA_VISIBLE_DEVICES" "$NUM_AGG")" --flags="${flags[*]}"
     start_frontend
     start_workers agg "$NUM_AGG" "$CUDA_VISIBLE_DEVICES" "$ENGINE_ARGS" "${flags[@]}"
     serve 0 "$NUM_AGG"
 fi
 prefill_tp=$(gpus_each "$PREFILL_CUDA_VISIBLE_DEVICES" "$NUM_PREFILL")
 decode_tp=$(gpus_each "$DECODE_CUDA_VISIBLE_DEVICES" "$NUM_DECODE")
-read -rd "" -a prefill_flags <<<"--tensor-parallel-size $prefill_tp ${PREFILL_FLAGS:-}" || true
-read -rd "" -a decode_flags <<<"--tensor-parallel-size $decode_tp ${DECODE_FLAGS:-}" || true
+read -rd "" -a prefill_flags <<<"${PREFILL_FLAGS---tensor-parallel-size $prefill_tp} ${PREFILL_EXTRA_FLAGS:-}" || true
+read -rd "" -a decode_flags <<<"${DECODE_FLAGS---tensor-parallel-size $decode_tp} ${DECODE_EXTRA_FLAGS:-}" || true
 prepare --prefill-engine-args "$PREFILL_ENGINE_ARGS" --decode-engine-args "$DECODE_ENGINE_ARGS" \
-    --prefill-gpus "$(shares "$PREFILL_CUDA_VISIBLE_DEVICES" "$NUM_PREFILL")" --prefill-flags "${prefill_flags[*]}" \
-    --decode-gpus "$(shares "$DECODE_CUDA_VISIBLE_DEVICES" "$NUM_DECODE")" --decode-flags "${decode_flags[*]}"
+    --prefill-gpus "$(shares "$PREFILL_CUDA_VISIBLE_DEVICES" "$NUM_PREFILL")" --prefill-flags="${prefill_flags[*]}" \
+    --decode-gpus "$(shares "$DECODE_CUDA_VISIBLE_DEVICES" "$NUM_DECODE")" --decode-flags="${decode_flags[*]}"
 start_frontend
 start_workers prefill "$NUM_PREFILL" "$PREFILL_CUDA_VISIBLE_DEVICES" "$PREFILL_ENGINE_ARGS" "${prefill_flags[@]}"
 start_workers decode "$NUM_DECODE" "$DECODE_CUDA_VISIBLE_DEVICES" "$DECODE_ENGINE_ARGS" "${decode_flags[@]}"

@@ -178,6 +178,18 @@ def test_dynamos_names_of_host_and_port_overrule_the_images(
     assert frontend(lines).endswith(f"--http-port {port}")
 
 
+@pytest.mark.parametrize("flags", ["--http-port 9000", "--log-level debug\n--http-host=::"])
+def test_an_address_among_the_frontends_flags_is_refused(tmp_path: Path, flags: str) -> None:
+    """The script waits for the frontend at its own HTTP_HOST and HTTP_PORT."""
+    status, output = Launch(
+        tmp_path / "run", "--dry-run", script="gpt_oss_agg.sh", FRONTEND_FLAGS=flags
+    ).end()
+    assert (status, output.splitlines()[-1]) == (
+        1,
+        "error: set HTTP_HOST and HTTP_PORT, not their flags in FRONTEND_FLAGS",
+    )
+
+
 @pytest.mark.parametrize(
     ("environ", "used"),
     [
@@ -214,6 +226,17 @@ def test_the_doctor_gets_each_workers_gpus_and_flags() -> None:
     for worker in (line for line in lines if "--disaggregation-mode decode" in line):
         assert worker.removesuffix(" &").endswith(flags.removeprefix("--decode-flags="))
         assert worker.removesuffix(" &").endswith("--max-seq-len 4096 --max-batch-size 8")
+
+
+def test_flags_of_vllms_workers_replace_the_default_ones_or_are_added() -> None:
+    _, flags = worker(dry_run("gpt_oss_vllm.sh", "--agg", FLAGS="", EXTRA_FLAGS="--max-seq-len 4096"))
+    assert (flags["--max-seq-len"], "--tensor-parallel-size" in flags) == ("4096", False)
+    lines = dry_run(
+        "gpt_oss_vllm.sh", PREFILL_EXTRA_FLAGS="--max-seq-len 4096", DECODE_FLAGS="--drain-timeout-s 9"
+    )
+    prefill, decode = (line.removesuffix(" &") for line in lines if " -m workers " in line)
+    assert prefill.endswith(" prefill --tensor-parallel-size 1 --max-seq-len 4096")
+    assert decode.endswith(" decode --drain-timeout-s 9")
 
 
 @pytest.mark.parametrize("arguments", [["20b"], ["--agg"]])

@@ -68,7 +68,7 @@ def test_the_launch_script_serves_with_the_shipped_configs(
 ) -> None:
     shorter = "--max-seq-len 4096 --max-num-tokens 512"  # the demo model's limit; a short warm-up
     environ = {"ETCD_ENDPOINTS": launch_etcd().url, "NATS_SERVER": launch_nats().url}
-    environ |= {"ENGINE": "vllm", "PREFILL_FLAGS": shorter, "DECODE_FLAGS": shorter}
+    environ |= {"ENGINE": "vllm", "PREFILL_EXTRA_FLAGS": shorter, "DECODE_EXTRA_FLAGS": shorter}
     launch = Launch(tmp_path / "run", "20b", script="gpt_oss_vllm.sh", engine=DOUBLE | environ)
     try:
         assert "(1 prefill, 1 decode)" in launch.read_until("ready: ")
