@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import errno
 import ipaddress
 import logging
 import os
@@ -82,8 +83,10 @@ def _port(settings: FrontendSettings) -> Port:
     try:
         port = port or Port(inherited() or _listen(settings))
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
-        raise ValueError(f"cannot listen on {where}: {why}; choose another --http-port") from error
+        number = error.errno or 0
+        why = os.strerror(number) if number > 0 else error.strerror  # negative: of a name
+        wrong = "--http-port" if number in (errno.EADDRINUSE, errno.EACCES) else "--http-host"
+        raise ValueError(f"cannot listen on {where}: {why}; choose another {wrong}") from error
     if not (settings.knows_clients or settings.insecure or _is_loopback(port.listener)):
         port.close()
         raise ValueError(

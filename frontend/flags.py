@@ -78,7 +78,7 @@ class FrontendSettings:
     )
     max_bodies_bytes: int = flag(
         0,
-        "for all request bodies (default: a 64th of memory)",
+        "memory for all request bodies (default: a 64th of it)",
         env="BATON_MAX_BODIES_BYTES",
         metavar="N",
         at_least=0,

@@ -39,7 +39,8 @@ def status(argv: list[str]) -> int:
     try:
         health = _health(settings)
     except (OSError, HTTPException, ValueError) as error:
-        sys.stderr.write(f"error: no frontend answers at {settings.url}: {error}\n")
+        why = str(error).removeprefix("<urlopen error ").removesuffix(">")
+        sys.stderr.write(f"error: no frontend answers at {settings.url}: {why}\n")
         return 2
     lines = (
         [_counts(health)] if settings.brief else [f"{health.status}: {_counts(health)}", *_details(health)]

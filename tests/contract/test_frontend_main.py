@@ -105,6 +105,12 @@ def test_a_port_in_use_is_taken_over_only_if_that_is_said() -> None:
         assert not passed.is_set()
 
 
+@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
+def test_an_address_of_another_machine_is_refused_by_its_flag(host: str) -> None:
+    with pytest.raises(ValueError, match=f"cannot listen on {host}:0: .*; choose another --http-host"):
+        _port(FrontendSettings(http_host=host, http_port=0))
+
+
 def test_a_registry_that_others_can_write_to_ends_the_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
