@@ -194,7 +194,8 @@ class _Walk:
 
     def enter(self, schema: Schema | None, node: Node, prefix: str) -> None:
         if node.entries is None:
-            raise SettingsError(f"{node.place}: {prefix.rstrip('.') or 'the file'}: must be a mapping")
+            place = f"{node.place}: {prefix.rstrip('.')}".removesuffix(": ")
+            raise SettingsError(f"{place}: must be a mapping")
         seen: set[str] = set()
         for name, child in node.entries:
             if name in seen:

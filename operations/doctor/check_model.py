@@ -68,7 +68,7 @@ def _absent(facts: Facts) -> Iterator[Finding]:
         )  # fmt: skip
         return
     yield error(
-        "model-absent", f"{path} is not a folder",
+        "model-absent", f"{path} is not a folder, nor a model in the hub's cache",
         breaks="workers exit at start; nothing is downloaded automatically",
         repair=_download(facts),
     )  # fmt: skip

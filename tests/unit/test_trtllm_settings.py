@@ -305,7 +305,7 @@ def test_what_cannot_work_is_one_line_with_its_place(tmp_path: Path, text: str, 
     ("override", "says"),
     [
         ("{", "--override-engine-args: not valid JSON"),
-        ("[]", "--override-engine-args: the file: must be a mapping"),
+        ("[]", "--override-engine-args: must be a mapping"),
         (
             '{"kv_cache_config": {"free_gpu_memory_fraction": null}}',
             "engine settings: ",

@@ -108,7 +108,7 @@ def test_what_is_no_whole_number_is_refused(tmp_path: Path, text: str) -> None:
         ("cache:\n  zzz: 4", ":2: cache.zzz: unknown key; known: fraction, tokens_per_block"),
         ("max_batch_size: many", ":1: max_batch_size: 'many': Expected `int`, got `str`"),
         ("cache: 3", ":1: cache: must be a mapping"),
-        ("- 1", ":1: the file: must be a mapping"),
+        ("- 1", ":1: must be a mapping"),
         ("max_batch_size: 4\nmax_batch_size: 5", ":2: max_batch_size: given twice"),
         ("max_batch_size: 0", "max_batch_size: at least 1"),
         ("a: [", "not valid YAML"),

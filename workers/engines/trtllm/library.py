@@ -78,7 +78,7 @@ def load_library() -> Library:
         )
     except (ImportError, AttributeError) as error:
         raise SettingsError(
-            f"TensorRT-LLM cannot be imported: {error}; install tensorrt-llm 1.3 (any release candidate; "
+            f"TensorRT-LLM cannot be imported: {error}; install tensorrt-llm 1.3 or 1.4 (release candidates; "
             "Python 3.12, NVIDIA's package index), or run its release container"
         ) from error
 
@@ -92,7 +92,7 @@ def _check_version(version: str) -> None:
         log.warning("TensorRT-LLM %s: Baton is checked against the settings of 1.3 and 1.4", version)
     if release < OLDEST:
         raise SettingsError(
-            f"TensorRT-LLM {version} is too old; install tensorrt-llm 1.3 (any release candidate), "
+            f"TensorRT-LLM {version} is too old; install tensorrt-llm 1.3 or 1.4 (release candidates), "
             "or run its release container"
         )
 
