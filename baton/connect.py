@@ -131,6 +131,20 @@ class Wires:
         check_address(self.address())
 
     async def check_access(self) -> None:
+        """Raise CredentialError if etcd or NATS is there and refuses this user."""
+        await self.check_etcd_access()
+        if self._plane() == "tcp":
+            return
+        from baton.nats import NatsTransport
+
+        refusal = await NatsTransport(",".join(self.nats_urls), **nats_options()).refusal()
+        if refusal is not None:
+            raise CredentialError(
+                f"{self.plane_name()} refuses this user: {refusal}; set NATS_AUTH_USERNAME and "
+                "NATS_AUTH_PASSWORD, or another NATS_AUTH_... that it knows"
+            )
+
+    async def check_etcd_access(self) -> None:
         """Raise CredentialError if etcd is there and refuses this user."""
         if self._registry() == "file":
             return

@@ -141,7 +141,7 @@ def _denial(wires: Wires, services: Sequence[Service]) -> str | None:
     """Why etcd, if it answers, denies this user access."""
     if any(service.name == "etcd" and not service.problem for service in services):
         try:
-            asyncio.run(wires.check_access())
+            asyncio.run(wires.check_etcd_access())
         except CredentialError as denial:
             return str(denial)
     return None

@@ -152,6 +152,17 @@ def test_a_process_says_what_is_wrong_and_does_not_start(
     assert says in line
 
 
+@pytest.mark.parametrize("program", [WORKER, FRONTEND])
+def test_a_user_that_nats_refuses_is_known_before_a_model_loads(
+    tmp_path: Path, launch_nats: LaunchServer, program: tuple[str, ...]
+) -> None:
+    server = launch_nats("--user", "u", "--pass", "sesame")
+    login = {"NATS_SERVER": server.url, "NATS_AUTH_USERNAME": "u", "NATS_AUTH_PASSWORD": "wrong"}
+    status, line = start(tmp_path, program, [], login)
+    assert status == 2
+    assert line.startswith(f"error: NATS at {server.url} refuses this user: ")
+
+
 @pytest.mark.parametrize("program", [WORKER, FRONTEND, (*FRONTEND, "--num-processes", "2")])
 def test_a_user_that_etcd_refuses_is_known_before_a_model_loads(
     tmp_path: Path, launch_etcd: LaunchServer, program: tuple[str, ...]
