@@ -76,13 +76,13 @@ async def history(response_id: str, responses: ResponseState, key_name: str) -> 
             f"`previous_response_id`: response {response_id!r} is still in progress; wait until it ends.",
             param="previous_response_id",
         )
-    items = await context_items(response_id, responses.store, key_name)
-    if previous is None or items is None:
+    chain = None if previous is None else await responses.store.chain(response_id, key_name)
+    if chain is None:
         raise PreviousNotFound(
             f"`previous_response_id`: response {response_id!r} or one that it continues is not stored.",
             param="previous_response_id",
         )
-    return items + list(msgspec.json.decode(previous.body, type=_Output).output)
+    return await asyncio.to_thread(_items_of, chain)
 
 
 async def context_items(response_id: str, store: ResponseStore, key_name: str) -> list[Item] | None:
@@ -94,12 +94,12 @@ async def context_items(response_id: str, store: ResponseStore, key_name: str) -
     return await asyncio.to_thread(_items_of, chain, response_id)
 
 
-def _items_of(chain: Sequence[StoredResponse], last_id: str) -> list[Item]:
-    """The input of each response, and the output of all but the last."""
+def _items_of(chain: Sequence[StoredResponse], without_output_of: str = "") -> list[Item]:
+    """The input and the output of each response, but the output of that one."""
     items: list[Item] = []
     for response in chain:
         items += msgspec.json.decode(response.items, type=list[Item])
-        if response.id != last_id:
+        if response.id != without_output_of:
             items += msgspec.json.decode(response.body, type=_Output).output
     return items
 
@@ -292,15 +292,16 @@ async def _asked(raw: bytes, asker: Asker, services: Services, state: ResponseSt
     items = await resolved(given, state.store, asker.key_name)
     previous_id = body.previous_response_id
     earlier = [] if previous_id is None else await history(previous_id, state, asker.key_name)
-    # A short body may continue a long conversation.
-    num_bytes = len(raw) + (LONG_BYTES if earlier else 0)
+    # A short body may continue a long conversation, or refer to long items.
+    recalls = bool(earlier) or any(isinstance(item, GivenReference) for item in given)
+    num_bytes = len(raw) + (LONG_BYTES if recalls else 0)
 
-    def made(_: bytes) -> tuple[OfferedTools, TurnRequest]:
+    def made() -> tuple[OfferedTools, TurnRequest]:
         offered = offered_tools(body, earlier)
         services.check_tools(offered.left_out)
         return offered, turn_request(body, offered, earlier, items, num_bytes)
 
-    offered, request = await read(raw, made)
+    offered, request = await asyncio.to_thread(made) if num_bytes > LONG_BYTES else made()
     return Asked(
         body=body,
         items=items,

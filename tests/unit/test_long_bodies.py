@@ -10,7 +10,9 @@ import msgspec
 import pytest
 
 from frontend.http.body import LONG_BYTES, MAX_EXPLAINED_BYTES, read
+from frontend.responses import create
 from frontend.text.served import ServedModel
+from frontend.turn.request import TurnRequest
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, ScriptedFleet, ScriptedTokens
 
 
@@ -74,3 +76,32 @@ async def test_only_long_prompts_are_tokenised_in_a_thread(path: str, body: Call
         assert reply.status == 200, reply.json
         assert (own in fleet.threads) is (num_chars == 10)
         assert fleet.threads
+
+
+@pytest.mark.parametrize(
+    "recall",
+    [
+        lambda made: {"previous_response_id": made["id"], "input": "Hi"},
+        lambda made: {"input": [{"type": "item_reference", "id": made["output"][0]["id"]}]},
+    ],
+)
+async def test_short_bodies_that_recall_stored_text_are_handled_in_a_thread(
+    recall: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[int] = set()
+    real = create.turn_request
+
+    def noting(*given: Any) -> TurnRequest:
+        threads.add(threading.get_ident())
+        return real(*given)
+
+    fleet = NotingFleet()
+    client = Client(ScriptedTokens("<|channel|>final<|message|>Long<|return|>"), fleet)
+    made = (await client.post("/v1/responses", {"model": MODEL, "input": "Hello"})).json
+    fleet.threads.clear()
+    monkeypatch.setattr(create, "turn_request", noting)
+    reply = await client.post("/v1/responses", {"model": MODEL, **recall(made)})
+    assert reply.status == 200, reply.json
+    assert fleet.threads
+    assert threads
+    assert threading.get_ident() not in threads | fleet.threads
