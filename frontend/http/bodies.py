@@ -23,7 +23,8 @@ class BodiesFull(BatonError):
 
 
 class Bodies:
-    """Counts the bytes of bodies that are being read or prepared, beyond FREE_BYTES each."""
+    """Counts the bytes of bodies that are being read or prepared, beyond FREE_BYTES each. One body is always
+    read: a retry must be able to succeed."""
 
     def __init__(self, max_bytes: int = MIN_BYTES) -> None:
         self.num_bytes = 0
@@ -37,7 +38,8 @@ class Bodies:
         def count(num_bytes: int) -> None:
             nonlocal counted
             more = max(0, num_bytes - FREE_BYTES) - counted
-            if self.num_bytes + more > self._max_bytes:
+            has_company = self.num_bytes > counted
+            if more and has_company and self.num_bytes + more > self._max_bytes:
                 raise BodiesFull(
                     "The server reads as many long bodies as it can; retry later.", retry_after_s=1
                 )

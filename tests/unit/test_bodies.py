@@ -69,6 +69,19 @@ async def test_long_bodies_share_the_memory_and_short_ones_are_always_read() -> 
         assert bodies.num_bytes == 2 * FREE_BYTES
 
 
+async def test_a_body_over_the_budget_is_read_while_there_is_no_other() -> None:
+    bodies = Bodies(FREE_BYTES)
+    async with senders(3, bodies) as (first, second, short):
+        await first.send(3 * FREE_BYTES)
+        await second.send(2 * FREE_BYTES)
+        with pytest.raises(BodiesFull):
+            await second.task
+        for sender, num_bytes in ((short, FREE_BYTES), (first, FREE_BYTES)):
+            sender.may_end.set()
+            await sender.send(num_bytes, more=False)
+        assert [await short.task, await first.task] == [FREE_BYTES, 4 * FREE_BYTES]
+
+
 async def test_a_body_counts_until_it_is_prepared_or_its_client_has_left() -> None:
     bodies = Bodies(4 * FREE_BYTES)
     async with senders(2, bodies) as (prepared, left):
