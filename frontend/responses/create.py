@@ -47,6 +47,7 @@ from frontend.turn.fields import (
     identity_of,
 )
 from frontend.turn.form import any_object, by_schema
+from frontend.turn.ids import vary
 from frontend.turn.prepare import LONG_BYTES, encode, prepare
 from frontend.turn.request import Asker, TurnRequest
 from frontend.turn.seal import Seal
@@ -314,6 +315,7 @@ async def _asked(raw: bytes, asker: Asker, services: Services, state: ResponseSt
 def _read(
     raw: bytes, seal: Seal, recall: Callable[[str], str | None]
 ) -> tuple[ResponseBody, tuple[str, ...], InputReader, list[Item | GivenReference]]:
+    vary(raw)  # so that no other response is stored under the id of this one
     body, unknown = decode(raw, ResponseBody)
     check_served(body)
     reader = InputReader(seal, recall)

@@ -1,5 +1,6 @@
 """What is drawn at random for an answer: ids of responses, items and calls, and seeds."""
 
+import hashlib
 import random
 import secrets
 from collections.abc import Iterator
@@ -18,6 +19,13 @@ def repeatable(key: str) -> Iterator[None]:
         yield
     finally:
         _source.reset(token)
+
+
+def vary(data: bytes) -> None:
+    """From here on, draw the same in a repeatable context only for the same `data`, too."""
+    source = _source.get()
+    if source is not None:
+        source.seed(source.randbytes(32) + hashlib.sha256(data).digest())
 
 
 def new_id(prefix: str, separator: str = "_") -> str:

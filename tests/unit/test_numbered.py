@@ -158,6 +158,15 @@ async def test_without_the_key_it_is_not_known_what_to_continue() -> None:
     assert "`Idempotency-Key`" in reply.error["message"]
 
 
+async def test_only_the_same_request_replaces_a_stored_response() -> None:
+    client = Client(ScriptedTokens(TEXT))
+    made = [
+        (await client.post("/v1/responses", {"model": MODEL, "input": text}, headers=KEY)).json["id"]
+        for text in ("Hi", "Hi", "Bye")
+    ]
+    assert made[0] == made[1] != made[2]
+
+
 async def test_a_background_response_has_its_own_way_to_go_on() -> None:
     async def ask() -> list[Reply]:
         client = Client(ScriptedTokens(TEXT))
