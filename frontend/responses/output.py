@@ -78,8 +78,8 @@ def head(kind: str, **fields: object) -> bytes:
 
 def after(stream: bytes, sequence_number: int) -> bytes:
     """The events of a stream after the one with this sequence number; -1 means all."""
-    events = stream.split(b"\n\n")  # encoded JSON has no line breaks
-    return b"\n\n".join(events[sequence_number + 1 :])
+    parts = stream.split(b"\n\n", sequence_number + 1)  # encoded JSON has no line breaks
+    return parts[-1] if len(parts) > sequence_number + 1 else b""
 
 
 class _Shape(NamedTuple):
