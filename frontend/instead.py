@@ -10,6 +10,7 @@ _INSTEAD = {
     "/v1/conversations(/.*)?": "Responses are stored: continue one with `previous_response_id`.",
     "/v1/(assistants|threads)(/.*)?": "Use /v1/responses.",
     "/v1/(messages/)?batches(/.*)?": "Send the requests at once; they are batched while they run.",
+    "/v1/(files|uploads)(/.*)?": "Send the text in the request itself.",
     "/v1/(embeddings|images|audio|moderations|realtime)(/.*)?": "This server generates text only.",
     "/openai/(deployments/.*|v1/.*|responses(/.*)?)": "Azure's paths are not served: set the base URL to "
     "http://HOST:PORT/v1 and name the `model` in the body.",

@@ -105,6 +105,7 @@ async def test_every_page_answers_head(path: str) -> None:
         ("/v1/embeddings", "text only"),
         ("/embeddings", "text only"),
         ("/v1/batches", "at once"),
+        ("/v1/files", "in the request"),
         ("/openai/deployments/m/chat/completions", "Azure"),
         ("/openai/v1/responses", "Azure"),
         ("/nope", None),
