@@ -26,7 +26,7 @@ from types import SimpleNamespace
 import uvloop
 
 from frontend.processes import supervisor
-from frontend.processes.supervisor import Place, ProcessEnd
+from frontend.processes.supervisor import Place, ProcessEnd, channel
 from frontend.processes.takeover import Port
 
 SPOILT = 1
@@ -37,7 +37,7 @@ PLAN = "SUPERVISED_PLAN"
 
 def small_channel() -> tuple[socket.socket, socket.socket]:
     """One that is full after a few connections."""
-    ours, theirs = supervisor.channel()
+    ours, theirs = channel()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     return ours, theirs
 
