@@ -102,11 +102,20 @@ def test_with_keys_any_name_is_served(tmp_path: Path) -> None:
 
 def test_bodies_have_the_memory_of_the_flag() -> None:
     async def part(frontend: Frontend) -> None:
-        for num_bytes, status in ((60_000, 400), (200_000, 503)):
-            asked = await frontend.complete(prompt="a" * num_bytes)
-            assert asked.status_code == status
+        ending = asyncio.Event()
+
+        async def unfinished() -> AsyncGenerator[bytes, None]:
+            yield b"a" * 90_000
+            await ending.wait()
+
+        holding = asyncio.create_task(frontend.http.post("/v1/completions", content=unfinished()))
+        while (asked := await frontend.complete(prompt="a" * 200_000)).status_code != 503:
+            await asyncio.sleep(0.01)  # poll: the other body has not arrived
         assert asked.headers["retry-after"] == "1"
         assert asked.json()["error"]["code"] == "bodies_full"
+        assert (await frontend.complete(prompt="a" * 60_000)).status_code == 400
+        ending.set()
+        assert (await holding).status_code == 400
 
     play(part, lambda: Workers(d1=answer), max_bodies_bytes=100_000)
 

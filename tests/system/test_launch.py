@@ -5,6 +5,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -13,7 +14,7 @@ import pytest
 from tests.certificates import Authority
 from tests.launched import MOCKER, Launch
 from tests.stack import MODEL
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_for
 
 
 @pytest.fixture
@@ -81,13 +82,18 @@ def test_a_slow_nats_server_is_waited_for(launches: list[Launch], tmp_path: Path
     assert "(1 prefill, 1 decode)" in launch.read_until("ready:")
 
 
+def knows(url: str, num_workers: int) -> bool:
+    return len(httpx.get(f"{url}/health").json()["instances"]) == num_workers
+
+
 def test_a_registry_with_other_workers_is_shared(
     launches: list[Launch], tmp_path: Path, own_etcd: str, nats_server: str
 ) -> None:
     for name, num in (("first", 1), ("second", 2)):
         launch = Launch(tmp_path / name, "--cluster", ETCD_ENDPOINTS=own_etcd, NATS_SERVER=nats_server)
         launches.append(launch)
-        assert f"({num} prefill, {num} decode)" in launch.read_until("ready:")
+        url = launch.read_until("ready:").split("ready: ")[1].split()[0]
+        wait_for(partial(knows, url, 2 * num))
 
 
 def test_a_process_that_dies_later_ends_the_run_with_its_last_lines(

@@ -118,7 +118,7 @@ async def test_long_bodies_and_what_continues_a_conversation_are_rendered_in_a_t
     assert found == [
         ("turn_request", True),
         ("_encoded", True),
-        ("turn_request", True),
+        ("turn_request", False),
         ("_encoded", False),
         ("turn_request", False),
         ("_encoded", False),
