@@ -78,10 +78,13 @@ class NotReady(BatonError):
 
 
 class WorkerLost(BatonError):
-    """The worker died or became unreachable during the request."""
+    """The worker died or became unreachable during the request. `is_silent`: nothing came from it for the
+    liveness limit, which may be the network's fault.
+    """
 
     code = "worker_lost"
     status = 502
+    is_silent = False
 
 
 class WorkerUnreached(WorkerLost):

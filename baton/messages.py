@@ -197,6 +197,38 @@ class FrontendReply(msgspec.Struct, frozen=True, array_like=True, tag="frontend"
     data: bytes
 
 
+class KvAsk(msgspec.Struct, frozen=True, tag="kv_ask"):
+    """A decode worker's question to the source of a KV offer: may it read the last `num_bytes`? `secret` is
+    the ticket's. `is_direct`: it reads the source's memory itself. The call is open while it reads.
+    """
+
+    offer_id: int
+    secret: bytes
+    num_bytes: int
+    is_direct: bool = False
+
+
+class KvConfirm(msgspec.Struct, frozen=True, tag="kv_confirm"):
+    """The reader has what it asked for, which ends the offer; HandoffFailed if it had ended before: the bytes
+    are not valid then.
+    """
+
+    offer_id: int
+    secret: bytes
+    num_bytes: int
+    is_direct: bool = False
+
+
+class KvGrant(msgspec.Struct, frozen=True, array_like=True, tag="kv_grant"):
+    """The offer stands, and can be read by this `way`, in the words of the transceiver's kind."""
+
+    way: bytes
+
+
+class KvWithdrawn(msgspec.Struct, frozen=True, array_like=True, tag="kv_withdrawn"):
+    """The offer has ended before it was read."""
+
+
 class PrefillFirst(msgspec.Struct, frozen=True, array_like=True, tag="prefill"):
     """A decode worker's only reply if it would have to compute more than `local_prefill_tokens`: the prompt
     needs a prefill worker. `is_busy`: it would take them if it were not computing other prompts.
@@ -275,7 +307,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str = ""
 
 
-Request = GenerateRequest | StatsRequest | FrontendRequest
+Request = GenerateRequest | StatsRequest | FrontendRequest | KvAsk | KvConfirm
 
 
 def is_retry(request: Request) -> bool:
@@ -283,4 +315,4 @@ def is_retry(request: Request) -> bool:
     return isinstance(request, GenerateRequest) and request.is_retry
 
 
-Reply = TokenChunk | KvHandoff | PrefillFirst | WorkerStats | FrontendReply
+Reply = TokenChunk | KvHandoff | PrefillFirst | WorkerStats | FrontendReply | KvGrant | KvWithdrawn

@@ -205,7 +205,7 @@ class Service:
 
 
 def _name(request: Request) -> str:
-    return request.request_id if isinstance(request, GenerateRequest) else "stats"
+    return request.request_id if isinstance(request, GenerateRequest) else type(request).__name__
 
 
 def _broken(request: Request) -> ErrorInfo:

@@ -18,6 +18,7 @@ from baton.pace import Pace, Pulse
 WINDOW = 256
 """Maximum unconsumed replies of one stream."""
 _MOST_MERGED_TOKENS = 64
+_SILENT = "it does not respond"
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ class CallerLink:
     def lose_if_silent(self) -> None:
         """Drop a link in use if its worker has said nothing for the liveness limit."""
         if self._is_used and self._is_silent:
-            self.lose("it does not respond")
+            self.lose(_SILENT)
 
     def lose(self, reason: str, error: type[BatonError] = WorkerLost) -> None:
         """End every call with `error` and drop the wire. Idempotent."""
@@ -124,7 +125,10 @@ class CallerLink:
         for call in self._calls.values():
             is_unreached = call.num_heard == self._reader.num_heard
             kind = WorkerUnreached if error is WorkerLost and is_unreached else error
-            call.end(kind(f"worker {self._name} was lost: {reason}"))
+            lost = kind(f"worker {self._name} was lost: {reason}")
+            if isinstance(lost, WorkerLost):
+                lost.is_silent = reason is _SILENT
+            call.end(lost)
         self._calls.clear()
         self._writer.close(Goodbye(reason))
         self._wire.close()

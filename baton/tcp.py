@@ -114,6 +114,8 @@ class TcpTransport:
         host = self._host
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         sock = socket.create_server((host, 0), family=family, backlog=MAX_CALLERS)
+        # Accepted sockets inherit it; asyncio sets it only on those that it connects.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         name = f"{urllib.parse.quote(worker_id, safe='')}.{secrets.token_hex(16)}"
         where = f"[{host}]" if ":" in host else host
         return sock, name, f"{self._scheme}://{where}:{sock.getsockname()[1]}/{name}"

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from workers.kv.choose import choose_transceiver
-from workers.kv.memory import Memory, host_memory
+from workers.kv.memory import Memory, host_memory, host_view
 from workers.kv.transceiver import Ticket
 
 SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
@@ -48,8 +48,7 @@ def allocate(device: str, index: int, num_bytes: int, value: int) -> Memory:
 def is_full_of(memory: Memory, value: int) -> bool:
     """Whether all bytes have arrived."""
     if memory.device_index is None:
-        held = bytes(memory.owner)  # type: ignore[call-overload]  # a bytearray
-        return held == bytes([value]) * memory.num_bytes
+        return host_view(memory) == bytes([value]) * memory.num_bytes
     return bool((memory.owner == value).all())  # type: ignore[attr-defined]  # a tensor
 
 

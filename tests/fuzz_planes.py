@@ -22,13 +22,21 @@ import msgspec
 from baton import frames
 from baton.errors import BatonError
 from baton.files import FilesDiscovery
-from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, StatsRequest, WorkerInfo
+from baton.messages import (
+    GenerateRequest,
+    KvAsk,
+    KvConfirm,
+    KvHandoff,
+    Role,
+    Sampling,
+    StatsRequest,
+    WorkerInfo,
+)
 from baton.tcp import TcpTransport
 from tests.chaos.load import Load, Outcome, asks, expected_of
 from tests.stack import Stack, running_stack
-from workers.kv.source import Peer
+from workers.kv.offers import Peer
 from workers.kv.transceiver import Ticket
-from workers.kv.wire import Ask, Fetched
 
 _STREAMS = 2
 _AT_ONCE = 16
@@ -76,13 +84,13 @@ async def to_socket(host: str, port: int, pieces: list[bytes]) -> None:
                 pass
 
 
-def frames_of(worker: WorkerInfo, mutations: Mutations, num: int) -> list[bytes]:
-    """A connection to the request plane: half of the callers know the worker's name."""
-    name = urlsplit(worker.address).path.removeprefix("/")
+def frames_of(address: str, secret: bytes, mutations: Mutations, num: int) -> list[bytes]:
+    """A connection to the request plane or to a worker's KV: half of the callers know the worker's name."""
+    name = urlsplit(address).path.removeprefix("/")
     hello = framed(0, frames.Hello(frames.VERSION, name))
     request = GenerateRequest(
         request_id="fuzz",
-        model=worker.model,
+        model="demo",
         token_ids=[1, 2, 3],
         sampling=Sampling(max_tokens=2, seed=1),
         deadline_s=1,
@@ -92,6 +100,8 @@ def frames_of(worker: WorkerInfo, mutations: Mutations, num: int) -> list[bytes]
         framed(1, frames.Open(1, request)),
         framed(2, frames.Open(2, StatsRequest()), frames.Credit(1, 5)),
         framed(3, frames.Cancel(1), frames.Beat()),
+        framed(1, frames.Open(1, KvAsk(1, secret, 100)), frames.Open(2, KvAsk(2, secret, 1 << 40, True))),
+        framed(1, frames.Open(1, KvConfirm(1, secret, 100))),
         framed(1, frames.Goodbye("over")),
     ]
     first = [hello] if num % 2 else []
@@ -101,13 +111,6 @@ def frames_of(worker: WorkerInfo, mutations: Mutations, num: int) -> list[bytes]
 def framed(number: int, *envelopes: object) -> bytes:
     """A frame as it goes over TCP."""
     return frames.with_length(msgspec.msgpack.encode((number, envelopes)))
-
-
-def asks_of(peer: Peer, mutations: Mutations, num: int) -> list[bytes]:
-    """A connection to the KV socket."""
-    words = [Ask(1, peer.secret, 100, False), Ask(2, peer.secret, 1 << 40, True), Fetched()]
-    encoded = [msgspec.msgpack.encode(word) for word in words]
-    return [mutations.pick([len(word).to_bytes(4, "little") + word for word in encoded]) for _ in range(num)]
 
 
 async def handed_over(transport: TcpTransport, prefill: WorkerInfo, request: GenerateRequest) -> KvHandoff:
@@ -189,14 +192,11 @@ async def fuzz(stack: Stack, num_messages: int, seed: int) -> Counter[str]:
                         folder, f"s{num}-{chance.random()}", mutations.of(msgspec.json.encode(decode))
                     ):
                         await asyncio.sleep(0.1)  # the registry's poll
-                case 2 | 3 | 4:
-                    sent["words"] += num
-                    await to_socket(peer.host, peer.port, asks_of(peer, mutations, num))
                 case _:
                     sent["frames"] += num
-                    worker = chance.choice(workers)
-                    parts = urlsplit(worker.address)
-                    pieces = frames_of(worker, mutations, num)
+                    address = chance.choice([peer.address, *(worker.address for worker in workers)])
+                    parts = urlsplit(address)
+                    pieces = frames_of(address, peer.secret, mutations, num)
                     await to_socket(str(parts.hostname), int(parts.port or 0), pieces)
 
     await asyncio.gather(*(client() for _ in range(_AT_ONCE)))

@@ -16,6 +16,7 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from typing import IO
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -25,7 +26,8 @@ from tests.certificates import shared_peer
 from tests.waiting import PATIENCE_S, scaled, signal_process
 from workers.kv.choose import choose_transceiver
 from workers.kv.memory import Memory, host_memory
-from workers.kv.source import Source
+from workers.kv.offers import Peer as Source
+from workers.kv.plane import PlaneTransceiver
 from workers.kv.transceiver import CacheTransceiver, Ticket
 
 LARGE_BYTES = 128 << 20
@@ -202,8 +204,16 @@ class Far:
 
 def readers_of(transceiver: CacheTransceiver, ticket: Ticket) -> int:
     """The number of active pullers of an offer, which no public method tells."""
-    source: Source = transceiver._source  # type: ignore[attr-defined]  # noqa: SLF001  # only tests need it
-    return len(source._offers[ticket.offer_id].readers)  # noqa: SLF001  only tests need it
+    assert isinstance(transceiver, PlaneTransceiver)
+    return transceiver._offers._offers[ticket.offer_id].num_readers  # noqa: SLF001  only tests need it
+
+
+def place_of(ticket: Ticket) -> tuple[str, int]:
+    """Where its source listens."""
+    url = urlsplit(msgspec.msgpack.decode(ticket.peer, type=Source).address)
+    assert url.hostname
+    assert url.port
+    return url.hostname, url.port
 
 
 @contextlib.contextmanager

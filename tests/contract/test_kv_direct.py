@@ -6,21 +6,17 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
-import msgspec
 import pytest
 
 from baton.errors import HandoffFailed, HandoffStalled
+from baton.frames import FrameWriter
 from tests.clock import run_jumping
 from tests.kv_peer import Command, near, needs_nixl, victim
 from tests.waiting import PATIENCE_S, until
-from workers.kv.direct import DirectTransceiver
 from workers.kv.fabric import Read
 from workers.kv.memory import Memory, host_memory
-from workers.kv.source import Source
-from workers.kv.stall import STALL_S
-from workers.kv.transceiver import Ticket
-from workers.kv.ucx import Reach
-from workers.kv.wire import Connection, Grant
+from workers.kv.plane import PlaneTransceiver
+from workers.kv.stream import STALL_S
 
 pytestmark = needs_nixl
 NUM_BYTES = 4096
@@ -37,46 +33,29 @@ def read_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 class Pair:
     """A source, one offer of it, and a puller whose reads are `begun` and `given_up`."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.source = Source("ucx", "127.0.0.1", self._lend)
-        self.puller = DirectTransceiver("127.0.0.1")
+    def __init__(self, source: PlaneTransceiver, puller: PlaneTransceiver) -> None:
+        self.source = source
         self.begun: list[Read] = []
         self.given_up: list[Read] = []
-        self.withdraws = False
-        self._monkeypatch = monkeypatch
-
-    @asynccontextmanager
-    async def _lend(self, connection: Connection, payload: Memory, num_bytes: int) -> AsyncIterator[None]:
-        await connection.send(Grant(msgspec.msgpack.encode(Reach("a", 0, b"", payload.address, None))))
-        yield
-        if self.withdraws:
-            self.source.withdraw(self.ticket)
-
-    async def start(self) -> None:
-        await self.source.start()
-        await self.puller.start()
-        self.ticket: Ticket = self.source.offer(host_memory(bytearray(NUM_BYTES)))
-        fabric = self.puller._fabric  # noqa: SLF001  the test ends its reads
-        self._monkeypatch.setattr(fabric, "begin", self.begun.append)
-        self._monkeypatch.setattr(fabric, "give_up", self.given_up.append)
+        self.ticket = source.offer(host_memory(bytearray(NUM_BYTES)))
+        self._puller = puller
 
     def pull(self) -> "asyncio.Task[None]":
         into = host_memory(bytearray(NUM_BYTES))
-        return asyncio.create_task(self.puller.pull(self.ticket, into, PATIENCE_S))
-
-    async def close(self) -> None:
-        await self.puller.close()
-        await self.source.close()
+        return asyncio.create_task(self._puller.pull(self.ticket, into, PATIENCE_S))
 
 
 @asynccontextmanager
 async def pair(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
-    each = Pair(monkeypatch)
-    await each.start()
-    try:
+    # The first has a socket: without one the clock jumps while UCX starts.
+    async with near("tcp"), near("ucx") as source, near("ucx") as puller:
+        assert isinstance(source, PlaneTransceiver)
+        assert isinstance(puller, PlaneTransceiver)
+        assert puller._direct  # noqa: SLF001  the test ends its reads
+        each, fabric = Pair(source, puller), puller._direct._fabric  # noqa: SLF001  as above
+        monkeypatch.setattr(fabric, "begin", each.begun.append)
+        monkeypatch.setattr(fabric, "give_up", each.given_up.append)
         yield each
-    finally:
-        await each.close()
 
 
 def test_a_long_read_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +98,7 @@ def test_a_read_of_a_withdrawn_offer_is_given_up(monkeypatch: pytest.MonkeyPatch
             await until(lambda: each.given_up)
             assert not pull.done()
             each.begun[0].ended.set_exception(ConnectionAbortedError("given up"))
-            with pytest.raises(HandoffFailed, match="given up"):
+            with pytest.raises(HandoffFailed, match="no longer offered"):
                 await pull
 
     run_jumping(main())
@@ -128,24 +107,22 @@ def test_a_read_of_a_withdrawn_offer_is_given_up(monkeypatch: pytest.MonkeyPatch
 def test_bytes_of_an_offer_that_was_withdrawn_meanwhile_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with pair(monkeypatch) as each:
-            each.withdraws = True
             pull = each.pull()
             await until(lambda: each.begun)
             each.begun[0].ended.set_result(None)
-            with pytest.raises(HandoffFailed, match="lost"):
+            each.source.withdraw(each.ticket)
+            with pytest.raises(HandoffFailed, match="no longer offered"):
                 await pull
 
     run_jumping(main())
 
 
 def test_a_source_that_cannot_be_reached_any_more_is_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def unreachable(_: object, __: int) -> bytes:
-        raise TimeoutError("as from the kernel")
-
     async def main() -> None:
         async with pair(monkeypatch) as each:
-            monkeypatch.setattr(asyncio.get_running_loop(), "sock_recv", unreachable)
             pull = each.pull()
+            await until(lambda: each.begun)
+            monkeypatch.setattr(FrameWriter, "put", lambda *_: None)  # no heartbeat leaves any more
             await until(lambda: each.given_up)
             each.begun[0].ended.set_exception(ConnectionAbortedError("given up"))
             with pytest.raises(HandoffStalled):

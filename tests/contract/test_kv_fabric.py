@@ -13,10 +13,12 @@ import pytest
 from tests.alive import Newborn
 from tests.kv_peer import near, needs_nixl, pattern
 from tests.waiting import PATIENCE_S
-from workers.kv.direct import DirectTransceiver
+from workers.kv.direct import Direct
 from workers.kv.fabric import Fabric, Read
 from workers.kv.memory import host_memory
-from workers.kv.ucx import Agent, NoDirectPath
+from workers.kv.plane import PlaneTransceiver
+from workers.kv.transceiver import NoDirectPath
+from workers.kv.ucx import Agent
 
 pytestmark = needs_nixl
 NUM_BYTES = 4096
@@ -141,18 +143,19 @@ def test_a_lost_peer_is_closed_at_once(fabrics: list[Fabric]) -> None:
 
 async def test_a_transceiver_that_does_not_start_leaves_no_thread() -> None:
     with pytest.raises(OSError, match="assign"):
-        await DirectTransceiver("192.0.2.1").start()
+        await PlaneTransceiver("192.0.2.1", direct=Direct("192.0.2.1")).start()
     assert "kv-ucx" not in {thread.name for thread in threading.enumerate()}
 
 
 async def test_after_a_pull_nothing_is_polled_and_closing_frees_the_agents() -> None:
     agents = Newborn(Agent)
 
-    async def is_idle(transceiver: DirectTransceiver) -> bool:
-        poll = transceiver._poller.submit(transceiver._fabric.poll)  # noqa: SLF001  nothing public tells
+    async def is_idle(direct: Direct) -> bool:
+        poll = direct._poller.submit(direct._fabric.poll)  # noqa: SLF001  nothing public tells
         return await asyncio.wrap_future(poll) is None
 
-    both = source, puller = DirectTransceiver("127.0.0.1"), DirectTransceiver("127.0.0.1")
+    roads = [Direct("127.0.0.1") for _ in range(2)]
+    both = source, puller = [PlaneTransceiver("127.0.0.1", direct=direct) for direct in roads]
     for transceiver in both:
         await transceiver.start()
     buffer = bytearray(NUM_BYTES)
@@ -162,8 +165,8 @@ async def test_after_a_pull_nothing_is_polled_and_closing_frees_the_agents() -> 
     await moved
     assert buffer == pattern(NUM_BYTES, 1)
     async with asyncio.timeout(PATIENCE_S):
-        for transceiver in both:
-            while not await is_idle(transceiver):
+        for direct in roads:
+            while not await is_idle(direct):
                 await asyncio.sleep(0.01)  # the end of a read has no event
     for transceiver in both:
         await transceiver.close()
@@ -173,9 +176,9 @@ async def test_after_a_pull_nothing_is_polled_and_closing_frees_the_agents() -> 
 
 async def test_the_number_of_remembered_indirect_sources_is_bounded() -> None:
     async with near("ucx-stream") as source, near("ucx-stream") as puller:
-        assert isinstance(puller, DirectTransceiver)
+        assert isinstance(puller, PlaneTransceiver)
         known = puller._no_path  # noqa: SLF001  nothing public tells
-        known |= {("192.0.2.1", port) for port in range(1, 257)}
+        known |= {f"tcp://192.0.2.1:{port}/kv.1" for port in range(1, 257)}
         into = bytearray(NUM_BYTES)
         ticket = source.offer(payload := host_memory(pattern(NUM_BYTES, 1)))
         await puller.pull(ticket, host_memory(into), PATIENCE_S)

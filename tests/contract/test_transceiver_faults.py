@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
@@ -22,12 +21,12 @@ from tests.kv_peer import (
     failure,
     near,
     pattern,
+    place_of,
     readers_of,
     victim,
 )
 from tests.waiting import PATIENCE_S, until
 from workers.kv.memory import host_memory
-from workers.kv.source import Peer
 from workers.kv.transceiver import CacheTransceiver
 
 
@@ -122,10 +121,9 @@ async def test_a_killed_puller_leaves_the_offer_to_the_next_one(kind: str) -> No
 async def test_connections_that_ask_for_nothing_make_room_for_a_puller(far: Far) -> None:
     async with near(far.kind) as here:
         ticket = await far.offer(1 << 10, seed=3)
-        peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
         with ExitStack() as mute:
             for _ in range(300):
-                mute.enter_context(socket.create_connection((peer.host, peer.port), timeout=5))
+                mute.enter_context(socket.create_connection(place_of(ticket), timeout=5))
             into = bytearray(1 << 10)
             await here.pull(ticket, host_memory(into), SOON_S)
         assert into == pattern(1 << 10, 3)

@@ -8,18 +8,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from baton.flags import parse
 from tests.certificates import Authority
+from tests.kv_peer import place_of
 from workers.engines.build import build_engine
 from workers.engines.choose import with_engine
 from workers.engines.given import given_settings
 from workers.engines.loading import dying_at_once, importing
 from workers.flags import WorkerSettings
 from workers.kv.memory import host_memory
-from workers.kv.source import Peer
 from workers.kv.transceiver import CacheTransceiver
 from workers.settings import Given
 from workers.settings_text import SettingsError
@@ -83,7 +82,7 @@ async def test_kv_moves_over_the_chosen_wire_from_the_workers_own_host(
         await transceiver.start()
         ticket = transceiver.offer(host_memory(bytearray(1)))
         await transceiver.close()
-        return msgspec.msgpack.decode(ticket.peer, type=Peer).host
+        return place_of(ticket)[0]
 
     transceiver: CacheTransceiver = built(*line)[0]._transceiver  # noqa: SLF001  nothing public tells
     assert transceiver.transport_name == wire

@@ -3,16 +3,12 @@
 import logging
 import sys
 
-import msgspec
 import pytest
 
 from tests.certificates import shared_peer
-from tests.kv_peer import needs_nixl
-from tests.waiting import PATIENCE_S
+from tests.kv_peer import needs_nixl, place_of
 from workers.kv.choose import choose_transceiver
-from workers.kv.memory import Memory, host_memory
-from workers.kv.source import Peer
-from workers.kv.tcp import TcpTransceiver
+from workers.kv.memory import host_memory
 from workers.kv.transceiver import CacheTransceiver
 
 
@@ -31,11 +27,11 @@ async def host_of(transceiver: CacheTransceiver) -> str:
     await transceiver.start()
     ticket = transceiver.offer(host_memory(bytearray(1)))
     await transceiver.close()
-    return msgspec.msgpack.decode(ticket.peer, type=Peer).host
+    return place_of(ticket)[0]
 
 
 def test_tcp_is_plain_tcp() -> None:
-    assert isinstance(choose_transceiver("TCP"), TcpTransceiver)
+    assert choose_transceiver("TCP").transport_name == "tcp"
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
@@ -47,7 +43,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 async def test_the_default_without_nixl_is_tcp_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         chosen = choose_transceiver("DEFAULT", host="127.0.0.2")
-    assert isinstance(chosen, TcpTransceiver)
+    assert chosen.transport_name == "tcp"
     assert "nixl_cu13" in caplog.text
     assert await host_of(chosen) == "127.0.0.2"
 
@@ -60,7 +56,7 @@ def test_where_ucx_does_not_start_the_default_is_tcp_and_ucx_is_refused(
         raise OSError(f"no device for {host}")
 
     monkeypatch.setattr("workers.kv.ucx.check", fails)
-    assert isinstance(choose_transceiver("DEFAULT", host="127.0.0.2"), TcpTransceiver)
+    assert choose_transceiver("DEFAULT", host="127.0.0.2").transport_name == "tcp"
     assert "no device for 127.0.0.2" in caplog.text
     with pytest.raises(OSError, match="no device"):
         choose_transceiver("UCX")
@@ -79,17 +75,3 @@ def test_with_tls_the_default_is_tcp_and_ucx_is_refused() -> None:
     assert choose_transceiver("TCP", tls=tls).transport_name == "tcp+tls"
     with pytest.raises(OSError, match="it has no TLS, which BATON_PEER_CERT asks for"):
         choose_transceiver("UCX", tls=tls)
-
-
-async def test_tcp_refuses_device_memory() -> None:
-    tcp = choose_transceiver("TCP")
-    assert not tcp.moves_device_memory
-    await tcp.start()
-    on_device = Memory(address=1 << 40, num_bytes=8, owner=None, device_index=0)
-    with pytest.raises(ValueError, match="CUDA"):
-        tcp.offer(on_device)
-    ticket = tcp.offer(host_memory(bytearray(8)))
-    with pytest.raises(ValueError, match="CUDA"):
-        await tcp.pull(ticket, on_device, 5)
-    await tcp.pull(ticket, host_memory(bytearray(8)), PATIENCE_S)
-    await tcp.close()

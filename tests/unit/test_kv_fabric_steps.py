@@ -113,18 +113,6 @@ def test_giving_up_leaves_half_a_second() -> None:
     assert read.give_up_at <= time.monotonic() + 0.5
 
 
-def test_a_source_with_new_registrations_is_met_again_when_its_reads_have_ended(steps: Steps) -> None:
-    fabric = new_fabric()
-    first, second = begun(fabric, "source"), begun(fabric, "source", epoch=1)
-    assert steps.noted == ["A reads"]
-    steps.done.add("A")
-    fabric.poll()
-    first.ended.result(0)
-    fabric.poll()
-    assert steps.noted == ["A reads", "A releases", "A closes", "B reads"]
-    assert not second.ended.done()
-
-
 def test_a_read_that_waits_for_others_of_its_source_can_be_given_up(steps: Steps) -> None:
     fabric = new_fabric()
     first, second = begun(fabric, "source"), begun(fabric, "source", epoch=1)
@@ -155,35 +143,7 @@ def test_a_read_for_which_no_agent_starts_fails_alone(steps: Steps) -> None:
     assert not running.ended.done()
 
 
-def test_readers_are_answered_while_they_read_and_only_then(steps: Steps) -> None:
-    steps.done.add("all")
-    fabric = new_fabric()
-    fabric.open()
-    steps.noted.clear()
-    fabric.poll()
-    assert steps.noted == []
-    fabric.lend()
-    fabric.poll()
-    assert steps.noted == ["A answers"]
-
-
 def test_polling_rests_between_the_steps_of_a_long_read(steps: Steps) -> None:
     fabric = new_fabric()
     begun(fabric, "source")
     wait_for(fabric.poll)  # more than 0 s
-
-
-def test_closing_ends_what_runs_and_what_waits_and_frees_every_agent(steps: Steps) -> None:
-    steps.done.add("all")
-    fabric = new_fabric()
-    fabric.open()
-    steps.done.clear()
-    steps.noted.clear()
-    running, waiting = begun(fabric, "source"), begun(fabric, "source", epoch=1)
-    fabric.close()
-    for read in (running, waiting):
-        assert isinstance(read.ended.exception(0), ConnectionAbortedError)
-    assert steps.noted == ["B reads", "B releases", "B closes", "A closes"]
-    assert fabric.poll() is None
-    with pytest.raises(OSError, match="UCX is closed"):
-        fabric.reach(host_memory(bytearray(1)))

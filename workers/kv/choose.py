@@ -4,7 +4,7 @@ import importlib
 import logging
 
 from baton.peer_tls import CERT, PeerTls
-from workers.kv.tcp import TcpTransceiver
+from workers.kv.plane import PlaneTransceiver
 from workers.kv.transceiver import CacheTransceiver
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ def choose_transceiver(
     if backend == "UCX" and tls is not None:
         raise OSError(f"it has no TLS, which {CERT} asks for")
     if backend == "TCP" or tls is not None:
-        return TcpTransceiver(host, tls)
+        return PlaneTransceiver(host, tls)
     try:
         # A lazy import, so that machines without UCX can use the rest of this package.
         direct = importlib.import_module("workers.kv.direct")
@@ -33,6 +33,5 @@ def choose_transceiver(
         if backend == "UCX":
             raise
         log.warning("kv transfer=tcp reason=UCX is unavailable: %s", error)
-        return TcpTransceiver(host)
-    transceiver: CacheTransceiver = direct.DirectTransceiver(host)
-    return transceiver
+        return PlaneTransceiver(host)
+    return PlaneTransceiver(host, direct=direct.Direct(host))

@@ -20,6 +20,10 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     peer: bytes
 
 
+class NoDirectPath(OSError):
+    """UCX cannot read the source's memory: not reachable by cma, CUDA IPC or RDMA, or the source died."""
+
+
 class CacheTransceiver(Protocol):
     """Moves one request's KV, gathered into contiguous bytes. Contract: `tests/contract/test_transceiver.py`.
 

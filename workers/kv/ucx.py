@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from workers.kv.memory import Memory
+from workers.kv.transceiver import NoDirectPath
 
 # Read at import. By default both print errors for each source that cannot be read directly and each peer that
 # ends; our own log has a line for that.
@@ -32,12 +33,8 @@ _NIXL_ERRORS: tuple[type[Exception], ...] = (
 )
 
 
-class NoDirectPath(OSError):
-    """UCX cannot read the source's memory: not reachable by cma, CUDA IPC or RDMA, or the source died."""
-
-
 class Reach(msgspec.Struct, frozen=True, array_like=True):
-    """`Grant.words`: the payload's address, and NIXL's descriptors for reading it.
+    """`KvGrant.way`: the payload's address, and NIXL's descriptors for reading it.
 
     `epoch` changes when the agent's earlier descriptors for some address became invalid.
     """

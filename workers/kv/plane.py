@@ -1,0 +1,203 @@
+"""The cache transceiver: its two ends call each other over TCP, the bytes have a road of their own.
+
+    puller                         source
+    KvAsk(offer, secret)     ->
+                             <-    KvGrant(way), or HandoffFailed
+    the bytes, by that way; a KvWithdrawn or the call's end stops the puller
+    it closes the call       ->
+    KvConfirm(offer, secret) ->
+                             <-    the end, or HandoffFailed
+
+The confirmation makes withdrawal safe: bytes read from memory that was withdrawn meanwhile are discarded.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from baton.errors import BatonError, HandoffFailed, HandoffStalled, WorkerLost
+from baton.messages import UNDECODABLE, KvAsk, KvConfirm, KvGrant, Reply
+from baton.peer_tls import PeerTls
+from baton.tcp import TcpTransport
+from workers.kv.memory import Memory, host_view
+from workers.kv.offers import GONE, Offers, Peer
+from workers.kv.stream import STALL_S, Stream
+from workers.kv.transceiver import NoDirectPath, Ticket
+
+if TYPE_CHECKING:  # it imports NIXL
+    from workers.kv.direct import Direct
+
+log = logging.getLogger(__name__)
+
+Fetch = Callable[[str, bytes, Memory], Coroutine[None, None, None]]
+"""Fills the memory from a host by a `KvGrant.way`; once it returns or raises, writes there no more."""
+_MAX_REMEMBERED = 256
+
+
+class PlaneTransceiver:
+    """Implements CacheTransceiver: over `direct` if there is one and it reaches the source, else streamed."""
+
+    def __init__(self, host: str, tls: PeerTls | None = None, direct: "Direct | None" = None) -> None:
+        """`host`: the address to listen on and to announce to pullers."""
+        self._host = host
+        self._direct = direct
+        self.transport_name = "ucx" if direct is not None else "tcp" if tls is None else "tcp+tls"
+        self.moves_device_memory = direct is not None
+        self._stream = Stream(host, tls)
+        self._offers = Offers(self._lend, self._note)
+        self._transport = TcpTransport(host=host, liveness_s=STALL_S, tls=tls)
+        self._open = AsyncExitStack()
+        self._address: str | None = None
+        self._pulls: set[asyncio.Future[None]] = set()
+        self._no_path: set[str] = set()
+        self._paths: set[str] = set()
+
+    @property
+    def paths(self) -> str:
+        """See CacheTransceiver. Between machines or CUDA devices UCX chooses the transport."""
+        return ", ".join(sorted(self._paths))
+
+    async def start(self) -> None:
+        """See CacheTransceiver."""
+        async with AsyncExitStack() as opening:
+            if self._direct is not None:
+                await opening.enter_async_context(self._direct.running())
+            opening.push_async_callback(self._transport.close)
+            served = self._transport.serve(f"kv-{self._host}", self._offers.answer)
+            self._address = await opening.enter_async_context(served)
+            self._open = opening.pop_all()
+
+    def offer(self, payload: Memory) -> Ticket:
+        """See CacheTransceiver."""
+        if self._direct is None:
+            host_view(payload)  # refuses device memory
+        if self._address is None:
+            raise HandoffFailed("the transceiver is closed")
+        offer_id, secret = self._offers.add(payload)
+        peer = msgspec.msgpack.encode(Peer(self._address, secret))
+        return Ticket(wire=self.transport_name, offer_id=offer_id, num_bytes=payload.num_bytes, peer=peer)
+
+    async def moved(self, ticket: Ticket) -> int:
+        """See CacheTransceiver."""
+        return await self._offers.moved(ticket.offer_id)
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """See CacheTransceiver."""
+        self._offers.withdraw(ticket.offer_id)
+
+    async def pull(self, ticket: Ticket, into: Memory, deadline_s: float) -> None:
+        """See CacheTransceiver."""
+        if self._direct is None:
+            host_view(into)  # refuses device memory
+        if ticket.wire != self.transport_name:
+            raise HandoffFailed(
+                f"the KV is offered over {ticket.wire}, this worker uses {self.transport_name}"
+            )
+        if not 1 <= into.num_bytes <= ticket.num_bytes:
+            raise ValueError(f"{ticket.num_bytes} bytes are offered, but the target has {into.num_bytes}")
+        if self._address is None:
+            raise HandoffFailed("the transceiver is closed")
+        task = asyncio.ensure_future(self._pull(ticket, into))
+        self._pulls.add(task)
+        task.add_done_callback(self._pulls.discard)
+        try:
+            async with asyncio.timeout(deadline_s):
+                await task
+        except TimeoutError:
+            raise HandoffFailed(f"the KV did not arrive within {deadline_s:g} s") from None
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is not None and caller.cancelling():
+                raise
+            raise HandoffFailed("the transceiver was closed during the pull") from None
+
+    async def close(self) -> None:
+        """See CacheTransceiver."""
+        self._address = None
+        self._offers.close()
+        for task in self._pulls:
+            task.cancel()
+        await asyncio.gather(*self._pulls, return_exceptions=True)
+        await self._open.aclose()
+
+    def _lend(self, payload: Memory, is_direct: bool) -> AbstractAsyncContextManager[bytes]:
+        if is_direct and self._direct is not None:
+            return self._direct.lend(payload)
+        if is_direct or payload.device_index is not None:
+            raise HandoffFailed(f"this memory cannot be read over {self.transport_name} that way")
+        return self._stream.lend(payload)
+
+    async def _pull(self, ticket: Ticket, into: Memory) -> None:
+        try:
+            peer = msgspec.msgpack.decode(ticket.peer, type=Peer)
+            ask = KvAsk(ticket.offer_id, peer.secret, into.num_bytes)
+            if not await self._read(peer.address, ask, into):
+                await self._fetch(peer.address, ask, self._stream.fetch, into)
+        except HandoffFailed:
+            raise
+        except WorkerLost as error:
+            raise (HandoffStalled if error.is_silent else HandoffFailed)(_lost(error)) from error
+        except (BatonError, OSError, ValueError, *UNDECODABLE) as error:
+            raise HandoffFailed(_lost(error)) from error
+
+    async def _read(self, address: str, ask: KvAsk, into: Memory) -> bool:
+        """Read the source's memory directly; False if that is not possible."""
+        if self._direct is None or (address in self._no_path and into.device_index is None):
+            return False
+        ask = msgspec.structs.replace(ask, is_direct=True)
+        try:
+            await self._fetch(address, ask, self._direct.fetch, into)
+        except NoDirectPath as error:
+            if into.device_index is not None:
+                raise HandoffFailed(f"no direct path from the source to this CUDA device: {error}") from error
+            log.warning("kv streamed peer=%s reason=no direct path: %s", urlsplit(address).netloc, error)
+            if len(self._no_path) >= _MAX_REMEMBERED:
+                self._no_path.clear()
+            self._no_path.add(address)
+            return False
+        return True
+
+    async def _fetch(self, address: str, ask: KvAsk, fetch: Fetch, into: Memory) -> None:
+        async with aclosing(self._transport.call(address, ask)) as replies:
+            grant = await anext(replies)
+            if not isinstance(grant, KvGrant):
+                raise HandoffFailed(f"the source answered {type(grant).__name__} instead of a grant")
+            await _while_granted(fetch(urlsplit(address).hostname or "", grant.way, into), replies)
+        async for _ in self._transport.call(address, KvConfirm(*msgspec.structs.astuple(ask))):
+            pass
+        self._note(into, ask.is_direct)
+
+    def _note(self, memory: Memory, is_direct: bool) -> None:
+        if self._direct is not None:
+            self._paths.add(("cma" if memory.device_index is None else "cuda") if is_direct else "stream")
+
+
+async def _while_granted(fetching: Coroutine[None, None, None], replies: AsyncGenerator[Reply, None]) -> None:
+    """Return when the bytes are there. If the source says or does anything before, or this is cancelled, end
+    when `fetching` has ended.
+    """
+    fetched = asyncio.ensure_future(fetching)
+    ended = asyncio.ensure_future(anext(replies, None))
+    try:
+        await asyncio.wait({fetched, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not fetched.done():
+            ended.result()
+            raise HandoffFailed(GONE)
+        fetched.result()
+    finally:
+        fetched.cancel()
+        ended.cancel()
+        while not (fetched.done() and ended.done()):
+            with suppress(asyncio.CancelledError):  # cancelled again: the bytes still have a target
+                await asyncio.wait({fetched, ended})
+        for task in (fetched, ended):
+            task.cancelled() or task.exception()  # retrieved
+
+
+def _lost(error: Exception) -> str:
+    return f"the source of the KV was lost: {error}"

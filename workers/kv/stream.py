@@ -1,0 +1,163 @@
+"""KV bytes over a socket of their own, plain or with TLS; few bytes travel with the grant instead."""
+
+import asyncio
+import hmac
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+import msgspec
+
+from baton.errors import HandoffFailed, HandoffStalled
+from baton.pace import Pulse
+from baton.peer_tls import PeerTls
+from baton.strangers import strangers
+from workers.kv.memory import Memory, host_view
+
+STALL_S = 2.0
+"""A pull fails when no byte arrives for this long, however much is left of its time."""
+# Silence is counted in ticks: a process that stood still first reads what has arrived meanwhile.
+_TICKS = 8
+# As fast over the request plane as over a new socket; over TLS, which shakes hands first, faster.
+_SMALL_BYTES = 128 * 1024
+# Copy at most this much per turn of the event loop: about 0.1 ms.
+_SLICE_BYTES = 256 * 1024
+_TOKEN_BYTES = 16
+
+
+class Way(msgspec.Struct, frozen=True, array_like=True):
+    """The payload itself, or the port of a socket that gives it to who sends `token` first."""
+
+    payload: bytes = b""
+    port: int = 0
+    token: bytes = b""
+
+
+_DECODER = msgspec.msgpack.Decoder(Way)
+
+
+class Stream:
+    """Host memory's road, from a socket on `host`, which readers must reach."""
+
+    def __init__(self, host: str, tls: PeerTls | None = None) -> None:
+        self._host = host
+        self._tls = tls
+
+    @asynccontextmanager
+    async def lend(self, payload: Memory) -> AsyncIterator[bytes]:
+        """Give one reader these bytes while the context is open; yields an encoded Way. Raises OSError."""
+        if payload.num_bytes <= _SMALL_BYTES:
+            yield msgspec.msgpack.encode(Way(payload=bytes(host_view(payload))))
+            return
+        token, writers = secrets.token_bytes(_TOKEN_BYTES), set[asyncio.StreamWriter]()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writers.add(writer)
+            if not server.is_serving():
+                writer.transport.abort()
+            try:
+                if hmac.compare_digest(await reader.readexactly(_TOKEN_BYTES), token):
+                    await _send(payload, writer)
+                else:
+                    strangers.note("the KV socket")
+            except (OSError, asyncio.IncompleteReadError):
+                pass  # it hung up
+            finally:
+                writer.close()
+
+        tls = None if self._tls is None else self._tls.accepting
+        # Serving later, since otherwise asyncio leaks the socket if this is cancelled.
+        server = await asyncio.start_server(serve, self._host, 0, ssl=tls, start_serving=False)
+        try:
+            await server.start_serving()
+            port = server.sockets[0].getsockname()[1]
+            yield msgspec.msgpack.encode(Way(port=port, token=token))
+        finally:
+            server.close()
+            for writer in writers:
+                writer.transport.abort()
+
+    async def fetch(self, host: str, way: bytes, into: Memory) -> None:
+        """Fill `into` from a source on `host`. Raises HandoffStalled, OSError if the source is lost."""
+        found, view = _DECODER.decode(way), host_view(into)
+        if not found.port:
+            if len(found.payload) != into.num_bytes:
+                raise HandoffFailed(f"{len(found.payload)} bytes came instead of {into.num_bytes}")
+            view[:] = found.payload
+            return
+        receiver = _Receiver(found.token, view)
+        tls = None if self._tls is None else self._tls.connecting
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(STALL_S):
+                await loop.create_connection(lambda: receiver, host, found.port, ssl=tls)
+            await receiver.filled
+        except TimeoutError:
+            raise HandoffStalled(
+                f"{host}:{found.port} did not accept a connection in {STALL_S:g} s"
+            ) from None
+        finally:
+            receiver.stop()
+
+
+async def _send(payload: Memory, writer: asyncio.StreamWriter) -> None:
+    view = host_view(payload)
+    for start in range(0, len(view), _SLICE_BYTES):
+        writer.write(view[start : start + _SLICE_BYTES])
+        await writer.drain()
+        await asyncio.sleep(0)  # draining does not suspend while there is room
+
+
+class _Receiver(asyncio.BufferedProtocol):
+    """Sends the token, then fills `into`. `filled` gets the error if that does not happen."""
+
+    def __init__(self, token: bytes, into: memoryview) -> None:
+        self.filled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._token = token
+        self._left = into
+        self._num_silent = 0
+        self._transport: asyncio.Transport | None = None
+        self._pulse = Pulse(STALL_S / _TICKS, self._tick)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Show the token."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but type
+        self._transport.write(self._token)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  asyncio's signature
+        """Where the next bytes go; it must have room even for the end of the connection."""
+        return self._left[:_SLICE_BYTES] or memoryview(bytearray(1))
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So many bytes have arrived."""
+        self._num_silent = 0
+        self._left = self._left[nbytes:]
+        if not self._left:
+            self._end(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The source hung up, or this end did."""
+        self._end(exc or ConnectionResetError("the source closed the connection"))
+
+    def stop(self) -> None:
+        """Write no more."""
+        self._left = memoryview(b"")
+        self._pulse.stop()
+        if self._transport is not None:
+            self._transport.abort()
+        if not self.filled.cancel() and not self.filled.cancelled():
+            self.filled.exception()  # retrieved, even if nobody waits any more
+
+    def _tick(self) -> None:
+        self._num_silent += 1
+        if self._num_silent == _TICKS:
+            self._end(HandoffStalled(f"no byte of the KV came for {STALL_S:g} s"))
+
+    def _end(self, error: Exception | None) -> None:
+        if self.filled.done():
+            return
+        if error is None:
+            self.filled.set_result(None)
+        else:
+            self.filled.set_exception(error)
