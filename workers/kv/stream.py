@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import secrets
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import cast
@@ -10,6 +11,7 @@ from typing import cast
 import msgspec
 
 from baton.errors import HandoffFailed, HandoffStalled
+from baton.listener import Admission, Listener, Tls
 from baton.pace import Pulse
 from baton.peer_tls import PeerTls
 from baton.strangers import strangers
@@ -24,6 +26,8 @@ _SMALL_BYTES = 128 * 1024
 # Copy at most this much per turn of the event loop: about 0.1 ms.
 _SLICE_BYTES = 256 * 1024
 _TOKEN_BYTES = 16
+# One reader is expected; strangers that send no token make room.
+_MOST_READERS = 16
 
 
 class Way(msgspec.Struct, frozen=True, array_like=True):
@@ -43,6 +47,7 @@ class Stream:
     def __init__(self, host: str, tls: PeerTls | None = None) -> None:
         self._host = host
         self._tls = tls
+        self._accepting: Tls = (lambda: None) if tls is None else (lambda: tls.accepting)
 
     @asynccontextmanager
     async def lend(self, payload: Memory) -> AsyncIterator[bytes]:
@@ -51,30 +56,37 @@ class Stream:
             yield msgspec.msgpack.encode(Way(payload=bytes(host_view(payload))))
             return
         token, writers = secrets.token_bytes(_TOKEN_BYTES), set[asyncio.StreamWriter]()
+        admission = Admission[asyncio.StreamWriter](_MOST_READERS, lambda writer: writer.transport.abort())
+        is_open = True
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writers.add(writer)
-            if not server.is_serving():
-                writer.transport.abort()
             try:
-                if hmac.compare_digest(await reader.readexactly(_TOKEN_BYTES), token):
+                if not is_open or not admission.enter(writer):
+                    writer.transport.abort()
+                elif hmac.compare_digest(await reader.readexactly(_TOKEN_BYTES), token):
+                    admission.busy(writer)
                     await _send(payload, writer)
                 else:
                     strangers.note("the KV socket")
             except (OSError, asyncio.IncompleteReadError):
                 pass  # it hung up
             finally:
+                admission.leave(writer)
                 writer.close()
 
-        tls = None if self._tls is None else self._tls.accepting
-        # Serving later, since otherwise asyncio leaks the socket if this is cancelled.
-        server = await asyncio.start_server(serve, self._host, 0, ssl=tls, start_serving=False)
+        def take(_: socket.socket) -> asyncio.Protocol:
+            return asyncio.StreamReaderProtocol(asyncio.StreamReader(), serve)
+
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        sock = socket.create_server((self._host, 0), family=family)
+        # Asyncio's own server leaks what it accepted in the turn in which it is closed.
+        listener = Listener(sock, take, admission.make_room, self._accepting)
         try:
-            await server.start_serving()
-            port = server.sockets[0].getsockname()[1]
-            yield msgspec.msgpack.encode(Way(port=port, token=token))
+            yield msgspec.msgpack.encode(Way(port=sock.getsockname()[1], token=token))
         finally:
-            server.close()
+            is_open = False
+            listener.close()
             for writer in writers:
                 writer.transport.abort()
 
