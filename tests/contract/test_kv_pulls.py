@@ -5,7 +5,7 @@ import gc
 import socket
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -191,6 +191,19 @@ def test_only_who_shows_the_token_gets_bytes_from_the_socket_and_only_while_they
             await road.fetch("127.0.0.1", way, host_memory(bytearray(LARGE_BYTES)))
 
     run(main())
+
+
+async def test_readers_that_show_no_token_make_room() -> None:
+    road, into = Stream("127.0.0.1"), bytearray(LARGE_BYTES)
+    async with road.lend(host_memory(bytearray(b"x" * LARGE_BYTES))) as way:
+        port = msgspec.msgpack.decode(way, type=Way).port
+        with ExitStack() as mute:
+            socks = [mute.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(40)]
+            await road.fetch("127.0.0.1", way, host_memory(into))
+            socks[0].setblocking(False)
+            with suppress(ConnectionResetError):
+                assert await asyncio.get_running_loop().sock_recv(socks[0], 1) == b""
+    assert into == b"x" * LARGE_BYTES
 
 
 @pytest.mark.usefixtures("shared_authority")
