@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from baton.errors import BatonError, HandoffFailed
+from baton.errors import BatonError, HandoffFailed, WorkerLost
 from baton.messages import GenerateRequest, KvHandoff, TokenChunk
 from vllm.distributed.kv_transfer import Connector, set_kv_transfer_group
 from vllm.outputs import SchedulerStats
@@ -238,7 +238,7 @@ class Core:
         """A failed transfer is counted; with the hybrid KV manager that is all, and the answer is garbage. A
         pull of freed KV is not even counted; here it ends the engine.
         """
-        if not isinstance(error.__cause__, OSError):
+        if not isinstance(error.__cause__, OSError | WorkerLost):
             self._die(f"GARBAGE: {job.request_id} pulled KV that had been freed: {error}")
             return
         self._step([], failed=1)
