@@ -1,4 +1,4 @@
-"""The OpenAPI document: the routes, with the schemas of their request and response structs."""
+"""The OpenAPI document (the routes, with the schemas of their structs), and the page that shows it."""
 
 import html
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""Limits of an API key: how many requests and tokens it may use in a minute."""
+"""API keys, by the digests in their file, and how many requests and tokens each may use in a minute."""
 
 import hashlib
 import math

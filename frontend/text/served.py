@@ -1,4 +1,4 @@
-"""A served model, and the error for prompts that exceed its context."""
+"""A served model, the error for prompts that exceed its context, and the tokenizers of registered models."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Caches reasoning by call and item id: gpt-oss needs it back, and clients rarely send it."""
+"""Keeps reasoning and answers as the model wrote them, for later prompts: clients rarely send them back."""
 
 import hashlib
 import threading
