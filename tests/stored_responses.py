@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from frontend.responses.stored import StoredResponse
+from frontend.responses.store import StoredResponse
 
 # Another process that claims a running response, reports it, and lives until it is killed.
 OTHER_FRONTEND = """
 import asyncio, sys
 from frontend.responses import store
 from frontend.responses.store import ResponseStore
-from frontend.responses.stored import StoredResponse
+from frontend.responses.store import StoredResponse
 store.WAIT_S = 300  # "saved" means in the file, on a slow disk, too
 async def main():
     store = ResponseStore(sys.argv[1])

@@ -19,8 +19,7 @@ from frontend.responses.items import (
     ResponseUsage,
 )
 from frontend.responses.output import EventWriter, OutputWriter
-from frontend.responses.store import ResponseStore
-from frontend.responses.stored import StoredResponse
+from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.turn.choice import Choice
 
 # Longer streams are not stored and cannot be resumed; their responses are stored all the same.

@@ -33,8 +33,7 @@ from frontend.responses.items import (
 )
 from frontend.responses.output import EventWriter, OutputShape, OutputWriter
 from frontend.responses.runs import ResponseState
-from frontend.responses.store import ResponseStore
-from frontend.responses.stored import StoredResponse
+from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.responses.tools import OfferedTools, call_choice, offered_tools
 from frontend.responses.turns import turns
 from frontend.text.served import ContextTooLong

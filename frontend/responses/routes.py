@@ -18,7 +18,7 @@ from frontend.responses.create import FailedAtOnce, context_items, count_input_t
 from frontend.responses.items import RUNNING, DeletedResponse, InputTokens, Item, ItemList
 from frontend.responses.output import EventWriter, after
 from frontend.responses.runs import UNREACHED, ResponseState, Run, Told
-from frontend.responses.stored import StoredResponse
+from frontend.responses.store import StoredResponse
 from frontend.turn.request import Asker
 from frontend.turn.seal import Seal
 

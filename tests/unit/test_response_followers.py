@@ -13,8 +13,7 @@ from frontend.harmony.conversation import TextDelta
 from frontend.http.sse import MAX_UNSENT_BYTES
 from frontend.responses.answer import MAX_KEPT_STREAM_BYTES
 from frontend.responses.runs import FollowedElsewhere, NoOtherRuns, ResponseState
-from frontend.responses.store import ResponseStore
-from frontend.responses.stored import StoredResponse
+from frontend.responses.store import ResponseStore, StoredResponse
 from tests.scripted_frontend import Client, ScriptedTokens, ended, frontend
 from tests.stored_responses import response
 from tests.waiting import until

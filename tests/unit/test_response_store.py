@@ -1,10 +1,10 @@
-"""The response store by itself: what it keeps, for how long, and who may read it."""
+"""The response store: what it keeps, how long, who may read it, and how it meets a disk that fails."""
 
 import asyncio
+import json
 import os
 import sqlite3
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -13,19 +13,14 @@ import pytest
 
 from frontend.responses import store as store_module
 from frontend.responses.store import (
-    MAX_CHAIN,
+    DIED,
     MAX_CHAIN_BYTES,
-    MAX_UNWRITTEN_BYTES,
-    Entry,
     ResponseStore,
     Retention,
     StoreFailure,
-    Unwritten,
     connect,
 )
-from frontend.responses.stored import StoredResponse
-from tests.clock import run_jumping
-from tests.stored_responses import response, rows
+from tests.stored_responses import another_frontend, response, rows
 from tests.waiting import PATIENCE_S, until
 
 
@@ -73,12 +68,16 @@ async def test_a_chain_is_one_keys_from_end_to_end() -> None:
     await store.close()
 
 
-async def test_a_chain_without_end_is_not_read() -> None:
+async def test_a_conversation_is_read_back_up_to_a_number_of_responses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store_module, "MAX_CHAIN", 3)
     store = ResponseStore()
-    await store.save(response("a", previous_id="b"), [])
-    await store.save(response("b", previous_id="a"), [])
-    assert await store.chain("a") is None
-    assert MAX_CHAIN >= 100
+    for name, previous in (("a", None), ("b", "a"), ("c", "b"), ("d", "c"), ("e", "f"), ("f", "e")):
+        await store.save(response(name, previous_id=previous), [])
+    assert await store.chain("c") is not None
+    assert await store.chain("d") is None
+    assert await store.chain("e") is None  # without end
     await store.close()
 
 
@@ -91,17 +90,6 @@ async def test_a_conversation_is_read_back_up_to_a_number_of_bytes() -> None:
     assert chain is not None
     assert sum(len(each.body) + len(each.items) for each in chain) == MAX_CHAIN_BYTES == 64 << 20
     assert await store.chain("e") is None
-    await store.close()
-
-
-async def test_a_conversation_is_read_back_up_to_a_number_of_responses() -> None:
-    store = ResponseStore()
-    for i in range(1001):
-        await store.save(response(str(i), previous_id=str(i - 1) if i else None), [])
-    chain = await store.chain("999")
-    assert chain is not None
-    assert len(chain) == MAX_CHAIN == 1000
-    assert await store.chain("1000") is None
     await store.close()
 
 
@@ -138,28 +126,12 @@ async def test_the_responses_used_last_are_kept_up_to_a_number() -> None:
     await store.close()
 
 
-async def test_what_is_too_much_goes_with_every_so_many_saves() -> None:
-    store = ResponseStore(retention=Retention(max_responses=1, prune_every=3))
-    left = []
-    for name in "abcdefg":
-        await store.save(response(name), [])
-        left.append("".join(await kept(store, *"abcdefg")))
-    assert left == ["a", "ab", "abc", "d", "de", "def", "g"]
-    await store.close()
-
-
 async def test_the_events_of_a_response_count_among_its_bytes() -> None:
     store = ResponseStore(retention=Retention(max_bytes=50_000, prune_every=1), clock=lambda: 0.0)
     for name in "ab":
         await store.save(response(name, events=os.urandom(30_000)), [])
     assert await kept(store, *"ab") == ["b"]
     await store.close()
-
-
-def test_by_default_ten_thousand_responses_are_kept_for_thirty_days_in_a_gibibyte() -> None:
-    assert Retention() == Retention(
-        max_responses=10_000, max_age_s=30 * 24 * 3600, max_bytes=2**30, prune_every=32
-    )
 
 
 async def test_old_responses_go_and_so_do_those_beyond_the_bytes_but_never_a_running_one() -> None:
@@ -294,29 +266,6 @@ async def test_what_cannot_be_written_is_found_at_once_and_written_later(
     assert caplog.text.count("response_store=failing") == 1
 
 
-def test_a_response_that_is_saved_again_while_it_is_written_is_written_again() -> None:
-    async def scenario() -> None:
-        written: list[bytes] = []
-        goes_on = asyncio.Event()
-
-        async def slowly(entries: Sequence[Entry]) -> None:
-            await goes_on.wait()
-            written.extend(entry.response.body for entry in entries)
-
-        unwritten = Unwritten(slowly)
-        first = asyncio.create_task(unwritten.add(response("a", body=b"1"), []))
-        await asyncio.sleep(0)
-        second = asyncio.create_task(unwritten.add(response("a", body=b"2"), []))
-        await asyncio.sleep(0)
-        goes_on.set()
-        await asyncio.gather(first, second)
-        assert written == [b"1", b"2"]
-        assert unwritten.find("a") is None
-        assert asyncio.get_running_loop().time() == 0  # neither waited longer than for its write
-
-    run_jumping(scenario())
-
-
 class Disk:
     """A clock of a store that writes nothing until the disk `goes_on`, at the latest at the end."""
 
@@ -405,48 +354,189 @@ async def test_closing_writes_what_is_left(tmp_path: Path) -> None:
     assert rows(path, "SELECT id FROM responses ORDER BY id") == [("a",), ("b",), ("c",)]
 
 
-async def fails(_: object) -> None:
-    raise StoreFailure("full")
+async def test_a_response_that_is_saved_again_while_it_is_written_is_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite3"
+    with Disk() as disk:
+        store = ResponseStore(str(path), clock=disk)
+        saving = [asyncio.create_task(store.save(response("a", body=b"1"), []))]
+        await until(disk.is_asked.is_set)
+        saving.append(asyncio.create_task(store.save(response("a", body=b"2"), [])))
+        await asyncio.sleep(0)
+        disk.goes_on.set()
+        await asyncio.gather(*saving)
+        await store.close()
+    assert rows(path, "SELECT body FROM responses") == [(b"2",)]
 
 
-def third(response_id: str) -> StoredResponse:
-    """As large as a third of what may wait."""
-    return response(response_id, body=b"x" * (MAX_UNWRITTEN_BYTES // 3 - 2))
+async def test_only_the_first_save_waits_for_a_disk_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Disk() as disk:
+        store = ResponseStore(clock=disk)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(store_module, "WAIT_S", 0.01)
+            await store.save(response("a"), [])
+        assert store.is_failing
+        await store.save(response("b"), [])
+        disk.goes_on.set()
+        await until(lambda: not store.is_failing)
+        await store.close()
 
 
-def test_the_newest_are_kept_in_memory_up_to_a_number_of_bytes(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        unwritten = Unwritten(fails)
+async def test_the_newest_unwritten_responses_are_kept_up_to_a_number_of_bytes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "MAX_UNWRITTEN_BYTES", 3000)
+    monkeypatch.setattr(store_module, "_FLUSH_S", 0.01)
+    path = tmp_path / "responses.sqlite3"
+    store = ResponseStore(str(path))
+    await store.open()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
         for name in "abacd":
-            await unwritten.add(third(name), ["msg_1"])
-        assert [name for name in "abcd" if unwritten.find(name)] == ["a", "c", "d"]
-        latest = unwritten.with_item("msg_1", "")
+            await store.save(response(name, body=b"x" * 998), ["msg_1"])
+        assert await kept(store, *"abcd") == ["a", "c", "d"]
+        latest = await store.with_item("msg_1")
         assert latest is not None
         assert latest.id == "d"
-        await unwritten.add(response("e", body=b"x" * (MAX_UNWRITTEN_BYTES - 2)), [])
-        assert [name for name in "abcde" if unwritten.find(name)] == ["e"]
-        await unwritten.flush(0)
-
-    run_jumping(scenario())
+        await store.save(response("e", body=b"x" * 2998), [])
+        assert await kept(store, *"abcde") == ["e"]
+        await store.close()
     assert "response not stored response_id=b" in caplog.text
     assert "responses lost num=1" in caplog.text
 
 
-def test_only_the_first_save_waits_for_a_disk_that_hangs() -> None:
-    async def scenario() -> None:
-        goes_on = asyncio.Event()
+async def test_opening_waits_for_a_process_that_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "responses.sqlite3"
+    first, second = ResponseStore(str(path)), ResponseStore(str(path))
+    await first.open()
+    monkeypatch.setattr(store_module, "_ANSWER_S", 0.001)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        opening = asyncio.create_task(second.open())
+        await asyncio.sleep(0.05)  # longer than a request would wait
+        assert not opening.done()
+        other.execute("COMMIT")
+        await opening
+    monkeypatch.undo()
+    await first.close()
+    await second.close()
 
-        async def hangs(_: object) -> None:
-            await goes_on.wait()
 
-        unwritten = Unwritten(hangs)
-        loop = asyncio.get_running_loop()
-        await unwritten.add(response("a"), [])
-        assert unwritten.is_failing
-        await unwritten.add(response("b"), [])
-        assert loop.time() == pytest.approx(store_module.WAIT_S)
-        goes_on.set()
-        await unwritten.flush(1)
-        assert not unwritten.is_failing
+async def test_a_file_that_stays_locked_is_a_named_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_OPEN_BUSY_S", 0.01)
+    path = tmp_path / "responses"
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreFailure, match="locked"):
+            await ResponseStore(str(path)).open()
 
-    run_jumping(scenario())
+
+async def test_closing_ends_the_thread() -> None:
+    before = set(threading.enumerate())
+    store = ResponseStore()
+    await store.save(response("a"), [])
+    (own,) = set(threading.enumerate()) - before
+    await store.close()
+    await until(lambda: not own.is_alive())
+
+
+async def test_a_store_in_memory_makes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = ResponseStore()
+    await store.save(response("a", status="in_progress", body=b"{}"), [])
+    assert await status_of(store, "a") == "failed"  # nobody else can run it
+    await store.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def num_locks(folder: Path) -> int:
+    return len(list(folder.glob("*.lock")))
+
+
+async def status_of(store: ResponseStore, name: str) -> str:
+    found = await store.load(name)
+    assert found is not None
+    return found.status
+
+
+def test_what_a_dead_frontend_was_making_has_failed_and_a_living_ones_has_not(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite3"
+
+    async def status() -> tuple[str, object]:
+        store = ResponseStore(str(path))
+        await store.open()
+        found = await store.load("theirs")
+        await store.close()
+        assert found is not None
+        return found.status, json.loads(found.body).get("error")
+
+    with another_frontend(path):
+        assert asyncio.run(status()) == ("in_progress", None)
+    assert asyncio.run(status()) == ("failed", {"code": "server_error", "message": DIED})
+    assert list(tmp_path.glob("*.lock")) == []
+
+
+async def test_a_response_of_its_own_that_nobody_makes_any_more_has_failed(tmp_path: Path) -> None:
+    store = ResponseStore(str(tmp_path / "responses.sqlite3"))
+    await store.open()
+    await store.save(response("b"), [])
+    assert num_locks(tmp_path) == 0  # only what runs needs one
+    await store.save(response("a", status="in_progress", body=b"{}"), [])
+    assert num_locks(tmp_path) == 1
+    assert await status_of(store, "a") == "failed"
+    await store.close()
+    assert num_locks(tmp_path) == 0
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+async def test_what_another_frontend_has_deleted_is_not_stored_again(
+    is_written: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "responses.sqlite3"
+    runs_it, other = ResponseStore(str(path)), ResponseStore(str(path))
+    await asyncio.gather(runs_it.open(), other.open())
+    running = response("a", status="in_progress", is_background=True)
+    if is_written:
+        await runs_it.save(running, ["msg_1"])
+        assert await other.delete("a")
+        await runs_it.save(response("a", is_background=True), ["msg_1"])
+    else:  # both versions wait for the disk
+        with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+            writer.execute("BEGIN IMMEDIATE")
+            await runs_it.save(running, ["msg_1"])
+            assert runs_it.is_failing
+            await runs_it.save(response("a", is_background=True), ["msg_1"])
+    await runs_it.close()
+    assert (await other.load("a") is None) is is_written
+    await other.close()
+
+
+async def test_a_locked_file_still_tells_what_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite3"
+    store = ResponseStore(str(path))
+    await store.open()
+    await store.save(response("a", status="in_progress", body=b"{}"), [])
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert await status_of(store, "a") == "in_progress"
+    assert await status_of(store, "a") == "failed"
+    await store.close()
+
+
+async def test_frontends_of_one_process_tell_their_own_runs_from_others(tmp_path: Path) -> None:
+    path = str(tmp_path / "responses.sqlite3")
+    one, other = ResponseStore(path, address="unix:@one"), ResponseStore(path, address="unix:@other")
+    await one.save(response("a", status="in_progress", body=b"{}"), [])
+    await one.save(response("b", status="in_progress", body=b"{}"), [])
+    found = await other.load("a")
+    assert found is not None
+    assert (found.status, found.runs_at) == ("in_progress", "unix:@one")
+    await one.close()
+    assert await status_of(other, "b") == "failed"
+    await other.save(response("c", status="in_progress", body=b"{}"), [])
+    for lock in tmp_path.glob("*.lock"):
+        lock.unlink()
+    await other.close()  # its lock file is gone
