@@ -26,6 +26,7 @@ from baton.errors import (
 from frontend.chat.body import ChatBody
 from frontend.chat.message import ChatCompletion
 from frontend.completions.answer import Completion, CompletionBody
+from frontend.http.answer import StreamChanged
 from frontend.http.authentication import InvalidApiKey
 from frontend.http.bodies import BodiesFull
 from frontend.http.body import TooManyParts
@@ -34,7 +35,6 @@ from frontend.http.connection import HeadTooLarge, RequestTooSlow
 from frontend.http.errors import BodyTooLarge, EncodedBody, ErrorBody
 from frontend.http.hosts import HostNotAllowed
 from frontend.http.limits import RateLimited
-from frontend.http.numbered import StreamChanged
 from frontend.messages.answer import MessageObject, MessagesError, ThreadNotFound, TokenCount
 from frontend.messages.body import Counted, MessagesBody
 from frontend.models import ModelBody, ModelInfo, ModelList, ModelPage

@@ -6,11 +6,12 @@ import msgspec
 from msgspec import UNSET
 
 from baton.errors import BatonError
+from baton.messages import TokenChunk
 from frontend.chat.body import ChatBody
 from frontend.chat.message import ChatCompletion, MessageWriter
 from frontend.chat.request import gives_reasoning, not_enforced, turn_request
-from frontend.harmony.conversation import Delta
 from frontend.http import sse
+from frontend.http.answer import Answer
 from frontend.http.body import decode, read
 from frontend.http.errors import ErrorBody
 from frontend.http.services import Services
@@ -36,10 +37,8 @@ def _read(raw: bytes) -> tuple[ChatBody, tuple[str, ...], TurnRequest]:
     return body, unknown, turn_request(body, len(raw))
 
 
-class ChatAnswer:
-    """The answer to one chat body; an `Answer` of `frontend.http.respond`."""
-
-    keep_alive = sse.KEEP_ALIVE
+class ChatAnswer(Answer):
+    """The answer to one chat body."""
 
     def __init__(
         self, body: ChatBody, served: ServedModel, choices: Sequence[Choice], *, ignored: tuple[str, ...] = ()
@@ -68,13 +67,14 @@ class ChatAnswer:
         """The first chunk of each choice, with the role."""
         return b"".join(message.role() for message in self._messages)
 
-    def write(self, index: int, deltas: Sequence[Delta]) -> bytes:
-        """The chunks of these deltas."""
-        return self._messages[index].write(deltas)
+    def feed(self, index: int, chunk: TokenChunk) -> bytes:
+        """The events of a chunk."""
+        return self._messages[index].write(self.choices[index].feed(chunk))
 
-    def end(self, index: int) -> bytes:
-        """The choice's last chunk."""
-        return self._messages[index].end()
+    def finish(self, index: int) -> bytes:
+        """The choice's last events."""
+        message = self._messages[index]
+        return message.write(self.choices[index].finish()) + message.end()
 
     def closing(self) -> bytes:
         """The usage, if requested, and the end of the stream."""
@@ -95,6 +95,3 @@ class ChatAnswer:
             usage=UsageBody.of(self.choices),
             metadata=UNSET if self._metadata is None else self._metadata,
         )
-
-    async def settle(self) -> None:
-        """No-op: chat completions are not stored."""

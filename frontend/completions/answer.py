@@ -6,9 +6,10 @@ from typing import Annotated, ClassVar, Literal, cast
 import msgspec
 
 from baton.errors import BatonError, InvalidRequest
-from baton.messages import FinishReason
-from frontend.harmony.conversation import Delta, TextDelta
+from baton.messages import FinishReason, TokenChunk
+from frontend.harmony.conversation import TextDelta
 from frontend.http import sse
+from frontend.http.answer import Answer
 from frontend.http.body import decode, read
 from frontend.http.errors import ErrorBody
 from frontend.http.services import Services
@@ -146,10 +147,8 @@ def prompts_of(body: CompletionBody) -> list[str | list[int]]:
     return prompts
 
 
-class CompletionAnswer:
-    """The answer to one completion body; an `Answer` of `frontend.http.respond`."""
-
-    keep_alive = sse.KEEP_ALIVE
+class CompletionAnswer(Answer):
+    """The answer to one completion body."""
 
     def __init__(
         self,
@@ -171,13 +170,16 @@ class CompletionAnswer:
         """The echoed prompts, if requested."""
         return b"".join(self._chunk_of(i, text.echo) for i, text in enumerate(self._texts) if text.echo)
 
-    def write(self, index: int, deltas: Sequence[Delta]) -> bytes:
-        """The chunks of these deltas."""
+    def feed(self, index: int, chunk: TokenChunk) -> bytes:
+        """The events of a chunk."""
+        deltas = self.choices[index].feed(chunk)
         return b"".join([self._chunk(index, d, None) for d in deltas if isinstance(d, TextDelta)])
 
-    def end(self, index: int) -> bytes:
-        """The choice's last chunk, with the log probabilities of trailing tokens without text."""
-        return self._chunk(index, None, self._texts[index].finish_reason)
+    def finish(self, index: int) -> bytes:
+        """The choice's last events, with the log probabilities of trailing tokens without text."""
+        deltas = self.choices[index].finish()
+        rest = b"".join([self._chunk(index, d, None) for d in deltas if isinstance(d, TextDelta)])
+        return rest + self._chunk(index, None, self._texts[index].finish_reason)
 
     def closing(self) -> bytes:
         """The usage, if requested, and the end of the stream."""
@@ -197,9 +199,6 @@ class CompletionAnswer:
             choices=[text.body(index) for index, text in enumerate(self._texts)],
             usage=UsageBody.of(self.choices),
         )
-
-    async def settle(self) -> None:
-        """No-op: completions are not stored."""
 
     def _chunk(self, index: int, delta: TextDelta | None, finish_reason: FinishReason | None) -> bytes:
         text, logprobs = self._texts[index].write(delta)

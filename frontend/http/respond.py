@@ -7,17 +7,13 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-import msgspec
-
-from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, NotReady
-from baton.messages import TokenChunk
-from frontend.harmony.conversation import Delta
+from baton.errors import DeadlineExceeded, InvalidRequest, NotReady
 from frontend.http import sse
+from frontend.http.answer import Answer, Numbered
 from frontend.http.errors import Envelope, ErrorBody, as_baton_error
 from frontend.http.exchange import ClientGone, Exchange, Receive, Scope, Send, ignored_header
-from frontend.http.numbered import EventNumbers
 from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.turn.choice import Choice, num_prompt_tokens
@@ -91,54 +87,6 @@ async def _report(error: Exception, exchange: Exchange, tally: Tally) -> None:
     await exchange.answer_error(failure)
 
 
-class Stream(Protocol):
-    """The opening and closing events of a stream. `ignored` are the body's ignored fields, `keep_alive` is
-    sent while the stream is idle."""
-
-    ignored: tuple[str, ...]
-    keep_alive: bytes
-
-    def opening(self) -> bytes:
-        """The stream's first events."""
-        ...
-
-    def closing(self) -> bytes:
-        """The stream's last events."""
-        ...
-
-    def failure(self, error: BatonError) -> bytes:
-        """The event that ends a failed stream."""
-        ...
-
-    async def settle(self) -> None:
-        """Called once when the answer has ended or failed, before the client gets the end of it."""
-        ...
-
-
-class Answer(Stream, Protocol):
-    """An answer of one API. All deltas are written to it, whether it is streamed or not."""
-
-    model: str
-    stream: bool
-
-    @property
-    def choices(self) -> Sequence[Choice]:
-        """The choices, by index."""
-        ...
-
-    def write(self, index: int, deltas: Sequence[Delta]) -> bytes:
-        """Add a choice's deltas; returns their bytes in the stream (empty if it is not streamed)."""
-        ...
-
-    def end(self, index: int) -> bytes:
-        """Complete a choice; returns bytes as `write` does."""
-        ...
-
-    def body(self) -> msgspec.Struct:
-        """The whole answer."""
-        ...
-
-
 AnyAnswer = TypeVar("AnyAnswer", bound=Answer)
 Prepare = Callable[[bytes, Asker, Services], Awaitable[Answer]]
 """Builds the answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
@@ -150,7 +98,7 @@ def generating(prepare: Prepare) -> Serve:
     async def serve(exchange: Exchange, services: Services, tally: Tally) -> None:
         with repeated(exchange):
             answer = await prepared(prepare, exchange, services, tally)
-            await generate(exchange, answer, services, tally, numbers_of(exchange, answer))
+            await generate(exchange, answer, services, tally)
 
     return serve
 
@@ -188,27 +136,24 @@ def asker_of(exchange: Exchange, services: Services) -> Asker:
     )
 
 
-def numbers_of(exchange: Exchange, answer: Answer) -> EventNumbers | None:
-    """The ids of the answer's events, if they have any. Raises InvalidRequest."""
+def numbered(exchange: Exchange, answer: Answer) -> Answer:
+    """The answer, with ids if the request can be repeated. Raises InvalidRequest."""
     if exchange.idempotency_key and answer.stream and len(answer.choices) == 1:
-        return EventNumbers(exchange.last_event_id)
+        return Numbered(answer, exchange.last_event_id)
     if exchange.last_event_id:
         raise InvalidRequest(
             "`Last-Event-ID` continues a streamed answer with one choice whose request had the same "
             "`Idempotency-Key`.",
             param="Last-Event-ID",
         )
-    return None
+    return answer
 
 
-async def generate(
-    exchange: Exchange,
-    answer: Answer,
-    services: Services,
-    tally: Tally,
-    numbers: EventNumbers | None = None,
-) -> None:
-    """Generate the answer and send it; stops if the client disconnects."""
+async def generate(exchange: Exchange, answer: Answer, services: Services, tally: Tally) -> None:
+    """Generate the answer and send it; stops if the client disconnects. Raises InvalidRequest if the client
+    has a part of the stream and it cannot be continued.
+    """
+    answer = numbered(exchange, answer)
     outbox = sse.Outbox(len(answer.choices))
     overdue = asyncio.get_running_loop().call_later(
         services.request_timeout_s, outbox.fail, DeadlineExceeded()
@@ -216,10 +161,10 @@ async def generate(
     try:
         async with _tasks(
             _watch_client(exchange, answer, outbox),
-            *(_pump(answer, index, services, outbox, tally, numbers) for index in range(len(answer.choices))),
+            *(_pump(answer, index, services, outbox, tally) for index in range(len(answer.choices))),
         ):
             if answer.stream:
-                await _stream(exchange, answer, outbox, services, tally, numbers)
+                await _stream(exchange, answer, outbox, services, tally)
             else:
                 nothing = await outbox.take()
                 assert not nothing, "an answer that is not streamed produces no bytes"
@@ -243,19 +188,12 @@ async def _tasks(*works: Awaitable[None]) -> AsyncGenerator[None, None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _watch_client(exchange: Exchange, stream: Stream, outbox: sse.Outbox) -> None:
-    await exchange.client_gone(lambda: outbox.put(stream.keep_alive if exchange.started else b""))
+async def _watch_client(exchange: Exchange, answer: Answer, outbox: sse.Outbox) -> None:
+    await exchange.client_gone(lambda: outbox.put(answer.keep_alive if exchange.started else b""))
     outbox.fail(ClientGone())
 
 
-async def _pump(  # noqa: PLR0917  one call
-    answer: Answer,
-    index: int,
-    services: Services,
-    outbox: sse.Outbox,
-    tally: Tally,
-    numbers: EventNumbers | None,
-) -> None:
+async def _pump(answer: Answer, index: int, services: Services, outbox: sse.Outbox, tally: Tally) -> None:
     """Feed a choice's chunks to the outbox; the reader reports failures."""
     choice = answer.choices[index]
     try:
@@ -266,31 +204,14 @@ async def _pump(  # noqa: PLR0917  one call
             async for chunk in chunks:
                 if tally.first_token_s is None:
                     tally.first_token_s = time.perf_counter()
-                if numbers is None:
-                    await outbox.send(answer.write(index, choice.feed(chunk)))
-                else:
-                    await outbox.send(_numbered(numbers, answer, choice, chunk))
+                await outbox.send(answer.feed(index, chunk))
                 if choice.stopped:
                     break
-        last = answer.write(index, choice.finish()) + answer.end(index)
-        if numbers is not None:
-            numbers.end()
-            last = numbers.number(last)
-        outbox.put(last)
+        outbox.put(answer.finish(index))
     except Exception as error:  # noqa: BLE001 handed to the reader, which raises it
         outbox.close(error)
     else:
         outbox.close()
-
-
-def _numbered(numbers: EventNumbers, answer: Answer, choice: Choice, chunk: TokenChunk) -> bytes:
-    """The events of a chunk, token by token, so that they are the same however tokens come together."""
-    events = []
-    for token in numbers.tokens(chunk):
-        events.append(numbers.number(answer.write(0, choice.feed(token))))
-        if choice.stopped:
-            break
-    return b"".join(events)
 
 
 def count(choices: Sequence[Choice], tally: Tally) -> None:
@@ -303,27 +224,21 @@ def count(choices: Sequence[Choice], tally: Tally) -> None:
 
 
 async def relay(
-    exchange: Exchange, stream: Stream, outbox: sse.Outbox, services: Services, tally: Tally
+    exchange: Exchange, answer: Answer, outbox: sse.Outbox, services: Services, tally: Tally
 ) -> None:
     """Send the outbox of a background run, until it ends or the client disconnects."""
-    outbox.taken(services.first_event_wait_s, stream.keep_alive)
-    async with _tasks(_watch_client(exchange, stream, outbox)):
-        await _stream(exchange, stream, outbox, services, tally)
+    outbox.taken(services.first_event_wait_s, answer.keep_alive)
+    async with _tasks(_watch_client(exchange, answer, outbox)):
+        await _stream(exchange, answer, outbox, services, tally)
 
 
-async def _stream(  # noqa: PLR0917  one call
-    exchange: Exchange,
-    answer: Stream,
-    outbox: sse.Outbox,
-    services: Services,
-    tally: Tally,
-    numbers: EventNumbers | None = None,
+async def _stream(
+    exchange: Exchange, answer: Answer, outbox: sse.Outbox, services: Services, tally: Tally
 ) -> None:
     """Send headers with the first bytes; from then on errors are sent as events."""
     first = await outbox.take()
     await exchange.start(200, sse.CONTENT_TYPE, [*sse.HEADERS, *ignored_header(answer.ignored)])
-    opening = answer.opening()
-    await exchange.write((opening if numbers is None else numbers.opening(opening)) + first)
+    await exchange.write(answer.opening() + first)
     async with _tasks(outbox.keep_alive(services.keep_alive_s, answer.keep_alive)):
         try:
             while data := await outbox.take(exchange.write):

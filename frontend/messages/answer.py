@@ -1,11 +1,11 @@
 """A Messages answer: a choice's deltas as content blocks and their events."""
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from baton.errors import BatonError
+from baton.messages import TokenChunk
 from frontend.harmony.conversation import (
     Delta,
     MessageEnd,
@@ -14,6 +14,7 @@ from frontend.harmony.conversation import (
     ToolCallArguments,
     ToolCallStart,
 )
+from frontend.http.answer import Answer
 from frontend.text.served import ContextTooLong
 from frontend.turn.choice import Choice
 from frontend.turn.ids import new_id
@@ -155,8 +156,8 @@ _DELTA_OF = {TextBlock: b"text", ThinkingBlock: b"thinking", ToolUseBlock: b"par
 _KIND_OF = {TextBlock: b"text_delta", ThinkingBlock: b"thinking_delta", ToolUseBlock: b"input_json_delta"}
 
 
-class MessagesAnswer:
-    """The answer to one Messages body; an `Answer` of `frontend.http.respond`. Each Harmony message is a
+class MessagesAnswer(Answer):
+    """The answer to one Messages body. Each Harmony message is a
     content block; `shows_thinking` includes thinking blocks, signed by `seal`. `max_tokens` is the client's
     limit."""
 
@@ -192,15 +193,17 @@ class MessagesAnswer:
         """`message_start`, with the usage known so far, and a ping, as in Anthropic's streams."""
         return self._opening
 
-    def write(self, index: int, deltas: Sequence[Delta]) -> bytes:  # noqa: ARG002  there is one choice
-        """The events of these deltas."""
+    def feed(self, index: int, chunk: TokenChunk) -> bytes:  # noqa: ARG002  there is one choice
+        """The events of a chunk."""
+        deltas = self._choice.feed(chunk)
         if len(deltas) == 1:  # the hot path
             return self._delta(deltas[0])
         return b"".join([self._delta(delta) for delta in deltas])
 
-    def end(self, index: int) -> bytes:  # noqa: ARG002  there is one choice
-        """The end of a block that is still open."""
-        return self._end_block()
+    def finish(self, index: int) -> bytes:  # noqa: ARG002  there is one choice
+        """The last events, with the end of a block that is still open."""
+        rest = b"".join([self._delta(delta) for delta in self._choice.finish()])
+        return rest + self._end_block()
 
     def closing(self) -> bytes:
         """`message_delta` with the stop reason and the usage, and `message_stop`."""
@@ -218,9 +221,6 @@ class MessagesAnswer:
         """The whole answer."""
         self._settle()
         return self._message
-
-    async def settle(self) -> None:
-        """No-op: messages are not stored."""
 
     def _delta(self, delta: Delta) -> bytes:
         match delta:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import msgspec
 
 from baton.errors import BatonError
+from baton.messages import TokenChunk
 from frontend.harmony.conversation import Delta
-from frontend.http import sse
+from frontend.http.answer import Answer
 from frontend.responses.items import (
     RUNNING,
     IncompleteDetails,
@@ -26,10 +27,8 @@ from frontend.turn.choice import Choice
 MAX_KEPT_STREAM_BYTES = 16 << 20
 
 
-class ResponseAnswer:
-    """An `Answer` of `frontend.http.respond` that stores its events. It belongs to the key `key_name`."""
-
-    keep_alive = sse.KEEP_ALIVE
+class ResponseAnswer(Answer):
+    """An answer that stores its events. It belongs to the key `key_name`."""
 
     def __init__(
         self,
@@ -75,13 +74,17 @@ class ResponseAnswer:
         """`response.created` and `response.in_progress`."""
         return self._opening
 
-    def write(self, index: int, deltas: Sequence[Delta]) -> bytes:  # noqa: ARG002  there is one choice
+    def feed(self, index: int, chunk: TokenChunk) -> bytes:  # noqa: ARG002  there is one choice
+        """The events of a chunk."""
+        return self._keep(self._output.write(self.choice.feed(chunk)))
+
+    def finish(self, index: int) -> bytes:  # noqa: ARG002  there is one choice
+        """The choice's last events; `closing` ends the response."""
+        return self.write(self.choice.finish())
+
+    def write(self, deltas: Sequence[Delta]) -> bytes:
         """The events of these deltas."""
         return self._keep(self._output.write(deltas))
-
-    def end(self, index: int) -> bytes:  # noqa: ARG002  there is one choice
-        """No-op: `closing` ends the response."""
-        return b""
 
     def closing(self) -> bytes:
         """The event that ends a completed or incomplete response."""

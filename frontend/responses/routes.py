@@ -9,8 +9,9 @@ import msgspec
 
 from baton.errors import BatonError, InvalidRequest, NotReady
 from frontend.http import sse
+from frontend.http.answer import Answer
 from frontend.http.exchange import Exchange, ignored_header
-from frontend.http.respond import Serve, asker_of, generate, numbers_of, prepared, relay, repeated
+from frontend.http.respond import Serve, asker_of, generate, prepared, relay, repeated
 from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.responses.answer import ResponseAnswer
@@ -37,31 +38,18 @@ class ResponseNotFound(BatonError):
     kind = "invalid_request_error"
 
 
-class _Followed:
-    """A `Stream` that relays the events of a background run; it adds only the error event of the relay."""
-
-    keep_alive = sse.KEEP_ALIVE
+class _Followed(Answer):
+    """Relays the events of a background run; it adds only the error event of the relay."""
 
     def __init__(self, told: Told, ignored: tuple[str, ...] = ()) -> None:
         self.ignored = ignored
         self._told = told
-
-    def opening(self) -> bytes:
-        """No-op: all events come from the run."""
-        return b""
-
-    def closing(self) -> bytes:
-        """No-op: all events come from the run."""
-        return b""
 
     def failure(self, error: BatonError) -> bytes:
         """An error event; the run itself may continue."""
         writer = EventWriter()
         writer.num_events = self._told.num_events
         return writer.event("error", code=error.code, message=error.message, param=error.param)
-
-    async def settle(self) -> None:
-        """No-op: the run stores its response."""
 
 
 class ResponseRoutes:
@@ -96,7 +84,7 @@ class ResponseRoutes:
             await exchange.end(failed.events)
             return
         if not answer.response.background:
-            await generate(exchange, answer, services, tally, numbers_of(exchange, answer))
+            await generate(exchange, answer, services, tally)
             return
         _check_absent("Idempotency-Key", exchange.idempotency_key)
         _check_absent("Last-Event-ID", exchange.last_event_id)

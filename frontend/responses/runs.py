@@ -65,10 +65,10 @@ class Run:
         async with asyncio.timeout(services.request_timeout_s), aclosing(made) as chunks:
             async for chunk in chunks:
                 self._tally.first_token_s = self._tally.first_token_s or time.perf_counter()
-                self._publish(self.answer.write(0, choice.feed(chunk)))
+                self._publish(self.answer.feed(0, chunk))
                 if choice.stopped:
                     break
-        self._publish(self.answer.write(0, choice.finish()))
+        self._publish(self.answer.finish(0))
 
     async def _finish(self) -> None:
         try:

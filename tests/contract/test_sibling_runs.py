@@ -49,7 +49,7 @@ async def running(store: ResponseStore | None = None, **fields: bool) -> AsyncIt
 
 def say(run: Run, num_bytes: int) -> None:
     """As if the model had said so much."""
-    run._publish(run.answer.write(0, [TextDelta("x" * num_bytes, 0, 1)]))  # noqa: SLF001  much at once
+    run._publish(run.answer.write([TextDelta("x" * num_bytes, 0, 1)]))  # noqa: SLF001  much at once
 
 
 async def test_a_run_is_stopped_by_whichever_process_is_asked_once_that_is_stored(

@@ -36,9 +36,9 @@ async def test_nothing_is_kept_for_a_follower_that_has_left() -> None:
         with run.follow(-1) as left:
             assert (await left.take()).startswith(b"event: response.created")
         with run.follow(0) as stays:
-            run._publish(run.answer.write(0, [LARGE]))  # noqa: SLF001  a large part of an answer
+            run._publish(run.answer.write([LARGE]))  # noqa: SLF001  a large part of an answer
             assert (stays.full, left.full) == (True, False)
-        run.answer.write(0, [TextDelta("x" * MAX_KEPT_STREAM_BYTES, 0, 1)])
+        run.answer.write([TextDelta("x" * MAX_KEPT_STREAM_BYTES, 0, 1)])
         with pytest.raises(InvalidRequest, match="not stored") as error, run.follow(-1):
             pass
         assert error.value.param == "stream"
