@@ -38,10 +38,9 @@ from frontend.http.limits import RateLimited
 from frontend.messages.answer import MessageObject, MessagesError, ThreadNotFound, TokenCount
 from frontend.messages.body import Counted, MessagesBody
 from frontend.models import ModelBody, ModelInfo, ModelList, ModelPage
-from frontend.responses.body import ResponseBody
+from frontend.responses.body import DeletedResponse, InputTokens, ItemList, ResponseBody, ResponseObject
 from frontend.responses.create import PreviousNotFound
 from frontend.responses.given import GIVEN_ITEMS
-from frontend.responses.items import DeletedResponse, InputTokens, ItemList, ResponseObject
 from frontend.responses.routes import ResponseNotFound
 from frontend.responses.store import StoreFailure
 from frontend.routing.health import Health

@@ -9,16 +9,16 @@ from baton.errors import BatonError
 from baton.messages import TokenChunk
 from frontend.harmony.conversation import Delta
 from frontend.http.answer import Answer
-from frontend.responses.items import (
+from frontend.responses.body import (
     RUNNING,
     IncompleteDetails,
     InputDetails,
-    Item,
     OutputDetails,
     ResponseError,
     ResponseObject,
     ResponseUsage,
 )
+from frontend.responses.items import Item
 from frontend.responses.output import EventWriter, OutputWriter
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.turn.choice import Choice

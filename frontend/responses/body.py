@@ -1,9 +1,14 @@
-"""The Responses API's request body, as validating structs."""
+"""The Responses API's bodies: requests, as validating structs, and responses."""
 
+import time
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from baton.errors import BatonError
+from frontend.harmony.conversation import ReasoningEffort as Effort
+from frontend.responses.items import Item, OutputItem
+from frontend.text.served import ContextTooLong
 from frontend.turn.fields import (
     AnyEffort,
     Count,
@@ -17,6 +22,7 @@ from frontend.turn.fields import (
     TextFormat,
     TopLogprobs,
 )
+from frontend.turn.ids import new_id
 
 LOGPROBS = "message.output_text.logprobs"
 SEALED = "reasoning.encrypted_content"
@@ -99,56 +105,23 @@ class ToolFormat(msgspec.Struct, kw_only=True):
     definition: str | None = None
 
 
-class FunctionByName(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="type", tag="function"):
-    """`tool_choice`: this function must be called."""
-
-    name: str
-    namespace: str | None = None
-
-
-class CustomByName(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="type", tag="custom"):
-    """`tool_choice`: this custom tool must be called."""
-
-    name: str
-    namespace: str | None = None
-
-
-class ShellByType(msgspec.Struct, kw_only=True, tag_field="type", tag="shell"):
-    """`tool_choice`: `shell` must be called."""
-
-
-class LocalShellByType(msgspec.Struct, kw_only=True, tag_field="type", tag="local_shell"):
-    """`tool_choice`: `local_shell` must be called."""
-
-
-class PatchByType(msgspec.Struct, kw_only=True, tag_field="type", tag="apply_patch"):
-    """`tool_choice`: `apply_patch` must be called."""
-
-
-class AllowedTool(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One of the tools that may be called."""
+class NamedTool(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A reference to a tool: to one of the client's machine by its `type`, to others by name."""
 
     type: str
     name: str | None = None
     namespace: str | None = None
 
 
-class FunctionsByName(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
-    """`tool_choice`: the prompt shows all tools, but only these may be called."""
+class ToolChoice(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """`tool_choice`: this tool must be called, which is referred to as in `NamedTool`, or, of
+    `allowed_tools`, only `tools` may be, although the prompt shows all."""
 
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[AllowedTool], msgspec.Meta(min_length=1)]
-
-
-ToolChoice = (
-    Literal["none", "auto", "required"]
-    | FunctionByName
-    | CustomByName
-    | ShellByType
-    | LocalShellByType
-    | PatchByType
-    | FunctionsByName
-)
+    type: Literal["function", "custom", "shell", "local_shell", "apply_patch", "allowed_tools"]
+    name: str | None = None
+    namespace: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: Annotated[list[NamedTool], msgspec.Meta(min_length=1)] | None = None
 
 
 class ResponseBody(OpenAIFields, kw_only=True):
@@ -189,7 +162,7 @@ class ResponseBody(OpenAIFields, kw_only=True):
     store: bool | None = None
     background: bool | None = None
     tools: list[ResponseTool] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Count | None = None
     reasoning: Reasoning | None = None
@@ -201,3 +174,161 @@ class ResponseBody(OpenAIFields, kw_only=True):
     prompt_cache_key: str | None = None
     chat_template_args: TemplateArgs | None = None
     chat_template_kwargs: TemplateArgs | None = None
+
+
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+RUNNING: ResponseStatus = "in_progress"
+
+
+class ResponseError(msgspec.Struct, kw_only=True):
+    """Why a response failed; `code` is one of OpenAI's."""
+
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"]
+    message: str
+
+    @classmethod
+    def of(cls, error: BatonError) -> "ResponseError":
+        """The error under OpenAI's code."""
+        if error.status == 429:
+            return cls(code="rate_limit_exceeded", message=error.message)
+        if isinstance(error, ContextTooLong):
+            return cls(code="context_length_exceeded", message=error.message)
+        is_theirs = 400 <= error.status < 500
+        return cls(code="invalid_prompt" if is_theirs else "server_error", message=error.message)
+
+
+class IncompleteDetails(msgspec.Struct, kw_only=True):
+    """Why a response is incomplete."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class InputDetails(msgspec.Struct, kw_only=True):
+    """Breakdown of the input tokens; `cached_tokens` were found in the KV cache."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct, kw_only=True):
+    """Breakdown of the output tokens."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct, kw_only=True):
+    """Token counts of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class InputTokens(msgspec.Struct, kw_only=True):
+    """The response of `POST /v1/responses/input_tokens`."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
+class ReasoningBody(msgspec.Struct, kw_only=True):
+    """The effort that was used, and the requested summary."""
+
+    effort: Effort
+    summary: Summary | None = None
+
+
+class ResponseObject(msgspec.Struct, kw_only=True):
+    """`POST /v1/responses` and `GET /v1/responses/{id}`. Times are seconds since 1970."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: ResponseStatus = RUNNING
+    background: bool
+    completed_at: int | None = None
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ReasoningBody
+    safety_identifier: str | None
+    service_tier: Literal["default"] = "default"
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[Any]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None
+
+
+def begun(body: ResponseBody, effort: Effort) -> ResponseObject:
+    """The initial response to a body."""
+    text_format = {"type": "text"} if body.text is None or body.text.format is None else body.text.format
+    return ResponseObject(
+        id=new_id("resp"),
+        created_at=int(time.time()),
+        background=bool(body.background),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        model=body.model,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=ReasoningBody(effort=effort, summary=summary_of(body)),
+        safety_identifier=body.safety_identifier,
+        store=body.store is not False,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        text={"format": text_format, "verbosity": "medium"},
+        tool_choice=body.tool_choice or "auto",
+        tools=[_shown(tool) for tool in body.tools or ()],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        user=body.user,
+    )
+
+
+def _shown(tool: ResponseTool) -> dict[str, Any]:
+    """The tool as the body gave it; functions have all fields that the SDK's types require."""
+    given: dict[str, Any] = msgspec.to_builtins(tool)
+    required = ("name", "description", "parameters", "strict") if tool.type == "function" else ()
+    return {name: value for name, value in given.items() if value is not None or name in required}
+
+
+def summary_of(body: ResponseBody) -> Summary | None:
+    """The requested reasoning summary."""
+    reasoning = body.reasoning
+    return None if reasoning is None else reasoning.summary or reasoning.generate_summary
+
+
+class ItemList(msgspec.Struct, kw_only=True):
+    """`GET /v1/responses/{id}/input_items`: one page."""
+
+    data: list[Item]
+    first_id: str
+    last_id: str
+    has_more: bool
+    object: Literal["list"] = "list"
+
+
+class DeletedResponse(msgspec.Struct, kw_only=True):
+    """`DELETE /v1/responses/{id}`."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True

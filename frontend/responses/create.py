@@ -17,25 +17,21 @@ from frontend.http.services import Services
 from frontend.responses.answer import ResponseAnswer
 from frontend.responses.body import (
     LOGPROBS,
+    RUNNING,
     SEALED,
     ResponseBody,
-    SchemaFormat,
-)
-from frontend.responses.given import GivenReference, InputReader
-from frontend.responses.items import (
-    RUNNING,
-    Item,
-    OutputItem,
     ResponseError,
     ResponseObject,
+    SchemaFormat,
     begun,
     summary_of,
 )
+from frontend.responses.given import GivenReference, InputReader
+from frontend.responses.items import Item, OutputItem, turns
 from frontend.responses.output import EventWriter, OutputShape, OutputWriter
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.responses.tools import OfferedTools, call_choice, offered_tools
-from frontend.responses.turns import turns
 from frontend.text.served import ContextTooLong
 from frontend.turn.fields import (
     GPT_OSS_EFFORTS,

@@ -1,10 +1,9 @@
-"""Parses the input items that clients send; collects what gpt-oss cannot read."""
+"""Reads the input items that clients send; collects what gpt-oss cannot read."""
 
 from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET
 
 from baton.errors import InvalidRequest
 from frontend.http.body import invalid
@@ -16,8 +15,6 @@ from frontend.responses.items import (
     FunctionOutputItem,
     InputText,
     Item,
-    MachineCallItem,
-    MachineOutputItem,
     MessageItem,
     OutputText,
     Phase,
@@ -27,8 +24,6 @@ from frontend.responses.items import (
 from frontend.turn.ids import new_id
 from frontend.turn.request import left_out
 from frontend.turn.seal import Changed, Seal
-
-Input = str | list[dict[str, Any]] | None
 
 
 class GivenPart(msgspec.Struct, kw_only=True):
@@ -47,37 +42,17 @@ class GivenMessage(msgspec.Struct, kw_only=True):
 
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
-    id: str | None = None
-    phase: Phase | None = None
+    id: str = ""
+    phase: Phase | msgspec.UnsetType = msgspec.UNSET
 
 
 class GivenReasoning(msgspec.Struct, kw_only=True):
     """Reasoning of an earlier answer: its `content`, or its `encrypted_content` from this service."""
 
-    id: str | None = None
-    content: list[GivenPart] | None = None
-    summary: list[GivenPart] | None = None
-    encrypted_content: str | None = None
-
-
-class GivenCall(msgspec.Struct, kw_only=True):
-    """A function call of an earlier answer."""
-
-    call_id: str
-    name: str
-    arguments: str
-    namespace: str | None = None
-    id: str | None = None
-
-
-class GivenCustomCall(msgspec.Struct, kw_only=True):
-    """A custom tool call of an earlier answer."""
-
-    call_id: str
-    name: str
-    input: str
-    namespace: str | None = None
-    id: str | None = None
+    id: str = ""
+    content: list[GivenPart] = []
+    summary: list[GivenPart] = []
+    encrypted_content: str = ""
 
 
 class GivenOutput(msgspec.Struct, kw_only=True):
@@ -85,7 +60,7 @@ class GivenOutput(msgspec.Struct, kw_only=True):
 
     call_id: str
     output: Content
-    id: str | None = None
+    id: str = ""
 
 
 class GivenReference(msgspec.Struct, kw_only=True):
@@ -97,12 +72,20 @@ class GivenReference(msgspec.Struct, kw_only=True):
 GIVEN_ITEMS: dict[str, type[msgspec.Struct]] = {
     "message": GivenMessage,
     "reasoning": GivenReasoning,
-    "function_call": GivenCall,
+    "function_call": FunctionCallItem,
     "function_call_output": GivenOutput,
-    "custom_tool_call": GivenCustomCall,
+    "custom_tool_call": CustomCallItem,
     "custom_tool_call_output": GivenOutput,
     "item_reference": GivenReference,
     **MACHINE_ITEMS,
+}
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
 }
 # Items made by OpenAI's hosted tools or by other models, which agents send back when a session moves.
 LEFT_OUT = frozenset(
@@ -119,7 +102,7 @@ _TEXT_TYPES = frozenset({"input_text", "output_text", "text", "reasoning_text"})
 
 
 class InputReader:
-    """Parses one body's `input`; `left_out` collects the paths of unsupported content, such as images."""
+    """Reads one body's `input`; `left_out` collects the paths of unsupported content, such as images."""
 
     def __init__(self, seal: Seal, recall: Callable[[str], str | None]) -> None:
         """`recall` returns the text of a reasoning item by id, if still known."""
@@ -127,10 +110,10 @@ class InputReader:
         self._seal = seal
         self._recall = recall
 
-    def read(self, given: Input) -> list[Item | GivenReference]:
+    def read(self, given: str | list[dict[str, Any]] | None) -> list[Item | GivenReference]:
         """The items, each with an id. Raises InvalidRequest, naming the field."""
         if isinstance(given, str):
-            return [self._message(GivenMessage(role="user", content=given), "input")]
+            return [MessageItem(id=new_id("msg"), role="user", content=[InputText(text=given)])]
         read = (self._read(item, f"input[{i}]") for i, item in enumerate(given or ()))
         return [item for item in read if item is not None]
 
@@ -149,63 +132,44 @@ class InputReader:
         if kind in LEFT_OUT or _is_hosted_search(fields):
             self.left_out.add(f"input[].{kind}")
             return None
-        if kind in MACHINE_ITEMS:
-            fields = _present(fields)
+        fields = _present(fields, kind)
         refusal = invalid(fields, GIVEN_ITEMS[kind], path)
         if refusal is not None:
             raise refusal
-        return self._item(msgspec.convert(fields, GIVEN_ITEMS[kind]), kind, path)
+        given: Any = msgspec.convert(fields, GIVEN_ITEMS[kind])
+        item = self._item(given, kind, path)
+        item.id = given.id or new_id(_PREFIXES.get(kind, "item"))
+        return item
 
-    def _item(self, given: object, kind: str, path: str) -> Item | GivenReference:
+    def _item(self, given: Any, kind: str, path: str) -> Item | GivenReference:
         match given:
-            case GivenMessage():
-                return self._message(given, path)
+            case GivenMessage(role=role):
+                part = OutputText if role == "assistant" else InputText
+                content = [part(text=text) for text in self._texts(given.content, f"{path}.content")]
+                return MessageItem(role=role, content=content, phase=given.phase)
             case GivenReasoning():
-                return self._reasoning(given, path)
-            case GivenCall() | GivenCustomCall():
-                return _call(given)
-            case GivenOutput():
-                return self._output(given, kind, path)
-            case GivenReference():
-                return given
+                texts = self._thoughts(given, path)
+                return ReasoningItem(content=[ReasoningText(text=text) for text in texts])
+            case GivenOutput(call_id=call_id, output=output):
+                made = FunctionOutputItem if kind == "function_call_output" else CustomOutputItem
+                if isinstance(output, str):
+                    return made(call_id=call_id, output=output)
+                texts = self._texts(output, f"{path}.output")
+                return made(call_id=call_id, output=[InputText(text=text) for text in texts])
             case _:
-                assert isinstance(given, MachineCallItem | MachineOutputItem)
-                given.id = given.id or new_id("item")
-                return given
+                item: Item | GivenReference = given
+                return item
 
-    def _message(self, given: GivenMessage, path: str) -> MessageItem:
-        part = OutputText if given.role == "assistant" else InputText
-        return MessageItem(
-            id=given.id or new_id("msg"),
-            role=given.role,
-            status="completed",
-            content=[part(text=text) for text in self._texts(given.content, f"{path}.content")],
-            phase=given.phase or UNSET,
-        )
-
-    def _output(self, given: GivenOutput, kind: str, path: str) -> Item:
-        texts = self._texts(given.output, f"{path}.output")
-        output = given.output if isinstance(given.output, str) else [InputText(text=text) for text in texts]
-        if kind == "custom_tool_call_output":
-            item_id = given.id or new_id("ctco")
-            return CustomOutputItem(id=item_id, call_id=given.call_id, output=output, status="completed")
-        item_id = given.id or new_id("fco")
-        return FunctionOutputItem(id=item_id, call_id=given.call_id, output=output, status="completed")
-
-    def _reasoning(self, given: GivenReasoning, path: str) -> ReasoningItem:
+    def _thoughts(self, given: GivenReasoning, path: str) -> list[str]:
         """Reasoning from `content`, from this service's `encrypted_content`, or recalled by id."""
-        texts = self._texts(given.content or [], f"{path}.content")
+        texts = self._texts(given.content, f"{path}.content")
         if not texts and given.encrypted_content:
             texts = self._opened(given.encrypted_content, f"{path}.encrypted_content")
-        if not texts and given.id is not None:
+        if not texts and given.id:
             texts = [text for text in [self._recall(given.id)] if text is not None]
         if not texts and given.summary:
             self.left_out.add("input[].summary")
-        return ReasoningItem(
-            id=given.id or new_id("rs"),
-            content=[ReasoningText(text=text) for text in texts],
-            status="completed",
-        )
+        return texts
 
     def _opened(self, sealed: str, path: str) -> list[str]:
         try:
@@ -241,31 +205,13 @@ def _is_hosted_search(fields: dict[str, Any]) -> bool:
     return is_search and (fields.get("execution") == "server" or fields.get("call_id") is None)
 
 
-def _present(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of an item and its action that are not null: OpenAI's types allow null for absent ones."""
+def _present(fields: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The fields that are not null, as OpenAI's types allow null for absent ones, also in `action`. Messages,
+    function calls and their results are complete, whatever `status` they come back with."""
     present = {name: value for name, value in fields.items() if value is not None}
+    if kind not in MACHINE_ITEMS:
+        present.pop("status", None)
     action = present.get("action")
     if isinstance(action, dict):
         present["action"] = {name: value for name, value in action.items() if value is not None}
     return present
-
-
-def _call(given: GivenCall | GivenCustomCall) -> Item:
-    namespace = given.namespace or UNSET
-    if isinstance(given, GivenCustomCall):
-        return CustomCallItem(
-            id=given.id or new_id("ctc"),
-            call_id=given.call_id,
-            name=given.name,
-            input=given.input,
-            status="completed",
-            namespace=namespace,
-        )
-    return FunctionCallItem(
-        id=given.id or new_id("fc"),
-        call_id=given.call_id,
-        name=given.name,
-        arguments=given.arguments,
-        status="completed",
-        namespace=namespace,
-    )

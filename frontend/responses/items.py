@@ -1,17 +1,23 @@
-"""The items of a response's input and output, as stored and returned."""
+"""The items of a response's input and output: as stored and returned, and as turns of a conversation."""
 
-import time
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
-from baton.errors import BatonError
-from frontend.harmony.conversation import ReasoningEffort as Effort
-from frontend.responses.body import ResponseBody, ResponseTool, Summary
-from frontend.text.served import ContextTooLong
+from frontend.harmony.conversation import (
+    FUNCTIONS,
+    AssistantTurn,
+    Instructions,
+    ToolCall,
+    ToolResult,
+    Turn,
+    UserTurn,
+)
+from frontend.turn.client_tool import NUMBER, TEXT, TEXTS, ClientTool
 from frontend.turn.ids import new_id
 from frontend.turn.logprobs import ContentLogprob
+from frontend.turn.thoughts import joined
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Phase = Literal["commentary", "final_answer"]
@@ -40,9 +46,9 @@ class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoni
 class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
     """A message. `phase` distinguishes the model's preambles from its answer."""
 
-    id: str
+    id: str = ""
     role: Literal["user", "assistant", "system", "developer"]
-    status: ItemStatus
+    status: ItemStatus = "completed"
     content: list[InputText | OutputText]
     phase: Phase | msgspec.UnsetType = msgspec.UNSET
 
@@ -57,51 +63,51 @@ class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoni
     """Reasoning: in `content`, or in `summary` if requested; `encrypted_content` carries it to stateless
     clients."""
 
-    id: str
+    id: str = ""
     summary: list[SummaryText] = []
     content: list[ReasoningText] = []
     encrypted_content: str | msgspec.UnsetType = msgspec.UNSET
-    status: ItemStatus
+    status: ItemStatus = "completed"
 
 
 class FunctionCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
     """A function call that the model requests; `arguments` is the text that it wrote."""
 
-    id: str
+    id: str = ""
     call_id: str
     name: str
     arguments: str
-    status: ItemStatus
+    status: ItemStatus = "completed"
     namespace: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class CustomCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
     """A custom tool call that the model requests; `input` is the text that it wrote."""
 
-    id: str
+    id: str = ""
     call_id: str
     name: str
     input: str
-    status: ItemStatus
+    status: ItemStatus = "completed"
     namespace: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class CustomOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="custom_tool_call_output"):
     """The result of a custom tool call."""
 
-    id: str
+    id: str = ""
     call_id: str
     output: str | list[InputText]
-    status: ItemStatus
+    status: ItemStatus = "completed"
 
 
 class FunctionOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call_output"):
     """The result of a function call."""
 
-    id: str
+    id: str = ""
     call_id: str
     output: str | list[InputText]
-    status: ItemStatus
+    status: ItemStatus = "completed"
 
 
 class LocalShellAction(msgspec.Struct, kw_only=True):
@@ -206,175 +212,143 @@ class ToolSearchOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="
 MachineCallItem = LocalShellCallItem | ShellCallItem | PatchCallItem | ToolSearchCallItem
 MachineOutputItem = LocalShellOutputItem | ShellOutputItem | PatchOutputItem | ToolSearchOutputItem
 MACHINE_ITEMS: Mapping[str, type[msgspec.Struct]] = {
-    "local_shell_call": LocalShellCallItem,
-    "shell_call": ShellCallItem,
-    "apply_patch_call": PatchCallItem,
-    "local_shell_call_output": LocalShellOutputItem,
-    "shell_call_output": ShellOutputItem,
-    "apply_patch_call_output": PatchOutputItem,
-    "tool_search_call": ToolSearchCallItem,
-    "tool_search_output": ToolSearchOutputItem,
+    item.__struct_config__.tag: item for item in get_args(MachineCallItem | MachineOutputItem)
 }
-
-CallItem = FunctionCallItem | CustomCallItem
 WrittenItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
 OutputItem = WrittenItem | MachineCallItem
 Item = OutputItem | FunctionOutputItem | CustomOutputItem | MachineOutputItem
 
 
-ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
-RUNNING: ResponseStatus = "in_progress"
+class MachineTool(NamedTuple):
+    """A tool of OpenAI's that the client runs. The model sees it as a function; its calls are items of a type
+    of their own, whose field `arguments` has the function's."""
+
+    tool: ClientTool
+    item: type[MachineCallItem]
+    arguments: str
+    prefix: str
 
 
-class ResponseError(msgspec.Struct, kw_only=True):
-    """Why a response failed; `code` is one of OpenAI's."""
-
-    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"]
-    message: str
-
-    @classmethod
-    def of(cls, error: BatonError) -> "ResponseError":
-        """The error under OpenAI's code."""
-        if error.status == 429:
-            return cls(code="rate_limit_exceeded", message=error.message)
-        if isinstance(error, ContextTooLong):
-            return cls(code="context_length_exceeded", message=error.message)
-        is_theirs = 400 <= error.status < 500
-        return cls(code="invalid_prompt" if is_theirs else "server_error", message=error.message)
-
-
-class IncompleteDetails(msgspec.Struct, kw_only=True):
-    """Why a response is incomplete."""
-
-    reason: Literal["max_output_tokens"]
-
-
-class InputDetails(msgspec.Struct, kw_only=True):
-    """Breakdown of the input tokens; `cached_tokens` were found in the KV cache."""
-
-    cached_tokens: int
-    cache_write_tokens: int = 0
-
-
-class OutputDetails(msgspec.Struct, kw_only=True):
-    """Breakdown of the output tokens."""
-
-    reasoning_tokens: int
-
-
-class ResponseUsage(msgspec.Struct, kw_only=True):
-    """Token counts of a response."""
-
-    input_tokens: int
-    input_tokens_details: InputDetails
-    output_tokens: int
-    output_tokens_details: OutputDetails
-    total_tokens: int
+MACHINE_TOOLS: Mapping[str, MachineTool] = {
+    "local_shell": MachineTool(
+        ClientTool(
+            "Runs one command on the user's machine.",
+            {"command": TEXTS, "working_directory": TEXT, "timeout_ms": NUMBER},
+            ["command"],
+        ),
+        LocalShellCallItem, "action", "lsh",
+    ),
+    "shell": MachineTool(
+        ClientTool(
+            "Runs shell commands on the user's machine, one after the other.",
+            {"commands": TEXTS, "timeout_ms": NUMBER, "max_output_length": NUMBER},
+            ["commands"],
+        ),
+        ShellCallItem, "action", "sh",
+    ),
+    "apply_patch": MachineTool(
+        ClientTool(
+            "Creates, updates or deletes a file. A diff's lines begin with a space, + or -; @@ parts them.",
+            {
+                "type": TEXT | {"enum": ["create_file", "update_file", "delete_file"]},
+                "path": TEXT,
+                "diff": TEXT,
+            },
+            ["type", "path"],
+        ),
+        PatchCallItem, "operation", "apc",
+    ),
+    "tool_search": MachineTool(
+        ClientTool("Finds tools by what they do, which can be called then.", {"query": TEXT}, ["query"]),
+        ToolSearchCallItem, "arguments", "tsc",
+    ),
+}  # fmt: skip
 
 
-class InputTokens(msgspec.Struct, kw_only=True):
-    """The response of `POST /v1/responses/input_tokens`."""
-
-    input_tokens: int
-    object: Literal["response.input_tokens"] = "response.input_tokens"
-
-
-class ReasoningBody(msgspec.Struct, kw_only=True):
-    """The effort that was used, and the requested summary."""
-
-    effort: Effort
-    summary: Summary | None = None
-
-
-class ResponseObject(msgspec.Struct, kw_only=True):
-    """`POST /v1/responses` and `GET /v1/responses/{id}`. Times are seconds since 1970."""
-
-    id: str
-    object: Literal["response"] = "response"
-    created_at: int
-    status: ResponseStatus = RUNNING
-    background: bool
-    completed_at: int | None = None
-    error: ResponseError | None = None
-    incomplete_details: IncompleteDetails | None = None
-    instructions: str | None
-    max_output_tokens: int | None
-    max_tool_calls: int | None
-    metadata: dict[str, str]
-    model: str
-    output: list[OutputItem] = []
-    parallel_tool_calls: bool
-    previous_response_id: str | None
-    prompt_cache_key: str | None
-    reasoning: ReasoningBody
-    safety_identifier: str | None
-    service_tier: Literal["default"] = "default"
-    store: bool
-    temperature: float
-    text: dict[str, Any]
-    tool_choice: Any
-    tools: list[Any]
-    top_logprobs: int
-    top_p: float
-    truncation: Literal["disabled"] = "disabled"
-    usage: ResponseUsage | None = None
-    user: str | None
+def machine_call(
+    name: str, call_id: str, arguments: str, *, is_cut: bool = False
+) -> MachineCallItem | FunctionCallItem:
+    """The call as an item of the tool's type; as a function call if it is cut, since a patch cannot be
+    incomplete, or if its arguments are invalid, which happens only without constrained decoding."""
+    _, item, field, prefix = MACHINE_TOOLS[name]
+    if not is_cut:
+        try:
+            given = {field: msgspec.json.decode(arguments), "call_id": call_id, "id": new_id(prefix)}
+            return msgspec.convert(given, item)
+        except (msgspec.DecodeError, RecursionError):
+            pass
+    status: ItemStatus = "incomplete" if is_cut else "completed"
+    return FunctionCallItem(id=new_id("fc"), call_id=call_id, name=name, arguments=arguments, status=status)
 
 
-def begun(body: ResponseBody, effort: Effort) -> ResponseObject:
-    """The initial response to a body."""
-    text_format = {"type": "text"} if body.text is None or body.text.format is None else body.text.format
-    return ResponseObject(
-        id=new_id("resp"),
-        created_at=int(time.time()),
-        background=bool(body.background),
-        instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
-        max_tool_calls=body.max_tool_calls,
-        metadata=body.metadata or {},
-        model=body.model,
-        parallel_tool_calls=body.parallel_tool_calls is not False,
-        previous_response_id=body.previous_response_id,
-        prompt_cache_key=body.prompt_cache_key,
-        reasoning=ReasoningBody(effort=effort, summary=summary_of(body)),
-        safety_identifier=body.safety_identifier,
-        store=body.store is not False,
-        temperature=1.0 if body.temperature is None else body.temperature,
-        text={"format": text_format, "verbosity": "medium"},
-        tool_choice=body.tool_choice or "auto",
-        tools=[_shown(tool) for tool in body.tools or ()],
-        top_logprobs=body.top_logprobs or 0,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        user=body.user,
-    )
+def turns(items: Iterable[Item], path_of: Callable[[int], str]) -> Iterable[Turn]:
+    """The items as turns; `path_of` maps an item's position to the body's field."""
+    return joined(_turn(item, path_of(i)) for i, item in enumerate(items))
 
 
-def _shown(tool: ResponseTool) -> dict[str, Any]:
-    """The tool as the body gave it; functions have all fields that the SDK's types require."""
-    given: dict[str, Any] = msgspec.to_builtins(tool)
-    required = ("name", "description", "parameters", "strict") if tool.type == "function" else ()
-    return {name: value for name, value in given.items() if value is not None or name in required}
+def _turn(item: Item, path: str) -> Turn:
+    match item:
+        case ReasoningItem():
+            return AssistantTurn(reasoning="".join(p.text for p in item.content or item.summary) or None)
+        case MessageItem():
+            return _message(item)
+        case FunctionOutputItem() | CustomOutputItem():
+            return ToolResult(call_id=item.call_id, text=_text(item.output), path=f"{path}.call_id")
+        case LocalShellOutputItem() | ShellOutputItem() | PatchOutputItem() | ToolSearchOutputItem():
+            field = "id" if item.call_id is None else "call_id"
+            return ToolResult(call_id=item.call_id or item.id, text=_result(item), path=f"{path}.{field}")
+        case _:
+            return AssistantTurn(tool_calls=(_call(item),))
 
 
-def summary_of(body: ResponseBody) -> Summary | None:
-    """The requested reasoning summary."""
-    reasoning = body.reasoning
-    return None if reasoning is None else reasoning.summary or reasoning.generate_summary
+def _message(item: MessageItem) -> Turn:
+    text = _text(item.content)
+    match item.role:
+        case "user":
+            return UserTurn(text)
+        case "assistant" if item.phase == "commentary":
+            return AssistantTurn(preamble=text or None)
+        case "assistant":
+            return AssistantTurn(text=text or None)
+        case _:
+            return Instructions(text)
 
 
-class ItemList(msgspec.Struct, kw_only=True):
-    """`GET /v1/responses/{id}/input_items`: one page."""
+def _call(item: FunctionCallItem | CustomCallItem | MachineCallItem) -> ToolCall:
+    if isinstance(item, FunctionCallItem | CustomCallItem):
+        return ToolCall(
+            call_id=item.call_id,
+            name=item.name,
+            arguments=item.input if isinstance(item, CustomCallItem) else item.arguments,
+            takes_text=isinstance(item, CustomCallItem),
+            namespace=item.namespace or FUNCTIONS,
+        )
+    name, machine = next((n, m) for n, m in MACHINE_TOOLS.items() if isinstance(item, m.item))
+    given: dict[str, Any] = msgspec.to_builtins(getattr(item, machine.arguments))
+    # A client may give `tool_search` other parameters.
+    shown = given if name == "tool_search" else machine.tool.properties
+    arguments = {key: given[key] for key in shown if given.get(key) is not None}
+    return ToolCall(call_id=item.call_id, name=name, arguments=msgspec.json.encode(arguments).decode())
 
-    data: list[Item]
-    first_id: str
-    last_id: str
-    has_more: bool
-    object: Literal["list"] = "list"
+
+def _text(parts: str | Iterable[InputText | OutputText]) -> str:
+    return parts if isinstance(parts, str) else "".join(part.text for part in parts)
 
 
-class DeletedResponse(msgspec.Struct, kw_only=True):
-    """`DELETE /v1/responses/{id}`."""
+def _result(item: MachineOutputItem) -> str:
+    match item:
+        case PatchOutputItem():
+            return item.output or item.status
+        case ToolSearchOutputItem():
+            return f"Found: {', '.join(_names(item.tools)) or 'nothing'}"
+        case ShellOutputItem(output=list(outputs)):
+            return msgspec.json.encode(outputs).decode()
+        case LocalShellOutputItem(output=text) | ShellOutputItem(output=text):
+            return str(text)
 
-    id: str
-    object: Literal["response"] = "response"
-    deleted: Literal[True] = True
+
+def _names(tools: Iterable[dict[str, Any]], prefix: str = "") -> Iterator[str]:
+    for tool in tools:
+        name = f"{prefix}{tool.get('name', tool.get('type'))}"
+        inner = tool.get("tools")
+        yield from _names(inner, f"{name}.") if inner else [name]

@@ -28,8 +28,8 @@ from frontend.responses.items import (
     ReasoningText,
     SummaryText,
     WrittenItem,
+    machine_call,
 )
-from frontend.responses.machine import call_item
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
 from frontend.turn.ids import new_id
@@ -312,7 +312,7 @@ class OutputWriter:
     def _end_machine_call(self, call: ToolCallStart, *, is_cut: bool) -> bytes:
         """The events of a machine tool's call, which is output as a whole."""
         self._machine_call = None
-        item = call_item(call.name, call.call_id, "".join(self._machine_arguments), is_cut=is_cut)
+        item = machine_call(call.name, call.call_id, "".join(self._machine_arguments), is_cut=is_cut)
         index = len(self.items)
         self.items.append(item)
         if self._writer is None:

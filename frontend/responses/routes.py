@@ -15,8 +15,9 @@ from frontend.http.respond import Serve, asker_of, generate, prepared, relay, re
 from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.responses.answer import ResponseAnswer
+from frontend.responses.body import RUNNING, DeletedResponse, InputTokens, ItemList
 from frontend.responses.create import FailedAtOnce, context_items, count_input_tokens, prepare_response
-from frontend.responses.items import RUNNING, DeletedResponse, InputTokens, Item, ItemList
+from frontend.responses.items import Item
 from frontend.responses.output import EventWriter, after
 from frontend.responses.runs import UNREACHED, ResponseState, Run, Told
 from frontend.responses.store import StoredResponse

@@ -15,7 +15,7 @@ from frontend.http.respond import count
 from frontend.http.services import Services
 from frontend.http.sse import Outbox
 from frontend.responses.answer import ResponseAnswer
-from frontend.responses.items import RUNNING
+from frontend.responses.body import RUNNING
 from frontend.responses.output import after
 from frontend.responses.store import ResponseStore
 

@@ -17,7 +17,7 @@ from typing import IO, Any, TypeVar
 import msgspec
 
 from baton.errors import BatonError
-from frontend.responses.items import RUNNING
+from frontend.responses.body import RUNNING
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
 """Converts a Responses body's tools and tool choice."""
 
 from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 import msgspec
 
@@ -9,20 +10,23 @@ from frontend.harmony.conversation import FUNCTIONS, Namespace, TextGrammar, Too
 from frontend.http.body import invalid
 from frontend.responses.body import (
     AdditionalTools,
-    AllowedTool,
-    CustomByName,
-    FunctionByName,
-    FunctionsByName,
-    LocalShellByType,
-    PatchByType,
+    NamedTool,
     ResponseBody,
     ResponseTool,
-    ShellByType,
+    ToolChoice,
 )
 from frontend.responses.given import ADDITIONAL_TOOLS
-from frontend.responses.items import Item, ToolSearchOutputItem
-from frontend.responses.machine import is_machine_tool, machine_tool
+from frontend.responses.items import MACHINE_TOOLS, Item, ToolSearchOutputItem
 from frontend.turn.form import CallChoice
+
+T = TypeVar("T")
+
+
+def required(value: T | None, path: str) -> T:
+    """The value of a field. Raises InvalidRequest if it is missing."""
+    if value is None:
+        raise InvalidRequest(f"`{path}` is missing.", param=path)
+    return value
 
 
 class OfferedTools(msgspec.Struct):
@@ -74,35 +78,40 @@ def _offer(tool: ResponseTool, path: str, offered: OfferedTools, namespace: str 
         case "function" | "custom":
             offered.tools.append(_tool(tool, path, namespace))
         case "namespace" if namespace == FUNCTIONS:
-            name = _named(tool, path)
+            name = required(tool.name, f"{path}.name")
             offered.namespaces.append(Namespace(name=name, description=tool.description, path=path))
             for j, inner in enumerate(tool.tools or ()):
                 _offer(inner, f"{path}.tools[{j}]", offered, name)
         case kind if isinstance(tool.environment, dict) and "container" in str(tool.environment.get("type")):
             offered.left_out.append(f"tools[].{kind}.environment"[:80])
-        case kind if (tool_of_kind := machine_tool(tool, path)) is not None and namespace == FUNCTIONS:
-            offered.tools.append(tool_of_kind)
+        case kind if _is_machine_tool(tool) and namespace == FUNCTIONS:
+            offered.tools.append(_machine_tool(tool, path))
             offered.machine.append(kind)
         case kind:
             offered.left_out.append(f"tools[].{kind}"[:80])
 
 
-def _named(tool: ResponseTool, path: str) -> str:
-    if tool.name is None:
-        raise InvalidRequest(f"`{path}.name` is missing.", param=f"{path}.name")
-    return tool.name
+def _is_machine_tool(tool: ResponseTool) -> bool:
+    return tool.type in MACHINE_TOOLS and (tool.type != "tool_search" or tool.execution == "client")
+
+
+def _machine_tool(tool: ResponseTool, path: str) -> Tool:
+    made = MACHINE_TOOLS[tool.type].tool.function(tool.type, path)
+    if tool.parameters is None:
+        return made
+    description = tool.description or made.description
+    return msgspec.structs.replace(made, description=description, parameters=tool.parameters, strict=False)
 
 
 def _tool(tool: ResponseTool, path: str, namespace: str) -> Tool:
-    refused = {
-        "async": tool.is_async,
+    is_unsupported = {
+        "async": bool(tool.is_async),
         "allowed_callers": "direct" not in (tool.allowed_callers or ["direct"]),
     }
-    for name, is_asked in refused.items():
-        if is_asked:
-            raise InvalidRequest(f"`{path}.{name}` is not supported.", param=f"{path}.{name}")
+    for name in (name for name, is_so in is_unsupported.items() if is_so):
+        raise InvalidRequest(f"`{path}.{name}` is not supported.", param=f"{path}.{name}")
     return Tool(
-        name=_named(tool, path),
+        name=required(tool.name, f"{path}.name"),
         description=tool.description,
         parameters=tool.parameters,
         strict=bool(tool.strict),
@@ -116,36 +125,30 @@ def _tool(tool: ResponseTool, path: str, namespace: str) -> Tool:
 def _grammar(tool: ResponseTool, path: str) -> TextGrammar | None:
     if tool.type != "custom" or tool.format is None or tool.format.type == "text":
         return None
-    syntax, definition = tool.format.syntax, tool.format.definition
-    if not syntax or not definition:
-        name = "definition" if syntax else "syntax"
-        raise InvalidRequest(f"`{path}.{name}` is missing.", param=f"{path}.{name}")
-    return TextGrammar(syntax=syntax, text=definition, path=f"{path}.definition")
+    return TextGrammar(
+        syntax=required(tool.format.syntax or None, f"{path}.syntax"),
+        text=required(tool.format.definition or None, f"{path}.definition"),
+        path=f"{path}.definition",
+    )
 
 
 def call_choice(body: ResponseBody, offered: OfferedTools) -> CallChoice:
-    """Which tools may be called, and whether a call is required."""
-    match body.tool_choice:
-        case FunctionByName() | CustomByName() as tool:
-            named = called_name(tool.namespace or FUNCTIONS, tool.name)
-            return CallChoice(must_call=True, names=frozenset({named}))
-        case ShellByType():
-            return CallChoice(must_call=True, names=frozenset({"shell"}))
-        case LocalShellByType():
-            return CallChoice(must_call=True, names=frozenset({"local_shell"}))
-        case PatchByType():
-            return CallChoice(must_call=True, names=frozenset({"apply_patch"}))
-        case FunctionsByName(mode=mode, tools=tools):
-            names = frozenset(map(_called, tools)) - {""}
-            return CallChoice(must_call=mode == "required", names=names)
-        case choice:
-            must_call = choice == "required"
-            left_out = tuple(offered.left_out)
-            return CallChoice(may_call=choice != "none", must_call=must_call, left_out=left_out)
+    """Which tools may be called, and whether a call is required. Raises InvalidRequest."""
+    choice = body.tool_choice
+    if not isinstance(choice, ToolChoice):
+        must_call, left_out = choice == "required", tuple(offered.left_out)
+        return CallChoice(may_call=choice != "none", must_call=must_call, left_out=left_out)
+    if choice.type == "allowed_tools":
+        tools = required(choice.tools, "tool_choice.tools")
+        must_call = required(choice.mode, "tool_choice.mode") == "required"
+        return CallChoice(must_call=must_call, names=frozenset(map(_called, tools)) - {""})
+    if choice.type not in MACHINE_TOOLS:
+        required(choice.name, "tool_choice.name")
+    return CallChoice(must_call=True, names=frozenset({_called(choice)}))
 
 
-def _called(tool: AllowedTool) -> str:
+def _called(tool: NamedTool | ToolChoice) -> str:
     """Machine tools are referred to by type; hosted tools have no name."""
-    if is_machine_tool(tool.type):
+    if tool.type in MACHINE_TOOLS:
         return tool.type
     return called_name(tool.namespace or FUNCTIONS, tool.name or "")

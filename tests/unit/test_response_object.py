@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from baton.errors import BatonError, EngineFailure, InvalidRequest, NoWorkers, Overloaded
-from frontend.responses.body import ResponseBody
-from frontend.responses.items import ResponseError, begun
+from frontend.responses.body import ResponseBody, ResponseError, begun
 from frontend.text.served import ContextTooLong
 
 FUNCTION: dict[str, Any] = {

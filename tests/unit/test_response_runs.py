@@ -9,7 +9,7 @@ from baton.errors import NotReady
 from frontend.harmony.conversation import TextDelta
 from frontend.http.sse import KEEP_ALIVE, MAX_UNSENT_BYTES
 from frontend.responses.answer import MAX_KEPT_STREAM_BYTES
-from frontend.responses.items import RUNNING
+from frontend.responses.body import RUNNING
 from frontend.responses.runs import MAX_RUNS, FollowedElsewhere, ResponseState
 from frontend.responses.store import ResponseStore
 from tests.clock import run_jumping

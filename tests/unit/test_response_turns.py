@@ -20,8 +20,8 @@ from frontend.responses.items import (
     ReasoningText,
     ShellOutputItem,
     SummaryText,
+    turns,
 )
-from frontend.responses.turns import turns
 
 
 def said(role: Literal["user", "system", "developer"], text: str) -> MessageItem:

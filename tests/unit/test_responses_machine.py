@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from openai.types.responses import Response
 
-from frontend.responses.items import FunctionCallItem, PatchOutputItem
-from frontend.responses.machine import call_item, result_of
+from frontend.harmony.conversation import ToolResult
+from frontend.responses.items import FunctionCallItem, PatchOutputItem, machine_call, turns
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
 
 Json = dict[str, Any]
@@ -47,7 +47,8 @@ CALLS: dict[str, tuple[Json, Json, Json]] = {
 
 
 def test_a_patch_without_a_log_has_its_status() -> None:
-    assert result_of(PatchOutputItem(call_id="c", status="failed"), "input[0]").text == "failed"
+    [turn] = turns([PatchOutputItem(call_id="c", status="failed")], lambda i: f"input[{i}]")
+    assert turn == ToolResult(call_id="c", text="failed", path="input[0].call_id")
 
 
 def answer(kind: str, arguments: str) -> str:
@@ -201,7 +202,7 @@ def test_the_model_has_to_give_what_a_call_needs(kind: str, required: list[str])
 
 def test_arguments_that_are_nested_too_deeply_are_told_as_a_function_call() -> None:
     deep = '{"commands":["a"],"x":' + "[" * 3000 + "]" * 3000 + "}"
-    item = call_item("shell", "call_1", deep)
+    item = machine_call("shell", "call_1", deep)
     assert isinstance(item, FunctionCallItem)
     assert item.arguments == deep
 
