@@ -9,7 +9,7 @@ import ssl
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 log = logging.getLogger(__name__)
 
@@ -18,33 +18,12 @@ MOST_DESCRIPTORS = 65_536
 _ACCEPTS_A_TURN = 16
 _MOST_LAST_TURNS = 256
 _PAUSE_S = 0.1
+_PAUSE_PER_CONNECTION_S = 0.0001
+"""Of a shared socket: what a process waits before it accepts, so that one with fewer connections is first."""
+_MOST_SHARED_PAUSE_S = 0.005
 _HANDSHAKE_S = 10.0
 _GOODBYE_S = 2.0
 _LOG_EVERY_S = 60.0
-
-
-class Accepting(Protocol):
-    """A listening socket, or what accepts like one."""
-
-    def fileno(self) -> int:
-        """The descriptor that is readable when a connection waits."""
-        ...
-
-    def setblocking(self, flag: bool, /) -> None:
-        """Whether `accept` waits."""
-        ...
-
-    def accept(self) -> tuple[socket.socket, object]:
-        """The next connection and its address. Raises OSError."""
-        ...
-
-    def getsockname(self) -> Any:
-        """The address that clients connect to."""
-        ...
-
-    def close(self) -> None:
-        """Stop listening."""
-        ...
 
 
 T = TypeVar("T")
@@ -82,6 +61,9 @@ class Admission(Generic[T]):
         self._present: set[T] = set()
         self._waiting: OrderedDict[T, None] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._present)
+
     def enter(self, guest: T) -> bool:
         """Admit a new, waiting connection; False if all `limit` connections are busy."""
         if len(self._present) >= self._limit and not self.make_room():
@@ -115,7 +97,8 @@ class Admission(Generic[T]):
 
 class Listener:
     """Accepts on a listening socket. `take` gets each connection and keeps it, or returns the protocol that
-    the event loop should run on it.
+    the event loop should run on it. `num_open`, for a socket on which other processes accept too, is how many
+    connections this one has: those with few accept first.
 
     The event loops' own servers do not survive running out of descriptors: uvloop closes the listening socket
     for good. This one calls `make_room` and tries again a moment later.
@@ -123,28 +106,29 @@ class Listener:
 
     def __init__(
         self,
-        listener: Accepting,
+        listener: socket.socket,
         take: Take,
         make_room: Callable[[], object],
         tls: Tls = lambda: None,
+        num_open: Callable[[], int] | None = None,
     ) -> None:
         listener.setblocking(False)
         self._listener = listener
         self._take = take
         self._make_room = make_room
         self._tls = tls
+        self._num_open = num_open
         self._loop = asyncio.get_running_loop()
         self._connecting: set[asyncio.Task[None]] = set()
         self._paused: asyncio.TimerHandle | None = None
         self._logged_s = -_LOG_EVERY_S
-        self._loop.add_reader(listener, self._accept)
+        self._listen()
 
     def close(self) -> None:
         """Accept the connections that wait, which closing would reset, then stop; accepted ones stay."""
-        if self._paused is None:
-            for _ in range(_MOST_LAST_TURNS):
-                if not self._accept():
-                    break
+        for _ in range(_MOST_LAST_TURNS):
+            if not self._accept(_ACCEPTS_A_TURN):
+                break
         if self._paused is not None:
             self._paused.cancel()
         self._loop.remove_reader(self._listener)
@@ -159,9 +143,31 @@ class Listener:
             for task in late:
                 task.cancel()
 
-    def _accept(self) -> bool:
-        """Accept some of those that wait; False if no more can be accepted now."""
-        for _ in range(_ACCEPTS_A_TURN):  # a limit per turn, so that other tasks run
+    def _listen(self) -> None:
+        self._paused = None
+        self._loop.add_reader(self._listener, self._on_waiting)
+
+    def _on_waiting(self) -> None:
+        if self._num_open is None:
+            self._accept(_ACCEPTS_A_TURN)
+        else:
+            self._pause(min(self._num_open() * _PAUSE_PER_CONNECTION_S, _MOST_SHARED_PAUSE_S))
+
+    def _resume(self) -> None:
+        self._listen()
+        if self._num_open is not None:
+            self._accept(1 + self._num_open() // 8)
+
+    def _pause(self, pause_s: float) -> None:
+        """Do not accept for a moment."""
+        self._loop.remove_reader(self._listener)
+        if self._paused is not None:
+            self._paused.cancel()
+        self._paused = self._loop.call_later(pause_s, self._resume)
+
+    def _accept(self, at_most: int) -> bool:
+        """Accept some of those that wait, so that other tasks run; False if no more can be accepted now."""
+        for _ in range(at_most):
             try:
                 sock, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError):
@@ -169,7 +175,7 @@ class Listener:
             except ConnectionAbortedError:
                 continue
             except OSError as error:
-                self._pause(error)
+                self._fail(error)
                 return False
             sock.setblocking(False)
             protocol = self._take(sock)
@@ -179,20 +185,15 @@ class Listener:
                 task.add_done_callback(self._connecting.discard)
         return True
 
-    def _pause(self, error: OSError) -> None:
-        """Stop accepting for a moment: pending connections keep the socket readable, so this would spin."""
+    def _fail(self, error: OSError) -> None:
+        """Pause: pending connections keep the socket readable, so this would spin."""
         now_s = time.monotonic()
         if now_s - self._logged_s >= _LOG_EVERY_S:
             self._logged_s = now_s
             log.warning("accept=paused port=%d error=%s", self._listener.getsockname()[1], error)
         if error.errno in {errno.EMFILE, errno.ENFILE}:
             self._make_room()
-        self._loop.remove_reader(self._listener)
-        self._paused = self._loop.call_later(_PAUSE_S, self._resume)
-
-    def _resume(self) -> None:
-        self._paused = None
-        self._loop.add_reader(self._listener, self._accept)
+        self._pause(_PAUSE_S)
 
 
 async def _connect(sock: socket.socket, protocol: asyncio.Protocol, tls: ssl.SSLContext | None) -> None:

@@ -15,7 +15,6 @@ import uvloop
 
 from baton.discovery import Discovery
 from baton.flags import parse
-from baton.listener import Accepting
 from baton.process import Shutdown, first_of, leave_start_uncollected, needed, run
 from baton.registry_folder import UnsafeFolder
 from baton.reread import kept_current
@@ -34,7 +33,7 @@ from frontend.http.server import HttpServer
 from frontend.http.services import Services
 from frontend.metrics import Metrics
 from frontend.processes.siblings import Shared, Siblings
-from frontend.processes.supervisor import Place, ProcessEnd, Supervisor
+from frontend.processes.supervisor import Place, Supervisor
 from frontend.processes.takeover import Port, inherited
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import MEMORY, ResponseStore, StoreFailure
@@ -58,7 +57,7 @@ def main(argv: list[str]) -> int:
         description="HTTP server for OpenAI's and Anthropic's APIs.",
     )
     configure_logging(parsed.settings.log_level)
-    place = Place.told()
+    place = Place.from_environ()
     if place is None:
         log.info("settings %s", " ".join(parsed.lines()))
     try:
@@ -133,9 +132,10 @@ def _serve_in_place(settings: FrontendSettings, credentials: Credentials, place:
     settings = dataclasses.replace(settings, take_over=place.takes_over)
 
     async def main(shutdown: Shutdown) -> int:
-        end = ProcessEnd(socket.socket(fileno=place.channel), place.address, shutdown.ask)
-        siblings = Siblings(Path(place.folder), place.index, settings.num_processes, end.ready)
-        return await serve(settings, credentials, end, siblings, shutdown)
+        place.watch(shutdown.ask)
+        listener = socket.socket(fileno=place.listener)
+        siblings = Siblings(Path(place.folder), place.index, settings.num_processes, place.report_ready)
+        return await serve(settings, credentials, listener, siblings, shutdown)
 
     return run(main)
 
@@ -143,7 +143,7 @@ def _serve_in_place(settings: FrontendSettings, credentials: Credentials, place:
 async def serve(
     settings: FrontendSettings,
     credentials: Credentials,
-    listener: Accepting,
+    listener: socket.socket,
     siblings: Siblings,
     shutdown: Shutdown,
 ) -> int:
@@ -167,7 +167,7 @@ async def serve(
         ready = ready_to_serve(settings, fleet, transport)
         await first_of(shutdown.wait(), asyncio.shield(following), ready)
         if not shutdown.asked:
-            server.start(listener)
+            server.start(listener, is_shared=settings.num_processes > 1)
             scheme = "http" if credentials.tls is None else "https"
             log.info("listening address=%s://%s:%d", scheme, *listener.getsockname()[:2])
             siblings.listening()

@@ -2,12 +2,9 @@
 
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from tests.conftest import free_port
 from tests.stack import Process
@@ -36,22 +33,14 @@ class Supervised(Process):
         with self.say(words) as client:
             return answer(client)
 
+    def pids(self) -> list[int]:
+        """The process ids of the processes that were ready."""
+        return [int(line.rpartition("pid=")[2]) for line in self.text().splitlines() if "pid=" in line]
+
     @property
     def num_open(self) -> int:
         """The supervisor's descriptors."""
         return len(os.listdir(f"/proc/{self.popen.pid}/fd"))
-
-    def is_idle(self) -> bool:
-        """Whether it waits for events, instead of asking for them all the time."""
-        before = self._used_ns
-        with pytest.raises(subprocess.TimeoutExpired):
-            self.popen.wait(0.3)
-        return self._used_ns - before < 10_000_000
-
-    @property
-    def _used_ns(self) -> int:
-        """The processor time that the supervisor used."""
-        return int(Path(f"/proc/{self.popen.pid}/schedstat").read_text().split()[0])
 
     def is_listening(self) -> bool:
         with socket.socket() as probe:

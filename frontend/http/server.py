@@ -7,7 +7,7 @@ import socket
 import uvicorn
 
 from baton.errors import NotReady
-from baton.listener import Accepting, Admission, Listener, Tls, num_connections
+from baton.listener import Admission, Listener, Tls, num_connections
 from baton.pace import Pulse
 from frontend.http.connection import Connection, Patience
 from frontend.http.errors import ErrorBody, error_headers
@@ -47,9 +47,10 @@ class HttpServer:
         self._listener: Listener | None = None
         self._pulse: Pulse | None = None
 
-    def start(self, listener: Accepting) -> None:
-        """Accept connections until `drain`."""
-        self._listener = Listener(listener, self._take, self._admitted.make_room, self._tls)
+    def start(self, listener: socket.socket, *, is_shared: bool = False) -> None:
+        """Accept connections until `drain`; `is_shared`: other processes accept on the socket too."""
+        num_open = self._admitted.__len__ if is_shared else None
+        self._listener = Listener(listener, self._take, self._admitted.make_room, self._tls, num_open)
         self._pulse = Pulse(_CHECK_EVERY_S, self._check)
 
     async def drain(self) -> None:

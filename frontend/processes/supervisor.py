@@ -1,13 +1,10 @@
-"""Runs a frontend's processes: starts them, hands out connections in turn, replaces dead ones, drains."""
+"""Runs a frontend's processes, which accept from one socket: starts them, replaces dead ones, drains them."""
 
 import asyncio
-import errno
 import logging
 import os
 import signal
 import socket
-import time
-from collections import deque
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 
@@ -17,100 +14,43 @@ from frontend.processes.takeover import Port
 
 log = logging.getLogger(__name__)
 
-READY = b"r"
-_CONNECTION = b"c"
+RESTART_S = 1.0
+"""The pause before a process that has ended is replaced."""
+_READY = b"r"
 _VARIABLE = "BATON_FRONTEND_PROCESS"
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """A process's place in the frontend: the frontend's `folder` and listening `address`, the descriptor of
-    the process's end of the `channel` to the supervisor, and whether the port is being taken over.
+    """A process's place in the frontend: its index, the frontend's `folder`, whether the port is being taken
+    over, and the descriptors of the listening socket and of the process's end of a channel to the supervisor.
     """
 
     index: int
-    channel: int
     folder: str
-    address: tuple[str, int]
     takes_over: bool
-
-    def environ(self) -> dict[str, str]:
-        """The variable that the process reads."""
-        return {_VARIABLE: msgspec.json.encode(self).decode()}
+    listener: int
+    channel: int
 
     @classmethod
-    def told(cls, environ: MutableMapping[str, str] = os.environ) -> "Place | None":
+    def from_environ(cls, environ: MutableMapping[str, str] = os.environ) -> "Place | None":
         """This process's place; None if no supervisor started it."""
         text = environ.pop(_VARIABLE, None)
         return None if text is None else msgspec.json.decode(text, type=cls)
 
+    def report_ready(self) -> None:
+        """Report that this process accepts connections."""
+        with suppress(OSError):  # the supervisor has ended
+            os.write(self.channel, _READY)
 
-class ProcessEnd:
-    """The process's end of the channel: a stand-in for the listening socket at `address`. `on_end` is called
-    when the supervisor has gone.
-    """
+    def watch(self, on_end: Callable[[], object]) -> None:
+        """Call `on_end` when the supervisor has ended."""
+        loop = asyncio.get_running_loop()
 
-    def __init__(
-        self, channel: socket.socket, address: tuple[str, int], on_end: Callable[[], object]
-    ) -> None:
-        os.set_inheritable(channel.fileno(), False)
-        self._channel = channel
-        self._address = address
-        self._on_end = on_end
+        def end() -> None:
+            loop.remove_reader(self.channel)
+            on_end()
 
-    def ready(self) -> None:
-        """Tell the supervisor to send connections."""
-        try:
-            self._channel.send(READY)
-        except OSError:
-            self._on_end()
-
-    def fileno(self) -> int:
-        """For the event loop."""
-        return self._channel.fileno()
-
-    def setblocking(self, flag: bool, /) -> None:
-        """As a socket's."""
-        self._channel.setblocking(flag)
-
-    def getsockname(self) -> tuple[str, int]:
-        """The address that the supervisor listens on."""
-        return self._address
-
-    def accept(self) -> tuple[socket.socket, None]:
-        """The next connection, and no address. Raises OSError like a socket: BlockingIOError if none is
-        waiting, EMFILE if one was lost because this process cannot open more files.
-        """
-        data, descriptors, _, _ = socket.recv_fds(self._channel, 1, 1)
-        if not data:
-            self._on_end()
-            raise BlockingIOError
-        if not descriptors:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        os.set_inheritable(descriptors[0], False)
-        return socket.socket(fileno=descriptors[0]), None
-
-    def close(self) -> None:
-        """Close this end: the supervisor passes no more connections on."""
-        self._channel.close()
-
-
-def channel() -> tuple[socket.socket, socket.socket]:
-    """The two ends, which keep the limits of messages."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
-def pass_on(connection: socket.socket, channel: socket.socket) -> bool:
-    """Pass a connection on, from the supervisor's end; False if the process cannot take it now."""
-    try:
-        socket.send_fds(channel, [_CONNECTION], [connection.fileno()])
-    except OSError:  # its buffer is full, or it is ending
-        return False
-    return True
-
-
-RESTART_S = 1.0
-"""A process that lived shorter, or was never ready, is restarted after this time."""
-_PAUSE_S = 0.1
+        loop.add_reader(self.channel, end)
 
 
 class Supervisor:
@@ -122,7 +62,6 @@ class Supervisor:
         self._num_processes = num_processes
         self._folder = folder
         self._processes: set[asyncio.subprocess.Process] = set()
-        self._ready: deque[socket.socket] = deque()  # the channels of processes that accept connections
         self._serves = asyncio.Event()
         self._drains = asyncio.Event()
         self._status = 0
@@ -136,11 +75,10 @@ class Supervisor:
         async with asyncio.TaskGroup() as tasks:
             for index in range(self._num_processes):
                 tasks.create_task(self._keep(index))
-            serving = [tasks.create_task(self._hand_out()), tasks.create_task(self._pass_port_on())]
+            passing = tasks.create_task(self._pass_port_on())
             await self._drains.wait()
-            for task in serving:
-                task.cancel()
-            await asyncio.wait(serving)
+            passing.cancel()
+            await asyncio.wait([passing])
             self._port.close()
             self._kill(signal.SIGTERM)
         return self._status
@@ -159,28 +97,33 @@ class Supervisor:
             with suppress(ProcessLookupError):
                 process.send_signal(number)
 
+    async def _pass_port_on(self) -> None:
+        await self._serves.wait()
+        await self._port.passed_on()
+        self._drains.set()
+
     async def _keep(self, index: int) -> None:
-        """Run one process, and another one when it has died, until the drain."""
-        while not self._drains.is_set():
-            began_s = time.monotonic()
+        """Run one process, and another one when it has ended, until the drain."""
+        while True:
             try:
-                was_ready, status = await self._run(index)
+                status = await self._run(index)
             except OSError as error:  # out of processes or descriptors
                 log.warning("process_not_started process=%d error=%s", index, error)
-                was_ready, status = False, 1
+                status = 1
             if self._drains.is_set():
                 return
             log.warning("process_ended process=%d status=%d", index, status)
             if not self._serves.is_set():
                 self._status = status if status > 0 else 1
                 self._drains.set()
-            elif not was_ready or time.monotonic() - began_s < RESTART_S:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._drains.wait(), RESTART_S)
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._drains.wait(), RESTART_S)
+                return
 
-    async def _run(self, index: int) -> tuple[bool, int]:
-        """Run one process to its end; returns whether it was ready, and its status."""
-        ours, theirs = channel()
+    async def _run(self, index: int) -> int:
+        """Run one process to its end; returns its status."""
+        ours, theirs = socket.socketpair()
         with ours:
             with theirs:
                 process = await self._start(index, theirs.fileno())
@@ -188,64 +131,25 @@ class Supervisor:
             if self._drains.is_set():
                 process.terminate()
             ours.setblocking(False)
-            is_ready = await self._is_ready(ours)
-            if is_ready:
+            if await asyncio.get_running_loop().sock_recv(ours, 1) == _READY:
                 log.info("process_ready process=%d pid=%d", index, process.pid)
-                self._ready.append(ours)
                 self._serves.set()
             status = await process.wait()
-            self._processes.remove(process)
-            if is_ready:
-                self._ready.remove(ours)
-        return is_ready, status
+        self._processes.remove(process)
+        return status
 
-    async def _start(self, index: int, descriptor: int) -> asyncio.subprocess.Process:
+    async def _start(self, index: int, channel: int) -> asyncio.subprocess.Process:
+        listener = self._port.listener.fileno()
         place = Place(
             index=index,
-            channel=descriptor,
             folder=self._folder,
-            address=self._port.listener.getsockname()[:2],
             takes_over=self._port.is_taken,
+            listener=listener,
+            channel=channel,
         )
         return await asyncio.create_subprocess_exec(
             *self._command,
-            env=os.environ | place.environ(),
-            pass_fds=[descriptor],
+            env=os.environ | {_VARIABLE: msgspec.json.encode(place).decode()},
+            pass_fds=[listener, channel],
             start_new_session=True,  # Ctrl-C is for the supervisor
         )
-
-    async def _is_ready(self, end: socket.socket) -> bool:
-        """Wait until a process is ready; False if it ends before."""
-        try:
-            return await asyncio.get_running_loop().sock_recv(end, 1) == READY
-        except OSError:
-            return False
-
-    async def _pass_port_on(self) -> None:
-        await self._serves.wait()
-        await self._port.passed_on()
-        self._drains.set()
-
-    async def _hand_out(self) -> None:
-        """Accept connections, and give each to the next process that takes it."""
-        await self._serves.wait()
-        listener = self._port.listener
-        listener.setblocking(False)
-        while True:
-            await asyncio.sleep(0)  # a turn for the rest, however many connections wait
-            try:
-                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
-            except OSError as error:  # out of descriptors: connections wait in the queue
-                log.warning("accept=paused error=%s", error)
-                await asyncio.sleep(_PAUSE_S)
-                continue
-            with connection:
-                while not self._taken(connection):  # noqa: ASYNC110  a process does not say that it has room
-                    await asyncio.sleep(_PAUSE_S)
-
-    def _taken(self, connection: socket.socket) -> bool:
-        for _ in range(len(self._ready)):
-            self._ready.rotate(-1)
-            if pass_on(connection, self._ready[-1]):
-                return True
-        return False

@@ -1,7 +1,7 @@
 """Restarts that refuse no connection: the next frontend takes the listening socket of the running one over.
 
 The running frontend waits for the next one at a Unix socket, whose abstract name has the user and the port.
-It gives both sockets away, so that the name never has to become free. The next one says when it serves.
+It gives both sockets away, so that the name never has to become free. The next one reports when it serves.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Mapping, MutableMapping
 
 from baton.unix import is_own
 
@@ -40,21 +39,18 @@ class Port:
     @classmethod
     def taken(cls, number: int) -> "Port | None":
         """The port of this user's running frontend, None if there is none."""
-        with contextlib.ExitStack() as unless_taken:
-            running = unless_taken.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            running.settimeout(TAKE_TIMEOUT_S)
-            try:
-                running.connect(_name(number))
-                if not is_own(running):
-                    return None
+        running = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        running.settimeout(TAKE_TIMEOUT_S)
+        try:
+            running.connect(_name(number))
+            if is_own(running):
                 _, descriptors, _, _ = socket.recv_fds(running, 1, 2)
                 listener, door = (socket.socket(fileno=descriptor) for descriptor in descriptors)
-            except (OSError, ValueError):
-                return None
-            for each in (listener, door):
-                os.set_inheritable(each.fileno(), False)
-            unless_taken.pop_all()
-            return cls(listener, door, running)
+                return cls(listener, door, running)
+        except (OSError, ValueError):  # none runs, or it hangs or ends
+            pass
+        running.close()
+        return None
 
     @property
     def is_taken(self) -> bool:
@@ -63,15 +59,14 @@ class Port:
 
     async def passed_on(self) -> None:
         """Call when this frontend serves: the one before it drains. Returns when the next one serves."""
-        running, self._running = self._running, None
-        if running is not None:
-            with running, contextlib.suppress(OSError):
-                running.send(_SERVING)
-        door = self._door or _door(self.listener.getsockname()[1])
-        if door is None:
-            await asyncio.Event().wait()  # it cannot be passed on
-            return
-        with door:
+        if self._running is not None:
+            with contextlib.suppress(OSError):
+                self._running.send(_SERVING)
+            self._running.close()
+            self._running = None
+        if self._door is None:
+            self._door = _new_door(self.listener.getsockname()[1])
+        with self._door as door:
             door.setblocking(False)
             while not await self._is_passed_on(door):
                 pass
@@ -99,37 +94,28 @@ class Port:
             return False
 
 
-def inherited(environ: MutableMapping[str, str] = os.environ) -> socket.socket | None:
+def inherited() -> socket.socket | None:
     """The listening socket that systemd passes to this process (sd_listen_fds(3)), if any. Raises OSError if
     it does not listen.
     """
-    num_sockets = _number(environ, "LISTEN_FDS")
-    if _number(environ, "LISTEN_PID") != os.getpid() or not num_sockets:
+    num_sockets, pid = (os.environ.pop(name, "") for name in ("LISTEN_FDS", "LISTEN_PID"))
+    if pid != str(os.getpid()):
         return None
-    for name in ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"):
-        environ.pop(name, None)
     listener = socket.socket(fileno=_FIRST_INHERITED)
-    if num_sockets > 1 or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+    if num_sockets != "1" or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         raise OSError("systemd passed more than one socket, or one that does not listen; use ListenStream=")
-    os.set_inheritable(_FIRST_INHERITED, False)
     return listener
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
-    text = environ.get(name, "")
-    return int(text) if text.isdecimal() else 0
-
-
-def _door(number: int) -> socket.socket | None:
-    """A new socket at the name of this port; None if it is in use."""
+def _new_door(number: int) -> socket.socket:
+    """A socket at the name of this port; one at which nobody asks if the name is in use."""
     door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         door.bind(_name(number))
-        door.listen()
     except OSError as error:
         log.warning("a next frontend cannot take over the port error=%s", error)
-        door.close()
-        return None
+        door.bind(b"")  # a name of the kernel's choice
+    door.listen()
     return door
 
 

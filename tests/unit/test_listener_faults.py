@@ -12,31 +12,19 @@ from tests.alive import Newborn
 from tests.waiting import until
 
 
-class Failing:
-    """A listening socket of which the first accepts fail with these errors; then it fails with the last."""
+class Failing(socket.socket):
+    """A listening socket of which the first accepts fail with these errors."""
 
     def __init__(self, *errors: OSError) -> None:
-        self.num_accepts = 0
-        self._errors = errors
-        self._real = socket.create_server(("127.0.0.1", 0))
+        super().__init__()
+        self.bind(("127.0.0.1", 0))
+        self.listen()
+        self._errors = list(errors)
 
     def accept(self) -> tuple[socket.socket, object]:
-        self.num_accepts += 1
-        if self.num_accepts <= len(self._errors):
-            raise self._errors[self.num_accepts - 1]
-        return self._real.accept()
-
-    def fileno(self) -> int:
-        return self._real.fileno()
-
-    def setblocking(self, flag: bool, /) -> None:
-        self._real.setblocking(flag)
-
-    def getsockname(self) -> Any:
-        return self._real.getsockname()
-
-    def close(self) -> None:
-        self._real.close()
+        if self._errors:
+            raise self._errors.pop(0)
+        return super().accept()
 
 
 class Taken:
@@ -81,12 +69,13 @@ async def test_a_pause_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture)
     assert caplog.text.count("accept=paused") == 1
 
 
-async def test_one_that_is_closed_in_its_pause_accepts_no_more() -> None:
-    taken = Taken(Failing(OSError(errno.EMFILE, "no descriptors")))
-    await until(lambda: taken.failing.num_accepts == 1)
+async def test_one_that_is_closed_in_its_pause_stops_for_good() -> None:
+    full = OSError(errno.EMFILE, "no descriptors")
+    taken = Taken(Failing(full, full))
+    await until(lambda: taken.num_evictions == 1)
     taken.listener.close()
     await asyncio.sleep(0.2)  # longer than the pause; what must not happen has no event
-    assert (taken.failing.num_accepts, taken.socks, taken.faults) == (1, [], [])
+    assert (taken.num_evictions, taken.socks, taken.faults) == (2, [], [])
     taken.close()
 
 
