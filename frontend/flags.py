@@ -12,7 +12,7 @@ from baton.telemetry import LogLevel
 from frontend.routing.admission import MAX_WAIT_S
 from frontend.routing.names import parse_aliases
 from frontend.routing.router import RouterMode
-from frontend.routing.watchdog import NO_PROGRESS_S
+from frontend.routing.workers import NO_PROGRESS_S
 
 _HOST = re.compile(r"[\w.*-]+")
 

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import AsyncGenerator, Iterable, Sequence, Sized
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,8 +18,7 @@ from baton.transport import Transport
 from baton.trial import works
 from frontend.routing.health import Health, Instance
 from frontend.routing.names import Alias, model_of, other_names
-from frontend.routing.watchdog import NO_PROGRESS_S, Watchdog
-from frontend.routing.workers import CutPairs, Event, State, Workers
+from frontend.routing.workers import NO_PROGRESS_S, CutPairs, Event, State, Watchdog, Workers
 from frontend.text.served import ServedModel, Tokenizers
 
 log = logging.getLogger(__name__)
@@ -52,11 +51,11 @@ class Fleet:
         self._discovery = discovery
         self._transport = transport
         self._request_timeout_s = request_timeout_s
-        self._workers = Workers(self._probe)
+        self.table = Workers(self._probe)
         self._tokenizers = Tokenizers(model_path)
-        self._cut = CutPairs(transport, self._is_registered)
+        self.cut = CutPairs(transport, self.table.has)
         self._no_progress_s = no_progress_s
-        self._watchdog = Watchdog(self._is_stuck, self._give_up, no_progress_s)
+        self.watchdog = Watchdog(self._is_stuck, self._give_up, no_progress_s)
         self.synced = asyncio.Event()
         """Set once the workers registered at the start are known."""
 
@@ -65,12 +64,12 @@ class Fleet:
         """Follow discovery during the context; yields the task that does, which ends only if it fails."""
         sync = asyncio.create_task(self._sync())  # first, to see the first change
         follow = asyncio.create_task(self._follow())
-        watch = asyncio.create_task(self._watchdog.check(self._is_registered))
+        watch = asyncio.create_task(self.watchdog.check(self.table.has))
         try:
             yield follow
         finally:
             own = [sync, follow, watch]
-            tasks = [*own, *self._tokenizers.tasks(), *self._workers.tasks(), *self._cut.trials]
+            tasks = [*own, *self._tokenizers.tasks(), *self.table.tasks(), *self.cut.trials]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -81,43 +80,23 @@ class Fleet:
         Prefill workers without a compatible decode worker are excluded; `paired_with` keeps only those of
         either role that can exchange KV with that worker.
         """
-        found = [w for w in self._workers.live() if w.model == model and w.role is role]
+        found = [w for w in self.table.live() if w.model == model and w.role is role]
         if paired_with is not None:
             pairs = [(w, paired_with) if role is Role.PREFILL else (paired_with, w) for w in found]
             return [w for w, pair in zip(found, pairs, strict=True) if self._can_pair(*pair)]
         if role is Role.DECODE:
             return found
-        decodes = [w for w in self._workers.live() if w.model == model and w.role is Role.DECODE]
+        decodes = [w for w in self.table.live() if w.model == model and w.role is Role.DECODE]
         return [w for w in found if any(self._can_pair(w, d) for d in decodes)]
-
-    def suspect(self, worker: WorkerInfo) -> None:
-        """Exclude a worker that a request has lost until it answers a probe."""
-        self._workers.note(worker, Event.LOST)
-
-    def refuse(self, worker: WorkerInfo, reason: str) -> None:
-        """Exclude a worker that sent what no genuine one sends, for good."""
-        self._workers.note(worker, Event.INVALID, reason)
 
     def num_token_ids(self, model: str) -> float:
         """How many token ids the model has; infinity if its tokenizer is not known yet."""
         loaded = self._tokenizers.loaded
         return loaded[model].num_token_ids if model in loaded else math.inf
 
-    def part(self, prefill: WorkerInfo, decode: WorkerInfo) -> None:
-        """Exclude a pair between which no KV moved until a trial shows that it does."""
-        self._cut.add(prefill, decode)
-
-    def waiting(self, worker: WorkerInfo, tokens: Sized) -> AbstractContextManager[None]:
-        """See `Watchdog.waiting`."""
-        return self._watchdog.waiting(worker, tokens)
-
-    async def changed(self) -> None:
-        """Return when other workers are live than now, or may be."""
-        await self._workers.changed()
-
     def models(self) -> list[str]:
         """Names of the available models, aliases included."""
-        decodes = {w.model for w in self._workers.live() if w.role is Role.DECODE}
+        decodes = {w.model for w in self.table.live() if w.role is Role.DECODE}
         served = decodes & self._tokenizers.loaded.keys()
         return sorted({*served, *other_names(served, self._aliases)})
 
@@ -125,7 +104,7 @@ class Fleet:
         """The model of that name. Raises ModelNotFound, or NoWorkers if its decode workers or its tokenizer
         are missing; lost workers may answer again in a moment, and requests wait for them.
         """
-        registered = self._workers.all()
+        registered = self.table.all()
         model = model_of(name, {worker.model for worker in registered}, self._aliases) or name
         mine = [worker for worker in registered if worker.model == model]
         if not registered:
@@ -148,7 +127,7 @@ class Fleet:
 
     def health(self) -> Health:
         """The body of /health; healthy if at least one model can be served."""
-        ready, registered, live = set(self.models()), self._workers.all(), self._workers.live()
+        ready, registered, live = set(self.models()), self.table.all(), self.table.live()
         known = {w.worker_id for w in registered}
         missing = [] if ready else [f"{w.model}: decode" for w in registered] or ["prefill", "decode"]
         return Health(
@@ -159,27 +138,23 @@ class Fleet:
             warming=self._ids(State.WARMING) + self._ids(State.NEW),
             lost=self._ids(State.LOST),
             stuck=self._ids(State.STUCK),
-            refused=self._workers.reasons(State.REFUSED, State.DISTRUSTED),
+            refused=self.table.reasons(State.REFUSED, State.DISTRUSTED),
             cold_pairs=[f"{w.worker_id} with {p}" for w in registered for p in w.cold_peers if p in known],
             refused_pairs=refused_pairs(registered),
-            cut_pairs=self._cut.names(),
+            cut_pairs=self.cut.names(),
         )
 
     async def stats(self) -> list[tuple[WorkerInfo, WorkerStats]]:
         """The statistics of every worker that answers within `STATS_TIMEOUT_S`."""
-        registered = self._workers.all()
+        registered = self.table.all()
         found = await asyncio.gather(*map(self._ask, registered), return_exceptions=True)
         return [(w, s) for w, s in zip(registered, found, strict=True) if isinstance(s, WorkerStats)]
 
     def _ids(self, state: State) -> list[str]:
-        return [worker.worker_id for worker in self._workers.of(state)]
-
-    def _is_registered(self, worker: WorkerInfo) -> bool:
-        """Whether it is registered, perhaps with other facts than before."""
-        return self._workers.has(worker)
+        return [worker.worker_id for worker in self.table.of(state)]
 
     def _can_pair(self, prefill: WorkerInfo, decode: WorkerInfo) -> bool:
-        return why_not_paired(prefill, decode) is None and not self._cut.has(prefill, decode)
+        return why_not_paired(prefill, decode) is None and not self.cut.has(prefill, decode)
 
     async def _probe(self, worker: WorkerInfo, state: State) -> tuple[Event, str]:
         """A stuck worker must answer a request, through a pair if there is one; others their statistics."""
@@ -200,18 +175,18 @@ class Fleet:
         partner = random.choice(partners) if partners else None  # noqa: S311  not security-relevant
         return await works(self._transport, worker, partner, limit_s=self._no_progress_s)
 
-    async def _is_stuck(self, worker: WorkerInfo, limit_s: float) -> bool:
-        """Whether a trial request fails and the worker's counters do not move for `limit_s`."""
+    async def _is_stuck(self, worker: WorkerInfo) -> bool:
+        """Whether a trial request fails, and the worker's counters do not move meanwhile."""
         try:
             before = await self._ask(worker)
-            if await works(self._transport, worker, limit_s=limit_s):
+            if await works(self._transport, worker, limit_s=self._no_progress_s):
                 return False
             return _computed(before) == _computed(await self._ask(worker))
         except (BatonError, TimeoutError):
             return False  # it does not answer at all: its calls end without us
 
     def _give_up(self, worker: WorkerInfo) -> None:
-        self._workers.note(worker, Event.STALLED)
+        self.table.note(worker, Event.STALLED)
         self._transport.lose(worker.address, "its engine makes no progress")
 
     async def _ask(self, worker: WorkerInfo) -> WorkerStats:
@@ -230,16 +205,16 @@ class Fleet:
             async for workers in snapshots:
                 self._warn_of_timeouts(workers)
                 self._tokenizers.load(workers)
-                self._workers.update(workers)
+                self.table.update(workers)
 
     async def _sync(self) -> None:
-        await self.changed()
+        await self.table.changed()
         await self._tokenizers.tried()
-        await self._workers.probed(STATS_TIMEOUT_S)
+        await self.table.probed(STATS_TIMEOUT_S)
         self.synced.set()
 
     def _warn_of_timeouts(self, workers: Iterable[WorkerInfo]) -> None:
-        known = {worker.address for worker in self._workers.all()}
+        known = {worker.address for worker in self.table.all()}
         for worker in workers:
             timeout_s = worker.kv_timeout_s
             if worker.address not in known and timeout_s is not None and timeout_s >= self._request_timeout_s:

@@ -6,9 +6,10 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -27,8 +28,9 @@ from baton.transport import Transport
 from frontend.metrics import RoutingMetrics
 from frontend.routing.admission import MAX_WAIT_S, Admission, Capacity, capacity_of
 from frontend.routing.fleet import Fleet
-from frontend.routing.progress import Progress
+from frontend.routing.progress import Progress, UnknownToken
 from frontend.routing.router import RouterMode, make_router
+from frontend.routing.workers import Event
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +46,6 @@ class Prefilled:
     pinned: AsyncGenerator[Reply, None]
     prefilling: AsyncExitStack
     decode: WorkerInfo | None
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """The tokens in the handoff."""
-        first = self.handoff.first_chunk
-        return (self.handoff.first_token, *(first.token_ids if first else ()))
 
     async def decoded(self, tokens: AsyncGenerator[Reply, None]) -> Reply | None:
         """Decode's first reply. Raises HandoffFailed as soon as prefill fails, since the KV is lost with it,
@@ -71,33 +67,16 @@ class Prefilled:
             await asyncio.gather(arriving, moved, return_exceptions=True)
 
 
-class LocalPrefill:
+class LocalPrefill(NamedTuple):
     """Prompts of which decode lacks at most `max_tokens` skip the prefill worker while that has kept a
     request of this process waiting for `after_s`; always if that is 0, never if `max_tokens` is 0.
     """
 
-    def __init__(self, max_tokens: int = 0, after_s: float = 0.0) -> None:
-        self.max_tokens = max_tokens
-        self._after_s = after_s
-        self._waits: dict[str, dict[object, float]] = {}  # since when, oldest first; by incarnation
+    max_tokens: int = 0
+    after_s: float = 0.0
 
-    @contextmanager
-    def waiting(self, prefill: WorkerInfo) -> Iterator[None]:
-        """During the context a request waits for this worker's answer."""
-        waits, wait = self._waits.setdefault(prefill.incarnation, {}), object()
-        waits[wait] = time.perf_counter()
-        try:
-            yield
-        finally:
-            del waits[wait]
-            if not waits:
-                self._waits.pop(prefill.incarnation, None)
 
-    def is_due(self, prefill: WorkerInfo) -> bool:
-        """Whether a short prompt should not join those at this worker."""
-        since = next(iter(self._waits.get(prefill.incarnation, {}).values()), time.perf_counter())
-        return time.perf_counter() - since >= self._after_s
-
+NO_LOCAL_PREFILL = LocalPrefill()
 
 _Stream = tuple[Reply | None, AsyncGenerator[Reply, None]]
 """A worker's first reply and the rest."""
@@ -113,7 +92,7 @@ class Generator:
         mode: RouterMode,
         metrics: RoutingMetrics,
         *,
-        local_prefill: LocalPrefill | None = None,
+        local_prefill: LocalPrefill = NO_LOCAL_PREFILL,
         wait_for_worker_s: float = 0.0,
         max_wait_s: float = MAX_WAIT_S,
         num_processes: int = 1,
@@ -124,7 +103,7 @@ class Generator:
         self._transport = transport
         self._fleet = fleet
         self._metrics = metrics
-        self._local_prefill = local_prefill or LocalPrefill()
+        self._local_prefill = local_prefill
         self._wait_for_worker_s = wait_for_worker_s
         self._max_wait_s = max_wait_s
         self._num_processes = num_processes
@@ -160,13 +139,13 @@ class Generator:
                         if isinstance(started, Prefilled):
                             if (first := started.handoff.first_chunk) is not None:
                                 on_start()
-                                if (fresh := self._taken(first, progress)) is not None:
+                                if (fresh := progress.take(first)) is not None:
                                     yield fresh
                             started = await self._hand_over(progress, started, calls)
                         on_start()
                         chunk, rest = started
                         while isinstance(chunk, TokenChunk):
-                            if (fresh := self._taken(chunk, progress)) is not None:
+                            if (fresh := progress.take(chunk)) is not None:
                                 yield fresh
                             if chunk.finish_reason:
                                 return
@@ -174,16 +153,6 @@ class Generator:
                         raise WorkerLost("The worker ended the stream before the answer was complete.")
                     except BatonError as error:
                         self._note_failure(error, progress)
-
-    def _taken(self, chunk: TokenChunk, progress: Progress) -> TokenChunk | None:
-        """The tokens of a chunk that are new to the client, or None. Raises WorkerLost or EngineFailure if
-        the chunk is invalid.
-        """
-        if chunk.token_ids and max(chunk.token_ids) >= progress.num_ids:
-            self._refuse(chunk.token_ids, progress)
-        if chunk.usage is not None:
-            progress.usage = chunk.usage
-        return progress.take(chunk)
 
     @asynccontextmanager
     async def _noting_usage(self, progress: Progress) -> AsyncGenerator[None, None]:
@@ -194,18 +163,14 @@ class Generator:
             if progress.usage is not None:
                 self._metrics.note_usage(progress.usage)
 
-    def _refuse(self, token_ids: tuple[int, ...], progress: Progress) -> None:
-        """Exclude the worker that sent token ids outside the model's vocabulary. Raises WorkerLost."""
-        unknown = f"it sent the token id {max(token_ids)}, which {progress.request.model} does not have"
-        self._fleet.refuse(progress.asked[-1], unknown)
-        raise WorkerLost(f"A worker is not what it says: {unknown}.")
-
     def _note_failure(self, error: BatonError, progress: Progress) -> None:
         """Record a failed attempt. Raises the error if the request cannot be retried."""
-        if lost := progress.lost_with(error):
-            self._fleet.suspect(lost)
+        if isinstance(error, UnknownToken):
+            self._fleet.table.note(progress.asked[-1], Event.INVALID, error.message)
+        elif lost := progress.lost_with(error):
+            self._fleet.table.note(lost, Event.LOST)
         if isinstance(error, HandoffStalled) and progress.prefill:
-            self._fleet.part(progress.prefill, progress.asked[-1])
+            self._fleet.cut.add(progress.prefill, progress.asked[-1])
         progress.note_failure(error)
         log.warning("retry request_id=%s after %s: %s", progress.request.request_id, error.code, error)
 
@@ -242,11 +207,9 @@ class Generator:
             async with asyncio.timeout(min(self._wait_for_worker_s, progress.time_left_s)):
                 while not self._eligible(Role.DECODE, progress):
                     if self._fleet.workers(progress.request.model, Role.DECODE):
-                        await (
-                            progress.clear_avoided()
-                        )  # they are live, and have all failed this request before
+                        await progress.clear_avoided()  # all that are live have failed this request
                     else:
-                        await self._fleet.changed()
+                        await self._fleet.table.changed()
         except TimeoutError:
             raise progress.ended_by(self._no_decode(progress.request)) from None
 
@@ -257,23 +220,51 @@ class Generator:
         request = progress.remaining()
         decode = self._choose(Role.DECODE, progress) if self._local_prefill.max_tokens else None
         prefill = self._choose(Role.PREFILL, progress, paired_with=decode)
-        if prefill is not None and decode is not None and self._local_prefill.is_due(prefill):
-            if stream := await self._locally(request, decode, progress, calls):
-                return stream
-        elif prefill is not None:
-            self._metrics.count_prefill("prefill", "always" if decode is None else "free")
         if prefill is None:
-            self._metrics.count_prefill(
-                "decode", "stalled" if progress.prefills_locally else "no_prefill_worker"
-            )
+            reason = "stalled" if progress.prefills_locally else "no_prefill_worker"
+            self._metrics.count_prefill("decode", reason)
             decode = decode or self._choose(Role.DECODE, progress)
             tokens = await self._decode(request, progress, calls, decode)
             return await anext(tokens, None), tokens
+        if decode is None:
+            reason = "always"
+        elif self._fleet.watchdog.longest_wait_s(prefill) < self._local_prefill.after_s:
+            reason = "free"
+        else:
+            first, tokens = await self._locally(request, decode, progress, calls)
+            if not isinstance(first, PrefillFirst):
+                self._metrics.count_prefill("decode", "cached")
+                return first, tokens
+            reason = "busy" if first.is_busy else "long"
+        self._metrics.count_prefill("prefill", reason)
+        return await self._prefill(request, prefill, decode, progress, calls)
+
+    async def _locally(
+        self, request: GenerateRequest, decode: WorkerInfo, progress: Progress, calls: AsyncExitStack
+    ) -> _Stream:
+        """The answer of a decode worker, PrefillFirst if it lacks too much of the prompt."""
+        request = msgspec.structs.replace(request, local_prefill_tokens=self._local_prefill.max_tokens)
+        async with AsyncExitStack() as trying:
+            tokens = await self._decode(request, progress, trying, decode)
+            first = await anext(tokens, None)
+            if not isinstance(first, PrefillFirst):
+                calls.push_async_exit(trying.pop_all())
+        return first, tokens
+
+    async def _prefill(
+        self,
+        request: GenerateRequest,
+        prefill: WorkerInfo,
+        decode: WorkerInfo | None,
+        progress: Progress,
+        calls: AsyncExitStack,
+    ) -> _Stream | Prefilled:
+        """What the prefill worker answers: a handoff, or the whole answer if that is so short."""
         progress.prefill = prefill
         prefilling = await calls.enter_async_context(AsyncExitStack())
         pinned = await self._call(prefill, request, progress, prefilling)
         began_s = time.perf_counter()
-        with self._fleet.waiting(prefill, arrived := []), self._local_prefill.waiting(prefill):
+        with self._fleet.watchdog.waiting(prefill, arrived := []):
             first = await anext(pinned, None)
             arrived.append(first)
         self._metrics.prefill_s.observe(time.perf_counter() - began_s)
@@ -281,10 +272,8 @@ class Generator:
             return first, pinned
         if not isinstance(first, KvHandoff):
             raise HandoffFailed(f"Prefill worker {prefill.worker_id} did not send a handoff.")
-        prefilled = Prefilled(request, first, pinned, prefilling, decode)
-        if max(prefilled.token_ids) >= progress.num_ids:
-            self._refuse(prefilled.token_ids, progress)
-        return prefilled
+        progress.check((first.first_token,))
+        return Prefilled(request, first, pinned, prefilling, decode)
 
     async def _hand_over(self, progress: Progress, prefilled: Prefilled, calls: AsyncExitStack) -> _Stream:
         """Decode what prefill hands over.
@@ -301,22 +290,6 @@ class Generator:
         await prefilled.prefilling.aclose()
         return chunk, tokens
 
-    async def _locally(
-        self, request: GenerateRequest, decode: WorkerInfo, progress: Progress, calls: AsyncExitStack
-    ) -> _Stream | None:
-        """The answer of a decode worker that lacks little of the prompt; None if prefill is needed."""
-        request = msgspec.structs.replace(request, local_prefill_tokens=self._local_prefill.max_tokens)
-        async with AsyncExitStack() as trying:
-            trying.enter_context(self._fleet.waiting(decode, progress.token_ids))
-            tokens = await self._call(decode, request, progress, trying)
-            first = await anext(tokens, None)
-            if not isinstance(first, PrefillFirst):
-                self._metrics.count_prefill("decode", "cached")
-                calls.push_async_exit(trying.pop_all())
-                return first, tokens
-        self._metrics.count_prefill("prefill", "busy" if first.is_busy else "long")
-        return None
-
     async def _decode(
         self,
         request: GenerateRequest,
@@ -326,7 +299,7 @@ class Generator:
     ) -> AsyncGenerator[Reply, None]:
         if decode is None:
             raise self._no_decode(request)
-        calls.enter_context(self._fleet.waiting(decode, progress.token_ids))
+        calls.enter_context(self._fleet.watchdog.waiting(decode, progress.token_ids))
         return await self._call(decode, request, progress, calls)
 
     def _no_decode(self, request: GenerateRequest) -> NoWorkers:

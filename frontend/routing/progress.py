@@ -1,6 +1,7 @@
 """One request across its attempts: its tokens so far, the workers to avoid, and when it is given up."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -27,6 +28,10 @@ _ENOUGH_TOKENS = 32
 """A worker that sent this many was not lost because of the request, so failures are counted anew."""
 _BACKOFF_S = 0.1
 _DIVERGED = "The worker was lost and the regenerated answer diverged; send the request again."
+
+
+class UnknownToken(WorkerLost):
+    """A worker sent a token id that the model does not have."""
 
 
 class Retry(NamedTuple):
@@ -109,9 +114,13 @@ class Progress:
         )
 
     def take(self, chunk: TokenChunk) -> TokenChunk | None:
-        """Keep the chunk's tokens; returns those that are new to the client, or None. Raises EngineFailure if
-        a regenerated answer diverges.
+        """Keep the chunk's tokens and usage; returns the tokens that are new to the client, or None. Raises
+        UnknownToken, or EngineFailure if a regenerated answer diverges.
         """
+        if chunk.token_ids and max(chunk.token_ids) >= self.num_ids:
+            self.check(chunk.token_ids)
+        if chunk.usage is not None:
+            self.usage = chunk.usage
         if self._expected:
             num = min(len(chunk.token_ids), len(self._expected))
             is_cut = chunk.finish_reason is not None and num < len(self._expected)
@@ -124,6 +133,13 @@ class Progress:
                 return None
         self.token_ids += chunk.token_ids
         return chunk
+
+    def check(self, token_ids: Sequence[int]) -> None:
+        """Raises UnknownToken if the model does not have these ids."""
+        if max(token_ids) >= self.num_ids:
+            raise UnknownToken(
+                f"the worker sent the token id {max(token_ids)}, which {self.request.model} does not have"
+            )
 
     @property
     def _is_running(self) -> bool:

@@ -1,8 +1,9 @@
-"""The state of each registered worker in one table, and the probes that bring workers and pairs back."""
+"""Which workers get requests: a table of their states, probes of workers and pairs, the watchdog."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from enum import Enum
 
 from baton.messages import WorkerInfo
@@ -250,3 +251,89 @@ class CutPairs:
                 break
         del self._pairs[prefill.incarnation, decode.incarnation]
         log.info("uncut pair %s registered=%s", name, not is_gone)
+
+
+NO_PROGRESS_S = 10.0
+_CHECKS = 10
+
+IsStuck = Callable[[WorkerInfo], Awaitable[bool]]
+"""Whether a worker whose requests make no progress is stuck."""
+
+
+class _Held:
+    """One worker's running calls: of each its tokens, which grow, how many there were at its start, and when
+    that was. Counts checks, not seconds: a frontend that stood still has not waited for anything.
+    """
+
+    def __init__(self, worker: WorkerInfo) -> None:
+        self.worker = worker
+        self.calls: dict[object, tuple[Sized, int, float]] = {}
+        self.num_before = 0  # of calls that have ended
+        self.num_quiet = 0
+        self._num_seen = 0
+
+    def check(self) -> None:
+        """Count a check as quiet if there are calls and none progressed."""
+        num = self.num_before + sum(len(tokens) - before for tokens, before, _ in self.calls.values())
+        self.num_quiet = self.num_quiet + 1 if self.calls and num == self._num_seen else 0
+        self._num_seen = num
+
+
+class Watchdog:
+    """Detects stuck workers: heartbeats arrive, but none of their requests makes progress. `on_stuck` is
+    called for a worker without progress for `no_progress_s` that `is_stuck` then finds stuck.
+    """
+
+    def __init__(
+        self, is_stuck: IsStuck, on_stuck: Callable[[WorkerInfo], None], no_progress_s: float
+    ) -> None:
+        self._is_stuck = is_stuck
+        self._on_stuck = on_stuck
+        self._every_s = no_progress_s / _CHECKS
+        self._held: dict[str, _Held] = {}
+        self._judging: dict[str, asyncio.Task[None]] = {}
+
+    @contextmanager
+    def waiting(self, worker: WorkerInfo, tokens: Sized) -> Iterator[None]:
+        """During the context a request waits for this worker; its progress is the growth of `tokens`. An
+        error is not progress: a hung engine also rejects requests because its queue is full.
+        """
+        held = self._held.setdefault(worker.incarnation, _Held(worker))
+        call, before = object(), len(tokens)
+        held.calls[call] = tokens, before, asyncio.get_running_loop().time()
+        try:
+            yield
+        finally:
+            held.num_before += len(tokens) - before
+            del held.calls[call]
+
+    def longest_wait_s(self, worker: WorkerInfo) -> float:
+        """How long the oldest of the requests that wait for this worker has waited; 0 if there is none."""
+        held = self._held.get(worker.incarnation)
+        if held is None or not held.calls:
+            return 0.0
+        _, _, since_s = next(iter(held.calls.values()))
+        return asyncio.get_running_loop().time() - since_s
+
+    async def check(self, is_registered: Callable[[WorkerInfo], bool]) -> None:
+        """Check every worker, until cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(self._every_s)
+                for incarnation, held in tuple(self._held.items()):
+                    held.check()
+                    if held.num_quiet >= _CHECKS and incarnation not in self._judging:
+                        self._judging[incarnation] = asyncio.create_task(self._judge(held))
+                    elif not (held.calls or is_registered(held.worker)):
+                        del self._held[incarnation]
+        finally:
+            for task in self._judging.values():
+                task.cancel()
+
+    async def _judge(self, held: _Held) -> None:
+        is_stuck = await self._is_stuck(held.worker)
+        log.warning("no_progress worker=%s stuck=%s", held.worker.worker_id, is_stuck)
+        if is_stuck and held.num_quiet >= _CHECKS:
+            self._on_stuck(held.worker)
+        held.num_quiet = 0
+        del self._judging[held.worker.incarnation]

@@ -16,6 +16,7 @@ from baton.messages import KvLayout, Reply, Request, Role, StatsRequest, WorkerI
 from baton.peer_tls import PeerDistrusted
 from frontend.routing.fleet import Fleet
 from frontend.routing.names import parse_aliases
+from frontend.routing.workers import Event
 from frontend.text.tokenizer import ModelTokenizer
 from tests.clock import run_jumping
 from tests.generators import none_abandoned
@@ -144,8 +145,8 @@ async def test_a_lost_worker_is_left_out_until_it_answers_again() -> None:
     async with fleet.keep_current():
         await until(lambda: fleet.models() == ["m"])
         registry.dead.add("d1")
-        fleet.suspect(lost)
-        fleet.suspect(lost)
+        fleet.table.note(lost, Event.LOST)
+        fleet.table.note(lost, Event.LOST)
         assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
         assert fleet.health().lost == ["d1"]
 
@@ -162,7 +163,7 @@ def test_a_lost_worker_that_leaves_the_registry_is_probed_no_more() -> None:
         async with fleet.keep_current():
             await until(lambda: fleet.models() == ["m"])
             registry.dead.add("d1")
-            fleet.suspect(lost)
+            fleet.table.note(lost, Event.LOST)
             await until(lambda: registry.num_probes == 2)
             assert fleet.health().status == "unhealthy"
 
@@ -189,9 +190,9 @@ def test_closing_leaves_no_task_and_no_call_behind() -> None:
                 registry.hung.add("d3")
                 registry.show(lost, worker("d2"), worker("d3"))
                 registry.dead.add("d2")
-                fleet.suspect(lost)
+                fleet.table.note(lost, Event.LOST)
                 assert await fleet.stats() == []
-                fleet.part(worker("p1"), lost)
+                fleet.cut.add(worker("p1"), lost)
             assert asyncio.all_tasks() == alone
             assert registry.num_watching == 0
 
@@ -394,8 +395,8 @@ def test_a_lost_worker_that_hangs_is_asked_again_and_comes_back() -> None:
         async with fleet.keep_current():
             await until(lambda: fleet.models() == ["m"])
             registry.hung.add("d1")
-            fleet.suspect(lost)
-            fleet.suspect(lost)
+            fleet.table.note(lost, Event.LOST)
+            fleet.table.note(lost, Event.LOST)
             await asyncio.sleep(10)  # it is asked for a second, then left alone for half a one
             assert registry.num_probes == 1 + 7
             assert fleet.health().lost == ["d1"]
@@ -482,9 +483,9 @@ def test_a_refused_worker_gets_no_request_and_is_named_while_it_is_registered() 
         fleet = Fleet(registry, registry)
         async with fleet.keep_current():
             await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
-            fleet.refuse(strange, "it is odd")
-            fleet.refuse(strange, "it is odder")
-            fleet.suspect(strange)
+            fleet.table.note(strange, Event.INVALID, "it is odd")
+            fleet.table.note(strange, Event.INVALID, "it is odder")
+            fleet.table.note(strange, Event.LOST)
             await asyncio.sleep(10)  # time in which it answers probes
             assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
             registry.show(worker("d0"), strange, worker("d2"))
@@ -578,7 +579,7 @@ async def test_a_model_whose_workers_are_all_lost_is_still_accepted() -> None:
     async with fleet.keep_current():
         await until(lambda: fleet.models() == ["m"])
         registry.dead.add("d1")
-        fleet.suspect(lost)
+        fleet.table.note(lost, Event.LOST)
         assert not fleet.models()
         assert fleet.served("m").name == "m"
 
@@ -656,7 +657,7 @@ async def test_who_waits_for_a_change_learns_of_one_that_left_and_of_each_that_a
         await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
         await fleet.synced.wait()
         for known in ([worker("d1")], [worker("d1"), worker("d3")]):
-            changed = asyncio.create_task(fleet.changed())
+            changed = asyncio.create_task(fleet.table.changed())
             await asyncio.sleep(0)
             assert not changed.done()
             registry.show(*known)
@@ -669,9 +670,9 @@ async def test_health_names_the_pairs_that_are_cut() -> None:
     fleet = Fleet(registry, registry)
     async with fleet.keep_current():
         await until(lambda: len(fleet.health().instances) == 3)
-        fleet.part(p1, d1)
+        fleet.cut.add(p1, d1)
         assert fleet.health().cut_pairs == ["p1 -> d1"]
         assert [w.worker_id for w in fleet.workers("m", Role.DECODE, paired_with=p1)] == ["d2"]
         assert fleet.workers("m", Role.PREFILL) == [p1], "the other decode worker can take its KV"
-        fleet.part(p1, d2)
+        fleet.cut.add(p1, d2)
         assert fleet.workers("m", Role.PREFILL) == []

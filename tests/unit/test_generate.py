@@ -463,7 +463,7 @@ async def test_a_worker_that_sends_unknown_tokens_is_refused_and_the_answer_is_r
     health = await main()
     name = "d1" if role == "decode" else "p1"
     assert fleet.asked.count(name) == 1
-    assert health.refused == [f"{name}: it sent the token id {NUM_IDS}, which m does not have"]
+    assert [reason.partition(":")[0] for reason in health.refused] == [name]
 
 
 async def test_a_short_prompt_joins_decode_only_while_prefill_keeps_others_waiting() -> None:

@@ -87,7 +87,7 @@ def live(fleet: Fleet) -> list[str]:
 def test_a_worker_whose_engine_hangs_is_left_out_until_a_request_passes_through_a_pair(name: str) -> None:
     async def scenario(engines: Engines, fleet: Fleet) -> None:
         engines.hung.add(name)
-        with fleet.waiting(worker(name), []):
+        with fleet.watchdog.waiting(worker(name), []):
             await asyncio.sleep(19)
             assert not engines.lost
             await asyncio.sleep(2)
@@ -108,7 +108,7 @@ def test_a_worker_whose_engine_hangs_is_left_out_until_a_request_passes_through_
 
 def test_a_worker_that_answers_a_request_of_our_own_is_only_slow() -> None:
     async def scenario(engines: Engines, fleet: Fleet) -> None:
-        with fleet.waiting(worker("d1"), []):
+        with fleet.watchdog.waiting(worker("d1"), []):
             await asyncio.sleep(45)
         assert len(engines.asked) == 4
         assert (engines.lost, live(fleet)) == ([], ["p1", "d1"])
@@ -122,7 +122,7 @@ def test_a_worker_that_computes_for_others_is_only_busy(figure_name: str) -> Non
         engines.figure_name = figure_name
         engines.hung.add("d1")  # our own request waits in its queue
         engines.figure = lambda: round(asyncio.get_running_loop().time())
-        with fleet.waiting(worker("d1"), []):
+        with fleet.watchdog.waiting(worker("d1"), []):
             await asyncio.sleep(60)
         assert engines.asked
         assert (engines.lost, live(fleet)) == ([], ["p1", "d1"])
@@ -133,7 +133,7 @@ def test_a_worker_that_computes_for_others_is_only_busy(figure_name: str) -> Non
 def test_a_worker_that_does_not_answer_at_all_is_left_to_the_liveness_limit() -> None:
     async def scenario(engines: Engines, fleet: Fleet) -> None:
         engines.silent.add("d1")
-        with fleet.waiting(worker("d1"), []):
+        with fleet.watchdog.waiting(worker("d1"), []):
             await asyncio.sleep(60)
         assert (engines.lost, fleet.health().stuck, engines.asked) == ([], [], [])
 
@@ -143,7 +143,7 @@ def test_a_worker_that_does_not_answer_at_all_is_left_to_the_liveness_limit() ->
 def test_a_worker_that_falls_silent_while_it_is_looked_at_is_left_to_the_liveness_limit() -> None:
     async def scenario(engines: Engines, fleet: Fleet) -> None:
         engines.hung.add("d1")
-        with fleet.waiting(worker("d1"), []):
+        with fleet.watchdog.waiting(worker("d1"), []):
             await until(lambda: engines.asked)
             engines.silent.add("d1")
             await asyncio.sleep(20)
@@ -152,25 +152,10 @@ def test_a_worker_that_falls_silent_while_it_is_looked_at_is_left_to_the_livenes
     run(scenario)
 
 
-def test_a_worker_with_long_pauses_gets_as_long_for_a_request_of_our_own() -> None:
-    async def scenario(engines: Engines, fleet: Fleet) -> None:
-        tokens: list[int] = []
-        engines.hung.add("d1")
-        with fleet.waiting(worker("d1"), tokens):
-            await asyncio.sleep(9.5)
-            tokens.append(1)
-            await asyncio.sleep(60)
-            assert not engines.lost
-            await asyncio.sleep(20)
-        assert engines.lost
-
-    run(scenario)
-
-
 def test_the_time_without_progress_is_the_operators() -> None:
     async def scenario(engines: Engines, fleet: Fleet) -> None:
         engines.hung.add("d1")
-        with fleet.waiting(worker("d1"), []):
+        with fleet.watchdog.waiting(worker("d1"), []):
             await asyncio.sleep(55)
             assert not engines.lost
             await asyncio.sleep(10)
@@ -182,7 +167,7 @@ def test_the_time_without_progress_is_the_operators() -> None:
 def test_a_stuck_worker_is_tried_with_one_that_it_can_be_paired_with() -> None:
     async def scenario(engines: Engines, fleet: Fleet) -> None:
         engines.hung.add("d1")
-        with fleet.waiting(worker("d1"), []):
+        with fleet.watchdog.waiting(worker("d1"), []):
             await until(lambda: engines.lost)
         engines.asked.clear()
         await asyncio.sleep(120)
