@@ -5,8 +5,7 @@ import codecs
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import inspect
@@ -19,7 +18,7 @@ T = TypeVar("T")
 
 LONG_BYTES = 8192
 MAX_EXPLAINED_BYTES = 1 << 20
-"""A longer body gets the library's error: decoding it without types would hold up running streams."""
+"""A longer body is not decoded without types, which would hold up running streams, to explain its error."""
 
 MAX_UNKNOWN = 1000
 """Unknown fields that are named; a body may have many more."""
@@ -50,7 +49,11 @@ def decode(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ..
         raise InvalidRequest("The body is empty; send a JSON object.")
     check_parts(raw)
     try:
-        return _decoded(raw, body_type)
+        unknown = _unknown(raw, body_type)
+        return msgspec.json.decode(raw, type=body_type), unknown
+    except msgspec.ValidationError as error:
+        value = msgspec.json.decode(raw) if len(raw) <= MAX_EXPLAINED_BYTES else None
+        raise _explained(error, value, body_type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         whole = _without_lone_surrogates(raw)
         if whole != raw:
@@ -60,28 +63,12 @@ def decode(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ..
         raise InvalidRequest("The JSON body is nested too deeply.") from None
 
 
-def _decoded(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ...]]:
+def convert(value: object, struct: type[AnyBody], path: str) -> AnyBody:
+    """The struct of a part of a body; `path` is its place. Raises InvalidRequest."""
     try:
-        fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-        _refuse(fields, body_type)
-        unknown = islice(_unknown(fields, body_type), MAX_UNKNOWN)
-        return msgspec.json.decode(raw, type=body_type), tuple(sorted(unknown))
+        return msgspec.convert(value, struct)
     except msgspec.ValidationError as error:
-        refusal = InvalidRequest(f"The JSON body is invalid: {error}.")
-        if len(raw) > MAX_EXPLAINED_BYTES:
-            raise refusal from None
-        raise invalid(msgspec.json.decode(raw), body_type) or refusal from None
-
-
-def invalid(value: object, expected: type, path: str = "") -> InvalidRequest | None:
-    """The error for a JSON value that does not fit a type; `path` is its place in the body."""
-    fault = first_fault(value, type_of(expected), path)
-    if fault is None:
-        return None
-    if not fault.path:
-        return InvalidRequest("The body must be a JSON object.")
-    separator = "" if fault.why.startswith("is missing") else ":"
-    return InvalidRequest(f"`{fault.path}`{separator} {fault.why}.", param=fault.path)
+        raise _explained(error, value, struct, path) from None
 
 
 def _without_lone_surrogates(raw: bytes) -> bytes:
@@ -93,263 +80,154 @@ def _without_lone_surrogates(raw: bytes) -> bytes:
     return bytes(whole)
 
 
-def _unknown(fields: Mapping[str, msgspec.Raw], body_type: type) -> dict[str, None]:
-    """Paths of unknown fields without list indices, as in `tools[].name`."""
-    expected = type_of(body_type)
-    assert isinstance(expected, inspect.StructType), "bodies are structs"
-    unknown = dict.fromkeys(name for name in fields if name not in _defined(body_type))
-    searched = fields.keys() & getattr(body_type, "deep", ())
-    for field in expected.fields if searched else ():
-        if field.encode_name in searched:
-            value = msgspec.json.decode(fields[field.encode_name])
-            _search(value, field.type, field.encode_name, field.encode_name, unknown)
-    return unknown
+class _Fields(NamedTuple):
+    """The fields of a struct: known ones, hints and refused ones included; refused ones; structs inside."""
 
-
-def _search(value: object, expected: inspect.Type, path: str, label: str, unknown: dict[str, None]) -> None:
-    """Adds the unknown fields inside a value to `unknown`. `path` is the place of the value, as in
-    `tools[0]`, `label` is the same without indices."""
-    match expected:
-        case inspect.UnionType(types=kinds):
-            for kind in kinds:
-                if has_shape(value, kind):
-                    _search(value, kind, path, label, unknown)
-        case inspect.ListType(item_type=kind) if isinstance(value, list):
-            label += "[]"
-            for i, item in enumerate(value):
-                _search(item, kind, f"{path}[{i}]", label, unknown)
-        case inspect.StructType() if isinstance(value, dict):
-            _refuse(value, expected.cls, f"{path}.")
-            unknown.update(dict.fromkeys(f"{label}.{n}" for n in value if n not in _defined(expected.cls)))
-            for field in expected.fields:
-                name = field.encode_name
-                if name in value:
-                    _search(value[name], field.type, f"{path}.{name}", f"{label}.{name}", unknown)
-
-
-def _refuse(fields: Mapping[str, object], struct: type, path: str = "") -> None:
-    """Raises InvalidRequest for unsupported fields, unless their value is accepted as a no-op."""
-    refused: Refused = getattr(struct, "refused", {})
-    for name in fields.keys() & refused.keys():
-        harmless, instead = refused[name]
-        value = fields[name]
-        if isinstance(value, msgspec.Raw):
-            value = msgspec.json.decode(value)
-        # The types are compared too: 0 is not False, 1.0 not 1.
-        if value is not None and not any(value == v and type(value) is type(v) for v in harmless):
-            raise InvalidRequest(f"`{path}{name}` is not supported. {instead}", param=path + name)
+    known: frozenset[str]
+    refused: Refused
+    inner: Mapping[str, tuple[inspect.StructType, ...]]
 
 
 @functools.cache
-def _defined(struct: type) -> frozenset[str]:
-    """The names of fields that are known, even if they are refused or have no effect."""
-    expected = type_of(struct)
-    assert isinstance(expected, inspect.StructType), "bodies are structs"
-    own = {field.encode_name for field in expected.fields}
+def _fields(struct: type) -> _Fields:
+    found = _type_of(struct)
     refused: Refused = getattr(struct, "refused", {})
     hints: frozenset[str] = getattr(struct, "hints", frozenset())
-    tag = {expected.tag_field} if expected.tag_field else set()
-    return frozenset({*own, *tag, *refused, *hints})
-
-
-_KIND_NAMES: tuple[tuple[tuple[type, ...], str], ...] = (
-    ((inspect.NoneType,), "null"),
-    ((inspect.BoolType,), "true or false"),
-    ((inspect.IntType,), "an integer"),
-    ((inspect.FloatType,), "a number"),
-    ((inspect.StrType,), "a string"),
-    ((inspect.ListType,), "an array"),
-    ((inspect.StructType, inspect.DictType), "an object"),
-)
-
-
-class Fault(NamedTuple):
-    """`path` is the field (empty: the value itself), `why` the error, without a full stop."""
-
-    path: str
-    why: str
+    tag = {found.tag_field} if found.tag_field else set()
+    inner = {field.encode_name: _structs_in(field.type) for field in found.fields}
+    return _Fields(frozenset({*inner, *tag, *refused, *hints}), refused, inner)
 
 
 @functools.cache
-def type_of(cls: type) -> inspect.Type:
-    """The type as `first_fault` takes it."""
-    return inspect.type_info(cls)
+def _type_of(struct: type) -> inspect.StructType:
+    found = inspect.type_info(struct)
+    assert isinstance(found, inspect.StructType), "bodies and their parts are structs"
+    return found
 
 
-def first_fault(value: object, expected: inspect.Type, path: str = "") -> Fault | None:  # noqa: PLR0911  a table
-    """The first fault of `value`, which is parsed JSON; None if it fits."""
-    match expected:
-        case inspect.UnionType(types=types):
-            return _in_union(value, types, path)
-        case inspect.LiteralType(values=allowed):
-            return None if value in allowed else _not_among(value, allowed, path)
-        case inspect.StructType() if isinstance(value, dict):
-            return _in_struct(value, expected, path)
-        case inspect.DictType() if isinstance(value, dict):
-            return _in_dict(value, expected, path)
-        case inspect.ListType() if isinstance(value, list):
-            return _in_list(value, expected, path)
-        case inspect.StrType() if isinstance(value, str):
-            return _in_text(value, expected, path)
-        case inspect.IntType() | inspect.FloatType() if _is_number(value, expected):
-            return _in_number(value, expected, path)
-        case _:
-            return None if _fits(value, expected) else _wrong_kind(value, (expected,), path)
+def _kinds(kind: inspect.Type) -> tuple[inspect.Type, ...]:
+    return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
 
 
-def _fits(value: object, expected: inspect.Type) -> bool:
-    """Whether null, a boolean, or any value fits the type."""
-    match expected:
-        case inspect.NoneType():
-            return value is None
-        case inspect.BoolType():
-            return isinstance(value, bool)
-        case _:
-            return isinstance(expected, inspect.AnyType | inspect.RawType)
+def _structs_in(kind: inspect.Type) -> tuple[inspect.StructType, ...]:
+    """The structs that a value of the type, or an entry of it, may be."""
+    structs: list[inspect.StructType] = []
+    for each in _kinds(kind):
+        if isinstance(each, inspect.ListType):
+            structs += _structs_in(each.item_type)
+        elif isinstance(each, inspect.StructType):
+            structs.append(each)
+    return tuple(structs)
 
 
-def _is_number(value: object, expected: inspect.Type) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return isinstance(expected, inspect.FloatType) or isinstance(value, int)
+def _struct_of(value: object, structs: Iterable[inspect.StructType]) -> inspect.StructType | None:
+    """The struct whose tag the value has; a tag may be absent."""
+    fields = value if isinstance(value, dict) else {}
+    return next((s for s in structs if not s.tag_field or fields.get(s.tag_field, s.tag) == s.tag), None)
 
 
-def _in_union(value: object, types: Iterable[inspect.Type], path: str) -> Fault | None:
-    kinds = tuple(types)
-    faults = [first_fault(value, kind, path) for kind in kinds]
-    if None in faults:
-        return None
-    tagged = [kind for kind in kinds if isinstance(kind, inspect.StructType) and kind.tag_field]
-    if isinstance(value, dict) and tagged:
-        return _in_tagged(value, tagged, path)
-    # At most one member of a field's union has the value's JSON type: its fault is the most helpful.
-    closest = (f for kind, f in zip(kinds, faults, strict=True) if has_shape(value, kind))
-    return next(closest, None) or _wrong_kind(value, kinds, path)
+def _unknown(raw: bytes, body_type: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Paths of unknown fields without list indices, as in `tools[].name`."""
+    fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    searched = {*_fields(body_type).refused, *getattr(body_type, "deep", ())}
+    body = {name: msgspec.json.decode(item) if name in searched else None for name, item in fields.items()}
+    unknown: dict[str, None] = {}
+    _search(body, (_type_of(body_type),), "", "", unknown)
+    return tuple(sorted([*unknown][:MAX_UNKNOWN]))
 
 
-def has_shape(value: object, kind: inspect.Type) -> bool:
-    """Whether a value has the JSON type of a union's member and, if that is a tagged struct, its tag. In a
-    value that fits the union, this holds for one member at most."""
-    match kind:
-        case inspect.StructType(tag_field=str(field)):
-            return isinstance(value, dict) and value.get(field, kind.tag) == kind.tag
-        case inspect.StructType() | inspect.DictType():
-            return isinstance(value, dict)
-        case inspect.ListType():
-            return isinstance(value, list)
-        case inspect.StrType() | inspect.LiteralType():
-            return isinstance(value, str)
-        case inspect.IntType() | inspect.FloatType():
-            return isinstance(value, int | float) and not isinstance(value, bool)
-        case _:
-            return False
+def _search(
+    value: object, structs: Iterable[inspect.StructType], path: str, label: str, unknown: dict[str, None]
+) -> None:
+    """Adds the unknown fields inside a value to `unknown`. `path` is the place of the value, as in
+    `tools[0]`, `label` is the same without indices. Raises InvalidRequest for unsupported fields.
+    """
+    if isinstance(value, list):
+        for i, item in enumerate(value):
+            _search(item, structs, f"{path}[{i}]", f"{label}[]", unknown)
+    elif isinstance(value, dict) and (struct := _struct_of(value, structs)) is not None:
+        fields = _fields(struct.cls)
+        for name in fields.refused.keys() & value.keys():
+            _refuse(value[name], *fields.refused[name], _join(path, name))
+        for name, item in value.items():
+            if name not in fields.known:
+                unknown[_join(label, name)] = None
+            elif fields.inner.get(name):
+                _search(item, fields.inner[name], _join(path, name), _join(label, name), unknown)
 
 
-def _in_tagged(value: dict[str, Any], tagged: list[inspect.StructType], path: str) -> Fault | None:
-    field = tagged[0].tag_field
-    assert field is not None, "tagged structs have a tag field"
-    for kind in tagged:
-        if kind.tag == value.get(field):
-            return _in_struct(value, kind, path)
-    if field not in value:
-        return Fault(_join(path, field), f"is missing; allowed values: {_listed(k.tag for k in tagged)}")
-    return _not_among(value[field], [kind.tag for kind in tagged], _join(path, field))
-
-
-def _in_struct(value: dict[str, Any], expected: inspect.StructType, path: str) -> Fault | None:
-    if expected.tag_field and value.get(expected.tag_field) != expected.tag:
-        return _in_tagged(value, [expected], path)
-    for field in expected.fields:
-        if field.encode_name in value:
-            fault = first_fault(value[field.encode_name], field.type, _join(path, field.encode_name))
-            if fault is not None:
-                return fault
-        elif field.required:
-            return Fault(_join(path, field.encode_name), "is missing")
-    return None
-
-
-def _in_dict(value: dict[str, Any], expected: inspect.DictType, path: str) -> Fault | None:
-    limit = expected.max_length
-    if limit is not None and len(value) > limit:
-        return Fault(path, f"has {len(value)} entries; at most {limit} are allowed")
-    for key, item in value.items():
-        in_key = first_fault(key, expected.key_type, path)
-        if in_key is not None:
-            return Fault(path, f"key {key[:40]!r} {in_key.why}")
-        fault = first_fault(item, expected.value_type, _join(path, key))
-        if fault is not None:
-            return fault
-    return None
-
-
-def _in_list(value: list[Any], expected: inspect.ListType, path: str) -> Fault | None:
-    fewest, most = expected.min_length or 0, expected.max_length
-    if len(value) < fewest:
-        return Fault(path, f"must have at least {fewest} entr{'y' if fewest == 1 else 'ies'}")
-    if most is not None and len(value) > most:
-        return Fault(path, f"has {len(value)} entries; at most {most} are allowed")
-    faults = (first_fault(item, expected.item_type, f"{path}[{i}]") for i, item in enumerate(value))
-    return next((fault for fault in faults if fault is not None), None)
-
-
-def _in_text(value: str, expected: inspect.StrType, path: str) -> Fault | None:
-    fewest, most = expected.min_length or 0, expected.max_length
-    if len(value) < fewest:
-        return Fault(path, "must not be empty" if fewest == 1 else f"must have at least {fewest} characters")
-    if most is not None and len(value) > most:
-        return Fault(path, f"has {len(value)} characters; at most {most} are allowed")
-    if expected.pattern is not None and not re.search(expected.pattern, value):
-        return Fault(path, f"must match the pattern {expected.pattern}")
-    return None
-
-
-def _in_number(value: Any, expected: inspect.IntType | inspect.FloatType, path: str) -> Fault | None:
-    """Numbers have no bounds, or a lower (`ge` or `gt`) and an upper one (`le`)."""
-    low, high = expected.gt if expected.ge is None else expected.ge, expected.le
-    if low is None or high is None or (low <= value <= high and value != expected.gt):
-        return None
-    if expected.gt is not None:
-        return Fault(path, f"must be greater than {low} and at most {high}")
-    return Fault(path, f"must be between {low} and {high}")
-
-
-def _not_among(value: object, allowed: Iterable[object], path: str) -> Fault:
-    return Fault(path, f"must be one of {_listed(allowed)}, not {_shown(value)}")
-
-
-def _wrong_kind(value: object, kinds: Iterable[inspect.Type], path: str) -> Fault:
-    names = dict.fromkeys(_kind_name(kind) for kind in kinds if not isinstance(kind, inspect.NoneType))
-    return Fault(path, f"must be {' or '.join(names) or 'null'}, not {_shown(value)}")
-
-
-def _kind_name(kind: inspect.Type) -> str:
-    if isinstance(kind, inspect.LiteralType):
-        return f"one of {_listed(kind.values)}"
-    return next((name for classes, name in _KIND_NAMES if isinstance(kind, classes)), "another value")
-
-
-def _shown(value: object) -> str:
-    """A short value as JSON, any other by its type."""
-    match value:
-        case dict():
-            return "an object"
-        case list():
-            return "an array"
-        case str() if len(value) > 40:
-            return f"a string of {len(value)} characters"
-        case str():
-            return repr(value)
-        case _:
-            return msgspec.json.encode(value).decode()
-
-
-def _listed(values: Iterable[object]) -> str:
-    return ", ".join(sorted(map(str, values)))
+def _refuse(value: object, harmless: tuple[object, ...], instead: str, path: str) -> None:
+    # The types are compared too: 0 is not False, 1.0 not 1.
+    if value is not None and not any(value == v and type(value) is type(v) for v in harmless):
+        raise InvalidRequest(f"`{path}` is not supported. {instead}", param=path)
 
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
+
+
+_MISSING = re.compile(r"Object missing required field `(.+)`")
+_STEP = re.compile(r"\.([^.\[`]+)|\[(\d+|\.{3})\]")
+_WORDS = {"int": "integer", "float": "number", "str": "string", "bool": "boolean"}
+
+
+def _explained(error: msgspec.ValidationError, value: Any, struct: type, path: str = "") -> InvalidRequest:
+    """The error of msgspec for a JSON value, with its whole path and the values that are allowed. `value` is
+    None if it is too long to look at.
+    """
+    text, _, place = str(error).partition(" - at ")
+    missing = _MISSING.match(text)
+    steps = [*_STEP.findall(place.rpartition("$")[2]), *([(missing[1], "")] if missing else [])]
+    if not steps and not path:
+        return InvalidRequest("The body must be a JSON object.")
+    kinds: tuple[inspect.Type, ...] = (_type_of(struct),)
+    field = ""
+    for name, index in steps:
+        if name:
+            struct, kinds = _field_kinds(value, kinds, name, struct)
+            field = name
+            value = value.get(name) if value else None
+            path = _join(path, name)
+        elif index == "...":
+            path = _join(path, _wrong_key(value, struct, field))
+        else:
+            lists = (kind for kind in kinds if isinstance(kind, inspect.ListType))
+            kinds = tuple(kind for each in lists for kind in _kinds(each.item_type))
+            value = value[int(index)] if value else None
+            path += f"[{index}]"
+    values = {v for kind in kinds if isinstance(kind, inspect.LiteralType) for v in kind.values}
+    allowed = ", ".join(sorted(map(str, values)))
+    if missing:
+        return InvalidRequest(f"`{path}` is missing{allowed and '; allowed values: '}{allowed}.", param=path)
+    if allowed and text.startswith("Invalid"):
+        return InvalidRequest(f"`{path}` must be one of {allowed}.", param=path)
+    text = re.sub(r"\b(int|float|str|bool)\b", lambda found: _WORDS[found[0]], text)
+    return InvalidRequest(f"`{path}`: {text}.", param=path)
+
+
+def _field_kinds(
+    value: object, kinds: Iterable[inspect.Type], name: str, default: type
+) -> tuple[type, tuple[inspect.Type, ...]]:
+    """The struct of a value, which is one of `kinds`, and what its field may be."""
+    structs = [kind for kind in kinds if isinstance(kind, inspect.StructType)]
+    struct = _struct_of(value, structs)
+    if any(name == each.tag_field for each in structs):
+        return default, (inspect.LiteralType(tuple(str(each.tag) for each in structs)),)
+    if struct is None:
+        return default, ()
+    types = (field.type for field in struct.fields if field.encode_name == name)
+    return struct.cls, tuple(kind for each in types for kind in _kinds(each))
+
+
+def _wrong_key(value: Any, struct: type, field: str) -> str:
+    """The key of the first entry that does not fit a struct's field of type dict."""
+    hint = get_type_hints(struct, include_extras=True)[field]
+    for key, item in (value or {}).items():
+        try:
+            msgspec.convert({key: item}, hint)
+        except msgspec.ValidationError:
+            return str(key)
+    return "..."
 
 
 MAX_PARTS = 1 << 16

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from baton.errors import InvalidRequest
-from frontend.http.body import invalid
+from frontend.http.body import convert
 from frontend.responses.items import (
     MACHINE_ITEMS,
     CustomCallItem,
@@ -132,11 +132,7 @@ class InputReader:
         if kind in LEFT_OUT or _is_hosted_search(fields):
             self.left_out.add(f"input[].{kind}")
             return None
-        fields = _present(fields, kind)
-        refusal = invalid(fields, GIVEN_ITEMS[kind], path)
-        if refusal is not None:
-            raise refusal
-        given: Any = msgspec.convert(fields, GIVEN_ITEMS[kind])
+        given: Any = convert(_present(fields, kind), GIVEN_ITEMS[kind], path)
         item = self._item(given, kind, path)
         item.id = given.id or new_id(_PREFIXES.get(kind, "item"))
         return item

@@ -7,7 +7,7 @@ import msgspec
 
 from baton.errors import InvalidRequest
 from frontend.harmony.conversation import FUNCTIONS, Namespace, TextGrammar, Tool, called_name
-from frontend.http.body import invalid
+from frontend.http.body import convert
 from frontend.responses.body import (
     AdditionalTools,
     NamedTool,
@@ -60,9 +60,7 @@ def _among_input(body: ResponseBody, kind: str) -> Iterator[tuple[str, ResponseT
     """The tools of items of this type in `input`, with their paths."""
     for i, item in enumerate(body.input if isinstance(body.input, list) else ()):
         if item.get("type") == kind:
-            if (refusal := invalid(item, AdditionalTools, f"input[{i}]")) is not None:
-                raise refusal
-            tools = msgspec.convert(item, AdditionalTools).tools
+            tools = convert(item, AdditionalTools, f"input[{i}]").tools
             yield from ((f"input[{i}].tools[{j}]", tool) for j, tool in enumerate(tools))
 
 

@@ -25,13 +25,12 @@ def test_only_long_bodies_are_read_in_a_thread() -> None:
     assert asyncio.run(where(LONG_BYTES + 1)) not in {0, own}
 
 
-async def test_a_fault_in_a_long_body_is_named_by_the_decoder() -> None:
+async def test_a_fault_in_a_long_body_is_named_by_its_path_too() -> None:
     client = Client(ScriptedTokens())
-    for num_bytes, param in ((10, "messages[1].role"), (MAX_EXPLAINED_BYTES, None)):
+    for num_bytes in (10, MAX_EXPLAINED_BYTES):
         messages = [{"role": "user", "content": "x" * num_bytes}, {"role": 7, "content": "Hi"}]
         reply = await client.chat(messages=messages)
-        assert (reply.status, reply.error["param"]) == (400, param)
-        assert "messages[" in reply.error["message"]
+        assert (reply.status, reply.error["param"]) == (400, "messages[1].role")
 
 
 class NotingFleet(ScriptedFleet):

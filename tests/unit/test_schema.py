@@ -237,9 +237,9 @@ def test_half_a_character_becomes_the_replacement_character(text: str, read: str
 
 def test_a_value_out_of_a_short_list_is_refused_with_the_list() -> None:
     told = refusal(json.dumps({**CHAT, "reasoning_effort": "huge"}).encode()).message
-    assert "must be one of high, low, max, medium, minimal, none, xhigh, not 'huge'" in told
+    assert "must be one of high, low, max, medium, minimal, none, xhigh" in told
     role = refusal(json.dumps({**CHAT, "messages": [{"role": "robot", "content": "x"}]}).encode()).message
-    assert "must be one of assistant, developer, system, tool, user, not 'robot'" in role
+    assert "must be one of assistant, developer, system, tool, user" in role
 
 
 @pytest.mark.parametrize("raw", [b'{"\xff": 1}', b'{"model": "\xff"}'])
