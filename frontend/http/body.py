@@ -49,11 +49,7 @@ def decode(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ..
         raise InvalidRequest("The body is empty; send a JSON object.")
     check_parts(raw)
     try:
-        unknown = _unknown(raw, body_type)
-        return msgspec.json.decode(raw, type=body_type), unknown
-    except msgspec.ValidationError as error:
-        value = msgspec.json.decode(raw) if len(raw) <= MAX_EXPLAINED_BYTES else None
-        raise _explained(error, value, body_type) from None
+        return _decoded(raw, body_type)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         whole = _without_lone_surrogates(raw)
         if whole != raw:
@@ -61,6 +57,15 @@ def decode(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ..
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
     except RecursionError:
         raise InvalidRequest("The JSON body is nested too deeply.") from None
+
+
+def _decoded(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ...]]:
+    try:
+        unknown = _unknown(raw, body_type)
+        return msgspec.json.decode(raw, type=body_type), unknown
+    except msgspec.ValidationError as error:
+        value = msgspec.json.decode(raw) if len(raw) <= MAX_EXPLAINED_BYTES else None
+        raise _explained(error, value, body_type) from None
 
 
 def convert(value: object, struct: type[AnyBody], path: str) -> AnyBody:

@@ -129,6 +129,7 @@ def test_unsupported_fields_with_a_harmless_value_are_neither_refused_nor_named(
         (b'{"center": {"kind": "rock", "name": "\xff"}}', None, "not valid JSON"),
         (b'{"things": "\xff"}', None, "not valid JSON"),
         (b"[]", None, "must be a JSON object"),
+        (b"0x", None, "not valid JSON"),
         (b"null", None, "must be a JSON object"),
         (b'{"things": ' + b"[" * DEEP + b"]" * DEEP + b"}", None, "nested too deeply"),
         (b'{"mood": ' + b"[" * DEEP, None, "nested too deeply"),
