@@ -132,7 +132,7 @@ def _prompt(body: TokenizeBody) -> str | Conversation:
         case None, list() as messages:
             args = (body.chat_template_args, body.chat_template_kwargs)
             return Conversation(
-                turns=tuple(turns(messages)),
+                turns=turns(messages),
                 tools=tools(body.tools or ()),
                 reasoning_effort=NEAREST_EFFORT[effort_of(body.reasoning_effort, *args)],
                 model_identity=identity_of(*args),

@@ -19,15 +19,15 @@ from frontend.text.served import ServedModel
 from frontend.turn.choice import Choice
 from frontend.turn.chunks import SYSTEM_FINGERPRINT, Envelope, UsageBody
 from frontend.turn.prepare import prepare
-from frontend.turn.request import Asker, TurnRequest
+from frontend.turn.request import Client, TurnRequest
 
 
-async def prepare_chat(raw: bytes, asker: Asker, services: Services) -> "ChatAnswer":
+async def prepare_chat(raw: bytes, client: Client, services: Services) -> "ChatAnswer":
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
     body, unknown, request = await read(raw, _read)
     served = services.fleet.served(body.model)
     choices = await prepare(
-        request, asker, served, services.thoughts, services.generator.check, max_choices=services.max_choices
+        request, client, served, services.thoughts, services.generator.check, max_choices=services.max_choices
     )
     return ChatAnswer(body, served, choices, ignored=(*unknown, *not_enforced(body)))
 
@@ -48,8 +48,9 @@ class ChatAnswer(Answer):
         self.ignored = ignored
         self.choices = choices
         self._metadata = body.metadata
-        has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        self._envelope = Envelope("chat.completion.chunk", "chatcmpl", served.name, has_usage=has_usage)
+        self._envelope = Envelope(
+            "chat.completion.chunk", "chatcmpl", served.name, has_usage=body.gives_usage
+        )
         text_tools = frozenset(tool.custom.name for tool in body.tools or () if tool.custom is not None)
         self._messages = [
             MessageWriter(

@@ -4,61 +4,33 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from baton.errors import InvalidRequest
 from frontend.turn.fields import (
     AnyEffort,
-    ChoiceFields,
+    CommonFields,
+    Content,
     Count,
     FunctionName,
     JsonObjectFormat,
     Metadata,
     NamedSchema,
     Refused,
+    StopText,
+    StopTexts,
     TemplateArgs,
     TextFormat,
     TopLogprobs,
 )
 
 
-class Part(msgspec.Struct, kw_only=True):
-    """A content part; only the types `text` and, in the history, `refusal` are supported."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-
-Content = str | list[Part]
-
-
-class SystemMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="system"):
-    """Instructions, under the older role name."""
-
-    content: Content
-    name: str | None = None
-
-
-class DeveloperMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="developer"):
-    """Instructions."""
-
-    content: Content
-    name: str | None = None
-
-
-class UserMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="user"):
-    """A user message."""
-
-    content: Content
-    name: str | None = None
-
-
-class CalledFunction(msgspec.Struct, kw_only=True):
+class FunctionCall(msgspec.Struct, kw_only=True):
     """A called function; `arguments` is text as the model wrote it, valid JSON or not."""
 
     name: str
     arguments: str
 
 
-class CalledCustom(msgspec.Struct, kw_only=True):
+class CustomCall(msgspec.Struct, kw_only=True):
     """A called custom tool and its input."""
 
     name: str
@@ -70,32 +42,24 @@ class MessageToolCall(msgspec.Struct, kw_only=True):
 
     id: Annotated[str, msgspec.Meta(min_length=1)]
     type: Literal["function", "custom"] = "function"
-    function: CalledFunction | None = None
-    custom: CalledCustom | None = None
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
 
 
-class AssistantMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="assistant"):
-    """An earlier answer, as this server returned it."""
+class Message(msgspec.Struct, kw_only=True):
+    """A message. `system` and `developer` give instructions; `assistant` is an earlier answer, as this server
+    returned it, the only one that may lack `content`; `tool` is the result of the call `tool_call_id`."""
 
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
+    name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
     tool_calls: list[MessageToolCall] | None = None
-    name: str | None = None
+    tool_call_id: str | None = None
     audio: Any = None
     function_call: Any = None
-
-
-class ToolMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="tool"):
-    """The result of a tool call."""
-
-    tool_call_id: str
-    content: Content
-    name: str | None = None
-
-
-Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 
 
 class FunctionTool(msgspec.Struct, kw_only=True):
@@ -143,18 +107,6 @@ class NamedTool(msgspec.Struct, kw_only=True):
     name: str
 
 
-class FunctionChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
-    """`tool_choice`: this function must be called."""
-
-    function: NamedTool
-
-
-class CustomChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="custom"):
-    """`tool_choice`: this custom tool must be called."""
-
-    custom: NamedTool
-
-
 class AllowedTool(msgspec.Struct, kw_only=True):
     """One of the tools that may be called; it has the field that `type` names."""
 
@@ -170,10 +122,14 @@ class AllowedTools(msgspec.Struct, kw_only=True):
     tools: Annotated[list[AllowedTool], msgspec.Meta(min_length=1)]
 
 
-class AllowedToolsChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
-    """`tool_choice`: the prompt shows all tools, but only these may be called."""
+class ToolChoice(msgspec.Struct, kw_only=True):
+    """`tool_choice`: this tool must be called, or only these may be, although the prompt shows all; it has
+    the field that `type` names."""
 
-    allowed_tools: AllowedTools
+    type: Literal["function", "custom", "allowed_tools"]
+    function: NamedTool | None = None
+    custom: NamedTool | None = None
+    allowed_tools: AllowedTools | None = None
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json_schema"):
@@ -191,12 +147,12 @@ class ReasoningFields(msgspec.Struct, kw_only=True):
     exclude: bool | None = None
 
 
-class ChatBody(ChoiceFields, kw_only=True):
+class ChatBody(CommonFields, kw_only=True):
     """`POST /v1/chat/completions`. Extensions: `chat_template_args` (or `chat_template_kwargs`), and
     `include_reasoning`, which controls whether the answer contains reasoning text."""
 
     refused: ClassVar[Refused] = {
-        **ChoiceFields.refused,
+        **CommonFields.refused,
         "audio": ((), "This model outputs text only."),
         "modalities": ((["text"],), 'This model outputs text only; send ["text"].'),
         "functions": (([],), "It is deprecated; use `tools`."),
@@ -204,7 +160,7 @@ class ChatBody(ChoiceFields, kw_only=True):
         "web_search_options": ((), "Web search is not available; offer a search function in `tools`."),
         "moderation": ((), "Moderation is not available."),
     }
-    hints: ClassVar[frozenset[str]] = ChoiceFields.hints | {"store", "prediction"}
+    hints: ClassVar[frozenset[str]] = CommonFields.hints | {"store", "prediction"}
     deep: ClassVar[frozenset[str]] = frozenset(
         {
             "nvext", "stream_options", "chat_template_args", "chat_template_kwargs", "tools", "tool_choice",
@@ -213,7 +169,10 @@ class ChatBody(ChoiceFields, kw_only=True):
     )  # fmt: skip
 
     messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
+    n: Count | None = None
+    stop: StopText | StopTexts | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     reasoning_effort: AnyEffort | None = None
@@ -222,9 +181,12 @@ class ChatBody(ChoiceFields, kw_only=True):
     chat_template_kwargs: TemplateArgs | None = None
     include_reasoning: bool | None = None
     tools: list[ToolDefinition] | None = None
-    tool_choice: (
-        Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | AllowedToolsChoice | None
-    ) = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
     metadata: Metadata | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("`top_logprobs` needs `logprobs`: true.", param="top_logprobs")

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from frontend.chat.body import CustomCall, FunctionCall
 from frontend.harmony.conversation import (
     Delta,
     MessageEnd,
@@ -28,25 +29,11 @@ class ChatLogprobs(msgspec.Struct, kw_only=True):
     refusal: None = None
 
 
-class FunctionCall(msgspec.Struct, kw_only=True):
-    """A called function; `arguments` is the text that the model wrote."""
-
-    name: str
-    arguments: str
-
-
 class ToolCallBody(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
     """A function call that the model requests."""
 
     id: str
     function: FunctionCall
-
-
-class CustomCall(msgspec.Struct, kw_only=True):
-    """A called custom tool and its input."""
-
-    name: str
-    input: str
 
 
 class CustomCallBody(msgspec.Struct, kw_only=True, tag_field="type", tag="custom"):

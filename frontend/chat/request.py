@@ -1,28 +1,25 @@
 """Converts a chat completion body into a TurnRequest."""
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Any
 
 from baton.errors import InvalidRequest
 from frontend.chat.body import (
-    AllowedToolsChoice,
-    AssistantMessage,
+    AllowedTool,
+    AllowedTools,
     ChatBody,
-    Content,
-    CustomChoice,
+    CustomCall,
     CustomTool,
-    DeveloperMessage,
-    FunctionChoice,
+    FunctionCall,
+    FunctionTool,
+    JsonSchemaFormat,
     Message,
     MessageToolCall,
-    Part,
-    SystemMessage,
+    NamedTool,
+    ToolChoice,
     ToolDefinition,
-    ToolMessage,
-    UserMessage,
 )
 from frontend.harmony.conversation import (
-    AnswerFormat,
     AssistantTurn,
     Conversation,
     Instructions,
@@ -36,50 +33,40 @@ from frontend.harmony.conversation import (
 from frontend.turn.fields import (
     GPT_OSS_EFFORTS,
     NEAREST_EFFORT,
+    TEXT_TYPES,
     AnyEffort,
-    JsonObjectFormat,
-    TextFormat,
+    Content,
     effort_of,
     identity_of,
+    required,
 )
-from frontend.turn.form import CallChoice, any_object, by_schema
-from frontend.turn.request import TurnRequest, left_out
-
-T = TypeVar("T")
+from frontend.turn.form import CallChoice, answer_format
+from frontend.turn.request import Limits, TurnRequest, left_out, text_of_part
 
 
 def turn_request(body: ChatBody, num_bytes: int) -> TurnRequest:
-    """The request of a body of `num_bytes`. Raises InvalidRequest for contradictory fields and for content
-    that is not text."""
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("`stream_options` needs `stream`: true.", param="stream_options")
-    if body.top_logprobs and not body.logprobs:
-        raise InvalidRequest("`top_logprobs` needs `logprobs`: true.", param="top_logprobs")
-    return TurnRequest(
-        model=body.model,
-        prompt=conversation(body),
-        path="messages",
-        num_bytes=num_bytes,
-        sampling=body,
-        user=body.end_user,
-        call_choice=_call_choice(body),
+    """The request of a body of `num_bytes`. Raises InvalidRequest for fields that contradict each other and
+    for content that is not text."""
+    limits = Limits(
         max_tokens=body.max_completion_tokens or body.max_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         num_choices=body.n or 1,
-        stop_strings=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        stop=body.stop,
         max_calls=1 if body.parallel_tool_calls is False else None,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
+    talk, choice = conversation(body), _call_choice(body)
+    return TurnRequest.of(body, talk, limits, choice, path="messages", num_bytes=num_bytes)
 
 
 def not_enforced(body: ChatBody) -> Iterator[str]:
     """Paths of known fields that are not honoured exactly."""
     if any(message.name is not None for message in body.messages):
         yield "messages[].name"
-    if effort(body) not in GPT_OSS_EFFORTS:
+    if _effort(body) not in GPT_OSS_EFFORTS:
         yield "reasoning_effort"
-    results = (message.content for message in body.messages if isinstance(message, ToolMessage))
-    parts = (part for content in results if not isinstance(content, str) for part in content)
-    yield from sorted({f"messages[].content[].{part.type}"[:80] for part in parts if not _is_text(part)})
+    results = (message.content for message in body.messages if message.role == "tool")
+    kinds = {part.type for content in results if isinstance(content, list) for part in content}
+    yield from sorted(f"messages[].content[].{kind}"[:80] for kind in kinds - TEXT_TYPES)
 
 
 def gives_reasoning(body: ChatBody) -> bool:
@@ -93,20 +80,23 @@ def conversation(body: ChatBody) -> Conversation:
 
     Raises InvalidRequest, naming the field, for content that is not text.
     """
-    args = (body.chat_template_args, body.chat_template_kwargs)
+    form, path = body.response_format, "response_format"
+    if isinstance(form, JsonSchemaFormat):
+        answer = answer_format(form.json_schema, f"{path}.json_schema")
+    else:
+        answer = answer_format(form, path)
     return Conversation(
-        turns=tuple(turns(body.messages)),
+        turns=turns(body.messages),
         tools=() if body.tool_choice == "none" else tools(body.tools or ()),
-        reasoning_effort=NEAREST_EFFORT[effort(body)],
-        model_identity=identity_of(*args),
-        answer_format=_answer_format(body),
+        reasoning_effort=NEAREST_EFFORT[_effort(body)],
+        model_identity=identity_of(body.chat_template_args, body.chat_template_kwargs),
+        answer_format=answer,
     )
 
 
-def effort(body: ChatBody) -> AnyEffort:
-    """The reasoning effort, from whichever field gives it."""
-    said = body.reasoning_effort or (None if body.reasoning is None else body.reasoning.effort)
-    return effort_of(said, body.chat_template_args, body.chat_template_kwargs)
+def _effort(body: ChatBody) -> AnyEffort:
+    given = body.reasoning_effort or (None if body.reasoning is None else body.reasoning.effort)
+    return effort_of(given, body.chat_template_args, body.chat_template_kwargs)
 
 
 def tools(given: Sequence[ToolDefinition]) -> tuple[Tool, ...]:
@@ -114,129 +104,106 @@ def tools(given: Sequence[ToolDefinition]) -> tuple[Tool, ...]:
     return tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(given))
 
 
-def _tool(tool: ToolDefinition, path: str) -> Tool:
-    if tool.type == "custom":
-        custom = _present(tool.custom, f"{path}.custom")
+def _tool(given: ToolDefinition, path: str) -> Tool:
+    tool: FunctionTool | CustomTool = _by_type(given, path)
+    path = f"{path}.{given.type}"
+    if isinstance(tool, CustomTool):
         return Tool(
-            name=custom.name,
-            description=custom.description,
+            name=tool.name,
+            description=tool.description,
             takes_text=True,
-            grammar=_grammar(custom, f"{path}.custom.format.grammar"),
-            path=f"{path}.custom",
+            grammar=_grammar(tool, f"{path}.format.grammar"),
+            path=path,
         )
-    function = _present(tool.function, f"{path}.function")
     return Tool(
-        name=function.name,
-        description=function.description,
-        parameters=function.parameters,
-        strict=bool(function.strict),
-        path=f"{path}.function",
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.parameters,
+        strict=bool(tool.strict),
+        path=path,
     )
+
+
+def _by_type(given: ToolDefinition | ToolChoice | AllowedTool | MessageToolCall, path: str) -> Any:
+    """The field that the type names. Raises InvalidRequest if it is missing."""
+    return required(getattr(given, given.type), f"{path}.{given.type}")
 
 
 def _grammar(tool: CustomTool, path: str) -> TextGrammar | None:
     if tool.format is None or tool.format.type == "text":
         return None
-    grammar = _present(tool.format.grammar, path)
+    grammar = required(tool.format.grammar, path)
     return TextGrammar(syntax=grammar.syntax, text=grammar.definition, path=f"{path}.definition")
 
 
-def _present(value: T | None, path: str) -> T:
-    if value is None:
-        raise InvalidRequest(f"`{path}` is missing.", param=path)
-    return value
-
-
 def _call_choice(body: ChatBody) -> CallChoice:
-    match body.tool_choice:
-        case FunctionChoice(function=function):
-            return CallChoice(must_call=True, names=frozenset({function.name}))
-        case CustomChoice(custom=custom):
-            return CallChoice(must_call=True, names=frozenset({custom.name}))
-        case AllowedToolsChoice(allowed_tools=allowed):
-            path = "tool_choice.allowed_tools.tools"
-            named = (
-                _present(tool.custom if tool.type == "custom" else tool.function, f"{path}[{i}].{tool.type}")
-                for i, tool in enumerate(allowed.tools)
-            )
-            names = frozenset(tool.name for tool in named)
-            return CallChoice(must_call=allowed.mode == "required", names=names)
-        case choice:
-            return CallChoice(may_call=choice != "none", must_call=choice == "required")
+    choice = body.tool_choice
+    if not isinstance(choice, ToolChoice):
+        return CallChoice(must_call=choice == "required")
+    named: NamedTool | AllowedTools = _by_type(choice, "tool_choice")
+    if isinstance(named, NamedTool):
+        return CallChoice(must_call=True, names=frozenset({named.name}))
+    allowed = (
+        _by_type(tool, f"tool_choice.allowed_tools.tools[{i}]").name for i, tool in enumerate(named.tools)
+    )
+    return CallChoice(must_call=named.mode == "required", names=frozenset(allowed))
 
 
-def _answer_format(body: ChatBody) -> AnswerFormat | None:
-    match body.response_format:
-        case None | TextFormat():
-            return None
-        case JsonObjectFormat():
-            return any_object("response_format")
-        case answer:
-            return by_schema(answer.json_schema, "response_format.json_schema.schema")
-
-
-def turns(messages: Sequence[Message]) -> Iterator[Turn]:
+def turns(messages: Sequence[Message]) -> tuple[Turn, ...]:
     """The messages as turns. Raises InvalidRequest, naming the field, for content that is not text."""
-    for i, message in enumerate(messages):
-        path = f"messages[{i}]"
-        match message:
-            case SystemMessage() | DeveloperMessage():
-                yield Instructions(_text(message.content, path))
-            case UserMessage():
-                yield UserTurn(_text(message.content, path))
-            case AssistantMessage():
-                yield _assistant_turn(message, path)
-            case ToolMessage():
-                text = _result_text(message.content, path)
-                yield ToolResult(call_id=message.tool_call_id, text=text, path=f"{path}.tool_call_id")
+    return tuple(_turn(message, f"messages[{i}]") for i, message in enumerate(messages))
 
 
-def _assistant_turn(message: AssistantMessage, path: str) -> AssistantTurn:
+def _turn(message: Message, path: str) -> Turn:
+    if message.role == "assistant":
+        return _assistant_turn(message, path)
+    match message.role:
+        case "tool":
+            path_of_id = f"{path}.tool_call_id"
+            call_id = required(message.tool_call_id, path_of_id)
+            return ToolResult(
+                call_id=call_id, text=_text(message.content, path, reads_others=True), path=path_of_id
+            )
+        case "user":
+            return UserTurn(_text(message.content, path))
+        case _:
+            return Instructions(_text(message.content, path))
+
+
+def _assistant_turn(message: Message, path: str) -> AssistantTurn:
     for name in ("audio", "function_call"):
         if getattr(message, name) is not None:
             raise InvalidRequest(f"`{path}.{name}` is not supported.", param=f"{path}.{name}")
+    calls = enumerate(message.tool_calls or ())
     return AssistantTurn(
         reasoning=message.reasoning_content or message.reasoning or None,
         text=_text(message.content or message.refusal or "", path) or None,
-        tool_calls=tuple(
-            _call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())
-        ),
+        tool_calls=tuple(_call(call, f"{path}.tool_calls[{i}]") for i, call in calls),
     )
 
 
-def _call(call: MessageToolCall, path: str) -> ToolCall:
-    if call.type == "custom":
-        custom = _present(call.custom, f"{path}.custom")
-        return ToolCall(call_id=call.id, name=custom.name, arguments=custom.input, takes_text=True)
-    function = _present(call.function, f"{path}.function")
-    return ToolCall(call_id=call.id, name=function.name, arguments=function.arguments)
+def _call(given: MessageToolCall, path: str) -> ToolCall:
+    call: FunctionCall | CustomCall = _by_type(given, path)
+    if isinstance(call, CustomCall):
+        return ToolCall(call_id=given.id, name=call.name, arguments=call.input, takes_text=True)
+    return ToolCall(call_id=given.id, name=call.name, arguments=call.arguments)
 
 
-def _text(content: Content, path: str) -> str:
+def _text(content: Content | None, path: str, *, reads_others: bool = False) -> str:
+    """The text of a content at `path`. Parts that are not text, such as a picture of a screen in a tool's
+    result, are refused or replaced by a note."""
     if isinstance(content, str):
         return content
-    return "".join(_part_text(part, f"{path}.content[{i}]") for i, part in enumerate(content))
-
-
-def _result_text(content: Content, path: str) -> str:
-    """A tool's result: what is not text, such as a picture of a screen, is replaced by a note."""
-    if isinstance(content, str):
-        return content
-    parts = [part if _is_text(part) else Part(type="text", text=left_out(part.type)) for part in content]
-    return _text(parts, path)
-
-
-def _is_text(part: Part) -> bool:
-    return part.type in {"text", "refusal"}
-
-
-def _part_text(part: Part, path: str) -> str:
-    if not _is_text(part):
-        raise InvalidRequest(
-            f"`{path}.type` {part.type!r:.80} is not supported; this model reads text only.",
-            param=f"{path}.type",
-        )
-    text = part.text if part.type == "text" else part.refusal
-    if text is None:
-        raise InvalidRequest(f"`{path}.{part.type}` is missing.", param=f"{path}.{part.type}")
-    return text
+    if content is None:
+        raise InvalidRequest(f"`{path}.content` is missing.", param=f"{path}.content")
+    texts = []
+    for i, part in enumerate(content):
+        where = f"{path}.content[{i}]"
+        text = text_of_part(part, where)
+        if text is None and not reads_others:
+            raise InvalidRequest(
+                f"`{where}.type` {part.type!r:.80} is not supported; this model reads text only.",
+                param=f"{where}.type",
+            )
+        texts.append(left_out(part.type) if text is None else text)
+    return "".join(texts)

@@ -17,11 +17,11 @@ from frontend.text.served import ServedModel
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
 from frontend.turn.chunks import SYSTEM_FINGERPRINT, Envelope, UsageBody
-from frontend.turn.fields import ChoiceFields, Refused, StopText, TokenId
+from frontend.turn.fields import CommonFields, Count, Refused, StopText, TokenId
 from frontend.turn.logprobs import LegacyLogprobs, echoed_logprobs, legacy_logprobs
 from frontend.turn.prepare import prepare
 from frontend.turn.raw_text import text_of
-from frontend.turn.request import Asker, RawPrompts, TurnRequest
+from frontend.turn.request import Client, Limits, RawPrompts, TurnRequest
 
 
 class CompletionChoiceBody(msgspec.Struct, kw_only=True):
@@ -49,7 +49,7 @@ class Completion(msgspec.Struct, kw_only=True):
 MAX_STOPS = 32
 
 
-class CompletionBody(ChoiceFields, kw_only=True):
+class CompletionBody(CommonFields, kw_only=True):
     """`POST /v1/completions`: raw text or token ids; an array of either gives `n` choices for each.
 
     Control tokens spelled out in a text prompt are encoded as such; those of the answer are left out of its
@@ -58,18 +58,29 @@ class CompletionBody(ChoiceFields, kw_only=True):
     """
 
     refused: ClassVar[Refused] = {
-        **ChoiceFields.refused,
+        **CommonFields.refused,
         "suffix": (("",), "This model cannot insert text before a suffix."),
         "best_of": ((1,), "Use `n` and rank the choices yourself."),
     }
     deep: ClassVar[frozenset[str]] = frozenset({"nvext", "stream_options", "structured_outputs"})
 
     prompt: str | list[str | TokenId | list[TokenId]]
+    n: Count | None = None
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
     max_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     stop: StopText | Annotated[list[StopText], msgspec.Meta(max_length=MAX_STOPS)] | None = None
     echo: bool | None = None
     skip_special_tokens: bool | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest("`max_tokens` 0 needs `echo`: true.", param="max_tokens")
+        if self.echo and self.logprobs is not None:
+            if self.max_tokens not in {0, 1}:
+                raise InvalidRequest("`echo` with `logprobs` needs `max_tokens` 0 or 1.", param="max_tokens")
+            if self.stream:
+                raise InvalidRequest("`echo` with `logprobs` cannot be streamed.", param="stream")
 
 
 DEFAULT_MAX_TOKENS = 16
@@ -77,12 +88,12 @@ DEFAULT_MAX_TOKENS = 16
 _encode = msgspec.json.Encoder().encode
 
 
-async def prepare_completion(raw: bytes, asker: Asker, services: Services) -> "CompletionAnswer":
+async def prepare_completion(raw: bytes, client: Client, services: Services) -> "CompletionAnswer":
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
     body, unknown, request = await read(raw, _read)
     served = services.fleet.served(body.model)
     choices = await prepare(
-        request, asker, served, services.thoughts, services.generator.check, max_choices=services.max_choices
+        request, client, served, services.thoughts, services.generator.check, max_choices=services.max_choices
     )
     return CompletionAnswer(body, served, choices, ignored=unknown)
 
@@ -93,39 +104,16 @@ def _read(raw: bytes) -> tuple[CompletionBody, tuple[str, ...], TurnRequest]:
 
 
 def turn_request(body: CompletionBody, num_bytes: int) -> TurnRequest:
-    """The request of a body of `num_bytes`. Raises InvalidRequest for contradictory fields."""
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("`stream_options` needs `stream`: true.", param="stream_options")
-    scores_prompt = body.echo is True and body.logprobs is not None
-    check_echo(body, scores_prompt)
-    return TurnRequest(
-        model=body.model,
-        prompt=RawPrompts(tuple(prompts_of(body)), shows_special=body.skip_special_tokens is False),
-        path="prompt",
-        num_bytes=num_bytes,
-        sampling=body,
-        user=body.end_user,
+    """The request of a body of `num_bytes`. Raises InvalidRequest for fields that contradict each other."""
+    prompts = RawPrompts(tuple(prompts_of(body)), shows_special=body.skip_special_tokens is False)
+    limits = Limits(
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1),
-        logprobs=body.logprobs,
-        prompt_logprobs=body.logprobs if scores_prompt else None,
         num_choices=body.n or 1,
-        stop_strings=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        stop=body.stop,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
     )
-
-
-def check_echo(body: CompletionBody, scores_prompt: bool) -> None:
-    """Raises InvalidRequest if `echo` does not fit the other fields."""
-    if body.max_tokens == 0 and not body.echo:
-        raise InvalidRequest("`max_tokens` 0 needs `echo`: true.", param="max_tokens")
-    if not scores_prompt:
-        return
-    if body.max_tokens is None or body.max_tokens > 1:
-        raise InvalidRequest(
-            "`echo` with `logprobs` needs `max_tokens` 0 or 1.",
-            param="max_tokens",
-        )
-    if body.stream:
-        raise InvalidRequest("`echo` with `logprobs` cannot be streamed.", param="stream")
+    return TurnRequest.of(body, prompts, limits, path="prompt", num_bytes=num_bytes)
 
 
 def prompts_of(body: CompletionBody) -> list[str | list[int]]:
@@ -162,8 +150,7 @@ class CompletionAnswer(Answer):
         self.stream = bool(body.stream)
         self.ignored = ignored
         self.choices = choices
-        has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        self._envelope = Envelope("text_completion", "cmpl", served.name, has_usage=has_usage)
+        self._envelope = Envelope("text_completion", "cmpl", served.name, has_usage=body.gives_usage)
         self._texts = [TextWriter(choice, served.tokenizer, body) for choice in choices]
 
     def opening(self) -> bytes:

@@ -18,7 +18,7 @@ from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.turn.choice import Choice, num_prompt_tokens
 from frontend.turn.ids import repeatable
-from frontend.turn.request import Asker
+from frontend.turn.request import Client
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ async def _report(error: Exception, exchange: Exchange, tally: Tally) -> None:
 
 
 AnyAnswer = TypeVar("AnyAnswer", bound=Answer)
-Prepare = Callable[[bytes, Asker, Services], Awaitable[Answer]]
+Prepare = Callable[[bytes, Client, Services], Awaitable[Answer]]
 """Builds the answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
 
 
@@ -110,23 +110,23 @@ def repeated(exchange: Exchange) -> AbstractContextManager[None]:
 
 
 async def prepared(
-    prepare: Callable[[bytes, Asker, Services], Awaitable[AnyAnswer]],
+    prepare: Callable[[bytes, Client, Services], Awaitable[AnyAnswer]],
     exchange: Exchange,
     services: Services,
     tally: Tally,
 ) -> AnyAnswer:
     """Read the body and build its answer, ready to be generated."""
     async with services.bodies.read(exchange, services.max_body_bytes) as body:
-        answer = await prepare(body, asker_of(exchange, services), services)
+        answer = await prepare(body, client_of(exchange, services), services)
     exchange.quota.take_prompt(num_prompt_tokens(answer.choices))
     services.metrics.count_ignored(answer.ignored)
     tally.model = answer.model
     return answer
 
 
-def asker_of(exchange: Exchange, services: Services) -> Asker:
-    """Who asks, and until when."""
-    return Asker(
+def client_of(exchange: Exchange, services: Services) -> Client:
+    """The client of a request."""
+    return Client(
         request_id=exchange.request_id,
         deadline_s=services.request_timeout_s,
         owner=exchange.owner,

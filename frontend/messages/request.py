@@ -21,8 +21,8 @@ from frontend.harmony.conversation import ReasoningEffort as Effort
 from frontend.messages.answer import check_thread
 from frontend.messages.body import Block, Content, Counted, MessagesBody, Source
 from frontend.messages.tools import OfferedTools, call_choice, offered_tools
-from frontend.turn.fields import NEAREST_EFFORT, SamplingFields
-from frontend.turn.request import TurnRequest
+from frontend.turn.fields import NEAREST_EFFORT, CommonFields
+from frontend.turn.request import Limits, TurnRequest
 from frontend.turn.seal import Changed, Seal
 from frontend.turn.thoughts import PARAGRAPH, joined
 
@@ -59,17 +59,13 @@ class Reading:
         choice = body.tool_choice
         offered = offered_tools(body)
         self.left_out.update(offered.left_out)
-        return TurnRequest(
-            model=body.model,
-            prompt=self._conversation(offered),
-            path="messages",
-            num_bytes=num_bytes,
-            sampling=_sampling(answer),
-            call_choice=call_choice(body, offered),
+        limits = Limits(
             max_tokens=None if answer is None else answer.max_tokens,
-            stop_strings=() if answer is None else tuple(answer.stop_sequences or ()),
+            stop=None if answer is None else answer.stop_sequences,
             max_calls=1 if choice is not None and choice.disable_parallel_tool_use else None,
         )
+        talk, chosen = self._conversation(offered), call_choice(body, offered)
+        return TurnRequest.of(_fields(body), talk, limits, chosen, path="messages", num_bytes=num_bytes)
 
     def _conversation(self, offered: OfferedTools) -> Conversation:
         body = self._body
@@ -216,10 +212,10 @@ def _misshapen(path: str, why: str) -> InvalidRequest:
     return InvalidRequest(f"`{path}`: {why}.", param=path)
 
 
-def _sampling(body: MessagesBody | None) -> SamplingFields:
-    if body is None:
-        return SamplingFields()
-    return SamplingFields(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
+def _fields(body: Counted) -> CommonFields:
+    if not isinstance(body, MessagesBody):
+        return CommonFields(model=body.model)
+    return CommonFields(model=body.model, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
 
 
 def _needed(value: str | None, path: str, name: str) -> str:

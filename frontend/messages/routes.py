@@ -11,7 +11,7 @@ from frontend.messages.body import Counted, MessagesBody
 from frontend.messages.request import Reading
 from frontend.metrics import Tally
 from frontend.turn.prepare import encode, prepare
-from frontend.turn.request import Asker, TurnRequest
+from frontend.turn.request import Client, TurnRequest
 from frontend.turn.seal import Seal
 
 AnyBody = TypeVar("AnyBody", bound=Counted)
@@ -30,13 +30,13 @@ class MessagesRoutes:
             ("POST", "/v1/messages/count_tokens"): self.count_tokens,
         }
 
-    async def prepare(self, raw: bytes, asker: Asker, services: Services) -> MessagesAnswer:
+    async def prepare(self, raw: bytes, client: Client, services: Services) -> MessagesAnswer:
         """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
         body, unknown, reading, request = await read(raw, lambda raw: self._read(raw, MessagesBody))
         services.check_tools(reading.left_out)
         served = services.fleet.served(body.model)
         (choice,) = await prepare(
-            request, asker, served, services.thoughts, services.generator.check, max_choices=1
+            request, client, served, services.thoughts, services.generator.check, max_choices=1
         )
         thinking = body.thinking
         shows = thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"

@@ -107,7 +107,7 @@ def call_choice(body: Counted, offered: OfferedTools) -> CallChoice:
     """Which tools may be called, and whether a call is required."""
     choice = body.tool_choice
     if choice is None or choice.type in {"auto", "none"}:
-        return CallChoice(may_call=choice is None or choice.type == "auto")
+        return CallChoice()
     if choice.type == "any":
         return CallChoice(must_call=True, left_out=tuple(offered.left_out))
     if choice.name is None:

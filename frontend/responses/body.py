@@ -11,12 +11,12 @@ from frontend.responses.items import Item, OutputItem
 from frontend.text.served import ContextTooLong
 from frontend.turn.fields import (
     AnyEffort,
+    CommonFields,
     Count,
     FunctionName,
     JsonObjectFormat,
     Metadata,
     NamedSchema,
-    OpenAIFields,
     Refused,
     TemplateArgs,
     TextFormat,
@@ -124,11 +124,11 @@ class ToolChoice(msgspec.Struct, kw_only=True, omit_defaults=True):
     tools: Annotated[list[NamedTool], msgspec.Meta(min_length=1)] | None = None
 
 
-class ResponseBody(OpenAIFields, kw_only=True):
+class ResponseBody(CommonFields, kw_only=True):
     """`POST /v1/responses`, with the same extensions as chat completions."""
 
     refused: ClassVar[Refused] = {
-        **OpenAIFields.refused,
+        **CommonFields.refused,
         "messages": ((), "In the Responses API, use `input`."),
         "max_tokens": ((), "In the Responses API, use `max_output_tokens`."),
         "max_completion_tokens": ((), "In the Responses API, use `max_output_tokens`."),

@@ -8,7 +8,6 @@ import msgspec
 
 from baton.errors import BatonError, InvalidRequest
 from frontend.harmony.conversation import (
-    AnswerFormat,
     Conversation,
     Instructions,
 )
@@ -22,7 +21,6 @@ from frontend.responses.body import (
     ResponseBody,
     ResponseError,
     ResponseObject,
-    SchemaFormat,
     begun,
     summary_of,
 )
@@ -33,18 +31,11 @@ from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.responses.tools import OfferedTools, call_choice, offered_tools
 from frontend.text.served import ContextTooLong
-from frontend.turn.fields import (
-    GPT_OSS_EFFORTS,
-    NEAREST_EFFORT,
-    AnyEffort,
-    JsonObjectFormat,
-    effort_of,
-    identity_of,
-)
-from frontend.turn.form import any_object, by_schema
+from frontend.turn.fields import GPT_OSS_EFFORTS, NEAREST_EFFORT, AnyEffort, effort_of, identity_of
+from frontend.turn.form import answer_format
 from frontend.turn.ids import vary
 from frontend.turn.prepare import LONG_BYTES, encode, prepare
-from frontend.turn.request import Asker, TurnRequest
+from frontend.turn.request import Client, Limits, TurnRequest
 from frontend.turn.seal import Seal
 
 MAX_REFERENCES = 1000
@@ -130,8 +121,6 @@ def _all_items(stored: StoredResponse) -> list[Item]:
 
 def check_served(body: ResponseBody) -> None:
     """Raises InvalidRequest for missing or contradictory fields."""
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("`stream_options` needs `stream`: true.", param="stream_options")
     if body.background and body.store is False:
         raise InvalidRequest("`background` needs `store`: true.", param="background")
     if not (body.input or body.instructions or body.previous_response_id):
@@ -152,33 +141,27 @@ def turn_request(
     Instructions are those of this body only: the API does not carry them over."""
     found = turns([*history, *items], _path_after(len(history)))
     leading = () if body.instructions is None else (Instructions(body.instructions),)
-    args = (body.chat_template_args, body.chat_template_kwargs)
     talk = Conversation(
         turns=(*leading, *found),
         tools=tuple(offered.tools),
         namespaces=tuple(offered.namespaces),
         reasoning_effort=NEAREST_EFFORT[effort(body)],
-        model_identity=identity_of(*args),
-        answer_format=_answer_format(body),
+        model_identity=identity_of(body.chat_template_args, body.chat_template_kwargs),
+        answer_format=answer_format(None if body.text is None else body.text.format, "text.format"),
     )
-    return TurnRequest(
-        model=body.model,
-        prompt=talk,
-        path="input",
-        num_bytes=num_bytes,
-        sampling=body,
-        user=body.end_user,
-        call_choice=call_choice(body, offered),
+    limits = Limits(
         max_tokens=body.max_output_tokens,
-        logprobs=(body.top_logprobs or 0) if gives_logprobs(body) else None,
         max_calls=1 if body.parallel_tool_calls is False else None,
+        logprobs=(body.top_logprobs or 0) if gives_logprobs(body) else None,
     )
+    choice = call_choice(body, offered)
+    return TurnRequest.of(body, talk, limits, choice, path="input", num_bytes=num_bytes)
 
 
 def effort(body: ResponseBody) -> AnyEffort:
     """The reasoning effort, from whichever field gives it."""
-    said = None if body.reasoning is None else body.reasoning.effort
-    return effort_of(said, body.chat_template_args, body.chat_template_kwargs)
+    given = None if body.reasoning is None else body.reasoning.effort
+    return effort_of(given, body.chat_template_args, body.chat_template_kwargs)
 
 
 def not_enforced(body: ResponseBody, offered: OfferedTools) -> Iterator[str]:
@@ -195,16 +178,6 @@ def gives_logprobs(body: ResponseBody) -> bool:
 
 def _path_after(num_history: int) -> Callable[[int], str]:
     return lambda i: "previous_response_id" if i < num_history else f"input[{i - num_history}]"
-
-
-def _answer_format(body: ResponseBody) -> AnswerFormat | None:
-    match None if body.text is None else body.text.format:
-        case JsonObjectFormat():
-            return any_object("text.format")
-        case SchemaFormat() as named:
-            return by_schema(named, "text.format.schema")
-        case _:
-            return None
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,16 +207,16 @@ class FailedAtOnce(Exception):
 
 
 async def prepare_response(
-    raw: bytes, asker: Asker, services: Services, state: ResponseState, seal: Seal
+    raw: bytes, client: Client, services: Services, state: ResponseState, seal: Seal
 ) -> ResponseAnswer:
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
-    asked = await _asked(raw, asker, services, state, seal)
+    asked = await _asked(raw, client, services, state, seal)
     body, request = asked.body, asked.request
     served = services.fleet.served(body.model)
     assert isinstance(request.prompt, Conversation), "responses are not raw completions"
     try:
         (choice,) = await prepare(
-            request, asker, served, services.thoughts, services.generator.check, max_choices=1
+            request, client, served, services.thoughts, services.generator.check, max_choices=1
         )
     except ContextTooLong as error:
         if not body.stream:
@@ -252,7 +225,7 @@ async def prepare_response(
     shape = OutputShape(
         tools={tool.called: tool for tool in asked.offered.tools},
         machine_tools=frozenset(asked.offered.machine),
-        keep=lambda item_id, text: services.thoughts.keep(asker.owner, [item_id], text),
+        keep=lambda item_id, text: services.thoughts.keep(client.owner, [item_id], text),
         as_summary=summary_of(body) is not None,
         seal=seal if SEALED in (body.include or ()) else None,
     )
@@ -266,28 +239,28 @@ async def prepare_response(
         output=OutputWriter(choice, served.tokenizer, shape, writer),
         writer=writer,
         store=state.store,
-        key_name=asker.key_name,
+        key_name=client.key_name,
         ignored=(*asked.ignored, *unstored),
     )
 
 
 async def count_input_tokens(
-    raw: bytes, asker: Asker, services: Services, state: ResponseState, seal: Seal
+    raw: bytes, client: Client, services: Services, state: ResponseState, seal: Seal
 ) -> tuple[str, int]:
     """(the model, the number of prompt tokens). Raises as `prepare_response` does."""
-    asked = await _asked(raw, asker, services, state, seal)
+    asked = await _asked(raw, client, services, state, seal)
     served = services.fleet.served(asked.body.model)
-    (prompt,) = await encode(asked.request, asker.owner, served, services.thoughts)
+    (prompt,) = await encode(asked.request, client.owner, served, services.thoughts)
     return served.name, len(prompt.token_ids)
 
 
-async def _asked(raw: bytes, asker: Asker, services: Services, state: ResponseState, seal: Seal) -> Asked:
+async def _asked(raw: bytes, client: Client, services: Services, state: ResponseState, seal: Seal) -> Asked:
     body, unknown, reader, given = await read(
-        raw, partial(_read, seal=seal, recall=partial(services.thoughts.recall, asker.owner))
+        raw, partial(_read, seal=seal, recall=partial(services.thoughts.recall, client.owner))
     )
-    items = await resolved(given, state.store, asker.key_name)
+    items = await resolved(given, state.store, client.key_name)
     previous_id = body.previous_response_id
-    earlier = [] if previous_id is None else await history(previous_id, state, asker.key_name)
+    earlier = [] if previous_id is None else await history(previous_id, state, client.key_name)
     # A short body may continue a long conversation, or refer to long items.
     recalls = bool(earlier) or any(isinstance(item, GivenReference) for item in given)
     num_bytes = len(raw) + (LONG_BYTES if recalls else 0)

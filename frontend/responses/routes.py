@@ -11,7 +11,7 @@ from baton.errors import BatonError, InvalidRequest, NotReady
 from frontend.http import sse
 from frontend.http.answer import Answer
 from frontend.http.exchange import Exchange, ignored_header
-from frontend.http.respond import Serve, asker_of, generate, prepared, relay, repeated
+from frontend.http.respond import Serve, client_of, generate, prepared, relay, repeated
 from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.responses.answer import ResponseAnswer
@@ -21,7 +21,7 @@ from frontend.responses.items import Item
 from frontend.responses.output import EventWriter, after
 from frontend.responses.runs import UNREACHED, ResponseState, Run, Told
 from frontend.responses.store import StoredResponse
-from frontend.turn.request import Asker
+from frontend.turn.request import Client
 from frontend.turn.seal import Seal
 
 DEFAULT_PAGE = 20
@@ -100,7 +100,7 @@ class ResponseRoutes:
         """`POST /v1/responses/input_tokens`."""
         async with services.bodies.read(exchange, services.max_body_bytes) as raw:
             tally.model, num_tokens = await count_input_tokens(
-                raw, asker_of(exchange, services), services, self._state, self._seal
+                raw, client_of(exchange, services), services, self._state, self._seal
             )
         await exchange.answer(200, InputTokens(input_tokens=num_tokens))
 
@@ -168,8 +168,8 @@ class ResponseRoutes:
         first, last = (page[0].id, page[-1].id) if page else ("", "")
         await exchange.answer(200, ItemList(data=page, first_id=first, last_id=last, has_more=has_more))
 
-    async def _prepare(self, raw: bytes, asker: Asker, services: Services) -> ResponseAnswer:
-        return await prepare_response(raw, asker, services, self._state, self._seal)
+    async def _prepare(self, raw: bytes, client: Client, services: Services) -> ResponseAnswer:
+        return await prepare_response(raw, client, services, self._state, self._seal)
 
     async def _stop(self, exchange: Exchange) -> tuple[Run | None, StoredResponse | None]:
         """`_find`, after cancelling the run, wherever it is. Raises NotReady if that cannot be done now."""

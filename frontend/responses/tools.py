@@ -1,7 +1,6 @@
 """Converts a Responses body's tools and tool choice."""
 
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
 
 import msgspec
 
@@ -17,16 +16,8 @@ from frontend.responses.body import (
 )
 from frontend.responses.given import ADDITIONAL_TOOLS
 from frontend.responses.items import MACHINE_TOOLS, Item, ToolSearchOutputItem
+from frontend.turn.fields import required
 from frontend.turn.form import CallChoice
-
-T = TypeVar("T")
-
-
-def required(value: T | None, path: str) -> T:
-    """The value of a field. Raises InvalidRequest if it is missing."""
-    if value is None:
-        raise InvalidRequest(f"`{path}` is missing.", param=path)
-    return value
 
 
 class OfferedTools(msgspec.Struct):
@@ -134,8 +125,7 @@ def call_choice(body: ResponseBody, offered: OfferedTools) -> CallChoice:
     """Which tools may be called, and whether a call is required. Raises InvalidRequest."""
     choice = body.tool_choice
     if not isinstance(choice, ToolChoice):
-        must_call, left_out = choice == "required", tuple(offered.left_out)
-        return CallChoice(may_call=choice != "none", must_call=must_call, left_out=left_out)
+        return CallChoice(must_call=choice == "required", left_out=tuple(offered.left_out))
     if choice.type == "allowed_tools":
         tools = required(choice.tools, "tool_choice.tools")
         must_call = required(choice.mode, "tool_choice.mode") == "required"

@@ -83,7 +83,7 @@ class Choice:
     """`request` goes to a worker, `received` holds the tokens so far. `stopped` is set once a stop string or
     the call limit has ended the answer. `call_ids` and `thought` are the calls and the reasoning text so far,
     `writing` records the whole answer. `history` counts the prompt's assistant tokens by source. `text_tools`
-    are the tools with free-text input. `caller`: see `Asker.caller`."""
+    are the tools with free-text input. `caller`: see `Client.caller`."""
 
     def __init__(
         self,

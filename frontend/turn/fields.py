@@ -1,11 +1,14 @@
 """Request fields shared by several APIs, and the types of their values."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import msgspec
 
+from baton.errors import InvalidRequest
 from frontend.harmony.conversation import MODEL_IDENTITY, ReasoningEffort
+
+T = TypeVar("T")
 
 Refused = Mapping[str, tuple[tuple[object, ...], str]]
 """Fields that an API defines and Baton does not support: (values accepted as no-ops, what to do instead).
@@ -76,8 +79,29 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     json_object: bool | None = None
 
 
-class FormFields(GuidedFields, kw_only=True):
-    """Other servers' fields that constrain the output; `regex` and `ebnf` are SGLang's."""
+class Nvext(GuidedFields, kw_only=True):
+    """NVIDIA's extensions; each overrides the top-level field of the same name."""
+
+    ignore_eos: bool | None = None
+    top_k: TopK | None = None
+    repetition_penalty: Repetition | None = None
+    greed_sampling: bool | None = None
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """Options of a streamed answer."""
+
+    hints: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
+
+    include_usage: bool | None = None
+
+
+class CommonFields(GuidedFields, kw_only=True):
+    """Fields common to OpenAI's APIs. `top_k` 0 or -1 turns it off; queued requests with a lower `priority`
+    value run first; prompts with different `cache_salt`, or of different API keys, share no cached KV.
+    `ignore_eos`, `min_tokens`, `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`, `priority` and
+    `cache_salt` are extensions, under NVIDIA's and vLLM's names; `regex` and `ebnf` are SGLang's. The hints
+    have no effect: there is one service tier, one verbosity, one cache; prompts are never truncated."""
 
     refused: ClassVar[Refused] = {
         "guided_whitespace_pattern": ((), "The whitespace of JSON output is not configurable."),
@@ -90,27 +114,21 @@ class FormFields(GuidedFields, kw_only=True):
         "add_generation_prompt": ((True,), "The generation prompt is always added."),
         "chat_template": ((), "Prompts always use the Harmony format."),
     }
+    hints: ClassVar[frozenset[str]] = frozenset(
+        {
+            "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
+            "service_tier", "verbosity", "truncation", "client_metadata",
+        }
+    )  # fmt: skip
 
+    model: Annotated[str, msgspec.Meta(min_length=1)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
     structured_outputs: StructuredOutputs | None = None
     regex: GrammarText | None = None
     ebnf: GrammarText | None = None
-
-
-class Nvext(GuidedFields, kw_only=True):
-    """NVIDIA's extensions; each overrides the top-level field of the same name."""
-
-    ignore_eos: bool | None = None
-    top_k: TopK | None = None
-    repetition_penalty: Repetition | None = None
-    greed_sampling: bool | None = None
-
-
-class SamplingFields(FormFields, kw_only=True):
-    """Sampling parameters. `top_k` 0 or -1 turns it off; queued requests with a lower `priority` value run
-    first; prompts with different `cache_salt`, or of different API keys, share no cached KV. `ignore_eos`,
-    `min_tokens`, `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`, `priority` and `cache_salt` are
-    extensions, under NVIDIA's and vLLM's names."""
-
     min_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Share | None = None
@@ -127,44 +145,14 @@ class SamplingFields(FormFields, kw_only=True):
     cache_salt: Annotated[str, msgspec.Meta(min_length=1, max_length=256)] | None = None
     nvext: Nvext | None = None
 
-
-class StreamOptions(msgspec.Struct, kw_only=True):
-    """Options of a streamed answer."""
-
-    hints: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
-
-    include_usage: bool | None = None
-
-
-class OpenAIFields(SamplingFields, kw_only=True):
-    """Fields common to OpenAI's APIs. The hints are accepted and have no effect: there is one service tier,
-    one verbosity and one cache, and prompts are never truncated."""
-
-    hints: ClassVar[frozenset[str]] = frozenset(
-        {
-            "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
-            "service_tier", "verbosity", "truncation", "client_metadata",
-        }
-    )  # fmt: skip
-
-    model: Annotated[str, msgspec.Meta(min_length=1)]
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
+    def __post_init__(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("`stream_options` needs `stream`: true.", param="stream_options")
 
     @property
-    def end_user(self) -> str | None:
-        """Whom the client asks for; `user` is the older name."""
-        return self.safety_identifier or self.user
-
-
-class ChoiceFields(OpenAIFields, kw_only=True):
-    """Fields of chat and completions: the answer's length limit, stop strings, number of choices."""
-
-    max_tokens: Count | None = None
-    n: Count | None = None
-    stop: StopText | StopTexts | None = None
+    def gives_usage(self) -> bool:
+        """Whether a stream ends with the token counts."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 class TemplateArgs(msgspec.Struct, kw_only=True):
@@ -176,14 +164,40 @@ class TemplateArgs(msgspec.Struct, kw_only=True):
 
 def effort_of(given: AnyEffort | None, *args: TemplateArgs | None) -> AnyEffort:
     """The first effort given, else medium."""
-    efforts = [given, *(a.reasoning_effort for a in args if a is not None)]
-    return next((effort for effort in efforts if effort is not None), "medium")
+    efforts = (each.reasoning_effort for each in args if each is not None)
+    return first_given(given, *efforts, default="medium")
 
 
 def identity_of(*args: TemplateArgs | None) -> str:
     """The first identity given, else gpt-oss's default."""
-    identities = (a.model_identity for a in args if a is not None)
-    return next((identity for identity in identities if identity is not None), MODEL_IDENTITY)
+    identities = (each.model_identity for each in args if each is not None)
+    return first_given(*identities, default=MODEL_IDENTITY)
+
+
+def first_given(*values: T | None, default: T) -> T:
+    """The first value that is not None."""
+    return next((value for value in values if value is not None), default)
+
+
+def required(value: T | None, path: str) -> T:
+    """The value of the field at `path`. Raises InvalidRequest if it is missing."""
+    if value is None:
+        raise InvalidRequest(f"`{path}` is missing.", param=path)
+    return value
+
+
+TEXT_TYPES = frozenset({"text", "input_text", "output_text", "reasoning_text", "refusal"})
+
+
+class Part(msgspec.Struct, kw_only=True):
+    """A content part: text of any type, a refusal, or what this model cannot read, such as an image."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+Content = str | list[Part]
 
 
 class TextFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from baton.errors import InvalidRequest
-from baton.messages import Guided, MessageForm, Sampling, Syntax
+from baton.messages import Guided, MessageForm, Syntax
 from frontend.harmony.conversation import AnswerFormat, TextGrammar, Tool
-from frontend.turn.fields import GuidedFields, JsonSchema, NamedSchema, SamplingFields
+from frontend.turn.fields import CommonFields, JsonObjectFormat, JsonSchema, NamedSchema, TextFormat
 
 # Keywords that hold subschemas by name, in a list, or singly. `allOf` is left out: members closed
 # individually would reject each other's properties.
@@ -39,54 +39,54 @@ def _closed_inside(key: str, value: Any) -> Any:
 
 
 _META = re.compile(r"[\\.+*?()|\[\]{}^$/-]")
+# The fields that demand a form, in the body, `nvext` or `structured_outputs`, with what they contain.
+_ALIASES = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "regex": "regex",
+    "ebnf": "ebnf",
+    "json": "json",
+    "choice": "choice",
+    "grammar": "grammar",
+    "json_object": "json_object",
+}
 
 
-def demanded_form(body: SamplingFields, response_format: AnswerFormat | None) -> AnswerFormat | None:
+def demanded_format(fields: CommonFields, response_format: AnswerFormat | None = None) -> AnswerFormat | None:
     """The format that the body demands. Raises InvalidRequest, naming the second, if it demands two."""
-    forms = [] if response_format is None else [response_format]
-    forms += _forms(body)
-    if len(forms) > 1:
+    formats = [] if response_format is None else [response_format]
+    formats += _aliased(fields)
+    if len(formats) > 1:
         raise InvalidRequest(
-            f"`{forms[1].path}` cannot be combined with `{forms[0].path}`; send only one output format.",
-            param=forms[1].path,
+            f"`{formats[1].path}` cannot be combined with `{formats[0].path}`; send only one output format.",
+            param=formats[1].path,
         )
-    return forms[0] if forms else None
+    return formats[0] if formats else None
 
 
-def _forms(body: SamplingFields) -> Iterator[AnswerFormat]:
-    yield from _guided(body, "")
-    if body.nvext is not None:
-        yield from _guided(body.nvext, "nvext.")
-    if body.regex is not None:
-        yield _text_form("regex", body.regex, "regex")
-    if body.ebnf is not None:
-        yield _text_form("ebnf", body.ebnf, "ebnf")
-    asked = body.structured_outputs
-    if asked is not None:
-        path = "structured_outputs."
-        names = {"json": asked.json, "regex": asked.regex, "choice": asked.choice, "grammar": asked.grammar}
-        yield from (_form(kind, value, path + kind) for kind, value in names.items() if value is not None)
-        if asked.json_object:
-            yield any_object("structured_outputs.json_object")
+def _aliased(fields: CommonFields) -> Iterator[AnswerFormat]:
+    holders = {"": fields, "nvext.": fields.nvext, "structured_outputs.": fields.structured_outputs}
+    for prefix, holder in holders.items():
+        for name, kind in _ALIASES.items() if holder is not None else ():
+            value = getattr(holder, name, None)
+            if value is not None and value is not False:
+                yield _format(kind, value, prefix + name)
 
 
-def _guided(fields: GuidedFields, path: str) -> Iterator[AnswerFormat]:
-    for kind in ("json", "regex", "choice", "grammar"):
-        value = getattr(fields, f"guided_{kind}")
-        if value is not None:
-            yield _form(kind, value, f"{path}guided_{kind}")
-
-
-def _form(kind: str, value: Any, path: str) -> AnswerFormat:
+def _format(kind: str, value: Any, path: str) -> AnswerFormat:
     match kind:
         case "json":
             return AnswerFormat(schema=_schema(value, path), path=path)
-        case "regex":
-            return _text_form("regex", value, path)
+        case "json_object":
+            return any_object(path)
         case "choice":
             return _text_form("regex", "|".join(_META.sub(r"\\\g<0>", choice) for choice in value), path)
-        case _:
+        case "grammar":
             return _text_form("ebnf" if "::=" in value else "lark", value, path)
+        case _:
+            return _text_form("ebnf" if kind == "ebnf" else "regex", value, path)
 
 
 def _text_form(syntax: Syntax, text: str, path: str) -> AnswerFormat:
@@ -115,34 +115,39 @@ _TEXT_TYPES = (" code", "")
 
 
 class CallChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """`tool_choice`: whether a tool may or must be called, and which ones (None: all that are offered); those
-    of a namespace go by their own name, too. `left_out` are the paths of the tools that cannot run here."""
+    """`tool_choice`: whether a tool must be called, and which ones may be (None: all that are offered); those
+    of a namespace go by their own name, too. With `none` no tool is offered. `left_out` are the paths of the
+    tools that cannot run here."""
 
-    may_call: bool = True
     must_call: bool = False
     names: frozenset[str] | None = None
     left_out: tuple[str, ...] = ()
 
 
-_ANY_OBJECT: dict[str, object] = {"type": "object"}
-
-
 def any_object(path: str) -> AnswerFormat:
     """The format of any JSON object."""
-    return AnswerFormat(schema=_ANY_OBJECT, path=path)
+    return AnswerFormat(schema={"type": "object"}, path=path)
 
 
-def by_schema(named: NamedSchema, path: str) -> AnswerFormat:
-    """The format of a named schema, or of any JSON object if the schema is missing."""
-    if named.schema is None:
-        return AnswerFormat(schema=_ANY_OBJECT, strict=bool(named.strict), path=path)
-    return AnswerFormat(
-        schema=named.schema,
-        name=named.name,
-        description=named.description,
-        strict=bool(named.strict),
-        path=path,
-    )
+def answer_format(
+    given: TextFormat | JsonObjectFormat | NamedSchema | None, path: str
+) -> AnswerFormat | None:
+    """The format that the field at `path` demands; without a schema, any JSON object."""
+    match given:
+        case None | TextFormat():
+            return None
+        case NamedSchema(schema=None):
+            return AnswerFormat(schema={"type": "object"}, strict=bool(given.strict), path=f"{path}.schema")
+        case NamedSchema():
+            return AnswerFormat(
+                schema=given.schema,
+                name=given.name,
+                description=given.description,
+                strict=bool(given.strict),
+                path=f"{path}.schema",
+            )
+        case _:
+            return any_object(path)
 
 
 def guided(
@@ -165,28 +170,14 @@ def guided(
     is_free = answer is None and not choice.must_call
     # Otherwise the model could evade the demand by reasoning without end.
     leading = (_ANALYSIS, _PREAMBLE) if is_free else (_ANALYSIS,)
-    form = Guided(leading=leading, last=tuple(last), leads_once=not is_free)
-    _check_size(form)
-    return form
+    return _checked(Guided(leading=leading, last=tuple(last), leads_once=not is_free))
 
 
 def raw_guided(answer: AnswerFormat | None) -> Guided | None:
     """The constraint on a raw completion. Raises as `guided` does."""
     if answer is None:
         return None
-    form = Guided(last=(msgspec.structs.replace(_final(answer), headers=("",)),))
-    _check_size(form)
-    return form
-
-
-def with_form(sampling: Sampling, form: Guided | None) -> Sampling:
-    """`sampling` constrained to `form`. Raises InvalidRequest if `ignore_eos` contradicts it."""
-    if form is not None and sampling.ignore_eos:
-        raise InvalidRequest(
-            "`ignore_eos` cannot be combined with an output format, strict tools or a required tool call.",
-            param="ignore_eos",
-        )
-    return sampling if form is None else msgspec.structs.replace(sampling, guided=form)
+    return _checked(Guided(last=(msgspec.structs.replace(_final(answer), headers=("",)),)))
 
 
 def _callable(tools: Sequence[Tool], choice: CallChoice) -> list[Tool]:
@@ -261,7 +252,7 @@ def _text(schema: object, param: str, strict: bool) -> str:
         ) from None
 
 
-def _check_size(form: Guided) -> None:
+def _checked(form: Guided) -> Guided:
     num_bytes = 0
     for message in form.last:
         num_bytes += len(message.grammar or "")
@@ -270,3 +261,4 @@ def _check_size(form: Guided) -> None:
                 f"`{message.param}`: the schemas and grammars to enforce exceed {MAX_SCHEMA_BYTES} bytes.",
                 param=message.param,
             )
+    return form

@@ -203,8 +203,8 @@ def test_a_response_format_is_the_answers(given: dict[str, Any], answer: AnswerF
 
 
 def test_the_newer_name_of_the_limit_counts_more() -> None:
-    assert turn_request(body_of(max_tokens=5), 0).max_tokens == 5
-    assert turn_request(body_of(max_tokens=5, max_completion_tokens=7), 0).max_tokens == 7
+    assert turn_request(body_of(max_tokens=5), 0).sampling.max_tokens == 5
+    assert turn_request(body_of(max_tokens=5, max_completion_tokens=7), 0).sampling.max_tokens == 7
 
 
 def test_the_user_takes_turns_with_others() -> None:

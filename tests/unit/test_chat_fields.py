@@ -9,7 +9,6 @@ from baton.errors import InvalidRequest
 from frontend.chat.body import ChatBody
 from frontend.chat.request import turn_request
 from frontend.http.body import decode
-from frontend.turn.form import CallChoice
 from frontend.turn.request import TurnRequest
 
 HI = {"role": "user", "content": "Hi"}
@@ -28,26 +27,6 @@ def request_of(**fields: Any) -> TurnRequest:
 
 def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
-
-
-@pytest.mark.parametrize(
-    ("choice", "made"),
-    [
-        (None, CallChoice()),
-        ("auto", CallChoice()),
-        ("none", CallChoice(may_call=False)),
-        ("required", CallChoice(must_call=True)),
-        (
-            {"type": "function", "function": {"name": "f"}},
-            CallChoice(must_call=True, names=frozenset({"f"})),
-        ),
-        ({"type": "custom", "custom": {"name": "c"}}, CallChoice(must_call=True, names=frozenset({"c"}))),
-        (allowed("auto", F, C), CallChoice(names=frozenset({"f", "c"}))),
-        (allowed("required", C), CallChoice(must_call=True, names=frozenset({"c"}))),
-    ],
-)
-def test_tool_choice_says_which_calls_may_or_must_be_made(choice: object, made: CallChoice) -> None:
-    assert request_of(tool_choice=choice).call_choice == made
 
 
 @pytest.mark.parametrize(
@@ -79,7 +58,7 @@ def test_an_allowed_tool_has_the_field_of_its_type(tools: list[dict[str, Any]], 
 )
 def test_what_bounds_an_answer_is_the_clients(fields: dict[str, Any], limits: object) -> None:
     request = request_of(**fields)
-    assert (request.logprobs, request.num_choices, request.stop_strings, request.max_calls) == limits
+    assert (request.sampling.logprobs, request.num_choices, request.stop_strings, request.max_calls) == limits
     assert (request.path, request.num_bytes) == ("messages", 77)
 
 
@@ -140,5 +119,5 @@ def test_fields_without_effect_are_accepted_and_unknown_ones_inside_others_named
         "response_format": {"type": "text"}, "structured_outputs": {},
     }  # fmt: skip
     for name, value in inner.items():
-        assert unknown(**{name: {**value, "odd": 1}}) == (f"{name}.odd",)
+        assert unknown(stream=True, **{name: {**value, "odd": 1}}) == (f"{name}.odd",)
     assert unknown(tools=[{"function": {"name": "f", "odd": 1}}]) == ("tools[].function.odd",)

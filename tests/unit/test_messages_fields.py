@@ -18,7 +18,6 @@ from frontend.harmony.conversation import (
 from frontend.http.body import decode
 from frontend.messages.body import Counted, MessagesBody
 from frontend.messages.request import Reading
-from frontend.turn.form import CallChoice
 from frontend.turn.request import TurnRequest
 from frontend.turn.seal import Seal
 
@@ -66,34 +65,35 @@ def test_limits_and_sampling_are_the_clients() -> None:
         "top_k": 3,
     }
     request, _ = read(**fields)
-    assert (request.max_tokens, request.stop_strings, request.path) == (7, ("a", "b"), "messages")
+    assert (request.sampling.max_tokens, request.stop_strings, request.path) == (7, ("a", "b"), "messages")
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.25, 3)
     assert request.num_bytes > 100, "a long body is rendered in a thread"
     counted, _ = read(body_type=Counted)
-    assert (counted.max_tokens, counted.stop_strings, counted.sampling.temperature) == (None, (), None)
+    assert (counted.stop_strings, counted.sampling.temperature) == ((), 1.0)
 
 
 @pytest.mark.parametrize(
-    ("choice", "made", "max_calls"),
+    ("choice", "num_called", "max_calls"),
     [
-        (None, CallChoice(), None),
-        ({"type": "auto"}, CallChoice(), None),
-        ({"type": "auto", "disable_parallel_tool_use": False}, CallChoice(), None),
-        ({"type": "auto", "disable_parallel_tool_use": True}, CallChoice(), 1),
-        ({"type": "none"}, CallChoice(may_call=False), None),
-        ({"type": "any"}, CallChoice(must_call=True), None),
-        ({"type": "tool", "name": "f"}, CallChoice(must_call=True, names=frozenset({"f"})), None),
+        (None, 0, None),
+        ({"type": "auto"}, 0, None),
+        ({"type": "auto", "disable_parallel_tool_use": False}, 0, None),
+        ({"type": "auto", "disable_parallel_tool_use": True}, 0, 1),
+        ({"type": "none"}, 0, None),
+        ({"type": "any"}, 2, None),
+        ({"type": "tool", "name": "f"}, 1, None),
     ],
 )
 def test_tool_choice_says_which_calls_may_or_must_be_made(
-    choice: Json | None, made: CallChoice, max_calls: int | None
+    choice: Json | None, num_called: int, max_calls: int | None
 ) -> None:
-    request, _ = read(tools=[TOOL], tool_choice=choice)
-    assert (request.call_choice, request.max_calls) == (made, max_calls)
+    request, _ = read(tools=[TOOL, TOOL | {"name": "g"}], tool_choice=choice)
+    form = request.sampling.guided
+    assert (0 if form is None else len(form.last), request.max_calls) == (num_called, max_calls)
     prompt = request.prompt
     assert isinstance(prompt, Conversation)
-    assert len(prompt.tools) == (0 if choice == {"type": "none"} else 1)
+    assert len(prompt.tools) == (0 if choice == {"type": "none"} else 2)
 
 
 def test_a_tool_keeps_its_fields_and_its_place() -> None:

@@ -21,9 +21,9 @@ from frontend.harmony.conversation import (
 )
 from frontend.text.served import ContextTooLong, ServedModel
 from frontend.turn.choice import Choice
-from frontend.turn.fields import SamplingFields
+from frontend.turn.fields import CommonFields
 from frontend.turn.prepare import prepare
-from frontend.turn.request import Asker, RawPrompts, TurnRequest
+from frontend.turn.request import Client, Limits, RawPrompts, TurnRequest
 from frontend.turn.thoughts import Thoughts
 from tests.scripted_frontend import TOKENIZER
 
@@ -39,20 +39,21 @@ def prepared(
     owner: str = "key",
     tools: tuple[Tool, ...] = (Tool(name="f"),),
     context_length: int = 1000,
+    *,
+    user: str | None = None,
     **more: Any,
 ) -> Choice:
-    request = TurnRequest(
-        model="alias",
-        prompt=Conversation(turns=turns, tools=tools),
+    request = TurnRequest.of(
+        CommonFields(model="alias", user=user),
+        Conversation(turns=turns, tools=tools),
+        Limits(**more),
         path="messages",
         num_bytes=1,
-        sampling=SamplingFields(),
-        **more,
     )
     served = ServedModel("m", context_length, TOKENIZER, "2026-11-21")
-    asker = Asker(request_id="r", deadline_s=7.0, owner=owner, address="10.0.0.1")
+    client = Client(request_id="r", deadline_s=7.0, owner=owner, address="10.0.0.1")
     kept = Thoughts() if thoughts is None else thoughts
-    (choice,) = asyncio.run(prepare(request, asker, served, kept, lambda *_: None, max_choices=4))
+    (choice,) = asyncio.run(prepare(request, client, served, kept, lambda *_: None, max_choices=4))
     return choice
 
 
@@ -107,7 +108,7 @@ def test_an_input_is_unwrapped_unless_a_grammar_says_what_it_is(grammar: str | N
 
 
 def test_an_answer_ends_at_its_stop_strings_and_before_one_call_too_many() -> None:
-    choice = prepared(stop_strings=("id",), max_calls=1)
+    choice = prepared(stop="id", max_calls=1)
     deltas = fed(choice, FINAL)
     assert "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)) == "Sa"
     choice = prepared(max_calls=1)
@@ -116,11 +117,10 @@ def test_an_answer_ends_at_its_stop_strings_and_before_one_call_too_many() -> No
 
 
 async def test_the_answers_to_raw_prompts_leave_no_history() -> None:
-    request = TurnRequest(
-        model="m", prompt=RawPrompts(("x",)), path="prompt", num_bytes=1, sampling=SamplingFields()
-    )
+    raw = RawPrompts(("x",))
+    request = TurnRequest.of(CommonFields(model="m"), raw, Limits(), path="prompt", num_bytes=1)
     served = ServedModel("m", 100, TOKENIZER, "2026-11-21")
-    asker, thoughts = Asker(request_id="r", deadline_s=7.0), Thoughts()
-    (choice,) = await prepare(request, asker, served, thoughts, lambda *_: None, max_choices=1)
+    client, thoughts = Client(request_id="r", deadline_s=7.0), Thoughts()
+    (choice,) = await prepare(request, client, served, thoughts, lambda *_: None, max_choices=1)
     fed(choice, "plain")
     assert thoughts.num_bytes == 0

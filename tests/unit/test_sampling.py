@@ -11,9 +11,9 @@ import pytest
 from baton.errors import InvalidRequest, Overloaded
 from baton.messages import GenerateRequest, Sampling
 from frontend.text.served import ContextTooLong, ServedModel
-from frontend.turn.fields import SamplingFields
-from frontend.turn.prepare import prepare, sampling_of
-from frontend.turn.request import Asker, RawPrompts, TurnRequest
+from frontend.turn.fields import CommonFields
+from frontend.turn.prepare import fitted, prepare
+from frontend.turn.request import Client, Limits, RawPrompts, TurnRequest
 from frontend.turn.thoughts import Thoughts
 from tests.scripted_frontend import TOKENIZER
 
@@ -21,22 +21,17 @@ SERVED = ServedModel("m", 100, TOKENIZER, "2026-11-21")
 LAST_ID = TOKENIZER.vocab_size - 1
 
 
-def asked(fields: dict[str, Any], *prompts: list[int], **more: Any) -> TurnRequest:
-    return TurnRequest(
-        model="alias",
-        prompt=RawPrompts(prompts or ("x",)),
-        path="prompt",
-        num_bytes=1,
-        sampling=msgspec.convert(fields, SamplingFields),
-        **more,
-    )
+def asked(fields: dict[str, Any], *prompts: str | list[int], **more: Any) -> TurnRequest:
+    common = msgspec.convert({"model": "alias", **fields}, CommonFields)
+    raw = RawPrompts(prompts or ("x",))
+    return TurnRequest.of(common, raw, Limits(**more), path="prompt", num_bytes=1)
 
 
 def sampling(
     num_prompt_tokens: int = 10, max_tokens: int | None = None, logprobs: int | None = None, **fields: Any
 ) -> Sampling:
     request = asked(fields, max_tokens=max_tokens, logprobs=logprobs)
-    return sampling_of(request, SERVED, num_prompt_tokens=num_prompt_tokens)
+    return fitted(request, SERVED, num_prompt_tokens=num_prompt_tokens)
 
 
 def test_without_fields_the_answer_is_sampled_plainly_and_may_fill_the_context() -> None:
@@ -125,8 +120,8 @@ def test_a_token_that_the_model_does_not_have_is_refused(fields: dict[str, Any],
 def made(
     request: TurnRequest, check_load: Callable[[str, str, float], None] = lambda *_: None
 ) -> list[GenerateRequest]:
-    asker = Asker(request_id="r", deadline_s=7.0, owner="key")
-    choices = asyncio.run(prepare(request, asker, SERVED, Thoughts(), check_load, max_choices=4))
+    client = Client(request_id="r", deadline_s=7.0, owner="key")
+    choices = asyncio.run(prepare(request, client, SERVED, Thoughts(), check_load, max_choices=4))
     return [choice.request for choice in choices]
 
 
@@ -159,13 +154,7 @@ def test_a_long_prompt_is_encoded_in_a_thread_so_that_streams_go_on(
 
 
 def test_a_text_of_more_than_two_contexts_is_not_tokenised_to_its_end() -> None:
-    long = TurnRequest(
-        model="alias",
-        prompt=RawPrompts(("x y " * 50_000,)),
-        path="prompt",
-        num_bytes=1,
-        sampling=SamplingFields(),
-    )
+    long = asked({}, "x y " * 50_000)
     with pytest.raises(ContextTooLong, match="`prompt` has more than 200 tokens"):
         made(long)
 
@@ -173,9 +162,9 @@ def test_a_text_of_more_than_two_contexts_is_not_tokenised_to_its_end() -> None:
 def test_prompts_of_8192_tokens_can_be_scored_and_longer_ones_not() -> None:
     served = ServedModel("m", 10_000, TOKENIZER, "2026-11-21")
     scored = asked({}, prompt_logprobs=0)
-    assert sampling_of(scored, served, num_prompt_tokens=8192).prompt_logprobs == 0
+    assert fitted(scored, served, num_prompt_tokens=8192).prompt_logprobs == 0
     with pytest.raises(InvalidRequest, match="limited to prompts of 8192 tokens"):
-        sampling_of(scored, served, num_prompt_tokens=8193)
+        fitted(scored, served, num_prompt_tokens=8193)
 
 
 def test_zero_is_a_seed_too() -> None:
@@ -212,8 +201,8 @@ def test_a_request_is_refused_for_load_before_its_prompt_is_looked_at() -> None:
 def test_callers_are_told_apart_by_key_and_user_or_else_by_address(
     key: str, user: str | None, caller: str
 ) -> None:
-    asker = Asker(request_id="r", deadline_s=7.0, owner=key, address="10.0.0.1")
-    assert asker.caller(user) == caller
+    client = Client(request_id="r", deadline_s=7.0, owner=key, address="10.0.0.1")
+    assert client.caller(user) == caller
 
 
 def test_more_choices_than_are_served_are_refused() -> None:
