@@ -63,10 +63,9 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[tuple[int, Turn]]] = {}  # by caller; the first one's turn is next
-        self._num = 0
 
     def __len__(self) -> int:
-        return self._num
+        return sum(map(len, self._waiting.values()))
 
     @property
     def num_callers(self) -> int:
@@ -81,7 +80,6 @@ class FairQueue:
         """Append a request; lower priorities go first among the same caller's."""
         turn = asyncio.get_running_loop().create_future()
         insort(self._waiting.setdefault(caller, []), (priority, turn), key=itemgetter(0))
-        self._num += 1
         return turn
 
     def remove(self, caller: str, turn: Turn) -> None:
@@ -90,16 +88,13 @@ class FairQueue:
         entries[:] = [entry for entry in entries if entry[1] is not turn]
         if not entries:
             del self._waiting[caller]
-        self._num -= 1
 
     def pop(self) -> Turn:
         """Take out the next request; its caller's other requests wait until all other callers had a turn."""
         caller = next(iter(self._waiting))
-        entries = self._waiting.pop(caller)
-        _, turn = entries.pop(0)
-        if entries:
-            self._waiting[caller] = entries
-        self._num -= 1
+        (_, turn), *left = self._waiting.pop(caller)
+        if left:
+            self._waiting[caller] = left
         return turn
 
 
@@ -108,15 +103,14 @@ MAX_WAIT_S = 50.0
 response without a byte after a minute, and SDKs ignore a longer Retry-After."""
 _UNMEASURED_S = 1.0  # a request's duration, before any has ended
 _NEWEST = 0.1  # the weight of the newest duration in their mean
-_OVERBOOKED = 1.1  # since some clients do not come back, and an idle worker is worse than another refusal
 _SHORTEST_QUEUE_S = 2.0  # a Retry-After has whole seconds, so clients come back in bunches
 _CAPACITY_KEPT_S = 0.1
-_LOOK_EVERY_S = 0.5
+_LOOK_EVERY_S = 1.0
 
 
 class Admission:
-    """The requests of one model in this frontend process. `capacity` is its part of what workers hold; it is
-    told how many requests have a token. A request waits `max_wait_s`, with 0 until its deadline.
+    """The requests of one model in this frontend process. `capacity` is its part of what workers hold, given
+    how many requests have a token. A request waits `max_wait_s`, with 0 until its deadline.
     """
 
     def __init__(
@@ -134,8 +128,7 @@ class Admission:
         self._num_starting = 0  # without a token
         self._num_running = 0  # those included
         self._mean_s: float | None = None  # of the time that a request has a place
-        self._booked_s = 0.0
-        self._next_look: asyncio.TimerHandle | None = None
+        self._booked_s = 0.0  # the last Retry-After ends then
 
     @asynccontextmanager
     async def place(self, request: GenerateRequest, caller: str) -> AsyncGenerator[Callable[[], None], None]:
@@ -180,23 +173,24 @@ class Admission:
     async def _enter(self, request: GenerateRequest, caller: str) -> None:
         self.check(caller, request.deadline_s)
         if self._has_room():
-            self._booked_s = 0.0  # those who are to come back do not, or too late
+            self._booked_s = 0.0  # the clients that were to come back did not, or will find a place
             self._count()
             return
         turn = self._waiting.add(caller, request.priority)
-        if self._next_look is None:
-            self._look()
-        is_let_in = False
+        ends_s = _now_s() + min(self._max_wait_s, request.deadline_s)
         try:
             with self._metrics.queued.track_inprogress(), self._metrics.queue_s.time():
-                await asyncio.wait([turn], timeout=min(self._max_wait_s, request.deadline_s))
-            is_let_in = turn.done()
+                while not turn.done() and (left_s := ends_s - _now_s()) > 0:
+                    await asyncio.wait([turn], timeout=min(_LOOK_EVERY_S, left_s))
+                    self._let_in()  # a worker may have joined
+        except asyncio.CancelledError:
+            if turn.done():
+                self._leave(is_starting=True)
+            raise
         finally:
             if not turn.done():
                 self._waiting.remove(caller, turn)
-            elif not is_let_in:  # cancelled at the moment of its turn
-                self._leave(is_starting=True)
-        if not is_let_in:
+        if not turn.done():
             raise self._refusal("waited")
 
     def _has_room(self) -> bool:
@@ -210,19 +204,19 @@ class Admission:
         )
 
     def _refusal(self, reason: Refusal) -> Overloaded:
-        """Each gets its own time to come back, at the rate at which places become free, from when the queue
-        is half empty on: if all came back together, most would be refused again.
+        """Stagger Retry-After by the rate at which places become free, from when the queue is half empty on:
+        if all refused clients came back together, most would be refused again.
         """
         self._metrics.count_refused(reason)
         now_s, rate = _now_s(), self._rate
         earliest_s = max(self._booked_s, now_s + len(self._waiting) / 2 / rate)
-        self._booked_s = min(earliest_s + 1 / rate / _OVERBOOKED, now_s + MAX_WAIT_S)
+        self._booked_s = min(earliest_s + 1 / rate, now_s + MAX_WAIT_S)
         return Overloaded(
             "Too many requests are running and waiting; retry later.", retry_after_s=self._booked_s - now_s
         )
 
     def _note_duration(self, lasted_s: float) -> None:
-        """Those beyond the workers' places waited at the workers, which is no part of the time."""
+        """Count the time that a request had a place, without its time in the workers' own queues."""
         place_s = lasted_s * min(1.0, self._num_places / self._num_running)
         mean_s = place_s if self._mean_s is None else self._mean_s
         self._mean_s = mean_s + _NEWEST * (place_s - mean_s)
@@ -237,6 +231,10 @@ class Admission:
     def _num_places(self) -> float:
         return self._capacity.num_places if self._capacity else math.inf
 
+    def _count(self) -> None:
+        self._num_running += 1
+        self._num_starting += 1
+
     def _leave(self, *, is_starting: bool) -> None:
         self._num_running -= 1
         self._num_starting -= is_starting
@@ -246,16 +244,6 @@ class Admission:
         while self._waiting and self._has_room():
             self._waiting.pop().set_result(None)
             self._count()
-
-    def _look(self) -> None:
-        """Let in those who wait for a worker that has joined since, from time to time."""
-        self._let_in()
-        later = asyncio.get_running_loop().call_later
-        self._next_look = later(_LOOK_EVERY_S, self._look) if self._waiting else None
-
-    def _count(self) -> None:
-        self._num_running += 1
-        self._num_starting += 1
 
 
 def _now_s() -> float:
