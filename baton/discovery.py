@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from baton.messages import UNDECODABLE, WorkerInfo
-from baton.strangers import strangers
+from baton.telemetry import unauthenticated
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +49,11 @@ def decode_worker(value: bytes, source: str) -> WorkerInfo | None:
     """Decode the registration at `source`; None, with a log line, if it is invalid."""
     if len(value) > MAX_WORKER_BYTES:
         log.warning("registration=skipped source=%r error=longer than %d bytes", source, MAX_WORKER_BYTES)
-        strangers.note("the registry")
+        unauthenticated.note("the registry")
         return None
     try:
         return msgspec.json.decode(value, type=WorkerInfo)
     except UNDECODABLE as error:
         log.warning("registration=skipped source=%r error=%s", source, error)
-        strangers.note("the registry")
+        unauthenticated.note("the registry")
         return None

@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import functools
+import os
 import secrets
 import socket
 import ssl
+import struct
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import cast
@@ -16,9 +18,8 @@ from baton.listener import Admission, Listener, num_connections
 from baton.messages import Reply, Request
 from baton.pace import LIVENESS_S, Pace
 from baton.peer_tls import CERT, PeerDistrusted, PeerTls
-from baton.serving import MAX_CALLERS, Service, WorkerLink
-from baton.strangers import strangers
-from baton.streams import CallerLink, call_over
+from baton.streams import MAX_CALLERS, CallerLink, Service, WorkerLink, call_over
+from baton.telemetry import unauthenticated
 from baton.tls import peers_fault
 from baton.transport import Respond
 
@@ -223,7 +224,7 @@ class _Connection(asyncio.Protocol):
                     self._greet()
         except frames.LinkBroken as broken:
             if not self._greeted and self._admission is not None:
-                strangers.note("the request plane")
+                unauthenticated.note("the request plane")
             self.link.lose(str(broken))
 
     def pause_writing(self) -> None:
@@ -241,7 +242,7 @@ class _Connection(asyncio.Protocol):
             self._admission.leave(self)
         self._gone.set_result(None)
         if isinstance(exc, ssl.SSLError) and self._handshaking is not None:
-            strangers.note(f"the request plane: TLS with a caller failed: {peers_fault(exc)}")
+            unauthenticated.note(f"the request plane: TLS with a caller failed: {peers_fault(exc)}")
         why = f"the connection broke: {exc}" if exc else "the connection was closed"
         if isinstance(self.link, CallerLink) and self._is_unheard_over_tls():
             self.link.lose(peers_fault(exc) if isinstance(exc, ssl.SSLError) else _HUNG_UP, PeerDistrusted)
@@ -307,3 +308,55 @@ async def _all_closed(sockets: set[asyncio.Future[None]]) -> None:
     """Wait until the peers have closed too, up to a limit."""
     if sockets:
         await asyncio.wait(set(sockets), timeout=2 * CLOSE_S)
+
+
+_SCHEME = "unix:@"
+
+
+class UnixTransport(TcpTransport):
+    """`Transport` over abstract Unix sockets (Linux); addresses are `unix:@WORKER`. It connects processes of
+    one user in one network namespace.
+    """
+
+    def address(self, worker_id: str) -> str:
+        """Where a worker of that id is served."""
+        return _SCHEME + worker_id
+
+    def _listen(self, worker_id: str) -> tuple[socket.socket, str, str]:
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.bind(f"\0{worker_id}")
+            sock.listen()
+        except OSError:
+            sock.close()
+            raise
+        return sock, worker_id, self.address(worker_id)
+
+    def _may_call(self, sock: socket.socket) -> bool:
+        return is_own(sock)
+
+    def _target(self, address: str) -> tuple[str, str, Connect]:
+        worker = address.removeprefix(_SCHEME)
+        if worker == address:
+            raise WorkerLost(f"{address!r} is not the address of a Unix socket")
+
+        async def connect(protocol: Callable[[], asyncio.Protocol]) -> None:
+            sock = socket.socket(socket.AF_UNIX)
+            try:
+                sock.setblocking(False)
+                sock.connect(f"\0{worker}")
+                if not is_own(sock):
+                    raise PermissionError("another user's process has this name")
+                await asyncio.get_running_loop().create_unix_connection(protocol, sock=sock)
+            except OSError:
+                sock.close()
+                raise
+
+        return worker, address, connect
+
+
+def is_own(connected: socket.socket) -> bool:
+    """Whether the process at the other end of a Unix socket is this user's."""
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", credentials)
+    return bool(uid == os.getuid())

@@ -1,11 +1,15 @@
 """Logging: one `key=value` line per state change, to stderr, by a thread that may wait for its reader."""
 
 import logging
+import math
 import os
 import queue
 import sys
 import threading
+import time
 from typing import Literal, NoReturn
+
+log = logging.getLogger(__name__)
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -14,6 +18,7 @@ MAX_WAITING = 10_000
 FLUSH_S = 1.0
 """How long the end of a process waits for the reader."""
 _STDERR = 2
+_LOG_EVERY_S = 60.0
 
 
 class Lines(logging.Handler):
@@ -98,3 +103,23 @@ def leave(status: int) -> NoReturn:
     """End the process at once, but for its log."""
     logging.shutdown()
     os._exit(status)
+
+
+class Unauthenticated:
+    """Counts messages that no process of this fleet sent; logs them once a minute."""
+
+    def __init__(self) -> None:
+        self.num_messages = 0
+        self._logged_s = -math.inf
+
+    def note(self, place: str) -> None:
+        """Count a message that came to `place`."""
+        self.num_messages += 1
+        now_s = time.monotonic()
+        if now_s - self._logged_s >= _LOG_EVERY_S:
+            self._logged_s = now_s
+            log.warning("unauthenticated_messages=%d last=%s", self.num_messages, place)
+
+
+unauthenticated = Unauthenticated()
+"""This process's."""

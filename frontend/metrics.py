@@ -12,8 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from baton.messages import Role, Usage, WorkerInfo, WorkerStats
-from baton.strangers import strangers
-from baton.telemetry import num_lost_lines
+from baton.telemetry import num_lost_lines, unauthenticated
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -59,7 +58,7 @@ class Metrics:
         self._repairs = counter("baton_harmony_repairs", "Repairs of malformed Harmony output.", ("kind",))
         self._ignored = counter("baton_ignored_fields", "Ignored fields in request bodies.", ("field",))
         strange = gauge("baton_frontend_strange_messages", "Messages of strangers; ignored.")
-        strange.set_function(lambda: strangers.num_messages)
+        strange.set_function(lambda: unauthenticated.num_messages)
         lost = gauge("baton_frontend_lost_log_lines", "Log lines that nobody read; lost.")
         lost.set_function(num_lost_lines)
         self._seen_fields: set[str] = set()

@@ -10,8 +10,7 @@ from baton import frames
 from baton.frames import Envelope
 from baton.messages import GenerateRequest, Reply, Request, Sampling, TokenChunk
 from baton.pace import Pace
-from baton.serving import Service, WorkerLink
-from baton.streams import CallerLink, call_over
+from baton.streams import CallerLink, Service, WorkerLink, call_over
 
 PACE = Pace(tick_s=60.0, num_silent=4, num_idle=4)
 

@@ -10,9 +10,8 @@ import uvloop
 
 from baton.messages import GenerateRequest, KvHandoff, Reply, Request, Sampling, TokenChunk
 from baton.nats import NatsTransport
-from baton.tcp import TcpTransport
+from baton.tcp import TcpTransport, UnixTransport
 from baton.transport import Transport
-from baton.unix import UnixTransport
 from tests.certificates import shared_peer
 from tests.waiting import PATIENCE_S, scaled
 

@@ -7,9 +7,8 @@ from functools import partial
 
 from baton.discovery import Discovery
 from baton.messages import Role, WorkerInfo
-from baton.pairing import why_not_paired
+from baton.pairing import trial_request, try_pair, why_not_paired
 from baton.transport import Respond, Transport
-from baton.trial import trial_request, try_pair
 
 log = logging.getLogger(__name__)
 

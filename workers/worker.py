@@ -21,7 +21,7 @@ from baton.messages import (
     WorkerInfo,
 )
 from baton.process import Shutdown, first_of, needed
-from baton.strangers import strangers
+from baton.telemetry import unauthenticated
 from workers.checkpoint import fingerprint
 from workers.engine import Engine, EngineInfo
 from workers.flags import WorkerSettings
@@ -48,7 +48,9 @@ class Worker:
     async def answer(self, request: Request) -> AsyncGenerator[Reply, None]:
         """The replies to one request; closing the generator cancels the work."""
         if isinstance(request, StatsRequest):
-            yield msgspec.structs.replace(self._engine.stats(), num_strange_messages=strangers.num_messages)
+            yield msgspec.structs.replace(
+                self._engine.stats(), num_strange_messages=unauthenticated.num_messages
+            )
             return
         if not isinstance(request, GenerateRequest):
             raise InvalidRequest("a worker answers requests for tokens and statistics only")

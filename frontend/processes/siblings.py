@@ -15,7 +15,7 @@ import msgspec
 
 from baton.errors import BatonError, NotReady, WorkerLost
 from baton.messages import FrontendReply, FrontendRequest, Reply, Request
-from baton.unix import UnixTransport
+from baton.tcp import UnixTransport
 from frontend.http.limits import Quotas, Used
 from frontend.metrics import Metrics, Sampled
 from frontend.responses.runs import UNREACHED, FollowedElsewhere, Runs

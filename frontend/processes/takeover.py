@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 
-from baton.unix import is_own
+from baton.tcp import is_own
 
 _FIRST_INHERITED = 3  # sd_listen_fds(3)
 _SOCKETS = b"l"

@@ -12,10 +12,9 @@ from pathlib import Path
 from baton.discovery import Discovery
 from baton.errors import BatonError, EngineFailure, ModelNotFound, NoWorkers
 from baton.messages import Role, StatsRequest, WorkerInfo, WorkerStats
-from baton.pairing import refused_pairs, why_not_paired
+from baton.pairing import refused_pairs, why_not_paired, works
 from baton.peer_tls import PeerDistrusted
 from baton.transport import Transport
-from baton.trial import works
 from frontend.routing.health import Health, Instance
 from frontend.routing.names import Alias, model_of, other_names
 from frontend.routing.workers import NO_PROGRESS_S, CutPairs, Event, State, Watchdog, Workers

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from enum import Enum
 
 from baton.messages import WorkerInfo
+from baton.pairing import works
 from baton.transport import Transport
-from baton.trial import works
 
 log = logging.getLogger(__name__)
 

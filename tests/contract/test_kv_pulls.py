@@ -15,8 +15,8 @@ import uvloop
 
 from baton.errors import HandoffFailed, HandoffStalled
 from baton.messages import KvAsk, KvConfirm, KvGrant, KvWithdrawn, Reply, StatsRequest
-from baton.strangers import strangers
 from baton.tcp import TcpTransport
+from baton.telemetry import unauthenticated
 from tests.clock import run_jumping
 from tests.kv_peer import near
 from tests.waiting import until
@@ -127,7 +127,7 @@ async def test_an_offer_that_ends_stops_its_readers_and_their_bytes_do_not_count
 )
 def test_who_asks_for_what_is_not_offered_gets_nothing(wrong: dict[str, Any], is_strange: bool) -> None:
     async def main() -> None:
-        num_before = strangers.num_messages
+        num_before = unauthenticated.num_messages
         async with near("tcp") as source:
             ticket = source.offer(host_memory(bytearray(PAYLOAD)))
             async with reading(ticket) as reader:
@@ -137,7 +137,7 @@ def test_who_asks_for_what_is_not_offered_gets_nothing(wrong: dict[str, Any], is
                 if "is_direct" not in wrong:
                     with pytest.raises(HandoffFailed):
                         await reader.confirm(**wrong)
-                    assert strangers.num_messages == num_before + 2 * is_strange
+                    assert unauthenticated.num_messages == num_before + 2 * is_strange
                 assert not is_moved(source, ticket)
 
     run_jumping(main())
@@ -171,7 +171,7 @@ async def test_withdrawn_memory_is_released_when_its_reader_has_closed_the_call(
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_only_who_shows_the_token_gets_bytes_from_the_socket_and_only_while_they_are_lent(run: Run) -> None:
     async def main() -> None:
-        num_before, loop = strangers.num_messages, asyncio.get_running_loop()
+        num_before, loop = unauthenticated.num_messages, asyncio.get_running_loop()
         road, payload = Stream("127.0.0.1"), host_memory(bytearray(b"x" * LARGE_BYTES))
         with socket.socket() as mute, socket.socket() as guessing:
             async with road.lend(payload) as way:
@@ -182,7 +182,7 @@ def test_only_who_shows_the_token_gets_bytes_from_the_socket_and_only_while_they
                 assert await loop.sock_recv(guessing, 1) == b""
                 await road.fetch("127.0.0.1", way, host_memory(into := bytearray(LARGE_BYTES)))
                 assert into == b"x" * LARGE_BYTES
-                assert strangers.num_messages == num_before + 1
+                assert unauthenticated.num_messages == num_before + 1
                 with pytest.raises(BlockingIOError):
                     mute.recv(1)
             with suppress(ConnectionResetError):

@@ -15,7 +15,7 @@ import uvloop
 
 from baton.errors import HandoffFailed, HandoffStalled
 from baton.peer_tls import PeerTls
-from baton.strangers import strangers
+from baton.telemetry import unauthenticated
 from tests.certificates import Authority
 from tests.clock import run_jumping
 from tests.kv_peer import place_of, readers_of
@@ -37,7 +37,7 @@ def ours(tmp_path: Path) -> Authority:
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
     """What this process says of the next stranger."""
-    monkeypatch.setattr(strangers, "_logged_s", -math.inf)
+    monkeypatch.setattr(unauthenticated, "_logged_s", -math.inf)
     caplog.set_level(logging.INFO)
     return caplog
 
@@ -96,14 +96,14 @@ async def test_a_puller_that_is_not_trusted_gets_nothing_while_another_pulls(
     foreign = Authority(tmp_path / "theirs")
     tls, mixed = ours.peer(), ours.peer("mixed")
     mixed.connecting.load_cert_chain(*foreign.sign("stranger"))
-    num_before = strangers.num_messages
+    num_before = unauthenticated.num_messages
     async with transceiver(tls) as source, transceiver(tls) as good, transceiver(mixed) as bad:
         large = source.offer(host_memory(bytearray(PAYLOAD * 24)))
         running = asyncio.ensure_future(pull(good, large))
         ticket = source.offer(host_memory(bytearray(PAYLOAD)))
         with pytest.raises(HandoffFailed, match=r"refuses this process's certificate|lost"):
             await pull(bad, ticket)
-        assert strangers.num_messages == num_before + 1
+        assert unauthenticated.num_messages == num_before + 1
         assert "its certificate is not valid for this process's authority" in log.text
         async with transceiver(foreign.peer()) as other:
             with pytest.raises(HandoffFailed, match="its certificate is not valid for this"):
@@ -116,7 +116,7 @@ async def test_a_puller_that_is_not_trusted_gets_nothing_while_another_pulls(
 async def test_a_stranger_without_a_certificate_gets_nothing_and_is_counted(
     ours: Authority, log: pytest.LogCaptureFixture, has_tls: bool
 ) -> None:
-    num_before = strangers.num_messages
+    num_before = unauthenticated.num_messages
     async with transceiver(ours.peer()) as source:
         place = place_of(source.offer(host_memory(bytearray(PAYLOAD))))
         reader, writer = await asyncio.open_connection(*place, ssl=ours.client() if has_tls else None)
@@ -124,7 +124,7 @@ async def test_a_stranger_without_a_certificate_gets_nothing_and_is_counted(
         with suppress(OSError):  # a reset, or the alert
             assert await reader.read() == b""
         writer.transport.abort()
-        assert strangers.num_messages == num_before + 1
+        assert unauthenticated.num_messages == num_before + 1
         assert ("it has no certificate" if has_tls else "it does not speak TLS") in log.text
 
 

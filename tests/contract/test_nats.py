@@ -11,10 +11,8 @@ import pytest
 
 from baton.errors import BrokerLost, WorkerLost
 from baton.messages import Reply, Request, TokenChunk
-from baton.nats import NatsTransport
-from baton.nats_connection import Box
-from baton.serving import WorkerLink
-from baton.streams import CallerLink
+from baton.nats import Box, NatsTransport
+from baton.streams import CallerLink, WorkerLink
 from baton.transport import Transport
 from tests.alive import Newborn
 from tests.conftest import LaunchServer, ServerProcess, free_port

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from baton.errors import BrokerLost, WorkerLost
-from baton.nats import NatsTransport
-from baton.nats_connection import Post
+from baton.nats import NatsTransport, Post
 from baton.pace import TICK_S
 from baton.transport import Transport
 from tests.alive import Newborn

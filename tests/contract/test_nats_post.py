@@ -12,9 +12,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from baton import frames
-from baton.nats_connection import MAC_BYTES, Box, Mac, Post
-from baton.serving import Service, WorkerLink
-from baton.strangers import strangers
+from baton.nats import MAC_BYTES, Box, Mac, Post
+from baton.streams import Service, WorkerLink
+from baton.telemetry import unauthenticated
 from baton.transport import Transport
 from tests.alive import Newborn
 from tests.conftest import LaunchServer
@@ -166,16 +166,16 @@ def test_what_strangers_publish_is_counted_and_changes_nothing(nats_server: str)
             running = caller.call(address, a_request())
             await anext(running)
             frame = await seen.next_msg(timeout=PATIENCE_S)
-            num_before = strangers.num_messages
+            num_before = unauthenticated.num_messages
             await stranger.publish(f"{subject}.new", b"garbage")  # from no one, so it is not even read
             await stranger.publish(f"{subject}.new", b"garbage", reply="someone")
             await stranger.publish(frame.subject, b"garbage", reply=frame.reply)
             await stranger.publish(frame.reply, b"garbage", headers={"Status": "404"})
             await stranger.publish(frame.reply, frame.data)  # genuine, elsewhere
-            await until(lambda: strangers.num_messages >= num_before + 4)
+            await until(lambda: unauthenticated.num_messages >= num_before + 4)
             another = caller.call(address, a_request())
             await anext(another)
-            assert strangers.num_messages == num_before + 4
+            assert unauthenticated.num_messages == num_before + 4
             assert links.count() == 1  # the caller's
             assert not endless.closed.is_set()
             await another.aclose()

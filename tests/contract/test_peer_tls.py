@@ -18,8 +18,8 @@ from baton import peer_tls as peer_tls_module
 from baton.connect import Wires
 from baton.errors import WorkerLost
 from baton.peer_tls import CA, CERT, KEY, PeerDistrusted, PeerTls
-from baton.strangers import strangers
 from baton.tcp import TcpTransport
+from baton.telemetry import unauthenticated
 from baton.tls import CredentialError
 from tests.certificates import Authority
 from tests.clock import run_jumping
@@ -40,7 +40,7 @@ def theirs(tmp_path: Path) -> Authority:
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
     """What this process says of the next stranger."""
-    monkeypatch.setattr(strangers, "_logged_s", -math.inf)
+    monkeypatch.setattr(unauthenticated, "_logged_s", -math.inf)
     caplog.set_level(logging.INFO)
     return caplog
 
@@ -99,11 +99,11 @@ async def test_a_caller_of_another_authority_is_refused_by_name_while_streams_go
         await anext(running)
         told = await refusal(address, theirs.peer())
         assert "its certificate is not valid for this process's authority: self-signed" in told
-        num_before = strangers.num_messages
+        num_before = unauthenticated.num_messages
         told = await refusal(address, mixed(own=theirs, trusted=ours))
         assert "it hung up on this process's certificate" in told
         assert "worker w was lost" in told, "the rest of its name is a secret"
-        await until(lambda: strangers.num_messages > num_before)
+        await until(lambda: unauthenticated.num_messages > num_before)
         assert "its certificate is not valid for this process's authority: unable to get" in log.text
         assert not endless.closed.is_set()
         await running.aclose()
@@ -161,13 +161,13 @@ async def test_a_stranger_without_a_certificate_learns_nothing_and_is_counted(
     context.minimum_version = context.maximum_version = version
     async with serving(ours.peer()) as address:
         port = int(address.split(":")[2].partition("/")[0])
-        num_before = strangers.num_messages
+        num_before = unauthenticated.num_messages
         with contextlib.suppress(ConnectionError):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
             writer.write(b"let me in")
             assert await reader.read() == b""
             writer.transport.abort()
-        await until(lambda: strangers.num_messages == num_before + 1)
+        await until(lambda: unauthenticated.num_messages == num_before + 1)
         assert "last=the request plane: TLS with a caller failed: it has no certificate" in log.text
 
 
@@ -176,12 +176,12 @@ async def test_a_plain_stranger_is_disconnected_and_counted(
 ) -> None:
     async with serving(ours.peer()) as address:
         port = int(address.split(":")[2].partition("/")[0])
-        num_before = strangers.num_messages
+        num_before = unauthenticated.num_messages
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
         assert await reader.read() == b""
         writer.close()
-        assert strangers.num_messages == num_before + 1
+        assert unauthenticated.num_messages == num_before + 1
         assert "it does not speak TLS" in log.text
 
 

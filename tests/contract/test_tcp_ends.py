@@ -15,8 +15,8 @@ from baton import frames
 from baton.errors import WorkerLost
 from baton.messages import Reply, Request, TokenChunk
 from baton.peer_tls import PeerDistrusted
-from baton.strangers import strangers
 from baton.tcp import TcpTransport
+from baton.telemetry import unauthenticated
 from tests.clock import run_jumping
 from tests.contract.test_tcp import deaf_port, now_s, transports
 from tests.contract.test_tcp_admission import NUM_ADMITTED, few_descriptors, raw_connection
@@ -106,14 +106,14 @@ async def test_a_transport_that_is_closed_has_no_connection() -> None:
 
 async def test_a_known_caller_that_sends_too_much_is_lost_and_no_stranger() -> None:
     async with transports(1) as (worker,), worker.serve("w", count_up) as address:
-        num_before = strangers.num_messages
+        num_before = unauthenticated.num_messages
         place = urlsplit(address)
         reader, writer = await asyncio.open_connection(place.hostname, place.port)
         writer.write(hello(address))
         assert await reader.readexactly(1)
         writer.write((frames.MAX_FRAME_BYTES + 1).to_bytes(4, "big"))
         assert b"exceeds the limit" in await reader.read()
-        assert strangers.num_messages == num_before
+        assert unauthenticated.num_messages == num_before
         writer.close()
 
 

@@ -16,10 +16,9 @@ import pytest
 from baton import frames
 from baton.errors import BrokerLost, WorkerLost
 from baton.messages import Reply, Request, TokenChunk
-from baton.nats import NatsTransport
-from baton.nats_connection import ANSWER_S
-from baton.strangers import strangers
+from baton.nats import ANSWER_S, NatsTransport
 from baton.tcp import TcpTransport
+from baton.telemetry import unauthenticated
 from baton.transport import Transport
 from tests.certificates import Authority
 from tests.conftest import LaunchServer, ServerProcess, free_port
@@ -286,12 +285,12 @@ async def test_a_worker_that_sends_nonsense_is_lost_and_is_no_stranger() -> None
         writer.write(b"\xff" * 64)
         writer.close()
 
-    before, caller = strangers.num_messages, TcpTransport()
+    before, caller = unauthenticated.num_messages, TcpTransport()
     async with await asyncio.start_server(talk_nonsense, "127.0.0.1") as server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(WorkerLost, match="exceeds the limit"):
             await anext(caller.call(f"tcp://127.0.0.1:{port}/w.1", a_request()))
-    assert strangers.num_messages == before
+    assert unauthenticated.num_messages == before
     await caller.close()
 
 
@@ -311,11 +310,11 @@ async def raw_connection(address: str) -> AsyncIterator[tuple[asyncio.StreamRead
 async def test_a_worker_hangs_up_on_noise_and_serves_on(noise: bytes) -> None:
     transport = TcpTransport()
     async with transport.serve("w", count_up) as address:
-        num_before = strangers.num_messages
+        num_before = unauthenticated.num_messages
         async with raw_connection(address) as (reader, writer), within(SOON_S):
             writer.write(noise)
             await reader.read()
-        assert strangers.num_messages == num_before + 1
+        assert unauthenticated.num_messages == num_before + 1
         assert await tokens(transport.call(address, a_request(2))) == [0, 1]
     await transport.close()
 
@@ -327,12 +326,12 @@ async def test_a_caller_without_the_workers_name_is_not_told_it(version: int) ->
         async with transport.serve("w", count_up) as address:
             name = address.rpartition("/")[2]
             assert "." in name
-            num_before = strangers.num_messages
+            num_before = unauthenticated.num_messages
             async with raw_connection(address) as (reader, writer), within(SOON_S):
                 hello = msgspec.msgpack.encode((0, [frames.Hello(version, "w.guess")]))
                 writer.write(frames.with_length(hello))
                 told = await reader.read()
-            assert strangers.num_messages == num_before + 1
+            assert unauthenticated.num_messages == num_before + 1
             assert name.encode() not in told
             assert name.rpartition(".")[2].encode() not in told
         await transport.close()

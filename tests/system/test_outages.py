@@ -100,7 +100,7 @@ async def test_strangers_on_nats_do_not_disturb_streams(
     frontend, *workers = stack.processes
     assert " retry " not in frontend.text()
     for process in frontend, *(worker for worker in workers if worker.name.startswith("decode")):
-        assert "strange_messages=1 " in process.text()
+        assert "unauthenticated_messages=1 " in process.text()
     assert stack.gauge("baton_num_strange_messages") > 0
     stack.wait_idle()
 

@@ -8,7 +8,7 @@ import pytest
 from baton.discovery import MAX_WORKERS, decode_worker
 from baton.etcd import EtcdDiscovery, _Registration, instance_key
 from baton.etcd_rpc import _MESSAGES, EtcdError, _target, prefix_end
-from baton.strangers import strangers
+from baton.telemetry import unauthenticated
 from tests.clock import run_jumping
 from tests.registry import worker
 
@@ -73,9 +73,9 @@ def test_a_registration_is_read_up_to_64_kib() -> None:
     "junk", [b"x" * 70_000, b"", b"{", b"{}", b"[" * 60_000, b'"\xff"', b"null", b'{"x": ' + b"[" * 60_000]
 )
 def test_what_is_no_registration_is_skipped_and_counted(junk: bytes) -> None:
-    num_before = strangers.num_messages
+    num_before = unauthenticated.num_messages
     assert decode_worker(junk, "here") is None
-    assert strangers.num_messages == num_before + 1
+    assert unauthenticated.num_messages == num_before + 1
 
 
 class Lease(_Registration):

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from baton.messages import Role, Usage, WorkerStats
-from baton.strangers import strangers
+from baton.telemetry import unauthenticated
 from frontend.metrics import Metrics, Tally
 from tests.registry import worker
 
@@ -73,7 +73,7 @@ def test_the_counts_of_several_processes_are_added_and_the_oldest_tells_the_time
 
 def test_messages_of_strangers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = Metrics()
-    monkeypatch.setattr(strangers, "num_messages", 3)
+    monkeypatch.setattr(unauthenticated, "num_messages", 3)
     assert value(metrics, "baton_frontend_strange_messages") == 3
 
 

@@ -9,9 +9,8 @@ from baton import frames
 from baton.errors import EngineFailure, InvalidRequest
 from baton.frames import Cancel, Credit, End, Envelope, Goodbye, Hello, Next, Open
 from baton.messages import Reply, Request, TokenChunk
-from baton.serving import MAX_CALLERS, Service
-from baton.strangers import strangers
-from baton.streams import WINDOW
+from baton.streams import MAX_CALLERS, WINDOW, Service
+from baton.telemetry import unauthenticated
 from tests.clock import run_jumping
 from tests.generators import none_abandoned
 from tests.links import PACE, Pair, RawCaller, a_request, silent, turns
@@ -85,13 +84,13 @@ def test_nothing_is_begun_for_a_caller_that_has_said_goodbye() -> None:
 
 def test_a_stream_number_that_is_used_twice_breaks_the_link_of_a_caller_that_is_no_stranger() -> None:
     async def main() -> None:
-        num_strange = strangers.num_messages
+        num_strange = unauthenticated.num_messages
         service = Service("w", silent, PACE)
         caller = RawCaller(service)
         caller.say(Hello(frames.VERSION, "w"), Open(1, a_request()), Open(1, a_request()))
         assert caller.wire.closed
         assert caller.heard(Goodbye) == [Goodbye("stream 1 was opened twice")]
-        assert strangers.num_messages == num_strange
+        assert unauthenticated.num_messages == num_strange
         await turns(lambda: not service.tasks)
 
     run_jumping(main())

@@ -11,8 +11,7 @@ from baton.errors import DeadlineExceeded, WorkerLost, WorkerUnreached
 from baton.frames import Beat, Cancel, Credit, Goodbye, Hello, Open
 from baton.messages import StatsRequest
 from baton.pace import Pace
-from baton.serving import Service, WorkerLink, _Stream
-from baton.streams import WINDOW, CallerLink, _Call, call_over
+from baton.streams import WINDOW, CallerLink, Service, WorkerLink, _Call, _Stream, call_over
 from tests.alive import Newborn
 from tests.clock import run_jumping
 from tests.links import PACE, Pair, RawCaller, Sent, a_request, frame, silent, turns

@@ -11,8 +11,7 @@ from baton.errors import BatonError, EngineFailure, InvalidRequest, NotReady, Ov
 from baton.frames import Goodbye, Hello, Next
 from baton.messages import GenerateRequest, Reply, Request, TokenChunk, TokenLogprob, Usage, WorkerStats
 from baton.pace import Pace
-from baton.serving import MAX_STREAMS, Service
-from baton.streams import WINDOW, CallerLink, public_name
+from baton.streams import MAX_STREAMS, WINDOW, CallerLink, Service, public_name
 from tests.links import PACE, Pair, Sent, a_request, frame, turns
 from tests.planes import count_up, first_tokens, tokens
 from tests.waiting import PATIENCE_S, until

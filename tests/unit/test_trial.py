@@ -10,8 +10,8 @@ import pytest
 
 from baton.errors import HandoffFailed
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, Request, Role, TokenChunk, WorkerInfo
+from baton.pairing import trial_request, works
 from baton.tcp import TcpTransport
-from baton.trial import trial_request, works
 from tests.generators import none_abandoned
 from tests.planes import HANDOFF, Stream
 from tests.waiting import PATIENCE_S, until

@@ -28,7 +28,7 @@ from baton.messages import (
     WorkerStats,
 )
 from baton.process import NotStarted, Shutdown
-from baton.strangers import strangers
+from baton.telemetry import unauthenticated
 from tests import waiting
 from tests.clock import run_jumping
 from tests.generators import none_abandoned
@@ -157,8 +157,8 @@ async def test_each_role_runs_its_half_and_both_tell_their_figures() -> None:
     prefill, decode = Worker(ScriptedEngine(), Role.PREFILL), Worker(ScriptedEngine(), Role.DECODE)
     assert isinstance(await anext(prefill.answer(REQUEST)), KvHandoff)
     assert isinstance(await anext(decode.answer(REQUEST)), TokenChunk)
-    strangers.note("a test")
-    told = WorkerStats(num_running=7, num_strange_messages=strangers.num_messages)
+    unauthenticated.note("a test")
+    told = WorkerStats(num_running=7, num_strange_messages=unauthenticated.num_messages)
     assert told.num_strange_messages > 0
     assert [reply async for reply in decode.answer(StatsRequest())] == [told]
     with pytest.raises(InvalidRequest):

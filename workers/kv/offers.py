@@ -11,7 +11,7 @@ import msgspec
 
 from baton.errors import HandoffFailed
 from baton.messages import KvAsk, KvConfirm, KvGrant, KvWithdrawn, Reply, Request
-from baton.strangers import strangers
+from baton.telemetry import unauthenticated
 from workers.kv.memory import Memory
 
 GONE = "the KV is no longer offered: it was pulled or withdrawn, or it expired"
@@ -106,7 +106,7 @@ class Offers:
         offer = self._offers.get(request.offer_id)
         is_known = offer is not None and hmac.compare_digest(offer.secret, request.secret)
         if offer is not None and not is_known:
-            strangers.note("the KV's address")
+            unauthenticated.note("the KV's address")
         if offer is None or not is_known or offer.moved.done():
             raise HandoffFailed(GONE)
         num_offered = offer.payload.num_bytes

@@ -14,7 +14,7 @@ from baton.errors import HandoffFailed, HandoffStalled
 from baton.listener import Admission, Listener, Tls
 from baton.pace import Pulse
 from baton.peer_tls import PeerTls
-from baton.strangers import strangers
+from baton.telemetry import unauthenticated
 from workers.kv.memory import Memory, host_view
 
 STALL_S = 2.0
@@ -68,7 +68,7 @@ class Stream:
                     admission.busy(writer)
                     await _send(payload, writer)
                 else:
-                    strangers.note("the KV socket")
+                    unauthenticated.note("the KV socket")
             except (OSError, asyncio.IncompleteReadError):
                 pass  # it hung up
             finally:
