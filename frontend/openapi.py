@@ -23,8 +23,8 @@ from baton.errors import (
     Overloaded,
     WorkerLost,
 )
+from frontend.chat.answer import ChatCompletion
 from frontend.chat.body import ChatBody
-from frontend.chat.message import ChatCompletion
 from frontend.completions.answer import Completion, CompletionBody
 from frontend.http.answer import StreamChanged
 from frontend.http.authentication import InvalidApiKey

@@ -2,20 +2,20 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 
 from baton.messages import FinishReason, GenerateRequest, Sampling, TokenChunk
-from frontend.chat.message import MessageWriter, ToolCallBody
+from frontend.chat.answer import MessageWriter, ToolCallBody
 from frontend.harmony.conversation import Delta, MessageEnd, ReasoningDelta, TextDelta, ToolCallStart
 from frontend.harmony.parse import HarmonyParser
+from frontend.http.chunks import Envelope
 from frontend.text.specials import SpecialToken, Vocabulary
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
-from frontend.turn.chunks import Envelope
 from tests.repairs import REPAIRS
 
 TOOLS = frozenset({"get_weather", "bash", "search"})
@@ -152,13 +152,13 @@ def check_without_calls(ids: Sequence[int]) -> None:
 
 def check_answer(ids: Sequence[int], sizes: Sequence[int], finish_reason: FinishReason) -> None:
     """A streamed chat answer and one gathered at once are the same message."""
-    whole = _message(None)
-    _answer([ids], *whole, finish_reason)
-    body = whole[1].body()
+    whole, writer = _message()
+    body = writer.body([delta for deltas in _deltas([ids], whole, finish_reason) for delta in deltas])
     content, reasoning, finish = "", "", None
     calls: list[tuple[str, str]] = []
-    streamed = _message(_ENVELOPE)
-    for event in _answer(cuts(ids, sizes), *streamed, finish_reason).removesuffix(b"\n\n").split(b"\n\n"):
+    streamed, writer = _message()
+    events = b"".join(map(writer.write, _deltas(cuts(ids, sizes), streamed, finish_reason))) + writer.end()
+    for event in events.removesuffix(b"\n\n").split(b"\n\n"):
         chunk: Any = msgspec.json.decode(event.removeprefix(b"data: "))["choices"][0]
         content += chunk["delta"].get("content", "")
         reasoning += chunk["delta"].get("reasoning_content", "")
@@ -177,17 +177,18 @@ def check_answer(ids: Sequence[int], sizes: Sequence[int], finish_reason: Finish
     assert (content, reasoning, calls) == (message.content or "", message.reasoning_content or "", gathered)
 
 
-def _message(envelope: Envelope | None) -> tuple[Choice, MessageWriter]:
+def _message() -> tuple[Choice, MessageWriter]:
     choice = Choice(_REQUEST, HarmonyParser(VOCABULARY, TOOLS))
-    return choice, MessageWriter(0, choice, _TOKENIZER, envelope, gives_reasoning=True)
+    return choice, MessageWriter(0, choice, _TOKENIZER, _ENVELOPE, gives_reasoning=True)
 
 
-def _answer(
-    chunks: Sequence[Sequence[int]], choice: Choice, message: MessageWriter, finish_reason: FinishReason
-) -> bytes:
-    out = b"".join(message.write(choice.feed(TokenChunk(tuple(chunk)))) for chunk in chunks[:-1])
-    out += message.write(choice.feed(TokenChunk(tuple(chunks[-1]), finish_reason)))
-    return out + message.write(choice.finish()) + message.end()
+def _deltas(
+    chunks: Sequence[Sequence[int]], choice: Choice, finish_reason: FinishReason
+) -> Iterator[Sequence[Delta]]:
+    for chunk in chunks[:-1]:
+        yield choice.feed(TokenChunk(tuple(chunk)))
+    yield choice.feed(TokenChunk(tuple(chunks[-1]), finish_reason))
+    yield choice.finish()
 
 
 def _parse(chunks: Iterable[Sequence[int]], *, may_call: bool = True) -> tuple[list[Message], HarmonyParser]:

@@ -1,35 +1,58 @@
-"""A chat completion: from the body to the answer, streamed or whole."""
+"""A chat completion: from the body to the answer, as chunks or whole."""
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Literal
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
-from baton.errors import BatonError
-from baton.messages import TokenChunk
-from frontend.chat.body import ChatBody
-from frontend.chat.message import ChatCompletion, MessageWriter
+from frontend.chat.body import ChatBody, CustomCall, FunctionCall
 from frontend.chat.request import gives_reasoning, not_enforced, turn_request
-from frontend.http import sse
-from frontend.http.answer import Answer
+from frontend.harmony.conversation import (
+    Delta,
+    MessageEnd,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallStart,
+)
 from frontend.http.body import decode, read
-from frontend.http.errors import ErrorBody
+from frontend.http.chunks import ChunkedAnswer, Envelope, UsageBody
 from frontend.http.services import Services
-from frontend.text.served import ServedModel
-from frontend.turn.choice import Choice
-from frontend.turn.chunks import SYSTEM_FINGERPRINT, Envelope, UsageBody
-from frontend.turn.prepare import prepare
+from frontend.text.tokenizer import ModelTokenizer
+from frontend.turn.choice import Choice, FinishReason
+from frontend.turn.logprobs import ContentLogprob, content_logprobs
 from frontend.turn.request import Client, TurnRequest
+from frontend.turn.thoughts import PARAGRAPH
 
 
-async def prepare_chat(raw: bytes, client: Client, services: Services) -> "ChatAnswer":
+async def prepare_chat(raw: bytes, client: Client, services: Services) -> ChunkedAnswer:
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
     body, unknown, request = await read(raw, _read)
-    served = services.fleet.served(body.model)
-    choices = await prepare(
-        request, client, served, services.thoughts, services.generator.check, max_choices=services.max_choices
+    served, choices = await services.prepare(request, client)
+    envelope = Envelope("chat.completion.chunk", "chatcmpl", served.name, has_usage=body.gives_usage)
+    text_tools = frozenset(tool.custom.name for tool in body.tools or () if tool.custom is not None)
+    writers = [
+        MessageWriter(
+            index,
+            choice,
+            served.tokenizer,
+            envelope,
+            gives_reasoning=gives_reasoning(body),
+            text_tools=text_tools,
+        )
+        for index, choice in enumerate(choices)
+    ]
+    metadata = UNSET if body.metadata is None else body.metadata
+    return ChunkedAnswer(
+        envelope,
+        choices,
+        writers,
+        partial(ChatCompletion, metadata=metadata),
+        stream=bool(body.stream),
+        ignored=(*unknown, *not_enforced(body)),
     )
-    return ChatAnswer(body, served, choices, ignored=(*unknown, *not_enforced(body)))
 
 
 def _read(raw: bytes) -> tuple[ChatBody, tuple[str, ...], TurnRequest]:
@@ -37,62 +60,203 @@ def _read(raw: bytes) -> tuple[ChatBody, tuple[str, ...], TurnRequest]:
     return body, unknown, turn_request(body, len(raw))
 
 
-class ChatAnswer(Answer):
-    """The answer to one chat body."""
+class ChatLogprobs(msgspec.Struct, kw_only=True):
+    """Log probabilities of the visible text."""
+
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class ToolCallBody(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
+    """A function call that the model requests."""
+
+    id: str
+    function: FunctionCall
+
+
+class CustomCallBody(msgspec.Struct, kw_only=True, tag_field="type", tag="custom"):
+    """A custom tool call that the model requests."""
+
+    id: str
+    custom: CustomCall
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """The answer. `reasoning` and `reasoning_content` are the same text, under both names that clients
+    read."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallBody | CustomCallBody] | UnsetType = UNSET
+
+
+class ChatChoiceBody(msgspec.Struct, kw_only=True):
+    """One of the `n` answers."""
+
+    index: int
+    message: ChatMessage
+    finish_reason: FinishReason
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """The response of `POST /v1/chat/completions`, unless streamed."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoiceBody]
+    usage: UsageBody
+    system_fingerprint: str
+    object: Literal["chat.completion"] = "chat.completion"
+    service_tier: Literal["default"] = "default"
+    metadata: dict[str, str] | UnsetType = UNSET
+
+
+_encode = msgspec.json.Encoder().encode
+_MORE_ARGUMENTS = b'{"index":%d,"function":{"arguments":%b}}'
+_MORE_INPUT = b'{"index":%d,"custom":{"input":%b}}'
+_NO_LOGPROBS = b',"logprobs":null,"finish_reason":null}'
+
+
+class MessageWriter:
+    """Builds the message of one choice. Calls of `text_tools` are output as custom tool calls."""
 
     def __init__(
-        self, body: ChatBody, served: ServedModel, choices: Sequence[Choice], *, ignored: tuple[str, ...] = ()
+        self,
+        index: int,
+        choice: Choice,
+        tokenizer: ModelTokenizer,
+        envelope: Envelope,
+        *,
+        gives_reasoning: bool,
+        text_tools: frozenset[str] = frozenset(),
     ) -> None:
-        self.model = served.name
-        self.stream = bool(body.stream)
-        self.ignored = ignored
-        self.choices = choices
-        self._metadata = body.metadata
-        self._envelope = Envelope(
-            "chat.completion.chunk", "chatcmpl", served.name, has_usage=body.gives_usage
-        )
-        text_tools = frozenset(tool.custom.name for tool in body.tools or () if tool.custom is not None)
-        self._messages = [
-            MessageWriter(
-                index,
-                choice,
-                served.tokenizer,
-                self._envelope if self.stream else None,
-                gives_reasoning=gives_reasoning(body),
-                text_tools=text_tools,
-            )
-            for index, choice in enumerate(choices)
-        ]
+        self._index = index
+        self._choice = choice
+        self._tokenizer = tokenizer
+        self._gives_reasoning = gives_reasoning
+        self._text_tools = text_tools
+        self._calls: list[ToolCallBody | CustomCallBody] = []
+        self._open: type[Delta] | None = None
+        self._begun: set[type[Delta]] = set()
+        self._is_plain = gives_reasoning and choice.received.logprobs is None
+        self._head = envelope.head + b'{"index":%d,"delta":' % index
+        self._tail = envelope.tail
+        self._text_head = self._head + b'{"content":'
+        self._reasoning_head = self._head + b'{"reasoning":'
+        self._plain_tail = b"}" + _NO_LOGPROBS + self._tail
 
     def opening(self) -> bytes:
-        """The first chunk of each choice, with the role."""
-        return b"".join(message.role() for message in self._messages)
+        """The first chunk, with the role."""
+        return self._head + b'{"role":"assistant","content":""' + self._plain_tail
 
-    def feed(self, index: int, chunk: TokenChunk) -> bytes:
-        """The events of a chunk."""
-        return self._messages[index].write(self.choices[index].feed(chunk))
+    def write(self, deltas: Sequence[Delta]) -> bytes:
+        """The chunks of these deltas."""
+        if len(deltas) != 1:
+            return b"".join([self._chunk(delta) for delta in deltas])
+        delta = deltas[0]
+        if self._is_plain and self._open is type(delta):  # the hot path
+            if type(delta) is TextDelta:
+                return b"".join((self._text_head, _encode(delta.text), self._plain_tail))
+            if type(delta) is ReasoningDelta:
+                return self._reasoning_chunk(delta.text)
+        return self._chunk(delta)
 
-    def finish(self, index: int) -> bytes:
-        """The choice's last events."""
-        message = self._messages[index]
-        return message.write(self.choices[index].finish()) + message.end()
+    def end(self) -> bytes:
+        """The last chunk of the choice."""
+        reason = self._choice.finish_reason.encode()
+        return self._head + b'{},"logprobs":null,"finish_reason":"%b"}' % reason + self._tail
 
-    def closing(self) -> bytes:
-        """The usage, if requested, and the end of the stream."""
-        return self._envelope.closing(self.choices)
-
-    def failure(self, error: BatonError) -> bytes:
-        """The event that ends a failed stream."""
-        return sse.event(ErrorBody.of(error))
-
-    def body(self) -> msgspec.Struct:
-        """The whole answer."""
-        return ChatCompletion(
-            id=self._envelope.id,
-            created=self._envelope.created,
-            model=self.model,
-            system_fingerprint=SYSTEM_FINGERPRINT,
-            choices=[message.body() for message in self._messages],
-            usage=UsageBody.of(self.choices),
-            metadata=UNSET if self._metadata is None else self._metadata,
+    def body(self, deltas: Sequence[Delta]) -> ChatChoiceBody:
+        """The whole choice; `content` is null if there are calls and no visible text."""
+        texts: dict[type[Delta], list[str]] = {TextDelta: [], ReasoningDelta: []}
+        arguments: list[list[str]] = []
+        logprobs: list[ContentLogprob] = []
+        for delta in deltas:
+            match delta:
+                case TextDelta():
+                    texts[TextDelta].append(self._separated(delta))
+                    logprobs += self._logprobs(delta)
+                case ReasoningDelta() if self._gives_reasoning:
+                    texts[ReasoningDelta].append(self._separated(delta))
+                case ToolCallStart():
+                    self._begin_call(delta)
+                    arguments.append([])
+                case ToolCallArguments():
+                    arguments[delta.index].append(delta.text)
+                case MessageEnd():
+                    self._open = None
+        for call, parts in zip(self._calls, arguments, strict=True):
+            if isinstance(call, CustomCallBody):
+                call.custom.input = "".join(parts)
+            else:
+                call.function.arguments = "".join(parts)
+        text, reasoning = "".join(texts[TextDelta]), "".join(texts[ReasoningDelta]) or UNSET
+        has_logprobs = bool(text) and self._choice.received.logprobs is not None
+        return ChatChoiceBody(
+            index=self._index,
+            message=ChatMessage(
+                content=text if text or not self._calls else None,
+                reasoning=reasoning,
+                reasoning_content=reasoning,
+                tool_calls=self._calls or UNSET,
+            ),
+            finish_reason=self._choice.finish_reason,
+            logprobs=ChatLogprobs(content=logprobs) if has_logprobs else None,
         )
+
+    def _chunk(self, delta: Delta) -> bytes:
+        match delta:
+            case TextDelta():
+                return self._text_chunk(delta)
+            case ReasoningDelta():
+                return self._reasoning_chunk(self._separated(delta)) if self._gives_reasoning else b""
+            case ToolCallArguments():
+                is_custom = isinstance(self._calls[delta.index], CustomCallBody)
+                shape = _MORE_INPUT if is_custom else _MORE_ARGUMENTS
+                return self._call_chunk(shape % (delta.index, _encode(delta.text)))
+            case ToolCallStart():
+                # Inserts the index as the object's first field.
+                return self._call_chunk(b'{"index":%d,' % delta.index + _encode(self._begin_call(delta))[1:])
+            case MessageEnd():
+                self._open = None
+                return b""
+
+    def _text_chunk(self, delta: TextDelta) -> bytes:
+        text = _encode(self._separated(delta))
+        if self._choice.received.logprobs is None:
+            return b"".join((self._text_head, text, self._plain_tail))
+        logprobs = _encode(ChatLogprobs(content=self._logprobs(delta)))
+        return self._text_head + text + b'},"logprobs":' + logprobs + b',"finish_reason":null}' + self._tail
+
+    def _reasoning_chunk(self, text: str) -> bytes:
+        """More reasoning text, under both field names that clients read."""
+        data = _encode(text)
+        return b"".join((self._reasoning_head, data, b',"reasoning_content":', data, self._plain_tail))
+
+    def _call_chunk(self, call: bytes) -> bytes:
+        return b"".join((self._head, b'{"tool_calls":[', call, b"]", self._plain_tail))
+
+    def _begin_call(self, delta: ToolCallStart) -> "ToolCallBody | CustomCallBody":
+        call: ToolCallBody | CustomCallBody
+        if delta.name in self._text_tools:
+            call = CustomCallBody(id=delta.call_id, custom=CustomCall(name=delta.name, input=""))
+        else:
+            call = ToolCallBody(id=delta.call_id, function=FunctionCall(name=delta.name, arguments=""))
+        self._calls.append(call)
+        return call
+
+    def _separated(self, delta: TextDelta | ReasoningDelta) -> str:
+        """The delta's text, after a paragraph break if it starts another message of its kind."""
+        kind = type(delta)
+        text = PARAGRAPH + delta.text if kind in self._begun and self._open is not kind else delta.text
+        self._open = kind
+        self._begun.add(kind)
+        return text
+
+    def _logprobs(self, delta: TextDelta) -> list[ContentLogprob]:
+        return content_logprobs(self._choice.logprobs_of(delta) or (), self._tokenizer)

@@ -5,21 +5,16 @@ from typing import Annotated, ClassVar, Literal, cast
 
 import msgspec
 
-from baton.errors import BatonError, InvalidRequest
-from baton.messages import FinishReason, TokenChunk
-from frontend.harmony.conversation import TextDelta
-from frontend.http import sse
-from frontend.http.answer import Answer
+from baton.errors import InvalidRequest
+from baton.messages import FinishReason
+from frontend.harmony.conversation import Delta, TextDelta
 from frontend.http.body import decode, read
-from frontend.http.errors import ErrorBody
+from frontend.http.chunks import ChunkedAnswer, Envelope, UsageBody
 from frontend.http.services import Services
-from frontend.text.served import ServedModel
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
-from frontend.turn.chunks import SYSTEM_FINGERPRINT, Envelope, UsageBody
 from frontend.turn.fields import CommonFields, Count, Refused, StopText, TokenId
 from frontend.turn.logprobs import LegacyLogprobs, echoed_logprobs, legacy_logprobs
-from frontend.turn.prepare import prepare
 from frontend.turn.raw_text import text_of
 from frontend.turn.request import Client, Limits, RawPrompts, TurnRequest
 
@@ -88,14 +83,14 @@ DEFAULT_MAX_TOKENS = 16
 _encode = msgspec.json.Encoder().encode
 
 
-async def prepare_completion(raw: bytes, client: Client, services: Services) -> "CompletionAnswer":
+async def prepare_completion(raw: bytes, client: Client, services: Services) -> ChunkedAnswer:
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
     body, unknown, request = await read(raw, _read)
-    served = services.fleet.served(body.model)
-    choices = await prepare(
-        request, client, served, services.thoughts, services.generator.check, max_choices=services.max_choices
-    )
-    return CompletionAnswer(body, served, choices, ignored=unknown)
+    served, choices = await services.prepare(request, client)
+    envelope = Envelope("text_completion", "cmpl", served.name, has_usage=body.gives_usage)
+    writers = [TextWriter(i, choice, served.tokenizer, body, envelope) for i, choice in enumerate(choices)]
+    stream = bool(body.stream)
+    return ChunkedAnswer(envelope, choices, writers, Completion, stream=stream, ignored=unknown)
 
 
 def _read(raw: bytes) -> tuple[CompletionBody, tuple[str, ...], TurnRequest]:
@@ -135,123 +130,84 @@ def prompts_of(body: CompletionBody) -> list[str | list[int]]:
     return prompts
 
 
-class CompletionAnswer(Answer):
-    """The answer to one completion body."""
+class TextWriter:
+    """Builds one choice's text, without stop string or stop token, and its log probabilities, after the text
+    of the echoed prompt, if requested. With `max_tokens` 0 that is all."""
 
     def __init__(
         self,
-        body: CompletionBody,
-        served: ServedModel,
-        choices: Sequence[Choice],
-        *,
-        ignored: tuple[str, ...] = (),
-    ) -> None:
-        self.model = served.name
-        self.stream = bool(body.stream)
-        self.ignored = ignored
-        self.choices = choices
-        self._envelope = Envelope("text_completion", "cmpl", served.name, has_usage=body.gives_usage)
-        self._texts = [TextWriter(choice, served.tokenizer, body) for choice in choices]
-
-    def opening(self) -> bytes:
-        """The echoed prompts, if requested."""
-        return b"".join(self._chunk_of(i, text.echo) for i, text in enumerate(self._texts) if text.echo)
-
-    def feed(self, index: int, chunk: TokenChunk) -> bytes:
-        """The events of a chunk."""
-        deltas = self.choices[index].feed(chunk)
-        return b"".join([self._chunk(index, d, None) for d in deltas if isinstance(d, TextDelta)])
-
-    def finish(self, index: int) -> bytes:
-        """The choice's last events, with the log probabilities of trailing tokens without text."""
-        deltas = self.choices[index].finish()
-        rest = b"".join([self._chunk(index, d, None) for d in deltas if isinstance(d, TextDelta)])
-        return rest + self._chunk(index, None, self._texts[index].finish_reason)
-
-    def closing(self) -> bytes:
-        """The usage, if requested, and the end of the stream."""
-        return self._envelope.closing(self.choices)
-
-    def failure(self, error: BatonError) -> bytes:
-        """The event that ends a failed stream."""
-        return sse.event(ErrorBody.of(error))
-
-    def body(self) -> msgspec.Struct:
-        """The whole answer."""
-        return Completion(
-            id=self._envelope.id,
-            created=self._envelope.created,
-            model=self.model,
-            system_fingerprint=SYSTEM_FINGERPRINT,
-            choices=[text.body(index) for index, text in enumerate(self._texts)],
-            usage=UsageBody.of(self.choices),
-        )
-
-    def _chunk(self, index: int, delta: TextDelta | None, finish_reason: FinishReason | None) -> bytes:
-        text, logprobs = self._texts[index].write(delta)
-        if not self.stream:
-            return b""
-        return self._chunk_of(index, text, finish_reason, logprobs)
-
-    def _chunk_of(
-        self,
         index: int,
-        text: str,
-        finish_reason: FinishReason | None = None,
-        logprobs: LegacyLogprobs | None = None,
-    ) -> bytes:
-        choice = CompletionChoiceBody(index=index, text=text, finish_reason=finish_reason, logprobs=logprobs)
-        return self._envelope.head + _encode(choice) + self._envelope.tail
-
-
-class TextWriter:
-    """Builds one choice's text, without stop string or stop token, and its log probabilities. `echo` is the
-    text of the echoed prompt, if requested."""
-
-    def __init__(self, choice: Choice, tokenizer: ModelTokenizer, body: CompletionBody) -> None:
-        self.echo = text_of(choice.request.token_ids, tokenizer) if body.echo else ""
-        self._is_silent = body.max_tokens == 0
+        choice: Choice,
+        tokenizer: ModelTokenizer,
+        body: CompletionBody,
+        envelope: Envelope,
+    ) -> None:
+        self._index = index
         self._choice = choice
         self._tokenizer = tokenizer
-        self._texts: list[str] = []
+        self._echo = text_of(choice.request.token_ids, tokenizer) if body.echo else ""
+        self._is_silent = body.max_tokens == 0
+        self._envelope = envelope
         self._num_chars = 0
         self._num_given = 0  # tokens whose log probabilities were output
 
+    def opening(self) -> bytes:
+        """The echoed prompt, if requested."""
+        return self._encoded(self._echo) if self._echo else b""
+
+    def write(self, deltas: Sequence[Delta]) -> bytes:
+        """The chunks of these deltas."""
+        if self._is_silent:
+            return b""
+        return b"".join([self._chunk(delta) for delta in deltas if isinstance(delta, TextDelta)])
+
+    def end(self) -> bytes:
+        """The last chunk, with the log probabilities of trailing tokens without text."""
+        logprobs = self._next_logprobs(None) if not self._is_silent else None
+        return self._encoded("", logprobs, self._finish_reason)
+
+    def body(self, deltas: Sequence[Delta]) -> CompletionChoiceBody:
+        """The whole choice."""
+        texts = [] if self._is_silent else [delta.text for delta in deltas if isinstance(delta, TextDelta)]
+        text = self._echo + "".join(texts)
+        return self._choice_body(text, self._all_logprobs(), self._finish_reason)
+
     @property
-    def finish_reason(self) -> FinishReason:
-        """Why the text ended."""
+    def _finish_reason(self) -> FinishReason:
         return "length" if self._choice.is_cut else "stop"
 
-    def write(self, delta: TextDelta | None) -> tuple[str, LegacyLogprobs | None]:
-        """(the text of a delta, the log probabilities up to it); for None, the rest."""
-        if self._is_silent:
-            return "", None
-        text = "" if delta is None else delta.text
-        entries = self._choice.received.logprobs
-        logprobs = None
-        if entries is not None:
-            stop = len(entries) if delta is None else delta.stop
-            logprobs = legacy_logprobs(entries[self._num_given : stop], self._tokenizer, self._num_chars)
-            self._num_given = stop
-        self._texts.append(text)
-        self._num_chars += len(text)
-        return text, logprobs
+    def _chunk(self, delta: TextDelta) -> bytes:
+        logprobs = self._next_logprobs(delta.stop)
+        self._num_chars += len(delta.text)
+        return self._encoded(delta.text, logprobs)
 
-    def body(self, index: int) -> CompletionChoiceBody:
-        """The whole choice."""
+    def _encoded(
+        self, text: str, logprobs: LegacyLogprobs | None = None, finish_reason: FinishReason | None = None
+    ) -> bytes:
+        choice = self._choice_body(text, logprobs, finish_reason)
+        return self._envelope.head + _encode(choice) + self._envelope.tail
+
+    def _choice_body(
+        self, text: str, logprobs: LegacyLogprobs | None, finish_reason: FinishReason | None
+    ) -> CompletionChoiceBody:
         return CompletionChoiceBody(
-            index=index,
-            text=self.echo + "".join(self._texts),
-            finish_reason=self.finish_reason,
-            logprobs=self._logprobs(),
+            index=self._index, text=text, finish_reason=finish_reason, logprobs=logprobs
         )
 
-    def _logprobs(self) -> LegacyLogprobs | None:
+    def _next_logprobs(self, stop: int | None) -> LegacyLogprobs | None:
+        """Those up to a token; None: of all that are left."""
+        entries = self._choice.received.logprobs
+        if entries is None:
+            return None
+        start, self._num_given = self._num_given, len(entries) if stop is None else stop
+        return legacy_logprobs(entries[start : self._num_given], self._tokenizer, self._num_chars)
+
+    def _all_logprobs(self) -> LegacyLogprobs | None:
         received = self._choice.received
         entries = received.logprobs
         if entries is None:
             return None
-        if not self.echo:
+        if not self._echo:
             return legacy_logprobs(entries, self._tokenizer, 0)
-        told = [*received.prompt_logprobs, *([] if self._is_silent else entries)]
-        return echoed_logprobs(self._choice.request.token_ids[0], told, self._tokenizer)
+        of_all = [*received.prompt_logprobs, *([] if self._is_silent else entries)]
+        return echoed_logprobs(self._choice.request.token_ids[0], of_all, self._tokenizer)

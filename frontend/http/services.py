@@ -10,6 +10,9 @@ from frontend.http.bodies import Bodies
 from frontend.metrics import Metrics, Sampled
 from frontend.routing.health import Health
 from frontend.text.served import ServedModel
+from frontend.turn.choice import Choice
+from frontend.turn.prepare import prepare
+from frontend.turn.request import Client, TurnRequest
 from frontend.turn.thoughts import Thoughts
 
 
@@ -80,6 +83,14 @@ class Services:
     keep_alive_s: float = 10.0
     strict_tools: bool = False
     share_cache: bool = False
+
+    async def prepare(self, request: TurnRequest, client: Client) -> tuple[ServedModel, list[Choice]]:
+        """The model and the choices, ready to be generated. Raises BatonErrors, as `prepare` does."""
+        served = self.fleet.served(request.model)
+        check = self.generator.check
+        return served, await prepare(
+            request, client, served, self.thoughts, check, max_choices=self.max_choices
+        )
 
     def check_tools(self, left_out: Iterable[str]) -> None:
         """Raises InvalidRequest if `left_out` has tools and `strict_tools` is on."""

@@ -10,7 +10,7 @@ from frontend.messages.answer import MessagesAnswer, TokenCount
 from frontend.messages.body import Counted, MessagesBody
 from frontend.messages.request import Reading
 from frontend.metrics import Tally
-from frontend.turn.prepare import encode, prepare
+from frontend.turn.prepare import encode
 from frontend.turn.request import Client, TurnRequest
 from frontend.turn.seal import Seal
 
@@ -34,10 +34,7 @@ class MessagesRoutes:
         """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
         body, unknown, reading, request = await read(raw, lambda raw: self._read(raw, MessagesBody))
         services.check_tools(reading.left_out)
-        served = services.fleet.served(body.model)
-        (choice,) = await prepare(
-            request, client, served, services.thoughts, services.generator.check, max_choices=1
-        )
+        _, (choice,) = await services.prepare(request, client)
         thinking = body.thinking
         shows = thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"
         return MessagesAnswer(

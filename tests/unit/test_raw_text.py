@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from baton.messages import FinishReason, Sampling, TokenChunk, TokenLogprob, Usage
 from frontend.harmony.conversation import TextDelta
 from frontend.harmony.parse import HarmonyParser
+from frontend.http.chunks import UsageBody
 from frontend.turn.choice import Choice
-from frontend.turn.chunks import UsageBody
 from frontend.turn.raw_text import RawText
 from frontend.turn.received import ReceivedTokens
 from tests.scripted_frontend import TOKENIZER

@@ -1,0 +1,160 @@
+"""Chat and raw completions: streamed as chunks whose constant parts are encoded once, or whole."""
+
+import importlib.metadata
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from baton.errors import BatonError
+from baton.messages import TokenChunk
+from frontend.harmony.conversation import Delta
+from frontend.http import sse
+from frontend.http.answer import Answer
+from frontend.http.errors import ErrorBody
+from frontend.turn.choice import Choice, num_prompt_tokens
+from frontend.turn.ids import new_id
+
+
+class PromptDetails(msgspec.Struct, kw_only=True):
+    """Breakdown of the prompt tokens; `cached_tokens` were found in the KV cache."""
+
+    cached_tokens: int = 0
+
+
+class CompletionDetails(msgspec.Struct, kw_only=True):
+    """Breakdown of the completion tokens."""
+
+    reasoning_tokens: int = 0
+
+
+class UsageBody(msgspec.Struct, kw_only=True):
+    """Token counts of a whole answer; a prompt shared by several choices counts once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    completion_tokens_details: CompletionDetails
+    prompt_tokens_details: PromptDetails
+
+    @classmethod
+    def of(cls, choices: Sequence[Choice]) -> "UsageBody":
+        """The counts of these choices so far."""
+        num_prompt = num_prompt_tokens(choices)
+        num_completion = sum(choice.received.num_tokens for choice in choices)
+        firsts = (choice for choice in choices if choice.request.sampling.choice == 0)
+        num_cached = sum(choice.received.num_cached_tokens for choice in firsts)
+        num_reasoning = sum(choice.num_reasoning_tokens for choice in choices)
+        return cls(
+            prompt_tokens=num_prompt,
+            completion_tokens=num_completion,
+            total_tokens=num_prompt + num_completion,
+            completion_tokens_details=CompletionDetails(reasoning_tokens=num_reasoning),
+            prompt_tokens_details=PromptDetails(cached_tokens=num_cached),
+        )
+
+
+SYSTEM_FINGERPRINT = f"baton-{importlib.metadata.version('baton')}"
+DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Envelope:
+    """The fields shared by all chunks of an answer. `head` is a chunk up to its list of choices, `tail` is
+    everything after that list."""
+
+    def __init__(self, kind: str, id_prefix: str, model: str, *, has_usage: bool) -> None:
+        self.fields = {
+            "id": new_id(id_prefix, "-"),
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
+        }
+        self._has_usage = has_usage
+        self.head = b"data: " + _encode({"object": kind, **self.fields})[:-1] + b',"choices":['
+        self.tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
+
+    def closing(self, choices: Sequence[Choice]) -> bytes:
+        """The usage, if requested, and the end of the stream."""
+        if not self._has_usage:
+            return DONE
+        return self.head + b'],"usage":' + _encode(UsageBody.of(choices)) + b"}\n\n" + DONE
+
+
+class ChoiceWriter(Protocol):
+    """Builds one choice of an answer, as chunks or whole."""
+
+    def opening(self) -> bytes:
+        """The first chunk, if there is one before the first token."""
+        ...
+
+    def write(self, deltas: Sequence[Delta]) -> bytes:
+        """The chunks of these deltas."""
+        ...
+
+    def end(self) -> bytes:
+        """The last chunk."""
+        ...
+
+    def body(self, deltas: Sequence[Delta]) -> msgspec.Struct:
+        """The whole choice, from all its deltas."""
+        ...
+
+
+class ChunkedAnswer(Answer):
+    """The answer to a chat or completion body. `whole` makes its body of the envelope's fields, the choices
+    and the usage."""
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        choices: Sequence[Choice],
+        writers: Sequence[ChoiceWriter],
+        whole: Callable[..., msgspec.Struct],
+        *,
+        stream: bool,
+        ignored: tuple[str, ...] = (),
+    ) -> None:
+        self.model = choices[0].request.model
+        self.stream = stream
+        self.ignored = ignored
+        self.choices = choices
+        self._envelope = envelope
+        self._writers = writers
+        self._whole = whole
+        self._deltas: list[list[Delta]] = [[] for _ in choices]
+
+    def opening(self) -> bytes:
+        """The first chunk of each choice."""
+        return b"".join(writer.opening() for writer in self._writers)
+
+    def feed(self, index: int, chunk: TokenChunk) -> bytes:
+        """The events of a chunk."""
+        deltas = self.choices[index].feed(chunk)
+        if self.stream:
+            return self._writers[index].write(deltas)
+        self._deltas[index] += deltas
+        return b""
+
+    def finish(self, index: int) -> bytes:
+        """The choice's last events."""
+        deltas = self.choices[index].finish()
+        if self.stream:
+            return self._writers[index].write(deltas) + self._writers[index].end()
+        self._deltas[index] += deltas
+        return b""
+
+    def closing(self) -> bytes:
+        """The usage, if requested, and the end of the stream."""
+        return self._envelope.closing(self.choices)
+
+    def failure(self, error: BatonError) -> bytes:
+        """The event that ends a failed stream."""
+        return sse.event(ErrorBody.of(error))
+
+    def body(self) -> msgspec.Struct:
+        """The whole answer."""
+        choices = [writer.body(each) for writer, each in zip(self._writers, self._deltas, strict=True)]
+        return self._whole(**self._envelope.fields, choices=choices, usage=UsageBody.of(self.choices))
