@@ -195,23 +195,33 @@ async def _watch_client(exchange: Exchange, answer: Answer, outbox: sse.Outbox) 
 
 async def _pump(answer: Answer, index: int, services: Services, outbox: sse.Outbox, tally: Tally) -> None:
     """Feed a choice's chunks to the outbox; the reader reports failures."""
-    choice = answer.choices[index]
+    taken = partial(outbox.taken, services.first_event_wait_s, answer.keep_alive if answer.stream else b"")
     try:
-        taken = partial(
-            outbox.taken, services.first_event_wait_s, answer.keep_alive if answer.stream else b""
-        )
-        async with aclosing(services.generator.generate(choice.request, choice.caller, taken)) as chunks:
-            async for chunk in chunks:
-                if tally.first_token_s is None:
-                    tally.first_token_s = time.perf_counter()
-                await outbox.send(answer.feed(index, chunk))
-                if choice.stopped:
-                    break
+        await feed(answer, index, services, tally, taken, outbox.send)
         outbox.put(answer.finish(index))
     except Exception as error:  # noqa: BLE001 handed to the reader, which raises it
         outbox.close(error)
     else:
         outbox.close()
+
+
+async def feed(  # noqa: PLR0917  one call
+    answer: Answer,
+    index: int,
+    services: Services,
+    tally: Tally,
+    on_taken: Callable[[], None],
+    send: Callable[[bytes], Awaitable[None]],
+) -> None:
+    """Generate one choice and send its events, but the last ones; `on_taken` as in `TokenSource.generate`."""
+    choice = answer.choices[index]
+    async with aclosing(services.generator.generate(choice.request, choice.caller, on_taken)) as chunks:
+        async for chunk in chunks:
+            if tally.first_token_s is None:
+                tally.first_token_s = time.perf_counter()
+            await send(answer.feed(index, chunk))
+            if choice.stopped:
+                break
 
 
 def count(choices: Sequence[Choice], tally: Tally) -> None:

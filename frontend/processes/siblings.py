@@ -5,8 +5,8 @@ import dataclasses
 import logging
 import secrets
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from baton.messages import FrontendReply, FrontendRequest, Reply, Request
 from baton.tcp import UnixTransport
 from frontend.http.limits import Quotas, Used
 from frontend.metrics import Metrics, Sampled
-from frontend.responses.runs import UNREACHED, FollowedElsewhere, Runs
+from frontend.responses.runs import UNREACHED, Runs
 from frontend.turn.thoughts import Kept, Thoughts
 
 SCRAPE_TIMEOUT_S = 1.0
@@ -26,7 +26,6 @@ SILENCE_S = 10.0
 """A process that is silent for so long does not answer: it is frozen, or dead."""
 MAX_UNTOLD = 10_000
 """Messages on their way to processes that do not read them; more are dropped."""
-_PIECE_BYTES = 1 << 20
 
 log = logging.getLogger(__name__)
 
@@ -47,20 +46,14 @@ class Scrape(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Answered with the process's metrics."""
 
 
-class StopRun(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Cancel a background run; answered once it has ended and is stored."""
+class AskRun(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Answered by `Runs.answer`."""
 
     response_id: str
+    sequence_number: int | None
 
 
-class FollowRun(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Answered with an empty reply and the run's events after that one, if the process has the run."""
-
-    response_id: str
-    sequence_number: int
-
-
-Message = Keep | Spend | Scrape | StopRun | FollowRun
+Message = Keep | Spend | Scrape | AskRun
 
 
 def _token_ids(kind: type, value: object) -> object:
@@ -86,7 +79,7 @@ class Shared:
 
 class Siblings:
     """This process, index `index` of its frontend's `num_processes`, among the other ones and those of other
-    frontends; implements `frontend.responses.runs.OtherRuns`. The frontend is known by its `folder`, or, with
+    frontends. The frontend is known by its `folder`, or, with
     one process, by a name of its own. `listening` is to be called once this process accepts connections.
     """
 
@@ -131,37 +124,21 @@ class Siblings:
         found = await asyncio.gather(*map(self._scrape, self._others))
         return [samples for samples in found if samples is not None]
 
-    async def stop(self, address: str, response_id: str) -> None:
-        """`OtherRuns.stop`."""
-        async with aclosing(self._ask(address, StopRun(response_id))) as replies:
-            with _reaching():
-                await anext(replies, None)
-
-    @asynccontextmanager
-    async def follow(
-        self, address: str, response_id: str, sequence_number: int
-    ) -> AsyncIterator[FollowedElsewhere | None]:
-        """`OtherRuns.follow`."""
-        async with aclosing(self._ask(address, FollowRun(response_id, sequence_number))) as replies:
-            with _reaching():
-                first = await anext(replies, None)
-            if first is None:
-                yield None
-                return
-            followed = FollowedElsewhere(sequence_number + 1)
-            pumping = asyncio.create_task(_pump(replies, followed))
-            try:
-                yield followed
-            finally:
-                pumping.cancel()
-                await asyncio.wait([pumping])
+    def ask_run(
+        self, address: str, response_id: str, sequence_number: int | None
+    ) -> AsyncGenerator[bytes, None]:
+        """`frontend.responses.runs.AskRun`."""
+        return self._ask(address, AskRun(response_id, sequence_number))
 
     async def _ask(self, address: str, message: Message) -> AsyncGenerator[bytes, None]:
         request = FrontendRequest(data=_ENCODER.encode(message))
-        async with aclosing(self._plane.call(address, request)) as replies:
-            async for reply in replies:
-                assert isinstance(reply, FrontendReply), "another frontend answers"
-                yield reply.data
+        try:
+            async with aclosing(self._plane.call(address, request)) as replies:
+                async for reply in replies:
+                    assert isinstance(reply, FrontendReply), "another frontend answers"
+                    yield reply.data
+        except WorkerLost as error:
+            raise NotReady(UNREACHED, retry_after_s=1) from error
 
     def _tell(self, message: Keep | Spend) -> None:
         for address in self._others:
@@ -191,42 +168,7 @@ async def _answers(shared: Shared, request: Request) -> AsyncGenerator[Reply, No
             shared.quotas.note(used)
         case Scrape():
             yield FrontendReply(_ENCODER.encode(shared.metrics.samples()))
-        case StopRun(response_id):
-            if (run := await shared.runs.get(response_id)) is not None:
-                await run.stop()
-        case FollowRun(response_id, sequence_number):
-            if (run := await shared.runs.get(response_id)) is not None:
-                with run.follow(sequence_number) as outbox:
-                    yield FrontendReply(b"")
-                    while data := await outbox.take():
-                        for piece in _pieces(data):
-                            yield FrontendReply(piece)
-
-
-def _pieces(events: bytes) -> Iterator[bytes]:
-    """Whole events that are small enough for a reply."""
-    start = 0
-    while start < len(events):
-        end = events.find(b"\n\n", start + _PIECE_BYTES)
-        end = len(events) if end < 0 else end + 2
-        yield events[start:end]
-        start = end
-
-
-async def _pump(replies: AsyncGenerator[bytes, None], followed: FollowedElsewhere) -> None:
-    try:
-        with _reaching():
-            async for data in replies:
-                await followed.put(data)
-        followed.outbox.close()
-    except BatonError as error:
-        followed.outbox.close(error)
-
-
-@contextmanager
-def _reaching() -> Iterator[None]:
-    """Raises NotReady if the other process is lost."""
-    try:
-        yield
-    except WorkerLost as error:
-        raise NotReady(UNREACHED, retry_after_s=1) from error
+        case AskRun(response_id, sequence_number):
+            async with aclosing(shared.runs.answer(response_id, sequence_number)) as answers:
+                async for data in answers:
+                    yield FrontendReply(data)

@@ -13,7 +13,6 @@ from frontend.harmony.conversation import (
 )
 from frontend.http.body import decode, read
 from frontend.http.services import Services
-from frontend.responses.answer import ResponseAnswer
 from frontend.responses.body import (
     LOGPROBS,
     RUNNING,
@@ -26,7 +25,7 @@ from frontend.responses.body import (
 )
 from frontend.responses.given import GivenReference, InputReader
 from frontend.responses.items import Item, OutputItem, turns
-from frontend.responses.output import EventWriter, OutputShape, OutputWriter
+from frontend.responses.output import EventWriter, OutputShape, OutputWriter, ResponseAnswer
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.responses.tools import OfferedTools, call_choice, offered_tools
@@ -108,15 +107,10 @@ async def resolved(given: Sequence[Item | GivenReference], store: ResponseStore,
 async def _referred(item_id: str, path: str, store: ResponseStore, key_name: str) -> Item:
     stored = await store.with_item(item_id, key_name)
     if stored is not None:
-        for candidate in await asyncio.to_thread(_all_items, stored):
+        for candidate in await asyncio.to_thread(_items_of, [stored]):
             if candidate.id == item_id:
                 return candidate
     raise InvalidRequest(f"`{path}`: no stored response has an item with id {item_id!r}.", param=path)
-
-
-def _all_items(stored: StoredResponse) -> list[Item]:
-    known = msgspec.json.decode(stored.items, type=list[Item])
-    return [*known, *msgspec.json.decode(stored.body, type=_Output).output]
 
 
 def check_served(body: ResponseBody) -> None:
@@ -199,11 +193,11 @@ class FailedAtOnce(Exception):
         super().__init__()
         self.status = error.status
         writer = EventWriter()
-        opening = [writer.event(f"response.{name}", response=response) for name in ("created", "in_progress")]
+        opening = writer.opening(response)
         failed = msgspec.structs.replace(
             response, status="failed", error=ResponseError.of(error), store=False
         )
-        self.events = b"".join(opening) + writer.event("response.failed", response=failed)
+        self.events = opening + writer.event("response.failed", response=failed)
 
 
 async def prepare_response(
@@ -229,15 +223,14 @@ async def prepare_response(
         as_summary=summary_of(body) is not None,
         seal=seal if SEALED in (body.include or ()) else None,
     )
-    writer = EventWriter() if body.stream else None
+    writer = EventWriter(streams=bool(body.stream))
     response = begun(body, request.prompt.reasoning_effort)
     unstored = ("store",) if response.store and state.store.is_failing else ()
     return ResponseAnswer(
         response,
         asked.items,
         choice,
-        output=OutputWriter(choice, served.tokenizer, shape, writer),
-        writer=writer,
+        OutputWriter(choice, served.tokenizer, shape, writer),
         store=state.store,
         key_name=client.key_name,
         ignored=(*asked.ignored, *unstored),

@@ -1,11 +1,14 @@
-"""The output of a response: turns a choice's deltas into output items and events."""
+"""The answer of the Responses API: its output items, its events from created to the last, and its storage."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET
 
+from baton.errors import BatonError
+from baton.messages import TokenChunk
 from frontend.harmony.conversation import (
     FUNCTIONS,
     Delta,
@@ -16,25 +19,39 @@ from frontend.harmony.conversation import (
     ToolCallArguments,
     ToolCallStart,
 )
+from frontend.http.answer import Answer
+from frontend.responses.body import (
+    RUNNING,
+    IncompleteDetails,
+    InputDetails,
+    OutputDetails,
+    ResponseError,
+    ResponseObject,
+    ResponseUsage,
+)
 from frontend.responses.items import (
     CustomCallItem,
     FunctionCallItem,
+    Item,
     ItemStatus,
     MessageItem,
     OutputItem,
     OutputText,
-    Phase,
     ReasoningItem,
     ReasoningText,
     SummaryText,
     WrittenItem,
     machine_call,
 )
+from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
 from frontend.turn.ids import new_id
 from frontend.turn.logprobs import ContentLogprob, content_logprobs
 from frontend.turn.seal import Seal
+
+MAX_KEPT_STREAM_BYTES = 16 << 20
+"""Longer streams are not stored and cannot be resumed; their responses are stored all the same."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -55,20 +72,26 @@ class EventLogprob(msgspec.Struct):
 
 
 class EventWriter:
-    """Encodes events with consecutive sequence numbers."""
+    """Encodes events with consecutive sequence numbers, or to nothing unless `streams`."""
 
-    def __init__(self) -> None:
-        self.num_events = 0
+    def __init__(self, num_events: int = 0, *, streams: bool = True) -> None:
+        self.num_events = num_events
+        self.streams = streams
 
     def event(self, kind: str, **fields: object) -> bytes:
         """One event with these fields."""
-        return self.numbered(head(kind, **fields))
+        return self.numbered(head(kind, **fields)) if self.streams else b""
 
     def numbered(self, data: bytes) -> bytes:
         """Complete an event from `head` with its sequence number."""
         number = self.num_events
         self.num_events += 1
         return b'%b,"sequence_number":%d}\n\n' % (data, number)
+
+    def opening(self, response: ResponseObject) -> bytes:
+        """The first two events of a response."""
+        created = self.event("response.created", response=response)
+        return created + self.event("response.in_progress", response=response)
 
 
 def head(kind: str, **fields: object) -> bytes:
@@ -83,44 +106,49 @@ def after(stream: bytes, sequence_number: int) -> bytes:
 
 
 class _Shape(NamedTuple):
-    """Event names of an item's text and of its part, and the field with the part's index."""
+    """How an item's text is output: the names of its events, the item's field, and, if it is in a part, the
+    part's type, the name of its events, and the field with its index."""
 
-    text: str
-    part: str | None = None
-    counter: str | None = None
+    event: str
+    field: str
+    part: type[OutputText | ReasoningText | SummaryText] | None = None
+    part_event: str = "response.content_part"
+    index_field: str = "content_index"
 
 
-_THOUGHT = _Shape("response.reasoning_text", "response.content_part", "content_index")
-_SUMMARY = _Shape("response.reasoning_summary_text", "response.reasoning_summary_part", "summary_index")
-_TEXT = _Shape("response.output_text", "response.content_part", "content_index")
-_CALL = _Shape("response.function_call_arguments")
-_CUSTOM_CALL = _Shape("response.custom_tool_call_input")
+_THOUGHT = _Shape("response.reasoning_text", "content", ReasoningText)
+_SUMMARY = _Shape(
+    "response.reasoning_summary_text",
+    "summary",
+    SummaryText,
+    "response.reasoning_summary_part",
+    "summary_index",
+)
+_TEXT = _Shape("response.output_text", "content", OutputText)
+_CALL = _Shape("response.function_call_arguments", "arguments")
+_CUSTOM_CALL = _Shape("response.custom_tool_call_input", "input")
 
 
 class OpenItem:
-    """An output item that is being written. Its methods return events, or b"" without a `writer`."""
+    """An output item that is being written. Its methods return events."""
 
-    def __init__(
-        self, item: WrittenItem, index: int, writer: EventWriter | None, *, as_summary: bool = False
-    ) -> None:
+    def __init__(self, item: WrittenItem, shape: _Shape, index: int, writer: EventWriter) -> None:
         self.item = item
         self._writer = writer
+        self._shape = shape
         self._texts: list[str] = []
         self._logprobs: list[ContentLogprob] = []
-        self._shape = _SUMMARY if as_summary else _shape_of(item)
+        self._index = index
         self._place: dict[str, object] = {"item_id": item.id, "output_index": index}
-        if self._shape.counter is not None:
-            self._place[self._shape.counter] = 0
-        self._delta_head = head(self._shape.text + ".delta", **self._place) + b',"delta":'
-        self._delta_tail = b',"logprobs":[]' if isinstance(item, MessageItem) else b""
+        if shape.part is not None:
+            self._place[shape.index_field] = 0
+        self._delta_head = head(shape.event + ".delta", **self._place) + b',"delta":'
+        self._delta_tail = b',"logprobs":[]' if shape is _TEXT else b""
 
     def begin(self) -> bytes:
         """The events that add the item and its single part."""
-        index = self._place["output_index"]
-        added = self._event("response.output_item.added", output_index=index, item=self.item)
-        if self._shape.part is None:
-            return added
-        return added + self._event(self._shape.part + ".added", **self._place, part=self._part(""))
+        added = self._writer.event("response.output_item.added", output_index=self._index, item=self.item)
+        return added + self._part_event("added", "")
 
     def write(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> bytes:
         """The event that adds text."""
@@ -129,66 +157,40 @@ class OpenItem:
         if logprobs:
             self._logprobs += logprobs
             tail = b',"logprobs":' + _encode(_without_bytes(logprobs))
-        if self._writer is None:
+        if not self._writer.streams:
             return b""
         return self._writer.numbered(b"".join((self._delta_head, _encode(text), tail)))
 
     def fill(self) -> str:
         """Store the text so far in the item; returns the text."""
         text = "".join(self._texts)
-        match self.item:
-            case FunctionCallItem() as call:
-                call.arguments = text
-            case CustomCallItem() as call:
-                call.input = text
-            case MessageItem() as message:
-                message.content = [OutputText(text=text, logprobs=list(self._logprobs))]
-            case ReasoningItem() as reasoning if self._shape is _SUMMARY:
-                reasoning.summary = [SummaryText(text=text)]
-            case ReasoningItem() as reasoning:
-                reasoning.content = [ReasoningText(text=text)]
+        setattr(self.item, self._shape.field, text if self._shape.part is None else [self._part(text)])
         return text
 
     def end(self, status: ItemStatus) -> bytes:
         """The events that complete the item."""
         self.item.status = status
-        ended = self._ended(self.fill())
-        index = self._place["output_index"]
-        return ended + self._event("response.output_item.done", output_index=index, item=self.item)
+        text = self.fill()
+        fields = dict(self._place)
+        if isinstance(self.item, FunctionCallItem):
+            fields["name"] = self.item.name
+        fields[self._shape.field if self._shape.part is None else "text"] = text
+        if self._shape is _TEXT:
+            fields["logprobs"] = _without_bytes(self._logprobs)
+        done = self._writer.event(self._shape.event + ".done", **fields) + self._part_event("done", text)
+        return done + self._writer.event(
+            "response.output_item.done", output_index=self._index, item=self.item
+        )
 
-    def _ended(self, text: str) -> bytes:
-        kind = self._shape.text + ".done"
-        match self.item:
-            case FunctionCallItem(name=name):
-                return self._event(kind, **self._place, name=name, arguments=text)
-            case CustomCallItem():
-                return self._event(kind, **self._place, input=text)
-            case MessageItem():
-                logprobs = _without_bytes(self._logprobs)
-                done = self._event(kind, **self._place, text=text, logprobs=logprobs)
-            case ReasoningItem():
-                done = self._event(kind, **self._place, text=text)
-        return done + self._event(f"{self._shape.part}.done", **self._place, part=self._part(text))
+    def _part_event(self, name: str, text: str) -> bytes:
+        if self._shape.part is None:
+            return b""
+        return self._writer.event(f"{self._shape.part_event}.{name}", **self._place, part=self._part(text))
 
     def _part(self, text: str) -> OutputText | ReasoningText | SummaryText:
-        if not isinstance(self.item, ReasoningItem):
-            return OutputText(text=text, logprobs=list(self._logprobs))
-        return SummaryText(text=text) if self._shape is _SUMMARY else ReasoningText(text=text)
-
-    def _event(self, kind: str, **fields: object) -> bytes:
-        return b"" if self._writer is None else self._writer.event(kind, **fields)
-
-
-def _shape_of(item: WrittenItem) -> _Shape:
-    match item:
-        case ReasoningItem():
-            return _THOUGHT
-        case MessageItem():
-            return _TEXT
-        case FunctionCallItem():
-            return _CALL
-        case CustomCallItem():
-            return _CUSTOM_CALL
+        part = self._shape.part
+        assert part is not None, "calls have no parts"
+        return OutputText(text=text, logprobs=list(self._logprobs)) if part is OutputText else part(text=text)
 
 
 def _without_bytes(logprobs: Sequence[ContentLogprob]) -> list[EventLogprob]:
@@ -208,16 +210,16 @@ class OutputShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputWriter:
-    """Builds the items, one per Harmony message; without a `writer` it produces no events."""
+    """Builds the items, one per Harmony message."""
 
     def __init__(
-        self, choice: Choice, tokenizer: ModelTokenizer, shape: OutputShape, writer: EventWriter | None
+        self, choice: Choice, tokenizer: ModelTokenizer, shape: OutputShape, writer: EventWriter
     ) -> None:
         self.items: list[OutputItem] = []
+        self.writer = writer
         self._choice = choice
         self._tokenizer = tokenizer
         self._shape = shape
-        self._writer = writer
         self._open: OpenItem | None = None
         self._machine_call: ToolCallStart | None = None
         self._machine_arguments: list[str] = []
@@ -242,72 +244,67 @@ class OutputWriter:
 
     def _delta(self, delta: Delta) -> bytes:
         match delta:
-            case TextDelta():
-                opening, item = self._message(delta)
-                return opening + item.write(delta.text, self._logprobs_of(delta))
-            case ReasoningDelta():
-                opening, item = self._reasoning()
-                return opening + item.write(delta.text)
-            case ToolCallArguments():
-                return self._arguments(delta.text)
+            case TextDelta(text=text):
+                begun = b"" if self._open is not None else self._begin_message(delta)
+                logprobs = content_logprobs(self._choice.logprobs_of(delta) or (), self._tokenizer)
+                return begun + self._add(text, logprobs)
+            case ReasoningDelta(text=text):
+                begun = b"" if self._open is not None else self._begin_reasoning()
+                return begun + self._add(text)
+            case ToolCallArguments(text=text):
+                return self._add(text)
             case ToolCallStart():
                 return self._begin_call(delta)
             case MessageEnd():
-                return self._end(delta)
+                return self._end(is_cut=not delta.complete and self._choice.is_cut)
 
-    def _message(self, delta: TextDelta) -> tuple[bytes, OpenItem]:
-        if self._open is not None:
-            return b"", self._open
-        phase: Phase = "commentary" if delta.preamble else "final_answer"
-        return self._begin(
-            MessageItem(id=new_id("msg"), role="assistant", status="in_progress", content=[], phase=phase)
-        )
+    def _add(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> bytes:
+        if self._machine_call is not None:
+            self._machine_arguments.append(text)
+            return b""
+        assert self._open is not None, "a text follows the start of its item"
+        return self._open.write(text, logprobs)
 
-    def _reasoning(self) -> tuple[bytes, OpenItem]:
-        if self._open is not None:
-            return b"", self._open
-        return self._begin(ReasoningItem(id=new_id("rs"), status="in_progress"))
+    def _begin(self, item: WrittenItem, shape: _Shape) -> bytes:
+        self._open = OpenItem(item, shape, len(self.items), self.writer)
+        self.items.append(item)
+        return self._open.begin()
+
+    def _begin_message(self, delta: TextDelta) -> bytes:
+        message = MessageItem(id=new_id("msg"), role="assistant", status="in_progress", content=[])
+        message.phase = "commentary" if delta.preamble else "final_answer"
+        return self._begin(message, _TEXT)
+
+    def _begin_reasoning(self) -> bytes:
+        reasoning = ReasoningItem(id=new_id("rs"), status="in_progress")
+        return self._begin(reasoning, _SUMMARY if self._shape.as_summary else _THOUGHT)
 
     def _begin_call(self, delta: ToolCallStart) -> bytes:
         if delta.name in self._shape.machine_tools:
             self._machine_call, self._machine_arguments = delta, []
             return b""
         tool = self._shape.tools.get(delta.name, Tool(name=delta.name))
-        namespace = UNSET if tool.namespace == FUNCTIONS else tool.namespace
-        item: WrittenItem
+        call: CustomCallItem | FunctionCallItem
         if tool.takes_text:
-            item = CustomCallItem(
-                id=new_id("ctc"),
-                call_id=delta.call_id,
-                name=tool.name,
-                input="",
-                status="in_progress",
-                namespace=namespace,
-            )
+            call = CustomCallItem(id=new_id("ctc"), call_id=delta.call_id, name=tool.name, input="")
         else:
-            item = FunctionCallItem(
-                id=new_id("fc"),
-                call_id=delta.call_id,
-                name=tool.name,
-                arguments="",
-                status="in_progress",
-                namespace=namespace,
-            )
-        opening, _ = self._begin(item)
-        return opening
+            call = FunctionCallItem(id=new_id("fc"), call_id=delta.call_id, name=tool.name, arguments="")
+        call.status = "in_progress"
+        call.namespace = UNSET if tool.namespace == FUNCTIONS else tool.namespace
+        return self._begin(call, _CUSTOM_CALL if tool.takes_text else _CALL)
 
-    def _arguments(self, text: str) -> bytes:
+    def _end(self, *, is_cut: bool) -> bytes:
         if self._machine_call is not None:
-            self._machine_arguments.append(text)
+            return self._end_machine_call(self._machine_call, is_cut=is_cut)
+        ended, self._open = self._open, None
+        if ended is None:
             return b""
-        assert self._open is not None, "arguments follow the start of their call"
-        return self._open.write(text)
-
-    def _begin(self, item: WrittenItem) -> tuple[bytes, OpenItem]:
-        as_summary = self._shape.as_summary and isinstance(item, ReasoningItem)
-        self._open = OpenItem(item, len(self.items), self._writer, as_summary=as_summary)
-        self.items.append(item)
-        return self._open.begin(), self._open
+        if isinstance(ended.item, ReasoningItem):
+            text = ended.fill()
+            self._shape.keep(ended.item.id, text)
+            if self._shape.seal is not None:
+                ended.item.encrypted_content = self._shape.seal.close(text)
+        return ended.end("incomplete" if is_cut else "completed")
 
     def _end_machine_call(self, call: ToolCallStart, *, is_cut: bool) -> bytes:
         """The events of a machine tool's call, which is output as a whole."""
@@ -315,25 +312,137 @@ class OutputWriter:
         item = machine_call(call.name, call.call_id, "".join(self._machine_arguments), is_cut=is_cut)
         index = len(self.items)
         self.items.append(item)
-        if self._writer is None:
-            return b""
-        added = self._writer.event("response.output_item.added", output_index=index, item=item)
-        return added + self._writer.event("response.output_item.done", output_index=index, item=item)
+        added = self.writer.event("response.output_item.added", output_index=index, item=item)
+        return added + self.writer.event("response.output_item.done", output_index=index, item=item)
 
-    def _end(self, delta: MessageEnd) -> bytes:
-        is_cut = not delta.complete and self._choice.is_cut
-        if self._machine_call is not None:
-            return self._end_machine_call(self._machine_call, is_cut=is_cut)
-        open_item = self._open
-        if open_item is None:
-            return b""
-        if isinstance(open_item.item, ReasoningItem):
-            text = open_item.fill()
-            self._shape.keep(open_item.item.id, text)
-            if self._shape.seal is not None:
-                open_item.item.encrypted_content = self._shape.seal.close(text)
-        self._open = None
-        return open_item.end("incomplete" if is_cut else "completed")
 
-    def _logprobs_of(self, delta: TextDelta) -> list[ContentLogprob]:
-        return content_logprobs(self._choice.logprobs_of(delta) or (), self._tokenizer)
+class ResponseAnswer(Answer):
+    """An answer that stores its events. It belongs to the key `key_name`."""
+
+    def __init__(
+        self,
+        response: ResponseObject,
+        items: Sequence[Item],
+        choice: Choice,
+        output: OutputWriter,
+        *,
+        store: ResponseStore,
+        key_name: str = "",
+        ignored: tuple[str, ...] = (),
+    ) -> None:
+        self.model = choice.request.model
+        self.stream = output.writer.streams
+        self.ignored = ignored
+        self.response = response
+        self.key_name = key_name
+        self.choice = choice
+        self.choices = [choice]
+        self._items = items
+        self._output = output
+        self._store = store
+        self._kept: list[bytes] | None = [] if self.stream and response.store else None
+        self._num_kept_bytes = 0
+        self._opening = self._keep(output.writer.opening(response))
+
+    @property
+    def kept_stream(self) -> bytes | None:
+        """All events so far; None if they are not stored or exceed the limit."""
+        return None if self._kept is None else b"".join(self._kept)
+
+    @property
+    def num_events(self) -> int:
+        """Events so far."""
+        return self._output.writer.num_events
+
+    def opening(self) -> bytes:
+        """`response.created` and `response.in_progress`."""
+        return self._opening
+
+    def feed(self, index: int, chunk: TokenChunk) -> bytes:  # noqa: ARG002  there is one choice
+        """The events of a chunk."""
+        return self._keep(self._output.write(self.choice.feed(chunk)))
+
+    def finish(self, index: int) -> bytes:  # noqa: ARG002  there is one choice
+        """The choice's last events; `closing` ends the response."""
+        return self.write(self.choice.finish())
+
+    def write(self, deltas: Sequence[Delta]) -> bytes:
+        """The events of these deltas."""
+        return self._keep(self._output.write(deltas))
+
+    def closing(self) -> bytes:
+        """The event that ends a completed or incomplete response."""
+        if self.choice.is_cut:
+            self.response.status = "incomplete"
+            self.response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
+        else:
+            self.response.status = "completed"
+            self.response.completed_at = int(time.time())
+        return self._end()
+
+    def failure(self, error: BatonError) -> bytes:
+        """The event that ends a failed response."""
+        self._output.interrupt()
+        self.response.status = "failed"
+        self.response.error = ResponseError.of(error)
+        return self._end()
+
+    def cancelled(self) -> bytes:
+        """The event that ends a cancelled response: OpenAI defines no event for it, so it is
+        `response.incomplete` with status `cancelled`."""
+        self._output.interrupt()
+        self.response.status = "cancelled"
+        return self._end()
+
+    def body(self) -> ResponseObject:
+        """The response so far."""
+        self._output.fill()
+        self.response.output = self._output.items
+        return self.response
+
+    async def settle(self) -> None:
+        """End and store the response."""
+        if self.response.status == RUNNING:
+            self.closing()
+        await self.save()
+
+    async def save(self) -> None:
+        """Store the response so far, unless `store` is false."""
+        if not self.response.store:
+            return
+        body = self.body()
+        kept = StoredResponse(
+            id=body.id,
+            status=body.status,
+            body=msgspec.json.encode(body),
+            items=msgspec.json.encode(self._items),
+            previous_id=body.previous_response_id,
+            is_background=body.background,
+            events=self.kept_stream,
+            key_name=self.key_name,
+        )
+        await self._store.save(kept, [item.id for item in (*self._items, *body.output)])
+
+    def _end(self) -> bytes:
+        self.response.usage = self._usage()
+        response = self.body()
+        status = "incomplete" if response.status == "cancelled" else response.status
+        return self._keep(self._output.writer.event(f"response.{status}", response=response))
+
+    def _keep(self, data: bytes) -> bytes:
+        if self._kept is not None and data:
+            self._kept.append(data)
+            self._num_kept_bytes += len(data)
+            if self._num_kept_bytes > MAX_KEPT_STREAM_BYTES:
+                self._kept = None
+        return data
+
+    def _usage(self) -> ResponseUsage:
+        received, num_prompt_tokens = self.choice.received, len(self.choice.request.token_ids)
+        return ResponseUsage(
+            input_tokens=num_prompt_tokens,
+            input_tokens_details=InputDetails(cached_tokens=received.num_cached_tokens),
+            output_tokens=received.num_tokens,
+            output_tokens_details=OutputDetails(reasoning_tokens=self.choice.num_reasoning_tokens),
+            total_tokens=num_prompt_tokens + received.num_tokens,
+        )

@@ -1,23 +1,21 @@
-"""Background responses: they run without a client and can be followed, cancelled and drained."""
+"""Background responses: they run without a client, and are followed, cancelled and drained."""
 
 import asyncio
 import dataclasses
 import logging
-import time
-from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
-from typing import Protocol
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 
 from baton.errors import BatonError, InvalidRequest, NotReady, Overloaded
+from frontend.http.answer import Answer
 from frontend.http.errors import as_baton_error
 from frontend.http.limits import Quota
-from frontend.http.respond import count
+from frontend.http.respond import count, feed
 from frontend.http.services import Services
 from frontend.http.sse import Outbox
-from frontend.responses.answer import ResponseAnswer
 from frontend.responses.body import RUNNING
-from frontend.responses.output import after
-from frontend.responses.store import ResponseStore
+from frontend.responses.output import EventWriter, ResponseAnswer, after
+from frontend.responses.store import ResponseStore, StoredResponse
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +23,30 @@ MAX_RUNS = 1000
 # The `route` label of runs in the metrics; their requests count under the route's own.
 ROUTE = "background"
 UNREACHED = "Another frontend runs this response and does not answer; try again, or ask that frontend."
+_PIECE_BYTES = 1 << 20
+
+AskRun = Callable[[str, str, int | None], AsyncGenerator[bytes, None]]
+"""Asks the process at an address about its run of a response, see `Runs.answer`. Raises NotReady if the
+process cannot be reached."""
+
+
+class Followed(Answer):
+    """The events of a run, here or in another process, from number `num_events` on, for one client."""
+
+    def __init__(self, num_events: int, ignored: tuple[str, ...] = ()) -> None:
+        self.ignored = ignored
+        self.outbox = Outbox(1)
+        self._num_events = num_events
+
+    def put(self, data: bytes) -> None:
+        """Add whole events."""
+        self._num_events += data.count(b"\n\n")
+        self.outbox.put(data)
+
+    def failure(self, error: BatonError) -> bytes:
+        """An error event; the run itself may continue."""
+        writer = EventWriter(self._num_events)
+        return writer.event("error", code=error.code, message=error.message, param=error.param)
 
 
 class Run:
@@ -34,7 +56,7 @@ class Run:
         self.answer = answer
         self._metrics = services.metrics
         self._quota = quota
-        self._outboxes: list[Outbox] = []
+        self._followers: list[Followed] = []
         self._reason: BatonError | None = None
         self._tally = services.metrics.begin(ROUTE)
         # Only this task is ever cancelled, so that `_finish` always runs.
@@ -42,16 +64,19 @@ class Run:
         self.task = asyncio.create_task(self._finish())
 
     @contextmanager
-    def follow(self, sequence_number: int) -> Iterator[Outbox]:
+    def follow(self, sequence_number: int, ignored: tuple[str, ...] = ()) -> Iterator[Followed]:
         """The events after this sequence number, including future ones. Raises InvalidRequest if they are not
         stored."""
-        outbox = Outbox(1)
-        outbox.put(after(kept_stream(self.answer), sequence_number))
-        self._outboxes.append(outbox)
+        stream = self.answer.kept_stream
+        if stream is None:
+            raise events_not_stored(self.answer.response.id)
+        followed = Followed(sequence_number + 1, ignored)
+        followed.put(after(stream, sequence_number))
+        self._followers.append(followed)
         try:
-            yield outbox
+            yield followed
         finally:
-            self._outboxes.remove(outbox)
+            self._followers.remove(followed)
 
     async def stop(self, reason: BatonError | None = None) -> None:
         """End the run now, as failed if there is a reason, else as cancelled, and wait until it is stored."""
@@ -60,24 +85,18 @@ class Run:
         await asyncio.wait([self.task])
 
     async def _make(self, services: Services) -> None:
-        choice = self.answer.choice
-        made = services.generator.generate(choice.request, choice.caller, lambda: None)
-        async with asyncio.timeout(services.request_timeout_s), aclosing(made) as chunks:
-            async for chunk in chunks:
-                self._tally.first_token_s = self._tally.first_token_s or time.perf_counter()
-                self._publish(self.answer.feed(0, chunk))
-                if choice.stopped:
-                    break
-        self._publish(self.answer.finish(0))
+        async with asyncio.timeout(services.request_timeout_s):
+            await feed(self.answer, 0, services, self._tally, lambda: None, self._publish)
+        await self._publish(self.answer.finish(0))
 
     async def _finish(self) -> None:
         try:
             last = await self._last_event()
             await self.answer.settle()
-            self._publish(last)
+            await self._publish(last)
         finally:
-            for outbox in self._outboxes:
-                outbox.close()
+            for followed in self._followers:
+                followed.outbox.close()
             self._tally.model = self.answer.model
             count(self.answer.choices, self._tally)
             self._quota.take_answer(self._tally.num_completion_tokens)
@@ -97,9 +116,9 @@ class Run:
             log.info("failed response_id=%s code=%s", answer.response.id, failure.code)
             return answer.failure(failure)
 
-    def _publish(self, data: bytes) -> None:
-        for outbox in self._outboxes:
-            outbox.put(data)
+    async def _publish(self, data: bytes) -> None:
+        for followed in self._followers:
+            followed.put(data)
 
 
 class Runs:
@@ -134,6 +153,21 @@ class Runs:
         run.task.add_done_callback(lambda _: self._runs.pop(answer.response.id, None))
         return run
 
+    async def answer(self, response_id: str, sequence_number: int | None) -> AsyncGenerator[bytes, None]:
+        """Empty bytes and the run's events after this sequence number, for another process; none if the run
+        has ended. Without a number, cancel the run, and end once it has ended and is stored."""
+        run = await self.get(response_id)
+        if run is None:
+            return
+        if sequence_number is None:
+            await run.stop()
+            return
+        with run.follow(sequence_number) as followed:
+            yield b""
+            while data := await followed.outbox.take():
+                for piece in _pieces(data):
+                    yield piece
+
     async def drain(self, timeout_s: float) -> None:
         """Wait for runs to end within the timeout, then fail the rest."""
         if not self._runs:
@@ -143,90 +177,79 @@ class Runs:
         await asyncio.gather(*(run.stop(reason) for run in list(self._runs.values())))
 
 
-def kept_stream(answer: ResponseAnswer) -> bytes:
-    """The events so far. Raises InvalidRequest if they are not stored."""
-    stream = answer.kept_stream
-    if stream is None:
-        raise InvalidRequest(
-            f"The events of {answer.response.id!r} are not stored: the response was not created with "
-            "`stream`: true, or its stream was too long to store.",
-            param="stream",
-        )
-    return stream
+def _pieces(events: bytes) -> Iterator[bytes]:
+    """Whole events that are small enough for a reply."""
+    start = 0
+    while start < len(events):
+        end = events.find(b"\n\n", start + _PIECE_BYTES)
+        end = len(events) if end < 0 else end + 2
+        yield events[start:end]
+        start = end
 
 
-class Told(Protocol):
-    """Counts the events of a response."""
-
-    @property
-    def num_events(self) -> int:
-        """How many there are so far."""
-        ...
-
-
-class FollowedElsewhere:
-    """The events of another process's run, from the one with this number on."""
-
-    def __init__(self, num_events: int) -> None:
-        self.num_events = num_events
-        self.outbox = Outbox(1)
-
-    async def put(self, data: bytes) -> None:
-        """Add whole events, when there is room."""
-        self.num_events += data.count(b"\n\n")
-        self.outbox.put(data)
-        await self.outbox.room()
-
-
-class OtherRuns(Protocol):
-    """The runs of other frontend processes, which are known by their addresses."""
-
-    async def stop(self, address: str, response_id: str) -> None:
-        """Cancel a run, and wait until it has ended and is stored. Raises NotReady if the process cannot be
-        reached.
-        """
-        ...
-
-    def follow(
-        self, address: str, response_id: str, sequence_number: int
-    ) -> AbstractAsyncContextManager["FollowedElsewhere | None"]:
-        """The events of a run, see `Run.follow`; None if it has ended. Raises InvalidRequest, or NotReady if
-        the process cannot be reached.
-        """
-        ...
-
-
-class NoOtherRuns:
-    """`OtherRuns` of a frontend that reaches no other process."""
-
-    async def stop(self, address: str, response_id: str) -> None:  # noqa: ARG002  the protocol's
-        """`OtherRuns.stop`."""
-        raise NotReady(UNREACHED, retry_after_s=1)
-
-    def follow(
-        self,
-        address: str,  # noqa: ARG002  the protocol's
-        response_id: str,  # noqa: ARG002  the protocol's
-        sequence_number: int,  # noqa: ARG002  the protocol's
-    ) -> AbstractAsyncContextManager["FollowedElsewhere | None"]:
-        """`OtherRuns.follow`."""
-        raise NotReady(UNREACHED, retry_after_s=1)
+def events_not_stored(response_id: str) -> InvalidRequest:
+    """The error of a request for events that are not stored."""
+    return InvalidRequest(
+        f"The events of {response_id!r} are not stored: the response was not created with `stream`: true, or "
+        "its stream was too long to store.",
+        param="stream",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class ResponseState:
-    """The Responses API's state across requests."""
+    """The API's state across requests. `ask_run` reaches the runs of other frontend processes that
+    share the store."""
 
     store: ResponseStore = dataclasses.field(default_factory=ResponseStore)
     runs: Runs = dataclasses.field(default_factory=Runs)
-    elsewhere: OtherRuns = dataclasses.field(default_factory=NoOtherRuns)
+    ask_run: AskRun | None = None
 
     async def run(self, response_id: str, key_name: str) -> Run | None:
         """`Runs.get`, if the run is of that key."""
         run = await self.runs.get(response_id)
         return run if run is not None and run.answer.key_name == key_name else None
 
+    async def stop_elsewhere(self, stored: StoredResponse) -> None:
+        """Cancel the run of another process, and wait until it has ended and is stored. Raises NotReady."""
+        async with aclosing(self._asked(stored, None)) as replies:
+            await anext(replies, None)
+
+    @asynccontextmanager
+    async def follow_elsewhere(
+        self, stored: StoredResponse, sequence_number: int
+    ) -> AsyncIterator[Followed | None]:
+        """The events of another process's run, see `Run.follow`; None if it has ended. Raises InvalidRequest
+        or NotReady."""
+        async with aclosing(self._asked(stored, sequence_number)) as events:
+            if await anext(events, None) is None:
+                yield None
+                return
+            followed = Followed(sequence_number + 1)
+            relaying = asyncio.create_task(_relay(events, followed))
+            try:
+                yield followed
+            finally:
+                relaying.cancel()
+                await asyncio.wait([relaying])
+
+    def _asked(self, stored: StoredResponse, sequence_number: int | None) -> AsyncGenerator[bytes, None]:
+        if self.ask_run is None or not stored.runs_at:
+            raise NotReady(UNREACHED, retry_after_s=1)
+        return self.ask_run(stored.runs_at, stored.id, sequence_number)
+
     async def close(self) -> None:
         """Stop all runs and close the store."""
         await self.runs.drain(0)
         await self.store.close()
+
+
+async def _relay(events: AsyncGenerator[bytes, None], followed: Followed) -> None:
+    try:
+        async for data in events:
+            followed.put(data)
+            await followed.outbox.room()
+    except BatonError as error:
+        followed.outbox.close(error)
+    else:
+        followed.outbox.close()

@@ -1,11 +1,13 @@
 """Background runs that another frontend process follows, stops or deletes, over real Unix sockets."""
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from baton.errors import InvalidRequest, NotReady
@@ -15,22 +17,29 @@ from frontend.metrics import Metrics
 from frontend.processes.siblings import Shared, Siblings
 from frontend.responses import store
 from frontend.responses.runs import ResponseState, Run, Runs
-from frontend.responses.store import ResponseStore
+from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.turn.thoughts import Thoughts
 from tests.generators import none_abandoned
 from tests.scripted_frontend import Client, ScriptedTokens
+from tests.stored_responses import response
 from tests.waiting import PATIENCE_S, until
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 
 
 @asynccontextmanager
-async def processes(runs: Runs) -> AsyncIterator[tuple[Siblings, str]]:
-    """A frontend, and the address of another one, which has these runs."""
+async def processes(run: Run, runs: Runs) -> AsyncIterator[tuple[ResponseState, StoredResponse]]:
+    """A frontend, and what the store says about this run of another one, which has these runs."""
     ours, theirs = Siblings(), Siblings()
     shared = [Shared(Thoughts(), Metrics(), each, Quotas()) for each in (Runs(), runs)]
     async with ours.answering(shared[0]), theirs.answering(shared[1]):
-        yield ours, theirs.address
+        state = ResponseState(ask_run=ours.ask_run)
+        yield state, at(theirs, run)
+        await state.close()
+
+
+def at(process: Siblings, run: Run) -> StoredResponse:
+    return response(run.answer.response.id, status="in_progress", runs_at=process.address)
 
 
 @asynccontextmanager
@@ -47,9 +56,9 @@ async def running(store: ResponseStore | None = None, **fields: bool) -> AsyncIt
     await state.close()
 
 
-def say(run: Run, num_bytes: int) -> None:
+async def say(run: Run, num_bytes: int) -> None:
     """As if the model had said so much."""
-    run._publish(run.answer.write([TextDelta("x" * num_bytes, 0, 1)]))  # noqa: SLF001  much at once
+    await run._publish(run.answer.write([TextDelta("x" * num_bytes, 0, 1)]))  # noqa: SLF001  much at once
 
 
 async def test_a_run_is_stopped_by_whichever_process_is_asked_once_that_is_stored(
@@ -65,34 +74,34 @@ async def test_a_run_is_stopped_by_whichever_process_is_asked_once_that_is_store
 
     async with (
         running(ResponseStore(clock=clock)) as (client, run),
-        processes(client.responses.runs) as (ours, theirs),
+        processes(run, client.responses.runs) as (ours, theirs),
     ):
-        response = run.answer.response
+        made = run.answer.response
         can_save.clear()
-        stopping = asyncio.create_task(ours.stop(theirs, response.id))
-        await until(lambda: response.status == "cancelled")
+        stopping = asyncio.create_task(ours.stop_elsewhere(theirs))
+        await until(lambda: made.status == "cancelled")
         for _ in range(20):
             await asyncio.sleep(0)  # turns for what must not happen
         assert not stopping.done()
         can_save.set()
         await stopping
-        stored = await client.responses.store.load(response.id)
+        stored = await client.responses.store.load(made.id)
         assert stored is not None
         assert stored.status == "cancelled"
-        await ours.stop(theirs, response.id)  # it has ended
+        await ours.stop_elsewhere(theirs)  # it has ended
 
 
 async def test_a_follower_that_reads_slowly_gets_all_events(tmp_path: Path) -> None:
     async with (
         running(stream=True) as (client, run),
-        processes(client.responses.runs) as (ours, theirs),
-        ours.follow(theirs, run.answer.response.id, 0) as followed,
+        processes(run, client.responses.runs) as (ours, theirs),
+        ours.follow_elsewhere(theirs, 0) as followed,
     ):
         assert followed is not None
-        await until(lambda: len(run._outboxes) == 2)  # noqa: SLF001  nothing else shows it
+        await until(lambda: len(run._followers) == 2)  # noqa: SLF001  nothing else shows it
         num_said = 40
         for _ in range(num_said):  # 10 MiB
-            say(run, 1 << 18)
+            await say(run, 1 << 18)
             for _ in range(10):
                 await asyncio.sleep(0)  # turns in which they could be sent
         client.tokens.go_on.set()
@@ -101,34 +110,34 @@ async def test_a_follower_that_reads_slowly_gets_all_events(tmp_path: Path) -> N
             told += data
         assert told.count(b"\n\n") == run.answer.num_events - 1
         assert told.count(b"x") > 4 * num_said << 18  # in deltas, and in what ends them
-        assert followed.num_events == run.answer.num_events
+        error = json.loads(followed.failure(NotReady("Gone.")).partition(b"data: ")[2])
+        assert error["sequence_number"] == run.answer.num_events
 
 
 async def test_a_follower_elsewhere_that_has_left_is_forgotten(tmp_path: Path) -> None:
     async with (
         running(stream=True) as (client, run),
-        processes(client.responses.runs) as (ours, theirs),
+        processes(run, client.responses.runs) as (ours, theirs),
     ):
         with none_abandoned():
-            async with ours.follow(theirs, run.answer.response.id, -1) as followed:
+            async with ours.follow_elsewhere(theirs, -1) as followed:
                 assert followed is not None
                 assert await followed.outbox.take()
-                assert len(run._outboxes) == 2  # noqa: SLF001  nothing else shows it
+                assert len(run._followers) == 2  # noqa: SLF001  nothing else shows it
 
-            def is_alone() -> bool:
-                say(run, 10)  # that it has left is noticed only then
-                return len(run._outboxes) == 1  # noqa: SLF001  nothing else shows it
-
-            await until(is_alone)
+            async with asyncio.timeout(PATIENCE_S):
+                while len(run._followers) > 1:  # noqa: SLF001  nothing else shows it
+                    await say(run, 10)  # that it has left is noticed only then
+                    await asyncio.sleep(0.001)
 
 
 async def test_a_run_without_a_stream_cannot_be_followed_elsewhere_either(tmp_path: Path) -> None:
-    async with running() as (client, run), processes(client.responses.runs) as (ours, theirs):
+    async with running() as (client, run), processes(run, client.responses.runs) as (ours, theirs):
         with pytest.raises(InvalidRequest, match="not stored") as error:
-            async with ours.follow(theirs, run.answer.response.id, -1):
+            async with ours.follow_elsewhere(theirs, -1):
                 pass
         assert error.value.param == "stream"
-        async with ours.follow(theirs, "resp_none", -1) as nothing:
+        async with ours.follow_elsewhere(msgspec.structs.replace(theirs, id="resp_none"), -1) as nothing:
             assert nothing is None
 
 
@@ -139,17 +148,18 @@ async def test_a_follower_gets_an_error_when_the_process_that_runs_it_is_lost(tm
         shared = Shared(Thoughts(), Metrics(), client.responses.runs, Quotas())
         async with AsyncExitStack() as other, ours.answering(shared):
             await other.enter_async_context(theirs.answering(shared))
-            async with ours.follow(theirs.address, run.answer.response.id, -1) as followed:
+            state, stored = ResponseState(ask_run=ours.ask_run), at(theirs, run)
+            async with state.follow_elsewhere(stored, -1) as followed:
                 assert followed is not None
                 assert await followed.outbox.take()
                 await other.aclose()
                 with pytest.raises(NotReady):
                     await followed.outbox.take()
             with pytest.raises(NotReady):
-                await ours.stop(theirs.address, run.answer.response.id)
-            with pytest.raises(NotReady):
-                async with ours.follow("", run.answer.response.id, -1):
-                    pass
+                await state.stop_elsewhere(stored)
+            with pytest.raises(NotReady):  # it has no address
+                await state.stop_elsewhere(msgspec.structs.replace(stored, runs_at=""))
+            await state.close()
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
@@ -160,7 +170,7 @@ async def test_what_one_frontend_deletes_another_one_neither_runs_nor_has(
     ours, theirs = Siblings(), Siblings()
     store = ResponseStore(path, address=theirs.address)
     async with running(store, stream=is_streamed) as (client, run):
-        state = ResponseState(ResponseStore(path, address=ours.address), elsewhere=ours)
+        state = ResponseState(ResponseStore(path, address=ours.address), ask_run=ours.ask_run)
         other = Client(ScriptedTokens(), responses=state)
         shared = [Shared(Thoughts(), Metrics(), each.responses.runs, Quotas()) for each in (client, other)]
         async with theirs.answering(shared[0]), ours.answering(shared[1]):

@@ -1,8 +1,7 @@
 """Background runs and those who follow them: what each gets, and that one who leaves costs nothing more."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,8 @@ from baton.errors import InvalidRequest, NotReady
 from baton.messages import GenerateRequest, TokenChunk
 from frontend.harmony.conversation import TextDelta
 from frontend.http.sse import MAX_UNSENT_BYTES
-from frontend.responses.answer import MAX_KEPT_STREAM_BYTES
-from frontend.responses.runs import FollowedElsewhere, NoOtherRuns, ResponseState
+from frontend.responses.output import MAX_KEPT_STREAM_BYTES
+from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoredResponse
 from tests.scripted_frontend import Client, ScriptedTokens, ended, frontend
 from tests.stored_responses import response
@@ -29,20 +28,20 @@ async def test_nothing_is_kept_for_a_follower_that_has_left() -> None:
         [(response_id, run)] = client.responses.runs._runs.items()  # noqa: SLF001  its id is not known yet
         url = f"/v1/responses/{response_id}?stream=true"
         following = asyncio.create_task(client.get(url))
-        await until(lambda: len(run._outboxes) == 2)  # noqa: SLF001  nothing else shows it
+        await until(lambda: len(run._followers) == 2)  # noqa: SLF001  nothing else shows it
         client.leave.set()
         await asyncio.gather(made, following)
-        assert not run._outboxes  # noqa: SLF001  nothing else shows it
+        assert not run._followers  # noqa: SLF001  nothing else shows it
         with run.follow(-1) as left:
-            assert (await left.take()).startswith(b"event: response.created")
+            assert (await left.outbox.take()).startswith(b"event: response.created")
         with run.follow(0) as stays:
-            run._publish(run.answer.write([LARGE]))  # noqa: SLF001  a large part of an answer
-            assert (stays.full, left.full) == (True, False)
+            await run._publish(run.answer.write([LARGE]))  # noqa: SLF001  a large part of an answer
+            assert (stays.outbox.full, left.outbox.full) == (True, False)
         run.answer.write([TextDelta("x" * MAX_KEPT_STREAM_BYTES, 0, 1)])
         with pytest.raises(InvalidRequest, match="not stored") as error, run.follow(-1):
             pass
         assert error.value.param == "stream"
-        assert not run._outboxes  # noqa: SLF001  nothing else shows it
+        assert not run._followers  # noqa: SLF001  nothing else shows it
         client.tokens.go_on.set()
 
 
@@ -106,23 +105,22 @@ async def test_a_run_waits_in_the_turn_of_the_user_who_asked_for_it() -> None:
 EVENTS = b'event: a\ndata: {"sequence_number":4}\n\nevent: b\ndata: {"sequence_number":5}\n\n'
 
 
-class Elsewhere(NoOtherRuns):
+class Elsewhere:
     """Another process, which has the run, says two events of it, and ends."""
 
     def __init__(self, store: ResponseStore, error: NotReady | None) -> None:
         self._store = store
         self._error = error
 
-    @asynccontextmanager
-    async def follow(
-        self, address: str, response_id: str, sequence_number: int
-    ) -> AsyncIterator[FollowedElsewhere]:
-        assert (address, response_id) == ("unix:@theirs", "theirs")
-        followed = FollowedElsewhere(sequence_number + 1)
-        await followed.put(EVENTS)
+    async def ask_run(
+        self, address: str, response_id: str, sequence_number: int | None
+    ) -> AsyncGenerator[bytes, None]:
+        assert (address, response_id, sequence_number) == ("unix:@theirs", "theirs", 3)
+        yield b""
+        yield EVENTS
         await self._store.save(response("theirs", events=b"data: {}\n\n" * 4 + EVENTS), [])
-        followed.outbox.close(self._error)
-        yield followed
+        if self._error is not None:
+            raise self._error
 
 
 @pytest.mark.parametrize("error", [None, NotReady("It has ended.")])
@@ -132,7 +130,7 @@ async def test_a_run_of_another_process_is_streamed_from_there(
     path = str(tmp_path / "responses.sqlite3")
     theirs, ours = ResponseStore(path, address="unix:@theirs"), ResponseStore(path)
     await theirs.save(response("theirs", status="in_progress", is_background=True), [])
-    client = Client(ScriptedTokens(), responses=ResponseState(ours, elsewhere=Elsewhere(theirs, error)))
+    client = Client(ScriptedTokens(), responses=ResponseState(ours, ask_run=Elsewhere(theirs, error).ask_run))
     reply = await client.get("/v1/responses/theirs?stream=true&starting_after=3")
     assert reply.status == 200
     assert reply.body.startswith(EVENTS)

@@ -2,19 +2,21 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncGenerator
 
 import pytest
 
 from baton.errors import NotReady
 from frontend.harmony.conversation import TextDelta
 from frontend.http.sse import KEEP_ALIVE, MAX_UNSENT_BYTES
-from frontend.responses.answer import MAX_KEPT_STREAM_BYTES
 from frontend.responses.body import RUNNING
-from frontend.responses.runs import MAX_RUNS, FollowedElsewhere, ResponseState
+from frontend.responses.output import MAX_KEPT_STREAM_BYTES
+from frontend.responses.runs import MAX_RUNS, ResponseState
 from frontend.responses.store import ResponseStore
 from tests.clock import run_jumping
 from tests.generators import none_abandoned
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens, ended, frontend
+from tests.stored_responses import response
 from tests.waiting import scaled, until
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
@@ -213,14 +215,26 @@ async def test_the_first_token_of_a_run_is_the_first_and_not_the_last() -> None:
 
 
 async def test_the_events_of_another_process_wait_for_a_slow_client() -> None:
-    followed = FollowedElsewhere(0)
-    events = b"x" * MAX_UNSENT_BYTES + b"\n\n"
-    putting = asyncio.create_task(followed.put(events))
-    for _ in range(20):
-        await asyncio.sleep(0)  # turns for what must not happen
-    assert not putting.done()
-    assert await followed.outbox.take() == events
-    await putting
+    num_asked = 0
+
+    async def ask_run(
+        address: str, response_id: str, sequence_number: int | None
+    ) -> AsyncGenerator[bytes, None]:
+        nonlocal num_asked
+        for _ in range(10):
+            num_asked += 1
+            yield b"x" * MAX_UNSENT_BYTES + b"\n\n" if num_asked > 1 else b""
+
+    state = ResponseState(ask_run=ask_run)
+    stored = response("theirs", status=RUNNING, runs_at="unix:@theirs")
+    async with state.follow_elsewhere(stored, -1) as followed:
+        assert followed is not None
+        for _ in range(20):
+            await asyncio.sleep(0)  # turns for what must not happen
+        assert num_asked == 2
+        await followed.outbox.take()
+        await until(lambda: num_asked == 3)
+    await state.close()
 
 
 async def test_every_follower_of_a_run_gets_its_end() -> None:

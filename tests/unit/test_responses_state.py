@@ -2,8 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -16,7 +15,7 @@ from baton.errors import WorkerLost
 from frontend.app import envelope_of
 from frontend.http.authentication import Authentication
 from frontend.http.limits import Quotas, line_of, parse_keys
-from frontend.responses.runs import NoOtherRuns, ResponseState
+from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore
 from tests.scripted_frontend import (
     MODEL,
@@ -298,7 +297,7 @@ async def test_the_stream_of_a_response_whose_frontend_died_ends_with_its_failur
         assert failed["response"]["status"] == "failed"
 
 
-class Sibling(NoOtherRuns):
+class Sibling:
     """Another process of the frontend, which makes `theirs` for alice until it is asked about it."""
 
     def __init__(self, store: ResponseStore) -> None:
@@ -312,23 +311,23 @@ class Sibling(NoOtherRuns):
             [],
         )
 
-    async def stop(self, address: str, response_id: str) -> None:
-        await self.save("cancelled")
-
-    @asynccontextmanager
-    async def follow(self, address: str, response_id: str, sequence_number: int) -> AsyncIterator[None]:
-        await self.save("completed")
-        yield None
+    async def ask_run(
+        self, address: str, response_id: str, sequence_number: int | None
+    ) -> AsyncGenerator[bytes, None]:
+        await self.save("cancelled" if sequence_number is None else "completed")
+        if sequence_number is not None and sequence_number > 0:
+            yield b""
 
 
 @pytest.mark.parametrize("asked", ["cancel", "stream"])
 async def test_a_response_that_another_process_ends_when_asked_is_told_as_it_ended(
     asked: str, tmp_path: Path
 ) -> None:
-    theirs, ours = (ResponseStore(str(tmp_path / "responses.sqlite3")) for _ in range(2))
+    path = str(tmp_path / "responses.sqlite3")
+    theirs, ours = ResponseStore(path, address="unix:@theirs"), ResponseStore(path)
     sibling = Sibling(theirs)
     await sibling.save("in_progress")
-    client = Client(ScriptedTokens(ANSWER), responses=ResponseState(ours, elsewhere=sibling))
+    client = Client(ScriptedTokens(ANSWER), responses=ResponseState(ours, ask_run=sibling.ask_run))
     keys = parse_keys(line_of("alice", "a") + "\n" + line_of("bob", "b"))
     client.app = Authentication(client.app, lambda: keys, envelope_of, Quotas(), client.services.metrics)
     alice = {"x-api-key": "a"}
